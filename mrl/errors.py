@@ -1,0 +1,90 @@
+"""Every exception that mrl raises on purpose, as one tree.
+
+    MRLError
+    +-- UserError                 the person can cure it: one line, exit code 2
+    |   +-- ConfigError           a config file or an override is wrong
+    |   +-- RunFolderError        the run folder exists, is missing, or cannot be written
+    |   +-- ModelFolderError      a policy's model folder is missing or unusable
+    |   +-- TaskError             a task or data set that does not exist or cannot be loaded
+    |   +-- AddressError          a port is busy or an address is not allowed
+    +-- RecordError               bytes that are no valid record; the message names the field
+    +-- WeightsError              published weights fail their checksum or canary
+    +-- CheckpointError           a checkpoint is missing, torn or of another model
+    +-- PeerLost                  a bounded wait for another process ran out
+    +-- RoleFailed                a role cannot continue; the supervisor ends the run with this reason
+
+Expected outcomes (a stale group, a truncated answer, a peer that is late, a text that cannot be aligned) are values
+that are counted, never exceptions.
+"""
+
+
+class MRLError(Exception):
+    """Root of every error that mrl raises on purpose."""
+
+
+class UserError(MRLError, ValueError):
+    """A mistake that the person at the keyboard can cure.
+
+    The message is one line: what is wrong, where, what was found, what was wanted, how to cure it.
+    """
+
+    def __init__(self, what: str, *, where: str = "", got: object = "", wanted: str = "", cure: str = "") -> None:
+        self.what, self.where, self.got, self.wanted, self.cure = what, where, got, wanted, cure
+        super().__init__(what, where, got, wanted, cure)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_user_error, (type(self), self.what, self.where, self.got, self.wanted, self.cure)
+
+    def __str__(self) -> str:
+        parts = [f"{self.where}: {self.what}" if self.where else self.what]
+        if self.got != "":
+            parts.append(f"got {self.got!r}")
+        if self.wanted:
+            parts.append(f"wanted {self.wanted}")
+        if self.cure:
+            parts.append(f"cure: {self.cure}")
+        return "; ".join(parts)
+
+
+def _rebuild_user_error(kind: type[UserError], what: str, where: str, got: object, wanted: str, cure: str) -> UserError:
+    return kind(what, where=where, got=got, wanted=wanted, cure=cure)
+
+
+class ConfigError(UserError):
+    """A config file or a command-line override is wrong."""
+
+
+class RunFolderError(UserError):
+    """The run folder exists already, is missing, or cannot be written."""
+
+
+class ModelFolderError(UserError):
+    """A policy's model folder is missing, unreadable, or not a causal language model."""
+
+
+class TaskError(UserError):
+    """A task or data set does not exist or cannot be loaded."""
+
+
+class AddressError(UserError):
+    """A port is busy, or an address is not allowed without authentication."""
+
+
+class RecordError(MRLError, ValueError):
+    """Bytes from outside that are no valid record; the message names the field."""
+
+
+class WeightsError(MRLError, ValueError):
+    """Published weights that fail their checksum, their canary, or do not fit the model."""
+
+
+class CheckpointError(MRLError, ValueError):
+    """A checkpoint that is missing, torn, or belongs to another model."""
+
+
+class PeerLost(MRLError, TimeoutError):
+    """A bounded wait for another process ran out; the message says what was awaited, from whom, how long."""
+
+
+class RoleFailed(MRLError, RuntimeError):
+    """A role cannot continue; the supervisor ends the run and prints this reason."""

@@ -1,0 +1,172 @@
+"""The conversation between a client and the exchange daemon. One message is one body frame.
+
+    client                                  daemon
+    Hello            ------------------>    Welcome      incarnation, put limit in bytes
+    Ping             ------------------>    Welcome      whether the daemon still knows the client
+    Put              ------------------>    PutAck       stored, refused by reason
+    Announce         ------------------>                 newest version of a policy (drives ages and evictions)
+    Fetch            ------------------>    Deliver      what the success memory holds now ...
+                                            Deliver      ... and, with watch, each success that arrives later
+    Unwatch          ------------------>
+    Done             ------------------>                 ends the delivery
+    StatRequest      ------------------>    Stat         what tools/inspect_see.py shows
+
+Every daemon message carries the daemon's incarnation: when it changes, or the daemon says that it does not know the
+client, the client says Hello again, puts again what was not acknowledged, and renews its watches. A Put without PutAck
+and a Fetch without its Deliver are sent again with the same `seq`; repeated records are recognised by `record_id`.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from mrl.records.codec import decoder
+from mrl.records.experience import ExperienceRecord
+from mrl.records.version import Count, Name, Version
+
+RecordIds = Annotated[list[Name], msgspec.Meta(max_length=4096)]
+PromptIds = Annotated[list[Name], msgspec.Meta(max_length=4096)]
+
+
+class _FromClient(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    client: Name
+    """Role and policy, stable over reconnects, for example "worker/qwen/0"."""
+
+
+class Hello(_FromClient, frozen=True, kw_only=True, tag="hello"):
+    """The client is here (again); the daemon forgets what it held for an earlier connection of the same name."""
+
+    policy: Name
+
+
+class Ping(_FromClient, frozen=True, kw_only=True, tag="ping"):
+    """Are you there, and do you know me?"""
+
+
+class Put(_FromClient, frozen=True, kw_only=True, tag="put"):
+    """Store these records."""
+
+    seq: Count
+    records: Annotated[list[ExperienceRecord], msgspec.Meta(max_length=4096)]
+
+
+class Announce(_FromClient, frozen=True, kw_only=True, tag="announce"):
+    """The policy now trains at `version`; `resumed` marks the first announcement of a new run epoch."""
+
+    policy: Name
+    version: Version
+    resumed: bool = False
+
+
+class Fetch(_FromClient, frozen=True, kw_only=True, tag="fetch"):
+    """Who of the others succeeded on these prompts? At most `limit` records per prompt, at most `max_age_versions` old.
+
+    With `watch` the daemon goes on delivering successes on prompts for which it had none, until `limit` or Unwatch.
+    A Fetch with a `seq` above 0 is answered even when there is nothing to deliver.
+    """
+
+    policy: Name
+    prompt_ids: PromptIds
+    limit: Annotated[int, msgspec.Meta(ge=1, le=64)]
+    max_age_versions: Annotated[int, msgspec.Meta(ge=0)] | None
+    watch: bool
+    seq: Count = 0
+
+
+class Unwatch(_FromClient, frozen=True, kw_only=True, tag="unwatch"):
+    """Stop watching these prompts."""
+
+    prompt_ids: PromptIds
+
+
+class Done(_FromClient, frozen=True, kw_only=True, tag="done"):
+    """These delivered records were taken over."""
+
+    record_ids: RecordIds
+
+
+class StatRequest(_FromClient, frozen=True, kw_only=True, tag="stat_request"):
+    """Show yourself."""
+
+
+class _FromDaemon(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    incarnation: Name
+
+
+class Welcome(_FromDaemon, frozen=True, kw_only=True, tag="welcome"):
+    """Answers Hello and Ping, and a Fetch of a client that has not said Hello."""
+
+    max_put_bytes: Count
+    known: bool = True
+    """False: say Hello (again)."""
+
+
+class PutAck(_FromDaemon, frozen=True, kw_only=True, tag="put_ack"):
+    """`stored` records are on the log; the others were refused, counted by reason (stale, duplicate, full, ...)."""
+
+    seq: Count
+    stored: Count
+    refused: dict[str, int]
+
+
+class Deliver(_FromDaemon, frozen=True, kw_only=True, tag="deliver"):
+    """Records for this client, with the age in versions that each has now."""
+
+    records: list[ExperienceRecord]
+    ages_versions: list[int]
+    seq: Count = 0
+    """The Fetch that this message answers completely; 0 for anything else."""
+
+
+class PairFlow(msgspec.Struct, frozen=True, kw_only=True):
+    """Traffic from one policy to another since the daemon started."""
+
+    source: Name
+    receiver: Name
+    asked: Count
+    """Prompts that the receiver asked for."""
+    hits: Count
+    """Of those, prompts on which it was given a success of the source (at once or later)."""
+    records: Count
+    bytes: Count
+    mean_age_versions: float
+
+
+class PolicyShelf(msgspec.Struct, frozen=True, kw_only=True):
+    """What the daemon holds of one policy."""
+
+    policy: Name
+    newest: Version | None
+    prompts: Count
+    records: Count
+    bytes: Count
+    put: Count
+    refused: dict[str, int]
+    evicted: dict[str, int]
+    watched_prompts: Count
+
+
+class Stat(_FromDaemon, frozen=True, kw_only=True, tag="stat"):
+    """The daemon's own account of itself."""
+
+    uptime_s: float
+    budget_bytes: Count
+    used_bytes: Count
+    log_bytes: Count
+    clients: list[Name]
+    malformed: dict[str, int]
+    shelves: list[PolicyShelf]
+    flows: list[PairFlow]
+    claims: Count = 0
+    """Records delivered and not yet acknowledged."""
+    abandoned: Count = 0
+    """Deliveries given up after several tries."""
+    dropped_watches: Count = 0
+    """Watches dropped because there were too many."""
+
+
+ClientMessage = Hello | Ping | Put | Announce | Fetch | Unwatch | Done | StatRequest
+DaemonMessage = Welcome | PutAck | Deliver | Stat
+
+client_message_decoder: msgspec.msgpack.Decoder[ClientMessage] = decoder(ClientMessage)
+daemon_message_decoder: msgspec.msgpack.Decoder[DaemonMessage] = decoder(DaemonMessage)

@@ -1,0 +1,63 @@
+"""The conversation with the allocator (MWRA in the paper): who may run how many requests at once."""
+
+from typing import Annotated
+
+import msgspec
+
+from mrl.records.codec import decoder
+from mrl.records.version import Count, Name
+
+Rate = Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]
+
+
+class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="lease_request"):
+    """Worker -> allocator, about once a second: I am here, this is my throughput, renew my lease."""
+
+    holder: Name
+    """Worker name, unique in the run."""
+    policy: Name
+    generated_tokens: Count
+    """Total since the worker started."""
+    slot_seconds: Rate
+    """Integral of running requests over time since the worker started."""
+    epoch: Count
+    """Epoch of the lease that the worker acts under; 0 before the first."""
+    slots: Count = 0
+    """Requests that the worker may have running under that lease; a restarted allocator learns from it."""
+    sequence: Count = 0
+    """Number of this request; the grant that answers it carries it back."""
+
+
+class LearnerReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="learner_report"):
+    """Learner -> allocator, once a step: totals since the learner started."""
+
+    policy: Name
+    trained_tokens: Count
+    busy_s: Rate
+    data_wait_s: Rate
+
+
+class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="lease_grant"):
+    """Allocator -> worker: run at most `slots` requests at once for `ttl_s` seconds."""
+
+    holder: Name
+    policy: Name
+    slots: Count
+    epoch: Count
+    ttl_s: Rate
+    """Counted from when the request that this grant answers was sent."""
+    sequence: Count = 0
+    """Number of the request that this grant answers."""
+
+
+class ReportAck(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="report_ack"):
+    """Allocator -> learner: received."""
+
+    policy: Name
+
+
+AllocatorRequest = LeaseRequest | LearnerReport
+AllocatorReply = LeaseGrant | ReportAck
+
+allocator_request_decoder: msgspec.msgpack.Decoder[AllocatorRequest] = decoder(AllocatorRequest)
+allocator_reply_decoder: msgspec.msgpack.Decoder[AllocatorReply] = decoder(AllocatorReply)

@@ -1,0 +1,111 @@
+"""Own answers on their way from a rollout worker to the learner of the same policy.
+
+The worker asks for work, the learner grants prompts within its staleness budget, the worker sends scored groups, the
+learner acknowledges them. Unacknowledged groups are sent again; granted work of a lost worker is granted anew.
+
+Shapes: G answers per group, T tokens of one answer.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from mrl.records.codec import decoder
+from mrl.records.version import Count, Name, Version, VersionSpan
+
+TokenBytes = Annotated[bytes, msgspec.Meta(max_length=4 * 1024 * 1024)]
+TextBytes = Annotated[bytes, msgspec.Meta(max_length=1024 * 1024)]
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """One sampled answer. Its ids are the ids that the engine sampled; they are never re-tokenized."""
+
+    token_ids: TokenBytes
+    """[T] int32, the closing EOS included when `finished`."""
+    logprobs: TokenBytes
+    """[T] float32, of the sampling distribution (temperature applied)."""
+    versions: Annotated[list[VersionSpan], msgspec.Meta(max_length=10_000)]
+    """Run-length coded version of every token; the lengths sum to T."""
+    completion: TextBytes
+    """The bytes of the answer without EOS."""
+    finished: bool
+    """False when the answer was cut at the token limit."""
+    reward: Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
+
+
+class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """The G verified answers that one policy gave to one prompt."""
+
+    ticket: Name
+    """The grant that this group answers; stable over resends."""
+    prompt_id: Name
+    task: Name
+    prompt_token_ids: TokenBytes
+    """[P] int32 under the policy's own tokenizer."""
+    answers: Annotated[list[Answer], msgspec.Meta(min_length=1, max_length=4096)]
+
+    @property
+    def oldest(self) -> Version:
+        """The oldest version among all tokens of the group."""
+        return min(span.version for answer in self.answers for span in answer.versions)
+
+    @property
+    def newest(self) -> Version:
+        """The newest version among all tokens of the group."""
+        return max(span.version for answer in self.answers for span in answer.versions)
+
+
+class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One group to sample: which prompt, how many answers, with which seed."""
+
+    ticket: Name
+    position: Count
+    """Place in the policy's seeded pass over the prompt pool."""
+    prompt_id: Name
+    group_size: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    step: Count
+    """Learner step at which the grant was made; part of the sampling seed."""
+
+
+class WeightsNotice(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the newest weights lie."""
+
+    version: Version
+    manifest_path: Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+class WorkRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="work_request"):
+    """Worker -> learner: grant me up to `max_groups`; `holding` are the tickets that I still work on."""
+
+    worker: Name
+    incarnation: Name
+    max_groups: Count
+    holding: Annotated[list[Name], msgspec.Meta(max_length=100_000)]
+
+
+class Groups(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="groups"):
+    """Worker -> learner: finished groups."""
+
+    worker: Name
+    groups: Annotated[list[ScoredGroup], msgspec.Meta(max_length=4096)]
+
+
+class WorkGrant(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="work_grant"):
+    """Learner -> worker: answers a request; an empty list says that the staleness budget is used up."""
+
+    items: list[WorkItem]
+    weights: WeightsNotice
+
+
+class GroupsAck(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="groups_ack"):
+    """Learner -> worker: these tickets are taken over; forget them."""
+
+    tickets: list[Name]
+    weights: WeightsNotice
+
+
+WorkerMessage = WorkRequest | Groups
+LearnerMessage = WorkGrant | GroupsAck
+
+worker_message_decoder: msgspec.msgpack.Decoder[WorkerMessage] = decoder(WorkerMessage)
+learner_message_decoder: msgspec.msgpack.Decoder[LearnerMessage] = decoder(LearnerMessage)

@@ -1,0 +1,42 @@
+"""Versions: what an engine serves and what every sampled token is tagged with."""
+
+from typing import Annotated
+
+import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+
+class Version(msgspec.Struct, frozen=True, order=True):
+    """The pair (run_epoch, step) of one policy; pairs compare like tuples.
+
+    A resume starts a new `run_epoch`, and voids the later steps of the old one.
+    """
+
+    run_epoch: Count
+    step: Count
+
+    def __str__(self) -> str:
+        return f"{self.run_epoch}.{self.step}"
+
+
+class VersionSpan(msgspec.Struct, frozen=True):
+    """`num_tokens` consecutive tokens of one answer that were sampled by `version`."""
+
+    num_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
+    version: Version
+
+
+def age_versions(newest: Version, oldest: Version) -> int:
+    """Steps by which `oldest` lies behind `newest`.
+
+    Across a resume only the step counts: the steps of a voided epoch that lie above `newest` have age 0 here and are
+    recognised by `is_void`.
+    """
+    return max(0, newest.step - oldest.step)
+
+
+def is_void(version: Version, resumed_at: Version) -> bool:
+    """Whether `version` belongs to an epoch that a resume at `resumed_at` cut off before that step."""
+    return version.run_epoch < resumed_at.run_epoch and version.step > resumed_at.step
