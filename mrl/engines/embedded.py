@@ -1,0 +1,125 @@
+"""The embedded engine: transformers in the worker's own process, with a key-value cache.
+
+Batched `generate` over left-padded prompts. Every prompt is read once, and its cache is repeated for the answers of its
+group. Weights change only between batches, so all tokens of an answer carry one version.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel
+
+from mrl.engines.engine import Generation, GenerationRequest, Installed
+from mrl.engines.sampling import SeededSampler
+from mrl.errors import WeightsError
+from mrl.records.version import Version, VersionSpan
+from mrl.weights.canary import gap_nats, score
+from mrl.weights.install import install, read_weights
+from mrl.weights.manifest import read_manifest
+
+
+class EmbeddedEngine:
+    """One model, one version at a time. Not thread-safe."""
+
+    def __init__(self, model: PreTrainedModel, *, eos_id: int, max_new_tokens: int, temperature: float) -> None:
+        self._model = model.eval()
+        self._eos_id, self._max_new_tokens, self._temperature = eos_id, max_new_tokens, temperature
+        self._config = GenerationConfig(
+            max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=eos_id, pad_token_id=eos_id, use_cache=True
+        )
+        self._version: Version | None = None
+
+    @property
+    def version(self) -> Version | None:
+        """The version that is served, None before the first install and after a failed one."""
+        return self._version
+
+    def install(self, manifest_path: Path) -> Installed:
+        """Serve the version of this manifest.
+
+        Raises WeightsError when the file is not what was published (the old version stays) or when the canary fails
+        (nothing is served until the next install).
+        """
+        started_s = time.monotonic()
+        manifest = read_manifest(manifest_path)
+        weights = read_weights(manifest_path, manifest)
+        self._version = None
+        install(self._model, weights)
+        gap = gap_nats(manifest.canary, score(self._model, manifest.canary.token_ids))
+        if gap > manifest.canary.tolerance_nats:
+            raise WeightsError(
+                f"canary of version {manifest.version} is off by {gap:.2e} nats, allowed {manifest.canary.tolerance_nats:.0e}"
+            )
+        self._version = manifest.version
+        return Installed(manifest.version, gap, time.monotonic() - started_s)
+
+    @torch.inference_mode()
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Generation]]:
+        """All answers of all requests. Raises WeightsError when no version is installed."""
+        if self._version is None:
+            raise WeightsError("the engine has no verified weights to sample from")
+        if not requests:
+            return []
+        group_sizes = torch.tensor([request.seeds.size for request in requests])
+        prompts, mask = self._left_padded(requests)
+        cache = self._read_prompts(prompts, mask, group_sizes)
+        sampler = SeededSampler(np.concatenate([r.seeds for r in requests]), self._max_new_tokens, self._temperature)
+        rows = prompts.repeat_interleave(group_sizes.to(prompts.device), 0)
+        output = self._model.generate(
+            rows,
+            attention_mask=mask.repeat_interleave(group_sizes.to(mask.device), 0),
+            past_key_values=cache,
+            generation_config=self._config,
+            logits_processor=LogitsProcessorList([sampler]),
+        )
+        return self._split(output[:, prompts.shape[1] :].cpu(), torch.stack(sampler.logprobs, 1), group_sizes.tolist())
+
+    def _left_padded(self, requests: Sequence[GenerationRequest]) -> tuple[Tensor, Tensor]:
+        width = max(request.prompt_token_ids.size for request in requests)
+        ids = np.full((len(requests), width), self._eos_id, dtype=np.int64)
+        mask = np.zeros((len(requests), width), dtype=np.int64)
+        for row, request in enumerate(requests):
+            ids[row, width - request.prompt_token_ids.size :] = request.prompt_token_ids
+            mask[row, width - request.prompt_token_ids.size :] = 1
+        device = self._model.device
+        return torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device)
+
+    def _read_prompts(self, prompts: Tensor, mask: Tensor, group_sizes: Tensor) -> DynamicCache | None:
+        """The cache of all prompt tokens but the last, repeated for the rows of each group."""
+        if prompts.shape[1] < 2:
+            return None
+        cache = DynamicCache(config=self._model.config)
+        positions = (mask.cumsum(-1) - 1).clamp_(min=0)
+        self._model(
+            input_ids=prompts[:, :-1],
+            attention_mask=mask[:, :-1],
+            position_ids=positions[:, :-1],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        index = torch.arange(len(prompts)).repeat_interleave(group_sizes).to(prompts.device)
+        cache.batch_select_indices(index)
+        return cache
+
+    def _split(self, tokens: Tensor, logprobs: Tensor, group_sizes: list[int]) -> list[list[Generation]]:
+        ended = tokens == self._eos_id
+        finished = ended.any(1)
+        lengths = torch.where(finished, ended.int().argmax(1) + 1, tokens.shape[1])
+        version = self._version
+        assert version is not None
+        rows = [
+            Generation(
+                tokens[row, :length].numpy().astype(np.int32),
+                logprobs[row, :length].numpy().astype(np.float32),
+                [VersionSpan(length, version)],
+                done,
+            )
+            for row, (length, done) in enumerate(zip(lengths.tolist(), finished.tolist(), strict=True))
+        ]
+        starts = np.cumsum([0, *group_sizes])
+        return [rows[start:end] for start, end in zip(starts[:-1], starts[1:], strict=True)]

@@ -1,0 +1,113 @@
+"""The embedded engine samples what it says it samples, from the weights it says it serves."""
+
+import numpy as np
+import pytest
+import torch
+
+from mrl.engines.embedded import EmbeddedEngine
+from mrl.engines.engine import GenerationRequest
+from mrl.engines.sampling import answer_seeds
+from mrl.errors import WeightsError
+from mrl.records.version import Version, VersionSpan
+from mrl.weights.canary import canary_sequences
+from mrl.weights.publish import Publisher
+
+EOS = 1
+
+
+@pytest.fixture
+def served(tiny_model, tmp_path):
+    """An engine that serves version 0.3 of a tiny model, and the model."""
+
+    def make(family: str = "qwen3", max_new_tokens: int = 12, temperature: float = 1.0):
+        model = tiny_model(family, seed=1)
+        path = Publisher(tmp_path, "a").publish(model, Version(0, 3), canary_sequences(64))
+        engine = EmbeddedEngine(
+            tiny_model(family, seed=2), eos_id=EOS, max_new_tokens=max_new_tokens, temperature=temperature
+        )
+        engine.install(path)
+        return engine, model
+
+    return make
+
+
+def requests(count: int, group_size: int = 4) -> list[GenerationRequest]:
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(1, 12, size=count)
+    return [
+        GenerationRequest(rng.integers(2, 64, size=n).astype(np.int32), answer_seeds(0, "a", f"p{i}", 0, group_size))
+        for i, n in enumerate(sizes)
+    ]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_are_those_of_the_sampling_distribution(served, family, temperature):
+    """Every log-probability equals a full forward of the published model at the sampling temperature."""
+    engine, model = served(family, temperature=temperature)
+    asked = requests(5)
+
+    for request, answers in zip(asked, engine.generate(asked), strict=True):
+        for answer in answers:
+            ids = torch.tensor(np.concatenate([request.prompt_token_ids, answer.token_ids]).astype(np.int64))
+            with torch.no_grad():
+                logprobs = (model(ids[None]).logits[0] / temperature).log_softmax(-1)
+            start = request.prompt_token_ids.size
+            expected = logprobs[start - 1 : -1].gather(-1, ids[start:, None]).squeeze(-1)
+            assert torch.allclose(torch.from_numpy(answer.logprobs), expected, atol=1e-4)
+
+
+def test_what_is_sampled_does_not_depend_on_the_rows_beside_it(served):
+    """A request alone gives the same answers as in a batch."""
+    engine, _ = served()
+    asked = requests(6)
+
+    together, alone = engine.generate(asked), engine.generate(asked[4:5])
+
+    for a, b in zip(together[4], alone[0], strict=True):
+        assert np.array_equal(a.token_ids, b.token_ids)
+
+
+def test_answers_end_at_eos_or_at_the_limit(served):
+    """EOS appears once, at the end of a finished answer; an unfinished one has the full length and no EOS."""
+    engine, _ = served(max_new_tokens=30)
+    answers = [answer for group in engine.generate(requests(20, 8)) for answer in group]
+
+    assert {answer.finished for answer in answers} == {True, False}
+    for answer in answers:
+        assert (answer.token_ids[:-1] != EOS).all()
+        assert (answer.token_ids[-1] == EOS) == answer.finished
+        assert answer.finished or answer.token_ids.size == 30
+        assert answer.versions == [VersionSpan(answer.token_ids.size, Version(0, 3))]
+        assert answer.logprobs.size == answer.token_ids.size
+
+
+def test_an_engine_without_verified_weights_samples_nothing(tiny_model, served, tmp_path):
+    """A canary that fails leaves the engine without a version until the next good install."""
+    engine, model = served()
+    good = Publisher(tmp_path, "a").publish(model, Version(0, 4), canary_sequences(64))
+    lying = tmp_path / "lying"
+    Publisher(lying, "a").publish(tiny_model(seed=5), Version(0, 5), canary_sequences(64))
+    other = Publisher(tmp_path / "other", "a").publish(tiny_model(seed=6), Version(0, 5), canary_sequences(64))
+    text = other.read_bytes().split(b'"canary"')[0] + b'"canary"' + (lying / "0.5.json").read_bytes().split(b'"canary"')[1]
+    other.write_bytes(text)
+
+    with pytest.raises(WeightsError, match="canary"):
+        engine.install(other)
+    assert engine.version is None
+    with pytest.raises(WeightsError, match="no verified weights"):
+        engine.generate(requests(1))
+    assert engine.install(good).version == Version(0, 4)
+    assert len(engine.generate(requests(1))[0]) == 4
+
+
+def test_a_torn_file_leaves_the_served_version(served, tmp_path, tiny_model):
+    """An update that cannot be read changes nothing."""
+    engine, _ = served()
+    path = Publisher(tmp_path / "torn", "a").publish(tiny_model(seed=5), Version(0, 9), canary_sequences(64))
+    path.with_suffix(".safetensors").write_bytes(b"torn")
+
+    with pytest.raises(WeightsError, match="checksum"):
+        engine.install(path)
+
+    assert engine.version == Version(0, 3)
