@@ -1,0 +1,109 @@
+"""The learner's link to its rollout workers: a thread that answers them from the ledger while the learner trains."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mrl.errors import RecordError
+from mrl.learner.ledger import WorkLedger
+from mrl.records.codec import decode, encode
+from mrl.records.rollouts import (
+    Groups,
+    GroupsAck,
+    LearnerMessage,
+    ScoredGroup,
+    WeightsNotice,
+    WorkerMessage,
+    WorkGrant,
+    WorkRequest,
+    worker_message_decoder,
+)
+from mrl.transport.server import ServerSocket
+
+POLL_S = 0.05
+WORKER_SILENCE_S = 60.0
+
+
+class Intake:
+    """Grants work and takes groups in. `next_batch`, `arrivals` and `announce` are called by the learner's thread."""
+
+    def __init__(self, server: ServerSocket, ledger: WorkLedger, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._server, self._ledger, self._clock = server, ledger, clock
+        self._changed = threading.Condition()
+        self._arrivals: list[ScoredGroup] = []
+        self._notice: WeightsNotice | None = None
+        self._stopping = False
+        self.malformed = 0
+        self._thread = threading.Thread(target=self._serve, name="intake", daemon=True)
+
+    def announce(self, notice: WeightsNotice) -> None:
+        """Tell workers of these weights from now on; the first call opens the link."""
+        with self._changed:
+            self._notice = notice
+        if not self._thread.is_alive() and not self._stopping:
+            self._thread.start()
+
+    def arrivals(self) -> list[ScoredGroup]:
+        """Groups that came in since the last call, whether or not they will be fresh enough to train on."""
+        with self._changed:
+            arrived, self._arrivals = self._arrivals, []
+        return arrived
+
+    def wait_for_change(self, timeout_s: float) -> None:
+        """Sleep until a group comes in, at most `timeout_s`."""
+        with self._changed:
+            if not self._arrivals:
+                self._changed.wait(timeout_s)
+
+    def next_batch(self, step: int) -> list[ScoredGroup] | None:
+        """The groups of `step` when there are enough; never waits."""
+        with self._changed:
+            return self._ledger.take_batch(step)
+
+    def state(self) -> dict[str, Any]:
+        """The ledger's part of a checkpoint."""
+        with self._changed:
+            return self._ledger.state()
+
+    def take_counts(self) -> dict[str, int]:
+        """What the ledger counted since the last call."""
+        with self._changed:
+            counts = dict(self._ledger.counts)
+            self._ledger.counts.clear()
+        return counts
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._stopping = True
+        if self._thread.is_alive():
+            self._thread.join(timeout=2.0)
+        self._server.close()
+
+    def _serve(self) -> None:
+        while not self._stopping:
+            for identity, body in self._server.receive(POLL_S):
+                try:
+                    message = decode(body, worker_message_decoder)
+                except RecordError:
+                    self.malformed += 1
+                    continue
+                self._server.send(identity, encode(self._answer(message)))
+            with self._changed:
+                self._ledger.expire(self._clock(), WORKER_SILENCE_S)
+
+    def _answer(self, message: WorkerMessage) -> LearnerMessage:
+        now_s = self._clock()
+        with self._changed:
+            notice = self._notice
+            assert notice is not None, "the link opens with the first weights"
+            if isinstance(message, WorkRequest):
+                return WorkGrant(items=self._ledger.grant(message, now_s), weights=notice)
+            assert isinstance(message, Groups)
+            self._note(self._ledger.accept(message.groups, message.worker, now_s))
+            return GroupsAck(tickets=[group.ticket for group in message.groups], weights=notice)
+
+    def _note(self, new: Sequence[ScoredGroup]) -> None:
+        if new:
+            self._arrivals.extend(new)
+            self._changed.notify_all()

@@ -1,0 +1,151 @@
+"""Which prompts are being sampled by whom, and which groups are ready: the learner's books, without socket or clock.
+
+Admission paces sampling: at step v at most (eta + v + 1) * B groups are accepted or running (AReaL, arXiv 2505.24298,
+section 4). The staleness bound itself is enforced in `take_batch`.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mrl.records.rollouts import ScoredGroup, WorkItem, WorkRequest
+from mrl.records.version import Version, is_void
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How much may be sampled: B groups per step, at most `max_staleness_versions` ahead, `total_steps` in all."""
+
+    groups_per_step: int
+    group_size: int
+    max_staleness_versions: int
+    total_steps: int
+
+
+@dataclass(slots=True)
+class Running:
+    """A granted group that has not come back."""
+
+    position: int
+    worker: str
+    incarnation: str
+
+
+@dataclass
+class WorkLedger:
+    """Grants positions of the prompt order, takes groups in, forms batches. One per policy; not thread-safe."""
+
+    pace: Pace
+    prompt_at: Callable[[int], str]
+    """Prompt id at a position of the seeded pass over the pool."""
+    resumed_at: Version
+    step: int = 0
+    cursor: int = 0
+    accepted: int = 0
+    """Groups consumed or ready."""
+    returned: deque[int] = field(default_factory=deque)
+    """Positions whose grant was lost; granted again first."""
+    running: dict[str, Running] = field(default_factory=dict)
+    ready: deque[tuple[int, ScoredGroup]] = field(default_factory=deque)
+    last_seen_s: dict[str, float] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def capacity(self) -> int:
+        """Groups that may be granted now."""
+        ahead = min(self.step + self.pace.max_staleness_versions + 1, self.pace.total_steps)
+        return max(0, ahead * self.pace.groups_per_step - self.accepted - len(self.running))
+
+    def grant(self, request: WorkRequest, now_s: float) -> list[WorkItem]:
+        """Work for one worker; what an earlier life of it held, or what it no longer holds, is granted anew."""
+        self.last_seen_s[request.worker] = now_s
+        holding = set(request.holding)
+        self._take_back(
+            lambda ticket, run: run.worker == request.worker
+            and (run.incarnation != request.incarnation or ticket not in holding)
+        )
+        num_groups = min(request.max_groups, self.capacity())
+        return [self._grant_one(request) for _ in range(num_groups)]
+
+    def expire(self, now_s: float, silence_s: float) -> None:
+        """Take back the work of workers that said nothing for `silence_s`."""
+        silent = {worker for worker, seen_s in self.last_seen_s.items() if now_s - seen_s > silence_s}
+        self._take_back(lambda _, run: run.worker in silent)
+
+    def accept(self, groups: Sequence[ScoredGroup], worker: str, now_s: float) -> list[ScoredGroup]:
+        """Take finished groups over; returns the new ones. A repeated or unknown ticket is counted and ignored."""
+        self.last_seen_s[worker] = now_s
+        new = []
+        for group in groups:
+            run = self.running.get(group.ticket)
+            if run is None:
+                self.counts["repeated"] += 1
+            elif not _is_dated(group):
+                self.counts["undated"] += 1
+                del self.running[group.ticket]
+                self.returned.append(run.position)
+            else:
+                del self.running[group.ticket]
+                self.ready.append((run.position, group))
+                self.accepted += 1
+                new.append(group)
+        return new
+
+    def take_batch(self, step: int) -> list[ScoredGroup] | None:
+        """The oldest B groups that are fresh enough to train at `step`, or None when there are too few."""
+        self.step = step
+        self._drop_stale(step)
+        if len(self.ready) < self.pace.groups_per_step:
+            return None
+        return [self.ready.popleft()[1] for _ in range(self.pace.groups_per_step)]
+
+    def state(self) -> dict[str, Any]:
+        """What a resume needs: positions not yet trained are sampled again."""
+        open_positions = [position for position, _ in self.ready]
+        open_positions += [run.position for run in self.running.values()] + list(self.returned)
+        return {"cursor": self.cursor, "open": sorted(open_positions)}
+
+    def restore(self, state: dict[str, Any], step: int) -> None:
+        """Go on after `step` with the positions of a saved state."""
+        self.cursor, self.returned = state["cursor"], deque(state["open"])
+        self.step, self.accepted = step, step * self.pace.groups_per_step
+
+    def _grant_one(self, request: WorkRequest) -> WorkItem:
+        if self.returned:
+            position = self.returned.popleft()
+        else:
+            position, self.cursor = self.cursor, self.cursor + 1
+        ticket = f"{self.resumed_at.run_epoch}.{position}"
+        self.running[ticket] = Running(position, request.worker, request.incarnation)
+        prompt_id = self.prompt_at(position)
+        return WorkItem(
+            ticket=ticket, position=position, prompt_id=prompt_id, group_size=self.pace.group_size, step=self.step
+        )
+
+    def _take_back(self, lost: Callable[[str, Running], bool]) -> None:
+        for ticket in [ticket for ticket, run in self.running.items() if lost(ticket, run)]:
+            self.returned.append(self.running.pop(ticket).position)
+            self.counts["granted_again"] += 1
+
+    def _drop_stale(self, step: int) -> None:
+        fresh: deque[tuple[int, ScoredGroup]] = deque()
+        for position, group in self.ready:
+            stale = step - group.oldest.step > self.pace.max_staleness_versions
+            if stale or is_void(group.oldest, self.resumed_at):
+                self.counts["stale_groups"] += 1
+                self.counts["stale_tokens"] += sum(span.num_tokens for a in group.answers for span in a.versions)
+                self.accepted -= 1
+            else:
+                fresh.append((position, group))
+        self.ready = fresh
+
+
+def _is_dated(group: ScoredGroup) -> bool:
+    """Whether every token of the group has a version and a log-probability."""
+    for answer in group.answers:
+        num_tokens = len(answer.token_ids) // 4
+        if num_tokens == 0 or len(answer.token_ids) % 4 or len(answer.logprobs) != len(answer.token_ids):
+            return False
+        if sum(span.num_tokens for span in answer.versions) != num_tokens:
+            return False
+    return True

@@ -1,0 +1,213 @@
+"""The life of a learner: prepare, train, publish, and again, until its steps are done.
+
+The first rank speaks to the other roles; the others follow the orders that it broadcasts. Peers are optional at every
+step: what they sent in time is in the order, and nothing waits for them.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from mrl.checkpoint.optimizer_state import optimizer_tensors, restore_optimizer
+from mrl.checkpoint.store import Checkpoint, CheckpointStore
+from mrl.errors import RoleFailed
+from mrl.learner.batches import BatchMaker, PeerSource, PreparedStep
+from mrl.learner.intake import Intake
+from mrl.learner.order import decode_order, encode_order
+from mrl.learner.trainer import Trainer
+from mrl.metrics.telemetry import Telemetry
+from mrl.records.evaluation import EvaluationRequest
+from mrl.records.leases import LearnerReport
+from mrl.records.rollouts import WeightsNotice
+from mrl.records.version import Version
+from mrl.sharing.regime import Regime
+from mrl.weights.canary import canary_sequences
+from mrl.weights.install import install
+from mrl.weights.manifest import write_atomically
+from mrl.weights.publish import Publisher, named_weights, snapshot
+
+MAX_SKIPPED_UPDATES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When a learner does what, in steps."""
+
+    total: int
+    checkpoint_every: int
+    evaluate_every: int
+    evaluation_prompts: int
+
+
+@dataclass
+class Totals:
+    """What a learner reports to the allocator: totals since it started."""
+
+    trained_tokens: int = 0
+    busy_s: float = 0.0
+    data_wait_s: float = 0.0
+
+
+@dataclass
+class FirstRank:
+    """What only the first rank has: its links to the other roles."""
+
+    policy: str
+    intake: Intake
+    batches: BatchMaker
+    regime: Regime
+    peers: PeerSource | None
+    publisher: Publisher
+    checkpoints: CheckpointStore
+    evaluation_folder: Path
+    telemetry: Telemetry
+    report: Callable[[LearnerReport], object]
+    on_step: Callable[[int, PreparedStep], None]
+    """Called after every step, for samples."""
+    totals: Totals = field(default_factory=Totals)
+
+
+class Learner:
+    """Trains one policy from `start` to the end of its schedule."""
+
+    def __init__(self, trainer: Trainer, schedule: Schedule, start: Version, first: FirstRank | None, seed: int) -> None:
+        self._trainer, self._schedule, self._first = trainer, schedule, first
+        self._version, self._seed = start, seed
+        self._rng = np.random.default_rng([seed, start.run_epoch, 1])
+        self._canary_ids = canary_sequences(trainer.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+        self._skipped = 0
+
+    def restore_rng(self, state: dict[str, Any]) -> None:
+        """Continue the random stream of a checkpoint."""
+        self._rng.bit_generator.state = state
+
+    def run(self, stopping: Callable[[], bool]) -> bool:
+        """Train until the last step; returns False when `stopping` ended it early."""
+        if self._first:
+            self._publish(self._first, resumed=self._version.run_epoch > 0)
+            self._first.batches.ask_again()
+        while self._version.step < self._schedule.total:
+            started_s = time.monotonic()
+            prepared = self._prepare(stopping)
+            order = self._trainer.world.broadcast_bytes(self._encode(prepared))
+            if not order:
+                return False
+            trained_s = time.monotonic()
+            step_order = prepared.order if prepared else decode_order(order)
+            values = self._trainer.train(step_order, self._version.step)
+            self._check_skipped(values)
+            self._version = Version(self._version.run_epoch, self._version.step + 1)
+            if self._first and prepared:
+                self._finish(self._first, prepared, values, started_s, trained_s)
+        return True
+
+    def _prepare(self, stopping: Callable[[], bool]) -> PreparedStep | None:
+        if self._first is None:
+            return None
+        prepared = self._first.batches.prepare(self._version.step, self._rng, stopping)
+        self._first.telemetry.doing("training")
+        return prepared
+
+    def _encode(self, prepared: PreparedStep | None) -> bytes | None:
+        if prepared is None:
+            return None
+        return encode_order(prepared.order) if self._trainer.world.size > 1 else b"here"
+
+    def _check_skipped(self, values: dict[str, float]) -> None:
+        self._skipped = self._skipped + 1 if values["optim/skipped"] else 0
+        if self._skipped >= MAX_SKIPPED_UPDATES:
+            raise RoleFailed(f"{self._skipped} steps in a row had a gradient that is not finite; lower learner.lr")
+
+    def _finish(
+        self, first: FirstRank, prepared: PreparedStep, values: dict[str, float], started_s: float, trained_s: float
+    ) -> None:
+        published_s = time.monotonic()
+        first.telemetry.doing("publishing")
+        self._publish(first, resumed=False)
+        step, end_s = self._version.step, time.monotonic()
+        if step == self._schedule.total or _due(step, self._schedule.checkpoint_every):
+            self._save(first)
+        first.on_step(step, prepared)
+        first.totals.trained_tokens += prepared.tokens
+        first.totals.busy_s += end_s - trained_s
+        first.totals.data_wait_s += prepared.values["time/wait_for_groups_s"]
+        totals = first.totals
+        first.report(
+            LearnerReport(
+                policy=first.policy,
+                trained_tokens=totals.trained_tokens,
+                busy_s=totals.busy_s,
+                data_wait_s=totals.data_wait_s,
+            )
+        )
+        times = {
+            "time/step_s": end_s - started_s,
+            "time/train_s": published_s - trained_s,
+            "time/publish_s": end_s - published_s,
+            "rate/trained_tokens_s": values["tokens/trained"] / (end_s - started_s),
+            "rate/steps_per_hour": 3600.0 / (end_s - started_s),
+        }
+        first.telemetry.metrics(step, prepared.values | values | times)
+
+    def _publish(self, first: FirstRank, *, resumed: bool) -> None:
+        manifest = first.publisher.publish(self._trainer.model.eval(), self._version, self._canary_ids)
+        first.intake.announce(WeightsNotice(version=self._version, manifest_path=str(manifest)))
+        if first.peers:
+            first.peers.announce(self._version, resumed=resumed)
+        self._request_evaluation(first, manifest)
+
+    def _request_evaluation(self, first: FirstRank, manifest: Path) -> None:
+        step, schedule = self._version.step, self._schedule
+        edge = step in (0, schedule.total)
+        if not edge and not _due(step, schedule.evaluate_every):
+            return
+        queue = first.evaluation_folder / "queue"
+        request = EvaluationRequest(
+            policy=first.policy,
+            version=self._version,
+            manifest_path=str(snapshot(manifest, queue / "weights" / first.policy)),
+            num_prompts=0 if edge else schedule.evaluation_prompts,
+        )
+        if not (first.evaluation_folder / request.file_name).exists():
+            write_atomically(queue / request.file_name, msgspec.json.encode(request), sync=True)
+
+    def _save(self, first: FirstRank) -> None:
+        state: dict[str, Any] = {
+            "version": msgspec.to_builtins(self._version),
+            "ledger": first.intake.state(),
+            "regime": first.regime.state(),
+            "rng": self._rng.bit_generator.state,
+        }
+        first.checkpoints.save(
+            self._version.step,
+            model=named_weights(self._trainer.model),
+            optimizer=optimizer_tensors(self._trainer.optimizer),
+            state=state,
+        )
+
+
+def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    """Put a checkpoint's parameters and optimizer state into a rank.
+
+    Raises WeightsError or CheckpointError when the checkpoint belongs to another model.
+    """
+    install(trainer.model, {name: tensor.to(trainer.world.device) for name, tensor in checkpoint.model.items()})
+    restore_optimizer(trainer.optimizer, checkpoint.optimizer)
+
+
+def next_run_epoch(folder: Path) -> int:
+    """Count a new life of this policy's learner, durably, so that no version is ever used twice."""
+    folder.mkdir(parents=True, exist_ok=True)
+    counter = folder / "run_epoch"
+    epoch = int(counter.read_text()) + 1 if counter.exists() else 0
+    write_atomically(counter, str(epoch).encode(), sync=True)
+    return epoch
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

@@ -1,0 +1,127 @@
+"""What every rank of a learner does with a step order: pack its share, forward, backward, update, diagnose."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from mrl.config.schema import LearnerTable
+from mrl.learner.order import StepOrder, split_minibatches
+from mrl.learner.packing import PackedBatch, pack
+from mrl.learner.step import StepSettings, proximal_logprobs, update
+from mrl.learner.world import World
+from mrl.objectives.diagnostics import clipped_tokens, k3_nats, ratios, sampled_entropy_nats
+from mrl.sharing.regime import Component
+
+
+class Trainer:
+    """Model and optimizer of one rank. Every rank holds all parameters; rows are dealt out, gradients are summed."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        table: LearnerTable,
+        components: Sequence[Component],
+        *,
+        temperature: float,
+        seed: int,
+        world: World,
+    ) -> None:
+        self.model, self.world = model, world
+        self._table, self._components = table, tuple(components)
+        self._settings = StepSettings(
+            clip_low=table.clip_low,
+            clip_high=table.clip_high,
+            max_behaviour_weight=table.max_behaviour_weight,
+            max_grad_norm=table.max_grad_norm,
+            temperature=temperature,
+        )
+        self._seed = seed
+        self.optimizer = AdamW(model.parameters(), lr=table.lr, betas=table.betas, weight_decay=table.weight_decay)
+
+    def train(self, order: StepOrder, step: int) -> dict[str, float]:
+        """All updates of one step; returns its metrics, the same on every rank."""
+        self.model.train()
+        rng = np.random.default_rng([self._seed, step])
+        parts = split_minibatches(order, self._table.minibatches, rng)
+        batches = [self._pack(part) for part in parts]
+        proximal = None
+        if len(parts) > 1:
+            proximal = [proximal_logprobs(self.model, group, self._settings) for group in batches]
+        values: dict[str, float] = {}
+        tally = Tally(self._components, self._settings, self.world)
+        for index, part in enumerate(parts):
+            own = None if proximal is None else proximal[index]
+            result, seen = update(
+                self.model,
+                self.optimizer,
+                batches[index],
+                own,
+                self._components,
+                part.denominators,
+                self._settings,
+                self.world,
+            )
+            for name, value in result.items():
+                values[name] = values.get(name, 0.0) + value / len(parts)
+            tally.add(batches[index], seen, seen if own is None else own)
+        return values | tally.values() | {"optim/lr": self._table.lr}
+
+    def _pack(self, part: StepOrder) -> list[PackedBatch]:
+        batches = pack(
+            part.examples,
+            self._components,
+            pack_tokens=self._table.pack_tokens,
+            microbatch_tokens=self._table.microbatch_tokens,
+            rank=self.world.rank,
+            world_size=self.world.size,
+        )
+        return [batch.to(self.world.device) for batch in batches]
+
+
+class Tally:
+    """Sums of per-token diagnostics over the policy-gradient tokens of a step and over all ranks."""
+
+    def __init__(self, components: Sequence[Component], settings: StepSettings, world: World) -> None:
+        self._own = [i for i, component in enumerate(components) if component.objective == "policy_gradient"]
+        self._settings, self._world = settings, world
+        self._sums = torch.zeros(5, device=world.device)
+        self._largest = torch.zeros(1, device=world.device)
+
+    @torch.no_grad()
+    def add(self, batches: Sequence[PackedBatch], logprobs: Sequence[Tensor], proximal: Sequence[Tensor]) -> None:
+        """Count one update."""
+        for batch, logprobs_T, proximal_T in zip(batches, logprobs, proximal, strict=True):
+            own = torch.isin(batch.component_T, torch.tensor(self._own, device=batch.component_T.device))
+            now, start, behaviour = logprobs_T[own], proximal_T[own], batch.behaviour_logprobs_T[own]
+            clipped = clipped_tokens(
+                now,
+                start,
+                batch.advantages_T[own],
+                clip_low=self._settings.clip_low,
+                clip_high=self._settings.clip_high,
+            )
+            sums = [
+                torch.tensor(float(own.sum())),
+                torch.tensor(float(len(own))),
+                sampled_entropy_nats(behaviour).sum(),
+                clipped.sum(),
+                k3_nats(start, behaviour).sum(),
+            ]
+            self._sums += torch.stack([value.to(self._sums) for value in sums])
+            if len(start):
+                self._largest = torch.maximum(self._largest, ratios(start, behaviour).max())
+
+    def values(self) -> dict[str, float]:
+        """Means over tokens, after summing over ranks."""
+        own, trained, surprisal, clipped, k3 = self._world.sum_values(self._sums).tolist()
+        per_token = 1.0 / own if own else 0.0
+        return {
+            "tokens/trained": trained,
+            "entropy/sampled_nats": surprisal * per_token,
+            "ratio/clip_share": clipped * per_token,
+            "mismatch/k3_nats": k3 * per_token,
+            "mismatch/max_ratio": float(self._world.max_values(self._largest)),
+        }

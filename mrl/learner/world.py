@@ -1,0 +1,74 @@
+"""The process group of one policy's learner. No group ever spans two policies."""
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+class World:
+    """This rank among the ranks of one learner; also valid for a single process."""
+
+    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+        self.rank, self.size, self.device = rank, size, device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank speaks to the other roles."""
+        return self.rank == 0
+
+    def sum_gradients(self, model: nn.Module) -> None:
+        """Add the gradients of all ranks, in place; a parameter without gradient counts as zero."""
+        if self.size == 1:
+            return
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        dist.all_reduce(flat)
+        for parameter, total in zip(parameters, flat.split([g.numel() for g in gradients]), strict=True):
+            parameter.grad = total.view_as(parameter)
+
+    def sum_values(self, values: Tensor) -> Tensor:
+        """Element-wise sum over ranks."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def max_values(self, values: Tensor) -> Tensor:
+        """Element-wise maximum over ranks."""
+        if self.size > 1:
+            dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        return values
+
+    def broadcast_bytes(self, data: bytes | None) -> bytes:
+        """What the first rank passes; the others pass None. An empty message means: stop."""
+        if self.size == 1:
+            return data or b""
+        length = torch.tensor([len(data or b"")], dtype=torch.int64, device=self.device)
+        dist.broadcast(length, 0)
+        buffer = torch.empty(int(length), dtype=torch.uint8, device=self.device)
+        if self.is_first and data:
+            buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        if len(buffer):
+            dist.broadcast(buffer, 0)
+        return buffer.cpu().numpy().tobytes()
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join_world(device_kind: str, *, timeout_s: float) -> World:
+    """Join the group that torchrun describes in the environment; without it, be a group of one."""
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", local_rank) if device_kind == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if size > 1:
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    return World(rank, size, device)
