@@ -1,0 +1,91 @@
+"""The evaluator: held-out accuracy of published versions.
+
+Owns: nothing.
+Speaks: results as files and metrics.
+Waits for: requests in `evaluation/queue/`, without a bound of its own: an idle evaluator says so and costs nothing.
+Unblocked by: a learner that drops a request.
+If it dies: the request is still in the queue, and the restarted evaluator takes it.
+"""
+
+import threading
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from mrl.config.run_folder import RunFolder
+from mrl.config.schema import RunConfig
+from mrl.errors import WeightsError
+from mrl.metrics.telemetry import Telemetry
+from mrl.records.evaluation import EvaluationRequest, EvaluationResult
+from mrl.roles import wiring
+from mrl.roles.worker import build_sampler
+from mrl.rollout.evaluate import evaluate
+from mrl.rollout.sampling import Sampler
+from mrl.weights.manifest import write_atomically
+
+POLL_S = 0.3
+
+log = structlog.get_logger()
+
+
+def main(run_folder: Path, policy: str, index: int) -> int:
+    """Answer evaluation requests until told to stop."""
+    return wiring.run_role(run_folder, "evaluator", "", _serve)
+
+
+def _serve(config: RunConfig, folder: RunFolder) -> int:
+    stop = wiring.stop_event()
+    telemetry = wiring.connect_telemetry(folder, "evaluator", "")
+    samplers: dict[str, Sampler] = {}
+    queue = folder.evaluation / "queue"
+    while not stop.is_set():
+        requests = sorted(queue.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        if not requests:
+            _await_requests(telemetry, stop)
+            continue
+        request = msgspec.json.decode(requests[0].read_bytes(), type=EvaluationRequest)
+        if request.policy not in samplers:
+            samplers[request.policy] = build_sampler(config, request.policy, config.evaluation.threads)[0]
+        telemetry.doing(f"evaluating {request.policy} at step {request.version.step}")
+        _answer(request, samplers[request.policy], folder, telemetry)
+        _remove(requests[0], Path(request.manifest_path))
+    return 0
+
+
+def _await_requests(telemetry: Telemetry, stop: threading.Event) -> None:
+    telemetry.doing("idle")
+    stop.wait(POLL_S)
+
+
+def _answer(request: EvaluationRequest, sampler: Sampler, folder: RunFolder, telemetry: Telemetry) -> None:
+    try:
+        sampler.engine.install(Path(request.manifest_path))
+    except WeightsError as error:
+        log.error("evaluation refused", policy=request.policy, step=request.version.step, reason=str(error))
+        return
+    result = evaluate(sampler, request)
+    write_atomically(folder.evaluation / request.file_name, msgspec.json.encode(result), sync=True)
+    _tell(result, telemetry)
+
+
+def _tell(result: EvaluationResult, telemetry: Telemetry) -> None:
+    values = {"eval/accuracy": result.accuracy}
+    values |= {f"eval/accuracy/{task}": found.accuracy for task, found in result.per_task.items()}
+    telemetry.metrics(result.step, values, policy=result.policy)
+    for answer in result.answers:
+        telemetry.sample(
+            result.step,
+            kind="evaluation",
+            task=answer.task,
+            prompt=answer.prompt,
+            completion=answer.completion,
+            reward=answer.reward,
+            policy=result.policy,
+        )
+
+
+def _remove(request: Path, manifest: Path) -> None:
+    request.unlink(missing_ok=True)
+    manifest.with_suffix(".safetensors").unlink(missing_ok=True)
+    manifest.unlink(missing_ok=True)

@@ -1,0 +1,182 @@
+"""A learner of one policy: one rank of its process group, started by torchrun.
+
+Owns: parameters, optimizer and version of the policy; which prompts its workers sample.
+Speaks: grants and acknowledgements to its workers, fetches and version announcements to the exchange, throughput to the
+    allocator, published weights and checkpoints to the run folder; its ranks speak torch.distributed among themselves.
+Waits for: groups of its own workers, at most `learner.data_timeout_s`. It never waits for a peer.
+Unblocked by: its workers.
+If it dies: the supervisor starts it again from its newest checkpoint, under a new run epoch; peers go on.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from mrl.alignment.receiver import load_receiver
+from mrl.checkpoint.store import Checkpoint, CheckpointStore
+from mrl.config.run_folder import RunFolder
+from mrl.config.schema import RunConfig
+from mrl.exchange.client import ExchangeClient
+from mrl.learner.batches import BatchMaker, PreparedStep
+from mrl.learner.intake import Intake
+from mrl.learner.ledger import Pace, WorkLedger
+from mrl.learner.loop import FirstRank, Learner, Schedule, next_run_epoch, restore
+from mrl.learner.trainer import Trainer
+from mrl.learner.world import World, join_world
+from mrl.metrics.telemetry import Telemetry
+from mrl.models.load import load_policy
+from mrl.records.codec import encode
+from mrl.records.leases import LearnerReport
+from mrl.records.version import Version
+from mrl.roles import wiring
+from mrl.sharing.regime import Regime
+from mrl.sharing.regimes import build_regime
+from mrl.tasks.pool import TaskPool, build_pool
+from mrl.transport.endpoints import publish_endpoint
+from mrl.transport.keys import load_keys
+from mrl.transport.server import ServerSocket
+from mrl.weights.publish import Publisher
+
+GROUP_TIMEOUT_MARGIN_S = 120.0
+
+
+def main(run_folder: Path, policy: str, index: int) -> int:
+    """Train one policy until its steps are done."""
+    rank = int(os.environ.get("RANK", "0"))
+    role = f"learner/{policy}" if rank == 0 else f"learner/{policy}/rank{rank}"
+    return wiring.run_role(run_folder, role, policy, lambda config, folder: _learn(config, folder, policy, role))
+
+
+def _learn(config: RunConfig, folder: RunFolder, policy: str, role: str) -> int:
+    stop = wiring.stop_event()
+    table = config.policies[policy]
+    torch.set_num_threads(table.learner.threads)
+    world = join_world(table.device, timeout_s=table.learner.data_timeout_s + GROUP_TIMEOUT_MARGIN_S)
+    telemetry = wiring.connect_telemetry(folder, role, policy)
+    receiver = load_receiver(Path(table.model))
+    regime = build_regime(config.sharing, receiver=receiver, max_answer_tokens=table.rollout.max_new_tokens)
+    trainer = Trainer(
+        load_policy(Path(table.model), table.device),
+        table.learner,
+        regime.components,
+        temperature=table.rollout.temperature,
+        seed=config.run.seed,
+        world=world,
+    )
+    store = CheckpointStore(folder.checkpoints(policy), policy, keep=table.learner.keep_checkpoints)
+    start, checkpoint = _start_version(world, store, folder.checkpoints(policy))
+    if checkpoint:
+        restore(trainer, checkpoint)
+    first = _first_rank(config, folder, policy, regime, start, checkpoint, store, telemetry) if world.is_first else None
+    learner = Learner(trainer, _schedule(config, policy), start, first, config.run.seed)
+    if checkpoint:
+        learner.restore_rng(checkpoint.state["rng"])
+    try:
+        finished = learner.run(stop.is_set)
+    finally:
+        if first:
+            first.intake.close()
+        world.close()
+    telemetry.doing("done" if finished else "stopped")
+    return 0
+
+
+def _start_version(world: World, store: CheckpointStore, folder: Path) -> tuple[Version, Checkpoint | None]:
+    """Where this life starts: every rank loads the same checkpoint, the first one counts the life."""
+    checkpoint = store.load_newest()
+    epoch = next_run_epoch(folder) if world.is_first else None
+    told = world.broadcast_bytes(None if epoch is None else str(epoch).encode())
+    return Version(int(told), checkpoint.step if checkpoint else 0), checkpoint
+
+
+def _schedule(config: RunConfig, policy: str) -> Schedule:
+    return Schedule(
+        total=config.run.steps,
+        checkpoint_every=config.policies[policy].learner.checkpoint_every,
+        evaluate_every=config.evaluation.every,
+        evaluation_prompts=config.evaluation.prompts,
+    )
+
+
+def _first_rank(
+    config: RunConfig,
+    folder: RunFolder,
+    policy: str,
+    regime: Regime,
+    start: Version,
+    checkpoint: Checkpoint | None,
+    store: CheckpointStore,
+    telemetry: Telemetry,
+) -> FirstRank:
+    table = config.policies[policy]
+    pool = build_pool(config.tasks, config.pool)
+    pace = Pace(
+        groups_per_step=table.learner.prompts_per_step,
+        group_size=table.rollout.group_size,
+        max_staleness_versions=table.learner.max_staleness_versions,
+        total_steps=config.run.steps,
+    )
+    ledger = WorkLedger(pace, lambda position: pool.prompt_at(position).prompt_id, resumed_at=start, step=start.step)
+    if checkpoint:
+        ledger.restore(checkpoint.state["ledger"], start.step)
+        regime.restore(checkpoint.state["regime"])
+    server = ServerSocket(load_keys(folder.keys))
+    publish_endpoint(folder.endpoints, f"learner-{policy}", server.address)
+    intake = Intake(server, ledger)
+    peers = _connect_exchange(folder, policy) if regime.reads else None
+    return FirstRank(
+        policy=policy,
+        intake=intake,
+        batches=BatchMaker(intake, regime, peers, telemetry, data_timeout_s=table.learner.data_timeout_s),
+        regime=regime,
+        peers=peers,
+        publisher=Publisher(folder.weights(policy), policy),
+        checkpoints=store,
+        evaluation_folder=folder.evaluation,
+        telemetry=telemetry,
+        report=_connect_allocator(folder, policy),
+        on_step=_sample_writer(pool, telemetry),
+    )
+
+
+def _connect_exchange(folder: RunFolder, policy: str) -> ExchangeClient:
+    name = f"learner/{policy}"
+    return ExchangeClient.connect(
+        lambda on_message, on_tick: wiring.link(
+            folder, "exchange", identity=name, on_message=on_message, on_tick=on_tick
+        ),
+        client=name,
+        policy=policy,
+    )
+
+
+def _connect_allocator(folder: RunFolder, policy: str) -> Callable[[LearnerReport], object]:
+    client = wiring.link(folder, "allocator", identity=f"learner/{policy}", on_message=lambda _: None)
+    return lambda report: client.post(encode(report))
+
+
+def _sample_writer(pool: TaskPool, telemetry: Telemetry) -> Callable[[int, PreparedStep], None]:
+    def write(step: int, prepared: PreparedStep) -> None:
+        group = prepared.groups[step % len(prepared.groups)]
+        answer = group.answers[0]
+        text = answer.completion.decode("utf-8", errors="replace")
+        prompt = pool.prompt(group.prompt_id)
+        telemetry.sample(
+            step, kind="rollout", task=prompt.task, prompt=prompt.text, completion=text, reward=answer.reward
+        )
+        for rescue in prepared.rescued[:1]:
+            prompt = pool.prompt(rescue.prompt_id)
+            text = rescue.completion.decode("utf-8", errors="replace")
+            telemetry.sample(
+                step,
+                kind="rescue",
+                task=prompt.task,
+                prompt=prompt.text,
+                completion=text,
+                reward=1.0,
+                source=rescue.source,
+            )
+
+    return write

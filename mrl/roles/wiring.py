@@ -1,0 +1,115 @@
+"""The outer edge that all roles share: signals, logs, telemetry, links, exit codes.
+
+Exit codes: 0 done or told to stop, 1 cannot continue, 2 a mistake that the user can cure. The reason is the last line on
+stderr and lies in `crash/<role>.json`.
+"""
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import setproctitle
+import structlog
+
+from mrl.config.run_folder import RunFolder, read_run_config, write_json
+from mrl.config.schema import RunConfig
+from mrl.errors import MRLError, UserError
+from mrl.metrics.logging import configure_logging
+from mrl.metrics.telemetry import Telemetry
+from mrl.records.codec import encode
+from mrl.transport.background import BackgroundClient
+from mrl.transport.client import ClientSocket
+from mrl.transport.endpoints import read_endpoint
+from mrl.transport.keys import load_keys
+
+BEAT_S = 1.0
+PR_SET_PDEATHSIG = 1
+
+log = structlog.get_logger()
+
+
+def load(run_folder: Path) -> tuple[RunConfig, RunFolder]:
+    """The resolved configuration and the layout of a run."""
+    return read_run_config(run_folder), RunFolder(run_folder)
+
+
+def stop_event() -> threading.Event:
+    """An event that SIGTERM and SIGINT set; call it from the main thread."""
+    event = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: event.set())
+    return event
+
+
+def die_with_parent() -> None:
+    """Let the kernel end this process when its parent dies, however it dies (Linux)."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run_role(run_folder: Path, role: str, policy: str, body: Callable[[RunConfig, RunFolder], int]) -> int:
+    """Run a role's body at its outer edge; every ending becomes an exit code and one line that says why."""
+    die_with_parent()
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    setproctitle.setproctitle(f"mrl::{role}")
+    configure_logging(role, policy)
+    try:
+        return body(*load(run_folder))
+    except UserError as error:
+        return _end(run_folder, role, error, 2)
+    except MRLError as error:
+        return _end(run_folder, role, error, 1)
+    except Exception as error:  # noqa: BLE001 - the outer edge: whatever it was, the supervisor gets a reason
+        traceback.print_exc()
+        return _end(run_folder, role, error, 1)
+
+
+def link(
+    folder: RunFolder,
+    server: str,
+    *,
+    identity: str,
+    on_message: Callable[[bytes], None],
+    on_tick: Callable[[float], None] | None = None,
+) -> BackgroundClient:
+    """A background link to another role; `server` is the name of its endpoint."""
+    socket = ClientSocket(load_keys(folder.keys), lambda: read_endpoint(folder.endpoints, server), identity=identity)
+    return BackgroundClient(socket, on_message=on_message, on_tick=on_tick, name=f"to-{server}")
+
+
+def connect_telemetry(folder: RunFolder, role: str, policy: str) -> Telemetry:
+    """A role's voice to the supervisor: metrics as they come, a heartbeat every second from a thread of its own."""
+    posts: list[Callable[[bytes], bool]] = []
+    telemetry = Telemetry(role, policy, lambda record: posts[0](encode(record)) if posts else False)
+    next_beat_s = [0.0]
+
+    def beat(now_s: float) -> None:
+        if now_s >= next_beat_s[0] and posts:
+            next_beat_s[0] = now_s + BEAT_S
+            posts[0](encode(telemetry.beat()))
+
+    client = link(folder, "telemetry", identity=role, on_message=lambda _: None, on_tick=beat)
+    posts.append(client.post)
+    return telemetry
+
+
+def _end(run_folder: Path, role: str, error: BaseException, code: int) -> int:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    log.error("role ends", reason=reason, exit_code=code)
+    crash = RunFolder(run_folder).crash
+    if crash.is_dir():
+        details = {"role": role, "exit_code": code, "kind": type(error).__name__, "reason": reason}
+        details["traceback"] = "".join(traceback.format_exception(error))
+        write_json(crash / f"{role.replace('/', '-')}.json", msgspec.to_builtins(details))
+    sys.stderr.write(f"{role}: {reason}\n")
+    sys.stderr.flush()
+    return code

@@ -1,0 +1,7 @@
+"""Rollout: prompts in, scored groups out.
+
+- `link`      the worker's side of the conversation with its learner
+- `sampling`  one batch: generate, verify, score
+- `loop`      a worker's life
+- `evaluate`  held-out accuracy of one published version
+"""

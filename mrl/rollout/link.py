@@ -1,0 +1,126 @@
+"""The worker's side of the link to its learner: which work is held, which groups are not yet acknowledged.
+
+Requests and groups are repeated until they are answered; tickets make every repetition harmless.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from mrl.errors import RecordError
+from mrl.records.codec import decode, encode
+from mrl.records.rollouts import (
+    Groups,
+    ScoredGroup,
+    WeightsNotice,
+    WorkGrant,
+    WorkItem,
+    WorkRequest,
+    learner_message_decoder,
+)
+
+REPEAT_S = 1.0
+SILENCE_S = 3.0
+
+
+class WorkerLink:
+    """Shared between the worker's thread (`take_work`, `deliver`) and the socket's thread (`on_message`, `on_tick`)."""
+
+    def __init__(self, worker: str, incarnation: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._worker, self._incarnation, self._clock = worker, incarnation, clock
+        self._changed = threading.Condition()
+        self._post: Callable[[bytes], object] = lambda _: None
+        self._reconnect: Callable[[], object] = lambda: None
+        self._work: dict[str, WorkItem] = {}
+        self._undelivered: dict[str, ScoredGroup] = {}
+        self._wanted = 0
+        self._asked_s = self._heard_s = self._sent_s = float("-inf")
+        self._notice: WeightsNotice | None = None
+        self.malformed = 0
+
+    def open(self, post: Callable[[bytes], object], reconnect: Callable[[], object]) -> None:
+        """Give the link its voice: `post` sends a message, `reconnect` looks the learner's address up again."""
+        self._post, self._reconnect = post, reconnect
+        self._heard_s = self._clock()
+
+    @property
+    def notice(self) -> WeightsNotice | None:
+        """The newest weights that the learner told of."""
+        with self._changed:
+            return self._notice
+
+    @property
+    def num_undelivered(self) -> int:
+        """Groups that the learner has not acknowledged."""
+        with self._changed:
+            return len(self._undelivered)
+
+    def take_work(self, max_groups: int, timeout_s: float) -> list[WorkItem]:
+        """Ask for up to `max_groups` and wait at most `timeout_s`; may be empty."""
+        with self._changed:
+            self._wanted = max_groups
+            self._ask()
+            self._changed.wait_for(lambda: bool(self._work), timeout_s)
+            taken, self._wanted = list(self._work.values())[:max_groups], 0
+            return taken
+
+    def deliver(self, groups: Sequence[ScoredGroup]) -> None:
+        """Send finished groups; they are repeated until acknowledged."""
+        with self._changed:
+            for group in groups:
+                self._work.pop(group.ticket, None)
+                self._undelivered[group.ticket] = group
+            self._send(list(groups))
+
+    def give_up(self, items: Sequence[WorkItem]) -> None:
+        """Forget work that cannot be done; the learner grants it anew."""
+        with self._changed:
+            for item in items:
+                self._work.pop(item.ticket, None)
+
+    def on_message(self, body: bytes) -> None:
+        """Take an answer of the learner."""
+        try:
+            message = decode(body, learner_message_decoder)
+        except RecordError:
+            self.malformed += 1
+            return
+        with self._changed:
+            self._heard_s = self._clock()
+            self._notice = message.weights
+            if isinstance(message, WorkGrant):
+                fresh = [item for item in message.items if item.ticket not in self._undelivered]
+                self._work.update({item.ticket: item for item in fresh})
+            else:
+                for ticket in message.tickets:
+                    self._undelivered.pop(ticket, None)
+            self._changed.notify_all()
+
+    def on_tick(self, now_s: float) -> None:
+        """Repeat what was not answered; after long silence look for the learner again."""
+        with self._changed:
+            waiting = bool(self._undelivered) or (self._wanted > 0 and not self._work)
+            if self._undelivered and now_s - self._sent_s > REPEAT_S:
+                self._send(list(self._undelivered.values()))
+            if self._wanted and not self._work and now_s - self._asked_s > REPEAT_S:
+                self._ask()
+            silent = waiting and now_s - self._heard_s > SILENCE_S
+            if silent:
+                self._heard_s = now_s
+        if silent:
+            self._reconnect()
+
+    def _ask(self) -> None:
+        self._asked_s = self._clock()
+        holding = [*self._work, *self._undelivered]
+        request = WorkRequest(
+            worker=self._worker,
+            incarnation=self._incarnation,
+            max_groups=max(0, self._wanted - len(self._work)),
+            holding=holding,
+        )
+        self._post(encode(request))
+
+    def _send(self, groups: list[ScoredGroup]) -> None:
+        self._sent_s = self._clock()
+        self._post(encode(Groups(worker=self._worker, groups=groups)))

@@ -1,0 +1,122 @@
+"""The life of a rollout worker: get work within the lease, take new weights, sample, publish, deliver."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from mrl.errors import PeerLost, WeightsError
+from mrl.metrics.telemetry import Telemetry
+from mrl.records.rollouts import ScoredGroup, WorkItem
+from mrl.rollout.link import WorkerLink
+from mrl.rollout.sampling import Sampler
+
+WAIT_SLICE_S = 0.5
+LEARNER_BOUND_S = 600.0
+
+log = structlog.get_logger()
+
+
+@dataclass
+class WorkerTotals:
+    """Counted since the worker started."""
+
+    groups: int = 0
+    tokens: int = 0
+    slot_seconds: float = 0.0
+    busy_s: float = 0.0
+    idle_s: float = 0.0
+    weights_refused: int = 0
+    gap_nats: float = 0.0
+    update_s: float = 0.0
+
+
+class RolloutLoop:
+    """One worker around one engine. `slots()` says how many requests the lease allows now."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        link: WorkerLink,
+        telemetry: Telemetry,
+        *,
+        group_size: int,
+        slots: Callable[[], int],
+        publish: Callable[[Sequence[ScoredGroup]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sampler, self._link, self._telemetry = sampler, link, telemetry
+        self._group_size, self._slots, self._publish, self._clock = group_size, slots, publish, clock
+        self._learner = f"learner/{sampler.policy}"
+        self.totals = WorkerTotals()
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Work until `stopping`."""
+        started_s = self._clock()
+        while not stopping():
+            items = self._get_work(stopping)
+            if not items or not self._take_weights():
+                self._link.give_up(items)
+                continue
+            self._telemetry.doing("sampling")
+            began_s = self._clock()
+            groups = self._sampler.sample(items)
+            self._publish(groups)
+            self._link.deliver(groups)
+            self._account(groups, self._clock() - began_s, self._clock() - started_s)
+
+    def _get_work(self, stopping: Callable[[], bool]) -> list[WorkItem]:
+        began_s = self._clock()
+        items: list[WorkItem] = []
+        with self._telemetry.awaiting("work", whom=self._learner, bound_s=LEARNER_BOUND_S):
+            while not items and not stopping():
+                max_groups = self._slots() // self._group_size
+                if max_groups:
+                    items = self._link.take_work(max_groups, WAIT_SLICE_S)
+                else:
+                    self._wait_for_lease()
+                if self._clock() - began_s > LEARNER_BOUND_S:
+                    raise PeerLost(f"no work from {self._learner} within {LEARNER_BOUND_S:.0f} s")
+        self.totals.idle_s += self._clock() - began_s
+        return items
+
+    def _wait_for_lease(self) -> None:
+        with self._telemetry.awaiting("lease", whom="allocator", bound_s=LEARNER_BOUND_S):
+            time.sleep(0.05)
+
+    def _take_weights(self) -> bool:
+        """Serve the newest weights; whether the engine serves anything that may be trained on."""
+        notice, engine = self._link.notice, self._sampler.engine
+        if notice is not None and notice.version != engine.version:
+            try:
+                installed = engine.install(Path(notice.manifest_path))
+            except WeightsError as error:
+                self.totals.weights_refused += 1
+                log.warning("weights refused", version=str(notice.version), reason=str(error))
+            else:
+                self.totals.gap_nats, self.totals.update_s = installed.gap_nats, installed.seconds
+        return engine.version is not None
+
+    def _account(self, groups: Sequence[ScoredGroup], batch_s: float, life_s: float) -> None:
+        totals = self.totals
+        tokens = sum(span.num_tokens for group in groups for a in group.answers for span in a.versions)
+        totals.groups += len(groups)
+        totals.tokens += tokens
+        totals.busy_s += batch_s
+        totals.slot_seconds += batch_s * sum(len(group.answers) for group in groups)
+        self._telemetry.metrics(
+            max(group.newest.step for group in groups),
+            {
+                "rate/rollout_tokens_s": totals.tokens / life_s,
+                "rollout/groups": totals.groups,
+                "rollout/tokens": totals.tokens,
+                "rollout/slots": self._slots(),
+                "rollout/busy_share": totals.busy_s / life_s,
+                "rollout/idle_s": totals.idle_s,
+                "weights/canary_max_abs_nats": totals.gap_nats,
+                "weights/update_s": totals.update_s,
+                "weights/refused": totals.weights_refused,
+            },
+        )
