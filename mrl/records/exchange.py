@@ -61,7 +61,7 @@ class Announce(_FromClient, frozen=True, kw_only=True, tag="announce"):
 class Fetch(_FromClient, frozen=True, kw_only=True, tag="fetch"):
     """Who of the others succeeded on these prompts? At most `limit` records per prompt, at most `max_age_versions` old.
 
-    With `watch` the daemon goes on delivering successes on prompts for which it had none, until `limit` or Unwatch.
+    With `watch` the daemon goes on delivering later successes on each prompt, until it has had `limit` or Unwatch.
     A Fetch with a `seq` above 0 is answered even when there is nothing to deliver.
     """
 

@@ -1,0 +1,133 @@
+"""What `tokenizer.json` says about how ids and bytes belong together.
+
+The kind is told by the decoder, because the decoder is what turns pieces into text; class names mislead.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mrl.errors import ModelFolderError
+
+Kind = Literal["byte_level", "metaspace"]
+METASPACE = "\u2581"
+DETERMINING = ("model", "normalizer", "pre_tokenizer", "decoder", "added_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFile:
+    """A parsed `tokenizer.json`, with its kind and whether encoding puts one phantom space before every text."""
+
+    path: Path
+    content: Mapping[str, Any]
+    kind: Kind
+    has_dummy_prefix: bool
+
+    @property
+    def pieces(self) -> dict[int, str]:
+        """Id -> piece of the model's vocabulary, added tokens not considered."""
+        return {index: piece for piece, index in self.content["model"]["vocab"].items()}
+
+    @property
+    def added_tokens(self) -> list[Mapping[str, Any]]:
+        """The added tokens, each with `id`, `content` and `special`."""
+        return list(self.content.get("added_tokens") or [])
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of everything that determines which bytes an id stands for and which ids a text gets.
+
+        Padding, truncation, templates and the layout of the file do not count.
+        """
+        determining = {key: self.content.get(key) for key in DETERMINING}
+        model = dict(self.content["model"])
+        model["merges"] = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+        text = json.dumps(determining | {"model": model}, sort_keys=True, separators=(",", ":"))
+        return "blake2b:" + hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
+
+    def exact_json(self) -> str:
+        """The content for an encoder that adds and drops nothing: no dummy prefix, template, truncation or padding."""
+        inert = {"post_processor": None, "truncation": None, "padding": None}
+        plain = {key: _without_prefix(self.content.get(key)) for key in ("normalizer", "pre_tokenizer")}
+        return json.dumps(dict(self.content) | inert | plain)
+
+
+def read_tokenizer_file(folder: Path) -> TokenizerFile:
+    """Read `folder/tokenizer.json`.
+
+    Raises ModelFolderError when it is missing, malformed, or of a kind whose bytes cannot be known exactly.
+    """
+    path = folder / "tokenizer.json"
+    content = _read_json(path)
+    model = content.get("model") or {}
+    decoders = list(_steps(content.get("decoder")))
+    names = {step.get("type") for step in decoders}
+    if model.get("type") != "BPE" or not isinstance(model.get("vocab"), dict):
+        raise _refused(path, f"model {model.get('type')}")
+    if "ByteLevel" in names:
+        return TokenizerFile(path, content, "byte_level", has_dummy_prefix=False)
+    if model.get("byte_fallback") and names & {"ByteFallback", "Metaspace"}:
+        return TokenizerFile(path, content, "metaspace", has_dummy_prefix=_strips_prefix(decoders))
+    raise _refused(path, f"decoder {'+'.join(sorted(map(str, names))) or 'none'}")
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        cure = "save the tokenizer in its fast form (save_pretrained)"
+        raise ModelFolderError("cannot read the tokenizer", where=str(path), got=error.strerror, cure=cure) from error
+    except ValueError as error:
+        raise ModelFolderError("the tokenizer is no valid JSON", where=str(path), got=str(error)) from error
+    if not isinstance(content, dict):
+        raise ModelFolderError("the tokenizer is no JSON object", where=str(path), got=type(content).__name__)
+    return content
+
+
+def _refused(path: Path, got: str) -> ModelFolderError:
+    return ModelFolderError(
+        "a tokenizer of this kind cannot be aligned exactly",
+        where=str(path),
+        got=got,
+        wanted="byte-level BPE, or metaspace BPE with byte fallback",
+        cure="use a model of another family, or sharing.regime = 'independent' without this policy",
+    )
+
+
+def _steps(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    """The steps of a normalizer, pre-tokenizer or decoder, sequences unrolled."""
+    if part is None:
+        return
+    if part.get("type") != "Sequence":
+        yield part
+    for key in ("decoders", "normalizers", "pretokenizers"):
+        for step in part.get(key) or []:
+            yield from _steps(step)
+
+
+def _strips_prefix(decoders: list[Mapping[str, Any]]) -> bool:
+    for step in decoders:
+        if step.get("type") == "Strip" and step.get("content") in (" ", METASPACE) and step.get("start"):
+            return True
+        if step.get("type") == "Metaspace" and step.get("prepend_scheme", "always") != "never":
+            return True
+    return False
+
+
+def _without_prefix(part: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The same normalizer or pre-tokenizer with every step that adds a leading space disarmed."""
+    if part is None or part.get("type") == "Prepend":
+        return None
+    changed = dict(part)
+    for key in ("normalizers", "pretokenizers"):
+        if key in changed:
+            kept = [_without_prefix(step) for step in changed[key]]
+            changed[key] = [step for step in kept if step is not None]
+    if changed.get("type") == "Metaspace":
+        changed["prepend_scheme"] = "never"
+    if changed.get("type") == "ByteLevel":
+        changed["add_prefix_space"] = False
+    return changed

@@ -1,0 +1,219 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from mrl.alignment.receiver import Receiver, Rejected, Retokenized, load_receiver
+from mrl.alignment.tokenizer_file import read_tokenizer_file
+from mrl.errors import ModelFolderError
+
+KINDS = ["byte_level", "byte_level_nfc", "byte_level_prefix_space"]
+KINDS += ["metaspace", "metaspace_prepend", "metaspace_first", "metaspace_always"]
+TEXTS = [
+    "reverse: yah",
+    " leading space",
+    "  two leading",
+    "trailing ",
+    "a\nb\r\n\tc",
+    "caf\u00e9 \u6f22\u5b57 \U0001f469\u200d\U0001f52c",
+    "<|im_end|></s><unk><tool><th\u00efnk>",
+    "\u0120 <0x0A>",
+    "yah<tool>yah",
+]
+
+
+@pytest.fixture(params=KINDS)
+def receiver(request, folders):
+    return load_receiver(folders[request.param])
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_retokenized_text_joins_to_the_same_bytes(receiver, text):
+    """What is emitted stands for exactly the bytes that were given, leading spaces and special literals included."""
+    result = receiver.retokenize(text.encode(), finished=False, max_tokens=1000)
+    assert isinstance(result, Retokenized)
+    assert result.token_ids.dtype == np.int32
+    assert receiver.completion_bytes(result.token_ids) == text.encode()
+    assert not receiver.table.special_ids & set(result.token_ids.tolist())
+
+
+def test_any_text_is_exact_or_rejected(folders):
+    """Over arbitrary Unicode no receiver emits other bytes, and without a normalizer nothing is lost."""
+    receivers = {kind: load_receiver(folders[kind]) for kind in KINDS}
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.text(min_size=1, max_size=40))
+    def check(text):
+        for kind, receiver in receivers.items():
+            result = receiver.retokenize(text.encode("utf-8", "surrogatepass"), finished=False, max_tokens=10_000)
+            if isinstance(result, Retokenized):
+                assert receiver.completion_bytes(result.token_ids) == text.encode()
+            else:
+                assert kind not in ("byte_level",) or result.reason == "utf8"
+
+    check()
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "metaspace", "metaspace_prepend"])
+def test_ids_are_those_of_the_tokenizer(folders, tokenizers_by_kind, kind):
+    """A plain text gets the ids that the unchanged tokenizer gives it."""
+    text = "reverse: yah and 12 + 34"
+    result = load_receiver(folders[kind]).retokenize(text.encode(), finished=False, max_tokens=100)
+    assert result.token_ids.tolist() == tokenizers_by_kind[kind].encode(text, add_special_tokens=False).ids
+
+
+def test_finished_text_gets_own_eos(receiver):
+    """The own EOS closes a finished text, counts towards the limit, and has no bytes."""
+    open_ids = receiver.retokenize(b"reverse: yah", finished=False, max_tokens=100).token_ids
+    closed_ids = receiver.retokenize(b"reverse: yah", finished=True, max_tokens=100).token_ids
+    assert closed_ids.tolist() == [*open_ids.tolist(), receiver.eos_id]
+    assert receiver.completion_bytes(closed_ids) == b"reverse: yah"
+    assert isinstance(receiver.retokenize(b"reverse: yah", finished=True, max_tokens=len(closed_ids)), Retokenized)
+    assert receiver.retokenize(b"reverse: yah", finished=True, max_tokens=len(open_ids)) == Rejected("too_long")
+
+
+def test_empty_text_is_rejected(receiver):
+    """There is nothing to imitate in an empty answer."""
+    assert receiver.retokenize(b"", finished=True, max_tokens=10) == Rejected("empty")
+
+
+def test_cut_character_is_rejected(receiver):
+    """Bytes that end inside a character are no text."""
+    assert receiver.retokenize("ok \U0001f469".encode()[:-1], finished=False, max_tokens=99) == Rejected("utf8")
+
+
+def test_nfc_receiver_rejects_what_it_would_change(folders):
+    """A decomposed e-acute is changed by an NFC tokenizer, and only by it."""
+    decomposed = "cafe\u0301".encode()
+    nfc = load_receiver(folders["byte_level_nfc"]).retokenize(decomposed, finished=False, max_tokens=99)
+    assert nfc == Rejected("bytes_differ")
+    plain = load_receiver(folders["byte_level"]).retokenize(decomposed, finished=False, max_tokens=99)
+    assert isinstance(plain, Retokenized)
+
+
+def test_literal_metaspace_is_rejected(folders):
+    """A literal metaspace character would come back as a space."""
+    result = load_receiver(folders["metaspace"]).retokenize("a\u2581b".encode(), finished=False, max_tokens=99)
+    assert result == Rejected("bytes_differ")
+
+
+def test_silent_id_in_the_result_is_rejected(folders, tokenizers_by_kind):
+    """A special id or an EOS that the model itself would emit for plain text never comes out."""
+    file = read_tokenizer_file(folders["byte_level"])
+    receiver = Receiver(file, eos_ids=(tokenizers_by_kind["byte_level"].token_to_id("y"),))
+    assert receiver.retokenize(b"y", finished=True, max_tokens=9) == Rejected("special_out")
+    assert isinstance(receiver.retokenize(b"a", finished=True, max_tokens=9), Retokenized)
+
+
+def test_own_ids_become_bytes_through_the_table(folders, tokenizers_by_kind):
+    """Own ids give their bytes, EOS, holes and embedding padding give none, and a cut character stays cut."""
+    receiver = load_receiver(folders["byte_level"])
+    ids = tokenizers_by_kind["byte_level"].encode("yah \U0001f469").ids
+    assert receiver.completion_bytes([*ids, receiver.eos_id, 10**6]) == "yah \U0001f469".encode()
+    assert receiver.completion_bytes(ids[:-1]) == "yah \U0001f469".encode()[: -len(receiver.table.pieces[ids[-1]])]
+    with pytest.raises(ValueError, match="negative"):
+        receiver.completion_bytes([-1])
+
+
+def test_phantom_space_is_taken_off_once(folders):
+    """With a dummy prefix the first space of own ids is no text, the second is."""
+    receiver = load_receiver(folders["metaspace_prepend"])
+    space = receiver.table.pieces.index(b" ")
+    assert receiver.completion_bytes([space]) == b""
+    assert receiver.completion_bytes([receiver.eos_id, space, space]) == b" "
+    assert load_receiver(folders["metaspace"]).completion_bytes([space]) == b" "
+
+
+def test_non_special_added_token_is_used(folders, tokenizers_by_kind):
+    """A non-special added token stands for its literal UTF-8, not for the character map."""
+    receiver = load_receiver(folders["byte_level"])
+    result = receiver.retokenize("<th\u00efnk>".encode(), finished=False, max_tokens=9)
+    assert result.token_ids.tolist() == [tokenizers_by_kind["byte_level"].token_to_id("<th\u00efnk>")]
+
+
+def test_truncation_and_padding_of_the_file_are_ignored(folders, tmp_path):
+    """A tokenizer file that truncates or pads does not do so here."""
+    tokenizer = Tokenizer.from_file(str(folders["byte_level"] / "tokenizer.json"))
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=64)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text((folders["byte_level"] / "config.json").read_text())
+    result = load_receiver(tmp_path).retokenize(b"reverse: yah", finished=False, max_tokens=99)
+    assert result.token_ids.size > 2
+    assert load_receiver(tmp_path).fingerprint == load_receiver(folders["byte_level"]).fingerprint
+
+
+def test_fingerprint_tells_tokenizers_apart(folders):
+    """Equal content gives equal fingerprints; another normalizer, prefix or vocabulary gives another one."""
+    fingerprints = {kind: load_receiver(folders[kind]).fingerprint for kind in KINDS}
+    assert len(set(fingerprints.values())) == len(KINDS)
+    assert fingerprints["metaspace"] == load_receiver(folders["metaspace"]).fingerprint
+    assert all(len(value) <= 128 for value in fingerprints.values())
+
+
+def test_fingerprint_ignores_the_form_of_merges(folders, tmp_path):
+    """Merges written as pairs or as strings are the same merges."""
+    content = json.loads((folders["byte_level"] / "tokenizer.json").read_text())
+    content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content, indent=3))
+    (tmp_path / "config.json").write_text((folders["byte_level"] / "config.json").read_text())
+    assert load_receiver(tmp_path).fingerprint == load_receiver(folders["byte_level"]).fingerprint
+
+
+def test_wordpiece_is_refused(save_folder):
+    """Kinds whose bytes cannot be known exactly are refused with one clear line."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=100, special_tokens=["[UNK]", "</s>"], show_progress=False)
+    tokenizer.train_from_iterator(["a small text"], trainer)
+    with pytest.raises(ModelFolderError, match=r"cannot be aligned exactly.*WordPiece.*byte-level BPE"):
+        load_receiver(save_folder(tokenizer))
+
+
+@pytest.mark.parametrize("normalizer", [normalizers.NFKC(), normalizers.Lowercase()], ids=["nfkc", "lowercase"])
+def test_probe_refuses_a_normalizer_that_changes_text(save_folder, folders, normalizer):
+    """A tokenizer of a supported kind that does not reproduce the probes is refused at load."""
+    tokenizer = Tokenizer.from_file(str(folders["byte_level"] / "tokenizer.json"))
+    tokenizer.normalizer = normalizer
+    with pytest.raises(ModelFolderError, match=r"byte for byte.*bytes_differ"):
+        load_receiver(save_folder(tokenizer))
+
+
+def test_missing_byte_tokens_are_refused(save_folder, make_metaspace):
+    """Byte fallback with holes cannot express every text."""
+    with pytest.raises(ModelFolderError, match="byte for byte"):
+        load_receiver(save_folder(make_metaspace(num_bytes=128)))
+
+
+def test_missing_or_broken_files_say_so(tmp_path):
+    """A folder without tokenizer.json, or with a broken one, is the user's to cure."""
+    with pytest.raises(ModelFolderError, match=r"tokenizer\.json: cannot read"):
+        load_receiver(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelFolderError, match="no valid JSON"):
+        load_receiver(tmp_path)
+
+
+def test_eos_of_the_tokenizer_is_preferred_among_several(folders, tmp_path, tokenizers_by_kind):
+    """Of several EOS ids the one that the tokenizer's configuration names closes own texts; all of them are known."""
+    tokenizer = tokenizers_by_kind["byte_level"]
+    named = tokenizer.token_to_id("<|im_end|>")
+    (tmp_path / "tokenizer.json").write_text((folders["byte_level"] / "tokenizer.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 7}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, named]}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|im_end|>"}}))
+    assert load_receiver(tmp_path).eos_ids == (named, 5)
+
+
+def test_eos_comes_from_the_tokenizer_config_when_no_other_has_one(folders, tmp_path, tokenizers_by_kind):
+    """Without eos_token_id anywhere, eos_token is looked up; without both the folder is refused."""
+    (tmp_path / "tokenizer.json").write_text((folders["byte_level"] / "tokenizer.json").read_text())
+    with pytest.raises(ModelFolderError, match="no EOS"):
+        load_receiver(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    assert load_receiver(tmp_path).eos_id == tokenizers_by_kind["byte_level"].token_to_id("<|im_end|>")

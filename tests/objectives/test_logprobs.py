@@ -1,0 +1,55 @@
+import pytest
+import torch
+
+from mrl.objectives.logprobs import token_logprobs
+
+
+def make_inputs(dtype=torch.float64):
+    generator = torch.Generator().manual_seed(11)
+    hidden = torch.randn(13, 8, generator=generator, dtype=dtype).requires_grad_()
+    head = torch.randn(29, 8, generator=generator, dtype=dtype).requires_grad_()
+    return hidden, head, torch.randint(0, 29, (13,), generator=generator)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 5, 13, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_chunks_equal_the_full_log_softmax(chunk_tokens, temperature):
+    """Values and gradients do not depend on the chunk, and are those of log_softmax over all logits."""
+    hidden, head, targets = make_inputs(torch.float32)
+    full = torch.log_softmax(hidden @ head.T / temperature, dim=-1)[torch.arange(13), targets]
+    direction = torch.linspace(-1, 1, 13)
+    expected = torch.autograd.grad((full * direction).sum(), (hidden, head))
+    chunked = token_logprobs(hidden, head, targets, temperature=temperature, chunk_tokens=chunk_tokens)
+    found = torch.autograd.grad((chunked * direction).sum(), (hidden, head))
+    torch.testing.assert_close(chunked, full, rtol=0, atol=2e-6)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-6)
+
+
+def test_half_precision_is_reduced_in_float32():
+    """bfloat16 hidden states give float32 log-probabilities, normalised as such."""
+    hidden, head, _ = make_inputs(torch.bfloat16)
+    every = torch.stack(
+        [
+            token_logprobs(hidden, head, torch.full((13,), token), temperature=1.0, chunk_tokens=4).detach()
+            for token in range(29)
+        ]
+    )
+    assert every.dtype == torch.float32
+    torch.testing.assert_close(every.logsumexp(0), torch.zeros(13), rtol=0, atol=1e-5)
+
+
+def test_no_grad_gives_the_same_values():
+    """Scoring without gradient takes the same path of numbers."""
+    hidden, head, targets = make_inputs()
+    with torch.no_grad():
+        silent = token_logprobs(hidden, head, targets, temperature=0.8, chunk_tokens=4)
+    loud = token_logprobs(hidden, head, targets, temperature=0.8, chunk_tokens=4)
+    assert not silent.requires_grad
+    assert torch.equal(silent, loud.detach())
+
+
+def test_no_tokens_give_no_logprobs():
+    """A batch without answer tokens is legal."""
+    hidden, head, targets = make_inputs()
+    assert token_logprobs(hidden[:0], head, targets[:0], temperature=1.0, chunk_tokens=4).shape == (0,)

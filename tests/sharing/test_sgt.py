@@ -1,0 +1,276 @@
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from mrl.records.codec import decode, encode
+from mrl.records.experience import experience_decoder
+from mrl.records.version import Version, VersionSpan
+from mrl.sharing.independent import IndependentParameters, IndependentRegime
+from mrl.sharing.regime import Author, Rescue
+
+ROW_ARRAYS = ("prompt_token_ids", "answer_token_ids", "advantages", "weights", "behaviour_logprobs")
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def absorb_failed(regime, group, received, step=0, seed=0):
+    """Ask for a group and absorb it at once."""
+    regime.asks(group)
+    return regime.absorb([group], received, step=step, rng=rng(seed))
+
+
+def test_without_rescue_it_is_independent_bit_for_bit(make_sgt, make_group, make_success):
+    """With no rescue the rows, their credit and their denominator are those of GRPO, and the generator is untouched."""
+    groups = [make_group([1, 0, 0.5, 1], f"p{i}") for i in range(3)] + [make_group([0] * 4, "q")]
+    sgt, alone = make_sgt(), IndependentRegime(IndependentParameters(), policy="own")
+    for group in groups:
+        sgt.asks(group)
+    generator = rng()
+    found = sgt.absorb(groups, [make_success(prompt_id="elsewhere")], step=0, rng=generator)
+    expected = alone.absorb(groups, [], step=0, rng=rng())
+    assert len(found.examples) == len(expected.examples) == 12
+    for one, other in zip(found.examples, expected.examples, strict=True):
+        assert all(getattr(one, name).tobytes() == getattr(other, name).tobytes() for name in ROW_ARRAYS)
+        assert (one.component, one.prompt_id, one.source) == (other.component, other.prompt_id, other.source)
+    assert found.denominators == expected.denominators | {"rescue": 1.0}
+    assert generator.bit_generator.state == rng().bit_generator.state
+
+
+def test_failed_group_is_rescued(make_sgt, make_group, make_success, receiver):
+    """A peer success on a failed prompt becomes one imitation row in own tokens, closed by the own EOS."""
+    absorbed = absorb_failed(make_sgt(), make_group([0, 0]), [make_success(age=4)])
+    (row,) = absorbed.examples
+    expected = receiver.retokenize(b"reverse: yah", finished=True, max_tokens=64).token_ids
+    assert row.answer_token_ids.tolist() == expected.tolist()
+    assert row.prompt_token_ids.tolist() == [1, 2, 3]
+    assert (row.component, row.source, row.behaviour_logprobs) == ("rescue", "peer", None)
+    assert row.weights.tolist() == [np.float32(1 / len(expected))] * len(expected)
+    assert not row.advantages.any()
+    assert absorbed.denominators == {"policy_gradient": 2.0, "rescue": 1.0}
+    assert absorbed.rescued == [Rescue("p", "peer", b"reverse: yah")]
+    assert absorbed.forget == ["p"]
+    assert absorbed.counts["sharing/rescues"] == absorbed.counts["sharing/hit_prompts"] == 1
+    assert absorbed.counts["sharing/rescue_tokens"] == len(expected)
+    assert absorbed.counts["sharing/rescue_age_versions"] == 4
+    assert absorbed.counts["sharing/hit_rate_from/peer"] == 1
+
+
+@pytest.mark.parametrize(("rewards", "asked"), [([0, 0.99], ["p"]), ([0, 1.0], []), ([1, 1], [])])
+def test_only_groups_that_failed_as_a_whole_ask(make_sgt, make_group, rewards, asked):
+    """One full reward is enough not to need help; partial credit is not."""
+    regime = make_sgt()
+    assert regime.asks(make_group(rewards)) == asked
+    assert regime.awaited() == asked
+
+
+def test_success_that_comes_later_rescues_once(make_sgt, make_group, make_success):
+    """A failure waits within the gate, is rescued by the first batch after a success came, and then is done."""
+    regime = make_sgt(gate_age_versions=3)
+    assert absorb_failed(regime, make_group([0, 0], step=5), [], step=5).examples == []
+    late = regime.absorb([], [make_success()], step=8, rng=rng())
+    assert [row.component for row in late.examples] == ["rescue"]
+    again = regime.absorb([], [make_success()], step=8, rng=rng())
+    assert again.examples == []
+    assert again.counts["regime/ignored_not_pending"] == 1
+
+
+def test_success_after_the_gate_is_too_late(make_sgt, make_group, make_success):
+    """Past the gate the failure has expired, is forgotten, and lowers the hit rate."""
+    regime = make_sgt(gate_age_versions=3)
+    absorb_failed(regime, make_group([0, 0], step=5), [], step=5)
+    late = regime.absorb([], [make_success()], step=9, rng=rng())
+    assert late.examples == []
+    assert late.forget == ["p"]
+    assert late.counts["sharing/expired_prompts"] == 1
+    assert late.counts["sharing/hit_rate"] == 0
+
+
+def test_failing_again_refreshes_the_wait(make_sgt, make_group, make_success):
+    """The gate counts from the newest failure."""
+    regime = make_sgt(gate_age_versions=3)
+    absorb_failed(regime, make_group([0, 0], step=5), [], step=5)
+    assert regime.asks(make_group([0, 0], step=8)) == ["p"]
+    absorbed = regime.absorb([], [make_success()], step=11, rng=rng())
+    assert len(absorbed.rescued) == 1
+    assert absorbed.counts["sharing/asked_prompts"] == 0
+
+
+def test_own_success_supersedes(make_sgt, make_group, make_success):
+    """A newer own success ends the wait; the prompt is forgotten, and settles nothing."""
+    regime = make_sgt()
+    regime.asks(make_group([0, 0], step=5))
+    regime.asks(make_group([0, 1], step=6))
+    absorbed = regime.absorb([], [make_success()], step=6, rng=rng())
+    assert absorbed.rescued == []
+    assert absorbed.forget == ["p"]
+    assert absorbed.counts["regime/superseded_prompts"] == 1
+    assert "sharing/hit_rate" not in absorbed.counts
+
+
+def test_pending_table_is_bounded(make_sgt, make_group):
+    """On overflow the oldest failures expire and are forgotten."""
+    regime = make_sgt(max_pending=2)
+    for number in range(5):
+        regime.asks(make_group([0], f"p{number}"))
+    assert regime.awaited() == ["p3", "p4"]
+    absorbed = regime.absorb([], [], step=0, rng=rng())
+    assert absorbed.forget == ["p0", "p1", "p2"]
+    assert absorbed.counts["sharing/expired_prompts"] == 3
+    assert absorbed.counts["sharing/pending_prompts"] == 2
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ({"source": "own"}, "own"),
+        ({"reward": 0.9}, "failed"),
+        ({"finished": False}, "unfinished"),
+        ({"age": 8}, "stale"),
+        ({"prompt_id": "other"}, "not_pending"),
+    ],
+)
+def test_unusable_records_are_ignored_and_counted(make_sgt, make_group, make_success, how, reason):
+    """Own records, failures, cut answers, stale ones and those of other prompts are counted and not used."""
+    absorbed = absorb_failed(make_sgt(max_age_versions=7), make_group([0, 0]), [make_success(**how)])
+    assert absorbed.examples == []
+    assert absorbed.counts[f"regime/ignored_{reason}"] == 1
+
+
+def test_unfinished_answers_can_be_allowed(make_sgt, make_group, make_success, receiver):
+    """With finished_only off, a cut answer is imitated without an EOS."""
+    absorbed = absorb_failed(make_sgt(finished_only=False), make_group([0]), [make_success(finished=False)])
+    assert receiver.eos_id not in absorbed.examples[0].answer_token_ids
+
+
+def test_rejected_text_is_counted_and_another_success_is_tried(make_sgt, make_group, make_success):
+    """A success that cannot be expressed in own tokens does not cost the rescue while there is another one."""
+    for seed in range(8):
+        received = [make_success(b"\xff"), make_success(b"x" * 500), make_success(b"good")]
+        absorbed = absorb_failed(make_sgt(), make_group([0, 0]), received, seed=seed)
+        assert [rescue.completion for rescue in absorbed.rescued] == [b"good"]
+        tried = absorbed.counts.get("regime/rejected_utf8", 0) + absorbed.counts.get("regime/rejected_too_long", 0)
+        assert absorbed.counts["align/rejected"] == tried <= 2
+
+
+def test_prompt_stays_pending_when_all_are_rejected(make_sgt, make_group, make_success):
+    """Without a usable text there is no rescue, and the wait goes on."""
+    regime = make_sgt()
+    absorbed = absorb_failed(regime, make_group([0, 0]), [make_success(b"\xff")])
+    assert absorbed.examples == absorbed.forget == []
+    assert absorbed.counts["align/rejected"] == absorbed.counts["regime/rejected_utf8"] == 1
+    assert regime.awaited() == ["p"]
+
+
+def test_choice_among_successes_is_uniform(make_sgt, make_group, make_success):
+    """Every received success is drawn equally often, whoever sent it, and the hit counts for its source."""
+    drawn = Counter()
+    generator = rng(5)
+    for _ in range(1500):
+        regime, group = make_sgt(), make_group([0, 0])
+        regime.asks(group)
+        sent = [(b"one", "a"), (b"two", "a"), (b"three", "b")]
+        received = [make_success(text, source=source) for text, source in sent]
+        absorbed = regime.absorb([group], received, step=0, rng=generator)
+        (rescue,) = absorbed.rescued
+        assert absorbed.counts[f"sharing/hit_rate_from/{rescue.source}"] == 1
+        drawn[rescue.completion] += 1
+    expected, tolerance = 500, 4 * np.sqrt(1500 * (1 / 3) * (2 / 3))
+    assert all(abs(drawn[text] - expected) < tolerance for text in (b"one", b"two", b"three"))
+
+
+def test_several_successes_share_the_weight_of_one(make_sgt, make_group, make_success):
+    """With successes_per_rescue = 2 two distinct texts are used, and the prompt still counts once."""
+    received = [make_success(b"one"), make_success(b"one"), make_success(b"one"), make_success(b"two")]
+    for seed in range(8):
+        absorbed = absorb_failed(make_sgt(successes_per_rescue=2), make_group([0, 0]), received, seed=seed)
+        assert {rescue.completion for rescue in absorbed.rescued} == {b"one", b"two"}
+        assert [row.weights.sum() for row in absorbed.examples] == pytest.approx([0.5, 0.5])
+        assert absorbed.denominators["rescue"] == 1
+        assert absorbed.counts["sharing/hit_prompts"] == 1
+
+
+@pytest.mark.parametrize(("normaliser", "expected"), [("rescues", 2.0), ("prompts", 3.0)])
+def test_normaliser_counts_rescues_or_prompts(make_sgt, make_group, make_success, normaliser, expected):
+    """Rescues of pending prompts count like those of the batch; "prompts" counts the own groups of the batch."""
+    regime = make_sgt(normaliser=normaliser)
+    absorb_failed(regime, make_group([0], "earlier"), [])
+    groups = [make_group([0], "now"), make_group([0], "a"), make_group([0, 1], "b")]
+    for group in groups:
+        regime.asks(group)
+    received = [make_success(prompt_id="earlier"), make_success(prompt_id="now")]
+    absorbed = regime.absorb(groups, received, step=1, rng=rng())
+    assert absorbed.denominators["rescue"] == expected
+    assert absorbed.counts["sharing/rescues"] == 2
+
+
+def test_state_survives_json(make_sgt, make_group, make_success):
+    """A regime restored from JSON does what the original does."""
+    original = make_sgt(max_pending=3)
+    for number in range(5):
+        original.asks(make_group([0], f"p{number}", step=number))
+    original.absorb([], [make_success(prompt_id="p4")], step=4, rng=rng())
+    original.asks(make_group([0, 1], "p3", step=5))
+    original.asks(make_group([0], "p9", step=5))
+    restored = make_sgt(max_pending=3)
+    restored.restore(json.loads(json.dumps(original.state())))
+    assert restored.awaited() == original.awaited() == ["p2", "p9"]
+    received = [make_success(prompt_id="p2"), make_success(prompt_id="p9", source="other")]
+    one, other = (regime.absorb([], received, step=6, rng=rng(1)) for regime in (original, restored))
+    assert one.counts == other.counts
+    assert one.forget == other.forget == ["p3", "p2", "p9"]
+    assert one.rescued == other.rescued
+    assert [row.prompt_id for row in one.examples] == [row.prompt_id for row in other.examples] == ["p2", "p9"]
+    assert [row.prompt_token_ids.tolist() for row in other.examples] == [[1, 2, 3]] * 2
+    assert restored.state() == original.state()
+
+
+def author():
+    ids = iter(range(100))
+    return Author("own", "print", "exact", lambda: f"id{next(ids)}", 12.5)
+
+
+def test_publish_gives_one_finished_success(make_sgt, make_group):
+    """A group with successes publishes the first finished one, tagged with who, what and when."""
+    (record,) = make_sgt().publish(make_group([0, 1, 1], "q", step=7), author())
+    assert (record.completion, record.prompt_id, record.task, record.reward) == (b"answer 1", "q", "words", 1.0)
+    assert (record.source, record.fingerprint, record.verifier) == ("own", "print", "exact")
+    assert (record.oldest, record.newest, record.record_id) == (Version(0, 7), Version(0, 7), "id0")
+    assert (record.created_unix_s, record.finished) == (12.5, True)
+    assert decode(encode(record), experience_decoder) == record
+
+
+def test_publish_dates_an_answer_by_its_oldest_and_newest_token(make_sgt, make_group):
+    """An answer that was sampled across a weight update carries both versions."""
+    group = make_group([1])
+    spans = [VersionSpan(1, Version(0, 4)), VersionSpan(1, Version(0, 6))]
+    group = structs.replace(group, answers=[structs.replace(group.answers[0], versions=spans)])
+    (record,) = make_sgt().publish(group, author())
+    assert (record.oldest, record.newest) == (Version(0, 4), Version(0, 6))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "how"),
+    [
+        ([0, 0.5], {}),
+        ([1, 1], {"finished": False}),
+        ([1, 1], {"texts": [b"", b""]}),
+        ([1], {"texts": [b"x" * 300_000]}),
+    ],
+    ids=["no success", "unfinished", "empty", "too long for a record"],
+)
+def test_publish_gives_nothing_without_a_usable_success(make_sgt, make_group, rewards, how):
+    """Failures, cut, empty and oversized answers stay at home."""
+    assert make_sgt().publish(make_group(rewards, **how), author()) == []
+
+
+def test_publish_gives_distinct_texts(make_sgt, make_group):
+    """With publish_per_group = 2 the same text is not sent twice."""
+    group = make_group([1, 1, 1, 1], texts=[b"a", b"a", b"b", b"c"])
+    records = make_sgt(publish_per_group=2).publish(group, author())
+    assert [record.completion for record in records] == [b"a", b"b"]
+    assert len({record.record_id for record in records}) == 2
