@@ -28,7 +28,9 @@ WORKER_SILENCE_S = 60.0
 class Intake:
     """Grants work and takes groups in. `next_batch`, `arrivals` and `announce` are called by the learner's thread."""
 
-    def __init__(self, server: ServerSocket, ledger: WorkLedger, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, server: ServerSocket, ledger: WorkLedger, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._server, self._ledger, self._clock = server, ledger, clock
         self._changed = threading.Condition()
         self._arrivals: list[ScoredGroup] = []

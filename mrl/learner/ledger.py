@@ -61,8 +61,9 @@ class WorkLedger:
         self.last_seen_s[request.worker] = now_s
         holding = set(request.holding)
         self._take_back(
-            lambda ticket, run: run.worker == request.worker
-            and (run.incarnation != request.incarnation or ticket not in holding)
+            lambda ticket, run: (
+                run.worker == request.worker and (run.incarnation != request.incarnation or ticket not in holding)
+            )
         )
         num_groups = min(request.max_groups, self.capacity())
         return [self._grant_one(request) for _ in range(num_groups)]

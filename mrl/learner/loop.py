@@ -75,7 +75,9 @@ class FirstRank:
 class Learner:
     """Trains one policy from `start` to the end of its schedule."""
 
-    def __init__(self, trainer: Trainer, schedule: Schedule, start: Version, first: FirstRank | None, seed: int) -> None:
+    def __init__(
+        self, trainer: Trainer, schedule: Schedule, start: Version, first: FirstRank | None, seed: int
+    ) -> None:
         self._trainer, self._schedule, self._first = trainer, schedule, first
         self._version, self._seed = start, seed
         self._rng = np.random.default_rng([seed, start.run_epoch, 1])

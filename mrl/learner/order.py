@@ -60,8 +60,6 @@ def split_minibatches(order: StepOrder, num_minibatches: int, rng: np.random.Gen
     return [StepOrder(rows[a:b], share) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
 
 
-
-
 def _to_row(example: TrainingExample) -> _Row:
     behaviour = example.behaviour_logprobs
     return _Row(

@@ -116,7 +116,11 @@ def update(
     if finite:
         optimizer.step()
     values = {f"loss/{component.name}": float(total) for component, total in zip(components, totals, strict=True)}
-    return values | {"loss/total": float(totals.sum()), "optim/grad_norm": float(norm), "optim/skipped": 1.0 - finite}, seen
+    return values | {
+        "loss/total": float(totals.sum()),
+        "optim/grad_norm": float(norm),
+        "optim/skipped": 1.0 - finite,
+    }, seen
 
 
 def _share(component: Component, denominators: Mapping[str, float]) -> float:

@@ -56,7 +56,9 @@ def _learn(config: RunConfig, folder: RunFolder, policy: str, role: str) -> int:
     world = join_world(table.device, timeout_s=table.learner.data_timeout_s + GROUP_TIMEOUT_MARGIN_S)
     telemetry = wiring.connect_telemetry(folder, role, policy)
     receiver = load_receiver(Path(table.model))
-    regime = build_regime(config.sharing, receiver=receiver, max_answer_tokens=table.rollout.max_new_tokens)
+    regime = build_regime(
+        config.sharing, policy=policy, receiver=receiver, max_answer_tokens=table.rollout.max_new_tokens
+    )
     trainer = Trainer(
         load_policy(Path(table.model), table.device),
         table.learner,
@@ -111,7 +113,7 @@ def _first_rank(
     telemetry: Telemetry,
 ) -> FirstRank:
     table = config.policies[policy]
-    pool = build_pool(config.tasks, config.pool)
+    pool = build_pool(config.tasks, config.pool, order_seed=config.run.seed)
     pace = Pace(
         groups_per_step=table.learner.prompts_per_step,
         group_size=table.rollout.group_size,

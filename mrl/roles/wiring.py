@@ -4,9 +4,7 @@ Exit codes: 0 done or told to stop, 1 cannot continue, 2 a mistake that the user
 stderr and lies in `crash/<role>.json`.
 """
 
-import ctypes
 import faulthandler
-import os
 import signal
 import sys
 import threading
@@ -30,7 +28,6 @@ from mrl.transport.endpoints import read_endpoint
 from mrl.transport.keys import load_keys
 
 BEAT_S = 1.0
-PR_SET_PDEATHSIG = 1
 
 log = structlog.get_logger()
 
@@ -48,16 +45,8 @@ def stop_event() -> threading.Event:
     return event
 
 
-def die_with_parent() -> None:
-    """Let the kernel end this process when its parent dies, however it dies (Linux)."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def run_role(run_folder: Path, role: str, policy: str, body: Callable[[RunConfig, RunFolder], int]) -> int:
     """Run a role's body at its outer edge; every ending becomes an exit code and one line that says why."""
-    die_with_parent()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     setproctitle.setproctitle(f"mrl::{role}")

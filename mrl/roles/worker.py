@@ -63,7 +63,7 @@ def _work(config: RunConfig, folder: RunFolder, policy: str, role: str) -> int:
     telemetry = wiring.connect_telemetry(folder, role, policy)
     table = config.policies[policy].rollout
     sampler, receiver = build_sampler(config, policy, table.threads)
-    regime = build_regime(config.sharing, receiver=receiver, max_answer_tokens=table.max_new_tokens)
+    regime = build_regime(config.sharing, policy=policy, receiver=receiver, max_answer_tokens=table.max_new_tokens)
     work = _connect_learner(folder, policy, role)
     exchange = ExchangeClient.connect(
         lambda on_message, on_tick: wiring.link(
@@ -89,9 +89,7 @@ def _work(config: RunConfig, folder: RunFolder, policy: str, role: str) -> int:
 
 def _connect_learner(folder: RunFolder, policy: str, role: str) -> WorkerLink:
     work = WorkerLink(role, f"{os.getpid()}-{secrets.token_hex(4)}")
-    client = wiring.link(
-        folder, f"learner-{policy}", identity=role, on_message=work.on_message, on_tick=work.on_tick
-    )
+    client = wiring.link(folder, f"learner-{policy}", identity=role, on_message=work.on_message, on_tick=work.on_tick)
     work.open(client.post, client.request_reconnect)
     return work
 

@@ -30,16 +30,11 @@ class Sampler:
         """Scored groups for all items, in their order."""
         prompts = [self.prompt_token_ids(self.pool.prompt(item.prompt_id).text) for item in items]
         requests = [
-            GenerationRequest(
-                ids, answer_seeds(self.run_seed, self.policy, item.prompt_id, item.step, item.group_size)
-            )
+            GenerationRequest(ids, answer_seeds(self.run_seed, self.policy, item.prompt_id, item.step, item.group_size))
             for ids, item in zip(prompts, items, strict=True)
         ]
         generations = self.engine.generate(requests)
-        return [
-            self._score(item, ids, answers)
-            for item, ids, answers in zip(items, prompts, generations, strict=True)
-        ]
+        return [self._score(item, ids, answers) for item, ids, answers in zip(items, prompts, generations, strict=True)]
 
     def _score(self, item: WorkItem, prompt_ids: npt.NDArray[np.int32], answers: list[Generation]) -> ScoredGroup:
         return ScoredGroup(

@@ -12,7 +12,9 @@ from mrl.weights.manifest import Canary
 DEFAULT_TOLERANCE_NATS = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}
 
 
-def canary_sequences(vocab_size: int, *, num_sequences: int = 4, num_tokens: int = 16, seed: int = 0) -> list[list[int]]:
+def canary_sequences(
+    vocab_size: int, *, num_sequences: int = 4, num_tokens: int = 16, seed: int = 0
+) -> list[list[int]]:
     """Random token ids, the same for the same arguments: [num_sequences][num_tokens]."""
     ids = np.random.default_rng(seed).integers(0, vocab_size, size=(num_sequences, num_tokens))
     return [[int(token) for token in row] for row in ids]

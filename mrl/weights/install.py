@@ -18,7 +18,9 @@ def read_weights(manifest_path: Path, manifest: Manifest) -> dict[str, Tensor]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise WeightsError(f"{path}: the weights of version {manifest.version} cannot be read: {error.strerror}") from error
+        raise WeightsError(
+            f"{path}: the weights of version {manifest.version} cannot be read: {error.strerror}"
+        ) from error
     if hashlib.blake2b(data, digest_size=16).hexdigest() != manifest.blake2b:
         raise WeightsError(f"{path}: checksum differs from the manifest of version {manifest.version}")
     return safetensors.torch.load(data)

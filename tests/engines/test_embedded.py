@@ -89,7 +89,9 @@ def test_an_engine_without_verified_weights_samples_nothing(tiny_model, served, 
     lying = tmp_path / "lying"
     Publisher(lying, "a").publish(tiny_model(seed=5), Version(0, 5), canary_sequences(64))
     other = Publisher(tmp_path / "other", "a").publish(tiny_model(seed=6), Version(0, 5), canary_sequences(64))
-    text = other.read_bytes().split(b'"canary"')[0] + b'"canary"' + (lying / "0.5.json").read_bytes().split(b'"canary"')[1]
+    text = (
+        other.read_bytes().split(b'"canary"')[0] + b'"canary"' + (lying / "0.5.json").read_bytes().split(b'"canary"')[1]
+    )
     other.write_bytes(text)
 
     with pytest.raises(WeightsError, match="canary"):

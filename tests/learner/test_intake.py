@@ -1,0 +1,59 @@
+"""The intake answers real workers over real sockets while the learner is busy."""
+
+from contextlib import contextmanager
+from pathlib import Path
+
+from mrl.learner.intake import Intake
+from mrl.learner.ledger import Pace, WorkLedger
+from mrl.records.rollouts import WeightsNotice
+from mrl.records.version import Version
+from mrl.rollout.link import WorkerLink
+from mrl.transport.background import BackgroundClient
+from mrl.transport.client import ClientSocket
+from mrl.transport.keys import create_keys
+from mrl.transport.server import ServerSocket
+
+NOTICE = WeightsNotice(version=Version(0, 0), manifest_path="m")
+
+
+@contextmanager
+def connected(folder: Path):
+    """An intake and one worker's link to it."""
+    keys = create_keys(folder)
+    server = ServerSocket(keys)
+    ledger = WorkLedger(Pace(2, 2, 1, 100), lambda position: f"p{position}", Version(0, 0))
+    intake = Intake(server, ledger)
+    link = WorkerLink("w", "1")
+    socket = ClientSocket(keys, lambda: server.address, identity="w")
+    client = BackgroundClient(socket, on_message=link.on_message, on_tick=link.on_tick)
+    link.open(client.post, client.request_reconnect)
+    try:
+        yield intake, link, client
+    finally:
+        client.close(1.0)
+        intake.close()
+
+
+def test_work_goes_out_and_groups_come_in(tmp_path, make_group):
+    """Request, grant, delivery, acknowledgement and batch, over CURVE on loopback."""
+    with connected(tmp_path) as (intake, link, _):
+        intake.announce(NOTICE)
+        items = link.take_work(2, timeout_s=10.0)
+        link.deliver([make_group(item.ticket) for item in items])
+        while intake.next_batch(0) is None:
+            intake.wait_for_change(10.0)
+            arrived = intake.arrivals()
+
+    assert [item.prompt_id for item in items] == ["p0", "p1"]
+    assert sorted(group.ticket for group in arrived) == sorted(item.ticket for item in items)
+    assert link.notice == NOTICE
+
+
+def test_garbage_is_counted_and_the_link_goes_on(tmp_path):
+    """Bytes that are no message do not end the intake."""
+    with connected(tmp_path) as (intake, link, client):
+        intake.announce(NOTICE)
+        client.post(b"\xc1garbage")
+
+        assert len(link.take_work(2, timeout_s=10.0)) == 2
+        assert intake.malformed == 1

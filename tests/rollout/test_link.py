@@ -1,0 +1,137 @@
+"""The worker's link repeats what is not answered and is not confused by repetitions."""
+
+import threading
+
+from mrl.records.codec import decode, encode, pack_array
+from mrl.records.rollouts import (
+    Answer,
+    Groups,
+    GroupsAck,
+    ScoredGroup,
+    WeightsNotice,
+    WorkGrant,
+    WorkItem,
+    WorkRequest,
+    worker_message_decoder,
+)
+from mrl.records.version import Version, VersionSpan
+from mrl.rollout.link import WorkerLink
+
+NOTICE = WeightsNotice(version=Version(0, 4), manifest_path="m")
+
+
+class Wire:
+    """Collects what a link posts, and lets a test be the learner."""
+
+    def __init__(self) -> None:
+        self.now_s, self.reconnects = 0.0, 0
+        self.link = WorkerLink("w", "1", clock=lambda: self.now_s)
+        self.sent: list[WorkRequest | Groups] = []
+        self.link.open(lambda body: self.sent.append(decode(body, worker_message_decoder)), self._reconnect)
+
+    def _reconnect(self) -> None:
+        self.reconnects += 1
+
+    def grant(self, *tickets: str) -> None:
+        items = [WorkItem(ticket=t, position=0, prompt_id="p", group_size=2, step=0) for t in tickets]
+        self.link.on_message(encode(WorkGrant(items=items, weights=NOTICE)))
+
+    def tick(self, now_s: float) -> None:
+        self.now_s = now_s
+        self.link.on_tick(now_s)
+
+
+def group(ticket: str) -> ScoredGroup:
+    answer = Answer(
+        token_ids=pack_array([1], "i4"),
+        logprobs=pack_array([-1.0], "f4"),
+        versions=[VersionSpan(1, Version(0, 4))],
+        completion=b"",
+        finished=True,
+        reward=0.0,
+    )
+    return ScoredGroup(ticket=ticket, prompt_id="p", task="t", prompt_token_ids=b"", answers=[answer])
+
+
+def test_granted_work_reaches_the_waiting_worker():
+    """A grant that arrives on another thread ends the wait, and carries the newest weights."""
+    wire = Wire()
+    timer = threading.Timer(0.05, wire.grant, args=("a", "b"))
+    timer.start()
+
+    items = wire.link.take_work(2, timeout_s=5.0)
+
+    assert [item.ticket for item in items] == ["a", "b"]
+    assert wire.link.notice == NOTICE
+
+
+def test_an_unanswered_request_is_repeated_and_a_late_double_grant_counts_once():
+    """After a second the worker asks again; the same ticket granted twice is one piece of work."""
+    wire = Wire()
+    waiter = threading.Thread(target=wire.link.take_work, args=(3, 30.0))
+    waiter.start()
+    while not wire.sent:
+        pass
+    wire.tick(1.5)
+    wire.grant("a")
+    wire.grant("a")
+    waiter.join()
+
+    assert [type(message) for message in wire.sent] == [WorkRequest, WorkRequest]
+    assert [item.ticket for item in wire.link.take_work(3, 0.0)] == ["a"]
+    assert wire.sent[-1].holding == ["a"]
+    assert wire.sent[-1].max_groups == 2
+
+
+def test_groups_are_sent_again_until_acknowledged():
+    """Delivered groups are repeated each second and forgotten on acknowledgement."""
+    wire = Wire()
+    wire.grant("a")
+    wire.link.deliver([group("a")])
+    wire.tick(1.5)
+    assert [type(message) for message in wire.sent] == [Groups, Groups]
+
+    wire.link.on_message(encode(GroupsAck(tickets=["a"], weights=NOTICE)))
+    wire.tick(3.0)
+
+    assert len(wire.sent) == 2
+    assert wire.link.num_undelivered == 0
+
+
+def test_an_undelivered_ticket_is_held_and_not_sampled_again():
+    """A grant repeated for a group that is under way is ignored, and requests say that it is held."""
+    wire = Wire()
+    wire.grant("a")
+    wire.link.deliver([group("a")])
+    wire.grant("a")
+
+    assert wire.link.take_work(1, 0.0) == []
+    assert wire.sent[-1].holding == ["a"]
+
+
+def test_after_silence_the_link_looks_for_the_learner_again():
+    """Three seconds without an answer ask for a new connection, once per three seconds."""
+    wire = Wire()
+    wire.link.deliver([group("a")])
+    for now_s in (1.0, 2.9, 3.1, 3.2, 6.0, 6.2):
+        wire.tick(now_s)
+
+    assert wire.reconnects == 2
+
+
+def test_work_given_up_is_no_longer_held():
+    """The learner grants it anew because the next request does not name it."""
+    wire = Wire()
+    wire.grant("a")
+    wire.link.give_up(wire.link.take_work(1, 0.0))
+    wire.link.take_work(1, 0.0)
+
+    assert wire.sent[-1].holding == []
+
+
+def test_garbage_from_the_learner_is_counted():
+    """Bytes that are no message change nothing."""
+    wire = Wire()
+    wire.link.on_message(b"\xc1")
+
+    assert wire.link.malformed == 1
