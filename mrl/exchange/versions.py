@@ -1,0 +1,43 @@
+"""Newest version and resume points of every policy, as far as they were announced."""
+
+from collections.abc import Iterator
+
+from mrl.records.exchange import Announce
+from mrl.records.experience import ExperienceRecord
+from mrl.records.version import Version, age_versions, is_void
+
+
+class VersionBook:
+    """Dates records: how many versions old they are, and whether a resume made them void."""
+
+    def __init__(self) -> None:
+        self.newest: dict[str, Version] = {}
+        self._resumes: dict[str, dict[int, Version]] = {}
+
+    def announce(self, policy: str, version: Version, *, resumed: bool) -> bool:
+        """Take note of an announcement; False when it says nothing new. Versions never go back inside a run epoch."""
+        resumes = self._resumes.setdefault(policy, {})
+        is_new = resumed and version.run_epoch not in resumes
+        if is_new:
+            resumes[version.run_epoch] = version
+        if policy not in self.newest or version > self.newest[policy]:
+            self.newest[policy] = version
+            is_new = True
+        return is_new
+
+    def age(self, record: ExperienceRecord) -> int:
+        """Versions between the newest of the source and the oldest of the record; 0 before any announcement."""
+        newest = self.newest.get(record.source)
+        return 0 if newest is None else age_versions(newest, record.oldest)
+
+    def is_void(self, record: ExperienceRecord) -> bool:
+        """Whether any part of the record was sampled by a version that a later resume took back."""
+        return any(is_void(record.newest, resume) for resume in self._resumes.get(record.source, {}).values())
+
+    def announcements(self) -> Iterator[Announce]:
+        """What has to be announced to a fresh book so that it equals this one."""
+        for policy, resumes in self._resumes.items():
+            for version in sorted(resumes.values()):
+                yield Announce(client="log", policy=policy, version=version, resumed=True)
+        for policy, version in self.newest.items():
+            yield Announce(client="log", policy=policy, version=version)

@@ -1,0 +1,79 @@
+"""Who waits for a success on which prompt."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class Watch:
+    """One client's open question about one prompt."""
+
+    policy: str
+    left: int
+    """Records that may still be delivered."""
+    max_age_versions: int | None
+    sources: set[str] = field(default_factory=set)
+    """Policies that have answered it."""
+
+
+class Watches:
+    """Open questions, at most `max_per_client` of one client (its oldest goes) and `max_total` in all (refused)."""
+
+    def __init__(self, *, max_per_client: int, max_total: int) -> None:
+        self.dropped = 0
+        """Watches dropped or refused because there were too many."""
+        self._max_per_client, self._max_total = max_per_client, max_total
+        self._of_client: dict[bytes, dict[str, Watch]] = {}
+        self._of_prompt: dict[str, dict[bytes, Watch]] = {}
+        self._total = 0
+
+    def __len__(self) -> int:
+        return self._total
+
+    def get(self, client: bytes, prompt_id: str) -> Watch | None:
+        """The client's watch on this prompt."""
+        return self._of_client.get(client, {}).get(prompt_id)
+
+    def add(self, client: bytes, prompt_id: str, watch: Watch) -> None:
+        """Open a watch, in place of an earlier one of the same client and prompt."""
+        self.remove(client, prompt_id)
+        of_client = self._of_client.get(client, {})
+        if len(of_client) >= self._max_per_client:
+            self.remove(client, next(iter(of_client)))
+            self.dropped += 1
+        if self._total >= self._max_total:
+            self.dropped += 1
+            return
+        self._of_client.setdefault(client, {})[prompt_id] = watch
+        self._of_prompt.setdefault(prompt_id, {})[client] = watch
+        self._total += 1
+
+    def remove(self, client: bytes, prompt_id: str) -> None:
+        """Close a watch, if there is one."""
+        of_client = self._of_client.get(client, {})
+        if of_client.pop(prompt_id, None) is None:
+            return
+        self._total -= 1
+        if not of_client:
+            del self._of_client[client]
+        of_prompt = self._of_prompt[prompt_id]
+        del of_prompt[client]
+        if not of_prompt:
+            del self._of_prompt[prompt_id]
+
+    def forget(self, client: bytes) -> None:
+        """Close all watches of a client."""
+        for prompt_id in list(self._of_client.get(client, ())):
+            self.remove(client, prompt_id)
+
+    def on(self, prompt_id: str, *, not_of: str) -> list[tuple[bytes, Watch]]:
+        """The watches on this prompt that belong to other policies than `not_of`."""
+        return [item for item in self._of_prompt.get(prompt_id, {}).items() if item[1].policy != not_of]
+
+    def prompts_of(self, policy: str) -> int:
+        """How many prompts the clients of this policy watch."""
+        return len(set(self._prompts_of(policy)))
+
+    def _prompts_of(self, policy: str) -> Iterator[str]:
+        for of_client in self._of_client.values():
+            yield from (prompt_id for prompt_id, watch in of_client.items() if watch.policy == policy)

@@ -1,0 +1,148 @@
+"""`metrics.jsonl` and `rollouts/step_N/<policy>.jsonl`: one JSON object per line, one writing process.
+
+A line is written with one system call. A tail that a killed writer left torn is cut off before anything is appended, so
+only the last line of a file can ever be torn, and readers skip it. Values that are no finite number are stored as null,
+which keeps every line valid JSON, and read back as NaN.
+"""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from mrl.errors import RecordError, RunFolderError
+from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, SampleRecord
+
+HEARTBEAT_EVERY_S = 30.0
+
+
+class MetricsWriter:
+    """Appends to `metrics.jsonl`.
+
+    Metrics make lines {"time_unix_s", "role", "policy", "step", "values"}. Heartbeats make lines
+    {"time_unix_s", "role", "policy", "heartbeat"}, at most one per role in `heartbeat_every_s`; a new pid of a role is
+    written at once.
+    """
+
+    def __init__(self, path: Path, *, heartbeat_every_s: float = HEARTBEAT_EVERY_S) -> None:
+        self._file = _open_for_append(path)
+        self._heartbeat_every_s = heartbeat_every_s
+        self._last_beat: dict[tuple[str, str], HeartbeatRecord] = {}
+
+    def write(self, record: MetricsRecord | HeartbeatRecord) -> None:
+        """Append one line, or nothing for a heartbeat that is too soon.
+
+        Raises OSError when the disk is full; what was half written is taken back first.
+        """
+        line: dict[str, Any] = {"time_unix_s": record.time_unix_s, "role": record.role, "policy": record.policy}
+        if isinstance(record, MetricsRecord):
+            line |= {"step": record.step, "values": record.values}
+        else:
+            if not self._is_due(record):
+                return
+            parts = ("pid", "doing", "awaiting", "whom", "for_s", "bound_s")
+            line["heartbeat"] = {name: getattr(record, name) for name in parts}
+        _append(self._file, line)
+
+    def close(self) -> None:
+        """Make the file durable and close it."""
+        os.fsync(self._file)
+        os.close(self._file)
+
+    def _is_due(self, beat: HeartbeatRecord) -> bool:
+        last = self._last_beat.get((beat.role, beat.policy))
+        if last and last.pid == beat.pid and 0 <= beat.time_unix_s - last.time_unix_s < self._heartbeat_every_s:
+            return False
+        self._last_beat[beat.role, beat.policy] = beat
+        return True
+
+
+class SampleWriter:
+    """Appends answers for people to read to `rollouts/step_N/<policy>.jsonl`."""
+
+    def __init__(self, rollouts: Path) -> None:
+        self._rollouts = rollouts
+
+    def write(self, sample: SampleRecord) -> Path:
+        """Append one line and return the file.
+
+        Raises RecordError for a policy that is no plain file name, OSError when the disk is full.
+        """
+        if sample.policy != Path(sample.policy).name or sample.policy in {"", ".", ".."} or "\0" in sample.policy:
+            raise RecordError(f"policy: {sample.policy!r} is no plain name")
+        path = self._rollouts / f"step_{sample.step}" / f"{sample.policy}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = _open_for_append(path)
+        try:
+            _append(file, {name: getattr(sample, name) for name in SampleRecord.__struct_fields__})
+        finally:
+            os.close(file)
+        return path
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All lines of a metrics file, in order; numbers that were not finite are NaN.
+
+    A file that does not exist is empty, and a torn last line is left out. Raises RunFolderError, naming the line, for
+    anything else that is no line of metrics.
+    """
+    lines = _read_lines(path)
+    for line in lines:
+        if isinstance(line.get("values"), dict):
+            line["values"] = {name: math.nan if value is None else value for name, value in line["values"].items()}
+    return lines
+
+
+def read_samples(rollouts: Path) -> list[dict[str, Any]]:
+    """All samples under a `rollouts` folder, ordered by step, then policy, then time of writing."""
+    paths = [path for path in rollouts.glob("step_*/*.jsonl") if path.parent.name.removeprefix("step_").isdecimal()]
+    paths.sort(key=lambda path: (int(path.parent.name.removeprefix("step_")), path.name))
+    return [line for path in paths for line in _read_lines(path)]
+
+
+def _open_for_append(path: Path) -> int:
+    """A descriptor at the end of the last whole line of `path`, made if missing."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    end = os.lseek(file, 0, os.SEEK_END)
+    if end and os.pread(file, 1, end - 1) != b"\n":
+        os.ftruncate(file, path.read_bytes().rfind(b"\n") + 1)
+    return file
+
+
+def _append(file: int, line: dict[str, Any]) -> None:
+    data = json.dumps(_finite(line), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+    data += b"\n"
+    start = os.lseek(file, 0, os.SEEK_END)
+    try:
+        written = 0
+        while written < len(data):
+            written += os.write(file, data[written:])
+    except OSError:
+        os.ftruncate(file, start)
+        raise
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    whole = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is torn or empty
+    lines = []
+    for number, row in enumerate(whole, start=1):
+        try:
+            line = json.loads(row)
+        except ValueError:
+            line = None
+        if not isinstance(line, dict):
+            cure = "delete this line; every other line is independent of it"
+            raise RunFolderError("not a JSON object", where=f"{path}:{number}", got=row[:60], cure=cure)
+        lines.append(line)
+    return lines

@@ -1,0 +1,112 @@
+"""Every metric that mrl emits: its name, its unit, what it says.
+
+A part in braces stands for one path segment: `eval/accuracy/{task}` covers `eval/accuracy/spell`.
+Headline metrics are what a person looks at first; the live view and the report are built from them.
+"""
+
+from typing import NamedTuple
+
+
+class Metric(NamedTuple):
+    """Unit and meaning of one metric, and whether it belongs to the overview."""
+
+    unit: str
+    what: str
+    headline: bool = False
+
+
+METRICS: dict[str, Metric] = {
+    # learner, once a step
+    "reward/mean": Metric("reward", "mean reward over the own answers of the batch", True),
+    "reward/all_failed_share": Metric("share", "own groups of the batch in which every answer failed", True),
+    "reward/all_passed_share": Metric("share", "own groups of the batch in which every answer passed"),
+    "loss/{component}": Metric("nats", "one loss component, divided by its own denominator"),
+    "loss/total": Metric("nats", "sum of the loss components"),
+    "optim/grad_norm": Metric("norm", "global gradient norm before clipping"),
+    "optim/skipped": Metric("updates", "1 when the gradient was not finite and the update was left out"),
+    "optim/lr": Metric("1", "learning rate"),
+    "entropy/sampled_nats": Metric("nats", "mean of -log p over the sampled tokens", True),
+    "ratio/clip_share": Metric("share", "tokens whose proximal ratio was clipped"),
+    "mismatch/k3_nats": Metric("nats", "k3 estimate of the divergence between learner and engine on sampled tokens"),
+    "mismatch/max_ratio": Metric("1", "largest ratio of learner to engine probability in the batch"),
+    "staleness/mean_versions": Metric("versions", "mean staleness of the own rows trained on", True),
+    "staleness/max_versions": Metric("versions", "largest staleness of the own rows trained on", True),
+    "staleness/dropped_groups": Metric("groups", "groups dropped as too stale in this step"),
+    "staleness/dropped_tokens": Metric("tokens", "answer tokens of the groups dropped as too stale in this step"),
+    "tokens/trained": Metric("tokens", "answer tokens trained on in this step"),
+    "tokens/answer_mean": Metric("tokens", "mean length of the own answers"),
+    "tokens/truncated_share": Metric("share", "own answers cut at the token limit"),
+    "sharing/asked_prompts": Metric("prompts", "prompts for which peers were asked in this step"),
+    "sharing/hit_prompts": Metric("prompts", "asked prompts that a peer success answered in this step"),
+    "sharing/expired_prompts": Metric("prompts", "pending prompts given up in this step, no peer success having come"),
+    "sharing/pending_prompts": Metric("prompts", "prompts waiting for a peer success"),
+    "sharing/hit_rate": Metric("share", "asked and settled prompts that some peer answered, since the start", True),
+    "sharing/hit_rate_from/{source}": Metric("share", "asked and settled prompts that this peer answered", True),
+    "sharing/rescues": Metric("rescues", "peer successes trained on in this step", True),
+    "sharing/rescue_tokens": Metric("tokens", "answer tokens of the rescues of this step"),
+    "sharing/rescue_age_versions": Metric("versions", "mean age of the rescues of this step"),
+    "regime/{count}": Metric("count", "a count of this step that the sharing regime defines itself"),
+    "align/rejected": Metric("records", "peer answers that could not be expressed in own tokens in this step"),
+    "exchange/lost_s": Metric("s", "time without any answer from the exchange"),
+    "time/step_s": Metric("s", "whole step, wait included"),
+    "time/wait_for_groups_s": Metric("s", "part of the step spent waiting for own groups", True),
+    "time/train_s": Metric("s", "part of the step spent in forward, backward and update", True),
+    "time/publish_s": Metric("s", "part of the step spent publishing weights", True),
+    "rate/trained_tokens_s": Metric("tokens/s", "answer tokens trained on per second of the step", True),
+    "rate/steps_per_hour": Metric("steps/h", "steps per hour, over the last steps"),
+    # rollout worker
+    "rate/rollout_tokens_s": Metric("tokens/s", "sampled tokens per second of this worker", True),
+    "rollout/groups": Metric("groups", "groups finished since the worker started"),
+    "rollout/tokens": Metric("tokens", "tokens sampled since the worker started"),
+    "rollout/slots": Metric("slots", "requests that the lease lets this worker run at once"),
+    "rollout/busy_share": Metric("share", "part of the time in which the engine sampled"),
+    "rollout/idle_s": Metric("s", "time without granted work since the worker started"),
+    "weights/canary_max_abs_nats": Metric("nats", "largest gap between engine and learner on the canary"),
+    "weights/update_s": Metric("s", "time to take new weights into the engine"),
+    "weights/refused": Metric("updates", "weight updates refused since the worker started"),
+    # evaluator
+    "eval/accuracy": Metric("share", "held-out answers that the verifier accepts", True),
+    "eval/accuracy/{task}": Metric("share", "held-out answers of one task that the verifier accepts", True),
+    # exchange daemon; totals since it started
+    "exchange/records": Metric("records", "records that the exchange holds", True),
+    "exchange/used_bytes": Metric("bytes", "bytes of records that the exchange holds"),
+    "exchange/refused": Metric("records", "records refused since the start"),
+    "exchange/evicted": Metric("records", "records evicted since the start"),
+    "exchange/flow_records/{source}/{receiver}": Metric("records", "records delivered since the start", True),
+    "exchange/flow_bytes/{source}/{receiver}": Metric("bytes", "bytes delivered since the start"),
+    "exchange/flow_hit_rate/{source}/{receiver}": Metric("share", "prompts asked for and answered by the source", True),
+    "exchange/flow_age_versions/{source}/{receiver}": Metric("versions", "mean age of the delivered records", True),
+    # allocator, per policy
+    "allocation/slots": Metric("slots", "rollout slots granted to the policy", True),
+    "allocation/demand_slots": Metric("slots", "slots that the measured throughput calls for"),
+    "allocation/progress": Metric("1", "trained tokens relative to the slowest policy"),
+    "allocation/epoch": Metric("epoch", "number of the decision"),
+    "allocation/moves": Metric("slots", "slots moved by this decision"),
+    # supervisor
+    "process/restarts": Metric("restarts", "processes started again since the start", True),
+    "process/pss_mib": Metric("MiB", "proportional memory of the whole process tree"),
+    "process/count": Metric("processes", "processes of the run that are alive"),
+}
+"""The table. Names are grouped by the role that emits them."""
+
+
+def metric_of(name: str) -> Metric | None:
+    """The entry that covers `name`, a name in the table or one that fills its braces; None when there is none."""
+    if "{" in name:
+        return None
+    found = METRICS.get(name)
+    if found is not None:
+        return found
+    parts = name.split("/")
+    return next((metric for pattern, metric in METRICS.items() if _covers(pattern.split("/"), parts)), None)
+
+
+def is_known(name: str) -> bool:
+    """Whether `name` may be emitted."""
+    return metric_of(name) is not None
+
+
+def _covers(pattern: list[str], parts: list[str]) -> bool:
+    if len(pattern) != len(parts):
+        return False
+    return all(part == want or (want.startswith("{") and part != "") for want, part in zip(pattern, parts, strict=True))

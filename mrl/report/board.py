@@ -1,0 +1,88 @@
+"""The face of the live view and of the headless lines: what the supervisor talks to."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mrl.config.schema import RunConfig
+from mrl.metrics.names import is_known
+from mrl.records.telemetry import MetricsRecord, TelemetryRecord
+from mrl.report.lines import accuracy_line, heartbeat_line, step_line
+from mrl.report.live import LiveView, Title
+from mrl.report.palette import colour_of
+from mrl.report.progress import ALL_TASKS, Progress
+from mrl.report.readable import fixed, signed
+
+
+class Board:
+    """Takes in telemetry and shows it. `now_s` is any clock that does not jump, the same one in every call."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.progress = Progress(list(config.policies), steps=config.run.steps)
+        self._tasks = list(config.tasks)
+        self._title = Title(config.run.name, str(config.sharing.get("regime", "independent")))
+
+    def apply(self, record: TelemetryRecord, now_s: float) -> None:
+        """Take in one record that arrived at `now_s`."""
+        self.progress.apply(record, now_s)
+
+    def replay(self, lines: Iterable[dict[str, Any]], now_s: float) -> None:
+        """Take in the metrics of an earlier attempt, as `read_metrics` gives them, before a resumed run goes on."""
+        for line in lines:
+            if isinstance(line.get("values"), dict):
+                values = {name: float(value) for name, value in line["values"].items() if is_known(name)}
+                record = MetricsRecord(
+                    role=line["role"],
+                    policy=line["policy"],
+                    step=line["step"],
+                    time_unix_s=line["time_unix_s"],
+                    values=values,
+                )
+                self.progress.apply(record, now_s)
+
+    def note(self, text: str, now_s: float) -> None:
+        """Show an event, for example that a role was restarted and why."""
+        self.progress.note(text, now_s)
+
+    def render(self, now_s: float | None = None) -> RenderableType:
+        """The live view at `now_s`, by default the newest time seen."""
+        if now_s is not None:
+            self.progress.see(now_s)
+        return LiveView(self.progress, self._title, self.progress.now_s)
+
+    def step_line(self, record: TelemetryRecord) -> str | None:
+        """The headless line of one learner step or one evaluation; None for every other record."""
+        if not isinstance(record, MetricsRecord):
+            return None
+        return step_line(record, self.progress.steps) or accuracy_line(record)
+
+    def heartbeat_line(self, now_s: float) -> str:
+        """The headless line about the whole pipeline."""
+        return heartbeat_line(self.progress, now_s)
+
+    def final_table(self) -> RenderableType:
+        """Held-out accuracy at start and end, and the gain, per policy and task."""
+        table = Table(box=box.SIMPLE_HEAD, title="held-out accuracy", title_justify="left", show_edge=False)
+        table.add_column("policy")
+        table.add_column("task")
+        for heading in ("start", "end", "gain"):
+            table.add_column(heading, justify="right")
+        for index, (name, policy) in enumerate(self.progress.policies.items()):
+            known = [task for task in policy.accuracy if task not in {ALL_TASKS, *self._tasks}]
+            for task in (ALL_TASKS, *self._tasks, *known):
+                start, end = policy.start_and_end(task)
+                overall = task == ALL_TASKS
+                if not overall and start is None:
+                    continue
+                gain = None if start is None or end is None else end - start
+                table.add_row(
+                    Text(name if overall else "", f"bold {colour_of(index).dark}"),
+                    "all" if overall else task,
+                    *(Text(text, "bold" if overall else "") for text in (fixed(start), fixed(end), signed(gain))),
+                    end_section=task == (*self._tasks, *known)[-1] if policy.accuracy else True,
+                )
+        return table

@@ -1,0 +1,77 @@
+"""The run in plain lines, for logs and for terminals that are none."""
+
+from mrl.records.telemetry import MetricsRecord
+from mrl.report.progress import STALE_AFTER_S, Progress, RoleSign, is_step, kind_of
+from mrl.report.readable import count, elapsed, fixed, percent, seconds
+
+
+def step_line(record: MetricsRecord, steps: int) -> str | None:
+    """One learner step; None for any other record.
+
+    Example: `qwen step 12/320 reward 0.41 loss -0.013 stale 1.2/2 rescues 7 tok/s 5.1k wait 0.05s`; stale is the mean
+    and the maximum in versions, tok/s are trained tokens, wait is the time without own groups.
+    """
+    if kind_of(record.role) != "learner" or not is_step(record):
+        return None
+    get = record.values.get
+    return (
+        f"{record.policy} step {record.step}/{steps}"
+        f" reward {fixed(get('reward/mean'))} loss {fixed(get('loss/total'), 3)}"
+        f" stale {fixed(get('staleness/mean_versions'), 1)}/{count(get('staleness/max_versions'))}"
+        f" rescues {count(get('sharing/rescues'))} tok/s {count(get('rate/trained_tokens_s'))}"
+        f" wait {seconds(get('time/wait_for_groups_s'))}"
+    )
+
+
+def accuracy_line(record: MetricsRecord) -> str | None:
+    """One evaluation, `qwen step 40 held-out 0.38 chain_sum 0.61 spell 0.15`; None for any other record."""
+    values = {name.removeprefix("eval/accuracy"): value for name, value in record.values.items() if "eval/" in name}
+    if "" not in values:
+        return None
+    tasks = "".join(f" {name[1:]} {fixed(value)}" for name, value in sorted(values.items()) if name)
+    return f"{record.policy} step {record.step} held-out {fixed(values[''])}{tasks}"
+
+
+def heartbeat_line(progress: Progress, now_s: float) -> str:
+    """The pipeline at a glance: what every learner does or awaits, the exchange's flow, silent roles, restarts."""
+    started_s = now_s if progress.started_s is None else progress.started_s
+    parts = [f"pipeline {elapsed(now_s - started_s)}"]
+    for name, policy in progress.policies.items():
+        parts.append(f"{name} {policy.step}/{progress.steps} {state(progress, progress.learner_of(name), now_s)}")
+    parts.append(_exchange(progress))
+    for sign in progress.roles.values():
+        if kind_of(sign.beat.role) != "learner" and progress.is_silent(sign, now_s):
+            parts.append(f"{sign.beat.role} silent for {seconds(sign.age_s(now_s))}")
+    if restarts := progress.process.get("restarts"):
+        parts.append(f"restarts {count(restarts)}")
+    return " | ".join(part for part in parts if part)
+
+
+def state(progress: Progress, sign: RoleSign | None, now_s: float) -> str:
+    """What a role does or awaits: `training 0.3s`, `awaiting groups from worker/llama/0 1.2s of 300s`."""
+    if sign is None:
+        return "not heard of yet"
+    text = doing(sign)
+    if progress.is_silent(sign, now_s):
+        return f"silent for {seconds(sign.age_s(now_s))}, was {text}"
+    if sign.age_s(now_s) > STALE_AFTER_S:
+        return "finished"
+    bound = f" of {seconds(sign.beat.bound_s)}" if sign.beat.bound_s > 0 else ""
+    return f"{text} {seconds(sign.for_s(now_s))}{bound}"
+
+
+def doing(sign: RoleSign) -> str:
+    """What a role said last, without durations."""
+    if not sign.beat.awaiting:
+        return sign.beat.doing
+    return f"awaiting {sign.beat.awaiting}" + (f" from {sign.beat.whom}" if sign.beat.whom else "")
+
+
+def _exchange(progress: Progress) -> str:
+    if not progress.exchange and not progress.flows:
+        return ""
+    flows = "".join(
+        f" {source}->{receiver} {percent(flow.get('hit_rate'))}"
+        for (source, receiver), flow in sorted(progress.flows.items())
+    )
+    return f"exchange {count(progress.exchange.get('records'))} records{flows}"

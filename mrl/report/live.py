@@ -1,0 +1,214 @@
+"""The live view: one screen of a run, drawn with rich, for terminals from 80 columns on.
+
+Columns fall away as the terminal narrows; what a policy awaits never does: it moves from the table of policies to the
+table of roles below, learners first. The flow of experience between policies stands beside it where there is room.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from mrl.report.lines import doing, state
+from mrl.report.palette import colour_of
+from mrl.report.progress import PolicyProgress, Progress, RoleSign, kind_of
+from mrl.report.readable import count, elapsed, fixed, is_missing, percent, seconds, signed, size, sparkline
+
+WIDE = 118
+MEDIUM = 96
+QUIET_S = 3.0
+"""A heartbeat older than this is coloured; the role is called silent later."""
+
+
+class Title(NamedTuple):
+    """What the header says of the run."""
+
+    name: str
+    regime: str
+
+
+class LiveView:
+    """Renders a `Progress` as it is at `now_s`."""
+
+    def __init__(self, progress: Progress, title: Title, now_s: float) -> None:
+        self._progress, self._title, self._now_s = progress, title, now_s
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        room = (options.height or console.size.height) - 8 - len(self._progress.policies)
+        yield self._header()
+        yield Padding(self._policies(width), (1, 0, 0, 0))
+        flows = self._flows(max(3, room // 3))
+        beside = console.measure(flows, options=options).maximum + 4 if width >= WIDE else 0
+        roles = self._roles(max(4, room // 2), width - beside)
+        if width >= WIDE:
+            pair = Table.grid(padding=(0, 4, 0, 0))
+            pair.add_row(flows, Group(roles, *self._events(4)))
+            yield Padding(pair, (1, 0, 0, 0))
+        else:
+            yield Padding(roles, (1, 0, 0, 0))
+            yield Padding(flows, (1, 0, 0, 0))
+            yield from self._events(max(0, min(3, room - 2 * len(self._progress.flows))))
+
+    def _header(self) -> RenderableType:
+        progress = self._progress
+        left = Text.assemble((" mrl ", "bold reverse"), ("  " + self._title.name, "bold"))
+        left.append(f"  {self._title.regime}, {len(progress.policies)} policies", "dim")
+        right = Text()
+        if restarts := progress.process.get("restarts"):
+            right.append(f"restarts {count(restarts)}  ", "bold yellow")
+        if memory := progress.process.get("pss_mib"):
+            right.append(f"{memory / 1024:.1f} GiB  ", "dim")
+        started_s = self._now_s if progress.started_s is None else progress.started_s
+        right.append(elapsed(self._now_s - started_s), "bold")
+        header = Table.grid(expand=True)
+        header.add_column(no_wrap=True)
+        header.add_column(justify="right", no_wrap=True)
+        header.add_row(left, right)
+        return header
+
+    def _policies(self, width: int) -> Table:
+        table = _table()
+        table.add_column("\npolicy", no_wrap=True)
+        for heading in _headings(width):
+            table.add_column(heading, justify="right", no_wrap=True)
+        if width >= WIDE:
+            table.add_column("\nnow", overflow="fold")
+        for index, (name, policy) in enumerate(self._progress.policies.items()):
+            now = [self._now(self._progress.learner_of(name))] if width >= WIDE else []
+            table.add_row(Text(name, f"bold {colour_of(index).dark}"), *self._cells(policy, index, width), *now)
+        return table
+
+    def _cells(self, policy: PolicyProgress, index: int, width: int) -> Iterable[Text]:
+        get = policy.latest.get
+        yield Text.assemble(str(policy.step), (f"/{self._progress.steps}", "dim"))
+        reward = Text(fixed(get("reward/mean")))
+        if width >= MEDIUM:
+            reward.append(
+                f" {sparkline(list(policy.rewards.values()), 12 if width >= WIDE else 8):>8}", colour_of(index).dark
+            )
+        yield reward
+        yield self._accuracy(policy, width)
+        yield Text(count(policy.rollout_tokens_s(self._now_s)))
+        if width >= MEDIUM:
+            yield Text(count(get("rate/trained_tokens_s")))
+        yield Text(f"{fixed(get('staleness/mean_versions'), 1)}/{count(get('staleness/max_versions'))}")
+        yield Text(count(sum(policy.rescues.values())) if policy.rescues else "-")
+
+    def _accuracy(self, policy: PolicyProgress, width: int) -> Text:
+        start, end = policy.start_and_end()
+        text = Text(fixed(start))
+        if end is None or start is None:
+            return text
+        text.append(f" → {fixed(end)}" if width >= MEDIUM else f"→{fixed(end)}", "bold")
+        if width >= MEDIUM:
+            text.append(f" {signed(end - start)}", "green" if end > start else "red" if end < start else "dim")
+        return text
+
+    def _now(self, sign: RoleSign | None) -> Text:
+        silent = sign is not None and self._progress.is_silent(sign, self._now_s)
+        waits = sign is not None and bool(sign.beat.awaiting)
+        return Text(
+            state(self._progress, sign, self._now_s),
+            "bold red" if silent else "yellow" if waits else "dim" if sign is None else "",
+        )
+
+    def _flows(self, rows: int) -> RenderableType:
+        table = _table("experience between policies")
+        table.add_column("from → to", no_wrap=True)
+        for heading in ("records", "hit rate", "mean age", "bytes"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        flows = sorted(self._progress.flows.items(), key=lambda item: -item[1].get("records", 0.0))
+        for (source, receiver), flow in flows[:rows]:
+            table.add_row(
+                Text.assemble(self._name(source), (" → ", "dim"), self._name(receiver)),
+                count(flow.get("records")),
+                _bar(flow.get("hit_rate"), 8).append(f" {percent(flow.get('hit_rate')):>4}", "default"),
+                Text.assemble(fixed(flow.get("age_versions"), 1), (" v", "dim")),
+                size(flow.get("bytes")),
+            )
+        held = self._progress.exchange
+        caption = f"exchange holds {count(held.get('records'))} records, {size(held.get('used_bytes'))}" if held else ""
+        if not flows:
+            caption = "nothing yet" if not held else caption + "; nothing delivered yet"
+        if len(flows) > rows:
+            caption += f"; {len(flows) - rows} more pairs"
+        return Group(table, Text(" " + caption, "dim"))
+
+    def _roles(self, rows: int, width: int) -> Table:
+        table = _table("roles")
+        table.add_column("", no_wrap=True)
+        table.add_column("now", no_wrap=True)
+        table.add_column("for", justify="right", no_wrap=True)
+        table.add_column("heard", justify="right", no_wrap=True)
+        signs = sorted(self._progress.roles.values(), key=self._rank)
+        name_width = max((len(sign.beat.role) for sign in signs[:rows]), default=0)
+        for sign in signs[:rows]:
+            self._role(table, sign, max(16, width - name_width - 36))
+        if len(signs) > rows:
+            table.add_row(Text(f"and {len(signs) - rows} more", "dim"), "", "", "")
+        return table
+
+    def _rank(self, sign: RoleSign) -> tuple[bool, bool, str]:
+        learner = kind_of(sign.beat.role) == "learner"
+        return not self._progress.is_silent(sign, self._now_s), not learner, sign.beat.role
+
+    def _role(self, table: Table, sign: RoleSign, width: int) -> None:
+        age_s, bound_s = sign.age_s(self._now_s), sign.beat.bound_s
+        silent = self._progress.is_silent(sign, self._now_s)
+        style = "bold red" if silent else "yellow" if age_s > QUIET_S else ""
+        dot = Text("● ", "red" if silent else "yellow" if age_s > QUIET_S else "green")
+        table.add_row(
+            dot.append(sign.beat.role, style or "default"),
+            Text(_cut(doing(sign), width), style or ("yellow" if sign.beat.awaiting else "dim")),
+            Text(seconds(sign.for_s(self._now_s)) + (f" of {seconds(bound_s)}" if bound_s else ""), "dim"),
+            Text(f"{seconds(age_s)} ago", style),
+        )
+
+    def _events(self, rows: int) -> Iterable[RenderableType]:
+        progress = self._progress
+        if not progress.events or rows < 1:
+            return
+        started_s = progress.started_s or 0.0
+        yield Text("\n events", "bold")
+        for at_s, text in list(progress.events)[-rows:]:
+            yield Text.assemble(
+                (f" {elapsed(at_s - started_s)} ", "dim"), (text, "yellow"), overflow="ellipsis", no_wrap=True
+            )
+
+    def _name(self, policy: str) -> tuple[str, str]:
+        known = list(self._progress.policies)
+        return (policy, colour_of(known.index(policy)).dark) if policy in known else (policy, "")
+
+
+def _headings(width: int) -> list[str]:
+    trained = ["trained\ntokens/s"] if width >= MEDIUM else []
+    return ["\nstep", "\nreward", "held-out\naccuracy", "sampled\ntokens/s", *trained, "stale\nmean/max", "\nrescues"]
+
+
+def _table(title: str = "") -> Table:
+    return Table(
+        box=box.SIMPLE_HEAD,
+        title=f" {title}" if title else None,
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        pad_edge=True,
+        padding=(0, 1),
+        show_edge=False,
+    )
+
+
+def _bar(share: float | None, cells: int) -> Text:
+    filled = 0 if is_missing(share) else round(max(0.0, min(1.0, share or 0.0)) * cells)
+    return Text.assemble(("━" * filled, "green"), ("─" * (cells - filled), "dim"))
+
+
+def _cut(text: str, width: int) -> str:
+    if len(text) > width:
+        text = text.removeprefix("awaiting ")
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -1,0 +1,134 @@
+"""`report.html`: one self-contained page about a run, made from the files of its run folder.
+
+No scripts, no external requests (a content security policy forbids both), light and dark by the reader's preference.
+"""
+
+import os
+import tempfile
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+
+from mrl.config.run_folder import RunFolder
+from mrl.report import charts
+from mrl.report.diagram import flow_diagram
+from mrl.report.page_style import style_sheet
+from mrl.report.readable import count, elapsed, fixed, percent, signed
+from mrl.report.run_data import RunData, read_run
+from mrl.report.tables import accuracy_table, flow_table, sample_table
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def write_report(run_folder: Path) -> Path:
+    """Write `report.html` into the run folder, replacing an earlier one at once, and return its path.
+
+    Raises RunFolderError when the folder is no run; anything else that is missing or damaged is named on the page.
+    """
+    target = RunFolder(run_folder).report_html
+    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=".report.html.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(page(read_run(run_folder)))
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return target
+
+
+def page(data: RunData) -> str:
+    """The whole page as text."""
+    title = f"mrl run {data.name}"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{style_sheet(len(data.policies))}</style></head>\n"
+        f"<body><main>{_header(data)}{_problems(data)}{_accuracy(data)}{_learning(data)}{_sharing(data)}"
+        f"{_machine(data)}{_answers(data)}</main></body></html>\n"
+    )
+
+
+def _header(data: RunData) -> str:
+    started = datetime.fromtimestamp(data.started_unix_s, UTC) if data.started_unix_s else None
+    regime = str(data.config.get("sharing", {}).get("regime", "independent"))
+    facts = [f"sharing: {regime}", f"policies: {', '.join(data.policies)}", f"wall time {elapsed(data.wall_s)}"]
+    if started:
+        facts.insert(0, f"{started:%Y-%m-%d %H:%M} UTC")
+    if data.restarts:
+        facts.append(f"restarts: {count(data.restarts)}")
+    cards = "".join(
+        f'<div class="card"><b>{escape(value)}</b><span>{escape(what)}</span></div>' for value, what in _headlines(data)
+    )
+    line = escape(" · ".join(facts))
+    return f'<header><h1>{escape(data.name)}</h1><p>{line}</p><div class="cards">{cards}</div></header>'
+
+
+def _headlines(data: RunData) -> list[tuple[str, str]]:
+    gains, ends = [], []
+    for policy in data.policies:
+        points = data.accuracies(policy)
+        if len(points) > 1:
+            gains.append(points[-1][1] - points[0][1])
+            ends.append(points[-1][1])
+    mean = sum(ends) / len(ends) if ends else None
+    gain = sum(gains) / len(gains) if gains else None
+    hits = [flow["hit_rate"] for flow in data.flows.values() if "hit_rate" in flow]
+    total = sum(values.get("sharing/rescues", 0.0) for by_step in data.steps.values() for values in by_step.values())
+    last = max((max(by_step) for by_step in data.steps.values() if by_step), default=0)
+    return [
+        (fixed(mean), "held-out accuracy at the end, mean over policies"),
+        (signed(gain), "gain since the start"),
+        (percent(min(hits)) if hits else "-", "peer hit rate, lowest direction"),
+        (count(total), "rescues trained on"),
+        (f"{last}/{data.config.get('run', {}).get('steps', '?')}", "steps"),
+    ]
+
+
+def _problems(data: RunData) -> str:
+    if not data.problems:
+        return ""
+    items = "".join(f"<li>{escape(problem)}</li>" for problem in data.problems)
+    return f'<section class="problems"><h2>Not everything could be read</h2><ul>{items}</ul></section>'
+
+
+def _accuracy(data: RunData) -> str:
+    note = "" if any(data.accuracy.values()) else f'<p class="empty">{charts.EMPTY}</p>'
+    return _section("Held-out accuracy, start and end", accuracy_table(data) + note)
+
+
+def _learning(data: RunData) -> str:
+    figures = [charts.accuracy(data), charts.reward(data)]
+    tasks = "".join(charts.figure_html(figure) for figure in charts.accuracy_of_tasks(data))
+    small = f'<h3>Held-out accuracy by task</h3><div class="grid small">{tasks}</div>' if tasks else ""
+    return _section("Learning", _grid(figures) + small)
+
+
+def _sharing(data: RunData) -> str:
+    figures = [charts.rescues(data), charts.rescued_share(data)]
+    return _section(
+        "Learning from each other", charts.figure_html(flow_diagram(data)) + flow_table(data) + _grid(figures)
+    )
+
+
+def _machine(data: RunData) -> str:
+    figures = [charts.staleness(data), charts.waiting(data), charts.time_split(data), charts.allocation(data)]
+    return _section("Pace", _grid(figures))
+
+
+def _answers(data: RunData) -> str:
+    kinds = (("rescue", "Rescues"), ("rollout", "Own answers"), ("evaluation", "Held-out answers"))
+    parts = [f"<h3>{title}</h3>{table}" for kind, title in kinds if (table := sample_table(data, kind))]
+    return _section("Answers", "".join(parts) or f'<p class="empty">{charts.EMPTY}</p>')
+
+
+def _grid(figures: list[charts.Figure]) -> str:
+    return f'<div class="grid">{"".join(charts.figure_html(figure) for figure in figures)}</div>'
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{body}</section>"

@@ -1,0 +1,31 @@
+"""One colour per policy, the same in the live view and in the report.
+
+Okabe and Ito's palette, which most eyes tell apart, lightened on dark grounds and darkened on light ones.
+"""
+
+from typing import NamedTuple
+
+
+class Colour(NamedTuple):
+    """A colour on a light and on a dark ground."""
+
+    light: str
+    dark: str
+
+
+POLICY_COLOURS: tuple[Colour, ...] = (
+    Colour("#0072b2", "#3d9fe0"),  # blue
+    Colour("#d55e00", "#ef7d2d"),  # vermillion
+    Colour("#009e73", "#22bf92"),  # bluish green
+    Colour("#b3568a", "#cc79a7"),  # reddish purple
+    Colour("#c98600", "#e69f00"),  # orange
+    Colour("#3a9bd6", "#8ccdf2"),  # sky blue
+    Colour("#9c8f00", "#f0e442"),  # yellow, darkened on white
+    Colour("#222222", "#e8e8e8"),  # black
+)
+"""In the order of the policies in the configuration; after the eighth they begin again."""
+
+
+def colour_of(index: int) -> Colour:
+    """The colour of the policy at this place."""
+    return POLICY_COLOURS[index % len(POLICY_COLOURS)]

@@ -1,0 +1,141 @@
+"""What the report needs of a run, read from the files of its folder and nothing else.
+
+Every file may be missing or damaged: what cannot be read is named in `problems`, and the rest is shown.
+"""
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mrl.config.run_folder import RunFolder
+from mrl.errors import RunFolderError
+from mrl.metrics.jsonl import read_metrics, read_samples
+from mrl.report.progress import ALL_TASKS, kind_of
+
+Points = list[tuple[float, float]]
+"""(x, y) in order of x; y may be NaN."""
+
+
+@dataclass(slots=True)
+class RunData:
+    """One run, as series per policy."""
+
+    name: str
+    config: dict[str, Any]
+    policies: list[str]
+    tasks: list[str]
+    steps: dict[str, dict[int, dict[str, float]]] = field(default_factory=dict)
+    """Policy -> learner step -> metrics. Steps that a resume voided are gone."""
+    accuracy: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
+    """Policy -> task -> step -> held-out accuracy; the task "" stands for all."""
+    flows: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
+    """(source, receiver) -> records, bytes, hit_rate, age_versions."""
+    slots: dict[str, Points] = field(default_factory=dict)
+    """Policy -> (minutes since the first metric, slots)."""
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    restarts: float = 0.0
+    wall_s: float = 0.0
+    started_unix_s: float | None = None
+    problems: list[str] = field(default_factory=list)
+
+    def series(self, policy: str, metric: str) -> Points:
+        """One learner metric over steps; NaN where a step has none. Empty when no step has it."""
+        by_step = self.steps.get(policy, {})
+        points = [(float(step), by_step[step].get(metric, math.nan)) for step in sorted(by_step)]
+        return points if any(math.isfinite(y) for _, y in points) else []
+
+    def accuracies(self, policy: str, task: str = ALL_TASKS) -> Points:
+        """Held-out accuracy over steps."""
+        return [(float(step), value) for step, value in sorted(self.accuracy.get(policy, {}).get(task, {}).items())]
+
+
+def read_run(path: Path) -> RunData:
+    """Read a run folder. Raises RunFolderError when it holds no config.json, for then it is no run."""
+    run = RunFolder(path)
+    config = _read_config(run)
+    policies, tasks = list(config.get("policies", {})), list(config.get("tasks", {}))
+    data = RunData(str(config.get("run", {}).get("name", path.name)), config, policies, tasks)
+    try:
+        lines = [line for line in read_metrics(run.metrics_jsonl) if isinstance(line.get("values"), dict)]
+    except RunFolderError as error:
+        data.problems.append(str(error))
+        lines = []
+    _take_time(data, lines)
+    for line in lines:
+        _take_line(data, line)
+    _take_evaluations(data, run)
+    try:
+        data.samples += read_samples(run.rollouts)
+    except RunFolderError as error:
+        data.problems.append(str(error))
+    data.samples = _without_repeats(data.samples)
+    return data
+
+
+def _without_repeats(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """An evaluated answer may stand both in its evaluation and among the samples."""
+    parts = ("policy", "step", "kind", "prompt", "completion")
+    return list({tuple(str(sample.get(part)) for part in parts): sample for sample in samples}.values())
+
+
+def _read_config(run: RunFolder) -> dict[str, Any]:
+    try:
+        config = json.loads(run.config_json.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        cure = "give the folder of a run, runs/<name>"
+        raise RunFolderError("no readable config.json", where=str(run.path), cure=cure) from error
+    if not isinstance(config, dict):
+        raise RunFolderError("config.json holds no table", where=str(run.path), cure="give the folder of a run")
+    return config
+
+
+def _take_time(data: RunData, lines: list[dict[str, Any]]) -> None:
+    times = [float(line["time_unix_s"]) for line in lines if isinstance(line.get("time_unix_s"), int | float)]
+    if times:
+        data.started_unix_s, data.wall_s = min(times), max(times) - min(times)
+
+
+def _take_line(data: RunData, line: dict[str, Any]) -> None:
+    policy, values, step = str(line.get("policy", "")), line["values"], int(line.get("step", 0))
+    if policy and policy not in data.policies:
+        data.policies.append(policy)
+    if kind_of(str(line.get("role", ""))) == "learner" and ("reward/mean" in values or "loss/total" in values):
+        _take_step(data, policy, step, values)
+    for name, value in values.items():
+        room, _, rest = name.partition("/")
+        if room == "eval" and policy and math.isfinite(value):
+            task = rest.removeprefix("accuracy").removeprefix("/")
+            data.accuracy.setdefault(policy, {}).setdefault(task, {})[step] = value
+        elif name == "allocation/slots" and policy:
+            minutes = (float(line["time_unix_s"]) - (data.started_unix_s or 0.0)) / 60
+            data.slots.setdefault(policy, []).append((minutes, value))
+        elif name == "process/restarts":
+            data.restarts = max(data.restarts, value)
+        elif room == "exchange" and rest.startswith("flow_") and rest.count("/") == 2:
+            what, source, receiver = rest.removeprefix("flow_").split("/")
+            data.flows.setdefault((source, receiver), {})[what] = value
+
+
+def _take_step(data: RunData, policy: str, step: int, values: dict[str, float]) -> None:
+    by_step = data.steps.setdefault(policy, {})
+    for voided in [known for known in by_step if known > step]:
+        del by_step[voided]
+    by_step[step] = values
+
+
+def _take_evaluations(data: RunData, run: RunFolder) -> None:
+    for path in sorted(run.evaluation.glob("*.json")):
+        try:
+            result = json.loads(path.read_text(encoding="utf-8"))
+            policy, step = str(result["policy"]), int(result["step"])
+            found = {ALL_TASKS: float(result["accuracy"])}
+            found |= {str(task): float(entry["accuracy"]) for task, entry in result.get("per_task", {}).items()}
+            answers = [answer for answer in result.get("answers", []) if isinstance(answer, dict)]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            data.problems.append(f"{path.name} cannot be read ({type(error).__name__})")
+            continue
+        for task, accuracy in found.items():
+            data.accuracy.setdefault(policy, {}).setdefault(task, {})[step] = accuracy
+        data.samples += [{"policy": policy, "step": step, "kind": "evaluation", **answer} for answer in answers]

@@ -1,0 +1,133 @@
+"""The tables of a report. Every text that comes from outside is escaped."""
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from mrl.report.progress import ALL_TASKS
+from mrl.report.readable import count, fixed, percent, signed, size
+from mrl.report.run_data import RunData
+
+SAMPLES_PER_POLICY = 12
+MAX_TEXT_CHARS = 1200
+MAX_OPEN_ROWS = 12
+
+
+def accuracy_table(data: RunData) -> str:
+    """Held-out accuracy at the first and the last evaluation, per policy and task, with the gain drawn."""
+    rows = []
+    for index, policy in enumerate(data.policies):
+        tasks = [task for task in data.accuracy.get(policy, {}) if task]
+        ordered = [task for task in data.tasks if task in tasks] + sorted(set(tasks) - set(data.tasks))
+        for task in (ALL_TASKS, *ordered):
+            rows.append(_accuracy_row(data, policy, index, task, len(ordered) + 1))
+    head = _head("policy", "task", *(("start", "n"), ("end", "n"), ("gain", "n")), "0 &rarr; 1")
+    return f'<div class="scroll"><table class="accuracy">{head}<tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def flow_table(data: RunData) -> str:
+    """Traffic of every ordered pair of policies."""
+    rows = []
+    for (source, receiver), flow in sorted(data.flows.items(), key=lambda item: -item[1].get("records", 0.0)):
+        names = f"<td>{_policy(data, source)} &rarr; {_policy(data, receiver)}</td>"
+        numbers = (
+            count(flow.get("records")),
+            percent(flow.get("hit_rate")),
+            fixed(flow.get("age_versions"), 1),
+            size(flow.get("bytes")),
+        )
+        rows.append(f"<tr>{names}{''.join(map(_number, numbers))}</tr>")
+    if not rows:
+        return ""
+    head = _head("from &rarr; to", ("records", "n"), ("hit rate", "n"), ("mean age (versions)", "n"), ("bytes", "n"))
+    table = f'<div class="scroll"><table class="flows">{head}<tbody>{"".join(rows)}</tbody></table></div>'
+    return (
+        table if len(rows) <= MAX_OPEN_ROWS else f"<details><summary>All {len(rows)} pairs</summary>{table}</details>"
+    )
+
+
+def sample_table(data: RunData, kind: str) -> str:
+    """Some answers of one kind per policy, spread over the run; rescues name the peer they came from."""
+    rows = []
+    for policy in data.policies:
+        mine = [sample for sample in data.samples if sample.get("kind") == kind and sample.get("policy") == policy]
+        mine.sort(key=_step_of)
+        rows += [_sample_row(data, sample, kind) for sample in _spread(mine, SAMPLES_PER_POLICY)]
+    if not rows:
+        return ""
+    source = [] if kind != "rescue" else ["from"]
+    head = _head("policy", ("step", "n"), *source, "task", "prompt", "answer", ("reward", "n"))
+    return f'<div class="scroll"><table class="samples">{head}<tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def _accuracy_row(data: RunData, policy: str, index: int, task: str, span: int) -> str:
+    points = [(x, y) for x, y in data.accuracies(policy, task) if math.isfinite(y)]
+    start = points[0][1] if points else None
+    end = points[-1][1] if len(points) > 1 else None
+    gain = end - start if start is not None and end is not None else None
+    overall = task == ALL_TASKS
+    first = f'<th scope="rowgroup" rowspan="{span}">{_policy(data, policy)}</th>' if overall else ""
+    numbers = "".join(map(_number, (fixed(start), fixed(end), signed(gain))))
+    name = "<b>all tasks</b>" if overall else escape(task)
+    kind = ' class="overall"' if overall else ""
+    return f"<tr{kind}>{first}<td>{name}</td>{numbers}<td>{_dumbbell(start, end, index)}</td></tr>"
+
+
+def _dumbbell(start: float | None, end: float | None, colour: int) -> str:
+    def place(value: float) -> float:
+        return 8 + 184 * min(1.0, max(0.0, value))
+
+    parts = ['<line class="rule" x1="8" x2="192" y1="9" y2="9"/>']
+    if start is not None and end is not None:
+        parts.append(f'<line class="bar c{colour}" x1="{place(start):.1f}" x2="{place(end):.1f}" y1="9" y2="9"/>')
+    if start is not None:
+        parts.append(f'<circle class="open c{colour}" cx="{place(start):.1f}" cy="9" r="4.5"/>')
+    if end is not None:
+        parts.append(f'<circle class="mark c{colour}" cx="{place(end):.1f}" cy="9" r="5"/>')
+    return f'<svg class="dumbbell" viewBox="0 0 200 18" aria-hidden="true">{"".join(parts)}</svg>'
+
+
+def _sample_row(data: RunData, sample: dict[str, Any], kind: str) -> str:
+    reward = sample.get("reward")
+    source = f"<td>{_policy(data, str(sample.get('source', '')))}</td>" if kind == "rescue" else ""
+    value = float(reward) if isinstance(reward, int | float) else None
+    return (
+        f"<tr><td>{_policy(data, str(sample.get('policy', '')))}</td>{_number(str(sample.get('step', '')))}{source}"
+        f'<td>{_text(sample.get("task"))}</td><td class="text">{_text(sample.get("prompt"))}</td>'
+        f'<td class="text">{_text(sample.get("completion", sample.get("answer")))}</td>{_number(fixed(value))}</tr>'
+    )
+
+
+def _step_of(sample: dict[str, Any]) -> int:
+    step = sample.get("step")
+    return step if isinstance(step, int) else 0
+
+
+def _spread(samples: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    if len(samples) <= most:
+        return list(samples)
+    return [samples[round(place * (len(samples) - 1) / (most - 1))] for place in range(most)]
+
+
+def _text(value: object) -> str:
+    words = "" if value is None else str(value)
+    cut = words if len(words) <= MAX_TEXT_CHARS else words[:MAX_TEXT_CHARS] + " [...]"
+    return escape(cut.encode("utf-8", "backslashreplace").decode())
+
+
+def _policy(data: RunData, name: str) -> str:
+    if name not in data.policies:
+        return escape(name)
+    return f'<span class="policy c{data.policies.index(name)}">{escape(name)}</span>'
+
+
+def _number(words: str) -> str:
+    return f'<td class="n">{escape(words)}</td>'
+
+
+def _head(*columns: str | tuple[str, str]) -> str:
+    cells = [
+        f"<th>{column}</th>" if isinstance(column, str) else f'<th class="n">{column[0]}</th>' for column in columns
+    ]
+    return f"<thead><tr>{''.join(cells)}</tr></thead>"

@@ -1,0 +1,94 @@
+"""The exchange daemon of one run.
+
+Owns: the success memory and its log in `exchange/`.
+Speaks: acknowledgements and deliveries to learners and workers; metrics to the supervisor.
+Waits for: messages, without a bound of its own: an idle exchange says so and costs nothing.
+Unblocked by: any client.
+If it dies: learners go on alone and count it; the restarted daemon replays its log, and its clients find it again.
+"""
+
+import time
+from pathlib import Path
+
+import structlog
+
+from mrl.config.run_folder import RunFolder
+from mrl.config.schema import RunConfig
+from mrl.exchange.daemon import ExchangeDaemon
+from mrl.metrics.telemetry import Telemetry
+from mrl.records.exchange import Stat
+from mrl.roles import wiring
+from mrl.transport.keys import load_keys
+
+MIB = 1024 * 1024
+ROUND_S = 0.2
+REPORT_S = 2.0
+
+log = structlog.get_logger()
+
+
+def main(run_folder: Path, policy: str, index: int) -> int:
+    """Serve until told to stop."""
+    return wiring.run_role(run_folder, "exchange", "", _serve)
+
+
+def _serve(config: RunConfig, folder: RunFolder) -> int:
+    stop = wiring.stop_event()
+    telemetry = wiring.connect_telemetry(folder, "exchange", "")
+    daemon = _open(config, folder)
+    telemetry.doing("serving")
+    next_report_s = time.monotonic()
+    try:
+        while not stop.is_set():
+            daemon.round(ROUND_S)
+            if time.monotonic() >= next_report_s:
+                next_report_s = time.monotonic() + REPORT_S
+                _report(daemon.stat(), telemetry)
+    finally:
+        daemon.close()
+    return 0
+
+
+def _open(config: RunConfig, folder: RunFolder) -> ExchangeDaemon:
+    table = config.exchange
+    daemon = ExchangeDaemon(
+        folder.exchange,
+        folder.endpoints,
+        load_keys(folder.keys),
+        host=table.host,
+        port=table.port,
+        budget_bytes=table.budget_mib * MIB,
+        per_prompt=table.successes_per_prompt,
+        max_age_versions=table.max_age_versions,
+        clock=time.monotonic,
+    )
+    log.info(
+        "exchange replayed its log",
+        records=len(daemon.core.shelf),
+        cut_bytes=daemon.log.cut_bytes,
+        damaged=daemon.log.damaged,
+        unreadable=daemon.unreadable,
+    )
+    return daemon
+
+
+def _report(stat: Stat, telemetry: Telemetry) -> None:
+    newest_step = max((shelf.newest.step for shelf in stat.shelves if shelf.newest is not None), default=0)
+    telemetry.metrics(newest_step, metrics_of(stat))
+
+
+def metrics_of(stat: Stat) -> dict[str, float]:
+    """The daemon's account as metrics."""
+    values: dict[str, float] = {
+        "exchange/records": sum(shelf.records for shelf in stat.shelves),
+        "exchange/used_bytes": stat.used_bytes,
+        "exchange/refused": sum(sum(shelf.refused.values()) for shelf in stat.shelves),
+        "exchange/evicted": sum(sum(shelf.evicted.values()) for shelf in stat.shelves),
+    }
+    for flow in stat.flows:
+        pair = f"{flow.source}/{flow.receiver}"
+        values[f"exchange/flow_records/{pair}"] = flow.records
+        values[f"exchange/flow_bytes/{pair}"] = flow.bytes
+        values[f"exchange/flow_hit_rate/{pair}"] = flow.hits / max(1, flow.asked)
+        values[f"exchange/flow_age_versions/{pair}"] = flow.mean_age_versions
+    return values

@@ -1,0 +1,450 @@
+"""What the exchange decides, without sockets, clocks or files."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mrl.exchange.core import ExchangeCore
+from mrl.exchange.sessions import CLAIM_S, FORGET_AFTER_S, MAX_TRIES
+from mrl.exchange.shelf import OVERHEAD_BYTES
+from mrl.records.codec import decode, encode
+from mrl.records.exchange import (
+    Announce,
+    Deliver,
+    Done,
+    Fetch,
+    Hello,
+    Ping,
+    Put,
+    PutAck,
+    Stat,
+    StatRequest,
+    Unwatch,
+    Welcome,
+    daemon_message_decoder,
+)
+from mrl.records.version import Version
+
+LEARNER, WORKER = b"learner/llama", b"worker/qwen/0"
+
+
+def make_core(**options):
+    """A core with a journal that always succeeds."""
+    defaults = {
+        "incarnation": "one",
+        "budget_bytes": 1_000_000,
+        "per_prompt": 4,
+        "max_age_versions": 100,
+        "journal": lambda payloads: "",
+        "started_s": 0.0,
+    }
+    core = ExchangeCore(**(defaults | options))
+    core.handle(LEARNER, Hello(client=LEARNER.decode(), policy="llama"), 0.0)
+    core.handle(WORKER, Hello(client=WORKER.decode(), policy="qwen"), 0.0)
+    return core
+
+
+def put(core, *records, client=WORKER, seq=1, now_s=0.0):
+    """Put records; returns (ack, messages to others)."""
+    (_, ack), *others = core.handle(client, Put(client="w", seq=seq, records=list(records)), now_s)
+    assert isinstance(ack, PutAck)
+    return ack, others
+
+
+def fetch(core, *prompt_ids, client=LEARNER, limit=4, max_age_versions=None, watch=False, seq=1, now_s=0.0):
+    """Fetch; returns the ids and ages of the records that came at once."""
+    message = Fetch(
+        client="l", policy="-", prompt_ids=list(prompt_ids), limit=limit, max_age_versions=max_age_versions,
+        watch=watch, seq=seq,
+    )  # fmt: skip
+    return delivered(core.handle(client, message, now_s))
+
+
+def delivered(out):
+    """(record id, age) of everything delivered."""
+    return [
+        (record.record_id, age)
+        for _, message in out
+        for record, age in zip(message.records, message.ages_versions, strict=True)
+    ]
+
+
+def announce(core, step, epoch=0, policy="qwen", resumed=False):
+    """The policy now trains at this version."""
+    core.handle(WORKER, Announce(client="w", policy=policy, version=Version(epoch, step), resumed=resumed), 0.0)
+
+
+def stat(core, now_s=0.0) -> Stat:
+    """The daemon's account."""
+    [(_, message)] = core.handle(b"x", StatRequest(client="x"), now_s)
+    return message
+
+
+def shelf_of(core, policy):
+    """The account of one policy."""
+    return next(shelf for shelf in stat(core).shelves if shelf.policy == policy)
+
+
+def test_a_success_is_fetched_by_another_policy_only(outcome):
+    """The learner of llama gets what qwen achieved; qwen's own learner does not."""
+    core = make_core()
+    assert put(core, outcome())[0] == PutAck(incarnation="one", seq=1, stored=1, refused={})
+    assert fetch(core, "p1", "p2") == [("r1", 0)]
+    core.handle(b"learner/qwen", Hello(client="learner/qwen", policy="qwen"), 0.0)
+    assert fetch(core, "p1", client=b"learner/qwen") == []
+
+
+def test_only_the_newest_are_kept_and_newest_come_first(outcome):
+    """Of five successes on a prompt the two of the newest versions remain, whatever their order of arrival."""
+    core = make_core(per_prompt=2)
+    put(core, *(outcome(f"r{step}", step=step) for step in (3, 5, 1, 4, 2)))
+    announce(core, 5)
+    assert fetch(core, "p1") == [("r5", 0), ("r4", 1)]
+    assert shelf_of(core, "qwen").evicted == {"surpassed": 3}
+
+
+def test_limit_and_age_are_respected_over_all_sources(outcome):
+    """At most `limit` records come, the youngest, none older than asked for."""
+    core = make_core()
+    core.handle(b"worker/gemma", Hello(client="g", policy="gemma"), 0.0)
+    put(core, outcome("q7", step=7), outcome("q1", step=1))
+    put(core, outcome("g9", "gemma", step=9), outcome("g8", "gemma", step=8), client=b"worker/gemma")
+    announce(core, 10)
+    announce(core, 9, policy="gemma")
+    assert fetch(core, "p1", limit=3) == [("g9", 0), ("g8", 1), ("q7", 3)]
+    assert fetch(core, "p1", max_age_versions=2) == [("g9", 0), ("g8", 1)]
+
+
+def test_a_watch_delivers_at_once_to_all_watching_others(outcome):
+    """Both other policies get the success with the very message that brought it; its own policy does not."""
+    core = make_core()
+    for policy in ("gemma", "qwen"):
+        core.handle(policy.encode(), Hello(client=policy, policy=policy), 0.0)
+    for client in (LEARNER, b"gemma", b"qwen"):
+        assert fetch(core, "p1", client=client, watch=True) == []
+    _, others = put(core, outcome())
+    assert [(client, delivered([(client, message)])) for client, message in others] == [
+        (LEARNER, [("r1", 0)]),
+        (b"gemma", [("r1", 0)]),
+    ]
+
+
+def test_a_watch_ends_with_its_limit_or_with_unwatch(outcome):
+    """After `limit` records, or when no longer wanted, nothing more comes."""
+    core = make_core()
+    fetch(core, "p1", "p2", limit=2, watch=True)
+    core.handle(LEARNER, Unwatch(client="l", prompt_ids=["p2", "unknown"]), 0.0)
+    deliveries = [bool(put(core, outcome(f"r{number}"), seq=number)[1]) for number in range(4)]
+    assert deliveries == [True, True, False, False]
+    assert put(core, outcome("x", prompt_id="p2"))[1] == []
+
+
+def test_a_watch_counts_what_was_there_already(outcome):
+    """With one of two records given at once, one more comes."""
+    core = make_core()
+    put(core, outcome())
+    assert fetch(core, "p1", limit=2, watch=True) == [("r1", 0)]
+    assert delivered(put(core, outcome("r2"))[1]) == [("r2", 0)]
+    assert put(core, outcome("r3"))[1] == []
+
+
+def test_a_watch_takes_nothing_too_old(outcome):
+    """The age limit holds for later deliveries too."""
+    core = make_core()
+    announce(core, 10)
+    fetch(core, "p1", max_age_versions=3, watch=True)
+    assert put(core, outcome("old", step=6))[1] == []
+    assert delivered(put(core, outcome("young", step=7))[1]) == [("young", 3)]
+
+
+def test_watches_are_bounded_per_client_and_in_total(outcome):
+    """A client's oldest watch makes room for its newest; beyond the total nothing is added; both are counted."""
+    core = make_core(max_watches_per_client=2, max_watches=3)
+    fetch(core, "p1", "p2", "p3", watch=True)
+    core.handle(b"gemma", Hello(client="g", policy="gemma"), 0.0)
+    fetch(core, "p1", "p2", client=b"gemma", watch=True)
+    assert stat(core).dropped_watches == 2
+    assert [len(put(core, outcome(f"r-{prompt}", prompt_id=prompt))[1]) for prompt in ("p1", "p2", "p3")] == [1, 1, 1]
+    assert shelf_of(core, "llama").watched_prompts == 2
+
+
+def test_a_repeated_record_is_recognised(outcome):
+    """Sent again, it is neither stored nor delivered again, and the ack says why."""
+    core = make_core()
+    fetch(core, "p1", watch=True)
+    assert len(put(core, outcome(), outcome())[1]) == 1
+    ack, others = put(core, outcome(), seq=2)
+    assert (ack.stored, ack.refused, others) == (0, {"duplicate": 1}, [])
+
+
+def test_an_evicted_record_that_comes_again_is_a_duplicate(outcome):
+    """The memory of ids is longer than that of records."""
+    core = make_core(per_prompt=1)
+    put(core, outcome("r1", step=1), outcome("r2", step=2))
+    assert put(core, outcome("r1", step=1))[0].refused == {"duplicate": 1}
+
+
+def test_stale_records_are_evicted_and_refused(outcome):
+    """What a new version makes too old goes, and what comes too late is not taken."""
+    core = make_core(max_age_versions=5)
+    put(core, outcome("r1", step=4), outcome("r2", step=5))
+    announce(core, 10)
+    assert fetch(core, "p1") == [("r2", 5)]
+    assert put(core, outcome("r3", step=4))[0].refused == {"stale": 1}
+    shelf = shelf_of(core, "qwen")
+    assert (shelf.evicted, shelf.refused) == ({"stale": 1}, {"stale": 1})
+
+
+def test_a_resume_voids_the_later_steps_of_the_old_epoch(outcome):
+    """Records of steps that the resume took back go and are refused, also after a second resume further on."""
+    core = make_core()
+    put(core, outcome("kept", step=10), outcome("void", step=11))
+    announce(core, 12)
+    announce(core, 10, epoch=1, resumed=True)
+    assert fetch(core, "p1") == [("kept", 0)]
+    announce(core, 50, epoch=2, resumed=True)
+    assert put(core, outcome("late", step=11))[0].refused == {"void": 1}
+    assert shelf_of(core, "qwen").evicted == {"void": 1}
+
+
+def test_versions_never_go_back_inside_an_epoch(outcome):
+    """A late announcement changes nothing."""
+    core = make_core()
+    put(core, outcome(step=5))
+    announce(core, 9)
+    announce(core, 6)
+    assert fetch(core, "p1") == [("r1", 4)]
+
+
+def test_the_budget_holds_and_the_oldest_arrival_goes_first(outcome):
+    """Stale ones are gone by then; of the rest the first that came goes."""
+    core = make_core(budget_bytes=10 * (OVERHEAD_BYTES + 300))
+    for number in range(50):
+        put(core, outcome(f"r{number}", prompt_id=f"p{number}"))
+        assert stat(core).used_bytes <= stat(core).budget_bytes
+    shelf = shelf_of(core, "qwen")
+    assert shelf.records + shelf.evicted["full"] == shelf.put == 50
+    assert [bool(fetch(core, f"p{number}")) for number in (0, 50 - shelf.records - 1, 50 - shelf.records, 49)] == [
+        False, False, True, True,
+    ]  # fmt: skip
+
+
+def test_stale_records_go_before_fresh_ones_that_came_earlier(outcome):
+    """The announcement makes room, so that the old arrival stays."""
+    core = make_core(budget_bytes=2 * (OVERHEAD_BYTES + 300), max_age_versions=5)
+    put(core, outcome("fresh", step=9), outcome("stale", step=0, prompt_id="p2"))
+    announce(core, 10)
+    put(core, outcome("new", step=10, prompt_id="p3"))
+    assert [fetch(core, prompt) for prompt in ("p1", "p2", "p3")] == [[("fresh", 1)], [], [("new", 0)]]
+
+
+def test_a_record_larger_than_the_budget_is_refused(outcome):
+    """It must not empty the whole memory."""
+    core = make_core(budget_bytes=OVERHEAD_BYTES + 1000)
+    put(core, outcome("small"))
+    assert put(core, outcome("large", completion=bytes(2000)))[0].refused == {"too_large": 1}
+    assert fetch(core, "p1") == [("small", 0)]
+
+
+def test_a_foreign_record_is_refused(outcome):
+    """A worker speaks for its own policy only."""
+    assert put(make_core(), outcome(source="llama"))[0].refused == {"foreign": 1}
+
+
+def test_a_full_disk_refuses_and_delivers_nothing(outcome):
+    """What is not on the log is neither acknowledged, nor held, nor passed on; later it may come again."""
+    answers = iter(["disk_full", ""])
+    core = make_core(journal=lambda payloads: next(answers))
+    fetch(core, "p1", watch=True)
+    ack, others = put(core, outcome())
+    assert (ack.stored, ack.refused, others, len(core.shelf)) == (0, {"disk_full": 1}, [], 0)
+    ack, others = put(core, outcome())
+    assert (ack.stored, len(others)) == (1, 1)
+
+
+def test_the_journal_is_written_before_the_ack_and_rebuilds_the_memory(outcome):
+    """What a second core restores from the journal answers every question in the same way."""
+    journal = []
+    core = make_core(journal=lambda payloads: journal.extend(payloads) or "", per_prompt=2, max_age_versions=5)
+    put(core, *(outcome(f"r{number}", prompt_id=f"p{number % 3}", step=number) for number in range(9)))
+    announce(core, 9)
+    announce(core, 7, epoch=1, resumed=True)
+    from mrl.exchange.daemon import _entry_decoder
+
+    for entries in (journal, list(core.snapshot())):
+        again = make_core(per_prompt=2, max_age_versions=5)
+        again.restore([decode(entry, _entry_decoder) for entry in entries])
+        prompts = ("p0", "p1", "p2")
+        assert [fetch(again, prompt) for prompt in prompts] == [fetch(core, prompt) for prompt in prompts]
+        assert shelf_of(again, "qwen").evicted == {}
+        assert put(again, outcome("late", step=8))[0].refused == {"void": 1}
+
+
+def test_flows_count_a_prompt_once_per_asking(outcome):
+    """Three records on one prompt are one hit; asking again is a new chance; a repeated Fetch is not."""
+    core = make_core()
+    put(core, *(outcome(f"r{number}", step=number) for number in range(3)))
+    fetch(core, "p1", "p2", watch=True, seq=1)
+    fetch(core, "p1", "p2", watch=True, seq=1)
+    put(core, outcome("late", prompt_id="p2"))
+    put(core, outcome("later", prompt_id="p2"))
+    put(core, outcome("more", step=9))
+    fetch(core, "p1", seq=2)
+    [flow] = [flow for flow in stat(core).flows if flow.source == "qwen"]
+    assert (flow.receiver, flow.asked, flow.hits, flow.records) == ("llama", 3, 3, 3 + 3 + 2 + 1 + 4)
+
+
+def test_a_peer_that_never_succeeded_has_a_row(outcome):
+    """Asked and never hit is visible, not missing."""
+    core = make_core()
+    fetch(core, "p1")
+    [flow] = stat(core).flows
+    assert (flow.source, flow.receiver, flow.asked, flow.hits, flow.records) == ("qwen", "llama", 1, 0, 0)
+
+
+def test_mean_age_and_bytes_of_a_flow(outcome):
+    """Ages are those at delivery."""
+    core = make_core()
+    put(core, outcome("r1", step=1), outcome("r4", step=4))
+    announce(core, 5)
+    fetch(core, "p1")
+    [flow] = stat(core).flows
+    assert flow.mean_age_versions == 2.5
+    assert flow.bytes == len(encode(outcome("r1", step=1))) + len(encode(outcome("r4", step=4)))
+
+
+def test_a_fetch_with_a_number_is_always_answered(outcome):
+    """The client learns that there is nothing, or that its Fetch was lost."""
+    core = make_core()
+    message = Fetch(client="l", policy="llama", prompt_ids=["p1"], limit=1, max_age_versions=None, watch=False, seq=9)
+    [(_, answer)] = core.handle(LEARNER, message, 0.0)
+    assert (answer.records, answer.seq) == ([], 9)
+
+
+def test_large_deliveries_are_split_and_the_last_part_carries_the_number(outcome):
+    """No message exceeds the transport's limit."""
+    core = make_core(budget_bytes=100_000_000)
+    for number in range(10):
+        put(core, outcome(f"r{number}", prompt_id=f"p{number}", completion=bytes(250_000)), seq=number)
+    ids = [f"p{number}" for number in range(10)]
+    message = Fetch(client="l", policy="llama", prompt_ids=ids, limit=1, max_age_versions=None, watch=False, seq=3)
+    out = core.handle(LEARNER, message, 0.0)
+    assert [answer.seq for _, answer in out] == [0, 0, 3]
+    assert len(delivered(out)) == 10
+    assert max(len(encode(answer)) for _, answer in out) < 1_100_000
+
+
+def test_what_is_not_acknowledged_is_delivered_again_a_few_times(outcome):
+    """A lost delivery comes again; Done ends it; after several tries it is given up and counted."""
+    core = make_core()
+    put(core, outcome("r1"), outcome("r2", prompt_id="p2"))
+    fetch(core, "p1", "p2")
+    core.handle(LEARNER, Done(client="l", record_ids=["r1", "never seen"]), 0.0)
+    assert core.tick(CLAIM_S - 0.1) == []
+    again = [delivered(core.tick(CLAIM_S * number)) for number in range(1, MAX_TRIES + 2)]
+    assert again == [[("r2", 0)]] * (MAX_TRIES - 1) + [[], []]
+    assert (stat(core).claims, stat(core).abandoned) == (0, 1)
+
+
+def test_a_silent_client_is_forgotten_and_told_so(outcome):
+    """Its watches go; when it comes back it is asked to say Hello."""
+    core = make_core()
+    fetch(core, "p1", watch=True)
+    core.handle(WORKER, Ping(client="w"), FORGET_AFTER_S)
+    core.tick(FORGET_AFTER_S + 1)
+    assert stat(core).clients == [WORKER.decode()]
+    assert put(core, outcome(), now_s=FORGET_AFTER_S + 1)[1] == []
+    for message in (
+        Ping(client="l"),
+        Fetch(client="l", policy="llama", prompt_ids=["p1"], limit=1, max_age_versions=None, watch=True),
+    ):
+        [(_, answer)] = core.handle(LEARNER, message, FORGET_AFTER_S + 2)
+        assert answer == Welcome(incarnation="one", max_put_bytes=answer.max_put_bytes, known=False)
+
+
+def test_hello_forgets_the_earlier_connection(outcome):
+    """A restarted learner is not bothered with what its predecessor asked."""
+    core = make_core()
+    fetch(core, "p1", watch=True)
+    [(_, answer)] = core.handle(LEARNER, Hello(client="l", policy="llama"), 1.0)
+    assert answer.known
+    assert put(core, outcome())[1] == []
+
+
+def test_names_cannot_grow_the_tables_without_bound(outcome):
+    """Beyond 256 policies records are refused."""
+    core = make_core()
+    acks = [put(core, outcome(f"r{n}", source=f"s{n}"), client=b"anonymous", seq=n)[0] for n in range(300)]
+    assert sum(ack.stored for ack in acks) == 254
+    assert acks[-1].refused == {"too_many_policies": 1}
+
+
+@given(body=st.binary(max_size=200))
+def test_random_bytes_are_counted_and_dropped(body):
+    """Nothing that a client sends raises; what is no message is counted."""
+    core = make_core()
+    for _, answer in core.receive(WORKER, body, 0.0):
+        decode(encode(answer), daemon_message_decoder)
+    assert core.malformed["record"] <= 1
+
+
+class ReferenceShelf:
+    """The success memory in ten slow lines: a list of all records that were ever taken."""
+
+    def __init__(self, per_prompt, max_age):
+        self.taken, self.per_prompt, self.max_age, self.newest = [], per_prompt, max_age, {}
+
+    def age(self, record):
+        return max(0, self.newest.get(record.source, 0) - record.oldest.step)
+
+    def fetch(self, prompt_id, receiver, limit):
+        kept = {}
+        for record in sorted(self.taken, key=lambda r: r.oldest.step):  # stable: equal steps stay in order of arrival
+            if record.prompt_id == prompt_id and record.source != receiver:
+                kept[record.source] = [*kept.get(record.source, []), record][-self.per_prompt :]
+        fresh = [r for records in kept.values() for r in records if self.age(r) <= self.max_age]
+        order = {record.record_id: number for number, record in enumerate(self.taken)}
+        return [r.record_id for r in sorted(fresh, key=lambda r: (self.age(r), -order[r.record_id]))][:limit]
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.sampled_from(["a", "b", "c"]), st.sampled_from(["p", "q"]), st.integers(0, 12)),
+        st.tuples(st.just("announce"), st.sampled_from(["a", "b", "c"]), st.just(""), st.integers(0, 20)),
+        st.tuples(st.just("fetch"), st.sampled_from(["a", "b", "c"]), st.sampled_from(["p", "q"]), st.integers(1, 4)),
+    ),
+    max_size=60,
+)
+
+
+@given(actions=ACTIONS)
+@pytest.mark.parametrize("per_prompt", [1, 2])
+def test_the_core_agrees_with_the_reference_shelf(outcome, per_prompt, actions):
+    """For any order of puts, announcements and fetches both give the same records in the same order."""
+    core, reference = make_core(per_prompt=per_prompt, max_age_versions=6), ReferenceShelf(per_prompt, 6)
+    for policy in ("a", "b", "c"):
+        core.handle(policy.encode(), Hello(client=policy, policy=policy), 0.0)
+    for number, (action, policy, prompt_id, value) in enumerate(actions):
+        if action == "put":
+            record = outcome(f"r{number}", policy, prompt_id, value)
+            ack, _ = put(core, record, client=policy.encode())
+            assert ack.stored == (reference.age(record) <= 6)
+            reference.taken += [record] if ack.stored else []
+        elif action == "announce":
+            announce(core, value, policy=policy)
+            reference.newest[policy] = max(value, reference.newest.get(policy, 0))
+        else:
+            got = fetch(core, prompt_id, client=policy.encode(), limit=value, seq=number + 1)
+            assert [record_id for record_id, _ in got] == reference.fetch(prompt_id, policy, value)
+        account = stat(core)
+        held = list(core.shelf.records())
+        assert account.used_bytes == sum(len(encode(record)) + OVERHEAD_BYTES for record in held)
+
+
+def test_deliver_is_the_only_thing_that_carries_records(outcome):
+    """Acks and accounts stay small whatever is held."""
+    core = make_core()
+    put(core, outcome(completion=bytes(100_000)))
+    [(_, answer)] = core.handle(LEARNER, StatRequest(client="l"), 0.0)
+    assert not isinstance(answer, Deliver)
+    assert len(encode(answer)) < 2000

@@ -1,0 +1,235 @@
+"""The daemon as a process of its own, over real sockets."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from mrl.exchange.client import ExchangeClient
+from mrl.exchange.daemon import ExchangeDaemon
+from mrl.records.exchange import Put
+from mrl.records.version import Version
+from mrl.transport.background import BackgroundClient
+from mrl.transport.client import ClientSocket
+from mrl.transport.endpoints import port_of, read_endpoint
+from mrl.transport.server import ServerSocket
+
+pytestmark = pytest.mark.system  # real processes
+
+DAEMON = textwrap.dedent("""
+    import resource, signal, sys, time
+    from pathlib import Path
+    from mrl.exchange.daemon import ExchangeDaemon
+    from mrl.transport.keys import load_keys
+
+    run, max_file_bytes = Path(sys.argv[1]), int(sys.argv[2])
+    if max_file_bytes:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, max_file_bytes))
+    daemon = ExchangeDaemon(
+        run / "exchange", run / "endpoints", load_keys(run / "keys"), host="127.0.0.1", port=0,
+        budget_bytes=64_000_000, per_prompt=4, max_age_versions=100, clock=time.monotonic,
+    )
+    print(len(daemon.core.shelf), daemon.log.cut_bytes, flush=True)
+    while True:
+        daemon.round(0.1)
+""")
+
+
+@pytest.fixture
+def run(tmp_path, keys):
+    """A run folder with keys."""
+    (tmp_path / "keys").mkdir()
+    for name in ("server_public", "server_secret", "client_public", "client_secret"):
+        (tmp_path / "keys" / name).write_bytes(getattr(keys, name))
+    return tmp_path
+
+
+@pytest.fixture
+def start(run):
+    """Starts daemon processes; returns (process, records replayed, bytes cut)."""
+    processes = []
+
+    def start_daemon(max_file_bytes=0):
+        process = subprocess.Popen(
+            [sys.executable, "-c", DAEMON, str(run), str(max_file_bytes)], stdout=subprocess.PIPE, text=True
+        )
+        processes.append(process)
+        replayed, cut = map(int, process.stdout.readline().split())
+        return process, replayed, cut
+
+    yield start_daemon
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def kill(process):
+    """End it the hard way and wait until it is gone."""
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.fixture
+def connect(run, keys):
+    """Makes clients over real links."""
+    clients = []
+
+    def connect_client(name, policy):
+        def open_link(on_message, on_tick):
+            socket = ClientSocket(keys, lambda: read_endpoint(run / "endpoints", "exchange"), identity=name)
+            return BackgroundClient(socket, on_message=on_message, on_tick=on_tick)
+
+        clients.append(ExchangeClient.connect(open_link, client=name, policy=policy))
+        return clients[-1]
+
+    yield connect_client
+    for client in clients:
+        client.close(0.0)
+
+
+def taken(client, received):
+    """Ids of everything taken so far."""
+    received.extend(client.take())
+    return {item.record.record_id for item in received}
+
+
+def test_acknowledged_records_survive_kill_9(start, connect, outcome, until):
+    """The daemon is killed while records stream in; its successor holds everything that was acknowledged."""
+    process, replayed, _ = start()
+    assert replayed == 0
+    worker = connect("worker/qwen/0", "qwen")
+    for number in range(2000):
+        worker.publish([outcome(f"r{number}", prompt_id=f"p{number}")])
+    until(lambda: worker.counts.get("stored", 0) >= 200)
+    kill(process)
+    acknowledged = worker.counts["stored"]
+    _, replayed, _ = start()
+    assert acknowledged <= replayed <= 2000
+    until(lambda: worker.counts["stored"] + worker.counts.get("refused/duplicate", 0) >= 2000, within_s=20)
+    learner = connect("learner/llama", "llama")
+    learner.fetch([f"p{number}" for number in range(2000)], limit=1, max_age_versions=None, watch=False)
+    received = []
+    assert until(lambda: len(taken(learner, received)) == 2000)
+    assert {item.record.completion for item in received} == {b"yah"}
+
+
+def test_clients_find_a_restarted_daemon_and_their_watches_work(start, connect, outcome, until, run, keys):
+    """Its old port is taken meanwhile, so it listens elsewhere; nobody is told but by the endpoint file."""
+    process, _, _ = start()
+    worker, learner = connect("worker/qwen/0", "qwen"), connect("learner/llama", "llama")
+    worker.announce(Version(0, 3))
+    learner.fetch(["p1"], limit=4, max_age_versions=None, watch=True)
+    received = []
+    worker.publish([outcome("before", step=3)])
+    until(lambda: "before" in taken(learner, received))
+    old_port = port_of(read_endpoint(run / "endpoints", "exchange"))
+    kill(process)
+    squatter = ServerSocket(keys, port=old_port)
+    try:
+        start()
+        assert port_of(read_endpoint(run / "endpoints", "exchange")) != old_port
+        learner.fetch(["p2"], limit=4, max_age_versions=None, watch=True)
+        worker.publish([outcome("after", prompt_id="p2", step=3)])
+        until(lambda: "after" in taken(learner, received), within_s=20)
+    finally:
+        squatter.close()
+    assert learner.lost_s() == 0.0
+    worker.publish([outcome("on the old watch", step=3)])
+    until(lambda: "on the old watch" in taken(learner, received))
+
+
+def test_a_restarted_daemon_takes_its_old_port_again(start, run):
+    """When it is free, so that clients need not search."""
+    process, _, _ = start()
+    before = read_endpoint(run / "endpoints", "exchange")
+    kill(process)
+    start()
+    assert read_endpoint(run / "endpoints", "exchange") == before
+
+
+def test_a_full_disk_is_said_and_survived(start, connect, outcome, until):
+    """A daemon that cannot write refuses with the reason, goes on, and its log stays readable."""
+    process, _, _ = start(max_file_bytes=20_000)
+    worker = connect("worker/qwen/0", "qwen")
+    for number in range(20):
+        worker.publish([outcome(f"r{number}", prompt_id=f"p{number}", completion=bytes(2000))])
+    until(lambda: worker.counts.get("stored", 0) + worker.counts.get("refused/disk_full", 0) == 20)
+    assert worker.counts["refused/disk_full"] > 0
+    assert process.poll() is None
+    kill(process)
+    _, replayed, cut = start()
+    assert (replayed, cut) == (worker.counts["stored"], 0)
+
+
+def test_a_torn_tail_is_cut_at_the_start(start, run, connect, outcome, until):
+    """A log whose last frame is incomplete is replayed up to it."""
+    process, _, _ = start()
+    worker = connect("worker/qwen/0", "qwen")
+    worker.publish([outcome("r1")])
+    until(lambda: worker.counts.get("stored"))
+    kill(process)
+    with (run / "exchange/log").open("ab") as file:
+        file.write(b"\x50\0\0\0torn")
+    assert start()[1:] == (1, 8)
+
+
+def test_the_log_is_compacted(run, keys, outcome, until):
+    """When most of it is dead, it shrinks to the living, and a later daemon finds those."""
+    options = {"host": "127.0.0.1", "port": 0, "budget_bytes": 10_000_000, "max_age_versions": 100}
+
+    def open_daemon():
+        return ExchangeDaemon(run / "exchange", run / "endpoints", keys, per_prompt=1, clock=time.monotonic, **options)
+
+    daemon = open_daemon()
+    for number in range(50):
+        record = outcome(f"r{number}", step=number, completion=bytes(100_000))
+        daemon.core.handle(b"w", Put(client="w", seq=number, records=[record]), 0.0)
+    assert daemon.log.size_bytes > 5_000_000
+    daemon.round(0.0)
+    assert daemon.log.size_bytes < 110_000
+    daemon.close()
+    daemon = open_daemon()
+    assert [record.record_id for record in daemon.core.shelf.records()] == ["r49"]
+    daemon.close()
+
+
+def inspect(*arguments):
+    """Run the inspection tool; returns (exit code, stdout, stderr)."""
+    done = subprocess.run(
+        [sys.executable, "tools/inspect_see.py", *map(str, arguments)],
+        capture_output=True, text=True, timeout=30, env=os.environ | {"PYTHONPATH": ".", "COLUMNS": "160"},
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_inspect_shows_what_flows(start, run, connect, outcome, until):
+    """Table and JSON name the policies, what is held, and the flow between them."""
+    start()
+    worker, learner = connect("worker/qwen/0", "qwen"), connect("learner/llama", "llama")
+    learner.fetch(["p1", "p2"], limit=4, max_age_versions=None, watch=True)
+    until(lambda: learner.counts.get("hellos", 0) == 0 and learner.lost_s() == 0.0)
+    worker.publish([outcome()])
+    received = []
+    until(lambda: taken(learner, received))
+    code, out, _ = inspect(run, "--json")
+    content = json.loads(out)
+    [flow] = [flow for flow in content["flows"] if flow["source"] == "qwen"]
+    assert (code, flow["receiver"], flow["asked"], flow["hits"], flow["hit_rate"]) == (0, "llama", 2, 1, 0.5)
+    assert flow["records_per_s"] > 0
+    code, out, _ = inspect(run)
+    assert code == 0
+    assert all(word in out for word in ("qwen", "llama", "0.50", "hit rate", "refused", "watched"))
+
+
+def test_inspect_without_a_daemon_is_one_clear_line(run, tmp_path):
+    """Exit code 2 within a few seconds."""
+    for folder, words in ((run, "no exchange daemon"), (tmp_path / "nowhere", "keys")):
+        code, out, err = inspect(folder)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert words in err

@@ -1,0 +1,171 @@
+"""Files of JSON lines."""
+
+import json
+import math
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+
+from mrl.errors import RecordError, RunFolderError
+from mrl.metrics.jsonl import MetricsWriter, SampleWriter, read_metrics, read_samples
+from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, SampleRecord
+
+
+def metrics(step: int = 1, **values: float) -> MetricsRecord:
+    return MetricsRecord(role="learner/qwen", policy="qwen", step=step, time_unix_s=10.0, values=values)
+
+
+def beat(time_unix_s: float, role: str = "learner/qwen", pid: int = 1) -> HeartbeatRecord:
+    return HeartbeatRecord(
+        role=role,
+        policy="qwen",
+        pid=pid,
+        time_unix_s=time_unix_s,
+        doing="training",
+        awaiting="groups",
+        whom="worker/qwen/0",
+        for_s=1.5,
+        bound_s=300.0,
+    )
+
+
+def sample(policy: str = "qwen", step: int = 3, completion: str = "yah") -> SampleRecord:
+    return SampleRecord(
+        policy=policy, step=step, kind="rollout", task="spell", prompt="hay", completion=completion, reward=1.0
+    )
+
+
+def test_metrics_line_has_exactly_the_agreed_keys(tmp_path: Path) -> None:
+    """A metrics record becomes one flushed line with time, role, policy, step and values."""
+    writer = MetricsWriter(tmp_path / "metrics.jsonl")
+    writer.write(metrics(2, a=0.5))
+    line = (tmp_path / "metrics.jsonl").read_text()
+    assert json.loads(line) == {
+        "time_unix_s": 10.0,
+        "role": "learner/qwen",
+        "policy": "qwen",
+        "step": 2,
+        "values": {"a": 0.5},
+    }
+    assert line.endswith("\n")
+    writer.close()
+
+
+def test_non_finite_values_are_null_in_the_file_and_nan_when_read(tmp_path: Path) -> None:
+    """NaN and infinity leave every line valid JSON."""
+    path = tmp_path / "metrics.jsonl"
+    writer = MetricsWriter(path)
+    writer.write(metrics(1, a=math.nan, b=math.inf, c=1.0))
+    writer.close()
+    assert '"a":null,"b":null,"c":1.0' in path.read_text()
+    values = read_metrics(path)[0]["values"]
+    assert math.isnan(values["a"])
+    assert math.isnan(values["b"])
+    assert values["c"] == 1.0
+
+
+def test_heartbeats_are_written_at_most_once_per_interval_and_role(tmp_path: Path) -> None:
+    """Within 30 s only the first heartbeat of a role is kept; another role, or a new pid, is not held back."""
+    path = tmp_path / "metrics.jsonl"
+    writer = MetricsWriter(path)
+    for record in (beat(0), beat(29.9), beat(30.0), beat(31, role="exchange"), beat(32, pid=2), beat(33, pid=2)):
+        writer.write(record)
+    writer.close()
+    lines = read_metrics(path)
+    assert [(line["time_unix_s"], line["role"]) for line in lines] == [
+        (0, "learner/qwen"),
+        (30.0, "learner/qwen"),
+        (31, "exchange"),
+        (32, "learner/qwen"),
+    ]
+    assert lines[0]["heartbeat"] == {
+        "pid": 1,
+        "doing": "training",
+        "awaiting": "groups",
+        "whom": "worker/qwen/0",
+        "for_s": 1.5,
+        "bound_s": 300.0,
+    }
+    assert "values" not in lines[0]
+
+
+def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+    """Reading tolerates what a killed writer left behind, even cut inside a character."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step":1}\n{"step":2}\n{"policy":"\xc3')
+    assert [line["step"] for line in read_metrics(path)] == [1, 2]
+
+
+def test_writing_after_a_torn_line_cuts_it_off(tmp_path: Path) -> None:
+    """A resumed run never glues its first line to the torn end of the last one."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step":1}\n{"step":')
+    writer = MetricsWriter(path)
+    writer.write(metrics(2))
+    writer.close()
+    assert [line["step"] for line in read_metrics(path)] == [1, 2]
+
+
+def test_a_file_that_is_only_a_torn_line_starts_empty(tmp_path: Path) -> None:
+    """Nothing whole was written, so nothing is kept."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"ste')
+    assert read_metrics(path) == []
+    MetricsWriter(path).close()
+    assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize("row", [b"{broken", b"[1]", b"\xff\xfe", b""])
+def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path, row: bytes) -> None:
+    """Anything else than a torn end is an error with file and line number."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step":1}\n' + row + b'\n{"step":3}\n')
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl:2"):
+        read_metrics(path)
+
+
+def test_a_missing_file_has_no_lines(tmp_path: Path) -> None:
+    """A run that has not begun has no metrics."""
+    assert read_metrics(tmp_path / "metrics.jsonl") == []
+
+
+def test_samples_are_filed_by_step_and_policy_and_read_in_order(tmp_path: Path) -> None:
+    """Steps order as numbers, and text that is no valid unicode is kept escaped."""
+    writer = SampleWriter(tmp_path)
+    assert writer.write(sample(step=10)) == tmp_path / "step_10" / "qwen.jsonl"
+    writer.write(sample(step=9, completion="line\nbreak \u2028 \udc80"))
+    writer.write(sample("llama", step=9))
+    read = read_samples(tmp_path)
+    assert [(line["step"], line["policy"]) for line in read] == [(9, "llama"), (9, "qwen"), (10, "qwen")]
+    assert read[1]["completion"] == "line\nbreak \u2028 \udc80"
+
+
+@pytest.mark.parametrize("policy", ["../qwen", "a/b", "..", "."])
+def test_a_policy_name_cannot_leave_the_folder(tmp_path: Path, policy: str) -> None:
+    """A sample whose policy is no plain name is refused and writes nothing."""
+    with pytest.raises(RecordError, match="policy"):
+        SampleWriter(tmp_path / "rollouts").write(sample(policy))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+    """When a line cannot be written whole, what was written of it is taken back."""
+    path = tmp_path / "metrics.jsonl"
+    writer = MetricsWriter(path)
+    writer.write(metrics(1))
+    size = path.stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            writer.write(metrics(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert path.stat().st_size == size
+    writer.write(metrics(3))
+    writer.close()
+    assert [line["step"] for line in read_metrics(path)] == [1, 3]

@@ -1,0 +1,226 @@
+"""The report page."""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from mrl.config.run_folder import RunFolder
+from mrl.errors import RunFolderError
+from mrl.metrics.jsonl import MetricsWriter, SampleWriter
+from mrl.records.telemetry import MetricsRecord, SampleRecord
+from mrl.report.page import write_report
+from mrl.report.run_data import read_run
+
+VOID = {"meta", "line", "rect", "circle", "path", "br"}
+
+
+class Outline(HTMLParser):
+    """Checks that elements nest, and collects elements, attributes and text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def outline(path: Path) -> Outline:
+    parser = Outline()
+    parser.feed(path.read_text(encoding="utf-8"))
+    parser.close()
+    assert parser.open == []
+    return parser
+
+
+def test_page_holds_every_part(make_run: Callable[..., Path]) -> None:
+    """A whole run shows summary, curves, diagram, slots and answers, all with titles, and nothing is missing."""
+    page = outline(write_report(make_run(steps=80)))
+    text = " ".join(page.texts)
+    titles = (
+        "Held-out accuracy, start and end",
+        "Training reward",
+        "Rescues per step",
+        "All-failed groups that were rescued",
+        "Staleness of own answers",
+        "Waiting for own groups",
+        "Where the time of a step goes",
+        "Experience between policies",
+        "Rollout slots of every policy",
+        "Own answers",
+    )
+    for title in titles:
+        assert title in text
+    for label in ("learner step", "mean reward", "staleness (versions)", "minutes since the start", "reverse: yah"):
+        assert label in text
+    assert "Nothing was recorded." not in text
+
+
+def test_page_is_self_contained(make_run: Callable[..., Path]) -> None:
+    """No script, no address, no file beside it; a content security policy forbids what might slip in."""
+    path = write_report(make_run(steps=40))
+    page = outline(path)
+    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
+    assert not [value for name, value in page.attributes if name in {"src", "href", "xlink:href", "action"}]
+    assert not re.search(r"https?://|url\(|@import", path.read_text(encoding="utf-8"))
+    assert ("content", "default-src 'none'; style-src 'unsafe-inline'") in page.attributes
+
+
+@pytest.mark.parametrize("policies", [1, 3, 8])
+@pytest.mark.parametrize("steps", [0, 1, 12])
+def test_page_stands_for_any_number_of_policies_and_steps(
+    make_run: Callable[..., Path], policies: int, steps: int
+) -> None:
+    """One to eight policies, no step, one step or some: whole markup, every policy named, no NaN in a coordinate."""
+    path = write_report(
+        make_run(policies=policies, steps=max(steps, 1)) if steps else _bare(make_run(policies=policies))
+    )
+    page = outline(path)
+    coordinates = [value for name, value in page.attributes if name in {"d", "x", "y", "cx", "cy", "width", "x1", "y1"}]
+    assert not [value for value in coordinates if "nan" in value or "inf" in value]
+    assert {f"policy c{index}" for index in range(policies)} <= {
+        value for name, value in page.attributes if name == "class"
+    }
+
+
+def _bare(run: Path) -> Path:
+    (run / "metrics.jsonl").unlink()
+    for path in run.rglob("*-*.json"):
+        path.unlink()
+    return run
+
+
+def test_hostile_text_stays_text(make_run: Callable[..., Path]) -> None:
+    """Prompts, answers, names and tasks that hold markup are shown, not obeyed."""
+    run = make_run(steps=2)
+    hostile = "</script></style></td><script>alert(1)</script>&<!-- \x00 \udc80"
+    writer = SampleWriter(RunFolder(run).rollouts)
+    for kind in ("rollout", "rescue"):
+        writer.write(
+            SampleRecord(
+                policy="qwen",
+                step=1,
+                kind=kind,
+                task="<task>",
+                prompt=hostile,
+                completion=hostile,
+                reward=1,
+                source="<peer>",
+            )
+        )
+    config = json.loads((run / "config.json").read_text())
+    config["run"]["name"] = "<name>&"
+    config["sharing"]["regime"] = "<regime>"
+    (run / "config.json").write_text(json.dumps(config))
+    metrics = MetricsWriter(RunFolder(run).metrics_jsonl)
+    values = {"reward/mean": 0.1, "eval/accuracy/<b>": 0.5, "exchange/flow_records/<i>/qwen": 1.0}
+    metrics.write(MetricsRecord(role="learner/x", policy="<u>", step=1, time_unix_s=1.0, values=values))
+    metrics.write(MetricsRecord(role="exchange", policy="", step=1, time_unix_s=1.0, values=values))
+    metrics.close()
+    path = write_report(run)
+    page = outline(path)
+    assert not {"script", "task", "peer", "name", "regime", "u", "i"} & set(page.tags)
+    assert path.read_text(encoding="utf-8").count("</style>") == 1
+    assert "&lt;/script&gt;" in path.read_text(encoding="utf-8")
+    text = "".join(page.texts)
+    assert "<script>alert(1)</script>&<!--" in text
+    assert "<name>&" in text
+
+
+def test_damaged_files_are_named_and_the_rest_is_shown(make_run: Callable[..., Path]) -> None:
+    """A broken evaluation and a torn metrics file cost only themselves."""
+    run = make_run(steps=40)
+    (run / "evaluation" / "qwen-20.json").write_text("{")
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"torn')
+    data = read_run(run)
+    assert data.problems == ["qwen-20.json cannot be read (JSONDecodeError)"]
+    assert len(data.steps["qwen"]) == 40
+    assert "qwen-20.json cannot be read" in " ".join(outline(write_report(run)).texts)
+
+
+def test_a_damaged_line_of_metrics_leaves_evaluations(make_run: Callable[..., Path]) -> None:
+    """Metrics that cannot be read are named; the summary comes from the evaluations."""
+    run = make_run(steps=40)
+    lines = (run / "metrics.jsonl").read_bytes().splitlines()
+    (run / "metrics.jsonl").write_bytes(b"\n".join([*lines[:3], b"damaged", *lines[3:], b""]))
+    data = read_run(run)
+    assert "metrics.jsonl:4" in data.problems[0]
+    assert sorted(data.accuracy["qwen"][""]) == [0, 40]
+
+
+def test_steps_that_a_resume_voided_are_gone(make_run: Callable[..., Path]) -> None:
+    """When the step goes back, the later steps of the first attempt do not appear."""
+    run = make_run(policies=1, steps=10)
+    writer = MetricsWriter(RunFolder(run).metrics_jsonl)
+    writer.write(
+        MetricsRecord(role="learner/qwen", policy="qwen", step=6, time_unix_s=1.0, values={"reward/mean": 0.77})
+    )
+    writer.close()
+    assert read_run(run).series("qwen", "reward/mean")[-1] == (6.0, 0.77)
+
+
+def test_evaluation_files_hold_over_metrics(make_run: Callable[..., Path]) -> None:
+    """The file that the evaluator wrote is the truth about an accuracy."""
+    run = make_run(policies=1, steps=40)
+    path = run / "evaluation" / "qwen-40.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"accuracy": 0.125}))
+    assert read_run(run).accuracies("qwen")[-1] == (40.0, 0.125)
+
+
+def test_missing_values_are_nan_in_a_series_and_a_missing_metric_is_empty(make_run: Callable[..., Path]) -> None:
+    """A series keeps its steps; a metric that no step has makes no series."""
+    data = read_run(make_run(policies=1, steps=60))
+    rewards = data.series("qwen", "reward/mean")
+    assert [step for step, value in rewards if math.isnan(value)] == [40.0]
+    assert data.series("qwen", "optim/lr") == []
+
+
+def test_an_answer_that_was_filed_twice_is_shown_once(make_run: Callable[..., Path]) -> None:
+    """Evaluated answers come with the evaluation, and as samples; each stands in the report once."""
+    run = make_run(policies=1, steps=40)
+    answer = {"task": "reverse", "prompt": "p-1", "completion": "c-1", "reward": 1.0}
+    path = run / "evaluation" / "qwen-40.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"answers": [answer, answer | {"completion": "c-2"}]}))
+    SampleWriter(RunFolder(run).rollouts).write(SampleRecord(policy="qwen", step=40, kind="evaluation", **answer))  # type: ignore[arg-type]
+    found = [sample["completion"] for sample in read_run(run).samples if sample["kind"] == "evaluation"]
+    assert sorted(found) == ["c-1", "c-2"]
+    assert "Held-out answers" in " ".join(outline(write_report(run)).texts)
+
+
+def test_writing_again_replaces_the_page_and_leaves_nothing_else(make_run: Callable[..., Path]) -> None:
+    """The page is exchanged in one step."""
+    run = make_run(steps=3)
+    before = set(run.iterdir())
+    first = write_report(run)
+    assert write_report(run) == first == run / "report.html"
+    assert set(run.iterdir()) == before | {first}
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    """Without a config.json nothing is written."""
+    with pytest.raises(RunFolderError, match=r"config\.json"):
+        write_report(tmp_path)
+    assert list(tmp_path.iterdir()) == []

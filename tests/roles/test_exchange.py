@@ -1,0 +1,89 @@
+"""The exchange role: its metrics, and its life as a process."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from mrl.exchange.core import ExchangeCore
+from mrl.metrics.names import is_known
+from mrl.records.exchange import Announce, Fetch, Hello
+from mrl.records.version import Version
+from mrl.roles.exchange import metrics_of
+from mrl.transport.endpoints import port_of, read_endpoint
+from mrl.transport.keys import create_keys
+
+ROLE = "import sys, pathlib; from mrl.roles.exchange import main; sys.exit(main(pathlib.Path(sys.argv[1]), '', 0))"
+
+
+def test_every_metric_is_in_the_table():
+    """Also those of a pair of policies."""
+    core = ExchangeCore(
+        incarnation="one", budget_bytes=1000, per_prompt=1, max_age_versions=1, journal=lambda _: "", started_s=0.0
+    )
+    core.handle(b"l", Hello(client="l", policy="llama"), 0.0)
+    core.handle(b"q", Announce(client="q", policy="qwen", version=Version(0, 3)), 0.0)
+    ask = Fetch(client="l", policy="llama", prompt_ids=["p"], limit=1, max_age_versions=None, watch=True)
+    core.handle(b"l", ask, 0.0)
+    values = metrics_of(core.stat(1.0))
+    assert values["exchange/flow_hit_rate/qwen/llama"] == 0.0
+    assert [name for name in values if not is_known(name)] == []
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder with the least that the role reads."""
+    config = {
+        "run": {"name": "r", "steps": 1},
+        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
+        "policies": {"qwen": {"model": "/nowhere"}},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    create_keys(tmp_path / "keys")
+    return tmp_path
+
+
+@pytest.fixture
+def start(run):
+    """Starts the role in a process of its own."""
+    processes = []
+
+    def start_role():
+        process = subprocess.Popen([sys.executable, "-c", ROLE, str(run)], stderr=subprocess.PIPE, text=True)
+        processes.append(process)
+        return process
+
+    yield start_role
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def wait_until_serving(process):
+    """Read its log until the replay is reported, after which it listens."""
+    for line in process.stderr:
+        if "replayed" in line:
+            return
+    raise AssertionError("the role ended early")
+
+
+@pytest.mark.system
+def test_sigterm_ends_the_role_at_once(start, run):
+    """Exit code 0, with the endpoint published before."""
+    process = start()
+    wait_until_serving(process)
+    assert port_of(read_endpoint(run / "endpoints", "exchange")) > 0
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=3) == 0
+
+
+@pytest.mark.system
+def test_a_second_daemon_of_the_run_is_refused(start):
+    """Exit code 2 and the cure in the last line."""
+    wait_until_serving(start())
+    second = start()
+    _, stderr = second.communicate(timeout=20)
+    assert second.returncode == 2
+    assert "another exchange daemon" in stderr.splitlines()[-1]
