@@ -4,22 +4,20 @@ Batched `generate` over left-padded prompts. Every prompt is read once, and its 
 group. Weights change only between batches, so all tokens of an answer carry one version.
 """
 
-import time
+import itertools
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel
 
-from mrl.engines.engine import Generation, GenerationRequest, Installed
+from mrl.engines.engine import Generation, GenerationRequest
 from mrl.engines.sampling import SeededSampler
 from mrl.errors import WeightsError
+from mrl.models.parameters import replace_weights
+from mrl.models.scoring import score_tokens
 from mrl.records.version import Version, VersionSpan
-from mrl.weights.canary import gap_nats, score
-from mrl.weights.install import install, read_weights
-from mrl.weights.manifest import read_manifest
 
 
 class EmbeddedEngine:
@@ -35,27 +33,21 @@ class EmbeddedEngine:
 
     @property
     def version(self) -> Version | None:
-        """The version that is served, None before the first install and after a failed one."""
+        """The version that is served; None before the first release and from a load until the release after it."""
         return self._version
 
-    def install(self, manifest_path: Path) -> Installed:
-        """Serve the version of this manifest.
-
-        Raises WeightsError when the file is not what was published (the old version stays) or when the canary fails
-        (nothing is served until the next install).
-        """
-        started_s = time.monotonic()
-        manifest = read_manifest(manifest_path)
-        weights = read_weights(manifest_path, manifest)
+    def load(self, weights: dict[str, Tensor]) -> None:
+        """Take over a whole set of weights. Raises WeightsError, changing nothing, when they do not fit."""
+        replace_weights(self._model, weights)
         self._version = None
-        install(self._model, weights)
-        gap = gap_nats(manifest.canary, score(self._model, manifest.canary.token_ids))
-        if gap > manifest.canary.tolerance_nats:
-            raise WeightsError(
-                f"canary of version {manifest.version} is off by {gap:.2e} nats, allowed {manifest.canary.tolerance_nats:.0e}"
-            )
-        self._version = manifest.version
-        return Installed(manifest.version, gap, time.monotonic() - started_s)
+
+    def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Log-probabilities in nats of every token after the first under the loaded weights, at temperature 1."""
+        return score_tokens(self._model, token_ids)
+
+    def release(self, version: Version) -> None:
+        """The loaded weights are verified: serve them as `version`."""
+        self._version = version
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Generation]]:
@@ -122,4 +114,4 @@ class EmbeddedEngine:
             for row, (length, done) in enumerate(zip(lengths.tolist(), finished.tolist(), strict=True))
         ]
         starts = np.cumsum([0, *group_sizes])
-        return [rows[start:end] for start, end in zip(starts[:-1], starts[1:], strict=True)]
+        return [rows[start:end] for start, end in itertools.pairwise(starts)]

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from mrl.records.version import Version, VersionSpan
 
@@ -32,24 +32,21 @@ class Generation:
     finished: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """What an update of the weights cost and how well the canary agreed."""
-
-    version: Version
-    gap_nats: float
-    seconds: float
-
-
 class Engine(Protocol):
     """An engine serves one version at a time and knows which."""
 
     @property
     def version(self) -> Version | None:
-        """The version that is served, None before the first install."""
+        """The version that is served; None before the first release and from a load until the release after it."""
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Generation]]:
-        """All answers of all requests, in the order of the requests."""
+        """All answers of all requests, in the order of the requests. Raises WeightsError when nothing is served."""
 
-    def install(self, manifest_path: Path) -> Installed:
-        """Serve the version of this manifest. Raises WeightsError, and serves nothing, when its canary fails."""
+    def load(self, weights: dict[str, Tensor]) -> None:
+        """Take over a whole set of weights. Raises WeightsError, changing nothing, when they do not fit."""
+
+    def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Log-probabilities in nats of every token after the first under the loaded weights, at temperature 1."""
+
+    def release(self, version: Version) -> None:
+        """The loaded weights are verified: serve them as `version`."""

@@ -21,15 +21,15 @@ from mrl.learner.intake import Intake
 from mrl.learner.order import decode_order, encode_order
 from mrl.learner.trainer import Trainer
 from mrl.metrics.telemetry import Telemetry
+from mrl.models.parameters import named_weights, replace_weights
 from mrl.records.evaluation import EvaluationRequest
 from mrl.records.leases import LearnerReport
 from mrl.records.rollouts import WeightsNotice
 from mrl.records.version import Version
 from mrl.sharing.regime import Regime
 from mrl.weights.canary import canary_sequences
-from mrl.weights.install import install
 from mrl.weights.manifest import write_atomically
-from mrl.weights.publish import Publisher, named_weights, snapshot
+from mrl.weights.publish import Publisher, snapshot
 
 MAX_SKIPPED_UPDATES = 5
 
@@ -198,7 +198,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
 
     Raises WeightsError or CheckpointError when the checkpoint belongs to another model.
     """
-    install(trainer.model, {name: tensor.to(trainer.world.device) for name, tensor in checkpoint.model.items()})
+    replace_weights(trainer.model, {name: tensor.to(trainer.world.device) for name, tensor in checkpoint.model.items()})
     restore_optimizer(trainer.optimizer, checkpoint.optimizer)
 
 

@@ -1,6 +1,6 @@
 """The order of one step: everything that the ranks of a learner need to train on the same batch."""
 
-from collections.abc import Sequence
+import itertools
 from dataclasses import dataclass
 
 import msgspec
@@ -57,7 +57,7 @@ def split_minibatches(order: StepOrder, num_minibatches: int, rng: np.random.Gen
     rows = sorted(shuffled, key=lambda example: example.phase)
     bounds = np.linspace(0, len(rows), num_minibatches + 1).astype(int)
     share = {name: value / num_minibatches for name, value in order.denominators.items()}
-    return [StepOrder(rows[a:b], share) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [StepOrder(rows[a:b], share) for a, b in itertools.pairwise(bounds)]
 
 
 def _to_row(example: TrainingExample) -> _Row:

@@ -1,7 +1,7 @@
 """Training examples become packed tensors: the only bridge from what regimes say to what the model sees.
 
-Rows are laid end to end into sequences of L tokens, position ids start again at every row, and transformers derives from
-them that attention never crosses a row. The last answer token is a target only, so a row takes P + T - 1 places.
+Rows are laid end to end into sequences of L tokens. Position ids start again at every row, from which transformers
+derives that attention never crosses a row. The last answer token is a target only, so a row takes P + T - 1 places.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from mrl.sharing.regime import Component, TrainingExample
 class PackedBatch:
     """One forward pass: N sequences of L tokens that hold T answer tokens.
 
-    The token-wise tensors are flat over all rows. `predict_at[t]` is the place, in the flattened [N * L] sequences, whose
-    hidden state predicts answer token t. `behaviour_logprobs_T` is 0 where `component_T` has no behaviour.
+    The token-wise tensors are flat over all rows. `predict_at_T[t]` is the place, in the flattened [N * L] sequences,
+    whose hidden state predicts answer token t. `behaviour_logprobs_T` is 0 where `component_T` has no behaviour.
     """
 
     input_ids_NL: Tensor

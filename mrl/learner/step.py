@@ -4,8 +4,8 @@ The loss is a sum over components c of
 
     coefficient_c / D_c * sum over rows, tokens of weight_t * term_t
 
-with D_c known before the first backward, so that any split into microbatches or ranks gives the same gradient: every part
-adds its share, and gradients are summed, never averaged.
+with D_c known before the first backward, so that any split into microbatches or ranks gives the same gradient: every
+part adds its share, and gradients are summed, never averaged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -94,9 +94,9 @@ def update(
 ) -> tuple[dict[str, float], list[Tensor]]:
     """One optimizer update over this rank's batches.
 
-    `proximal` None says that the parameters are still those of the start of the step: the log-probabilities of this very
-    forward are the proximal ones, and a second forward is saved. Returns loss values (the same on every rank) and the
-    detached log-probabilities per batch.
+    `proximal` None says that the parameters are still those of the start of the step: the log-probabilities of this
+    very forward are the proximal ones, and a second forward is saved. Returns loss values (the same on every rank) and
+    the detached log-probabilities per batch.
     """
     optimizer.zero_grad(set_to_none=True)
     totals = torch.zeros(len(components), device=world.device)

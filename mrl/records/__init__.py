@@ -1,10 +1,12 @@
 """Records: the typed messages that cross between processes, and their msgpack form.
 
-Everything is a `msgspec.Struct` with bounds on every field, encoded as a msgpack map, so that it stays readable with the
-plain `msgpack` package. Arrays travel as raw little-endian bytes. Evolution: inside one `SCHEMA` number fields are only
-appended, with defaults; unknown fields of a newer writer are ignored; a changed meaning raises the number and is refused.
+Everything is a `msgspec.Struct` with bounds on every field, encoded as a msgpack map, so that it stays readable with
+the plain `msgpack` package. Arrays travel as raw little-endian bytes. Evolution: inside one `SCHEMA` number fields are
+only appended, with defaults; unknown fields of a newer writer are ignored; a changed meaning raises the number and is
+refused.
 
 - `version`    (run_epoch, step) of a policy
+- `evaluation` requests and results of held-out evaluation, as files
 - `experience` what crosses between policies through the exchange
 - `rollouts`   own answers on the direct link from worker to learner
 - `exchange`   the conversation with the exchange daemon

@@ -16,7 +16,7 @@ MAX_COMPLETION_BYTES = 256 * 1024
 
 
 class Experience(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Fields that every record carries. `created_unix_s` is for display only: no decision depends on a foreign clock."""
+    """Fields that every record carries. `created_unix_s` is for display: no decision depends on a foreign clock."""
 
     record_id: Name
     source: Name

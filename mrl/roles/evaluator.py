@@ -22,6 +22,7 @@ from mrl.roles import wiring
 from mrl.roles.worker import build_sampler
 from mrl.rollout.evaluate import evaluate
 from mrl.rollout.sampling import Sampler
+from mrl.rollout.updates import install
 from mrl.weights.manifest import write_atomically
 
 POLL_S = 0.3
@@ -46,7 +47,7 @@ def _serve(config: RunConfig, folder: RunFolder) -> int:
             continue
         request = msgspec.json.decode(requests[0].read_bytes(), type=EvaluationRequest)
         if request.policy not in samplers:
-            samplers[request.policy] = build_sampler(config, request.policy, config.evaluation.threads)[0]
+            samplers[request.policy] = build_sampler(config, request.policy)[0]
         telemetry.doing(f"evaluating {request.policy} at step {request.version.step}")
         _answer(request, samplers[request.policy], folder, telemetry)
         _remove(requests[0], Path(request.manifest_path))
@@ -60,7 +61,7 @@ def _await_requests(telemetry: Telemetry, stop: threading.Event) -> None:
 
 def _answer(request: EvaluationRequest, sampler: Sampler, folder: RunFolder, telemetry: Telemetry) -> None:
     try:
-        sampler.engine.install(Path(request.manifest_path))
+        install(sampler.engine, Path(request.manifest_path))
     except WeightsError as error:
         log.error("evaluation refused", policy=request.policy, step=request.version.step, reason=str(error))
         return

@@ -12,8 +12,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from mrl.alignment.receiver import load_receiver
 from mrl.checkpoint.store import Checkpoint, CheckpointStore
 from mrl.config.run_folder import RunFolder
@@ -52,7 +50,6 @@ def main(run_folder: Path, policy: str, index: int) -> int:
 def _learn(config: RunConfig, folder: RunFolder, policy: str, role: str) -> int:
     stop = wiring.stop_event()
     table = config.policies[policy]
-    torch.set_num_threads(table.learner.threads)
     world = join_world(table.device, timeout_s=table.learner.data_timeout_s + GROUP_TIMEOUT_MARGIN_S)
     telemetry = wiring.connect_telemetry(folder, role, policy)
     receiver = load_receiver(Path(table.model))
@@ -76,12 +73,11 @@ def _learn(config: RunConfig, folder: RunFolder, policy: str, role: str) -> int:
     if checkpoint:
         learner.restore_rng(checkpoint.state["rng"])
     try:
-        finished = learner.run(stop.is_set)
+        telemetry.doing("done" if learner.run(stop.is_set) else "stopped")
     finally:
         if first:
             first.intake.close()
         world.close()
-    telemetry.doing("done" if finished else "stopped")
     return 0
 
 

@@ -1,7 +1,7 @@
 """The outer edge that all roles share: signals, logs, telemetry, links, exit codes.
 
-Exit codes: 0 done or told to stop, 1 cannot continue, 2 a mistake that the user can cure. The reason is the last line on
-stderr and lies in `crash/<role>.json`.
+Exit codes: 0 done or told to stop, 1 cannot continue, 2 a mistake that the user can cure. The reason is the last line
+on stderr and lies in `crash/<role>.json`.
 """
 
 import faulthandler

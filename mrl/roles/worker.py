@@ -7,13 +7,12 @@ Unblocked by: the learner's next version (it raises the staleness budget), the a
 If it dies: the supervisor starts it again; the learner grants its work anew.
 """
 
+import itertools
 import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import torch
 
 from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.allocation.lease import LeaseHolder
@@ -21,7 +20,6 @@ from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.exchange.client import ExchangeClient
-from mrl.metrics.telemetry import Telemetry
 from mrl.models.load import load_policy
 from mrl.models.prompting import PromptEncoder
 from mrl.records.rollouts import ScoredGroup
@@ -40,9 +38,8 @@ def main(run_folder: Path, policy: str, index: int) -> int:
     return wiring.run_role(run_folder, role, policy, lambda config, folder: _work(config, folder, policy, role))
 
 
-def build_sampler(config: RunConfig, policy: str, threads: int) -> tuple[Sampler, Receiver]:
+def build_sampler(config: RunConfig, policy: str) -> tuple[Sampler, Receiver]:
     """Engine, prompt pool and tokenizer of one policy; also what the evaluator samples with."""
-    torch.set_num_threads(threads)
     table = config.policies[policy]
     model_folder = Path(table.model)
     receiver = load_receiver(model_folder)
@@ -62,7 +59,7 @@ def _work(config: RunConfig, folder: RunFolder, policy: str, role: str) -> int:
     stop = wiring.stop_event()
     telemetry = wiring.connect_telemetry(folder, role, policy)
     table = config.policies[policy].rollout
-    sampler, receiver = build_sampler(config, policy, table.threads)
+    sampler, receiver = build_sampler(config, policy)
     regime = build_regime(config.sharing, policy=policy, receiver=receiver, max_answer_tokens=table.max_new_tokens)
     work = _connect_learner(folder, policy, role)
     exchange = ExchangeClient.connect(
@@ -114,12 +111,11 @@ def _publisher(
     def publish(groups: Sequence[ScoredGroup]) -> None:
         records = []
         for group in groups:
-            numbers = iter(range(1_000_000))
             author = Author(
                 policy=policy,
                 fingerprint=receiver.fingerprint,
                 verifier=group.task,
-                make_id=lambda ticket=group.ticket, numbers=numbers: f"{policy}:{ticket}:{next(numbers)}",
+                make_id=_record_ids(policy, group.ticket),
                 now_unix_s=time.time(),
             )
             records += regime.publish(group, author)
@@ -127,3 +123,9 @@ def _publisher(
             exchange.publish(records)
 
     return publish
+
+
+def _record_ids(policy: str, ticket: str) -> Callable[[], str]:
+    """Ids that come out the same when the same group is published again."""
+    numbers = itertools.count()
+    return lambda: f"{policy}:{ticket}:{next(numbers)}"

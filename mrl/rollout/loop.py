@@ -12,6 +12,7 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import ScoredGroup, WorkItem
 from mrl.rollout.link import WorkerLink
 from mrl.rollout.sampling import Sampler
+from mrl.rollout.updates import install
 
 WAIT_SLICE_S = 0.5
 LEARNER_BOUND_S = 600.0
@@ -91,7 +92,7 @@ class RolloutLoop:
         notice, engine = self._link.notice, self._sampler.engine
         if notice is not None and notice.version != engine.version:
             try:
-                installed = engine.install(Path(notice.manifest_path))
+                installed = install(engine, Path(notice.manifest_path))
             except WeightsError as error:
                 self.totals.weights_refused += 1
                 log.warning("weights refused", version=str(notice.version), reason=str(error))

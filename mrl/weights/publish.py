@@ -6,19 +6,12 @@ from pathlib import Path
 
 import msgspec
 import safetensors.torch
-from torch import Tensor, nn
+from torch import nn
 
+from mrl.models.parameters import named_weights
 from mrl.records.version import Version
 from mrl.weights.canary import make_canary
 from mrl.weights.manifest import Manifest, write_atomically
-
-
-def named_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter once (tied weights under their first name) and every persistent buffer."""
-    weights = dict(model.named_parameters())
-    persistent = model.state_dict().keys()
-    weights.update({name: buffer for name, buffer in model.named_buffers() if name in persistent})
-    return weights
 
 
 class Publisher:
@@ -30,7 +23,7 @@ class Publisher:
         folder.mkdir(parents=True, exist_ok=True)
 
     def publish(self, model: nn.Module, version: Version, canary_ids: Sequence[Sequence[int]]) -> Path:
-        """Write the weights and their manifest; returns the manifest's path. Not forced to disk: a resume rewrites them."""
+        """Write the weights and their manifest; returns the manifest's path. Not synced: a resume rewrites them."""
         stem = f"{version.run_epoch}.{version.step}"
         weights = {name: tensor.detach().contiguous() for name, tensor in named_weights(model).items()}
         data = safetensors.torch.save(weights)

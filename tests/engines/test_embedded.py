@@ -8,24 +8,23 @@ from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import GenerationRequest
 from mrl.engines.sampling import answer_seeds
 from mrl.errors import WeightsError
+from mrl.models.parameters import named_weights
 from mrl.records.version import Version, VersionSpan
-from mrl.weights.canary import canary_sequences
-from mrl.weights.publish import Publisher
 
 EOS = 1
 
 
 @pytest.fixture
-def served(tiny_model, tmp_path):
+def served(tiny_model):
     """An engine that serves version 0.3 of a tiny model, and the model."""
 
     def make(family: str = "qwen3", max_new_tokens: int = 12, temperature: float = 1.0):
         model = tiny_model(family, seed=1)
-        path = Publisher(tmp_path, "a").publish(model, Version(0, 3), canary_sequences(64))
         engine = EmbeddedEngine(
             tiny_model(family, seed=2), eos_id=EOS, max_new_tokens=max_new_tokens, temperature=temperature
         )
-        engine.install(path)
+        engine.load(named_weights(model))
+        engine.release(Version(0, 3))
         return engine, model
 
     return make
@@ -82,34 +81,23 @@ def test_answers_end_at_eos_or_at_the_limit(served):
         assert answer.logprobs.size == answer.token_ids.size
 
 
-def test_an_engine_without_verified_weights_samples_nothing(tiny_model, served, tmp_path):
-    """A canary that fails leaves the engine without a version until the next good install."""
-    engine, model = served()
-    good = Publisher(tmp_path, "a").publish(model, Version(0, 4), canary_sequences(64))
-    lying = tmp_path / "lying"
-    Publisher(lying, "a").publish(tiny_model(seed=5), Version(0, 5), canary_sequences(64))
-    other = Publisher(tmp_path / "other", "a").publish(tiny_model(seed=6), Version(0, 5), canary_sequences(64))
-    text = (
-        other.read_bytes().split(b'"canary"')[0] + b'"canary"' + (lying / "0.5.json").read_bytes().split(b'"canary"')[1]
-    )
-    other.write_bytes(text)
+def test_loaded_weights_are_not_served_before_their_release(served, tiny_model):
+    """From a load until its release the engine samples nothing."""
+    engine, _ = served()
+    engine.load(named_weights(tiny_model(seed=5)))
 
-    with pytest.raises(WeightsError, match="canary"):
-        engine.install(other)
     assert engine.version is None
     with pytest.raises(WeightsError, match="no verified weights"):
         engine.generate(requests(1))
-    assert engine.install(good).version == Version(0, 4)
-    assert len(engine.generate(requests(1))[0]) == 4
+    engine.release(Version(0, 4))
+    assert engine.generate(requests(1))[0][0].versions[0].version == Version(0, 4)
 
 
-def test_a_torn_file_leaves_the_served_version(served, tmp_path, tiny_model):
-    """An update that cannot be read changes nothing."""
+def test_weights_that_do_not_fit_leave_the_served_version(served, tiny_model):
+    """A load that is refused changes nothing."""
     engine, _ = served()
-    path = Publisher(tmp_path / "torn", "a").publish(tiny_model(seed=5), Version(0, 9), canary_sequences(64))
-    path.with_suffix(".safetensors").write_bytes(b"torn")
 
-    with pytest.raises(WeightsError, match="checksum"):
-        engine.install(path)
+    with pytest.raises(WeightsError, match="do not fit"):
+        engine.load(named_weights(tiny_model(vocab_size=72)))
 
     assert engine.version == Version(0, 3)

@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from mrl.errors import WeightsError
+from mrl.models.parameters import named_weights, replace_weights
+from mrl.models.scoring import score_tokens
 from mrl.records.version import Version
-from mrl.weights.canary import canary_sequences, gap_nats, make_canary, score
-from mrl.weights.install import install, read_weights
+from mrl.weights.canary import canary_sequences, gap_nats, make_canary
+from mrl.weights.fetch import fetch_weights
 from mrl.weights.manifest import read_manifest
-from mrl.weights.publish import Publisher, named_weights, snapshot
+from mrl.weights.publish import Publisher, snapshot
 
 CANARY = canary_sequences(64, num_sequences=2, num_tokens=8)
 
@@ -28,10 +30,10 @@ def test_installed_weights_equal_the_published_ones(tiny_model, tmp_path, family
     path = publish(tmp_path, source)
     manifest = read_manifest(path)
 
-    install(target, read_weights(path, manifest))
+    replace_weights(target, fetch_weights(path, manifest))
 
     assert all(torch.equal(a, b) for a, b in zip(source.parameters(), target.parameters(), strict=True))
-    assert gap_nats(manifest.canary, score(target, manifest.canary.token_ids)) == 0.0
+    assert gap_nats(manifest.canary, score_tokens(target, manifest.canary.token_ids)) == 0.0
 
 
 def test_tied_weights_are_published_once(tiny_model, tmp_path):
@@ -50,7 +52,7 @@ def test_a_flipped_byte_is_refused(tiny_model, tmp_path):
     weights.write_bytes(data)
 
     with pytest.raises(WeightsError, match="checksum"):
-        read_weights(path, read_manifest(path))
+        fetch_weights(path, read_manifest(path))
 
 
 def test_a_missing_file_and_a_malformed_manifest_are_named(tmp_path):
@@ -68,9 +70,9 @@ def test_weights_of_another_shape_leave_the_model_unchanged(tiny_model):
     before = [parameter.clone() for parameter in model.parameters()]
 
     with pytest.raises(WeightsError, match="do not fit"):
-        install(model, named_weights(other))
+        replace_weights(model, named_weights(other))
     with pytest.raises(WeightsError, match="differing names"):
-        install(model, {"x": torch.zeros(1)})
+        replace_weights(model, {"x": torch.zeros(1)})
 
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
@@ -85,7 +87,7 @@ def test_the_canary_finds_a_swapped_tensor(tiny_model):
         attention.k_proj.weight.copy_(attention.v_proj.weight)
         attention.v_proj.weight.copy_(swapped)
 
-    assert gap_nats(canary, score(model, CANARY)) > 10 * canary.tolerance_nats
+    assert gap_nats(canary, score_tokens(model, CANARY)) > 10 * canary.tolerance_nats
 
 
 def test_a_canary_that_is_not_a_number_never_passes(tiny_model):
@@ -107,7 +109,7 @@ def test_only_the_newest_versions_are_kept_and_snapshots_outlive_them(tiny_model
         "0.2.json", "0.2.safetensors", "0.3.json", "0.3.safetensors",
     ]  # fmt: skip
     assert read_manifest(tmp_path / "latest.json").version == Version(0, 3)
-    assert read_weights(kept, read_manifest(kept)).keys() == named_weights(model).keys()
+    assert fetch_weights(kept, read_manifest(kept)).keys() == named_weights(model).keys()
 
 
 def test_the_manifest_is_plain_json(tiny_model, tmp_path):

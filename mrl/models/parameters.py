@@ -1,0 +1,30 @@
+"""The weights of a model by name: listing them, and taking over a whole set at once."""
+
+import torch
+from torch import Tensor, nn
+
+from mrl.errors import WeightsError
+
+
+def named_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter once (tied weights under their first name) and every persistent buffer."""
+    weights: dict[str, Tensor] = dict(model.named_parameters())
+    persistent = model.state_dict().keys()
+    weights.update({name: buffer for name, buffer in model.named_buffers() if name in persistent})
+    return weights
+
+
+@torch.no_grad()
+def replace_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Copy all weights into the model; names and shapes are checked before the first copy.
+
+    Raises WeightsError when a tensor is missing, unknown, or of another shape; the model is unchanged then.
+    """
+    own = named_weights(model)
+    if own.keys() != weights.keys():
+        raise WeightsError(f"weights do not fit the model: differing names {sorted(own.keys() ^ weights.keys())[:5]}")
+    for name, tensor in own.items():
+        if tensor.shape != weights[name].shape:
+            raise WeightsError(f"weights do not fit the model: {name} is {weights[name].shape}, wanted {tensor.shape}")
+    for name, tensor in own.items():
+        tensor.copy_(weights[name])
