@@ -120,7 +120,7 @@ def _first_rank(
     if checkpoint:
         ledger.restore(checkpoint.state["ledger"], start.step)
         regime.restore(checkpoint.state["regime"])
-    server = ServerSocket(load_keys(folder.keys))
+    server = ServerSocket(load_keys(folder.keys), host=config.exchange.host)
     publish_endpoint(folder.endpoints, f"learner-{policy}", server.address)
     intake = Intake(server, ledger)
     peers = _connect_exchange(folder, policy) if regime.reads else None

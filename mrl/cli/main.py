@@ -1,0 +1,114 @@
+"""`mrl COMMAND ...`: finds the command, runs it, and turns every expected error into one line."""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
+
+from mrl.config.keys import nearest
+from mrl.errors import ConfigError, MRLError, UserError
+
+
+class Command(NamedTuple):
+    """Where a command lives and what it does."""
+
+    module: str
+    summary: str
+    takes_overrides: bool = False
+
+
+COMMANDS: dict[str, Command] = {
+    "train": Command("mrl.cli.train", "run the configuration CONFIG to its end", takes_overrides=True),
+    "check": Command("mrl.cli.check", "validate CONFIG and print the resolved plan", takes_overrides=True),
+    "policies": Command("mrl.cli.policies", "make the small local policies of CONFIG", takes_overrides=True),
+    "report": Command("mrl.cli.report", "write report.html of a run and print its path"),
+    "schema": Command("mrl.cli.schema", "print the JSON schema of configurations, for editors"),
+    "slurm": Command("mrl.cli.slurm", "print a SLURM batch script for several hosts", takes_overrides=True),
+    "version": Command("mrl.cli.version", "print the version of mrl and of what it stands on"),
+    "exchange": Command("mrl.cli.roles", "role: the exchange daemon"),
+    "allocator": Command("mrl.cli.roles", "role: the allocator"),
+    "learner": Command("mrl.cli.roles", "role: one rank of a policy's learner (under torchrun)"),
+    "worker": Command("mrl.cli.roles", "role: one rollout worker"),
+    "evaluator": Command("mrl.cli.roles", "role: the evaluator"),
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ConfigError."""
+        raise ConfigError(message, where=self.prog, cure=f"see `{self.prog} --help`")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 2 for a mistake that the person can cure, 1 for other failures."""
+    try:
+        code = _run(list(sys.argv[1:] if words is None else words))
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        return _tell(error, 2)
+    except MRLError as error:
+        return _tell(error, 1)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of stdout left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        print(_help())
+        return 0 if words else 2
+    name, *rest = words
+    name = "version" if name == "--version" else name
+    if name not in COMMANDS:
+        near = nearest(name, COMMANDS)
+        cure = f"did you mean `mrl {near}`?" if near else "see `mrl --help`"
+        raise ConfigError("no such command", where="mrl", got=name, cure=cure)
+    command = COMMANDS[name]
+    module = importlib.import_module(command.module)
+    parser = Parser(prog=f"mrl {name}", description=command.summary, allow_abbrev=False)
+    parser.set_defaults(command=name, overrides=[])
+    if command.takes_overrides:
+        parser.epilog = "Every key of CONFIG can be set here: --key.path VALUE or --key.path=VALUE."
+    module.add_arguments(parser)
+    flags = {flag for action in parser._actions for flag in action.option_strings}
+    own, overrides = split_overrides(rest, flags) if command.takes_overrides else (rest, [])
+    arguments = parser.parse_args(own)
+    arguments.overrides = overrides
+    return int(module.run(arguments))
+
+
+def split_overrides(words: Sequence[str], flags: set[str]) -> tuple[list[str], list[str]]:
+    """(words of the command itself, dotted overrides with their values), each in the order given.
+
+    argparse cannot do this: it would take the value of an option that it does not know for a positional argument.
+    """
+    own: list[str] = []
+    overrides: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or word == "--" or word.partition("=")[0] in flags:
+            own.append(word)
+            continue
+        overrides.append(word)
+        if "=" not in word and rest and not rest[0].startswith("--"):
+            overrides.append(rest.pop(0))
+    return own, overrides
+
+
+def _help() -> str:
+    lines = ["usage: mrl COMMAND ...", "", "mutual reinforcement learning of language models (arXiv 2605.07244)", ""]
+    lines += [f"  {name:<10} {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join([*lines, "", "`mrl COMMAND --help` shows the arguments of a command."])
+
+
+def _tell(error: MRLError, code: int) -> int:
+    sys.stderr.write(f"mrl: error: {' '.join(str(error).split())}\n")
+    return code

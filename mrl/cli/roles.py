@@ -1,0 +1,37 @@
+"""The commands that start one role; launchers and the supervisor use them, people seldom do."""
+
+import argparse
+import importlib
+from pathlib import Path
+
+from mrl.launch.parent_death import die_with_supervisor
+
+ROLES: dict[str, str] = {
+    "exchange": "mrl.roles.exchange",
+    "allocator": "mrl.roles.allocator",
+    "learner": "mrl.roles.learner",
+    "worker": "mrl.roles.worker",
+    "evaluator": "mrl.roles.evaluator",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Run folder, policy and index."""
+    parser.add_argument("--run-folder", type=Path, required=True, metavar="FOLDER", help="run folder")
+    needs_policy = parser.get_default("command") in ("learner", "worker")
+    parser.add_argument("--policy", default="", required=needs_policy, metavar="NAME", help="policy that it serves")
+    parser.add_argument("--index", type=int, default=0, metavar="I", help="number among the policy's workers")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the role to its end. Bound to the supervisor's life before anything heavy is imported."""
+    die_with_supervisor()
+    from mrl.config.run_folder import read_run_config
+    from mrl.errors import ConfigError
+
+    run_folder = arguments.run_folder.absolute()
+    policies = read_run_config(run_folder).policies
+    if arguments.policy and arguments.policy not in policies:
+        raise ConfigError("no such policy", where=str(run_folder), got=arguments.policy, wanted=", ".join(policies))
+    role = importlib.import_module(ROLES[arguments.command])
+    return int(role.main(run_folder, arguments.policy, arguments.index))

@@ -1,0 +1,90 @@
+"""What the schema knows about dotted keys: which keys a table has, what type a key takes, which key was meant."""
+
+import difflib
+from collections.abc import Iterable, Iterator
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+
+from mrl.config.schema import RunConfig
+
+ANY_NAME = "<name>"
+
+
+def table_keys(path: tuple[str, ...]) -> list[str] | None:
+    """Keys of the table at `path`; None when there is no such table or when it is an open one that takes any key."""
+    kind = annotation_at(path)
+    table = _table_of(kind)
+    return None if table is None else list(table.model_fields)
+
+
+def annotation_at(path: tuple[str, ...]) -> Any:
+    """The type that the schema gives to the key at `path`; None when the schema does not know it."""
+    kind: Any = RunConfig
+    for key in path:
+        table = _table_of(kind)
+        if table is not None:
+            field = table.model_fields.get(key)
+            kind = None if field is None else field.annotation
+        elif _is_dict(kind):
+            kind = get_args(kind)[1]
+        else:
+            return None
+    return kind
+
+
+def is_named_collection(path: tuple[str, ...]) -> bool:
+    """Whether `path` is a table whose keys are names that the person gave, as in `policies.<name>`."""
+    kind = annotation_at(path)
+    return _is_dict(kind) and _table_of(get_args(kind)[1]) is not None
+
+
+def nearest_key(path: tuple[str, ...]) -> str:
+    """The valid dotted key that `path` most likely meant, or "" when nothing is near.
+
+    Looks among the neighbours first, then for the same key in every other table.
+    """
+    *above, key = path
+    neighbours = table_keys(tuple(above)) or []
+    near = nearest(key, neighbours)
+    if near:
+        return ".".join([*above, near])
+    elsewhere = [known for known in all_keys() if known.rsplit(".", 1)[-1] == key]
+    if not elsewhere:
+        return ""
+    inside = [known for known in elsewhere if known.split(".")[0] == path[0]]
+    found = (inside or elsewhere)[0]
+    return found.replace(ANY_NAME, path[1], 1) if inside and len(path) > 2 else found
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str:
+    """The candidate closest to `word`, or ""."""
+    found = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.55)
+    return found[0] if found else ""
+
+
+def all_keys() -> list[str]:
+    """Every dotted key of the schema, with `<name>` where a person gives the name."""
+    return list(_walk(RunConfig, ""))
+
+
+def _walk(kind: Any, prefix: str) -> Iterator[str]:
+    table = _table_of(kind)
+    if table is not None:
+        for key, field in table.model_fields.items():
+            yield from _walk(field.annotation, f"{prefix}.{key}".lstrip("."))
+    elif _is_dict(kind) and _table_of(get_args(kind)[1]) is not None:
+        yield from _walk(get_args(kind)[1], f"{prefix}.{ANY_NAME}")
+    else:
+        yield prefix
+
+
+def _table_of(kind: Any) -> type[BaseModel] | None:
+    for candidate in (kind, *get_args(kind)) if not _is_dict(kind) else ():
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def _is_dict(kind: Any) -> bool:
+    return get_origin(kind) is dict

@@ -1,0 +1,88 @@
+"""A TOML file and overrides become a `RunConfig`, or one line that says which key of which file is wrong."""
+
+import json
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mrl.config.explain import explain
+from mrl.config.overrides import apply_overrides, parse_overrides
+from mrl.config.rules import check_rules
+from mrl.config.schema import RunConfig
+from mrl.errors import ConfigError
+
+MAX_CONFIG_BYTES = 4 * 1024 * 1024
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The validated configuration of the file at `path` with `overrides` laid over it.
+
+    Raises ConfigError: missing or unreadable file, TOML syntax (with its line), unknown key (with the nearest valid
+    one), wrong type, out of bounds, or tables that contradict each other.
+    """
+    tables = parse_toml(read_text(path), where=str(path))
+    pairs = parse_overrides(overrides)
+    overridden = {key for key, _ in pairs}
+    config = validate(apply_overrides(tables, pairs), where=str(path), overridden=overridden)
+    check_rules(config, where=str(path))
+    return config
+
+
+def validate(tables: dict[str, Any], *, where: str, overridden: set[tuple[str, ...]] | None = None) -> RunConfig:
+    """`tables` as a RunConfig, types taken strictly ("8" is no number). Raises ConfigError naming the first mistake."""
+    try:
+        return RunConfig.model_validate_json(json.dumps(tables, default=str), strict=True)
+    except ValidationError as error:
+        raise explain(error, tables, where=where, overridden=overridden or set()) from None
+
+
+def read_text(path: Path) -> str:
+    """The text of a config file. Raises ConfigError when it is missing, no file, unreadable, too large or not UTF-8."""
+    try:
+        if not path.exists():
+            raise ConfigError("no such file", where=str(path), cure=_nearby(path))
+        if not path.is_file():
+            raise ConfigError("not a file", where=str(path), wanted="a TOML file")
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise ConfigError("too large for a configuration", where=str(path), wanted=f"<= {MAX_CONFIG_BYTES} bytes")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError("not UTF-8 text", where=str(path), got=f"byte {error.start}", wanted="TOML") from None
+    except OSError as error:
+        raise ConfigError(f"cannot be read ({error.strerror})", where=str(path), cure="check its permissions") from None
+
+
+def parse_toml(text: str, *, where: str) -> dict[str, Any]:
+    """The tables of a TOML text. Raises ConfigError with the line; a name given twice is said as such."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message, line = _split_line(str(error))
+        spot = f"{where}:{line}" if line else where
+        twice = re.search(r"Cannot declare \((.*?),?\) twice", message)
+        if twice:
+            table = ".".join(re.findall(r"'([^']*)'", twice.group(1)))
+            collection = {"policies": "policies", "tasks": "tasks"}.get(table.split(".")[0], "tables")
+            raise ConfigError(
+                f"[{table}] stands twice: two {collection} have the same name",
+                where=spot,
+                cure="give one of them another name",
+            ) from None
+        if "overwrite a value" in message:
+            raise ConfigError("a key stands twice in one table", where=spot, cure="keep one of the two lines") from None
+        raise ConfigError(f"not valid TOML: {message}", where=spot) from None
+
+
+def _split_line(message: str) -> tuple[str, str]:
+    found = re.match(r"(.*?) \(at line (\d+), column \d+\)$", message)
+    return (found.group(1), found.group(2)) if found else (message, "")
+
+
+def _nearby(path: Path) -> str:
+    folder = path.parent
+    files = sorted(str(file) for file in folder.glob("*.toml")) if folder.is_dir() else []
+    return f"there is {', '.join(files[:5])}" if files else "give the path of a TOML file"

@@ -1,0 +1,112 @@
+"""Dotted overrides of the command line: `--policies.qwen.learner.lr 1e-4` or `--run.steps=10`."""
+
+import tomllib
+from collections.abc import Sequence
+from typing import Any
+
+from mrl.config.keys import annotation_at, is_named_collection, nearest, nearest_key, table_keys
+from mrl.errors import ConfigError
+
+WHERE = "command line"
+
+
+def parse_overrides(words: Sequence[str]) -> list[tuple[tuple[str, ...], Any]]:
+    """Pairs (key path, value) in the order given. Raises ConfigError for a word that is no override."""
+    pairs: list[tuple[tuple[str, ...], Any]] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or len(word) == 2:
+            raise ConfigError(
+                "not an override", where=WHERE, got=word, wanted="--key.path VALUE", cure="see `mrl train --help`"
+            )
+        dotted, has_value, text = word[2:].partition("=")
+        path = tuple(dotted.split("."))
+        _check_known(path)
+        if not has_value:
+            if not rest or rest[0].startswith("--"):
+                raise ConfigError("override without a value", where=WHERE, got=word, wanted=f"{word} VALUE")
+            text = rest.pop(0)
+        pairs.append((path, parse_value(text, annotation_at(path))))
+    return pairs
+
+
+def parse_value(text: str, kind: Any = None) -> Any:
+    """The value that `text` stands for: itself where `kind` is a string, else a TOML value, else the bare text."""
+    if kind is str:
+        return text[1:-1] if len(text) >= 2 and text[0] == text[-1] == '"' else text
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return _number(text)
+
+
+def apply_overrides(tables: dict[str, Any], pairs: Sequence[tuple[tuple[str, ...], Any]]) -> dict[str, Any]:
+    """A copy of `tables` with the overrides laid over it. Raises ConfigError for a name that the file does not have."""
+    merged = _copy(tables)
+    for path, value in pairs:
+        table = merged
+        for depth, key in enumerate(path[:-1], start=1):
+            if is_named_collection(path[: depth - 1]) and key not in table:
+                raise _unknown_name(path, depth, table)
+            child = table.setdefault(key, {})
+            if not isinstance(child, dict):
+                table[key] = child = {}
+            table = child
+        table[path[-1]] = value
+    return merged
+
+
+def _check_known(path: tuple[str, ...]) -> None:
+    for depth in range(1, len(path) + 1):
+        head = path[:depth]
+        keys = table_keys(head[:-1])
+        if "" in path or (keys is not None and head[-1] not in keys):
+            raise _unknown_key(path, head)
+        if keys is None and annotation_at(head[:-1]) is not None and not _is_open(head[:-1]):
+            raise ConfigError("key below a value", where=WHERE, got=".".join(path), wanted=".".join(head[:-1]))
+    if table_keys(path) is not None or is_named_collection(path):
+        keys = table_keys(path) or ["<name>"]
+        wanted = f"a key of that table ({', '.join(keys)})"
+        raise ConfigError("an override sets one value, not a table", where=WHERE, got=".".join(path), wanted=wanted)
+
+
+def _is_open(path: tuple[str, ...]) -> bool:
+    """Whether the schema allows any key below `path` (names of policies, a regime's parameters, task options)."""
+    kind = str(annotation_at(path))
+    return kind.startswith("dict[") or kind == "typing.Any"
+
+
+def _unknown_key(path: tuple[str, ...], head: tuple[str, ...]) -> ConfigError:
+    near = nearest_key(head)
+    keys = table_keys(head[:-1]) or []
+    wanted = "" if near else "one of " + ", ".join(keys)
+    meant = ".".join([near, *path[len(head) :]])
+    return ConfigError(
+        "unknown key", where=WHERE, got=".".join(path), wanted=wanted, cure=f"did you mean {meant}?" if near else ""
+    )
+
+
+def _unknown_name(path: tuple[str, ...], depth: int, table: dict[str, Any]) -> ConfigError:
+    collection, key = ".".join(path[: depth - 1]), path[depth - 1]
+    near = nearest(key, table)
+    return ConfigError(
+        f"{collection} has no {key!r}",
+        where=WHERE,
+        got=".".join(path),
+        wanted="one of " + ", ".join(table),
+        cure=f"did you mean {near}?" if near else f"add [{collection}.{key}] to the file",
+    )
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _copy(tables: dict[str, Any]) -> dict[str, Any]:
+    return {key: _copy(value) if isinstance(value, dict) else value for key, value in tables.items()}

@@ -1,0 +1,99 @@
+"""Rules that span several keys of a configuration."""
+
+import re
+
+from mrl.config.schema import PolicyTable, RunConfig
+from mrl.errors import ConfigError
+
+
+def check_rules(config: RunConfig, *, where: str) -> None:
+    """Raises ConfigError for the first pair of keys that contradict each other."""
+    for name, policy in config.policies.items():
+        _check_policy(name, policy, where)
+    if all(policy.frozen for policy in config.policies.values()):
+        raise ConfigError("policies: every policy is frozen, nothing learns", where=where, cure="unfreeze one policy")
+    _check_slots(config, where)
+    if not isinstance(config.sharing.get("regime"), str):
+        raise ConfigError(
+            "sharing.regime: missing" if "regime" not in config.sharing else "sharing.regime: not valid",
+            where=where,
+            got=config.sharing.get("regime", ""),
+            wanted="the name of a sharing regime in quotes",
+            cure='for example regime = "independent"',
+        )
+    if config.pool.train_prompts < len(config.tasks):
+        raise ConfigError(
+            "pool.train_prompts: fewer prompts than tasks",
+            where=where,
+            got=config.pool.train_prompts,
+            wanted=f">= {len(config.tasks)}",
+        )
+
+
+def _check_policy(name: str, policy: PolicyTable, where: str) -> None:
+    key = f"policies.{name}"
+    if not policy.model and policy.make is None:
+        raise ConfigError(
+            f"{key}: neither a model folder nor a recipe",
+            where=where,
+            wanted=f'{key}.model = "FOLDER" or a table [{key}.make]',
+        )
+    if policy.model and policy.make is not None:
+        raise ConfigError(
+            f"{key}: both a model folder and a recipe", where=where, cure=f"keep {key}.model or {key}.make"
+        )
+    if not re.fullmatch(r"cpu|cuda", policy.device):
+        raise ConfigError(f"{key}.device: not valid", where=where, got=policy.device, wanted="'cpu' or 'cuda'")
+    if policy.frozen and "learner" in policy.model_fields_set:
+        raise ConfigError(
+            f"{key}: a frozen policy does not learn, yet it has a table [{key}.learner]",
+            where=where,
+            cure=f"drop [{key}.learner] or {key}.frozen",
+        )
+    if not policy.frozen:
+        _check_learner(key, policy, where)
+
+
+def _check_learner(key: str, policy: PolicyTable, where: str) -> None:
+    learner = policy.learner
+    if policy.rollout.workers < 1:
+        raise ConfigError(
+            f"{key}.rollout.workers: a policy that learns needs a worker", where=where, got=0, wanted=">= 1"
+        )
+    if learner.minibatches > learner.prompts_per_step:
+        raise ConfigError(
+            f"{key}.learner.minibatches: more minibatches than prompts in a step",
+            where=where,
+            got=learner.minibatches,
+            wanted=f"<= prompts_per_step = {learner.prompts_per_step}",
+        )
+    if learner.microbatch_tokens < learner.pack_tokens:
+        raise ConfigError(
+            f"{key}.learner.microbatch_tokens: smaller than one packed sequence",
+            where=where,
+            got=learner.microbatch_tokens,
+            wanted=f">= pack_tokens = {learner.pack_tokens}",
+        )
+    if any(not 0 <= beta < 1 for beta in learner.betas):
+        raise ConfigError(
+            f"{key}.learner.betas: not valid", where=where, got=list(learner.betas), wanted="0 <= beta < 1"
+        )
+
+
+def _check_slots(config: RunConfig, where: str) -> None:
+    allocation, num_policies = config.allocation, len(config.policies)
+    if allocation.floor_slots * num_policies > allocation.slots:
+        raise ConfigError(
+            f"allocation.floor_slots: the floors of {num_policies} policies exceed all slots",
+            where=where,
+            got=f"{num_policies} * {allocation.floor_slots} > {allocation.slots}",
+            wanted=f"floor_slots <= {allocation.slots // num_policies} or slots >= "
+            f"{allocation.floor_slots * num_policies}",
+        )
+    if allocation.ttl_s <= allocation.period_s:
+        raise ConfigError(
+            "allocation.ttl_s: a lease would expire before it can be renewed",
+            where=where,
+            got=allocation.ttl_s,
+            wanted=f"> period_s = {allocation.period_s}",
+        )

@@ -1,0 +1,309 @@
+"""The folder of one run: where everything lies, and the rules for making, clearing and continuing it.
+
+`<run.folder>/<run.name>/` holds config.json (resolved), metrics.jsonl, logs/attempt_N, rollouts, checkpoints, weights,
+evaluation, exchange, endpoints, keys, crash and report.html. A folder appears whole or not at all. It is never
+overwritten without `clean`, never continued without `resume`, and never touched while a supervisor lives in it.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mrl.config.schema import RunConfig
+from mrl.errors import RunFolderError
+
+MIB = 1024 * 1024
+SUBFOLDERS = (
+    "logs", "rollouts", "checkpoints", "weights", "evaluation/queue", "exchange", "endpoints", "keys", "crash"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Names of everything inside one run's folder."""
+
+    path: Path
+
+    @property
+    def config_json(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.json"
+
+    @property
+    def metrics_jsonl(self) -> Path:
+        """All metrics, written by the supervisor alone."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        """Holds attempt_N/<process>.log and the link `latest`."""
+        return self.path / "logs"
+
+    @property
+    def endpoints(self) -> Path:
+        """One file per bound socket."""
+        return self.path / "endpoints"
+
+    @property
+    def keys(self) -> Path:
+        """The run's CURVE keys (mode 0700)."""
+        return self.path / "keys"
+
+    @property
+    def exchange(self) -> Path:
+        """The exchange's log."""
+        return self.path / "exchange"
+
+    @property
+    def evaluation(self) -> Path:
+        """Results of evaluations; requests lie in `queue/` below it."""
+        return self.path / "evaluation"
+
+    @property
+    def report_html(self) -> Path:
+        """The report page."""
+        return self.path / "report.html"
+
+    @property
+    def crash(self) -> Path:
+        """One JSON file per role that ended with an error."""
+        return self.path / "crash"
+
+    @property
+    def rollouts(self) -> Path:
+        """Sample answers, step_N/<policy>.jsonl."""
+        return self.path / "rollouts"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the supervisor while it lives."""
+        return self.path / "lock"
+
+    def weights(self, policy: str) -> Path:
+        """Published weights of one policy."""
+        return self.path / "weights" / policy
+
+    def checkpoints(self, policy: str) -> Path:
+        """Checkpoints of one policy, step_N below it."""
+        return self.path / "checkpoints" / policy
+
+
+def run_folder_of(config: RunConfig) -> RunFolder:
+    """Where the run of `config` lives."""
+    return RunFolder((Path(config.run.folder) / config.run.name).resolve())
+
+
+def create_run_folder(config: RunConfig, *, clean: bool = False, resume: bool = False) -> RunFolder:
+    """Make the folder of a new run, or open it again with `resume`; `clean` deletes the earlier run first.
+
+    Raises RunFolderError, with nothing half-written, when the folder exists (or, with `resume`, does not), is no run of
+    mrl, is in use, cannot be written, or has too little free disk.
+    """
+    folder = run_folder_of(config)
+    check_run_folder(config, clean=clean, resume=resume)
+    if resume:
+        write_json(folder.config_json, dump_config(config))
+        return folder
+    try:
+        _make(folder.path, dump_config(config), replace=clean)
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot be written ({error.strerror})", where=str(folder.path), cure="choose another --run.folder"
+        ) from error
+    return folder
+
+
+def check_run_folder(config: RunConfig, *, clean: bool = False, resume: bool = False) -> None:
+    """Everything that `create_run_folder` refuses, without touching the disk."""
+    path = run_folder_of(config).path
+    where = str(path)
+    if clean and resume:
+        raise RunFolderError("--clean and --resume exclude each other", where=where, cure="give one of them")
+    if os.path.exists(path) and not path.is_dir():
+        raise RunFolderError("is a file", where=where, wanted="a folder", cure="choose another --run.name")
+    filled = os.path.isdir(path) and any(path.iterdir())
+    if resume and not filled:
+        raise RunFolderError("there is no run to resume", where=where, cure="leave out --resume")
+    if filled:
+        _check_filled(path, config, clean=clean, resume=resume)
+    _check_disk(path, config.run.min_free_mib)
+
+
+def read_run_config(run_folder: Path) -> RunConfig:
+    """The resolved configuration of an existing run. Raises RunFolderError when there is none or it cannot be read."""
+    file = RunFolder(run_folder).config_json
+    try:
+        return RunConfig.model_validate_json(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunFolderError(
+            "not a run folder (no config.json)", where=str(run_folder), cure="give the folder of a run, runs/<name>"
+        ) from None
+    except (OSError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise RunFolderError(f"config.json cannot be read ({first})", where=str(file)) from None
+
+
+def start_attempt(folder: RunFolder) -> Path:
+    """Make logs/attempt_N for the next N, with a copy of config.json, and point logs/latest at it."""
+    folder.logs.mkdir(parents=True, exist_ok=True)
+    numbers = [int(path.name[8:]) for path in folder.logs.glob("attempt_*") if path.name[8:].isdigit()]
+    attempt = folder.logs / f"attempt_{max(numbers, default=0) + 1}"
+    attempt.mkdir()
+    if folder.config_json.exists():
+        shutil.copyfile(folder.config_json, attempt / "config.json")
+    link = folder.logs / ".latest"
+    link.unlink(missing_ok=True)
+    link.symlink_to(attempt.name)
+    link.rename(folder.logs / "latest")
+    return attempt
+
+
+def lock_run_folder(folder: RunFolder) -> Callable[[], None]:
+    """Mark the folder as in use until the returned function is called or the process ends, however it ends.
+
+    Raises RunFolderError when another supervisor lives in it.
+    """
+    file = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.pread(file, 32, 0).decode(errors="replace").strip()
+        os.close(file)
+        raise _in_use(folder.path, holder) from None
+    os.ftruncate(file, 0)
+    os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+    return lambda: os.close(file)
+
+
+def dump_config(config: RunConfig) -> dict[str, Any]:
+    """The configuration as plain JSON values."""
+    return config.model_dump(mode="json")
+
+
+def write_json(path: Path, value: object) -> None:
+    """Replace the file at `path` by `value` as JSON, atomically and durably."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=2)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _check_filled(path: Path, config: RunConfig, *, clean: bool, resume: bool) -> None:
+    where = str(path)
+    if not _is_run(path):
+        raise RunFolderError(
+            "exists and is no run of mrl (no config.json); it is left alone",
+            where=where,
+            cure="choose another --run.name or --run.folder",
+        )
+    if not clean and not resume:
+        raise RunFolderError(
+            "the run exists", where=where, cure="--resume continues it, --clean deletes it, --run.name names another"
+        )
+    _check_unused(path)
+    if resume:
+        before = set(read_run_config(path).policies)
+        if before != set(config.policies):
+            raise RunFolderError(
+                "the run has other policies",
+                where=where,
+                got=", ".join(sorted(config.policies)),
+                wanted=", ".join(sorted(before)),
+                cure="resume with the same policies, or choose another --run.name",
+            )
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        tables = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(tables, dict) and {"run", "policies", "tasks"} <= set(tables)
+
+
+def _check_unused(path: Path) -> None:
+    try:
+        file = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise _in_use(path, os.pread(file, 32, 0).decode(errors="replace").strip()) from None
+    finally:
+        os.close(file)
+
+
+def _in_use(path: Path, holder: str) -> RunFolderError:
+    return RunFolderError(
+        "the run is going on",
+        where=str(path),
+        got=f"supervisor pid {holder}",
+        cure="end it, or choose another --run.name",
+    )
+
+
+def _check_disk(path: Path, min_free_mib: int) -> None:
+    parent = path
+    while not os.path.exists(parent):  # unlike Path.exists, never raises
+        parent = parent.parent
+    if not parent.is_dir():
+        raise RunFolderError(
+            "a file stands where a folder is needed", where=str(parent), cure="choose another --run.folder"
+        )
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise RunFolderError(
+            "cannot be written (permission denied)", where=str(parent), cure="choose another --run.folder"
+        )
+    free_mib = shutil.disk_usage(parent).free // MIB
+    if free_mib < min_free_mib:
+        raise RunFolderError(
+            "too little free disk",
+            where=str(parent),
+            got=f"{free_mib} MiB",
+            wanted=f">= {min_free_mib} MiB (run.min_free_mib)",
+            cure="free some, or choose another --run.folder",
+        )
+
+
+def _make(path: Path, config: dict[str, Any], *, replace: bool) -> None:
+    """Build the folder under a temporary name and rename it, so that it appears whole or not at all.
+
+    With `replace`, an earlier run is renamed out of the way only once the new folder is complete, then deleted.
+    """
+    made = [parent for parent in path.parents if not os.path.exists(parent)]
+    building = path.parent / f".{path.name}.new-{os.getpid()}"
+    doomed = path.parent / f".{path.name}.old-{os.getpid()}"
+    try:
+        building.mkdir(parents=True)
+        for name in SUBFOLDERS:
+            (building / name).mkdir(parents=True)
+        (building / "keys").chmod(0o700)
+        write_json(building / "config.json", config)
+        if replace and path.exists():
+            path.rename(doomed)
+        building.rename(path)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        if replace and doomed.exists() and not path.exists():
+            doomed.rename(path)
+        for parent in made:
+            if os.path.isdir(parent) and not any(parent.iterdir()):
+                parent.rmdir()
+        raise
+    if doomed.exists():
+        shutil.rmtree(doomed)

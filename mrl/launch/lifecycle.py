@@ -1,0 +1,72 @@
+"""The phases of a run, and which signal ends it when. Pure: events and times go in, phases and signals come out."""
+
+import signal
+from dataclasses import dataclass, field
+from typing import Literal
+
+Phase = Literal["running", "draining", "stopping"]
+
+
+@dataclass
+class Lifecycle:
+    """running -> draining (all learners done, last evaluations under way) -> stopping (processes are being ended).
+
+    Any failure, a signal or the time limit goes straight to stopping; the first reason is the one that is told.
+    """
+
+    learners: frozenset[str]
+    drain_s: float
+    stop_s: float
+    max_run_s: float = 0.0
+    """0 means no limit."""
+    started_s: float = 0.0
+    phase: Phase = "running"
+    exit_code: int = 0
+    reason: str = ""
+    done: set[str] = field(default_factory=set)
+    _since_s: float = 0.0
+    _hurried: bool = False
+
+    def finished(self, learner: str, now_s: float) -> None:
+        """A learner finished its steps."""
+        self.done.add(learner)
+        if self.phase == "running" and self.done >= self.learners:
+            self._enter("draining", now_s)
+
+    def end(self, exit_code: int, reason: str, now_s: float) -> None:
+        """The run has to end, for this reason. A later reason does not replace the first."""
+        if self.phase != "stopping":
+            self.exit_code, self.reason = exit_code, reason
+            self._enter("stopping", now_s)
+
+    def interrupted(self, number: int, now_s: float) -> None:
+        """SIGINT, SIGTERM or SIGHUP arrived; the second one ends the patience with which processes are stopped."""
+        if self.phase == "stopping":
+            self._hurried = True
+        self.end(128 + number, f"ended by {signal.Signals(number).name}", now_s)
+
+    def tick(self, now_s: float, *, evaluations_pending: bool) -> None:
+        """Time passes."""
+        if self.max_run_s and self.phase == "running" and now_s - self.started_s > self.max_run_s:
+            self.end(0, f"run.max_minutes = {self.max_run_s / 60:g} is over", now_s)
+        if self.phase == "draining":
+            if not evaluations_pending:
+                self.end(0, "", now_s)
+            elif now_s - self._since_s > self.drain_s:
+                self.end(0, f"the last evaluations took more than {self.drain_s:g} s", now_s)
+
+    def restarts(self, role: str, policy: str) -> bool:
+        """Whether a process of this role is still worth starting again."""
+        if self.phase == "running":
+            return role != "worker" or f"learner/{policy}" not in self.done
+        return self.phase == "draining" and role == "evaluator"
+
+    def due_signal(self, now_s: float) -> signal.Signals | None:
+        """The signal that every process still alive should have received by now."""
+        if self.phase != "stopping":
+            return None
+        late = self._hurried or now_s - self._since_s >= self.stop_s
+        return signal.SIGKILL if late else signal.SIGTERM
+
+    def _enter(self, phase: Phase, now_s: float) -> None:
+        self.phase, self._since_s = phase, now_s

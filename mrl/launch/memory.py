@@ -1,0 +1,49 @@
+"""A rough estimate of the memory that a plan needs, before anything is started."""
+
+import math
+from pathlib import Path
+
+from mrl.config.schema import MakeTable, PolicyTable
+from mrl.launch.plan import ProcessSpec
+
+MIB = 1024 * 1024
+DAEMON_MIB = 60.0
+TORCH_MIB = 350.0
+"""Allowance for a process that has imported torch and transformers and shares their pages with others."""
+FLOAT_BYTES = 4
+ADAMW_COPIES = 4
+"""Parameters, gradients and two moments."""
+
+
+def num_parameters(policy: PolicyTable) -> int:
+    """Parameters of a policy: from its recipe, or from the size of its weights at two bytes each; 0 when unknown."""
+    if policy.make is not None:
+        return _of_recipe(policy.make)
+    files = list(Path(policy.model).glob("*.safetensors"))
+    return sum(file.stat().st_size for file in files) // 2
+
+
+def estimate_mib(spec: ProcessSpec, policy: PolicyTable | None) -> float:
+    """Main memory of one process of the plan in MiB; device memory counts where the policy is on the CPU."""
+    if policy is None:
+        return TORCH_MIB if spec.role == "evaluator" else DAEMON_MIB
+    parameters = num_parameters(policy)
+    if spec.role == "learner":
+        ranks = policy.learner.processes
+        return DAEMON_MIB + ranks * (
+            TORCH_MIB + ADAMW_COPIES * FLOAT_BYTES * parameters / MIB + _activations_mib(policy)
+        )
+    return TORCH_MIB + FLOAT_BYTES * parameters / MIB
+
+
+def _activations_mib(policy: PolicyTable) -> float:
+    """Activations of one microbatch: 34 bytes per token, layer and unit at 16 bits (arXiv 2205.05198), twice at 32."""
+    if policy.make is None:
+        hidden, layers = math.sqrt(num_parameters(policy) / 12 / 24), 24  # a middling transformer of that size
+    else:
+        hidden, layers = float(policy.make.hidden_size), policy.make.num_layers
+    return 34 * FLOAT_BYTES / 2 * policy.learner.microbatch_tokens * hidden * layers / MIB
+
+
+def _of_recipe(make: MakeTable) -> int:
+    return make.hidden_size * (make.vocab_size + 16 * make.hidden_size * make.num_layers)

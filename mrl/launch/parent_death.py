@@ -1,0 +1,57 @@
+"""A process that dies with its supervisor, however the supervisor ends.
+
+Runs as a script, `python -I -S parent_death.py SUPERVISOR_PID COMMAND...`, between the supervisor and a role: it asks
+the kernel for SIGKILL at the parent's death and becomes the role. This replaces a `preexec_fn`, which is unsafe in a
+process with threads. The request survives exec but not fork, so torchrun's ranks call `die_with_supervisor` themselves.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+SUPERVISOR_PID = "MRL_SUPERVISOR_PID"
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Ask for SIGKILL at the death of this process's parent (Linux only; elsewhere nothing happens)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def die_with_supervisor() -> None:
+    """`die_with_parent` in a process that a supervisor started, directly or through torchrun; else nothing.
+
+    Ends the process at once when the supervisor is gone already. Called first thing by every role command.
+    """
+    supervisor = os.environ.get(SUPERVISOR_PID, "")
+    if not supervisor.isdigit():
+        return
+    die_with_parent()
+    try:
+        os.kill(int(supervisor), 0)
+    except ProcessLookupError:
+        os._exit(1)
+    except PermissionError:
+        pass
+
+
+def command(supervisor_pid: int, argv: tuple[str, ...]) -> list[str]:
+    """The command line that runs `argv` bound to the life of `supervisor_pid`."""
+    return [sys.executable, "-I", "-S", os.path.abspath(__file__), str(supervisor_pid), *argv]
+
+
+def _main(supervisor_pid: int, argv: list[str]) -> None:
+    die_with_parent()
+    if os.getppid() != supervisor_pid:  # it died before the request was made
+        os._exit(1)
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        sys.stderr.write(f"mrl: error: cannot start {argv[0]} ({error.strerror})\n")
+        os._exit(2)
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]), sys.argv[2:])

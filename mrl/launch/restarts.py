@@ -1,0 +1,118 @@
+"""What becomes of a process that ended: started again later, finished, or the end of the run. No process in sight."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mrl.config.schema import SupervisionTable
+
+USER_ERROR = 2
+MAX_BACKOFF_S = 16.0
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """A process ended with `code` (negative: the signal); `reason` is what its log says last."""
+
+    name: str
+    role: str
+    code: int
+    reason: str
+    until_done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StartAgain:
+    """Start the process again at `at_s`."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The process did what it was for."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """The run cannot go on."""
+
+    code: int
+    reason: str
+
+
+Verdict = StartAgain | Finished | EndRun
+
+
+@dataclass
+class _History:
+    starts: int = 0
+    started_s: float = 0.0
+    restarts_s: deque[float] = field(default_factory=deque)
+    short_lives: int = 0
+
+
+class RestartPolicy:
+    """Counts starts and ends of every process, by name.
+
+    Waits double from `backoff_s` with every restart within `window_s`. The run ends on exit code 2, when a process
+    fails again after `max_restarts` restarts within `window_s`, when twice as many lives in a row were shorter than
+    `window_s` (a slow start would otherwise hide an endless loop), and when a learner needs more than
+    `max_learner_restarts`.
+    """
+
+    def __init__(self, table: SupervisionTable) -> None:
+        self._table = table
+        self._histories: dict[str, _History] = {}
+
+    @property
+    def num_restarts(self) -> int:
+        """Restarts so far, over all processes."""
+        return sum(max(0, history.starts - 1) for history in self._histories.values())
+
+    def started(self, name: str, now_s: float) -> None:
+        """The process was started (again)."""
+        history = self._histories.setdefault(name, _History())
+        history.starts += 1
+        history.started_s = now_s
+
+    def ended(self, end: Exit, now_s: float) -> Verdict:
+        """The process ended while the run goes on."""
+        if end.until_done and end.code == 0:
+            return Finished()
+        if end.code == USER_ERROR:
+            return EndRun(USER_ERROR, f"{end.name}: {end.reason}")
+        history = self._histories.setdefault(end.name, _History(starts=1))
+        while history.restarts_s and now_s - history.restarts_s[0] > self._table.window_s:
+            history.restarts_s.popleft()
+        history.short_lives = history.short_lives + 1 if now_s - history.started_s < self._table.window_s else 0
+        given_up = self._given_up(end, history)
+        if given_up:
+            return EndRun(1, f"{end.name} {how_it_ended(end.code)}, {given_up}: {end.reason}")
+        wait_s = min(self._table.backoff_s * 2 ** len(history.restarts_s), MAX_BACKOFF_S)
+        history.restarts_s.append(now_s + wait_s)
+        return StartAgain(now_s + wait_s)
+
+    def _given_up(self, end: Exit, history: _History) -> str:
+        table = self._table
+        if end.role == "learner" and history.starts > table.max_learner_restarts:
+            return f"after {table.max_learner_restarts} restarts"
+        if len(history.restarts_s) >= table.max_restarts:
+            return f"after {table.max_restarts} restarts within {table.window_s:g} s"
+        if history.short_lives > 2 * table.max_restarts:
+            return f"{history.short_lives} times in a row within {table.window_s:g} s of its start"
+        return ""
+
+
+def how_it_ended(code: int) -> str:
+    """ "exited with code 1" or "was killed by signal 9"."""
+    return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+
+
+def is_silent(
+    table: SupervisionTable, *, started_s: float, last_beat_s: float | None, now_s: float
+) -> Literal["", "start", "beat"]:
+    """Whether a living process hangs: "start" when it never spoke, "beat" when it fell silent, else ""."""
+    if last_beat_s is None:
+        return "start" if now_s - started_s > table.start_s else ""
+    return "beat" if now_s - last_beat_s > table.silence_s else ""

@@ -1,0 +1,96 @@
+"""The allocator: how many requests each policy may run at once.
+
+Owns: the rollout slots, their leases and shares.
+Speaks: lease grants to workers, acknowledgements to learners, decisions as metrics.
+Waits for: requests, for a fraction of a second at a time.
+Unblocked by: a message, or the next period.
+If it dies: holders keep their last lease; the restarted allocator listens for one ttl, confirming leases, then decides.
+"""
+
+import time
+from pathlib import Path
+
+import structlog
+
+from mrl.allocation.core import AllocationSettings, AllocatorCore, Decision
+from mrl.config.run_folder import RunFolder
+from mrl.config.schema import RunConfig
+from mrl.errors import AddressError, RecordError
+from mrl.metrics.telemetry import Telemetry
+from mrl.records.codec import decode, encode
+from mrl.records.leases import allocator_request_decoder
+from mrl.roles import wiring
+from mrl.transport.endpoints import port_of, publish_endpoint, read_endpoint
+from mrl.transport.keys import load_keys
+from mrl.transport.server import ServerSocket
+
+ROLE = "allocator"
+POLL_S = 0.1
+
+log = structlog.get_logger()
+
+
+def main(run_folder: Path, policy: str, index: int) -> int:
+    """Share the slots until told to stop."""
+    return wiring.run_role(run_folder, ROLE, "", _serve)
+
+
+def _serve(config: RunConfig, folder: RunFolder) -> int:
+    stop = wiring.stop_event()
+    telemetry = wiring.connect_telemetry(folder, ROLE, "")
+    table = config.allocation
+    settings = AllocationSettings(table.slots, table.floor_slots, table.ttl_s)
+    earlier = read_endpoint(folder.endpoints, ROLE)
+    core = AllocatorCore(list(config.policies), settings, time.monotonic(), settling=earlier is not None)
+    server = _bind(folder, port_of(earlier))
+    publish_endpoint(folder.endpoints, ROLE, server.address)
+    telemetry.doing("sharing slots")
+    period_s = min(table.period_s, table.ttl_s / 4)
+    decide_s = 0.0
+    try:
+        while not stop.is_set():
+            _answer(server, core)
+            if time.monotonic() >= decide_s:
+                decide_s = time.monotonic() + period_s
+                report(telemetry, core.tick(time.monotonic()))
+    finally:
+        server.close()
+    return 0
+
+
+def _bind(folder: RunFolder, port: int) -> ServerSocket:
+    """On the port of the allocator before, if it is still free, so that its clients need not look for it."""
+    keys = load_keys(folder.keys)
+    try:
+        return ServerSocket(keys, port=port)
+    except AddressError:
+        return ServerSocket(keys)
+
+
+def _answer(server: ServerSocket, core: AllocatorCore) -> None:
+    for identity, body in server.receive(POLL_S):
+        try:
+            message = decode(body, allocator_request_decoder)
+        except RecordError as error:
+            log.warning("message refused", client=identity.decode(errors="replace"), reason=str(error))
+            continue
+        for _, reply in core.handle(message, time.monotonic()):
+            server.send(identity, encode(reply))
+
+
+def report(telemetry: Telemetry, decisions: list[Decision]) -> None:
+    """Say what every policy has now; their step is the number of reports of their learner."""
+    for decision in decisions:
+        if decision.moved_slots:
+            log.info("slots moved", policy=decision.policy, slots=decision.slots, epoch=decision.epoch)
+        telemetry.metrics(
+            decision.num_reports,
+            {
+                "allocation/slots": decision.slots,
+                "allocation/demand_slots": decision.demand_slots,
+                "allocation/progress": decision.progress,
+                "allocation/epoch": decision.epoch,
+                "allocation/moves": decision.moved_slots,
+            },
+            policy=decision.policy,
+        )

@@ -1,0 +1,132 @@
+"""One child process: started, watched, signalled, and its log read. Used by the supervisor alone."""
+
+import json
+import os
+import signal
+import subprocess
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from mrl.launch.log_lines import rank_code, reason_in
+from mrl.launch.parent_death import SUPERVISOR_PID, command
+from mrl.launch.plan import ProcessSpec
+
+MAX_READ_BYTES = 1024 * 1024
+TAIL_LINES = 60
+
+
+class Child:
+    """A process of the plan in all its lives; its log is one file per attempt.
+
+    It leads a session and process group of its own, writes its log without a pipe (a slow supervisor never blocks it),
+    and is killed by the kernel when the supervisor dies.
+    """
+
+    def __init__(self, spec: ProcessSpec, log: Path) -> None:
+        self.spec, self.log = spec, log
+        self.started_s = 0.0
+        self.started_unix_s = 0.0
+        self.beat_s: float | None = None
+        """When its last heartbeat arrived; None before the first of this life."""
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        """Last lines of this life."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._read_bytes = 0
+        self._torn = b""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was started and has not been found ended."""
+        return self._process is not None
+
+    @property
+    def pid(self) -> int:
+        """Process id, 0 when it does not live."""
+        return self._process.pid if self._process else 0
+
+    def start(self, environment: Mapping[str, str], *, now_s: float, now_unix_s: float) -> None:
+        """Start it. Raises OSError when the log cannot be written or no process can be made."""
+        self.started_s, self.started_unix_s, self.beat_s = now_s, now_unix_s, None
+        self.tail.clear()
+        bound = {**environment, **self.spec.env, SUPERVISOR_PID: str(os.getpid())}
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command(os.getpid(), self.spec.argv),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=bound,
+                start_new_session=True,
+            )
+
+    def poll(self) -> int | None:
+        """Its exit code if it has just been found ended, else None. What was left of its group is killed first."""
+        if self._process is None:
+            return None
+        # The zombie keeps its pid, and so its group id, until it is reaped: nothing else can be hit here.
+        if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return None
+        self._signal_group(signal.SIGKILL)
+        code = self._process.wait()
+        self._process = None
+        return code
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal its group; SIGKILL goes to all its descendants too (torchrun's ranks lead sessions of their own)."""
+        if self._process is None:
+            return
+        descendants = _descendants(self._process.pid) if number == signal.SIGKILL else []
+        self._signal_group(number)
+        for process in descendants:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+
+    def new_lines(self) -> list[str]:
+        """Whole lines written since the last call, at most a MiB; they also go to `tail`."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(self._read_bytes)
+                data = file.read(MAX_READ_BYTES)
+        except FileNotFoundError:
+            return []
+        self._read_bytes += len(data)
+        *whole, self._torn = (self._torn + data).split(b"\n")
+        self._torn = self._torn[-MAX_READ_BYTES:]
+        lines = [line.decode(errors="replace").rstrip("\r") for line in whole]
+        self.tail.extend(lines)
+        return lines
+
+    def account(self, code: int) -> tuple[int, str]:
+        """Exit code and reason of the life that has just ended, as its log tells them."""
+        lines = [*self.tail, self._torn.decode(errors="replace")]
+        if self.spec.role == "learner":
+            code = rank_code(code, lines)
+        return code, reason_in(lines)
+
+    def write_crash(self, folder: Path, code: int, reason: str, now_unix_s: float) -> None:
+        """Leave crash/<name>.json, unless this life of the process left a better one itself."""
+        path = folder / self.log.with_suffix(".json").name
+        if path.exists() and path.stat().st_mtime >= self.started_unix_s:
+            return
+        account = {"name": self.spec.name, "exit_code": code, "reason": reason, "time_unix_s": now_unix_s}
+        folder.mkdir(exist_ok=True)
+        path.write_text(json.dumps(account | {"last_lines": list(self.tail)}, indent=2) + "\n", encoding="utf-8")
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        try:
+            os.killpg(self._process.pid, number)
+        except (ProcessLookupError, PermissionError):  # not yet its leader, or all of it gone
+            self._process.send_signal(number)
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []

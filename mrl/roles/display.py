@@ -1,0 +1,81 @@
+"""What the supervisor shows: a live view on a terminal, lines elsewhere."""
+
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from mrl.records.telemetry import TelemetryRecord
+
+REFRESH_S = 0.5
+HEARTBEAT_LINE_S = 10.0
+
+
+class Board(Protocol):
+    """The part of `mrl.report.board.Board` that a display needs."""
+
+    def apply(self, record: TelemetryRecord, now_s: float) -> None:
+        """Take in one record."""
+
+    def note(self, text: str, now_s: float) -> None:
+        """Show an event."""
+
+    def render(self, now_s: float | None = None) -> RenderableType:
+        """The live view."""
+
+    def step_line(self, record: TelemetryRecord) -> str | None:
+        """The line of one step, if the record is one."""
+
+    def heartbeat_line(self, now_s: float) -> str:
+        """The line about the whole pipeline."""
+
+    def final_table(self) -> RenderableType:
+        """The table at the end."""
+
+
+class Display:
+    """Shows a board on `console`; a context manager that gives the terminal back however the run ends."""
+
+    def __init__(self, board: Board, console: Console) -> None:
+        self.board, self.console = board, console
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._next_s = 0.0
+
+    def __enter__(self) -> "Display":
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def record(self, record: TelemetryRecord, now_s: float) -> None:
+        """Take in one record and, off a terminal, print its line."""
+        self.board.apply(record, now_s)
+        line = self.board.step_line(record) if self._live is None else None
+        if line is not None:
+            self.line(line)
+
+    def event(self, text: str, now_s: float) -> None:
+        """Something happened to a role: shown in the live view, or printed."""
+        self.board.note(text, now_s)
+        if self._live is None:
+            self.line(text)
+
+    def line(self, text: str) -> None:
+        """Print one line as it is, above the live view if there is one."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def refresh(self, now_s: float) -> None:
+        """Redraw, or print the heartbeat line, when it is due."""
+        if now_s < self._next_s:
+            return
+        if self._live:
+            self._live.update(self.board.render(now_s), refresh=True)
+        elif self._next_s:
+            self.line(self.board.heartbeat_line(now_s))
+        self._next_s = now_s + (REFRESH_S if self._live else HEARTBEAT_LINE_S)

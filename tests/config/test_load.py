@@ -1,0 +1,169 @@
+"""A wrong configuration gives one line that names the file, the key, what was found and what was wanted."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mrl.config.load import load_config
+from mrl.errors import ConfigError
+
+GOOD = """
+[run]
+name = "small"
+steps = 4
+[tasks.copy]
+source = "words"
+dataset = "copy"
+[sharing]
+regime = "independent"
+[policies.qwen]
+model = "models/qwen"
+[policies.llama]
+model = "models/llama"
+learner = {lr = 1e-4}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(GOOD)
+    return path
+
+
+def refusal(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def test_values_defaults_and_overrides_become_one_config(file: Path) -> None:
+    """Overrides win over the file, the file over the defaults."""
+    config = load_config(file, ["--policies.llama.learner.lr", "2e-4", "--run.steps=7"])
+    assert (config.run.steps, config.policies["llama"].learner.lr) == (7, 2e-4)
+    assert (config.run.seed, config.policies["qwen"].learner.lr) == (1, 3e-4)
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "value"),
+    [
+        (["--policies.qwen.frozen", "true"], "policies.qwen.frozen", True),
+        (["--policies.qwen.frozen=False"], "policies.qwen.frozen", False),
+        (["--policies.qwen.learner.betas", "[0.8, 0.95]"], "policies.qwen.learner.betas", (0.8, 0.95)),
+        (["--policies.qwen.learner.lr", ".5"], "policies.qwen.learner.lr", 0.5),
+        (["--run.name", "5"], "run.name", "5"),
+        (["--run.folder=/a=b"], "run.folder", "/a=b"),
+        (["--sharing.lambda", "0.3"], "sharing.lambda", 0.3),
+        (["--sharing.regime", "sgt"], "sharing.regime", "sgt"),
+        (["--sharing.mode", "sgt"], "sharing.mode", "sgt"),
+        (["--tasks.copy.options.deep.n", "-3"], "tasks.copy.options.deep.n", -3),
+        (["--tasks.copy.tags", '["a", "b"]'], "tasks.copy.tags", ["a", "b"]),
+    ],
+)
+def test_override_values_are_read_as_toml_of_the_keys_type(
+    file: Path, words: list[str], path: str, value: object
+) -> None:
+    """Booleans, numbers, lists and bare text arrive as the type that the schema gives to the key."""
+    found: object = load_config(file, words)
+    for key in path.split("."):
+        found = found[key] if isinstance(found, dict) else getattr(found, key)
+    assert found == value
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--run.stps", "1"], ["command line", "unknown key", "run.stps", "did you mean run.steps?"]),
+        (["--policies.qwen.lerner.lr", "1"], ["did you mean policies.qwen.learner.lr?"]),
+        (["--policies.qwne.learner.lr", "1"], ["policies has no 'qwne'", "one of qwen, llama", "did you mean qwen?"]),
+        (["--tasks.zzz.tags", "[]"], ["tasks has no 'zzz'", "add [tasks.zzz]"]),
+        (["--lr", "1"], ["unknown key", "policies.<name>.learner.lr"]),
+        (["--run.steps", "0"], ["command line: run.steps", "got 0", ">= 1"]),
+        (["--run.steps", "abc"], ["run.steps", "got 'abc'", "a whole number"]),
+        (["--run.steps", "1.5"], ["run.steps", "got 1.5", "a whole number"]),
+        (["--run.max_minutes", "inf"], ["run.max_minutes", "a finite number"]),
+        (["--run.steps"], ["without a value", "--run.steps VALUE"]),
+        (["--run.steps", "--run.seed", "1"], ["without a value", "--run.steps"]),
+        (["--run.steps.x", "1"], ["key below a value", "run.steps"]),
+        (["--run", "1"], ["one value, not a table", "name"]),
+        (["--policies", "1"], ["one value, not a table"]),
+        (["--run..steps", "1"], ["unknown key"]),
+        (["steps=3"], ["not an override", "--key.path VALUE"]),
+        (["--tasks.copy.source", "wrds"], ["'reasoning_gym' or 'words'", "did you mean 'words'?"]),
+    ],
+)
+def test_a_wrong_override_is_one_clear_line(file: Path, words: list[str], parts: list[str]) -> None:
+    """Unknown keys name the nearest valid one, values say what was wanted."""
+    line = refusal(file, *words)
+    assert all(part in line for part in parts), line
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parts"),
+    [
+        ("steps = 4", 'steps = "4"', ["run.steps", "got '4'", "a whole number"]),
+        ("steps = 4", "stpes = 4", ["run.stpes: unknown key", "did you mean run.steps?", "1 more mistake"]),
+        ("steps = 4", "", ["run.steps: missing", "a whole number", "[run]"]),
+        ("steps = 4", "steps = ", [":4", "not valid TOML"]),
+        ("[policies.llama]", "[policies.qwen]", [":12", "[policies.qwen] stands twice", "same name", "another name"]),
+        ("steps = 4", "steps = 4\nsteps = 5", ["a key stands twice", ":5"]),
+        ("[policies.llama]", '[policies."Big Llama"]', ["not a valid name", "Big Llama"]),
+        ("lr = 1e-4", "learning_rate = 1e-4", ["policies.llama.learner.learning_rate", "unknown key"]),
+        ('name = "small"', 'name = "a/b"', ["run.name", "'a/b'", "a name that matches"]),
+        ('name = "small"', "name = true", ["run.name", "a text in quotes"]),
+        ("[policies.qwen]", "[other.qwen]", ["other: unknown key"]),
+    ],
+)
+def test_a_wrong_file_is_one_line_with_file_and_key(file: Path, old: str, new: str, parts: list[str]) -> None:
+    """Syntax errors carry the line, wrong values the dotted key."""
+    file.write_text(GOOD.replace(old, new, 1))
+    line = refusal(file)
+    assert str(file) in line
+    assert all(part in line for part in parts), line
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--policies.qwen.model", ""], "neither a model folder nor a recipe"),
+        (
+            ["--policies.qwen.make.architecture=llama", "--policies.qwen.make.tokenizer=metaspace"],
+            "both a model folder and a recipe",
+        ),
+        (["--policies.llama.frozen=true"], "a frozen policy does not learn"),
+        (["--allocation.floor_slots=400"], "floor_slots <= 256 or slots >= 800"),
+        (["--policies.qwen.rollout.workers=0"], "needs a worker"),
+        (["--policies.qwen.learner.minibatches=64"], "more minibatches than prompts"),
+        (["--policies.qwen.learner.microbatch_tokens=64"], "smaller than one packed sequence"),
+        (["--policies.qwen.learner.betas=[0.9, 1.0]"], "betas"),
+        (["--policies.qwen.device=gpu"], "'cpu' or 'cuda'"),
+        (["--allocation.ttl_s=1.0"], "expire"),
+        (["--sharing.regime=3"], "sharing.regime: not valid; got 3"),
+    ],
+)
+def test_keys_that_contradict_each_other_are_refused(file: Path, words: list[str], part: str) -> None:
+    """Rules over several keys are checked after the single keys."""
+    assert part in refusal(file, *words)
+
+
+def test_two_policies_may_share_one_model_folder(file: Path) -> None:
+    """The same model folder may stand in two policies."""
+    assert load_config(file, ["--policies.qwen.model", "models/llama"]).policies["qwen"].model == "models/llama"
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path, file: Path) -> None:
+    """A missing file names its neighbours; folders and other bytes are refused."""
+    assert f"there is {file}" in refusal(tmp_path / "smal.toml")
+    assert "not a file" in refusal(tmp_path)
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    assert "not UTF-8" in refusal(tmp_path / "bytes.toml")
+
+
+def test_the_file_is_not_changed_by_overrides_of_a_shared_table(file: Path) -> None:
+    """Two loads of one file do not see each other's overrides."""
+    load_config(file, ["--policies.llama.learner.lr=0.5"])
+    assert load_config(file).policies["llama"].learner.lr == 1e-4
+    assert json.loads(load_config(file).model_dump_json())["run"]["steps"] == 4

@@ -1,0 +1,155 @@
+"""A run folder appears whole or not at all, and is never overwritten or continued unasked."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from mrl.config.load import validate
+from mrl.config.run_folder import (
+    RunFolder,
+    create_run_folder,
+    lock_run_folder,
+    read_run_config,
+    start_attempt,
+    write_json,
+)
+from mrl.config.schema import RunConfig
+from mrl.errors import RunFolderError
+
+
+def config_in(folder: Path, *policies: str, steps: int = 3, min_free_mib: int = 1) -> RunConfig:
+    tables = {
+        "run": {"name": "r", "steps": steps, "folder": str(folder), "min_free_mib": min_free_mib},
+        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
+        "policies": {name: {"model": "m"} for name in policies or ("a",)},
+    }
+    return validate(tables, where="test")
+
+
+def refusal(config: RunConfig, *, clean: bool = False, resume: bool = False) -> str:
+    with pytest.raises(RunFolderError) as caught:
+        create_run_folder(config, clean=clean, resume=resume)
+    return str(caught.value)
+
+
+def test_a_new_folder_holds_the_resolved_config(tmp_path: Path) -> None:
+    """config.json reads back as the same configuration, and the keys' folder is private."""
+    folder = create_run_folder(config_in(tmp_path / "runs"))
+    assert folder.path == tmp_path / "runs" / "r"
+    assert read_run_config(folder.path) == config_in(tmp_path / "runs")
+    assert folder.keys.stat().st_mode & 0o777 == 0o700
+    assert (folder.evaluation / "queue").is_dir()
+
+
+def test_an_existing_run_needs_clean_or_resume(tmp_path: Path) -> None:
+    """Without a flag the run is refused with both cures and left as it was."""
+    folder = create_run_folder(config_in(tmp_path))
+    folder.metrics_jsonl.write_text("{}\n")
+    line = refusal(config_in(tmp_path))
+    assert "--resume" in line
+    assert "--clean" in line
+    assert folder.metrics_jsonl.read_text() == "{}\n"
+    assert "exclude each other" in refusal(config_in(tmp_path), clean=True, resume=True)
+
+
+def test_clean_deletes_the_earlier_run(tmp_path: Path) -> None:
+    """After clean nothing of the earlier run is left, beside it neither."""
+    create_run_folder(config_in(tmp_path)).metrics_jsonl.write_text("{}\n")
+    folder = create_run_folder(config_in(tmp_path, steps=9), clean=True)
+    assert not folder.metrics_jsonl.exists()
+    assert read_run_config(folder.path).run.steps == 9
+    assert [path.name for path in tmp_path.iterdir()] == ["r"]
+
+
+@pytest.mark.parametrize("content", [None, "[]", '{"name": "other tool"}', "{"])
+def test_clean_leaves_folders_that_are_no_run_alone(tmp_path: Path, content: str | None) -> None:
+    """Only a folder with mrl's own config.json is ever deleted."""
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "thesis.tex").write_text("x")
+    if content is not None:
+        (tmp_path / "r" / "config.json").write_text(content)
+    assert "no run of mrl" in refusal(config_in(tmp_path), clean=True)
+    assert (tmp_path / "r" / "thesis.tex").read_text() == "x"
+
+
+def test_resume_keeps_everything_and_takes_the_new_config(tmp_path: Path) -> None:
+    """Resume needs an earlier run with the same policies."""
+    assert "no run to resume" in refusal(config_in(tmp_path), resume=True)
+    create_run_folder(config_in(tmp_path)).metrics_jsonl.write_text("{}\n")
+    folder = create_run_folder(config_in(tmp_path, steps=9), resume=True)
+    assert folder.metrics_jsonl.exists()
+    assert read_run_config(folder.path).run.steps == 9
+    assert "other policies" in refusal(config_in(tmp_path, "a", "b"), resume=True)
+
+
+def test_a_run_that_is_going_on_is_not_touched(tmp_path: Path) -> None:
+    """The lock refuses clean and resume until it is released."""
+    folder = create_run_folder(config_in(tmp_path))
+    release = lock_run_folder(folder)
+    for clean, resume in ((True, False), (False, True)):
+        assert "going on" in refusal(config_in(tmp_path), clean=clean, resume=resume)
+    with pytest.raises(RunFolderError, match="going on"):
+        lock_run_folder(folder)
+    release()
+    create_run_folder(config_in(tmp_path), resume=True)
+
+
+def test_too_little_disk_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The free disk is checked before anything is written."""
+    assert "too little free disk" in refusal(config_in(tmp_path / "runs", min_free_mib=10**9))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    """A file where the folder or its parent should be is one clear line."""
+    (tmp_path / "r").write_text("x")
+    assert "is a file" in refusal(config_in(tmp_path))
+    assert "a file stands where" in refusal(config_in(tmp_path / "r"))
+
+
+def test_a_failed_creation_leaves_nothing_behind(tmp_path: Path) -> None:
+    """When the folder cannot be put in place, neither it nor its parents remain."""
+    parent = tmp_path / "new"
+    config = config_in(parent / ("x" * 300))
+    assert "cannot be written" in refusal(config)
+    assert not parent.exists()
+
+
+def test_a_failed_clean_keeps_the_earlier_run(tmp_path: Path) -> None:
+    """The earlier run goes only once the new folder is complete, which leaves nothing behind when it cannot go."""
+    folder = create_run_folder(config_in(tmp_path))
+    folder.metrics_jsonl.write_text("{}\n")
+    blocker = tmp_path / f".r.old-{os.getpid()}"
+    (blocker / "full").mkdir(parents=True)
+    assert "cannot be written" in refusal(config_in(tmp_path), clean=True)
+    assert folder.metrics_jsonl.exists()
+    assert sorted(tmp_path.iterdir()) == [blocker, folder.path]
+
+
+def test_attempts_are_numbered_and_latest_points_at_the_newest(tmp_path: Path) -> None:
+    """Every attempt has a folder of its own with the configuration it ran."""
+    folder = create_run_folder(config_in(tmp_path))
+    assert [start_attempt(folder).name for _ in range(3)] == ["attempt_1", "attempt_2", "attempt_3"]
+    assert (folder.logs / "latest").resolve().name == "attempt_3"
+    assert json.loads((folder.logs / "latest" / "config.json").read_text())["run"]["name"] == "r"
+
+
+def test_reading_something_else_as_a_run_is_one_line(tmp_path: Path) -> None:
+    """A folder without config.json, or with another one, is refused."""
+    with pytest.raises(RunFolderError, match="not a run folder"):
+        read_run_config(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(RunFolderError, match="cannot be read"):
+        read_run_config(tmp_path)
+
+
+def test_write_json_replaces_atomically(tmp_path: Path) -> None:
+    """A value that is no JSON leaves the old file and no temporary one."""
+    write_json(tmp_path / "f.json", {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "f.json", {"a": object()})
+    assert json.loads((tmp_path / "f.json").read_text()) == {"a": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["f.json"]
+    assert RunFolder(tmp_path).weights("p") == tmp_path / "weights" / "p"

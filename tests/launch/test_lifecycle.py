@@ -1,0 +1,80 @@
+"""Phases of a run and the signals that end it, without any process."""
+
+import signal
+
+from mrl.launch.lifecycle import Lifecycle
+
+
+def life(**changes: float) -> Lifecycle:
+    values = {"drain_s": 120.0, "stop_s": 5.0, **changes}
+    return Lifecycle(learners=frozenset({"learner/a", "learner/b"}), **values)  # type: ignore[arg-type]
+
+
+def test_a_run_drains_once_all_learners_are_done_and_ends_with_its_evaluations() -> None:
+    """The last learner starts the wait for evaluations; an empty queue ends it with 0 and no reason."""
+    run = life()
+    run.finished("learner/a", 1.0)
+    assert run.phase == "running"
+    run.finished("learner/b", 2.0)
+    run.tick(3.0, evaluations_pending=True)
+    assert run.phase == "draining"
+    run.tick(4.0, evaluations_pending=False)
+    assert (run.phase, run.exit_code, run.reason) == ("stopping", 0, "")
+
+
+def test_the_wait_for_evaluations_is_bounded() -> None:
+    """After drain_s the run ends all the same and says so."""
+    run = life()
+    run.finished("learner/a", 1.0)
+    run.finished("learner/b", 2.0)
+    run.tick(122.5, evaluations_pending=True)
+    assert run.phase == "stopping"
+    assert "evaluations" in run.reason
+
+
+def test_sigterm_first_and_sigkill_after_the_patience() -> None:
+    """No signal while running, SIGTERM at once, SIGKILL after stop_s."""
+    run = life()
+    assert run.due_signal(9.0) is None
+    run.interrupted(signal.SIGINT, 10.0)
+    assert [run.due_signal(at_s) for at_s in (10.0, 14.9, 15.0)] == [signal.SIGTERM, signal.SIGTERM, signal.SIGKILL]
+    assert run.exit_code == 130
+
+
+def test_a_second_signal_ends_the_patience() -> None:
+    """Ctrl-C twice kills at once; the exit code stays that of the first."""
+    run = life()
+    run.interrupted(signal.SIGINT, 10.0)
+    run.interrupted(signal.SIGTERM, 10.1)
+    assert (run.due_signal(10.1), run.exit_code) == (signal.SIGKILL, 130)
+
+
+def test_the_first_reason_is_told() -> None:
+    """What fails because the run is ending does not replace why it ends."""
+    run = life()
+    run.end(1, "exchange gave up", 1.0)
+    run.end(2, "later", 2.0)
+    run.finished("learner/a", 3.0)
+    assert (run.exit_code, run.reason) == (1, "exchange gave up")
+
+
+def test_the_time_limit_counts_from_the_start() -> None:
+    """run.max_minutes is a plan: exit code 0."""
+    run = life(max_run_s=60.0, started_s=100.0)
+    run.tick(159.0, evaluations_pending=False)
+    assert run.phase == "running"
+    run.tick(161.0, evaluations_pending=False)
+    assert (run.phase, run.exit_code) == ("stopping", 0)
+
+
+def test_only_what_is_still_needed_is_started_again() -> None:
+    """Workers of a finished learner are not, the evaluator is until the end, nothing is while stopping."""
+    run = life()
+    run.finished("learner/a", 1.0)
+    assert not run.restarts("worker", "a")
+    assert run.restarts("worker", "b")
+    run.finished("learner/b", 1.0)
+    assert run.restarts("evaluator", "")
+    assert not run.restarts("exchange", "")
+    run.end(0, "", 2.0)
+    assert not run.restarts("evaluator", "")

@@ -1,0 +1,154 @@
+"""The allocator as a process: leases over real sockets, a restart, its metrics."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mrl.allocation.core import Decision
+from mrl.allocation.lease import LeaseHolder
+from mrl.metrics.telemetry import Telemetry
+from mrl.records.codec import decode
+from mrl.records.telemetry import MetricsRecord, TelemetryRecord, telemetry_decoder
+from mrl.roles.allocator import report
+from mrl.transport.background import BackgroundClient
+from mrl.transport.client import ClientSocket
+from mrl.transport.endpoints import publish_endpoint, read_endpoint
+from mrl.transport.keys import RunKeys, create_keys
+from mrl.transport.server import ServerSocket
+
+ROLE = "import sys, pathlib; from mrl.roles.allocator import main; sys.exit(main(pathlib.Path(sys.argv[1]), '', 0))"
+BOUND_S = 20.0
+
+Start = Callable[[], subprocess.Popen[bytes]]
+
+
+def test_every_decision_becomes_metrics_of_its_policy() -> None:
+    """All names are in the table, which Telemetry asserts, and the policy is that of the decision."""
+    records: list[TelemetryRecord] = []
+    telemetry = Telemetry("allocator", "", records.append)
+    report(telemetry, [Decision("qwen", 64, 60, 70.0, 0.9, 7, 2, 1, 12)])
+
+    (record,) = records
+    assert isinstance(record, MetricsRecord)
+    assert (record.policy, record.step) == ("qwen", 12)
+    assert record.values["allocation/slots"] == 64
+    assert record.values["allocation/moves"] == 2
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder with the least that the role reads: two policies, 100 slots, a ttl of two seconds."""
+    config = {
+        "run": {"name": "r", "steps": 1},
+        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
+        "policies": {"qwen": {"model": "/nowhere"}, "llama": {"model": "/nowhere"}},
+        "allocation": {"slots": 100, "floor_slots": 10, "ttl_s": 2.0, "period_s": 0.2},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+@pytest.fixture
+def keys(run: Path) -> RunKeys:
+    """The keys of that run."""
+    return create_keys(run / "keys")
+
+
+@pytest.fixture
+def start(run: Path, keys: RunKeys) -> Iterator[Start]:
+    """Starts the role in a process of its own."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start_role() -> subprocess.Popen[bytes]:
+        processes.append(subprocess.Popen([sys.executable, "-c", ROLE, str(run)]))
+        return processes[-1]
+
+    yield start_role
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def connect(run: Path, keys: RunKeys) -> Iterator[Callable[[str], LeaseHolder]]:
+    """Makes a lease holder with a link of its own."""
+    clients: list[BackgroundClient] = []
+
+    def connect_holder(name: str) -> LeaseHolder:
+        holder = LeaseHolder(name, name.split("/")[1])
+        socket = ClientSocket(keys, lambda: read_endpoint(run / "endpoints", "allocator"), identity=name)
+        client = BackgroundClient(
+            socket,
+            on_message=lambda body: holder.on_message(body, time.monotonic()),
+            on_tick=lambda now_s: holder.on_tick(now_s, 0, 0.0),
+        )
+        holder.open(client.post, client.request_reconnect)
+        clients.append(client)
+        return holder
+
+    yield connect_holder
+    for client in clients:
+        client.close(0.1)
+
+
+def await_slots(holder: LeaseHolder, wanted: int) -> None:
+    """Look every few milliseconds, as a worker without work does, until the lease is what is wanted."""
+    end_s = time.monotonic() + BOUND_S
+    while (slots := holder.slots(time.monotonic())) != wanted:
+        assert time.monotonic() < end_s, f"{slots} slots after {BOUND_S} s, wanted {wanted}"
+        time.sleep(0.01)
+
+
+@pytest.mark.system
+def test_two_workers_share_the_slots_through_a_restart(
+    start: Start, connect: Callable[[str], LeaseHolder], run: Path
+) -> None:
+    """Half each; a killed allocator changes nothing; after its restart the slots of a lost worker go to the other."""
+    first = start()
+    qwen, llama = connect("worker/qwen/0"), connect("worker/llama/0")
+    await_slots(qwen, 50)
+    await_slots(llama, 50)
+    first.kill()
+    first.wait()
+    assert (qwen.slots(time.monotonic()), llama.slots(time.monotonic())) == (50, 50)
+
+    llama.open(lambda _: False, lambda: None)  # never heard of again
+    again = start()
+    await_slots(qwen, 100)
+    again.send_signal(signal.SIGTERM)
+    assert again.wait(timeout=3) == 0
+
+
+@pytest.mark.system
+def test_decisions_reach_the_supervisor(start: Start, run: Path, keys: RunKeys) -> None:
+    """Each policy's share arrives over the telemetry link without anybody asking."""
+    server = ServerSocket(keys)
+    publish_endpoint(run / "endpoints", "telemetry", server.address)
+    start()
+
+    shares: dict[str, float] = {}
+    end_s = time.monotonic() + BOUND_S
+    while len(shares) < 2 and time.monotonic() < end_s:
+        for _, body in server.receive(0.1):
+            record = decode(body, telemetry_decoder)
+            if isinstance(record, MetricsRecord):
+                shares[record.policy] = record.values["allocation/slots"]
+    server.close()
+
+    assert shares == {"qwen": 50, "llama": 50}
+
+
+@pytest.mark.system
+def test_too_few_slots_are_the_users_mistake(start: Start, run: Path) -> None:
+    """Exit code 2, which nobody restarts."""
+    config = json.loads((run / "config.json").read_text())
+    config["allocation"]["slots"] = 1
+    (run / "config.json").write_text(json.dumps(config))
+
+    assert start().wait(timeout=BOUND_S) == 2

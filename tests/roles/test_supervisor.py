@@ -1,0 +1,316 @@
+"""The supervisor's shell, with tiny real child processes in place of roles."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import pytest
+from rich.console import Console
+
+from mrl.config.load import validate
+from mrl.config.run_folder import RunFolder, create_run_folder
+from mrl.config.schema import RunConfig
+from mrl.launch.plan import Plan, ProcessSpec
+from mrl.metrics.jsonl import read_metrics
+from mrl.records.codec import encode
+from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, SampleRecord, TelemetryRecord
+from mrl.roles.display import Display
+from mrl.roles.supervisor import Supervisor
+
+pytestmark = [pytest.mark.timeout(60)]
+T = TypeVar("T")
+FOREVER = "import time\nwhile True: time.sleep(60)"
+
+
+class StillBoard:
+    """A board that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.records: list[TelemetryRecord] = []
+        self.notes: list[str] = []
+
+    def apply(self, record: TelemetryRecord, now_s: float) -> None:
+        self.records.append(record)
+
+    def note(self, text: str, now_s: float) -> None:
+        self.notes.append(text)
+
+    def render(self, now_s: float | None = None) -> str:
+        return "board"
+
+    def step_line(self, record: TelemetryRecord) -> str | None:
+        return f"step {record.step}" if isinstance(record, MetricsRecord) and record.role == "learner/a" else None
+
+    def heartbeat_line(self, now_s: float) -> str:
+        return "heartbeat"
+
+    def final_table(self) -> str:
+        return "table"
+
+
+class Script:
+    """An inbox that calls `each_turn` once per turn and hands on what it returns."""
+
+    def __init__(self, each_turn: Callable[[], list[TelemetryRecord]] = list) -> None:
+        self._each_turn = each_turn
+
+    def receive(self, timeout_s: float) -> list[tuple[bytes, bytes]]:
+        threading.Event().wait(min(timeout_s, 0.01))
+        return [(b"c", encode(record)) for record in self._each_turn()]
+
+
+def python(name: str, code: str, *, restart: str = "always") -> ProcessSpec:
+    role, _, policy = name.partition("/")
+    argv = (sys.executable, "-S", "-c", code)
+    return ProcessSpec(name=name, role=role, policy=policy, index=0, argv=argv, restart=restart)  # type: ignore[arg-type]
+
+
+def learner(code: str) -> ProcessSpec:
+    return python("learner/a", code, restart="until_done")
+
+
+def config_in(folder: Path, **supervision: float) -> RunConfig:
+    tables = {
+        "run": {"name": "r", "steps": 3, "folder": str(folder), "min_free_mib": 0},
+        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
+        "policies": {"a": {"model": "m"}},
+        "supervision": {"backoff_s": 0.01, **supervision},
+    }
+    return validate(tables, where="test")
+
+
+class Run:
+    """A supervisor over a scripted plan, with what it printed."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *specs: ProcessSpec,
+        each_turn: Callable[[], list[TelemetryRecord]] = list,
+        **supervision: float,
+    ) -> None:
+        config = config_in(folder, **supervision)
+        self.folder = create_run_folder(config)
+        self.board, self.output = StillBoard(), io.StringIO()
+        display = Display(self.board, Console(file=self.output, width=200))
+        plan = Plan(tuple(specs))
+        self.supervisor = Supervisor(config, self.folder, plan, inbox=Script(each_turn), display=display)
+
+    def __call__(self) -> int:
+        return self.supervisor.run()
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left() -> Iterator[None]:
+    """Whatever a test does, none of its processes may outlive it."""
+    yield
+    left = psutil.Process().children(recursive=True)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    assert left == []
+
+
+def test_all_learners_done_ends_the_other_roles_with_zero(tmp_path: Path) -> None:
+    """A worker that runs for ever is ended once the learner has finished."""
+    run = Run(tmp_path, learner("pass"), python("worker/a/0", FOREVER))
+    assert run() == 0
+    assert run.supervisor.reason == ""
+    assert (run.folder.logs / "latest" / "worker-a-0.log").exists()
+
+
+def test_a_crashed_worker_is_started_again(tmp_path: Path) -> None:
+    """The second life of the worker lets the learner finish; the crash is told, counted and kept."""
+    mark = tmp_path / "mark"
+    crash_once = (
+        f"import os, sys\n"
+        f"if not os.path.exists({str(mark)!r}):\n"
+        f"    open({str(mark)!r}, 'w').close(); sys.exit('ValueError: first life')\n"
+        f"open({str(mark) + '2'!r}, 'w').close()\n{FOREVER}"
+    )
+    wait = f"import os, time\nwhile not os.path.exists({str(mark) + '2'!r}): time.sleep(0.01)"
+    run = Run(tmp_path / "runs", learner(wait), python("worker/a/0", crash_once))
+    assert run() == 0
+    assert any("worker/a/0 exited with code 1 (ValueError: first life)" in note for note in run.board.notes)
+    crash = json.loads((run.folder.crash / "worker-a-0.json").read_text())
+    assert (crash["exit_code"], crash["reason"]) == (1, "ValueError: first life")
+
+
+def test_exit_code_2_ends_the_run_with_that_line(tmp_path: Path) -> None:
+    """A mistake that a person has to cure is not retried."""
+    code = "import sys; sys.stderr.write('mrl: error: no such task\\n'); sys.exit(2)"
+    run = Run(tmp_path, learner(FOREVER), python("worker/a/0", code))
+    assert run() == 2
+    assert run.supervisor.reason == "worker/a/0: no such task"
+    assert "[worker/a/0] mrl: error: no such task" in run.output.getvalue()
+
+
+def test_a_role_that_always_crashes_ends_the_run(tmp_path: Path) -> None:
+    """After the allowed restarts the run ends with 1, the reason, and the last lines of the log."""
+    run = Run(tmp_path, learner(FOREVER), python("exchange", "raise OSError('boom')"), max_restarts=2)
+    assert run() == 1
+    assert run.supervisor.reason == "exchange exited with code 1, after 2 restarts within 60 s: OSError: boom"
+    assert "[exchange] | OSError: boom" in run.output.getvalue()
+
+
+def test_a_learner_under_torchrun_that_reports_2_ends_the_run(tmp_path: Path) -> None:
+    """torchrun exits with 1; the code of its rank stands in its summary."""
+    code = "import sys; sys.stderr.write('mrl: error: bad model\\n  exitcode  : 2 (pid: 5)\\n'); sys.exit(1)"
+    run = Run(tmp_path, learner(code))
+    assert run() == 2
+    assert run.supervisor.reason == "learner/a: bad model"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_everything_also_what_ignores_sigterm(tmp_path: Path, number: int, code: int) -> None:
+    """Stubborn processes and grandchildren in sessions of their own are killed, none is left."""
+    stubborn = (
+        "import signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "c = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(c.pid)); time.sleep(600)"
+    )
+
+    def interrupt() -> list[TelemetryRecord]:
+        pid = tmp_path / "pid"
+        if pid.exists() and pid.read_text() and not (tmp_path / "sent").exists():
+            (tmp_path / "sent").touch()
+            os.kill(os.getpid(), number)
+        return []
+
+    run = Run(tmp_path / "runs", learner(FOREVER), python("worker/a/0", stubborn), each_turn=interrupt, stop_s=0.2)
+    assert run() == code
+    grandchild = int((tmp_path / "pid").read_text())
+    assert not psutil.pid_exists(grandchild) or psutil.Process(grandchild).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_silent_role_is_killed_and_started_again(tmp_path: Path) -> None:
+    """A living process without heartbeats counts as hanging; its replacement gets a fresh bound."""
+    mark = tmp_path / "lives"
+    hang = f"open({str(mark)!r}, 'a').write('x')\n{FOREVER}"
+    wait = f"import os, time\nopen({str(mark)!r}, 'a')\nwhile os.path.getsize({str(mark)!r}) < 2: time.sleep(0.01)"
+    specs = (learner(wait), python("worker/a/0", hang))
+    run = Run(tmp_path / "runs", *specs, each_turn=lambda: [beat("learner/a", time.time())], start_s=0.5)
+    assert run() == 0
+    assert any(note.startswith("worker/a/0 is silent for more than 0.5 s") for note in run.board.notes)
+
+
+def test_heartbeats_keep_a_role_alive(tmp_path: Path) -> None:
+    """A role that speaks may take longer than both bounds; strangers are ignored."""
+    wait = learner("import time; time.sleep(1.2)")
+    beats = ("learner/a", "stranger")
+    speak: Callable[[], list[TelemetryRecord]] = lambda: [beat(role, time.time()) for role in beats]  # noqa: E731
+    run = Run(tmp_path, wait, each_turn=speak, silence_s=0.5, start_s=0.5)
+    assert run() == 0
+    assert run.board.notes == []
+
+
+def test_a_beat_of_an_earlier_life_says_nothing_about_this_one(tmp_path: Path) -> None:
+    """What a killed process left in the queue does not arm the limit of its successor, which is still starting."""
+    turns = iter(range(10_000))
+    stale = beat("worker/a/0", time.time() - 100)
+    specs = (learner("import time; time.sleep(0.8)"), python("worker/a/0", FOREVER))
+    run = Run(tmp_path, *specs, each_turn=lambda: [stale] if next(turns) == 5 else [], silence_s=0.2, start_s=30.0)
+    assert run() == 0
+    assert run.board.notes == []
+
+
+def test_telemetry_reaches_metrics_samples_and_screen(tmp_path: Path) -> None:
+    """Every kind of record goes where it belongs; memory of the tree is measured; rubbish is counted."""
+    sent: list[int] = []
+
+    def once() -> list[TelemetryRecord]:
+        if sent:
+            return []
+        sent.append(1)
+        metrics = MetricsRecord(role="learner/a", policy="a", step=7, time_unix_s=1.0, values={"reward/mean": 0.5})
+        sample = SampleRecord(policy="a", step=7, kind="rollout", task="t", prompt="p", completion="c", reward=1.0)
+        evil = SampleRecord(policy="../x", step=7, kind="rollout", task="t", prompt="p", completion="c", reward=1.0)
+        return [metrics, sample, evil]
+
+    run = Run(tmp_path, learner("import time; time.sleep(0.3)"), each_turn=once)
+    assert run() == 0
+    lines = read_metrics(run.folder.metrics_jsonl)
+    assert any(line["role"] == "learner/a" and line["step"] == 7 for line in lines)
+    assert any(line["role"] == "supervisor" and line["values"]["process/pss_mib"] > 1 for line in lines)
+    assert (run.folder.rollouts / "step_7" / "a.jsonl").exists()
+    assert "step 7" in run.output.getvalue()
+    assert run.supervisor.num_malformed == 1
+
+
+def test_the_time_limit_ends_the_run_with_zero(tmp_path: Path) -> None:
+    """run.max_minutes is a plan, not a failure."""
+    config = config_in(tmp_path)
+    config = config.model_copy(update={"run": config.run.model_copy(update={"max_minutes": 0.002})})
+    folder = create_run_folder(config)
+    display = Display(StillBoard(), Console(file=io.StringIO()))
+    supervisor = Supervisor(config, folder, Plan((learner(FOREVER),)), inbox=Script(), display=display)
+    assert supervisor.run() == 0
+    assert "max_minutes" in supervisor.reason
+
+
+def test_the_last_evaluations_are_waited_for(tmp_path: Path) -> None:
+    """With the learners done, the run goes on until the queue of evaluations is empty."""
+    queue = RunFolder(tmp_path / "r").evaluation / "queue" / "a-3.json"
+    work = f"import os, time\nwhile not os.path.exists({str(queue)!r}): time.sleep(0.01)\ntime.sleep(0.3)\n"
+    evaluator = python("evaluator", f"{work}os.remove({str(queue)!r})\n{FOREVER}")
+    run = Run(tmp_path, learner(f"open({str(queue)!r}, 'w').close()"), evaluator)
+    assert run() == 0
+    assert not queue.exists()
+
+
+SUPERVISED = """
+import io, sys
+from pathlib import Path
+from typing import TypeVar
+sys.path.insert(0, {tests!r})
+from test_supervisor import FOREVER, Run, learner, python
+Run(Path({folder!r}), learner(FOREVER), python("worker/a/0", FOREVER))()
+"""
+
+
+def test_sigkill_of_the_supervisor_leaves_nothing(tmp_path: Path) -> None:
+    """The kernel ends every child of a supervisor that had no chance to."""
+    code = SUPERVISED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    root = str(Path(__file__).parents[2])
+    supervisor = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": root})
+    children = wait_for(lambda: same_twice(psutil.Process(supervisor.pid)))
+    supervisor.kill()
+    supervisor.wait()
+    wait_for(lambda: all(not is_running(child) for child in children) or None)
+
+
+def same_twice(process: psutil.Process) -> list[psutil.Process] | None:
+    children = process.children(recursive=True)
+    return children if len(children) == 2 and all("sleep(60)" in " ".join(c.cmdline()[:4]) for c in children) else None
+
+
+def is_running(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def wait_for(look: Callable[[], T | None]) -> T:
+    deadline_s = time.monotonic() + 20
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found = look()
+            if found is not None:
+                return found
+        time.sleep(0.02)
+    raise AssertionError("waited 20 s in vain")
+
+
+def beat(role: str, time_unix_s: float) -> HeartbeatRecord:
+    return HeartbeatRecord(
+        role=role, policy="a", pid=1, time_unix_s=time_unix_s, doing="", awaiting="", whom="", for_s=0.0, bound_s=0.0
+    )
