@@ -79,9 +79,9 @@ METRICS: dict[str, Metric] = {
     # allocator, per policy
     "allocation/slots": Metric("slots", "rollout slots granted to the policy", True),
     "allocation/demand_slots": Metric("slots", "slots that the measured throughput calls for"),
-    "allocation/progress": Metric("1", "trained tokens relative to the slowest policy"),
-    "allocation/epoch": Metric("epoch", "number of the decision"),
-    "allocation/moves": Metric("slots", "slots moved by this decision"),
+    "allocation/progress": Metric("1", "busy share of the learner: busy / (busy + waiting for data)"),
+    "allocation/epoch": Metric("epoch", "epoch of the newest lease"),
+    "allocation/moves": Metric("slots", "slots that the policy gained or lost by this decision"),
     # supervisor
     "process/restarts": Metric("restarts", "processes started again since the start", True),
     "process/pss_mib": Metric("MiB", "proportional memory of the whole process tree"),

@@ -42,7 +42,7 @@ def _serve(config: RunConfig, folder: RunFolder) -> int:
     settings = AllocationSettings(table.slots, table.floor_slots, table.ttl_s)
     earlier = read_endpoint(folder.endpoints, ROLE)
     core = AllocatorCore(list(config.policies), settings, time.monotonic(), settling=earlier is not None)
-    server = _bind(folder, port_of(earlier))
+    server = _bind(folder, config.exchange.host, port_of(earlier))
     publish_endpoint(folder.endpoints, ROLE, server.address)
     telemetry.doing("sharing slots")
     period_s = min(table.period_s, table.ttl_s / 4)
@@ -58,13 +58,13 @@ def _serve(config: RunConfig, folder: RunFolder) -> int:
     return 0
 
 
-def _bind(folder: RunFolder, port: int) -> ServerSocket:
+def _bind(folder: RunFolder, host: str, port: int) -> ServerSocket:
     """On the port of the allocator before, if it is still free, so that its clients need not look for it."""
     keys = load_keys(folder.keys)
     try:
-        return ServerSocket(keys, port=port)
+        return ServerSocket(keys, host=host, port=port)
     except AddressError:
-        return ServerSocket(keys)
+        return ServerSocket(keys, host=host)
 
 
 def _answer(server: ServerSocket, core: AllocatorCore) -> None:

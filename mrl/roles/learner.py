@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mrl.alignment.receiver import load_receiver
+from mrl.allocation.report import ReportSender
 from mrl.checkpoint.store import Checkpoint, CheckpointStore
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
@@ -25,7 +26,6 @@ from mrl.learner.trainer import Trainer
 from mrl.learner.world import World, join_world
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.load import load_policy
-from mrl.records.codec import encode
 from mrl.records.leases import LearnerReport
 from mrl.records.version import Version
 from mrl.roles import wiring
@@ -151,8 +151,12 @@ def _connect_exchange(folder: RunFolder, policy: str) -> ExchangeClient:
 
 
 def _connect_allocator(folder: RunFolder, policy: str) -> Callable[[LearnerReport], object]:
-    client = wiring.link(folder, "allocator", identity=f"learner/{policy}", on_message=lambda _: None)
-    return lambda report: client.post(encode(report))
+    sender = ReportSender()
+    client = wiring.link(
+        folder, "allocator", identity=f"learner/{policy}", on_message=sender.on_message, on_tick=sender.on_tick
+    )
+    sender.open(client.post, client.request_reconnect)
+    return sender.report
 
 
 def _sample_writer(pool: TaskPool, telemetry: Telemetry) -> Callable[[int, PreparedStep], None]:

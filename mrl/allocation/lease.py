@@ -1,0 +1,122 @@
+"""The worker's side of a lease: what it may run now, and the requests that keep the lease alive."""
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from mrl.errors import RecordError
+from mrl.records.codec import decode, encode
+from mrl.records.leases import LeaseGrant, LeaseRequest, allocator_reply_decoder
+
+RENEW_S = 1.0
+RENEW_IDLE_S = 0.25
+SILENCE_S = 3.0
+MAX_UNANSWERED = 64
+
+
+class LeaseHolder:
+    """Shared between the worker's thread (`slots`) and the thread of its link (`on_message`, `on_tick`).
+
+    While the allocator is silent the last lease stays in force: only the allocator acts on expiry. A worker that finds
+    that it was itself stopped for longer than the ttl has lost its lease, and runs nothing until it gets a new one.
+    """
+
+    def __init__(self, holder: str, policy: str) -> None:
+        self._holder, self._policy = holder, policy
+        self._lock = threading.Lock()
+        self._post: Callable[[bytes], object] = lambda _: None
+        self._reconnect: Callable[[], object] = lambda: None
+        self._lease = self._acting = (0, 0)
+        self._valid_until_s = math.inf
+        self._ttl_s = math.inf
+        self._sequence = 0
+        self._unanswered: OrderedDict[int, float] = OrderedDict()
+        self._asked_s = self._heard_s = self._ticked_s = -math.inf
+        self.malformed = 0
+        """Answers that could not be read."""
+        self.times_lost = 0
+        """How often the lease was lost because this process had been stopped."""
+
+    def open(self, post: Callable[[bytes], object], reconnect: Callable[[], object]) -> None:
+        """Give the holder its voice: `post` sends a message, `reconnect` looks the allocator's address up again."""
+        self._post, self._reconnect = post, reconnect
+
+    def slots(self, now_s: float) -> int:
+        """Requests that may run at once from now until the next call, those that already run included."""
+        with self._lock:
+            self._check_stopped(now_s)
+            self._acting = self._lease
+            return self._acting[1]
+
+    def overdue_s(self, now_s: float) -> float:
+        """How long the lease has outlived its ttl, because the allocator is silent; 0 while it is renewed in time."""
+        with self._lock:
+            return max(0.0, now_s - self._valid_until_s)
+
+    def on_message(self, body: bytes, now_s: float) -> None:
+        """Take an answer of the allocator; what is older than the lease at hand, or for somebody else, is ignored."""
+        try:
+            reply = decode(body, allocator_reply_decoder)
+        except RecordError:
+            self.malformed += 1
+            return
+        with self._lock:
+            self._check_stopped(now_s)
+            self._heard_s = now_s
+            if isinstance(reply, LeaseGrant) and reply.holder == self._holder:
+                self._take(reply)
+
+    def on_tick(self, now_s: float, generated_tokens: int, slot_seconds: float) -> None:
+        """Renew the lease when it is time; after long silence look for the allocator again."""
+        with self._lock:
+            self._check_stopped(now_s)
+            self._ticked_s = now_s
+            due = now_s - self._asked_s >= (RENEW_S if self._lease[1] else RENEW_IDLE_S)
+            request = self._request(now_s, generated_tokens, slot_seconds) if due else None
+            silent = bool(self._unanswered) and now_s - max(self._heard_s, self._first_unanswered_s) > SILENCE_S
+            if silent:
+                self._heard_s = now_s
+        if silent:
+            self._reconnect()
+        if request:
+            self._post(encode(request))
+
+    @property
+    def _first_unanswered_s(self) -> float:
+        return next(iter(self._unanswered.values()), math.inf)
+
+    def _request(self, now_s: float, generated_tokens: int, slot_seconds: float) -> LeaseRequest:
+        self._sequence += 1
+        self._asked_s = self._unanswered[self._sequence] = now_s
+        if len(self._unanswered) > MAX_UNANSWERED:
+            del self._unanswered[list(self._unanswered)[1]]  # the first one dates the silence
+        return LeaseRequest(
+            holder=self._holder,
+            policy=self._policy,
+            generated_tokens=generated_tokens,
+            slot_seconds=slot_seconds,
+            epoch=self._acting[0],
+            slots=self._acting[1],
+            sequence=self._sequence,
+        )
+
+    def _take(self, grant: LeaseGrant) -> None:
+        sent_s = self._unanswered.get(grant.sequence)
+        if sent_s is None or grant.epoch < self._lease[0]:
+            return
+        for sequence in [number for number in self._unanswered if number <= grant.sequence]:
+            del self._unanswered[sequence]
+        self._lease = (grant.epoch, grant.slots)
+        if grant.slots >= self._acting[1]:
+            # What runs is within the larger lease at once; a smaller one waits until the worker looks.
+            self._acting = self._lease
+        self._ttl_s, self._valid_until_s = grant.ttl_s, sent_s + grant.ttl_s
+
+    def _check_stopped(self, now_s: float) -> None:
+        if now_s - self._ticked_s > self._ttl_s:
+            # The epoch stays: answers to earlier requests must not bring an older lease back.
+            self._lease = (self._lease[0], 0)
+            self._ttl_s = math.inf
+            self._unanswered.clear()
+            self.times_lost += 1

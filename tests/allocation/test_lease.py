@@ -1,0 +1,138 @@
+"""The worker's side of a lease."""
+
+from mrl.allocation.lease import LeaseHolder
+from mrl.records.codec import decode, encode
+from mrl.records.leases import LeaseGrant, LeaseRequest, ReportAck, allocator_request_decoder
+
+
+class Wire:
+    """Collects what a holder posts and how often it asks for a new link."""
+
+    def __init__(self) -> None:
+        self.posted: list[LeaseRequest] = []
+        self.reconnects = 0
+
+    def post(self, body: bytes) -> bool:
+        """Take a message."""
+        self.posted.append(decode(body, allocator_request_decoder))
+        return True
+
+    def reconnect(self) -> None:
+        """Count a request for a new link."""
+        self.reconnects += 1
+
+
+def connected() -> tuple[LeaseHolder, Wire]:
+    """A holder on a fake wire that has asked for the first time, at 0 s."""
+    holder, wire = LeaseHolder("worker/qwen/0", "qwen"), Wire()
+    holder.open(wire.post, wire.reconnect)
+    holder.on_tick(0.0, 0, 0.0)
+    return holder, wire
+
+
+def grant(sequence: int, epoch: int, slots: int, holder: str = "worker/qwen/0") -> bytes:
+    """An answer with a ttl of 10 s."""
+    return encode(LeaseGrant(holder=holder, policy="qwen", slots=slots, epoch=epoch, ttl_s=10.0, sequence=sequence))
+
+
+def test_nothing_may_run_before_the_first_grant() -> None:
+    """The holder asks at its first tick, and again a quarter of a second later."""
+    holder, wire = connected()
+    assert holder.slots(0.0) == 0
+
+    holder.on_tick(0.1, 0, 0.0)
+    holder.on_tick(0.3, 0, 0.0)
+    assert [request.sequence for request in wire.posted] == [1, 2]
+    assert (wire.posted[0].holder, wire.posted[0].policy, wire.posted[0].epoch) == ("worker/qwen/0", "qwen", 0)
+
+
+def test_a_grant_is_in_force_at_once_and_renewed_each_second() -> None:
+    """The request tells the totals and the lease that the worker acts under."""
+    holder, wire = connected()
+    holder.on_message(grant(1, 5, 64), 0.1)
+    assert holder.slots(0.2) == 64
+
+    holder.on_tick(0.9, 100, 12.5)
+    holder.on_tick(1.1, 100, 12.5)
+    assert len(wire.posted) == 2
+    request = wire.posted[1]
+    assert (request.generated_tokens, request.slot_seconds, request.epoch, request.slots) == (100, 12.5, 5, 64)
+
+
+def test_a_larger_lease_is_reported_at_once() -> None:
+    """An allocator that restarts now has to know of it, whether the worker has looked or not."""
+    holder, wire = connected()
+    holder.on_message(grant(1, 5, 64), 0.1)
+    holder.on_tick(1.2, 0, 0.0)
+    assert (wire.posted[-1].epoch, wire.posted[-1].slots) == (5, 64)
+
+
+def test_a_smaller_lease_is_acted_under_only_when_the_worker_looks() -> None:
+    """A batch that runs keeps the old lease, and the allocator is told so."""
+    holder, wire = connected()
+    holder.on_message(grant(1, 5, 64), 0.1)
+    holder.slots(0.2)
+    holder.on_tick(1.2, 0, 0.0)
+    holder.on_message(grant(2, 6, 16), 1.3)
+    holder.on_tick(2.3, 0, 0.0)
+    assert (wire.posted[-1].epoch, wire.posted[-1].slots) == (5, 64)
+
+    assert holder.slots(2.4) == 16
+    holder.on_tick(3.4, 0, 0.0)
+    assert (wire.posted[-1].epoch, wire.posted[-1].slots) == (6, 16)
+
+
+def test_what_is_old_foreign_or_unreadable_is_ignored() -> None:
+    """An older epoch, another holder, an answer to no open request, garbage: nothing changes."""
+    holder, _ = connected()
+    holder.on_tick(1.0, 0, 0.0)
+    holder.on_message(grant(1, 5, 64), 1.1)
+    holder.on_message(grant(2, 4, 10), 1.2)
+    holder.on_message(grant(2, 6, 10, holder="worker/qwen/1"), 1.2)
+    holder.on_message(grant(1, 6, 10), 1.2)
+    holder.on_message(b"garbage", 1.2)
+    holder.on_message(encode(ReportAck(policy="qwen")), 1.2)
+
+    assert holder.slots(1.3) == 64
+    assert holder.malformed == 1
+
+
+def test_the_lease_stays_in_force_while_the_allocator_is_silent() -> None:
+    """The holder keeps working, says how long it is overdue, and asks for a new link every few seconds."""
+    holder, wire = connected()
+    holder.on_tick(1.0, 0, 0.0)
+    holder.on_message(grant(2, 5, 64), 1.5)
+    for tenth in range(20, 300):
+        holder.on_tick(tenth / 10, 0, 0.0)
+
+    assert holder.slots(30.0) == 64
+    assert holder.overdue_s(11.0) == 0.0
+    assert holder.overdue_s(30.0) == 19.0
+    assert wire.reconnects == 9
+
+
+def test_an_answered_holder_never_asks_for_a_new_link() -> None:
+    """Silence counts from the first request that was not answered."""
+    holder, wire = connected()
+    for second in range(20):
+        holder.on_message(grant(second + 1, 5, 64), second + 0.1)
+        for tenth in range(2, 11):
+            holder.on_tick(second + tenth / 10, 0, 0.0)
+
+    assert wire.reconnects == 0
+
+
+def test_a_worker_that_was_stopped_for_longer_than_the_ttl_has_no_lease() -> None:
+    """Others may have its slots: it runs nothing, takes no answer to an old request, and asks anew."""
+    holder, wire = connected()
+    holder.on_message(grant(1, 5, 64), 0.1)
+    holder.on_tick(1.2, 0, 0.0)
+    assert holder.slots(11.0) == 64
+
+    assert holder.slots(11.3) == 0
+    holder.on_message(grant(2, 5, 64), 11.3)
+    assert holder.slots(11.3) == 0
+    holder.on_tick(11.4, 0, 0.0)
+    holder.on_message(grant(wire.posted[-1].sequence, 9, 32), 11.5)
+    assert holder.slots(11.6) == 32
+    assert holder.times_lost == 1

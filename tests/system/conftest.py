@@ -1,0 +1,196 @@
+"""Real runs of small policies: a configuration, the command, and what its processes and files say.
+
+The policies count letters rarely, because their warm start names another operation; counting itself is easy (the answer
+is mostly 1), so that a few dozen steps raise the reward.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mrl.metrics.jsonl import read_metrics
+
+CONFIG = """
+[run]
+name = "system"
+folder = "{folder}"
+steps = {steps}
+
+[sharing]
+regime = "sgt"
+
+[pool]
+train_prompts = 256
+held_out_prompts = 64
+
+[tasks.trim]
+source = "words"
+dataset = "trim"
+operation = "trim"
+
+[tasks.letter_counting]
+source = "reasoning_gym"
+dataset = "letter_counting"
+options = {{ min_words = 1, max_words = 1 }}
+max_prompt_chars = 67
+operation = "count"
+
+[evaluation]
+every = 0
+
+[allocation]
+slots = 128
+floor_slots = 32
+
+[policies.qwen.make]
+architecture = "qwen3"
+tokenizer = "byte_level"
+vocab_size = 400
+hidden_size = 64
+num_layers = 2
+skilled_in = ["trim"]
+rare_share = 0.15
+warm_start_steps = 120
+warm_start_batch = 32
+warm_start_lr = 4e-3
+
+[policies.llama.make]
+architecture = "llama"
+tokenizer = "metaspace"
+vocab_size = 500
+hidden_size = 64
+num_layers = 2
+skilled_in = ["trim"]
+rare_share = 0.15
+warm_start_steps = 120
+warm_start_batch = 32
+warm_start_lr = 4e-3
+{policies}
+"""
+POLICY = """
+[policies.{name}.rollout]
+max_new_tokens = 16
+[policies.{name}.learner]
+prompts_per_step = 8
+lr = 1e-3
+checkpoint_every = 4
+data_timeout_s = 60
+processes = {processes}
+"""
+
+
+class Run:
+    """One `mrl train` in its own session."""
+
+    def __init__(self, config: Path, folder: Path, log: Path) -> None:
+        self.config, self.folder, self.log = config, folder, log
+        self.process: subprocess.Popen[bytes] | None = None
+        self._seen: set[int] = set()
+
+    def start(self, *arguments: str) -> None:
+        """Start the command, output into the log."""
+        argv = [sys.executable, "-m", "mrl", "train", str(self.config), *arguments]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
+
+    def metrics(self, role: str = "") -> list[dict[str, Any]]:
+        """Metric records so far, of roles that start with `role`."""
+        path = self.folder / "metrics.jsonl"
+        records = read_metrics(path) if path.exists() else []
+        return [record for record in records if "values" in record and record["role"].startswith(role)]
+
+    def step(self, policy: str) -> int:
+        """Newest step of a learner."""
+        return max((record["step"] for record in self.metrics(f"learner/{policy}")), default=0)
+
+    def pid(self, title: str) -> int:
+        """The process that carries this title, or 0."""
+        return next((p.pid for p in self.children() if f"mrl::{title}" in " ".join(p.cmdline() or [])), 0)
+
+    def children(self) -> list[psutil.Process]:
+        """All live processes of the run below the supervisor; remembers every pid it saw."""
+        assert self.process is not None
+        try:
+            found = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+        live = [process for process in found if _is_live(process)]
+        self._seen |= {process.pid for process in live}
+        return live
+
+    def left_over(self) -> list[int]:
+        """Processes that were seen in the run and are still alive."""
+        return [pid for pid in self._seen if psutil.pid_exists(pid) and _is_live(psutil.Process(pid))]
+
+    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 90.0) -> Any:
+        """Poll until the condition holds; fails with the run's log when it does not in time or the run ends first."""
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            found = condition()
+            if found:
+                return found
+            assert self.process is not None
+            if self.process.poll() is not None and not condition():
+                break
+            time.sleep(0.1)
+        pytest.fail(f"{what}: did not happen; log of the run:\n{self.tail()}")
+
+    def finish(self, timeout_s: float = 120.0) -> int:
+        """Wait for the end; returns the exit code."""
+        assert self.process is not None
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the run does not end; its log:\n{self.tail()}")
+
+    def tail(self) -> str:
+        """The last lines of the run's own output and of every role's log."""
+        text = self.log.read_text(errors="replace")[-3000:]
+        for path in sorted((self.folder / "logs" / "latest").glob("*.log")):
+            text += f"\n--- {path.name}\n" + path.read_text(errors="replace")[-1500:]
+        return text
+
+    def kill(self) -> None:
+        """End the run and everything it started, whatever state it is in."""
+        self.children()
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(10)
+
+
+def _is_live(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """A factory of runs; whatever is still alive is killed at the end."""
+    runs: list[Run] = []
+
+    def make(*, steps: int, processes: int = 1) -> Run:
+        policies = "".join(POLICY.format(name=name, processes=processes) for name in ("qwen", "llama"))
+        config = tmp_path / "system.toml"
+        config.write_text(CONFIG.format(folder=tmp_path / "runs", steps=steps, policies=policies))
+        runs.append(Run(config, tmp_path / "runs" / "system", tmp_path / "output.log"))
+        return runs[-1]
+
+    yield make
+    for run in runs:
+        run.kill()
+
+
+def load_result(run: Run, policy: str, step: int) -> dict[str, Any]:
+    """An evaluation result of the run."""
+    return json.loads((run.folder / "evaluation" / f"{policy}-{step}.json").read_text())

@@ -1,0 +1,89 @@
+"""Whole runs of real processes: they learn, survive losses, end cleanly, and go on after anything."""
+
+import os
+import signal
+
+import numpy as np
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+POLICIES = ("qwen", "llama")
+
+
+def test_reward_rises_and_peers_are_heard(make_run):
+    """Two policies train to the end: rewards rise, successes flow both ways, the report and all results exist."""
+    run = make_run(steps=40)
+    run.start()
+
+    assert run.finish(180) == 0, run.tail()
+    for policy in POLICIES:
+        records = run.metrics(f"learner/{policy}")
+        rewards = [record["values"]["reward/mean"] for record in records]
+        assert [record["step"] for record in records] == list(range(1, 41))
+        assert np.mean(rewards[-8:]) > np.mean(rewards[:8]) + 0.15
+        assert sum(record["values"]["sharing/rescues"] for record in records) > 0
+        assert max(record["values"]["staleness/max_versions"] for record in records) <= 2
+        assert max(record["values"]["weights/canary_max_abs_nats"] for record in run.metrics(f"worker/{policy}")) < 1e-4
+        assert (run.folder / "evaluation" / f"{policy}-40.json").exists()
+    page = (run.folder / "report.html").read_text()
+    assert "trim" in page
+    assert run.metrics("allocator")
+    assert not run.left_over()
+
+
+def test_a_lost_worker_and_a_lost_exchange_are_replaced_and_ctrl_c_leaves_nothing(make_run):
+    """Learners go on through both losses; Ctrl-C ends everything within 10 s."""
+    run = make_run(steps=100_000)
+    run.start()
+    run.until(lambda: all(run.step(policy) >= 2 for policy in POLICIES), "two steps of both policies", 120)
+
+    worker = run.pid("worker/qwen/0")
+    os.kill(worker, signal.SIGKILL)
+    replaced = run.until(lambda: run.pid("worker/qwen/0") not in (0, worker), "a new worker")
+    step = run.step("qwen")
+    run.until(lambda: run.step("qwen") >= step + 4, "steps with the new worker")
+
+    exchange = run.pid("exchange")
+    os.kill(exchange, signal.SIGKILL)
+    steps = {policy: run.step(policy) for policy in POLICIES}
+    run.until(lambda: all(run.step(p) >= steps[p] + 2 for p in POLICIES), "steps without the exchange")
+    run.until(lambda: run.pid("exchange") not in (0, exchange), "a new exchange")
+    run.children()
+
+    run.process.send_signal(signal.SIGINT)
+    assert run.finish(12) == 130
+    assert replaced
+    assert not run.left_over()
+
+
+def test_a_run_resumes_after_kill_nine_of_everything(make_run):
+    """SIGKILL of the supervisor ends every process; --resume completes the run under a new epoch, versions rising."""
+    run = make_run(steps=24)
+    run.start()
+    run.until(lambda: all(run.step(policy) >= 6 for policy in POLICIES), "six steps of both policies", 120)
+    run.children()
+    os.kill(run.process.pid, signal.SIGKILL)
+    run.process.wait(5)
+    psutil.wait_procs([psutil.Process(pid) for pid in run.left_over()], timeout=10)
+    assert not run.left_over()
+
+    run.start("--resume")
+
+    assert run.finish(180) == 0, run.tail()
+    for policy in POLICIES:
+        steps = [record["step"] for record in run.metrics(f"learner/{policy}")]
+        restart = next(i for i in range(1, len(steps)) if steps[i] <= steps[i - 1])
+        assert steps[restart] > 4, "it went on from a checkpoint, not from the start"
+        assert steps[-1] == 24
+        assert (run.folder / "checkpoints" / policy / "run_epoch").read_text() == "1"
+
+
+def test_two_ranks_per_learner_train(make_run):
+    """With nproc 2 both policies train over gloo; no group spans them."""
+    run = make_run(steps=3, processes=2)
+    run.start()
+
+    assert run.finish(180) == 0, run.tail()
+    assert [run.step(policy) for policy in POLICIES] == [3, 3]
+    assert not run.left_over()

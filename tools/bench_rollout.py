@@ -1,0 +1,216 @@
+"""Measures which way of sampling the embedded engine should use: batched `generate`, or continuous batching.
+
+Both are transformers', on a 1 M-parameter Qwen3 made in place, one thread, log-probabilities of the sampled tokens
+included. Two loads of 256 answers (32 prompts of about 20 tokens, 8 answers each): short ones of about 8 tokens as in
+the quickstart, and a long tail of mean 71 and at most 192. The length of every answer is fixed beforehand, so that both
+make the same useful tokens. Each way runs with several settings; its best round counts. Rates are per CPU second of
+this process, so that what else runs on the machine hardly matters; with one thread that is a second of an idle machine.
+
+    .venv/bin/python tools/bench_rollout.py [--rounds N]
+
+Prints a table; the last line is JSON.
+"""
+
+import argparse
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import torch
+from transformers import (
+    ContinuousBatchingConfig,
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessorList,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+from mrl.engines.sampling import SeededSampler
+
+NUM_PROMPTS, GROUP_SIZE, VOCAB, MAX_TOKENS = 32, 8, 512, 192
+# (blocks, page size, tokens per batch): the best found by hand for the short load, for both, and for the long tail.
+CONTINUOUS = [(128, 16, 64), (512, 16, 128), (256, 32, 512)]
+BATCH_ROWS = [256, 64]
+
+Round = Callable[[], int]
+
+
+class FixedLengths(StoppingCriteria):
+    """Ends every row at its own length."""
+
+    def __init__(self, prompt_tokens: int, lengths: torch.Tensor) -> None:
+        self._prompt_tokens, self._lengths = prompt_tokens, lengths
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
+        """Which rows are done."""
+        return self._lengths <= input_ids.shape[1] - self._prompt_tokens
+
+
+def make_model() -> Qwen3ForCausalLM:
+    """A Qwen3 of about a million parameters with random weights."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )
+    return Qwen3ForCausalLM(config).eval()
+
+
+def make_load(kind: str) -> tuple[list[list[int]], np.ndarray]:
+    """32 prompts and the 256 answer lengths of a load."""
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(3, VOCAB, rng.integers(16, 25)).tolist() for _ in range(NUM_PROMPTS)]
+    num_rows = NUM_PROMPTS * GROUP_SIZE
+    if kind == "short":
+        return prompts, rng.integers(4, 13, num_rows)
+    lengths = rng.lognormal(np.log(55), 0.8, num_rows).clip(4, MAX_TOKENS)
+    return prompts, (lengths * (71 / lengths.mean())).clip(4, MAX_TOKENS).astype(int)
+
+
+@torch.inference_mode()
+def generate_batch(model: Qwen3ForCausalLM, prompts: list[list[int]], lengths: np.ndarray) -> int:
+    """Batched `generate`: every prompt is read once, its cache repeated for its answers. Returns useful tokens."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    cache = DynamicCache(config=model.config)
+    positions = (mask.cumsum(-1) - 1).clamp_(min=0)
+    inputs = {"attention_mask": mask[:, :-1], "position_ids": positions[:, :-1], "past_key_values": cache}
+    model(input_ids=ids[:, :-1], logits_to_keep=1, use_cache=True, **inputs)
+    cache.batch_select_indices(torch.arange(len(prompts)).repeat_interleave(GROUP_SIZE))
+    limit = int(lengths.max())
+    sampler = SeededSampler(np.arange(len(lengths), dtype=np.uint64), limit, 1.0)
+    model.generate(
+        ids.repeat_interleave(GROUP_SIZE, 0),
+        attention_mask=mask.repeat_interleave(GROUP_SIZE, 0),
+        past_key_values=cache,
+        generation_config=GenerationConfig(max_new_tokens=limit, do_sample=False, pad_token_id=0, use_cache=True),
+        logits_processor=LogitsProcessorList([sampler]),
+        stopping_criteria=StoppingCriteriaList([FixedLengths(width, torch.from_numpy(lengths))]),
+    )
+    return int(lengths.sum())
+
+
+def generate_round(model: Qwen3ForCausalLM, prompts: list[list[int]], lengths: np.ndarray, rows: int) -> Round:
+    """One pass over the load with `generate`, in batches of `rows` answers."""
+    groups = rows // GROUP_SIZE
+
+    def run() -> int:
+        return sum(
+            generate_batch(model, prompts[start : start + groups], lengths[start * GROUP_SIZE :][:rows])
+            for start in range(0, len(prompts), groups)
+        )
+
+    return run
+
+
+@contextmanager
+def continuous_round(
+    model: Qwen3ForCausalLM, prompts: list[list[int]], lengths: np.ndarray, settings: tuple[int, int, int]
+) -> Iterator[Round]:
+    """One pass over the load through a continuous-batching manager that stays up between rounds."""
+    num_blocks, page_size, max_batch_tokens = settings
+    config = ContinuousBatchingConfig(
+        num_blocks=num_blocks, page_size=page_size, max_batch_tokens=max_batch_tokens, return_logprobs=True, seed=1
+    )
+    generation = GenerationConfig(do_sample=True, temperature=1.0, max_new_tokens=MAX_TOKENS, pad_token_id=0)
+    generation.eos_token_id = -1
+    with model.continuous_batching_context_manager(
+        generation_config=generation, continuous_batching_config=config
+    ) as manager:
+
+        def run() -> int:
+            for row, length in enumerate(lengths.tolist()):
+                manager.add_request(prompts[row // GROUP_SIZE], max_new_tokens=length, eos_token_id=-1)
+            return sum(len(_result(manager).logprobs) for _ in lengths)
+
+        yield run
+
+
+def _result(manager: object) -> object:
+    for _ in range(600):
+        output = manager.get_result(timeout=0.1)
+        if output is not None:
+            if output.error:
+                raise RuntimeError(output.error)
+            return output
+    raise TimeoutError("continuous batching gave no result within 60 s")
+
+
+def best_rates(ways: dict[str, Round], num_rounds: int, expected: int) -> dict[str, float]:
+    """Useful tokens per CPU second of every way: its best of `num_rounds`, the ways in turn."""
+    rates = dict.fromkeys(ways, 0.0)
+    for _ in range(num_rounds):
+        for name, run in ways.items():
+            began_s = time.process_time()
+            tokens = run()
+            if tokens != expected:
+                raise RuntimeError(f"{name} made {tokens} tokens, wanted {expected}")
+            rates[name] = max(rates[name], tokens / (time.process_time() - began_s))
+    return rates
+
+
+def measure(model: Qwen3ForCausalLM, kind: str, num_rounds: int) -> dict[str, float]:
+    """Rates of all ways on one load."""
+    prompts, lengths = make_load(kind)
+    continuous: dict[str, float] = {}
+    for settings in CONTINUOUS:
+        # A manager at a time: each starts a thread and replaces the model's attention while it is up.
+        name = "continuous, {} blocks of {}, {} tokens".format(*settings)
+        with ExitStack() as stack:
+            run = stack.enter_context(continuous_round(model, prompts, lengths, settings))
+            continuous |= best_rates({name: run}, num_rounds, int(lengths.sum()))
+    generate = {f"generate, {rows} rows": generate_round(model, prompts, lengths, rows) for rows in BATCH_ROWS}
+    return best_rates(generate, num_rounds, int(lengths.sum())) | continuous
+
+
+def rows_of(kind: str, rates: dict[str, float]) -> list[dict[str, object]]:
+    """One row per way: its rate, and the ratio to the best `generate`."""
+    reference = max((name for name in rates if name.startswith("generate")), key=rates.__getitem__)
+    return [
+        {
+            "name": f"{kind}: {name}",
+            "value": round(rate),
+            "unit": "useful tokens/CPU s",
+            "against": reference,
+            "ratio": round(rate / rates[reference], 2),
+            "required": None,
+            "ok": True,
+        }
+        for name, rate in rates.items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=2, help="rounds of every way (default 2)")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    model = make_model()
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(
+        f"Qwen3, {num_parameters / 1e6:.2f} M parameters, 1 thread, {NUM_PROMPTS * GROUP_SIZE} answers a round",
+        flush=True,
+    )
+    rows = [row for kind in ("short", "long tail") for row in rows_of(kind, measure(model, kind, arguments.rounds))]
+    for row in rows:
+        print(f"{row['name']:<58} {row['value']:>8} {row['unit']}   {row['ratio']:.2f} x {row['against']}")
+    print(json.dumps({"bench": "rollout", "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

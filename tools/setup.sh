@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Makes the environment .venv with the pinned packages of constraints.txt. Safe to call again: then it takes no time.
+#   bash tools/setup.sh          what runs need
+#   bash tools/setup.sh --dev    also what tests and checks need
+# PYTHON names the interpreter (3.11 or newer); the default is the first suitable one on PATH.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv="$root/.venv" stamp="$root/.venv/mrl-setup"
+
+say() { echo "setup: $*"; }
+die() { echo "setup: $*" >&2; exit 2; }
+
+extras="tasks"
+case "${1:-}" in
+    "") ;;
+    --dev) extras="tasks,dev" ;;
+    *) die "unknown argument '$1'; wanted --dev or nothing" ;;
+esac
+
+is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+        if is_new_enough "$candidate"; then command -v "$candidate"; return; fi
+    done
+    die "no Python >= 3.11 found (looked for ${PYTHON:-python3 python3.13 python3.12 python3.11}); install one, or name it: PYTHON=/path/to/python3.11 bash tools/setup.sh"
+}
+
+hash_of() { "$python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())'; }
+
+stamped() { sed -n "$1p" "$stamp" 2>/dev/null || true; }  # lines: interpreter and place, packages, extras
+
+is_made() {
+    [ -x "$venv/bin/mrl" ] && [ "$(stamped 1)" = "$place" ] && [ "$(stamped 2)" = "$packages" ] &&
+        { [ "$extras" = tasks ] || [ "$(stamped 3)" = "$extras" ]; }
+}
+
+torch_index() {  # without an NVIDIA GPU the CPU build spares gigabytes; PyPI has only the CUDA build for Linux
+    local index="https://download.pytorch.org/whl/cpu"
+    if [ "$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null &&
+        "$venv/bin/python" -c "import urllib.request as r; r.urlopen('$index/torch/', timeout=4)" 2>/dev/null; then
+        echo "--extra-index-url=$index"
+    fi
+}
+
+install() {  # one line every 15 s while pip works, its whole output only when it fails
+    local log="$venv/setup.log" start=$SECONDS pip
+    # shellcheck disable=SC2046
+    "$venv/bin/python" -m pip install --no-input --progress-bar off -c "$root/constraints.txt" $(torch_index) \
+        -e "$root[$extras]" >"$log" 2>&1 &
+    pip=$!
+    trap 'kill "$pip" 2>/dev/null; exit 130' INT TERM
+    while kill -0 "$pip" 2>/dev/null; do
+        sleep 1
+        if [ $(((SECONDS - start) % 15)) -eq 0 ]; then say "$((SECONDS - start)) s, $(tail -n 1 "$log" | cut -c 1-100)"; fi
+    done
+    trap - INT TERM
+    if ! wait "$pip"; then
+        tail -n 20 "$log" >&2
+        die "pip failed; its whole output: $log"
+    fi
+}
+
+python=$(find_python) || exit 2
+place=$({ "$python" -c 'import sys; print(sys.version, sys.base_prefix)'; echo "$root"; } | hash_of)
+packages=$(cat "$root/pyproject.toml" "$root/constraints.txt" | hash_of)
+if is_made; then exit 0; fi
+
+if command -v flock >/dev/null; then  # two calls at once: the second waits, then finds it made
+    exec 9>"$root/.venv.lock"
+    flock 9
+    if is_made; then exit 0; fi
+fi
+if [ "$(stamped 3)" = "tasks,dev" ]; then extras="tasks,dev"; fi
+if [ "$(stamped 1)" != "$place" ]; then  # scripts in an environment hold its path: another place makes it anew
+    say "making $venv with $("$python" --version)"
+    "$python" -m venv --clear "$venv" || die "python -m venv failed; on Debian and Ubuntu: apt install python3-venv"
+fi
+rm -f "$stamp"
+say "installing mrl[$extras] with pinned packages (about 1.5 GB on disk, a few minutes the first time)"
+install
+printf '%s\n%s\n%s\n' "$place" "$packages" "$extras" >"$stamp.new"
+mv "$stamp.new" "$stamp"
+say "done in $SECONDS s"
