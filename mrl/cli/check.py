@@ -18,6 +18,7 @@ from mrl.config.schema import RunConfig
 from mrl.launch.devices import visible_gpus
 from mrl.launch.memory import estimate_mib
 from mrl.launch.plan import Plan, ProcessSpec, build_plan
+from mrl.sharing.regimes import check_sharing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,8 +46,14 @@ def _summary(config: RunConfig, folder: RunFolder, where: str) -> Iterator[str]:
     yield f"{where} is valid"
     yield f"run folder  {folder.path}" + (" (exists)" if folder.path.exists() else "")
     yield f"steps       {config.run.steps} per policy, seed {config.run.seed}"
-    yield "sharing     " + ", ".join(f"{key} = {value}" for key, value in config.sharing.items())
+    yield "sharing     " + _sharing(config)
     yield "tasks       " + ", ".join(f"{name} ({task.source}/{task.dataset})" for name, task in config.tasks.items())
+
+
+def _sharing(config: RunConfig) -> str:
+    regime = str(config.sharing.get("regime", "independent"))
+    parameters = check_sharing(config.sharing, "").model_dump(mode="json", by_alias=True)
+    return ", ".join([regime, *(f"{key} = {value}" for key, value in parameters.items())])
 
 
 def _policies(config: RunConfig) -> Table:

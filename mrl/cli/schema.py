@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def config_schema() -> dict[str, Any]:
-    """The schema of a whole file, the `[sharing]` table as one of the regimes' parameters."""
+    """The schema of a whole file, with the parameters of every regime in the `[sharing]` table."""
     from mrl.sharing.regimes import sharing_schema
 
     schema = RunConfig.model_json_schema(by_alias=True)

@@ -225,7 +225,7 @@ class RunConfig(Table):
     pool: PoolTable = PoolTable()
     tasks: dict[PolicyName, TaskTable] = Field(..., min_length=1)
     sharing: dict[str, Any] = {"regime": "independent"}
-    """`regime` names the sharing regime; the other keys are that regime's own parameters."""
+    """`regime` names the sharing regime; `[sharing.<regime>]` holds the parameters of that regime."""
     policies: dict[PolicyName, PolicyTable] = Field(..., min_length=1)
     exchange: ExchangeTable = ExchangeTable()
     allocation: AllocationTable = AllocationTable()

@@ -1,7 +1,7 @@
 """No sharing: every policy trains on its own groups by GRPO. The baseline, and the own half of the other regimes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +17,7 @@ POLICY_GRADIENT = Component("policy_gradient", "policy_gradient", coefficient=1.
 
 
 class IndependentParameters(Table):
-    """The `[sharing]` table of the regime."""
-
-    regime: Literal["independent"] = "independent"
-    """Name of the regime."""
+    """The `[sharing.independent]` table: there is nothing to set."""
 
 
 class IndependentRegime:

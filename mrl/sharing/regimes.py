@@ -1,6 +1,12 @@
-"""The regimes by name: checking and building what the `[sharing]` table of a run asks for."""
+"""The regimes by name: checking and building what the `[sharing]` table of a run asks for.
 
-from collections.abc import Callable, Mapping
+[sharing]
+regime = "sgt"          which regime runs
+[sharing.sgt]           parameters of that regime; tables of other regimes may stand beside it
+lambda = 0.3
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -45,39 +51,53 @@ def build_regime(table: Mapping[str, Any], *, policy: str, receiver: Receiver, m
 
 
 def check_sharing(table: Mapping[str, Any], where: str) -> Table:
-    """The typed parameters of the `[sharing]` table that stands in `where`.
+    """The typed parameters of the regime that the `[sharing]` table in `where` names; every sub-table is checked.
 
     Raises ConfigError for an unknown regime, an unknown key (with the nearest valid one) or a value out of bounds.
     """
     name = _name(table)
     if name not in REGIMES:
-        near = nearest(name, REGIMES)
-        cure = f"did you mean {near!r}?" if near else ""
-        wanted = "one of " + ", ".join(sorted(REGIMES))
-        raise ConfigError("sharing.regime: no such regime", where=where, got=name, wanted=wanted, cure=cure)
-    kind = REGIMES[name].parameters
-    try:
-        return kind.model_validate(dict(table))
-    except ValidationError as error:
-        mistakes = sorted(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
-        raise _explain(mistakes[0], kind, where) from error
+        raise _unknown("sharing.regime: no such regime", name, REGIMES, where, prefix="")
+    for key in table:
+        if key != "regime" and key not in REGIMES:
+            raise _unknown(f"sharing.{key}: unknown key", key, ["regime", *REGIMES], where, prefix="sharing.")
+    checked = {key: _check(key, table.get(key, {}), where) for key in {*table, name} - {"regime"}}
+    return checked[name]
 
 
 def sharing_schema() -> dict[str, Any]:
-    """JSON schema of the `[sharing]` table: one of the regimes."""
-    return {"anyOf": [kind.parameters.model_json_schema(by_alias=True) for kind in REGIMES.values()]}
+    """JSON schema of the `[sharing]` table: the regime's name and one sub-table per regime."""
+    tables = {name: kind.parameters.model_json_schema(by_alias=True) for name, kind in REGIMES.items()}
+    regime = {"enum": list(REGIMES), "default": "independent", "description": "Name of the regime that runs."}
+    return {"type": "object", "properties": {"regime": regime, **tables}, "additionalProperties": False}
+
+
+def _check(name: str, parameters: object, where: str) -> Table:
+    kind = REGIMES[name].parameters
+    if not isinstance(parameters, Mapping):
+        raise ConfigError(f"sharing.{name}: not a table", where=where, got=parameters, wanted=f"[sharing.{name}]")
+    try:
+        return kind.model_validate(dict(parameters))
+    except ValidationError as error:
+        mistakes = sorted(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
+        raise _explain(mistakes[0], name, where) from error
 
 
 def _name(table: Mapping[str, Any]) -> str:
     return str(table.get("regime", "independent"))
 
 
-def _explain(mistake: ErrorDetails, kind: type[Table], where: str) -> ConfigError:
+def _explain(mistake: ErrorDetails, name: str, where: str) -> ConfigError:
     key = str(mistake["loc"][0])
     if mistake["type"] != "extra_forbidden":
-        return ConfigError(f"sharing.{key}: not valid", where=where, got=mistake["input"], wanted=mistake["msg"])
-    keys = [field.alias or name for name, field in kind.model_fields.items()]
-    near = nearest(key, keys)
-    cure = f"did you mean sharing.{near}?" if near else ""
-    wanted = "" if near else "one of " + ", ".join(keys)
-    return ConfigError(f"sharing.{key}: unknown key", where=where, got=key, wanted=wanted, cure=cure)
+        return ConfigError(f"sharing.{name}.{key}: not valid", where=where, got=mistake["input"], wanted=mistake["msg"])
+    keys = [field.alias or own for own, field in REGIMES[name].parameters.model_fields.items()]
+    return _unknown(f"sharing.{name}.{key}: unknown key", key, keys, where, prefix=f"sharing.{name}.")
+
+
+def _unknown(what: str, got: str, known: Iterable[str], where: str, *, prefix: str) -> ConfigError:
+    known = list(known)
+    near = nearest(got, known)
+    cure = f"did you mean {prefix}{near}?" if near else ""
+    wanted = ("one of " + ", ".join(known)) if known else "an empty table"
+    return ConfigError(what, where=where, got=got, wanted=wanted, cure=cure)

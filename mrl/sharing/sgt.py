@@ -35,12 +35,10 @@ Chosen = list[tuple[Received, Int32s]]
 
 
 class SgtParameters(Table):
-    """The `[sharing]` table of the regime."""
+    """The `[sharing.sgt]` table."""
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
 
-    regime: Literal["sgt"] = "sgt"
-    """Name of the regime."""
     lambda_: float = Field(0.1, alias="lambda", ge=0, allow_inf_nan=False)
     """Coefficient of the rescue term."""
     normaliser: Literal["rescues", "prompts"] = "rescues"

@@ -1,15 +1,15 @@
 import pytest
 
 from mrl.errors import ConfigError
-from mrl.sharing.independent import IndependentRegime
+from mrl.sharing.independent import IndependentParameters, IndependentRegime
 from mrl.sharing.regimes import REGIMES, build_regime, check_sharing, sharing_schema
 from mrl.sharing.sgt import SgtRegime
 
 
 def test_regimes_are_built_by_name(receiver):
-    """The table's `regime` chooses, its other keys are the parameters; without a name there is no sharing."""
+    """The table's `regime` chooses, the sub-table of that name holds its parameters; without a name nobody shares."""
     how = {"policy": "own", "receiver": receiver, "max_answer_tokens": 8}
-    sgt = build_regime({"regime": "sgt", "lambda": 0.3, "gate_age_versions": 5}, **how)
+    sgt = build_regime({"regime": "sgt", "sgt": {"lambda": 0.3, "gate_age_versions": 5}}, **how)
     assert isinstance(sgt, SgtRegime)
     assert [c.coefficient for c in sgt.components] == [1.0, 0.3]
     assert sgt.parameters.gate_age_versions == 5
@@ -20,14 +20,24 @@ def test_regimes_are_built_by_name(receiver):
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"regime": "sgtt"}, r"run.toml: .*no such regime; got 'sgtt'; .*independent, sgt.*did you mean 'sgt'"),
+        ({"regime": "sgtt"}, r"run.toml: .*no such regime; got 'sgtt'; .*independent, sgt.*did you mean sgt"),
         ({"regime": 7}, "no such regime"),
-        ({"regime": "sgt", "lamda": 0.1}, r"sharing.lamda: unknown key; .*did you mean sharing.lambda\?"),
-        ({"regime": "independent", "lambda": 0.1}, "sharing.lambda: unknown key; .*one of regime"),
-        ({"regime": "sgt", "lambda": -1}, "sharing.lambda: not valid; got -1"),
-        ({"regime": "sgt", "lambda": float("nan")}, "sharing.lambda: not valid"),
-        ({"regime": "sgt", "normaliser": "rows"}, "sharing.normaliser: not valid; got 'rows'.*'rescues' or 'prompts'"),
-        ({"regime": "sgt", "max_pending": 0, "lamda": 1}, "sharing.lamda: unknown key"),
+        ({"regime": "sgt", "lambda": 0.1}, "sharing.lambda: unknown key; got 'lambda'; wanted one of regime, indep"),
+        ({"regime": "sgt", "stg": {}}, r"sharing.stg: unknown key; .*did you mean sharing.sgt\?"),
+        ({"regime": "sgt", "sgt": 3}, r"sharing.sgt: not a table; got 3; wanted \[sharing.sgt\]"),
+        (
+            {"regime": "sgt", "sgt": {"lamda": 0.1}},
+            r"sharing.sgt.lamda: unknown key; .*did you mean sharing.sgt.lambda\?",
+        ),
+        ({"regime": "independent", "sgt": {"lamda": 0.1}}, "sharing.sgt.lamda: unknown key"),
+        ({"independent": {"lambda": 0.1}}, "sharing.independent.lambda: unknown key; .*an empty table"),
+        ({"regime": "sgt", "sgt": {"lambda": -1}}, "sharing.sgt.lambda: not valid; got -1"),
+        ({"regime": "sgt", "sgt": {"lambda": float("nan")}}, "sharing.sgt.lambda: not valid"),
+        (
+            {"regime": "sgt", "sgt": {"normaliser": "rows"}},
+            "sgt.normaliser: not valid; got 'rows'.*'rescues' or 'prompts'",
+        ),
+        ({"regime": "sgt", "sgt": {"max_pending": 0, "lamda": 1}}, "sharing.sgt.lamda: unknown key"),
     ],
 )
 def test_mistakes_are_told_in_one_line(table, message):
@@ -37,9 +47,14 @@ def test_mistakes_are_told_in_one_line(table, message):
     assert "\n" not in str(caught.value)
 
 
+def test_parameters_of_other_regimes_may_stand_beside():
+    """Choosing another regime by one override leaves the tables of the others in place."""
+    assert check_sharing({"regime": "independent", "sgt": {"lambda": 0.3}}, "run.toml") == IndependentParameters()
+
+
 def test_schema_describes_every_regime():
-    """Each regime is one choice, with the keys that a config file uses."""
-    choices = sharing_schema()["anyOf"]
-    assert [choice["properties"]["regime"]["const"] for choice in choices] == list(REGIMES)
-    assert "lambda" in choices[1]["properties"]
-    assert all(not choice["additionalProperties"] for choice in choices)
+    """Each regime has its closed table, with the keys that a config file uses."""
+    properties = sharing_schema()["properties"]
+    assert properties["regime"]["enum"] == list(REGIMES)
+    assert "lambda" in properties["sgt"]["properties"]
+    assert all(not properties[name]["additionalProperties"] for name in REGIMES)
