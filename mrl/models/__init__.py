@@ -1,0 +1,11 @@
+"""Models: policies as ordinary Hugging Face folders, and small ones made locally.
+
+- `load`       a folder becomes a causal language model
+- `prompting`  the text of a prompt becomes token ids
+- `make`       a recipe becomes a folder: tokenizer, architecture, warm start
+- `warm_start` the supervised training of `make`
+- `tokenizers` the two kinds of tokenizer that `make` trains
+- `architectures` the configurations of small models
+
+A made folder is no different from a downloaded one: nothing else in mrl knows that it was made here.
+"""

@@ -1,0 +1,49 @@
+"""Small models of several families, with random weights."""
+
+from collections.abc import Callable
+
+import torch
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from mrl.config.schema import MakeTable
+
+ARCHITECTURES: dict[str, Callable[..., PreTrainedModel]] = {
+    "qwen3": lambda **shape: Qwen3ForCausalLM(Qwen3Config(**shape)),
+    "llama": lambda **shape: LlamaForCausalLM(LlamaConfig(**shape)),
+    "gemma3": lambda **shape: Gemma3ForCausalLM(
+        Gemma3TextConfig(**shape, sliding_window=shape["max_position_embeddings"])
+    ),
+}
+"""Name -> constructor from a shape. The embeddings are tied in all of them."""
+
+MAX_POSITIONS = 512
+MLP_FACTOR = 3
+
+
+def init_model(recipe: MakeTable, *, vocab_size: int, eos_id: int, pad_id: int) -> PreTrainedModel:
+    """A model with random weights; they depend on the recipe alone and leave torch's global generator as it was."""
+    shape = {
+        "vocab_size": vocab_size,
+        "hidden_size": recipe.hidden_size,
+        "intermediate_size": MLP_FACTOR * recipe.hidden_size,
+        "num_hidden_layers": recipe.num_layers,
+        "num_attention_heads": recipe.num_heads,
+        "num_key_value_heads": max(1, recipe.num_heads // 2),
+        "head_dim": recipe.hidden_size // recipe.num_heads,
+        "max_position_embeddings": MAX_POSITIONS,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": eos_id,
+        "pad_token_id": pad_id,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return ARCHITECTURES[recipe.architecture](**shape)

@@ -1,0 +1,53 @@
+"""A Hugging Face folder becomes a causal language model and a tokenizer, or one clear line says why not.
+
+Nothing is ever fetched: a policy is a local folder.
+"""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from mrl.errors import ModelFolderError
+
+CURE = "mrl policies make CONFIG builds the policies of a configuration that have a recipe"
+
+
+def load_policy(folder: Path, device: str = "cpu", *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The model of a folder on `device`, in evaluation mode. Raises ModelFolderError when it is missing or unusable."""
+    check_folder(folder)
+    logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise _unusable("the model cannot be loaded", folder, error) from error
+    torch.nn.Module.to(model, device)
+    return model.eval()
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder. Raises ModelFolderError when it is missing or unusable."""
+    check_folder(folder)
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise _unusable("the tokenizer cannot be loaded", folder, error) from error
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ModelFolderError unless `folder` is a folder with a config.json, weights and a tokenizer."""
+    where = str(folder)
+    if not folder.is_dir():
+        raise ModelFolderError("model folder is missing", where=where, wanted="a Hugging Face folder", cure=CURE)
+    if not any(folder.glob("*.safetensors")):
+        raise ModelFolderError("model folder has no weights", where=where, wanted="*.safetensors", cure=CURE)
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise ModelFolderError("model folder is incomplete", where=where, wanted=name, cure=CURE)
+
+
+def _unusable(what: str, folder: Path, error: Exception) -> ModelFolderError:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return ModelFolderError(what, where=str(folder), got=reason, wanted="a causal language model", cure=CURE)

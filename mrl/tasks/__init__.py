@@ -1,0 +1,15 @@
+"""Tasks: where prompts come from, how answers are verified, and what a local policy is warm-started on.
+
+- `source`               one prompt with its subject, and what a source must offer
+- `reasoning_gym_source` data sets of the `reasoning-gym` package with their own scorers
+- `words`                word tasks generated here, in the style of reasoning-gym
+- `sources`              the dict of all sources
+- `operations`           the named operations that solve the tasks
+- `verify`               answer extraction, and the verdict on a completion
+- `pool`                 the finite training pool in seeded order, and the held-out split
+- `split`                which part of the data a prompt belongs to
+- `warm_start`           supervised examples with a skewed choice of operation
+
+Invariant: a subject (the word that a prompt is about) belongs to exactly one of warm start, training pool and held-out
+split, whatever the task. Nothing here imports torch or transformers.
+"""

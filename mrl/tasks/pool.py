@@ -1,0 +1,137 @@
+"""The finite prompt pool that all policies cycle over, and the held-out split.
+
+Which prompts exist depends on the task tables and `pool.seed` alone, so that all processes and all runs agree.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mrl.config.schema import PoolTable, TaskTable
+from mrl.errors import TaskError
+from mrl.tasks.source import Item, Source
+from mrl.tasks.sources import open_source
+from mrl.tasks.split import distinct_items, part_of
+from mrl.tasks.verify import Verdict, judge
+
+MIN_ENTRIES = 2_000
+ENTRIES_PER_PROMPT = 25
+"""A data set whose first so many entries hold too few distinct prompts counts as too small."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt. `prompt_id` is the task and 16 hex digits of the text's hash: equal in every process and run.
+
+    Example: `Prompt("spell_backward:1f0c...", "spell_backward", "Spell this word backward ...: hay")`.
+    """
+
+    prompt_id: str
+    task: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Verifiable:
+    prompt: Prompt
+    source: Source
+    item: Item
+
+
+class TaskPool:
+    """Training prompts in seeded, resumable order; held-out prompts; verification of both. Not thread-safe."""
+
+    def __init__(self, train: list[_Verifiable], held_out: list[_Verifiable], *, order_seed: int) -> None:
+        self._train = [one.prompt for one in train]
+        self._held_out = [one.prompt for one in held_out]
+        self._by_id = {one.prompt.prompt_id: one for one in (*train, *held_out)}
+        self._order_seed = order_seed
+        self._epoch, self._order = 0, self._permutation(0)
+
+    def __len__(self) -> int:
+        """Number of training prompts."""
+        return len(self._train)
+
+    @property
+    def held_out(self) -> list[Prompt]:
+        """The held-out split, tasks mixed; never returned by `prompt_at`."""
+        return list(self._held_out)
+
+    def prompt_at(self, position: int) -> Prompt:
+        """The training prompt at `position` >= 0 of an endless pass; every epoch holds each prompt once, reshuffled."""
+        epoch, index = divmod(position, len(self._train))
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self._permutation(epoch)
+        return self._train[self._order[index]]
+
+    def prompt(self, prompt_id: str) -> Prompt:
+        """The prompt of this id, training or held-out. Raises TaskError when the pool has none."""
+        return self._find(prompt_id).prompt
+
+    def verify(self, prompt_id: str, completion_text: str) -> Verdict:
+        """The verdict on a completion of this prompt. Raises TaskError for an unknown id."""
+        one = self._find(prompt_id)
+        return judge(one.source, one.item, completion_text)
+
+    def _find(self, prompt_id: str) -> _Verifiable:
+        try:
+            return self._by_id[prompt_id]
+        except KeyError:
+            cure = "all processes of a run need the same tasks, pool and versions of packages"
+            raise TaskError("prompt id is not in the pool", got=prompt_id, cure=cure) from None
+
+    def _permutation(self, epoch: int) -> npt.NDArray[np.int64]:
+        return np.random.default_rng([self._order_seed, epoch]).permutation(len(self._train))
+
+
+def build_pool(tasks: Mapping[str, TaskTable], pool: PoolTable, *, order_seed: int | None = None) -> TaskPool:
+    """The pool that the configuration describes, its prompts spread evenly over the tasks.
+
+    `order_seed` orders the training prompts (by default `pool.seed` does); it must be the same for all policies.
+    Raises TaskError for a task that does not exist or a data set with too few distinct prompts.
+    """
+    num_train, num_held_out = _spread(pool.train_prompts, len(tasks)), _spread(pool.held_out_prompts, len(tasks))
+    train: list[_Verifiable] = []
+    held_out: list[_Verifiable] = []
+    for index, (task, table) in enumerate(tasks.items()):
+        source = open_source(task, table, seed=pool.seed)
+        chosen = _choose(task, table, source, num_train[index], num_held_out[index])
+        train += chosen[0]
+        held_out += chosen[1]
+    mixed = np.random.default_rng([pool.seed, len(held_out)]).permutation(len(held_out))
+    return TaskPool(train, [held_out[i] for i in mixed], order_seed=pool.seed if order_seed is None else order_seed)
+
+
+def prompt_id_of(task: str, text: str) -> str:
+    """Identity of a prompt across processes and policies."""
+    return f"{task}:{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+
+
+def _spread(total: int, num_tasks: int) -> list[int]:
+    return [total // num_tasks + (index < total % num_tasks) for index in range(num_tasks)]
+
+
+def _choose(
+    task: str, table: TaskTable, source: Source, num_train: int, num_held_out: int
+) -> tuple[list[_Verifiable], list[_Verifiable]]:
+    train: list[_Verifiable] = []
+    held_out: list[_Verifiable] = []
+    limit = max(MIN_ENTRIES, ENTRIES_PER_PROMPT * (num_train + num_held_out))
+    for item in distinct_items(source, table, limit):
+        part, prompt = part_of(item), Prompt(prompt_id_of(task, item.text), task, item.text)
+        if part == "train" and len(train) < num_train:
+            train.append(_Verifiable(prompt, source, item))
+        elif part == "held_out" and len(held_out) < num_held_out:
+            held_out.append(_Verifiable(prompt, source, item))
+        if len(train) == num_train and len(held_out) == num_held_out:
+            return train, held_out
+    raise TaskError(
+        f"data set {table.dataset!r} has too few distinct prompts",
+        where=f"tasks.{task}",
+        got=f"{len(train)} for training and {len(held_out)} held out",
+        wanted=f"{num_train} and {num_held_out}",
+        cure="lower pool.train_prompts and pool.held_out_prompts, or give the data set wider options",
+    )

@@ -1,0 +1,65 @@
+"""Adapter to the `reasoning-gym` package: its prompts unaltered, its own scorers.
+
+A data set is created once and indexed; entry `i` depends on the seed and `i` alone. The package may be missing
+(extra `tasks`): it is imported when a data set is opened.
+"""
+
+import difflib
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from mrl.errors import TaskError
+from mrl.tasks.source import Item
+
+INSTALL = "pip install 'mrl[tasks]' (it holds reasoning-gym)"
+MAX_ENTRIES = 1_000_000
+
+SUBJECTS: dict[str, Callable[[Mapping[str, Any]], tuple[str, str]]] = {
+    "spell_backward": lambda entry: (entry["metadata"]["word"], ""),
+    "letter_counting": lambda entry: (entry["question"].split('"')[3], entry["metadata"]["target_letter"]),
+}
+"""(word, letter) behind an entry, for the data sets whose prompts are about one word."""
+
+
+class ReasoningGymSource:
+    """One data set of reasoning-gym."""
+
+    def __init__(self, dataset: str, options: Mapping[str, Any], *, seed: int, where: str) -> None:
+        """Raises TaskError: the package is missing, no such data set, options that it refuses."""
+        gym = _import("reasoning_gym", where)
+        known = sorted(_import("reasoning_gym.factory", where).DATASETS)
+        if dataset not in known:
+            near = difflib.get_close_matches(dataset, known, n=3)
+            cure = (
+                "did you mean " + " or ".join(near) + "?"
+                if near
+                else "python -c 'import reasoning_gym.factory as f; \
+print(*f.DATASETS)' lists them"
+            )
+            raise TaskError("reasoning-gym has no such data set", where=where, got=dataset, cure=cure)
+        try:
+            self._dataset = gym.create_dataset(dataset, size=MAX_ENTRIES, seed=seed, **options)
+        except (TypeError, ValueError, AssertionError) as error:
+            reason = (str(error).splitlines() or ["assertion"])[0]
+            what = f"data set {dataset!r} refuses its options ({reason})"
+            raise TaskError(what, where=where, got=dict(options), cure="see the data set's config class") from error
+        self._subject = SUBJECTS.get(dataset)
+
+    def items(self, limit: int) -> Iterator[Item]:
+        """The first `limit` entries."""
+        for number in range(min(limit, MAX_ENTRIES)):
+            entry = self._dataset[number]
+            subject, letter = self._subject(entry) if self._subject else ("", "")
+            yield Item(entry["question"], subject, letter, number)
+
+    def score(self, item: Item, answer: str) -> float:
+        """The data set's own score of an extracted answer, between 0 and 1."""
+        return float(self._dataset.score_answer(answer, self._dataset[item.number]))
+
+
+def _import(name: str, where: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise TaskError("the package reasoning-gym is not installed", where=where, cure=INSTALL) from error

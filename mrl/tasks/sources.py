@@ -1,0 +1,19 @@
+"""The one list of task sources."""
+
+from collections.abc import Callable
+
+from mrl.config.schema import TaskTable
+from mrl.tasks.reasoning_gym_source import ReasoningGymSource
+from mrl.tasks.source import Source
+from mrl.tasks.words import WordSource
+
+SOURCES: dict[str, Callable[..., Source]] = {
+    "reasoning_gym": ReasoningGymSource,
+    "words": WordSource,
+}
+"""Name -> (dataset, options, *, seed, where) -> Source. A new source is one file and one line here."""
+
+
+def open_source(task: str, table: TaskTable, *, seed: int) -> Source:
+    """The data set behind one task of the configuration. Raises TaskError when there is no such thing."""
+    return SOURCES[table.source](table.dataset, table.options, seed=seed, where=f"tasks.{task}")

@@ -1,0 +1,40 @@
+"""Which part of the data a prompt belongs to: decided by a hash of its subject, the same for every task and seed."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
+
+from mrl.config.schema import TaskTable
+from mrl.tasks.source import Item, Source
+
+Part = Literal["held_out", "train", "warm_start"]
+
+HELD_OUT_PERCENT = 15
+TRAIN_PERCENT = 40
+
+
+def part_of(item: Item) -> Part:
+    """The part of an item; prompts about the same word, in any case, share it. Without a subject the text decides."""
+    key = item.subject.lower() or item.text
+    percent = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") % 100
+    if percent < HELD_OUT_PERCENT:
+        return "held_out"
+    return "train" if percent < HELD_OUT_PERCENT + TRAIN_PERCENT else "warm_start"
+
+
+def distinct_items(source: Source, table: TaskTable, limit: int) -> Iterator[Item]:
+    """Items with distinct prompts among the first `limit` entries: tagged, and no longer than the task allows."""
+    seen: set[str] = set()
+    for item in source.items(limit):
+        if item.text not in seen and (not table.max_prompt_chars or len(item.text) <= table.max_prompt_chars):
+            seen.add(item.text)
+            yield replace(item, text=_tagged(item.text, table.tags))
+
+
+def _tagged(text: str, tags: list[str]) -> str:
+    """The prompt after one of the kind tags, always the same one for the same prompt."""
+    if not any(tags):
+        return text
+    choice = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % len(tags)
+    return f"{tags[choice]} {text}" if tags[choice] else text

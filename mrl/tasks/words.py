@@ -1,0 +1,62 @@
+"""Word tasks generated here, in the style of reasoning-gym: one operation on one short word per data set."""
+
+import difflib
+import random
+import string
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mrl.errors import TaskError
+from mrl.tasks.operations import OPERATIONS
+from mrl.tasks.source import Item
+
+TEMPLATES: dict[str, str] = {
+    "reverse": "Spell this word from its end (example: sun -> nus): {}",
+    "capital": "Write this word in capitals (example: sun -> SUN): {}",
+    "trim": "Remove the first letter of this word (example: sun -> un): {}",
+    "double": "Write the first letter of this word twice (example: sun -> ssun): {}",
+    "swap": "Swap the first two letters of this word (example: sun -> usn): {}",
+    "rotate": "Move the first letter of this word to the end (example: sun -> uns): {}",
+    "front": "Move the last letter of this word to the front (example: sun -> nsu): {}",
+}
+DEFAULTS: dict[str, int] = {"min_letters": 3, "max_letters": 4}
+CAPITALISED_SHARE = 0.2
+
+
+class WordSource:
+    """Endless words of random letters, one prompt each; entry `i` depends on seed and `i` alone."""
+
+    def __init__(self, dataset: str, options: Mapping[str, Any], *, seed: int, where: str) -> None:
+        """Raises TaskError for an unknown data set, an unknown option or impossible lengths."""
+        _check_name(dataset, TEMPLATES, "word data set does not exist", where)
+        for option in options:
+            _check_name(option, DEFAULTS, f"data set {dataset!r} has no such option", where)
+        lengths = DEFAULTS | dict(options)
+        self._min_letters, self._max_letters = lengths["min_letters"], lengths["max_letters"]
+        if not all(isinstance(n, int) for n in lengths.values()) or not 2 <= self._min_letters <= self._max_letters:
+            wanted = "whole numbers with 2 <= min_letters <= max_letters"
+            raise TaskError("lengths of words make no sense", where=where, got=lengths, wanted=wanted)
+        self._dataset, self._seed = dataset, seed
+
+    def items(self, limit: int) -> Iterator[Item]:
+        """The first `limit` prompts."""
+        for number in range(limit):
+            word = self._word(number)
+            yield Item(TEMPLATES[self._dataset].format(word), word, "", number)
+
+    def score(self, item: Item, answer: str) -> float:
+        """1.0 for exactly the right text, else 0.0."""
+        return 1.0 if answer.strip() == OPERATIONS[self._dataset](item.subject, item.letter) else 0.0
+
+    def _word(self, number: int) -> str:
+        rng = random.Random(f"{self._seed}/{self._dataset}/{number}")
+        letters = rng.choices(string.ascii_lowercase, k=rng.randint(self._min_letters, self._max_letters))
+        word = "".join(letters)
+        return word.capitalize() if rng.random() < CAPITALISED_SHARE else word
+
+
+def _check_name(name: str, known: Mapping[str, object], what: str, where: str) -> None:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        cure = f"did you mean {near[0]!r}?" if near else ""
+        raise TaskError(what, where=where, got=name, wanted="one of " + ", ".join(known), cure=cure)

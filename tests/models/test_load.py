@@ -1,0 +1,45 @@
+import pytest
+
+from mrl.errors import ModelFolderError
+from mrl.models.load import load_policy, load_tokenizer
+from mrl.models.make import make_policy
+
+
+def ignore(step, loss):
+    """Nobody watches."""
+
+
+def test_a_missing_folder_is_one_line_with_the_cure(tmp_path):
+    """The message names the folder and the command that makes policies."""
+    with pytest.raises(
+        ModelFolderError, match=r"nowhere: model folder is missing; .*cure: mrl policies make"
+    ) as caught:
+        load_policy(tmp_path / "nowhere")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("model.safetensors", "has no weights"),
+        ("config.json", "wanted config.json"),
+        ("tokenizer.json", "wanted tokenizer"),
+    ],
+)
+def test_an_incomplete_folder_says_what_is_missing(tmp_path, recipe, examples, missing, message):
+    """Weights, configuration and tokenizer are all needed."""
+    make_policy(recipe, examples, tmp_path / "p", on_step=ignore)
+    (tmp_path / "p" / missing).unlink()
+    with pytest.raises(ModelFolderError, match=message):
+        load_policy(tmp_path / "p")
+
+
+@pytest.mark.parametrize(("broken", "load"), [("config.json", load_policy), ("model.safetensors", load_policy),
+                                              ("tokenizer.json", load_tokenizer)])  # fmt: skip
+def test_a_damaged_file_is_one_line(tmp_path, recipe, examples, broken, load):
+    """Whatever the libraries raise becomes a ModelFolderError of one line."""
+    make_policy(recipe, examples, tmp_path / "p", on_step=ignore)
+    (tmp_path / "p" / broken).write_bytes(b"{ not what it should be")
+    with pytest.raises(ModelFolderError, match="cannot be loaded") as caught:
+        load(tmp_path / "p")
+    assert "\n" not in str(caught.value)

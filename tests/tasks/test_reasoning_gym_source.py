@@ -1,0 +1,47 @@
+import sys
+
+import pytest
+
+from mrl.errors import TaskError
+from mrl.tasks.reasoning_gym_source import ReasoningGymSource
+
+
+def test_unknown_data_set_names_near_ones():
+    """A misspelt data set is refused with the names that come near."""
+    with pytest.raises(
+        TaskError, match=r"tasks\.t: .*no such data set; got 'spell_backwards'; .*did you mean spell_backward"
+    ):
+        ReasoningGymSource("spell_backwards", {}, seed=1, where="tasks.t")
+
+
+@pytest.mark.parametrize("options", [{"min_word_len": 9, "max_word_len": 3}, {"no_such_option": 1}])
+def test_refused_options_are_a_task_error(options):
+    """What the data set's own config refuses becomes one line that names the data set."""
+    with pytest.raises(TaskError, match="'spell_backward' refuses its options"):
+        ReasoningGymSource("spell_backward", options, seed=1, where="tasks.t")
+
+
+def test_missing_package_names_the_pip_command(monkeypatch):
+    """Without reasoning-gym the cure is the command that installs it."""
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(TaskError, match=r"not installed; cure: pip install 'mrl\[tasks\]'"):
+        ReasoningGymSource("spell_backward", {}, seed=1, where="tasks.t")
+
+
+def test_same_seed_gives_the_same_entries():
+    """Entry i depends on seed and i alone."""
+    one, other = (ReasoningGymSource("letter_counting", {"max_words": 5}, seed=3, where="") for _ in range(2))
+    assert list(one.items(20)) == list(other.items(20))
+    assert list(one.items(20)) != list(
+        ReasoningGymSource("letter_counting", {"max_words": 5}, seed=4, where="").items(20)
+    )
+
+
+def test_subjects_are_the_words_of_the_prompt():
+    """Word and letter are taken from the entry for data sets about one word, and empty for the others."""
+    counting = ReasoningGymSource("letter_counting", {"min_words": 1, "max_words": 1}, seed=3, where="")
+    for item in counting.items(20):
+        assert f'letter "{item.letter}" appear in the text: "{item.subject}"?' in item.text
+        assert counting.score(item, str(item.subject.count(item.letter))) == 1.0
+    sums = ReasoningGymSource("chain_sum", {}, seed=3, where="")
+    assert {(item.subject, item.letter) for item in sums.items(5)} == {("", "")}
