@@ -9,7 +9,6 @@ import fcntl
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from mrl.config.schema import RunConfig
 from mrl.errors import RunFolderError
+from mrl.files import replace_file
 
 MIB = 1024 * 1024
 SUBFOLDERS = (
@@ -188,18 +188,7 @@ def dump_config(config: RunConfig) -> dict[str, Any]:
 
 def write_json(path: Path, value: object) -> None:
     """Replace the file at `path` by `value` as JSON, atomically and durably."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=2)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    replace_file(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def _check_filled(path: Path, config: RunConfig, *, clean: bool, resume: bool) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from mrl.checkpoint.optimizer_state import optimizer_tensors, restore_optimizer
 from mrl.checkpoint.store import Checkpoint, CheckpointStore
 from mrl.errors import RoleFailed
+from mrl.files import replace_file
 from mrl.learner.batches import BatchMaker, PeerSource, PreparedStep
 from mrl.learner.intake import Intake
 from mrl.learner.order import decode_order, encode_order
@@ -28,7 +29,6 @@ from mrl.records.rollouts import WeightsNotice
 from mrl.records.version import Version
 from mrl.sharing.regime import Regime
 from mrl.weights.canary import canary_sequences
-from mrl.weights.manifest import write_atomically
 from mrl.weights.publish import Publisher, snapshot
 
 MAX_SKIPPED_UPDATES = 5
@@ -176,7 +176,7 @@ class Learner:
             num_prompts=0 if edge else schedule.evaluation_prompts,
         )
         if not (first.evaluation_folder / request.file_name).exists():
-            write_atomically(queue / request.file_name, msgspec.json.encode(request), sync=True)
+            replace_file(queue / request.file_name, msgspec.json.encode(request))
 
     def _save(self, first: FirstRank) -> None:
         state: dict[str, Any] = {
@@ -207,7 +207,7 @@ def next_run_epoch(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     counter = folder / "run_epoch"
     epoch = int(counter.read_text()) + 1 if counter.exists() else 0
-    write_atomically(counter, str(epoch).encode(), sync=True)
+    replace_file(counter, str(epoch).encode())
     return epoch
 
 

@@ -3,13 +3,13 @@
 No scripts, no external requests (a content security policy forbids both), light and dark by the reader's preference.
 """
 
-import os
-import tempfile
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 
 from mrl.config.run_folder import RunFolder
+from mrl.errors import RunFolderError
+from mrl.files import replace_file
 from mrl.report import charts
 from mrl.report.diagram import flow_diagram
 from mrl.report.page_style import style_sheet
@@ -23,20 +23,14 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 def write_report(run_folder: Path) -> Path:
     """Write `report.html` into the run folder, replacing an earlier one at once, and return its path.
 
-    Raises RunFolderError when the folder is no run; anything else that is missing or damaged is named on the page.
+    Raises RunFolderError when the folder is no run or cannot be written; anything else that is missing or damaged is
+    named on the page.
     """
     target = RunFolder(run_folder).report_html
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=".report.html.")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(page(read_run(run_folder)))
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        replace_file(target, page(read_run(run_folder)).encode("utf-8", errors="backslashreplace"))
+    except OSError as error:
+        raise RunFolderError(f"the report cannot be written ({error.strerror})", where=str(target)) from error
     return target
 
 

@@ -16,6 +16,7 @@ import structlog
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.errors import WeightsError
+from mrl.files import replace_file
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.evaluation import EvaluationRequest, EvaluationResult
 from mrl.roles import wiring
@@ -23,7 +24,6 @@ from mrl.roles.worker import build_sampler
 from mrl.rollout.evaluate import evaluate
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.updates import install
-from mrl.weights.manifest import write_atomically
 
 POLL_S = 0.3
 
@@ -66,7 +66,7 @@ def _answer(request: EvaluationRequest, sampler: Sampler, folder: RunFolder, tel
         log.error("evaluation refused", policy=request.policy, step=request.version.step, reason=str(error))
         return
     result = evaluate(sampler, request)
-    write_atomically(folder.evaluation / request.file_name, msgspec.json.encode(result), sync=True)
+    replace_file(folder.evaluation / request.file_name, msgspec.json.encode(result))
     _tell(result, telemetry)
 
 

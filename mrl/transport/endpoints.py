@@ -4,16 +4,14 @@ import json
 import os
 from pathlib import Path
 
+from mrl.files import replace_file
+
 
 def publish_endpoint(folder: Path, name: str, address: str) -> None:
     """Write `<folder>/<name>.json` with the address and this process's pid, replacing an earlier one atomically."""
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{name}.{os.getpid()}"
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump({"address": address, "pid": os.getpid()}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder / f"{name}.json")
+    content = json.dumps({"address": address, "pid": os.getpid()})
+    replace_file(folder / f"{name}.json", content.encode())
 
 
 def read_endpoint(folder: Path, name: str) -> str | None:

@@ -1,12 +1,12 @@
 """The run's CURVE keys: one pair for its servers, one for its clients, created once per run folder."""
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
 
 from mrl.errors import RunFolderError
+from mrl.files import replace_file
 
 _FILES = ("server_public", "server_secret", "client_public", "client_secret")
 _Z85_KEY_BYTES = 40
@@ -34,7 +34,7 @@ def create_keys(folder: Path) -> RunKeys:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
         for name in _FILES:
-            _write_secret(folder / name, getattr(keys, name))
+            replace_file(folder / name, getattr(keys, name), mode=0o600)
     except OSError as error:
         raise RunFolderError(f"cannot write the run's keys ({error.strerror})", where=str(folder)) from error
     return keys
@@ -57,14 +57,3 @@ def _read_key(path: Path) -> bytes:
     if len(key) != _Z85_KEY_BYTES:
         raise RunFolderError("damaged key", where=str(path), got=f"{len(key)} bytes", wanted=f"{_Z85_KEY_BYTES} bytes")
     return key
-
-
-def _write_secret(path: Path, key: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        os.write(handle, key)
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-    temporary.replace(path)

@@ -1,6 +1,5 @@
 """The manifest of one published version: what lies in the file, and how an engine proves that it serves it."""
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -32,17 +31,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Hex digest of the whole file."""
     num_tensors: int
     canary: Canary
-
-
-def write_atomically(path: Path, data: bytes, *, sync: bool) -> None:
-    """Write under a temporary name, then rename; `sync` forces it to the disk first."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(data)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -8,10 +8,11 @@ import msgspec
 import safetensors.torch
 from torch import nn
 
+from mrl.files import replace_file
 from mrl.models.parameters import named_weights
 from mrl.records.version import Version
 from mrl.weights.canary import make_canary
-from mrl.weights.manifest import Manifest, write_atomically
+from mrl.weights.manifest import Manifest
 
 
 class Publisher:
@@ -27,7 +28,7 @@ class Publisher:
         stem = f"{version.run_epoch}.{version.step}"
         weights = {name: tensor.detach().contiguous() for name, tensor in named_weights(model).items()}
         data = safetensors.torch.save(weights)
-        write_atomically(self._folder / f"{stem}.safetensors", data, sync=False)
+        replace_file(self._folder / f"{stem}.safetensors", data, sync=False)
         manifest = Manifest(
             policy=self._policy,
             version=version,
@@ -39,8 +40,8 @@ class Publisher:
         )
         path = self._folder / f"{stem}.json"
         encoded = msgspec.json.encode(manifest)
-        write_atomically(path, encoded, sync=False)
-        write_atomically(self._folder / "latest.json", encoded, sync=False)
+        replace_file(path, encoded, sync=False)
+        replace_file(self._folder / "latest.json", encoded, sync=False)
         self._prune(path)
         return path
 

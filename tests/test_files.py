@@ -1,0 +1,31 @@
+"""A replaced file is whole at every moment."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from mrl.files import replace_file
+
+
+def test_the_new_content_takes_the_place_of_the_old(tmp_path: Path):
+    """Content and mode are as given, and no temporary file stays."""
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+
+    replace_file(path, b"new", mode=0o600)
+
+    assert path.read_bytes() == b"new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [file.name for file in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path):
+    """When the rename cannot be done, the temporary file is removed."""
+    path = tmp_path / "a"
+    path.mkdir()
+
+    with pytest.raises(OSError, match="directory"):
+        replace_file(path, b"new")
+
+    assert [file.name for file in tmp_path.iterdir()] == ["a"]
