@@ -19,6 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from mrl.config.load import load_config
+from mrl.config.run_folder import read_run_config
+from mrl.config.schema import RunConfig
+from mrl.errors import RunFolderError
 from mrl.metrics.jsonl import read_metrics
 
 T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
@@ -53,13 +56,24 @@ def _arguments() -> argparse.Namespace:
 
 def _train(arguments: argparse.Namespace, regime: str, seed: int) -> None:
     folder = arguments.folder / f"{regime}-{seed}"
-    if (folder / "report.html").exists():
-        return
     overrides = ["--run.folder", str(arguments.folder), "--run.name", folder.name, "--run.seed", str(seed)]
     overrides += ["--sharing.regime", regime]
+    if _is_done(folder, load_config(arguments.config, overrides)):
+        return
     print(f"training {folder}", flush=True)
     argv = [sys.executable, "-m", "mrl", "train", str(arguments.config), "--clean", *overrides]
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+
+
+def _is_done(folder: Path, config: RunConfig) -> bool:
+    """Whether this very configuration ran to its end; models are resolved at the start and left out."""
+    try:
+        earlier = read_run_config(folder)
+    except RunFolderError:
+        return False
+    policies = {name: table.model_copy(update={"model": ""}) for name, table in earlier.policies.items()}
+    last = [folder / "evaluation" / f"{name}-{config.run.steps}.json" for name in config.policies]
+    return earlier.model_copy(update={"policies": policies}) == config and all(path.exists() for path in last)
 
 
 def _outcome(folder: Path, policy: str, steps: int) -> dict[str, float]:
@@ -71,10 +85,18 @@ def _outcome(folder: Path, policy: str, steps: int) -> dict[str, float]:
     return {
         "start": start,
         "end": end,
-        "hit_rate": values[-1].get("sharing/hit_rate", math.nan),
-        "rescue_tokens": sum(v.get("sharing/rescue_tokens", 0.0) for v in values),
-        "trained_tokens": sum(v["tokens/trained"] for v in values),
+        "hit_rate": _ratio(_sum(values, "sharing/hit_prompts"), _sum(values, "sharing/asked_prompts")),
+        "rescue_tokens": _sum(values, "sharing/rescue_tokens"),
+        "trained_tokens": _sum(values, "tokens/trained"),
     }
+
+
+def _sum(values: list[dict[str, float]], name: str) -> float:
+    return sum(one.get(name, 0.0) for one in values)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
 
 
 def _print(
@@ -84,15 +106,16 @@ def _print(
     seeds: list[int],
 ) -> None:
     table = Table("regime", "seed", *(f"{p} {what}" for p in policies for what in ("start", "end")), "mean end")
-    table.add_column("hit rate")
+    table.add_column("hits / asked")
     table.add_column("rescue tokens")
     for regime in regimes:
         for seed in seeds:
             found = results[regime, seed]
             numbers = [f"{found[p][what]:.3f}" for p in policies for what in ("start", "end")]
-            hits = " / ".join(f"{found[p]['hit_rate']:.2f}" for p in policies)
+            rates = [found[p]["hit_rate"] for p in policies]
+            hits = "-" if math.isnan(rates[0]) else ", ".join(f"{rate:.2f}" for rate in rates)
             rescue = sum(found[p]["rescue_tokens"] for p in policies)
-            share = rescue / sum(found[p]["trained_tokens"] for p in policies)
+            share = _ratio(rescue, sum(found[p]["trained_tokens"] for p in policies))
             table.add_row(regime, str(seed), *numbers, f"{_mean_end(found):.3f}", hits, f"{rescue:.0f} ({share:.1%})")
     console = Console(width=150)
     console.print(table)

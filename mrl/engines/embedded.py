@@ -23,11 +23,22 @@ from mrl.records.version import Version, VersionSpan
 class EmbeddedEngine:
     """One model, one version at a time. Not thread-safe."""
 
-    def __init__(self, model: PreTrainedModel, *, eos_id: int, max_new_tokens: int, temperature: float) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, eos_ids: Sequence[int], max_new_tokens: int, temperature: float
+    ) -> None:
+        """Any of `eos_ids` ends an answer; `max_new_tokens` bounds it."""
         self._model = model.eval()
-        self._eos_id, self._max_new_tokens, self._temperature = eos_id, max_new_tokens, temperature
+        # Defaults that a model folder ships (repetition penalty, suppressed tokens ...) would change the sampling
+        # distribution behind the learner's back, so they are dropped.
+        self._model.generation_config = GenerationConfig()
+        self._eos_ids = torch.tensor(sorted(eos_ids))
+        self._pad_id, self._max_new_tokens, self._temperature = eos_ids[0], max_new_tokens, temperature
         self._config = GenerationConfig(
-            max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=eos_id, pad_token_id=eos_id, use_cache=True
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            eos_token_id=list(eos_ids),
+            pad_token_id=self._pad_id,
+            use_cache=True,
         )
         self._version: Version | None = None
 
@@ -72,7 +83,7 @@ class EmbeddedEngine:
 
     def _left_padded(self, requests: Sequence[GenerationRequest]) -> tuple[Tensor, Tensor]:
         width = max(request.prompt_token_ids.size for request in requests)
-        ids = np.full((len(requests), width), self._eos_id, dtype=np.int64)
+        ids = np.full((len(requests), width), self._pad_id, dtype=np.int64)
         mask = np.zeros((len(requests), width), dtype=np.int64)
         for row, request in enumerate(requests):
             ids[row, width - request.prompt_token_ids.size :] = request.prompt_token_ids
@@ -99,7 +110,7 @@ class EmbeddedEngine:
         return cache
 
     def _split(self, tokens: Tensor, logprobs: Tensor, group_sizes: list[int]) -> list[list[Generation]]:
-        ended = tokens == self._eos_id
+        ended = torch.isin(tokens, self._eos_ids)
         finished = ended.any(1)
         lengths = torch.where(finished, ended.int().argmax(1) + 1, tokens.shape[1])
         version = self._version

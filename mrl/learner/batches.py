@@ -107,6 +107,9 @@ class BatchMaker:
         return {
             "staleness/dropped_groups": counts.get("stale_groups", 0),
             "staleness/dropped_tokens": counts.get("stale_tokens", 0),
+            "groups/granted_again": counts.get("granted_again", 0),
+            "groups/repeated": counts.get("repeated", 0),
+            "groups/unsound": counts.get("unsound", 0),
         }
 
 

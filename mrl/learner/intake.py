@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mrl.errors import RecordError
+from mrl.errors import RecordError, RoleFailed
 from mrl.learner.ledger import WorkLedger
 from mrl.records.codec import decode, encode
 from mrl.records.rollouts import (
@@ -37,6 +37,7 @@ class Intake:
         self._notice: WeightsNotice | None = None
         self._stopping = False
         self.malformed = 0
+        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="intake", daemon=True)
 
     def announce(self, notice: WeightsNotice) -> None:
@@ -53,8 +54,10 @@ class Intake:
         return arrived
 
     def wait_for_change(self, timeout_s: float) -> None:
-        """Sleep until a group comes in, at most `timeout_s`."""
+        """Sleep until a group comes in, at most `timeout_s`. Raises RoleFailed when the link's thread has ended."""
         with self._changed:
+            if self._failure is not None:
+                raise RoleFailed(f"the link to the workers failed: {self._failure!r}") from self._failure
             if not self._arrivals:
                 self._changed.wait(timeout_s)
 
@@ -83,6 +86,14 @@ class Intake:
         self._server.close()
 
     def _serve(self) -> None:
+        try:
+            self._answer_until_closed()
+        except Exception as error:  # noqa: BLE001 - the thread's outer edge: the learner's thread raises it
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _answer_until_closed(self) -> None:
         while not self._stopping:
             for identity, body in self._server.receive(POLL_S):
                 try:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mrl.records.rollouts import ScoredGroup, WorkItem, WorkRequest
+from mrl.records.rollouts import Answer, ScoredGroup, WorkItem, WorkRequest
 from mrl.records.version import Version, is_void
 
 
@@ -71,23 +71,28 @@ class WorkLedger:
     def expire(self, now_s: float, silence_s: float) -> None:
         """Take back the work of workers that said nothing for `silence_s`."""
         silent = {worker for worker, seen_s in self.last_seen_s.items() if now_s - seen_s > silence_s}
-        self._take_back(lambda _, run: run.worker in silent)
+        if silent:
+            self._take_back(lambda _, run: run.worker in silent)
+        for worker in silent:
+            del self.last_seen_s[worker]
 
     def accept(self, groups: Sequence[ScoredGroup], worker: str, now_s: float) -> list[ScoredGroup]:
-        """Take finished groups over; returns the new ones. A repeated or unknown ticket is counted and ignored."""
+        """Take finished groups over; returns the new ones.
+
+        A repeated or unknown ticket is counted and ignored. A group that is not what was granted, or that has a token
+        without version or log-probability, is counted and its prompt sampled again.
+        """
         self.last_seen_s[worker] = now_s
         new = []
         for group in groups:
-            run = self.running.get(group.ticket)
-            if run is None:
+            position = self._claim(group.ticket)
+            if position is None:
                 self.counts["repeated"] += 1
-            elif not _is_dated(group):
-                self.counts["undated"] += 1
-                del self.running[group.ticket]
-                self.returned.append(run.position)
+            elif not self._is_sound(group, position):
+                self.counts["unsound"] += 1
+                self.returned.append(position)
             else:
-                del self.running[group.ticket]
-                self.ready.append((run.position, group))
+                self.ready.append((position, group))
                 self.accepted += 1
                 new.append(group)
         return new
@@ -123,6 +128,22 @@ class WorkLedger:
             ticket=ticket, position=position, prompt_id=prompt_id, group_size=self.pace.group_size, step=self.step
         )
 
+    def _claim(self, ticket: str) -> int | None:
+        """The position behind a ticket, taken off the books; also when its grant was taken back but not given again."""
+        run = self.running.pop(ticket, None)
+        if run is not None:
+            return run.position
+        epoch, _, number = ticket.partition(".")
+        if epoch == str(self.resumed_at.run_epoch) and number.isdigit() and int(number) in self.returned:
+            self.returned.remove(int(number))
+            return int(number)
+        return None
+
+    def _is_sound(self, group: ScoredGroup, position: int) -> bool:
+        is_whole = len(group.answers) == self.pace.group_size and group.prompt_id == self.prompt_at(position)
+        has_prompt = len(group.prompt_token_ids) >= 4 and len(group.prompt_token_ids) % 4 == 0
+        return is_whole and has_prompt and all(_is_dated(answer) for answer in group.answers)
+
     def _take_back(self, lost: Callable[[str, Running], bool]) -> None:
         for ticket in [ticket for ticket, run in self.running.items() if lost(ticket, run)]:
             self.returned.append(self.running.pop(ticket).position)
@@ -141,12 +162,9 @@ class WorkLedger:
         self.ready = fresh
 
 
-def _is_dated(group: ScoredGroup) -> bool:
-    """Whether every token of the group has a version and a log-probability."""
-    for answer in group.answers:
-        num_tokens = len(answer.token_ids) // 4
-        if num_tokens == 0 or len(answer.token_ids) % 4 or len(answer.logprobs) != len(answer.token_ids):
-            return False
-        if sum(span.num_tokens for span in answer.versions) != num_tokens:
-            return False
-    return True
+def _is_dated(answer: Answer) -> bool:
+    """Whether every token of the answer has a version and a log-probability."""
+    num_tokens = len(answer.token_ids) // 4
+    if num_tokens == 0 or len(answer.token_ids) % 4 or len(answer.logprobs) != len(answer.token_ids):
+        return False
+    return sum(span.num_tokens for span in answer.versions) == num_tokens

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import structlog
 
 from mrl.checkpoint.optimizer_state import optimizer_tensors, restore_optimizer
 from mrl.checkpoint.store import Checkpoint, CheckpointStore
@@ -20,10 +21,10 @@ from mrl.files import replace_file
 from mrl.learner.batches import BatchMaker, PeerSource, PreparedStep
 from mrl.learner.intake import Intake
 from mrl.learner.order import decode_order, encode_order
-from mrl.learner.trainer import Trainer
+from mrl.learner.trainer import Trainer, check_head
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.parameters import named_weights, replace_weights
-from mrl.records.evaluation import EvaluationRequest
+from mrl.records.evaluation import EvaluationRequest, EvaluationResult
 from mrl.records.leases import LearnerReport
 from mrl.records.rollouts import WeightsNotice
 from mrl.records.version import Version
@@ -32,6 +33,8 @@ from mrl.weights.canary import canary_sequences
 from mrl.weights.publish import Publisher, snapshot
 
 MAX_SKIPPED_UPDATES = 5
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class Learner:
         self._version, self._seed = start, seed
         self._rng = np.random.default_rng([seed, start.run_epoch, 1])
         self._canary_ids = canary_sequences(trainer.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+        check_head(trainer.model, self._canary_ids)
         self._skipped = 0
 
     def restore_rng(self, state: dict[str, Any]) -> None:
@@ -90,6 +94,7 @@ class Learner:
 
     def run(self, stopping: Callable[[], bool]) -> bool:
         """Train until the last step; returns False when `stopping` ended it early."""
+        log.info("learning", start=str(self._version), steps=self._schedule.total)
         if self._first:
             self._publish(self._first, resumed=self._version.run_epoch > 0)
             self._first.batches.ask_again()
@@ -104,6 +109,7 @@ class Learner:
             values = self._trainer.train(step_order, self._version.step)
             self._check_skipped(values)
             self._version = Version(self._version.run_epoch, self._version.step + 1)
+            structlog.contextvars.bind_contextvars(version=str(self._version))
             if self._first and prepared:
                 self._finish(self._first, prepared, values, started_s, trained_s)
         return True
@@ -169,14 +175,15 @@ class Learner:
         if not edge and not _due(step, schedule.evaluate_every):
             return
         queue = first.evaluation_folder / "queue"
+        if result_version(first.evaluation_folder / f"{first.policy}-{step}.json") == self._version:
+            return
         request = EvaluationRequest(
             policy=first.policy,
             version=self._version,
             manifest_path=str(snapshot(manifest, queue / "weights" / first.policy)),
             num_prompts=0 if edge else schedule.evaluation_prompts,
         )
-        if not (first.evaluation_folder / request.file_name).exists():
-            replace_file(queue / request.file_name, msgspec.json.encode(request))
+        replace_file(queue / request.file_name, msgspec.json.encode(request))
 
     def _save(self, first: FirstRank) -> None:
         state: dict[str, Any] = {
@@ -191,6 +198,7 @@ class Learner:
             optimizer=optimizer_tensors(self._trainer.optimizer),
             state=state,
         )
+        log.info("checkpoint", step=self._version.step)
 
 
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
@@ -209,6 +217,14 @@ def next_run_epoch(folder: Path) -> int:
     epoch = int(counter.read_text()) + 1 if counter.exists() else 0
     replace_file(counter, str(epoch).encode())
     return epoch
+
+
+def result_version(path: Path) -> Version | None:
+    """The version that an evaluation result is about, None when there is no result."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=EvaluationResult).version
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def _due(step: int, every: int) -> bool:

@@ -91,8 +91,10 @@ def update(
     denominators: Mapping[str, float],
     settings: StepSettings,
     world: World,
+    *,
+    num_rows: int,
 ) -> tuple[dict[str, float], list[Tensor]]:
-    """One optimizer update over this rank's batches.
+    """One optimizer update over this rank's batches; `num_rows` counts the rows of all ranks.
 
     `proximal` None says that the parameters are still those of the start of the step: the log-probabilities of this
     very forward are the proximal ones, and a second forward is saved. Returns loss values (the same on every rank) and
@@ -113,7 +115,7 @@ def update(
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
     world.sum_values(totals)
     finite = bool(torch.isfinite(norm))
-    if finite:
+    if finite and num_rows:  # without rows, momentum alone would move the parameters
         optimizer.step()
     values = {f"loss/{component.name}": float(total) for component, total in zip(components, totals, strict=True)}
     return values | {

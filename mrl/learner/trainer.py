@@ -3,17 +3,22 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
 from mrl.config.schema import LearnerTable
+from mrl.errors import ModelFolderError
 from mrl.learner.order import StepOrder, split_minibatches
 from mrl.learner.packing import PackedBatch, pack
-from mrl.learner.step import StepSettings, proximal_logprobs, update
+from mrl.learner.step import StepSettings, answer_logprobs, proximal_logprobs, update
 from mrl.learner.world import World
+from mrl.models.scoring import score_tokens
 from mrl.objectives.diagnostics import clipped_tokens, k3_nats, ratios, sampled_entropy_nats
-from mrl.sharing.regime import Component
+from mrl.sharing.regime import Component, TrainingExample
+
+HEAD_TOLERANCE_NATS = 1e-2
 
 
 class Trainer:
@@ -29,7 +34,8 @@ class Trainer:
         seed: int,
         world: World,
     ) -> None:
-        self.model, self.world = model, world
+        # Dropout would make the learner's log-probabilities differ from the engine's, so it stays off in training.
+        self.model, self.world = model.eval(), world
         self._table, self._components = table, tuple(components)
         self._settings = StepSettings(
             clip_low=table.clip_low,
@@ -43,7 +49,6 @@ class Trainer:
 
     def train(self, order: StepOrder, step: int) -> dict[str, float]:
         """All updates of one step; returns its metrics, the same on every rank."""
-        self.model.train()
         rng = np.random.default_rng([self._seed, step])
         parts = split_minibatches(order, self._table.minibatches, rng)
         batches = [self._pack(part) for part in parts]
@@ -63,6 +68,7 @@ class Trainer:
                 part.denominators,
                 self._settings,
                 self.world,
+                num_rows=len(part.examples),
             )
             for name, value in result.items():
                 values[name] = values.get(name, 0.0) + value / len(parts)
@@ -79,6 +85,33 @@ class Trainer:
             world_size=self.world.size,
         )
         return [batch.to(self.world.device) for batch in batches]
+
+
+@torch.no_grad()
+def check_head(model: nn.Module, token_ids: Sequence[Sequence[int]]) -> None:
+    """Score fixed sequences as training does and as the model itself does.
+
+    Raises ModelFolderError when they differ, which a head with a bias, soft-capping or scaling would make them do.
+    """
+    rows = [_as_row(np.asarray(ids, dtype=np.int32)) for ids in token_ids]
+    component = Component(rows[0].component, "imitation", 1.0, "rows")
+    (batch,) = pack(rows, [component], pack_tokens=32, microbatch_tokens=1_000_000)
+    settings = StepSettings(clip_low=0.2, clip_high=0.2, max_behaviour_weight=1.0, max_grad_norm=1.0, temperature=1.0)
+    device = next(model.parameters()).device
+    trained = answer_logprobs(model, batch.to(device), settings).sort().values
+    served = torch.tensor(score_tokens(model, token_ids), device=device).flatten().sort().values
+    if not torch.allclose(trained, served, atol=HEAD_TOLERANCE_NATS):
+        gap = float((trained - served).abs().max())
+        raise ModelFolderError(
+            "the head of this model is more than a matrix (a bias, soft-capping or scaling)",
+            got=f"log-probabilities off by {gap:.2g} nats",
+            cure="take a model whose logits are hidden states times the head's weight",
+        )
+
+
+def _as_row(token_ids: npt.NDArray[np.int32]) -> TrainingExample:
+    zeros = np.zeros(token_ids.size - 1, dtype=np.float32)
+    return TrainingExample(token_ids[:1], token_ids[1:], "canary", zeros, zeros, None, "canary", "canary")
 
 
 class Tally:

@@ -43,6 +43,7 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     """Held-out accuracy of one version, one answer per prompt sampled at the policy's temperature."""
 
     policy: str
+    version: Version
     step: int
     accuracy: float
     per_task: dict[str, TaskAccuracy]

@@ -8,6 +8,7 @@ If it dies: holders keep their last lease; the restarted allocator listens for o
 """
 
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import structlog
@@ -35,9 +36,9 @@ def main(run_folder: Path, policy: str, index: int) -> int:
     return wiring.run_role(run_folder, ROLE, "", _serve)
 
 
-def _serve(config: RunConfig, folder: RunFolder) -> int:
+def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
     stop = wiring.stop_event()
-    telemetry = wiring.connect_telemetry(folder, ROLE, "")
+    telemetry = wiring.connect_telemetry(folder, ROLE, "", closing)
     table = config.allocation
     settings = AllocationSettings(table.slots, table.floor_slots, table.ttl_s)
     earlier = read_endpoint(folder.endpoints, ROLE)

@@ -8,6 +8,7 @@ If it dies: the request is still in the queue, and the restarted evaluator takes
 """
 
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -35,9 +36,9 @@ def main(run_folder: Path, policy: str, index: int) -> int:
     return wiring.run_role(run_folder, "evaluator", "", _serve)
 
 
-def _serve(config: RunConfig, folder: RunFolder) -> int:
+def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
     stop = wiring.stop_event()
-    telemetry = wiring.connect_telemetry(folder, "evaluator", "")
+    telemetry = wiring.connect_telemetry(folder, "evaluator", "", closing)
     samplers: dict[str, Sampler] = {}
     queue = folder.evaluation / "queue"
     while not stop.is_set():
@@ -49,8 +50,8 @@ def _serve(config: RunConfig, folder: RunFolder) -> int:
         if request.policy not in samplers:
             samplers[request.policy] = build_sampler(config, request.policy)[0]
         telemetry.doing(f"evaluating {request.policy} at step {request.version.step}")
-        _answer(request, samplers[request.policy], folder, telemetry)
-        _remove(requests[0], Path(request.manifest_path))
+        if _answer(request, samplers[request.policy], folder, telemetry, stop):
+            _remove(requests[0], Path(request.manifest_path))
     return 0
 
 
@@ -59,15 +60,21 @@ def _await_requests(telemetry: Telemetry, stop: threading.Event) -> None:
     stop.wait(POLL_S)
 
 
-def _answer(request: EvaluationRequest, sampler: Sampler, folder: RunFolder, telemetry: Telemetry) -> None:
+def _answer(
+    request: EvaluationRequest, sampler: Sampler, folder: RunFolder, telemetry: Telemetry, stop: threading.Event
+) -> bool:
+    """Whether the request is settled; one that was interrupted stays in the queue."""
     try:
-        install(sampler.engine, Path(request.manifest_path))
+        install(sampler.engine, Path(request.manifest_path), request.version)
     except WeightsError as error:
         log.error("evaluation refused", policy=request.policy, step=request.version.step, reason=str(error))
-        return
-    result = evaluate(sampler, request)
+        return True
+    result = evaluate(sampler, request, stop.is_set)
+    if result is None:
+        return False
     replace_file(folder.evaluation / request.file_name, msgspec.json.encode(result))
     _tell(result, telemetry)
+    return True
 
 
 def _tell(result: EvaluationResult, telemetry: Telemetry) -> None:

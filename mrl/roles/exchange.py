@@ -8,6 +8,7 @@ If it dies: learners go on alone and count it; the restarted daemon replays its 
 """
 
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import structlog
@@ -24,6 +25,8 @@ MIB = 1024 * 1024
 ROUND_S = 0.2
 REPORT_S = 2.0
 
+MAX_VALUES = 500
+
 log = structlog.get_logger()
 
 
@@ -32,9 +35,9 @@ def main(run_folder: Path, policy: str, index: int) -> int:
     return wiring.run_role(run_folder, "exchange", "", _serve)
 
 
-def _serve(config: RunConfig, folder: RunFolder) -> int:
+def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
     stop = wiring.stop_event()
-    telemetry = wiring.connect_telemetry(folder, "exchange", "")
+    telemetry = wiring.connect_telemetry(folder, "exchange", "", closing)
     daemon = _open(config, folder)
     telemetry.doing("serving")
     next_report_s = time.monotonic()
@@ -74,7 +77,9 @@ def _open(config: RunConfig, folder: RunFolder) -> ExchangeDaemon:
 
 def _report(stat: Stat, telemetry: Telemetry) -> None:
     newest_step = max((shelf.newest.step for shelf in stat.shelves if shelf.newest is not None), default=0)
-    telemetry.metrics(newest_step, metrics_of(stat))
+    values = list(metrics_of(stat).items())
+    for start in range(0, len(values), MAX_VALUES):  # pairs grow with the square of the policies
+        telemetry.metrics(newest_step, dict(values[start : start + MAX_VALUES]))
 
 
 def metrics_of(stat: Stat) -> dict[str, float]:

@@ -10,6 +10,7 @@ If it dies: the supervisor starts it again from its newest checkpoint, under a n
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from mrl.alignment.receiver import load_receiver
@@ -37,21 +38,28 @@ from mrl.transport.keys import load_keys
 from mrl.transport.server import ServerSocket
 from mrl.weights.publish import Publisher
 
-GROUP_TIMEOUT_MARGIN_S = 120.0
+GROUP_TIMEOUT_MARGIN_S = 600.0
+"""Other ranks wait in a broadcast while the first one gathers, publishes and saves."""
+STOPPED_EARLY = 143
 
 
 def main(run_folder: Path, policy: str, index: int) -> int:
     """Train one policy until its steps are done."""
     rank = int(os.environ.get("RANK", "0"))
     role = f"learner/{policy}" if rank == 0 else f"learner/{policy}/rank{rank}"
-    return wiring.run_role(run_folder, role, policy, lambda config, folder: _learn(config, folder, policy, role))
+
+    def body(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
+        return _learn(config, folder, closing, policy, role)
+
+    return wiring.run_role(run_folder, role, policy, body)
 
 
-def _learn(config: RunConfig, folder: RunFolder, policy: str, role: str) -> int:
+def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str, role: str) -> int:
     stop = wiring.stop_event()
     table = config.policies[policy]
     world = join_world(table.device, timeout_s=table.learner.data_timeout_s + GROUP_TIMEOUT_MARGIN_S)
-    telemetry = wiring.connect_telemetry(folder, role, policy)
+    closing.callback(world.close)
+    telemetry = wiring.connect_telemetry(folder, role, policy, closing)
     receiver = load_receiver(Path(table.model))
     regime = build_regime(
         config.sharing, policy=policy, receiver=receiver, max_answer_tokens=table.rollout.max_new_tokens
@@ -68,17 +76,15 @@ def _learn(config: RunConfig, folder: RunFolder, policy: str, role: str) -> int:
     start, checkpoint = _start_version(world, store, folder.checkpoints(policy))
     if checkpoint:
         restore(trainer, checkpoint)
-    first = _first_rank(config, folder, policy, regime, start, checkpoint, store, telemetry) if world.is_first else None
+    first = None
+    if world.is_first:
+        first = _first_rank(config, folder, closing, policy, regime, start, checkpoint, store, telemetry)
     learner = Learner(trainer, _schedule(config, policy), start, first, config.run.seed)
     if checkpoint:
         learner.restore_rng(checkpoint.state["rng"])
-    try:
-        telemetry.doing("done" if learner.run(stop.is_set) else "stopped")
-    finally:
-        if first:
-            first.intake.close()
-        world.close()
-    return 0
+    finished = learner.run(stop.is_set)
+    telemetry.doing("done" if finished else "stopped")
+    return 0 if finished else STOPPED_EARLY
 
 
 def _start_version(world: World, store: CheckpointStore, folder: Path) -> tuple[Version, Checkpoint | None]:
@@ -101,6 +107,7 @@ def _schedule(config: RunConfig, policy: str) -> Schedule:
 def _first_rank(
     config: RunConfig,
     folder: RunFolder,
+    closing: ExitStack,
     policy: str,
     regime: Regime,
     start: Version,
@@ -123,7 +130,8 @@ def _first_rank(
     server = ServerSocket(load_keys(folder.keys), host=config.exchange.host)
     publish_endpoint(folder.endpoints, f"learner-{policy}", server.address)
     intake = Intake(server, ledger)
-    peers = _connect_exchange(folder, policy) if regime.reads else None
+    closing.callback(intake.close)
+    peers = _connect_exchange(folder, policy, closing) if regime.reads else None
     return FirstRank(
         policy=policy,
         intake=intake,
@@ -134,26 +142,31 @@ def _first_rank(
         checkpoints=store,
         evaluation_folder=folder.evaluation,
         telemetry=telemetry,
-        report=_connect_allocator(folder, policy),
+        report=_connect_allocator(folder, policy, closing),
         on_step=_sample_writer(pool, telemetry),
     )
 
 
-def _connect_exchange(folder: RunFolder, policy: str) -> ExchangeClient:
+def _connect_exchange(folder: RunFolder, policy: str, closing: ExitStack) -> ExchangeClient:
     name = f"learner/{policy}"
     return ExchangeClient.connect(
         lambda on_message, on_tick: wiring.link(
-            folder, "exchange", identity=name, on_message=on_message, on_tick=on_tick
+            folder, "exchange", identity=name, on_message=on_message, on_tick=on_tick, closing=closing
         ),
         client=name,
         policy=policy,
     )
 
 
-def _connect_allocator(folder: RunFolder, policy: str) -> Callable[[LearnerReport], object]:
+def _connect_allocator(folder: RunFolder, policy: str, closing: ExitStack) -> Callable[[LearnerReport], object]:
     sender = ReportSender()
     client = wiring.link(
-        folder, "allocator", identity=f"learner/{policy}", on_message=sender.on_message, on_tick=sender.on_tick
+        folder,
+        "allocator",
+        identity=f"learner/{policy}",
+        on_message=sender.on_message,
+        on_tick=sender.on_tick,
+        closing=closing,
     )
     sender.open(client.post, client.request_reconnect)
     return sender.report

@@ -4,12 +4,14 @@ Exit codes: 0 done or told to stop, 1 cannot continue, 2 a mistake that the user
 on stderr and lies in `crash/<role>.json`.
 """
 
+import errno
 import faulthandler
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -28,6 +30,8 @@ from mrl.transport.endpoints import read_endpoint
 from mrl.transport.keys import load_keys
 
 BEAT_S = 1.0
+FLUSH_S = 0.5
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 log = structlog.get_logger()
 
@@ -45,16 +49,23 @@ def stop_event() -> threading.Event:
     return event
 
 
-def run_role(run_folder: Path, role: str, policy: str, body: Callable[[RunConfig, RunFolder], int]) -> int:
+Body = Callable[[RunConfig, RunFolder, ExitStack], int]
+"""A role's own work: (configuration, run folder, what to close at the end) -> exit code."""
+
+
+def run_role(run_folder: Path, role: str, policy: str, body: Body) -> int:
     """Run a role's body at its outer edge; every ending becomes an exit code and one line that says why."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     setproctitle.setproctitle(f"mrl::{role}")
     configure_logging(role, policy)
     try:
-        return body(*load(run_folder))
+        with ExitStack() as closing:
+            return body(*load(run_folder), closing)
     except UserError as error:
         return _end(run_folder, role, error, 2)
+    except OSError as error:
+        return _end(run_folder, role, error, 2 if error.errno in DISK_FULL else 1)
     except MRLError as error:
         return _end(run_folder, role, error, 1)
     except Exception as error:  # noqa: BLE001 - the outer edge: whatever it was, the supervisor gets a reason
@@ -69,13 +80,16 @@ def link(
     identity: str,
     on_message: Callable[[bytes], None],
     on_tick: Callable[[float], None] | None = None,
+    closing: ExitStack,
 ) -> BackgroundClient:
-    """A background link to another role; `server` is the name of its endpoint."""
+    """A background link to another role, flushed and closed with `closing`; `server` is the name of its endpoint."""
     socket = ClientSocket(load_keys(folder.keys), lambda: read_endpoint(folder.endpoints, server), identity=identity)
-    return BackgroundClient(socket, on_message=on_message, on_tick=on_tick, name=f"to-{server}")
+    client = BackgroundClient(socket, on_message=on_message, on_tick=on_tick, name=f"to-{server}")
+    closing.callback(client.close, FLUSH_S)
+    return client
 
 
-def connect_telemetry(folder: RunFolder, role: str, policy: str) -> Telemetry:
+def connect_telemetry(folder: RunFolder, role: str, policy: str, closing: ExitStack) -> Telemetry:
     """A role's voice to the supervisor: metrics as they come, a heartbeat every second from a thread of its own."""
     posts: list[Callable[[bytes], bool]] = []
     telemetry = Telemetry(role, policy, lambda record: posts[0](encode(record)) if posts else False)
@@ -86,7 +100,7 @@ def connect_telemetry(folder: RunFolder, role: str, policy: str) -> Telemetry:
             next_beat_s[0] = now_s + BEAT_S
             posts[0](encode(telemetry.beat()))
 
-    client = link(folder, "telemetry", identity=role, on_message=lambda _: None, on_tick=beat)
+    client = link(folder, "telemetry", identity=role, on_message=lambda _: None, on_tick=beat, closing=closing)
     posts.append(client.post)
     return telemetry
 
@@ -94,11 +108,12 @@ def connect_telemetry(folder: RunFolder, role: str, policy: str) -> Telemetry:
 def _end(run_folder: Path, role: str, error: BaseException, code: int) -> int:
     reason = " ".join(str(error).split()) or type(error).__name__
     log.error("role ends", reason=reason, exit_code=code)
+    sys.stderr.write(f"{role}: {reason}\n")
+    sys.stderr.flush()
     crash = RunFolder(run_folder).crash
     if crash.is_dir():
         details = {"role": role, "exit_code": code, "kind": type(error).__name__, "reason": reason}
         details["traceback"] = "".join(traceback.format_exception(error))
-        write_json(crash / f"{role.replace('/', '-')}.json", msgspec.to_builtins(details))
-    sys.stderr.write(f"{role}: {reason}\n")
-    sys.stderr.flush()
+        with suppress(OSError):  # the disk may be full; the reason stands on stderr
+            write_json(crash / f"{role.replace('/', '-')}.json", msgspec.to_builtins(details))
     return code

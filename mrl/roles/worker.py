@@ -12,6 +12,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from mrl.alignment.receiver import Receiver, load_receiver
@@ -35,7 +36,11 @@ from mrl.tasks.pool import build_pool
 def main(run_folder: Path, policy: str, index: int) -> int:
     """Sample for one policy until told to stop."""
     role = f"worker/{policy}/{index}"
-    return wiring.run_role(run_folder, role, policy, lambda config, folder: _work(config, folder, policy, role))
+
+    def body(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
+        return _work(config, folder, closing, policy, role)
+
+    return wiring.run_role(run_folder, role, policy, body)
 
 
 def build_sampler(config: RunConfig, policy: str) -> tuple[Sampler, Receiver]:
@@ -45,7 +50,7 @@ def build_sampler(config: RunConfig, policy: str) -> tuple[Sampler, Receiver]:
     receiver = load_receiver(model_folder)
     engine = EmbeddedEngine(
         load_policy(model_folder, table.device),
-        eos_id=receiver.eos_id,
+        eos_ids=receiver.eos_ids,
         max_new_tokens=table.rollout.max_new_tokens,
         temperature=table.rollout.temperature,
     )
@@ -55,16 +60,16 @@ def build_sampler(config: RunConfig, policy: str) -> tuple[Sampler, Receiver]:
     return sampler, receiver
 
 
-def _work(config: RunConfig, folder: RunFolder, policy: str, role: str) -> int:
+def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str, role: str) -> int:
     stop = wiring.stop_event()
-    telemetry = wiring.connect_telemetry(folder, role, policy)
+    telemetry = wiring.connect_telemetry(folder, role, policy, closing)
     table = config.policies[policy].rollout
     sampler, receiver = build_sampler(config, policy)
     regime = build_regime(config.sharing, policy=policy, receiver=receiver, max_answer_tokens=table.max_new_tokens)
-    work = _connect_learner(folder, policy, role)
+    work = _connect_learner(folder, policy, role, closing)
     exchange = ExchangeClient.connect(
         lambda on_message, on_tick: wiring.link(
-            folder, "exchange", identity=role, on_message=on_message, on_tick=on_tick
+            folder, "exchange", identity=role, on_message=on_message, on_tick=on_tick, closing=closing
         ),
         client=role,
         policy=policy,
@@ -75,23 +80,25 @@ def _work(config: RunConfig, folder: RunFolder, policy: str, role: str) -> int:
         work,
         telemetry,
         group_size=table.group_size,
+        learner_bound_s=2 * config.policies[policy].learner.data_timeout_s,
         slots=lambda: lease.slots(time.monotonic()),
         publish=_publisher(regime, exchange, receiver, policy),
     )
-    _connect_allocator(folder, role, lease, loop)
+    _connect_allocator(folder, role, lease, loop, closing)
     loop.run(stop.is_set)
-    exchange.close(timeout_s=0.5)
     return 0
 
 
-def _connect_learner(folder: RunFolder, policy: str, role: str) -> WorkerLink:
+def _connect_learner(folder: RunFolder, policy: str, role: str, closing: ExitStack) -> WorkerLink:
     work = WorkerLink(role, f"{os.getpid()}-{secrets.token_hex(4)}")
-    client = wiring.link(folder, f"learner-{policy}", identity=role, on_message=work.on_message, on_tick=work.on_tick)
+    client = wiring.link(
+        folder, f"learner-{policy}", identity=role, on_message=work.on_message, on_tick=work.on_tick, closing=closing
+    )
     work.open(client.post, client.request_reconnect)
     return work
 
 
-def _connect_allocator(folder: RunFolder, role: str, lease: LeaseHolder, loop: RolloutLoop) -> None:
+def _connect_allocator(folder: RunFolder, role: str, lease: LeaseHolder, loop: RolloutLoop, closing: ExitStack) -> None:
     def usage() -> tuple[int, float]:
         return loop.totals.tokens, loop.totals.slot_seconds
 
@@ -101,6 +108,7 @@ def _connect_allocator(folder: RunFolder, role: str, lease: LeaseHolder, loop: R
         identity=role,
         on_message=lambda body: lease.on_message(body, time.monotonic()),
         on_tick=lambda now_s: lease.on_tick(now_s, *usage()),
+        closing=closing,
     )
     lease.open(client.post, client.request_reconnect)
 

@@ -1,6 +1,6 @@
 """Held-out accuracy: one answer per held-out prompt, sampled at the policy's own temperature."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mrl.engines.engine import GenerationRequest
 from mrl.engines.sampling import answer_seeds
@@ -13,17 +13,25 @@ BATCH_PROMPTS = 256
 SHOWN_PER_TASK = 3
 
 
-def evaluate(sampler: Sampler, request: EvaluationRequest) -> EvaluationResult:
-    """Accuracy of the version that the sampler's engine serves; every step uses the same sampling seeds."""
+def evaluate(
+    sampler: Sampler, request: EvaluationRequest, stopping: Callable[[], bool] = lambda: False
+) -> EvaluationResult | None:
+    """Accuracy of the version that the sampler's engine serves; every step uses the same sampling seeds.
+
+    None when `stopping` came true before the end.
+    """
     prompts = sampler.pool.held_out
     prompts = prompts[: request.num_prompts] if request.num_prompts else prompts
     answers: list[Answer] = []
     for start in range(0, len(prompts), BATCH_PROMPTS):
+        if stopping():
+            return None
         answers += _answers(sampler, prompts[start : start + BATCH_PROMPTS])
     tasks = sorted({prompt.task for prompt in prompts})
     rewards = {task: [a.reward for p, a in zip(prompts, answers, strict=True) if p.task == task] for task in tasks}
     return EvaluationResult(
         policy=request.policy,
+        version=request.version,
         step=request.version.step,
         accuracy=sum(answer.reward >= 1.0 for answer in answers) / len(answers),
         per_task={

@@ -21,6 +21,9 @@ from mrl.records.rollouts import (
 
 REPEAT_S = 1.0
 SILENCE_S = 3.0
+ALIVE_S = 5.0
+"""A worker that samples for long says so often, or the learner would grant its work to others."""
+MAX_BATCH_BYTES = 4 * 1024 * 1024
 
 
 class WorkerLink:
@@ -41,19 +44,13 @@ class WorkerLink:
     def open(self, post: Callable[[bytes], object], reconnect: Callable[[], object]) -> None:
         """Give the link its voice: `post` sends a message, `reconnect` looks the learner's address up again."""
         self._post, self._reconnect = post, reconnect
-        self._heard_s = self._clock()
+        self._heard_s = self._asked_s = self._clock()
 
     @property
     def notice(self) -> WeightsNotice | None:
         """The newest weights that the learner told of."""
         with self._changed:
             return self._notice
-
-    @property
-    def num_undelivered(self) -> int:
-        """Groups that the learner has not acknowledged."""
-        with self._changed:
-            return len(self._undelivered)
 
     def take_work(self, max_groups: int, timeout_s: float) -> list[WorkItem]:
         """Ask for up to `max_groups` and wait at most `timeout_s`; may be empty."""
@@ -102,7 +99,8 @@ class WorkerLink:
             waiting = bool(self._undelivered) or (self._wanted > 0 and not self._work)
             if self._undelivered and now_s - self._sent_s > REPEAT_S:
                 self._send(list(self._undelivered.values()))
-            if self._wanted and not self._work and now_s - self._asked_s > REPEAT_S:
+            pause_s = REPEAT_S if self._wanted and not self._work else ALIVE_S
+            if now_s - self._asked_s > pause_s:
                 self._ask()
             silent = waiting and now_s - self._heard_s > SILENCE_S
             if silent:
@@ -123,4 +121,14 @@ class WorkerLink:
 
     def _send(self, groups: list[ScoredGroup]) -> None:
         self._sent_s = self._clock()
-        self._post(encode(Groups(worker=self._worker, groups=groups)))
+        part: list[ScoredGroup] = []
+        part_bytes = 0
+        for group in groups:
+            num_bytes = len(encode(group))
+            if part and part_bytes + num_bytes > MAX_BATCH_BYTES:
+                self._post(encode(Groups(worker=self._worker, groups=part)))
+                part, part_bytes = [], 0
+            part.append(group)
+            part_bytes += num_bytes
+        if part:
+            self._post(encode(Groups(worker=self._worker, groups=part)))

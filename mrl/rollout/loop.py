@@ -7,7 +7,7 @@ from pathlib import Path
 
 import structlog
 
-from mrl.errors import PeerLost, WeightsError
+from mrl.errors import PeerLost, RoleFailed, WeightsError
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import ScoredGroup, WorkItem
 from mrl.rollout.link import WorkerLink
@@ -15,7 +15,8 @@ from mrl.rollout.sampling import Sampler
 from mrl.rollout.updates import install
 
 WAIT_SLICE_S = 0.5
-LEARNER_BOUND_S = 600.0
+REFUSED_PAUSE_S = 0.5
+MAX_REFUSED_IN_A_ROW = 20
 
 log = structlog.get_logger()
 
@@ -46,12 +47,14 @@ class RolloutLoop:
         group_size: int,
         slots: Callable[[], int],
         publish: Callable[[Sequence[ScoredGroup]], None],
+        learner_bound_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sampler, self._link, self._telemetry = sampler, link, telemetry
         self._group_size, self._slots, self._publish, self._clock = group_size, slots, publish, clock
-        self._learner = f"learner/{sampler.policy}"
+        self._learner, self._learner_bound_s = f"learner/{sampler.policy}", learner_bound_s
         self.totals = WorkerTotals()
+        self._refused_before = 0
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Work until `stopping`."""
@@ -71,32 +74,41 @@ class RolloutLoop:
     def _get_work(self, stopping: Callable[[], bool]) -> list[WorkItem]:
         began_s = self._clock()
         items: list[WorkItem] = []
-        with self._telemetry.awaiting("work", whom=self._learner, bound_s=LEARNER_BOUND_S):
+        with self._telemetry.awaiting("work", whom=self._learner, bound_s=self._learner_bound_s):
             while not items and not stopping():
                 max_groups = self._slots() // self._group_size
                 if max_groups:
                     items = self._link.take_work(max_groups, WAIT_SLICE_S)
                 else:
-                    self._wait_for_lease()
-                if self._clock() - began_s > LEARNER_BOUND_S:
-                    raise PeerLost(f"no work from {self._learner} within {LEARNER_BOUND_S:.0f} s")
+                    self._wait_for_lease(stopping)
+                if self._clock() - began_s > self._learner_bound_s:
+                    raise PeerLost(f"no work from {self._learner} within {self._learner_bound_s:.0f} s")
         self.totals.idle_s += self._clock() - began_s
         return items
 
-    def _wait_for_lease(self) -> None:
-        with self._telemetry.awaiting("lease", whom="allocator", bound_s=LEARNER_BOUND_S):
-            time.sleep(0.05)
+    def _wait_for_lease(self, stopping: Callable[[], bool]) -> None:
+        began_s = self._clock()
+        with self._telemetry.awaiting("lease", whom="allocator", bound_s=self._learner_bound_s):
+            while self._slots() < self._group_size and not stopping():
+                time.sleep(0.05)
+                if self._clock() - began_s > self._learner_bound_s:
+                    raise PeerLost(f"no lease from the allocator within {self._learner_bound_s:.0f} s")
 
     def _take_weights(self) -> bool:
         """Serve the newest weights; whether the engine serves anything that may be trained on."""
         notice, engine = self._link.notice, self._sampler.engine
         if notice is not None and notice.version != engine.version:
             try:
-                installed = install(engine, Path(notice.manifest_path))
+                installed = install(engine, Path(notice.manifest_path), notice.version)
             except WeightsError as error:
                 self.totals.weights_refused += 1
+                if self.totals.weights_refused > MAX_REFUSED_IN_A_ROW + self._refused_before:
+                    raise RoleFailed(f"weights were refused {MAX_REFUSED_IN_A_ROW} times in a row: {error}") from error
+                time.sleep(REFUSED_PAUSE_S)
                 log.warning("weights refused", version=str(notice.version), reason=str(error))
             else:
+                self._refused_before = self.totals.weights_refused
+                structlog.contextvars.bind_contextvars(version=str(notice.version))
                 self.totals.gap_nats, self.totals.update_s = installed.gap_nats, installed.seconds
         return engine.version is not None
 

@@ -26,10 +26,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     version: Version
     file: str
     """Name of the safetensors file beside the manifest."""
-    num_bytes: int
     blake2b: str
     """Hex digest of the whole file."""
-    num_tensors: int
     canary: Canary
 
 

@@ -20,7 +20,6 @@ class Publisher:
 
     def __init__(self, folder: Path, policy: str, *, keep: int = 3) -> None:
         self._folder, self._policy, self._keep = folder, policy, keep
-        self._written: list[Path] = []
         folder.mkdir(parents=True, exist_ok=True)
 
     def publish(self, model: nn.Module, version: Version, canary_ids: Sequence[Sequence[int]]) -> Path:
@@ -33,24 +32,23 @@ class Publisher:
             policy=self._policy,
             version=version,
             file=f"{stem}.safetensors",
-            num_bytes=len(data),
             blake2b=hashlib.blake2b(data, digest_size=16).hexdigest(),
-            num_tensors=len(weights),
             canary=make_canary(model, canary_ids),
         )
         path = self._folder / f"{stem}.json"
-        encoded = msgspec.json.encode(manifest)
-        replace_file(path, encoded, sync=False)
-        replace_file(self._folder / "latest.json", encoded, sync=False)
-        self._prune(path)
+        replace_file(path, msgspec.json.encode(manifest), sync=False)
+        self._prune()
         return path
 
-    def _prune(self, newest: Path) -> None:
-        self._written.append(newest)
-        while len(self._written) > self._keep:
-            old = self._written.pop(0)
+    def _prune(self) -> None:
+        """Drop all but the newest manifests of the folder, those of earlier lives included, with their weights."""
+        for old in sorted(self._folder.glob("*.json"), key=_version_of)[: -self._keep]:
             old.unlink(missing_ok=True)
             old.with_suffix(".safetensors").unlink(missing_ok=True)
+
+
+def _version_of(manifest: Path) -> tuple[int, ...]:
+    return tuple(int(part) for part in manifest.stem.split("."))
 
 
 def snapshot(manifest_path: Path, folder: Path) -> Path:

@@ -21,7 +21,7 @@ def served(tiny_model):
     def make(family: str = "qwen3", max_new_tokens: int = 12, temperature: float = 1.0):
         model = tiny_model(family, seed=1)
         engine = EmbeddedEngine(
-            tiny_model(family, seed=2), eos_id=EOS, max_new_tokens=max_new_tokens, temperature=temperature
+            tiny_model(family, seed=2), eos_ids=[EOS], max_new_tokens=max_new_tokens, temperature=temperature
         )
         engine.load(named_weights(model))
         engine.release(Version(0, 3))
@@ -65,6 +65,32 @@ def test_what_is_sampled_does_not_depend_on_the_rows_beside_it(served):
 
     for a, b in zip(together[4], alone[0], strict=True):
         assert np.array_equal(a.token_ids, b.token_ids)
+
+
+def test_defaults_of_the_model_folder_do_not_change_the_samples(served, tiny_model):
+    """A repetition penalty or suppressed tokens in generation_config.json are ignored."""
+    engine, model = served()
+    other = tiny_model(seed=2)
+    other.generation_config.repetition_penalty = 1.5
+    other.generation_config.suppress_tokens = [5, 6, 7]
+    shipped = EmbeddedEngine(other, eos_ids=[EOS], max_new_tokens=12, temperature=1.0)
+    shipped.load(named_weights(model))
+    shipped.release(Version(0, 3))
+
+    for a, b in zip(engine.generate(requests(4)), shipped.generate(requests(4)), strict=True):
+        assert all(np.array_equal(x.token_ids, y.token_ids) for x, y in zip(a, b, strict=True))
+
+
+def test_any_of_several_eos_ids_ends_an_answer(served, tiny_model):
+    """The first of them in an answer is its last token."""
+    _, model = served()
+    several = EmbeddedEngine(tiny_model(seed=2), eos_ids=[EOS, 9, 11], max_new_tokens=30, temperature=1.0)
+    several.load(named_weights(model))
+    several.release(Version(0, 3))
+    answers = [answer for group in several.generate(requests(20, 8)) for answer in group]
+
+    assert {int(a.token_ids[-1]) for a in answers if a.finished} == {EOS, 9, 11}
+    assert not any(np.isin(a.token_ids[:-1], [EOS, 9, 11]).any() for a in answers)
 
 
 def test_answers_end_at_eos_or_at_the_limit(served):

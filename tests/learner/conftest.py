@@ -29,7 +29,7 @@ def make_group() -> Callable[..., ScoredGroup]:
         ]
         return ScoredGroup(
             ticket=ticket,
-            prompt_id=f"p{ticket}",
+            prompt_id=f"p{ticket.partition('.')[2]}",
             task="t",
             prompt_token_ids=pack_array([3, 4], "i4"),
             answers=answers,

@@ -13,7 +13,7 @@ PACE = Pace(groups_per_step=4, group_size=2, max_staleness_versions=1, total_ste
 
 
 def ledger(epoch: int = 0, step: int = 0, pace: Pace = PACE) -> WorkLedger:
-    return WorkLedger(pace, lambda position: f"prompt{position % 6}", Version(epoch, step), step=step)
+    return WorkLedger(pace, lambda position: f"p{position}", Version(epoch, step), step=step)
 
 
 def ask(count: int, worker: str = "w", incarnation: str = "1", holding: tuple[str, ...] = ()) -> WorkRequest:
@@ -123,11 +123,39 @@ def test_a_group_that_cannot_be_dated_is_refused(make_group, damage):
     books = ledger()
     item = books.grant(ask(1), 0.0)[0]
     group = make_group(item.ticket)
-    group = msgspec.structs.replace(group, answers=[msgspec.structs.replace(group.answers[0], **damage)])
+    answers = [group.answers[0], msgspec.structs.replace(group.answers[1], **damage)]
+    group = msgspec.structs.replace(group, answers=answers)
 
     assert books.accept([group], "w", 0.0) == []
-    assert books.counts["undated"] == 1
+    assert books.counts["unsound"] == 1
     assert books.grant(ask(1), 0.0)[0].position == item.position
+
+
+@pytest.mark.parametrize(
+    "damage", [{"prompt_id": "p5"}, {"prompt_token_ids": b""}, {"prompt_token_ids": b"abcde"}, {"answers": 1}]
+)
+def test_a_group_that_was_not_granted_like_this_is_refused(make_group, damage):
+    """Prompt and number of answers must be those of the grant."""
+    books = ledger()
+    item = books.grant(ask(1), 0.0)[0]
+    group = make_group(item.ticket)
+    changes = {"answers": group.answers[:1]} if "answers" in damage else damage
+
+    assert books.accept([msgspec.structs.replace(group, **changes)], "w", 0.0) == []
+    assert books.counts["unsound"] == 1
+
+
+def test_a_group_that_comes_after_its_grant_was_taken_back_still_counts(make_group):
+    """A slow worker's groups are used unless their prompts were granted to another meanwhile."""
+    books = ledger()
+    items = books.grant(ask(2), 0.0)
+    books.expire(61.0, silence_s=60.0)
+    books.grant(ask(1, worker="other"), 61.0)
+
+    new = books.accept([make_group(item.ticket) for item in items], "w", 62.0)
+
+    assert [group.ticket for group in new] == [item.ticket for item in items]
+    assert books.grant(ask(1), 62.0)[0].position == 2
 
 
 def test_a_resume_samples_what_was_not_trained_on(make_group):
@@ -185,4 +213,10 @@ def _group(ticket: str, step: int):
         finished=True,
         reward=0.0,
     )
-    return ScoredGroup(ticket=ticket, prompt_id="p", task="t", prompt_token_ids=pack_array([1], "i4"), answers=[answer])
+    return ScoredGroup(
+        ticket=ticket,
+        prompt_id=f"p{ticket.split('.')[1]}",
+        task="t",
+        prompt_token_ids=pack_array([1], "i4"),
+        answers=[answer, answer],
+    )

@@ -12,10 +12,12 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from mrl.config.schema import LearnerTable
+from mrl.errors import ModelFolderError
 from mrl.learner.order import StepOrder, decode_order, encode_order, split_minibatches
-from mrl.learner.trainer import Trainer
+from mrl.learner.trainer import Trainer, check_head
 from mrl.learner.world import World
 from mrl.sharing.regime import Component
+from mrl.weights.canary import canary_sequences
 
 COMPONENTS = (Component("own", "policy_gradient", 1.0, "rows"), Component("rescue", "imitation", 0.3, "rows"))
 
@@ -34,7 +36,7 @@ def trainer(model: torch.nn.Module, settings: LearnerTable, world: World | None 
 
 def order(rows) -> StepOrder:
     own = [row for row in rows if row.component == "own"]
-    return StepOrder(rows, {"own": float(len(own) + 5), "rescue": float(len(rows) - len(own))})
+    return StepOrder(rows, {"own": float(len(own) + 5), "rescue": float(max(1, len(rows) - len(own)))})
 
 
 def slow_loss(model: torch.nn.Module, step: StepOrder, cap: float = 5.0) -> torch.Tensor:
@@ -85,7 +87,7 @@ def _rank(rank: int, size: int, store: str, rows, settings: LearnerTable, model:
     # Spawned processes share the memory of the tensors that they are given.
     model = copy.deepcopy(model)
     learner = trainer(model, settings, world)
-    for step in range(3):
+    for step in range(len(rows)):
         sent = world.broadcast_bytes(encode_order(order(rows[step])) if rank == 0 else None)
         learner.train(decode_order(sent), step)
     torch.save([p.detach() for p in model.parameters()], f"{out}.{rank}")
@@ -98,8 +100,8 @@ def _parameters(path: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("minibatches", [1, 2])
 def test_two_ranks_train_the_parameters_that_one_trains(tiny_model, make_rows, tmp_path: Path, minibatches):
-    """After three steps on gloo ranks, parameters agree with one process to 1e-5 and between ranks exactly."""
-    rows = [make_rows(20, seed=seed) for seed in range(3)]
+    """On gloo ranks parameters agree with one process to 1e-5 and between ranks exactly, also after an empty step."""
+    rows = [make_rows(20, seed=0), make_rows(20, seed=1), [], make_rows(20, seed=2)]
     settings = table(minibatches=minibatches)
     single = str(tmp_path / "single")
     _rank(0, 1, "", rows, settings, tiny_model(), single)
@@ -172,3 +174,14 @@ def test_minibatches_hold_every_row_once_and_share_the_denominators(make_rows):
     assert sorted(names) == sorted(row.prompt_id for row in step.examples)
     assert names != [row.prompt_id for row in step.examples]
     assert sum(part.denominators["own"] for part in parts) == pytest.approx(step.denominators["own"])
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_training_scores_what_the_model_scores(tiny_model, family):
+    """The head is checked at start; one that is more than a matrix is refused."""
+    model, ids = tiny_model(family), canary_sequences(64, num_tokens=8)
+    check_head(model, ids)
+
+    model.register_forward_hook(lambda _module, _inputs, output: setattr(output, "logits", 2 * output.logits))
+    with pytest.raises(ModelFolderError, match="more than a matrix"):
+        check_head(model, ids)

@@ -2,6 +2,8 @@
 
 import threading
 
+import msgspec
+
 from mrl.records.codec import decode, encode, pack_array
 from mrl.records.rollouts import (
     Answer,
@@ -95,7 +97,8 @@ def test_groups_are_sent_again_until_acknowledged():
     wire.tick(3.0)
 
     assert len(wire.sent) == 2
-    assert wire.link.num_undelivered == 0
+    wire.link.take_work(1, 0.0)
+    assert wire.sent[-1].holding == []
 
 
 def test_an_undelivered_ticket_is_held_and_not_sampled_again():
@@ -135,3 +138,25 @@ def test_garbage_from_the_learner_is_counted():
     wire.link.on_message(b"\xc1")
 
     assert wire.link.malformed == 1
+
+
+def test_a_worker_that_samples_for_long_says_what_it_holds():
+    """Every five seconds, without asking for more, so that its work is not granted to others."""
+    wire = Wire()
+    wire.grant("a")
+    wire.link.take_work(1, 0.0)
+    sent = len(wire.sent)
+    for now_s in (1.0, 4.0, 5.5, 6.0, 10.6):
+        wire.tick(now_s)
+
+    assert [(m.max_groups, m.holding) for m in wire.sent[sent:]] == [(0, ["a"]), (0, ["a"])]
+
+
+def test_many_groups_go_out_in_parts_that_fit_a_message():
+    """Groups of 3 MB each are sent one by one."""
+    wire = Wire()
+    big = [msgspec.structs.replace(group(t), prompt_token_ids=bytes(3_000_000)) for t in ("a", "b", "c")]
+
+    wire.link.deliver(big)
+
+    assert [len(message.groups) for message in wire.sent] == [1, 1, 1]

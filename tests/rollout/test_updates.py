@@ -20,7 +20,7 @@ CANARY = canary_sequences(64)
 @pytest.fixture
 def engine(tiny_model) -> EmbeddedEngine:
     """An engine that serves nothing yet."""
-    return EmbeddedEngine(tiny_model(seed=2), eos_id=1, max_new_tokens=4, temperature=1.0)
+    return EmbeddedEngine(tiny_model(seed=2), eos_ids=[1], max_new_tokens=4, temperature=1.0)
 
 
 def publish(folder: Path, model, step: int) -> Path:
@@ -29,9 +29,9 @@ def publish(folder: Path, model, step: int) -> Path:
 
 def test_a_published_version_is_served_with_a_canary_gap_of_nothing(tiny_model, engine, tmp_path):
     """Publish, install: the engine computes what the learner computes and names the version."""
-    installed = install(engine, publish(tmp_path, tiny_model(seed=1), 3))
+    installed = install(engine, publish(tmp_path, tiny_model(seed=1), 3), Version(0, 3))
 
-    assert (installed.version, engine.version) == (Version(0, 3), Version(0, 3))
+    assert engine.version == Version(0, 3)
     assert installed.gap_nats < 1e-6
 
 
@@ -44,22 +44,31 @@ def test_weights_that_are_not_what_the_learner_scored_are_not_served(tiny_model,
     lying = publish(tmp_path / "lying", near, 4)
     mixed = msgspec.structs.replace(read_manifest(lying), canary=read_manifest(good).canary)
     lying.write_bytes(msgspec.json.encode(mixed))
-    install(engine, good)
+    install(engine, good, Version(0, 3))
 
     with pytest.raises(WeightsError, match="canary"):
-        install(engine, lying)
+        install(engine, lying, Version(0, 4))
 
     assert engine.version is None
-    assert install(engine, good).version == Version(0, 3)
+    install(engine, good, Version(0, 3))
+    assert engine.version == Version(0, 3)
 
 
 def test_a_torn_file_leaves_the_served_version(tiny_model, engine, tmp_path):
     """An update that cannot be read changes nothing."""
-    install(engine, publish(tmp_path, tiny_model(seed=1), 3))
+    install(engine, publish(tmp_path, tiny_model(seed=1), 3), Version(0, 3))
     torn = publish(tmp_path, tiny_model(seed=1), 4)
     torn.with_suffix(".safetensors").write_bytes(b"torn")
 
     with pytest.raises(WeightsError, match="checksum"):
-        install(engine, torn)
+        install(engine, torn, Version(0, 4))
 
     assert engine.version == Version(0, 3)
+
+
+def test_a_manifest_of_another_version_is_refused(tiny_model, engine, tmp_path):
+    """What the learner announced and what the manifest describes must be the same version."""
+    with pytest.raises(WeightsError, match=r"describes version 0\.3, wanted 0\.4"):
+        install(engine, publish(tmp_path, tiny_model(seed=1), 3), Version(0, 4))
+
+    assert engine.version is None
