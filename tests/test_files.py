@@ -13,10 +13,10 @@ def test_the_new_content_takes_the_place_of_the_old(tmp_path: Path):
     path = tmp_path / "a"
     path.write_bytes(b"old")
 
-    replace_file(path, b"new", mode=0o600)
+    replace_file(path, b"new", mode=0o640)
 
     assert path.read_bytes() == b"new"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert [file.name for file in tmp_path.iterdir()] == ["a"]
 
 

@@ -29,7 +29,6 @@ class Running:
 
     position: int
     worker: str
-    incarnation: str
 
 
 @dataclass
@@ -57,14 +56,10 @@ class WorkLedger:
         return max(0, ahead * self.pace.groups_per_step - self.accepted - len(self.running))
 
     def grant(self, request: WorkRequest, now_s: float) -> list[WorkItem]:
-        """Work for one worker; what an earlier life of it held, or what it no longer holds, is granted anew."""
+        """Work for one worker; what it does not hold (any more), as after a restart, is granted anew."""
         self.last_seen_s[request.worker] = now_s
         holding = set(request.holding)
-        self._take_back(
-            lambda ticket, run: (
-                run.worker == request.worker and (run.incarnation != request.incarnation or ticket not in holding)
-            )
-        )
+        self._take_back(lambda ticket, run: run.worker == request.worker and ticket not in holding)
         num_groups = min(request.max_groups, self.capacity())
         return [self._grant_one(request) for _ in range(num_groups)]
 
@@ -122,7 +117,7 @@ class WorkLedger:
         else:
             position, self.cursor = self.cursor, self.cursor + 1
         ticket = f"{self.resumed_at.run_epoch}.{position}"
-        self.running[ticket] = Running(position, request.worker, request.incarnation)
+        self.running[ticket] = Running(position, request.worker)
         prompt_id = self.prompt_at(position)
         return WorkItem(
             ticket=ticket, position=position, prompt_id=prompt_id, group_size=self.pace.group_size, step=self.step

@@ -78,7 +78,6 @@ class WorkRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
     """Worker -> learner: grant me up to `max_groups`; `holding` are the tickets that I still work on."""
 
     worker: Name
-    incarnation: Name
     max_groups: Count
     holding: Annotated[list[Name], msgspec.Meta(max_length=100_000)]
 

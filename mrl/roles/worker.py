@@ -8,8 +8,6 @@ If it dies: the supervisor starts it again; the learner grants its work anew.
 """
 
 import itertools
-import os
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -90,7 +88,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
 
 
 def _connect_learner(folder: RunFolder, policy: str, role: str, closing: ExitStack) -> WorkerLink:
-    work = WorkerLink(role, f"{os.getpid()}-{secrets.token_hex(4)}")
+    work = WorkerLink(role)
     client = wiring.link(
         folder, f"learner-{policy}", identity=role, on_message=work.on_message, on_tick=work.on_tick, closing=closing
     )

@@ -29,8 +29,8 @@ MAX_BATCH_BYTES = 4 * 1024 * 1024
 class WorkerLink:
     """Shared between the worker's thread (`take_work`, `deliver`) and the socket's thread (`on_message`, `on_tick`)."""
 
-    def __init__(self, worker: str, incarnation: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._worker, self._incarnation, self._clock = worker, incarnation, clock
+    def __init__(self, worker: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._worker, self._clock = worker, clock
         self._changed = threading.Condition()
         self._post: Callable[[bytes], object] = lambda _: None
         self._reconnect: Callable[[], object] = lambda: None
@@ -113,7 +113,6 @@ class WorkerLink:
         holding = [*self._work, *self._undelivered]
         request = WorkRequest(
             worker=self._worker,
-            incarnation=self._incarnation,
             max_groups=max(0, self._wanted - len(self._work)),
             holding=holding,
         )

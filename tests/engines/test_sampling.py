@@ -48,3 +48,6 @@ def test_a_token_of_probability_zero_is_never_drawn():
     sampler = SeededSampler(answer_seeds(0, "a", "p", 0, 1000), 1, 1.0)
 
     assert (sampler(torch.empty(1000, 0), logits).argmax(-1) == 1).all()
+    sampler = SeededSampler(answer_seeds(0, "a", "p", 0, 1000), 1, 1.0)
+    sampler._uniforms.zero_()
+    assert (sampler(torch.empty(1000, 0), logits).argmax(-1) == 1).all()

@@ -23,7 +23,7 @@ def connected(folder: Path):
     server = ServerSocket(keys)
     ledger = WorkLedger(Pace(2, 2, 1, 100), lambda position: f"p{position}", Version(0, 0))
     intake = Intake(server, ledger)
-    link = WorkerLink("w", "1")
+    link = WorkerLink("w")
     socket = ClientSocket(keys, lambda: server.address, identity="w")
     client = BackgroundClient(socket, on_message=link.on_message, on_tick=link.on_tick)
     link.open(client.post, client.request_reconnect)

@@ -16,8 +16,8 @@ def ledger(epoch: int = 0, step: int = 0, pace: Pace = PACE) -> WorkLedger:
     return WorkLedger(pace, lambda position: f"p{position}", Version(epoch, step), step=step)
 
 
-def ask(count: int, worker: str = "w", incarnation: str = "1", holding: tuple[str, ...] = ()) -> WorkRequest:
-    return WorkRequest(worker=worker, incarnation=incarnation, max_groups=count, holding=list(holding))
+def ask(count: int, worker: str = "w", holding: tuple[str, ...] = ()) -> WorkRequest:
+    return WorkRequest(worker=worker, max_groups=count, holding=list(holding))
 
 
 def test_at_most_eta_plus_one_steps_of_groups_run_ahead():
@@ -50,11 +50,11 @@ def test_no_more_is_granted_than_the_run_needs(make_group):
 
 
 def test_the_work_of_a_restarted_worker_is_granted_again():
-    """A new incarnation of a worker gets the positions that its earlier life held."""
+    """A worker that holds nothing gets the positions that its earlier life held."""
     books = ledger()
     first = books.grant(ask(3), 0.0)
 
-    again = books.grant(ask(3, incarnation="2"), 1.0)
+    again = books.grant(ask(3), 1.0)
 
     assert [item.position for item in again] == [item.position for item in first]
 
@@ -176,18 +176,18 @@ def test_a_resume_samples_what_was_not_trained_on(make_group):
 @given(st.lists(st.tuples(st.sampled_from(["ask", "give", "crash", "train"]), st.integers(0, 9)), max_size=60))
 def test_every_position_is_trained_dropped_or_open(events):
     """Whatever happens, no position of the prompt order is lost and none is trained twice."""
-    books, step, incarnation = ledger(pace=Pace(2, 2, 2, 1000)), 0, 0
+    books, step = ledger(pace=Pace(2, 2, 2, 1000)), 0
     held: dict[str, int] = {}
     trained: list[int] = []
     for event, number in events:
         if event == "ask":
-            items = books.grant(ask(number, incarnation=str(incarnation), holding=tuple(held)), 0.0)
+            items = books.grant(ask(number, holding=tuple(held)), 0.0)
             held |= {item.ticket: step for item in items}
         elif event == "give":
             for ticket in list(held)[:number]:
                 books.accept([_group(ticket, held.pop(ticket))], "w", 0.0)
         elif event == "crash":
-            held, incarnation = {}, incarnation + 1
+            held = {}
         else:
             batch = books.take_batch(step)
             if batch is not None:

@@ -27,7 +27,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.now_s, self.reconnects = 0.0, 0
-        self.link = WorkerLink("w", "1", clock=lambda: self.now_s)
+        self.link = WorkerLink("w", clock=lambda: self.now_s)
         self.sent: list[WorkRequest | Groups] = []
         self.link.open(lambda body: self.sent.append(decode(body, worker_message_decoder)), self._reconnect)
 
