@@ -2,7 +2,10 @@
 
 import argparse
 import importlib
+import os
+import sys
 from pathlib import Path
+from typing import NoReturn
 
 from mrl.launch.parent_death import die_with_supervisor
 
@@ -23,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--index", type=int, default=0, metavar="I", help="number among the policy's workers")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run the role to its end. Bound to the supervisor's life before anything heavy is imported."""
+def run(arguments: argparse.Namespace) -> NoReturn:
+    """Run the role to its end, and the process with it; bound to the supervisor's life before anything heavy loads."""
     die_with_supervisor()
     from mrl.config.run_folder import read_run_config
     from mrl.errors import ConfigError
@@ -34,4 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.policy and arguments.policy not in policies:
         raise ConfigError("no such policy", where=str(run_folder), got=arguments.policy, wanted=", ".join(policies))
     role = importlib.import_module(ROLES[arguments.command])
-    return int(role.main(run_folder, arguments.policy, arguments.index))
+    code = int(role.main(run_folder, arguments.policy, arguments.index))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The role has closed what it owns. Leaving through the interpreter would first collect the object graph of torch and
+    # transformers, which takes seconds when all roles do so at once.
+    os._exit(code)
