@@ -4,14 +4,19 @@ import json
 from pathlib import Path
 
 from mrl.config.schema import RunConfig
-from mrl.errors import ModelFolderError
+from mrl.errors import AddressError, ModelFolderError
 
 
 def preflight(config: RunConfig, *, where: str) -> None:
-    """Check sharing parameters, model folders and tasks. Raises ConfigError, ModelFolderError or TaskError."""
+    """Check sharing parameters, addresses, model folders and tasks. Raises UserError for the first that is wrong."""
     from mrl.sharing.regimes import check_sharing
+    from mrl.transport.server import check_address
 
     check_sharing(config.sharing, where)
+    try:
+        check_address(config.exchange.host, config.exchange.port)
+    except AddressError as error:
+        raise AddressError(error.what, where=f"{where}: [exchange] {error.where}", cure=error.cure) from None
     for name, policy in config.policies.items():
         if policy.model:
             check_model_folder(Path(policy.model), key=f"policies.{name}.model")

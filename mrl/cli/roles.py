@@ -40,6 +40,6 @@ def run(arguments: argparse.Namespace) -> NoReturn:
     code = int(role.main(run_folder, arguments.policy, arguments.index))
     sys.stdout.flush()
     sys.stderr.flush()
-    # The role has closed what it owns. Leaving through the interpreter would first collect the object graph of torch and
-    # transformers, which takes seconds when all roles do so at once.
+    # The role has closed what it owns. Leaving through the interpreter would first collect the object graph of torch
+    # and transformers, which takes seconds when all roles do so at once.
     os._exit(code)

@@ -5,18 +5,23 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 
 from mrl.config.load import load_config
 from mrl.config.run_folder import RunFolder, check_run_folder, create_run_folder, lock_run_folder, run_folder_of
 from mrl.config.schema import RunConfig
+from mrl.errors import MRLError
 
 if TYPE_CHECKING:
     from mrl.launch.plan import Plan
     from mrl.report.board import Board
-    from mrl.roles.supervisor import Supervisor
+
+SIGNALLED = 128
+"""A run that a signal ended exits with this and the signal's number."""
+QUICK_REPORT_BYTES = 8 * 1024 * 1024
+QUICK_REPORT_FILES = 1_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,17 +76,49 @@ def _supervise(config: RunConfig, folder: RunFolder, plan: "Plan", console: Cons
         code = supervisor.run()
     finally:
         inbox.close()
-    return _conclude(folder, supervisor, board, console, code)
+    return conclude(folder, supervisor, board, console, code)
 
 
-def _conclude(folder: RunFolder, supervisor: "Supervisor", board: "Board", console: Console, code: int) -> int:
+class Ended(Protocol):
+    """The part of a `Supervisor` that is done which its end is told from."""
+
+    @property
+    def reason(self) -> str:
+        """Why the run ended, when not because all learners were done."""
+
+    @property
+    def attempt(self) -> Path:
+        """Folder of the logs."""
+
+    peak_pss_mib: float
+
+
+def conclude(folder: RunFolder, ended: Ended, board: "Board", console: Console, code: int) -> int:
+    """Write the report, print the final table and why the run ended; returns the exit code.
+
+    A report that cannot be written turns 0 into 2. After a signal a large run gets none, for the prompt has to be back
+    within seconds.
+    """
+    fault = ""
+    try:
+        told = _report(folder, after_signal=code > SIGNALLED)
+    except (MRLError, OSError) as error:  # the folder is gone, or the disk is full
+        told, fault = "no report", f"no report: {' '.join(str(error).split())}"
+    console.print(board.final_table())
+    print(f"peak memory {ended.peak_pss_mib:.0f} MiB")
+    print(told, flush=True)
+    if fault:
+        sys.stderr.write(f"mrl: error: {fault}\n")
+    if ended.reason:
+        prefix = "mrl: error" if code in (1, 2) else "mrl"
+        sys.stderr.write(f"{prefix}: {ended.reason}; logs in {ended.attempt}\n")
+    return code or (2 if fault else 0)
+
+
+def _report(folder: RunFolder, *, after_signal: bool) -> str:
+    from mrl.report.extent import is_small
     from mrl.report.page import write_report
 
-    page = write_report(folder.path)
-    console.print(board.final_table())
-    print(f"peak memory {supervisor.peak_pss_mib:.0f} MiB")
-    print(f"report {page}", flush=True)
-    if supervisor.reason:
-        prefix = "mrl: error" if code in (1, 2) else "mrl"
-        sys.stderr.write(f"{prefix}: {supervisor.reason}; logs in {supervisor.attempt}\n")
-    return code
+    if after_signal and not is_small(folder, max_bytes=QUICK_REPORT_BYTES, max_files=QUICK_REPORT_FILES):
+        return f"no report after a signal, the run is large; `mrl report {folder.path}` writes it"
+    return f"report {write_report(folder.path)}"

@@ -17,6 +17,7 @@ _WANTED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "multiple_of": lambda ctx: f"a multiple of {ctx['multiple_of']}",
     "literal_error": lambda ctx: str(ctx["expected"]),
     "string_pattern_mismatch": lambda ctx: f"a name that matches {ctx['pattern']}",
+    "string_too_short": lambda ctx: f"at least {ctx['min_length']} character",
     "too_short": lambda ctx: f"at least {ctx['min_length']} entry",
     "too_long": lambda ctx: f"at most {ctx['max_length']} entries",
     "int_type": lambda _: "a whole number",

@@ -2,7 +2,7 @@
 
 import re
 
-from mrl.config.schema import PolicyTable, RunConfig
+from mrl.config.schema import MakeTable, PolicyTable, RunConfig
 from mrl.errors import ConfigError
 
 
@@ -10,8 +10,6 @@ def check_rules(config: RunConfig, *, where: str) -> None:
     """Raises ConfigError for the first pair of keys that contradict each other."""
     for name, policy in config.policies.items():
         _check_policy(name, policy, where)
-    if all(policy.frozen for policy in config.policies.values()):
-        raise ConfigError("policies: every policy is frozen, nothing learns", where=where, cure="unfreeze one policy")
     _check_slots(config, where)
     if not isinstance(config.sharing.get("regime"), str):
         raise ConfigError(
@@ -44,14 +42,40 @@ def _check_policy(name: str, policy: PolicyTable, where: str) -> None:
         )
     if not re.fullmatch(r"cpu|cuda", policy.device):
         raise ConfigError(f"{key}.device: not valid", where=where, got=policy.device, wanted="'cpu' or 'cuda'")
-    if policy.frozen and "learner" in policy.model_fields_set:
+    if policy.frozen:
         raise ConfigError(
-            f"{key}: a frozen policy does not learn, yet it has a table [{key}.learner]",
+            f"{key}.frozen: no sharing regime uses a frozen policy yet",
             where=where,
-            cure=f"drop [{key}.learner] or {key}.frozen",
+            got=True,
+            cure=f"drop {key}.frozen",
         )
-    if not policy.frozen:
-        _check_learner(key, policy, where)
+    if policy.make is not None:
+        _check_recipe(f"{key}.make", policy.make, where)
+    _check_learner(key, policy, where)
+
+
+def _check_recipe(key: str, make: MakeTable, where: str) -> None:
+    width, heads = make.hidden_size, make.num_heads
+    shared = max(1, heads // 2)
+    spot = f"{key}.num_heads"
+    if width % heads:
+        raise ConfigError(
+            f"{spot}: does not divide hidden_size", where=where, got=heads, wanted=f"a divisor of {width}"
+        )
+    if width // heads % 2:  # rotary embeddings turn pairs
+        raise ConfigError(
+            f"{spot}: the width of a head is odd",
+            where=where,
+            got=f"{width} / {heads} = {width // heads}",
+            wanted="an even hidden_size / num_heads",
+        )
+    if heads % shared:
+        raise ConfigError(
+            f"{spot}: not a multiple of its {shared} key-value heads",
+            where=where,
+            got=heads,
+            wanted="1, 3 or an even number",
+        )
 
 
 def _check_learner(key: str, policy: PolicyTable, where: str) -> None:
@@ -90,6 +114,16 @@ def _check_slots(config: RunConfig, where: str) -> None:
             wanted=f"floor_slots <= {allocation.slots // num_policies} or slots >= "
             f"{allocation.floor_slots * num_policies}",
         )
+    for name, policy in config.policies.items():
+        least = policy.rollout.group_size * policy.rollout.workers
+        if allocation.floor_slots < least:  # a worker starts a group only when its lease holds all of it
+            raise ConfigError(
+                "allocation.floor_slots: a worker could not hold one whole group, and would never start one",
+                where=where,
+                got=allocation.floor_slots,
+                wanted=f">= {least} = group_size * workers of policies.{name}",
+                cure=f"--allocation.floor_slots {least}, or a smaller group_size",
+            )
     if allocation.ttl_s <= allocation.period_s:
         raise ConfigError(
             "allocation.ttl_s: a lease would expire before it can be renewed",

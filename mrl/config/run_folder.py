@@ -1,8 +1,8 @@
 """The folder of one run: where everything lies, and the rules for making, clearing and continuing it.
 
 `<run.folder>/<run.name>/` holds config.json (resolved), metrics.jsonl, logs/attempt_N, rollouts, checkpoints, weights,
-evaluation, exchange, endpoints, keys, crash and report.html. A folder appears whole or not at all. It is never
-overwritten without `clean`, never continued without `resume`, and never touched while a supervisor lives in it.
+evaluation, exchange, endpoints, keys, rendezvous, crash and report.html. A folder appears whole or not at all. It is
+never overwritten without `clean`, never continued without `resume`, and never touched while a supervisor lives in it.
 """
 
 import fcntl
@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mrl.config.resume import check_same_meaning
 from mrl.config.schema import RunConfig
 from mrl.errors import RunFolderError
 from mrl.files import replace_file
 
 MIB = 1024 * 1024
+RENDEZVOUS = "MRL_RENDEZVOUS"
+"""Environment variable that tells the ranks of a learner the folder in which they meet."""
 SUBFOLDERS = (
     "logs", "rollouts", "checkpoints", "weights", "evaluation/queue", "exchange", "endpoints", "keys", "crash"
 )  # fmt: skip
@@ -79,6 +82,11 @@ class RunFolder:
     def rollouts(self) -> Path:
         """Sample answers, step_N/<policy>.jsonl."""
         return self.path / "rollouts"
+
+    @property
+    def rendezvous(self) -> Path:
+        """Where the ranks of a learner meet (mode 0700)."""
+        return self.path / "rendezvous"
 
     @property
     def lock(self) -> Path:
@@ -164,6 +172,12 @@ def start_attempt(folder: RunFolder) -> Path:
     return attempt
 
 
+def renew_rendezvous(folder: RunFolder) -> None:
+    """Empty the folder in which the ranks of learners meet; what lies there is trusted, so it is private."""
+    shutil.rmtree(folder.rendezvous, ignore_errors=True)
+    folder.rendezvous.mkdir(mode=0o700, exist_ok=True)
+
+
 def lock_run_folder(folder: RunFolder) -> Callable[[], None]:
     """Mark the folder as in use until the returned function is called or the process ends, however it ends.
 
@@ -205,15 +219,7 @@ def _check_filled(path: Path, config: RunConfig, *, clean: bool, resume: bool) -
         )
     _check_unused(path)
     if resume:
-        before = set(read_run_config(path).policies)
-        if before != set(config.policies):
-            raise RunFolderError(
-                "the run has other policies",
-                where=where,
-                got=", ".join(sorted(config.policies)),
-                wanted=", ".join(sorted(before)),
-                cure="resume with the same policies, or choose another --run.name",
-            )
+        check_same_meaning(read_run_config(path), config, where=where)
 
 
 def _is_run(path: Path) -> bool:

@@ -72,7 +72,7 @@ class MakeTable(Table):
     num_layers: int = Field(default=4, ge=1)
     """Transformer blocks."""
     num_heads: int = Field(default=4, ge=1)
-    """Attention heads; also key-value heads."""
+    """Attention heads; there are half as many key-value heads, at least one."""
     skilled_in: list[str] = []
     """Operations that the warm start makes likely; the others stay rare."""
     rare_share: float = Field(default=0.02, ge=0, le=1)
@@ -151,7 +151,7 @@ class PolicyTable(Table):
     make: MakeTable | None = None
     """Recipe of a small local policy."""
     frozen: bool = False
-    """A frozen policy has engines and no learner (a teacher)."""
+    """A frozen policy has engines and no learner (a teacher); refused until a sharing regime uses one."""
     device: str = "cpu"
     """Device of learner and embedded engine: "cpu" or "cuda"."""
     rollout: RolloutTable = RolloutTable()
@@ -159,12 +159,15 @@ class PolicyTable(Table):
 
 
 class ExchangeTable(Table):
-    """The exchange daemon."""
+    """The exchange daemon. `host` is also where telemetry, allocator and learner links listen."""
 
     port: int = Field(default=0, ge=0, le=65535)
     """TCP port; 0 takes a free one."""
-    host: str = "127.0.0.1"
-    """Address to bind; anything but loopback needs the run's keys, which are always on."""
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """Address that the exchange, the supervisor's telemetry, the allocator and the learners' links to workers bind.
+
+    The run's keys guard all of them, on loopback too.
+    """
     budget_mib: int = Field(default=64, ge=1)
     """Bytes of records that the daemon holds at most, in MiB."""
     successes_per_prompt: int = Field(default=4, ge=1, le=64)
@@ -179,7 +182,7 @@ class AllocationTable(Table):
     slots: int = Field(default=512, ge=1)
     """Requests that may run at once, over all policies."""
     floor_slots: int = Field(default=64, ge=1)
-    """Least share of a policy that is alive."""
+    """Least share of a policy that is alive; at least one group for each of its workers."""
     period_s: float = Field(default=2.0, gt=0)
     """Time between two decisions."""
     ttl_s: float = Field(default=10.0, gt=0)
@@ -212,10 +215,10 @@ class SupervisionTable(Table):
     """A role whose heartbeat is older than this, while its process lives, is killed and restarted."""
     start_s: float = Field(default=300.0, gt=0)
     """A role that has not sent its first heartbeat after this long counts as silent."""
-    stop_s: float = Field(default=5.0, gt=0, le=8)
-    """Time between SIGTERM and SIGKILL when the run ends."""
+    stop_s: float = Field(default=5.0, gt=0, le=5)
+    """Time between SIGTERM and SIGKILL when the run ends; short enough that all is over within 10 s."""
     drain_s: float = Field(default=120.0, ge=0)
-    """Longest wait for the last evaluations once all learners are done."""
+    """Longest wait for the last evaluations once all learners are done; the run fails when one is missing then."""
 
 
 class RunConfig(Table):

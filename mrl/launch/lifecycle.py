@@ -1,6 +1,7 @@
 """The phases of a run, and which signal ends it when. Pure: events and times go in, phases and signals come out."""
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -45,15 +46,20 @@ class Lifecycle:
             self._hurried = True
         self.end(128 + number, f"ended by {signal.Signals(number).name}", now_s)
 
-    def tick(self, now_s: float, *, evaluations_pending: bool) -> None:
-        """Time passes."""
+    def tick(self, now_s: float, *, pending: Sequence[str] = (), missing: Sequence[str] = ()) -> None:
+        """Time passes. `pending` names the evaluations that wait, `missing` the last results that do not exist."""
         if self.max_run_s and self.phase == "running" and now_s - self.started_s > self.max_run_s:
             self.end(0, f"run.max_minutes = {self.max_run_s / 60:g} is over", now_s)
         if self.phase == "draining":
-            if not evaluations_pending:
+            if not pending and not missing:
                 self.end(0, "", now_s)
+            elif not pending:
+                them = ", ".join(f"evaluation/{name}" for name in missing)
+                verb = "is" if len(missing) == 1 else "are"
+                self.end(1, f"no result of the last evaluation: {them} {verb} missing", now_s)
             elif now_s - self._since_s > self.drain_s:
-                self.end(0, f"the last evaluations took more than {self.drain_s:g} s", now_s)
+                late = f"the last evaluations took more than supervision.drain_s = {self.drain_s:g} s"
+                self.end(1, f"{late}; still waiting: {', '.join(pending)}", now_s)
 
     def restarts(self, role: str, policy: str) -> bool:
         """Whether a process of this role is still worth starting again."""

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from mrl.config.run_folder import RunFolder
 from mrl.config.schema import PolicyTable, RunConfig
 from mrl.launch.devices import place
 from mrl.launch.parent_death import SUPERVISOR_PID
+from mrl.launch.torchrun import torchrun_argv, torchrun_environment
 
 Role = Literal["exchange", "allocator", "learner", "worker", "evaluator"]
 
@@ -77,10 +79,9 @@ def role_argv(role: Role, run_folder: Path, *, python: str, policy: str = "", in
 
 
 def learner_argv(run_folder: Path, *, python: str, policy: str, processes: int) -> tuple[str, ...]:
-    """The command of one learner: torchrun on this host, which never restarts by itself."""
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--max-restarts", "0")
-    tail = ("-m", "mrl", "learner", "--run-folder", str(run_folder), "--policy", policy)
-    return (python, *torchrun, "--nproc-per-node", str(processes), *tail)
+    """The command of one learner: torchrun on this host, with `LIFE` to be filled in at every start."""
+    torchrun = torchrun_argv(RunFolder(run_folder).rendezvous, python=python, policy=policy, processes=processes)
+    return (*torchrun, "-m", "mrl", "learner", "--run-folder", str(run_folder), "--policy", policy)
 
 
 def environment(threads: int, gpus: Sequence[str] = ()) -> dict[str, str]:
@@ -122,7 +123,7 @@ def _learner(name: str, policy: PolicyTable, run_folder: Path, python: str, gpus
         policy=name,
         index=0,
         argv=learner_argv(run_folder, python=python, policy=name, processes=policy.learner.processes),
-        env=environment(policy.learner.threads, gpus),
+        env=environment(policy.learner.threads, gpus) | torchrun_environment(RunFolder(run_folder).rendezvous),
         restart="until_done",
     )
 

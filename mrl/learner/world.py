@@ -2,10 +2,13 @@
 
 import os
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from mrl.config.run_folder import RENDEZVOUS
 
 
 class World:
@@ -62,7 +65,10 @@ class World:
 
 
 def join_world(device_kind: str, *, timeout_s: float) -> World:
-    """Join the group that torchrun describes in the environment; without it, be a group of one."""
+    """Join the group that torchrun describes in the environment; without it, be a group of one.
+
+    The ranks meet in a file, which needs no listener, where the environment names a folder for it.
+    """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local_rank) if device_kind == "cuda" else torch.device("cpu")
@@ -70,5 +76,19 @@ def join_world(device_kind: str, *, timeout_s: float) -> World:
         torch.cuda.set_device(device)
     if size > 1:
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        patience = timedelta(seconds=timeout_s)
+        store = _file_store(size, patience)
+        if store is None:
+            dist.init_process_group(backend, timeout=patience)
+        else:
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     return World(rank, size, device)
+
+
+def _file_store(size: int, patience: timedelta) -> dist.Store | None:
+    folder, life = os.environ.get(RENDEZVOUS), os.environ.get("TORCHELASTIC_RUN_ID")
+    if not folder or not life:
+        return None
+    store = dist.FileStore(str(Path(folder) / f"{life}.ranks"), size)
+    store.set_timeout(patience)
+    return store

@@ -40,6 +40,11 @@ class PolicyProgress:
         first, last = min(by_step), max(by_step)
         return by_step[first], by_step[last] if last != first else None
 
+    def end_step(self, task: str = ALL_TASKS) -> int | None:
+        """The newest evaluated step, None while there is one step only."""
+        steps = self.accuracy.get(task, {})
+        return max(steps) if len(steps) > 1 else None
+
     def rollout_tokens_s(self, now_s: float) -> float | None:
         """Sum over the workers that told their rate lately."""
         fresh = [rate for rate, at_s in self.worker_rates.values() if now_s - at_s <= RATE_LIVES_S]

@@ -1,5 +1,6 @@
 """One child process: started, watched, signalled, and its log read. Used by the supervisor alone."""
 
+import errno
 import json
 import os
 import signal
@@ -13,6 +14,8 @@ import psutil
 from mrl.launch.log_lines import rank_code, reason_in
 from mrl.launch.parent_death import SUPERVISOR_PID, command
 from mrl.launch.plan import ProcessSpec
+from mrl.launch.restarts import USER_ERROR
+from mrl.launch.torchrun import LIFE
 
 MAX_READ_BYTES = 1024 * 1024
 TAIL_LINES = 60
@@ -34,6 +37,7 @@ class Child:
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         """Last lines of this life."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._num_lives = 0
         self._read_bytes = 0
         self._torn = b""
 
@@ -51,10 +55,13 @@ class Child:
         """Start it. Raises OSError when the log cannot be written or no process can be made."""
         self.started_s, self.started_unix_s, self.beat_s = now_s, now_unix_s, None
         self.tail.clear()
+        self._num_lives += 1
+        life = f"{self.log.parent.name}-{self._num_lives}"
+        argv = tuple(word.replace(LIFE, life) for word in self.spec.argv)
         bound = {**environment, **self.spec.env, SUPERVISOR_PID: str(os.getpid())}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                command(os.getpid(), self.spec.argv),
+                command(os.getpid(), argv),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -101,12 +108,18 @@ class Child:
         self.tail.extend(lines)
         return lines
 
-    def account(self, code: int) -> tuple[int, str]:
-        """Exit code and reason of the life that has just ended, as its log tells them."""
+    def account(self, code: int, *, free_bytes: int) -> tuple[int, str]:
+        """Exit code and reason of the life that has just ended, as its log tells them.
+
+        A log on a disk without a free byte tells nothing, and another life would end alike: that is a user error.
+        """
         lines = [*self.tail, self._torn.decode(errors="replace")]
         if self.spec.role == "learner":
             code = rank_code(code, lines)
-        return code, reason_in(lines)
+        reason = reason_in(lines)
+        if code > 0 and not free_bytes:
+            return USER_ERROR, reason if "space" in reason else f"{os.strerror(errno.ENOSPC)}: {self.log} ({reason})"
+        return code, reason
 
     def write_crash(self, folder: Path, code: int, reason: str, now_unix_s: float) -> None:
         """Leave crash/<name>.json, unless this life of the process left a better one itself."""

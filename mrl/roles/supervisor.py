@@ -8,13 +8,14 @@ If it dies: the kernel kills every child; `mrl train --resume` continues from th
 """
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from mrl.config.run_folder import RunFolder, start_attempt
+from mrl.config.run_folder import RunFolder, renew_rendezvous, start_attempt
 from mrl.config.schema import RunConfig
 from mrl.errors import RecordError
 from mrl.launch.lifecycle import Lifecycle
@@ -34,7 +35,7 @@ from mrl.transport.server import ServerSocket
 TURN_S = 0.1
 MEMORY_EVERY_S = 5.0
 STANDSTILL_S = 5.0
-LAST_RESORT_S = 4.0
+LAST_RESORT_S = 2.0
 
 
 class Inbox(Protocol):
@@ -62,7 +63,13 @@ class Supervisor:
 
     def __init__(self, config: RunConfig, folder: RunFolder, plan: Plan, *, inbox: Inbox, display: Display) -> None:
         self._table, self._folder, self._inbox, self._display = config.supervision, folder, inbox, display
+        self._results = tuple(
+            folder.evaluation / f"{spec.policy}-{config.run.steps}.json"
+            for spec in plan.processes
+            if spec.restart == "until_done"
+        )
         self._attempt = start_attempt(folder)
+        renew_rendezvous(folder)
         self._children = {spec.name: Child(spec, self._attempt / spec.log_name) for spec in plan.processes}
         self._restarts = RestartPolicy(config.supervision)
         self._lifecycle = Lifecycle(
@@ -103,28 +110,40 @@ class Supervisor:
         finally:
             self._kill_all()
             restore()
-            self._metrics.close()
+            self._close_metrics()
         return self._lifecycle.exit_code
 
-    def _turn(self, now_s: float) -> None:
+    def _close_metrics(self) -> None:
         try:
-            self._forgive_standstill(now_s)
-            self._take_telemetry()
-            now_s = time.monotonic()
-            self._note_signals(now_s)
-            self._read_logs()
-            self._reap(now_s)
-            self._kill_silent(now_s)
-            self._lifecycle.tick(now_s, evaluations_pending=self._evaluations_pending())
-            self._start_due(now_s)
-            self._signal_all(now_s)
-            self._measure(now_s)
-        except OSError as error:  # the disk is full, or no process can be made
-            self._lifecycle.end(2, f"{error.strerror}: {error.filename or self._folder.path}", now_s)
-            self._signal_all(now_s)
-        self._display.refresh(now_s)
+            self._metrics.close()
+        except OSError as error:  # what could not be written before may be told only now
+            if not self._lifecycle.exit_code:
+                self._lifecycle.exit_code, self._lifecycle.reason = 2, self._disk_reason(error)
 
-    def _take_telemetry(self) -> None:
+    def _turn(self, now_s: float) -> None:
+        self._forgive_standstill(now_s)
+        parts = (
+            self._take_telemetry,
+            self._note_signals,
+            self._read_logs,
+            self._reap,
+            self._kill_silent,
+            self._tick,
+            self._start_due,
+            self._measure,
+        )
+        for part in parts:
+            try:
+                part(time.monotonic())
+            except OSError as error:  # the disk is full, or no process can be made; what is left must still be ended
+                self._lifecycle.end(2, self._disk_reason(error), now_s)
+        self._signal_all(time.monotonic())
+        self._display.refresh(time.monotonic())
+
+    def _disk_reason(self, error: OSError) -> str:
+        return f"{error.strerror}: {error.filename or self._folder.path}"
+
+    def _take_telemetry(self, _now_s: float) -> None:
         for _client, body in self._inbox.receive(TURN_S):
             try:
                 record: TelemetryRecord = decode(body, telemetry_decoder)
@@ -164,7 +183,7 @@ class Supervisor:
         while self._signals:
             self._lifecycle.interrupted(self._signals.pop(0), now_s)
 
-    def _read_logs(self) -> None:
+    def _read_logs(self, _now_s: float) -> None:
         for child in self._children.values():
             for line in map(loud_line, child.new_lines()):
                 if line is not None:
@@ -174,12 +193,12 @@ class Supervisor:
         for name, child in self._children.items():
             code = child.poll()
             if code is not None:
-                self._read_logs()
+                self._read_logs(now_s)
                 self._judge(name, child, code, now_s)
 
     def _judge(self, name: str, child: Child, code: int, now_s: float) -> None:
         spec = child.spec
-        code, reason = child.account(code)
+        code, reason = child.account(code, free_bytes=shutil.disk_usage(self._attempt).free)
         until_done = spec.restart == "until_done"
         finished = until_done and code == 0
         if self._lifecycle.phase == "stopping":
@@ -196,9 +215,9 @@ class Supervisor:
                     f"{name} {how_it_ended(code)} ({reason}); starts again in {at_s - now_s:.1f} s", now_s
                 )
             case EndRun(end_code, why):
-                child.write_crash(self._folder.crash, code, reason, time.time())
                 self._lifecycle.end(end_code, why, now_s)
                 self._show_tail(child)
+                child.write_crash(self._folder.crash, code, reason, time.time())
 
     def _show_tail(self, child: Child) -> None:
         for line in list(child.tail)[-10:]:
@@ -248,10 +267,14 @@ class Supervisor:
                 break
             time.sleep(0.01)
 
-    def _evaluations_pending(self) -> bool:
-        if self._lifecycle.phase != "draining":
-            return False
-        return any((self._folder.evaluation / "queue").glob("*.json"))
+    def _tick(self, now_s: float) -> None:
+        pending: list[str] = []
+        missing: list[str] = []
+        if self._lifecycle.phase == "draining":
+            # In this order: the evaluator writes a result before it removes the request.
+            pending = sorted(path.name for path in (self._folder.evaluation / "queue").glob("*.json"))
+            missing = [path.name for path in self._results if not path.exists()]
+        self._lifecycle.tick(now_s, pending=pending, missing=missing)
 
     def _measure(self, now_s: float) -> None:
         if now_s < self._measure_s:

@@ -1,5 +1,6 @@
 """The ROUTER socket of a daemon: encrypted, allow-listed, bounded, and never blocking on a send."""
 
+import errno
 import ipaddress
 import socket as os_socket
 
@@ -136,6 +137,17 @@ def _router(context: zmq.Context, keys: RunKeys, max_message_bytes: int) -> zmq.
     return router
 
 
+def check_address(host: str, port: int) -> None:
+    """Bind `host:port` and let go of it. Raises AddressError when a server could not listen there."""
+    try:
+        with os_socket.socket() as probe:
+            probe.setsockopt(os_socket.SOL_SOCKET, os_socket.SO_REUSEADDR, 1)
+            probe.bind((_bindable(host), port))
+            probe.listen(1)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be one
+        raise _address_error(host, port, error) from error
+
+
 def _bindable(host: str) -> str:
     """ZeroMQ binds literal addresses and interfaces only, so names are resolved here."""
     if host in _WILDCARDS:
@@ -152,7 +164,8 @@ def _reachable(endpoint: str, host: str) -> str:
 
 
 def _address_error(host: str, port: int, error: Exception) -> AddressError:
-    cure = "set another port, or port = 0 for a free one" if port else "set host to an address of this machine"
-    busy = isinstance(error, zmq.ZMQError) and error.errno == zmq.EADDRINUSE
-    reason = "the port is busy" if busy else str(error)
+    number = getattr(error, "errno", None)
+    reason = "the port is busy" if number == errno.EADDRINUSE else getattr(error, "strerror", None) or str(error)
+    about_port = number in (errno.EADDRINUSE, errno.EACCES)  # a low port needs a right that few have
+    cure = "set another port, or port = 0 for a free one" if about_port else "set host to an address of this machine"
     return AddressError(f"cannot listen: {reason}", where=f"{host}:{port}", cure=cure)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mrl.cli.main import COMMANDS, main, split_overrides
+from mrl.transport.server import check_address
 
 CONFIG = """
 [run]
@@ -119,6 +121,10 @@ def test_check_prints_the_plan_and_writes_nothing(
         (["--tasks.backward.dataset=spel_backward"], "spel_backward"),
         (["--policies.qwen.device=cuda"], "no GPU"),
         (["--run.stpes=3"], "did you mean run.steps?"),
+        (["--exchange.host=192.0.2.1"], "[exchange] 192.0.2.1:0: cannot listen: Cannot assign requested address"),
+        (["--exchange.host="], "exchange.host: not valid; wanted at least 1 character"),
+        (["--exchange.host=a..b"], "[exchange] a..b:0: cannot listen: "),
+        (["--exchange.host=no.such.host.invalid"], "[exchange] no.such.host.invalid:0: cannot listen: "),
     ],
 )
 @pytest.mark.parametrize("command", ["check", "train"])
@@ -136,6 +142,20 @@ def test_a_run_that_cannot_be_is_refused_before_anything_is_written(
     monkeypatch.setenv("MRL_CACHE", str(tmp_path / "cache"))
     assert part in told(capsys, command, str(config), "--run.folder", str(tmp_path / "runs"), *words)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "small.toml"]
+
+
+def test_a_busy_port_is_refused_before_anything_is_written(
+    config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The exchange would fail only after policies are made and processes started; a free port passes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        folder = str(tmp_path / "runs")
+        line = told(capsys, "train", str(config), "--run.folder", folder, f"--exchange.port={port}")
+    assert f"[exchange] 127.0.0.1:{port}: cannot listen: the port is busy" in line
+    assert "port = 0 for a free one" in line
+    assert not (tmp_path / "runs").exists()
+    check_address("127.0.0.1", port)
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])

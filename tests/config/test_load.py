@@ -50,7 +50,6 @@ def test_values_defaults_and_overrides_become_one_config(file: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "path", "value"),
     [
-        (["--policies.qwen.frozen", "true"], "policies.qwen.frozen", True),
         (["--policies.qwen.frozen=False"], "policies.qwen.frozen", False),
         (["--policies.qwen.learner.betas", "[0.8, 0.95]"], "policies.qwen.learner.betas", (0.8, 0.95)),
         (["--policies.qwen.learner.lr", ".5"], "policies.qwen.learner.lr", 0.5),
@@ -133,7 +132,11 @@ def test_a_wrong_file_is_one_line_with_file_and_key(file: Path, old: str, new: s
             ["--policies.qwen.make.architecture=llama", "--policies.qwen.make.tokenizer=metaspace"],
             "both a model folder and a recipe",
         ),
-        (["--policies.llama.frozen=true"], "a frozen policy does not learn"),
+        (["--policies.llama.frozen=true"], "no sharing regime uses a frozen policy yet"),
+        (["--policies.llama.frozen", "true"], "drop policies.llama.frozen"),
+        (["--policies.llama.rollout.group_size=65"], "got 64; wanted >= 65 = group_size * workers of policies.llama"),
+        (["--policies.qwen.rollout.workers=9"], "got 64; wanted >= 72 = group_size * workers of policies.qwen"),
+        (["--supervision.stop_s=5.5"], "supervision.stop_s: not valid; got 5.5; wanted <= 5"),
         (["--allocation.floor_slots=400"], "floor_slots <= 256 or slots >= 800"),
         (["--policies.qwen.rollout.workers=0"], "needs a worker"),
         (["--policies.qwen.learner.minibatches=64"], "more minibatches than prompts"),
@@ -147,6 +150,26 @@ def test_a_wrong_file_is_one_line_with_file_and_key(file: Path, old: str, new: s
 def test_keys_that_contradict_each_other_are_refused(file: Path, words: list[str], part: str) -> None:
     """Rules over several keys are checked after the single keys."""
     assert part in refusal(file, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["hidden_size=72", "num_heads=5"], "num_heads: does not divide hidden_size; got 5; wanted a divisor of 72"),
+        (["hidden_size=72", "num_heads=8"], "num_heads: the width of a head is odd; got '72 / 8 = 9'; wanted an even"),
+        (["hidden_size=80", "num_heads=5"], "num_heads: not a multiple of its 2 key-value heads; got 5"),
+        (["hidden_size=96", "num_heads=3"], ""),
+        (["hidden_size=72", "num_heads=1"], ""),
+    ],
+)
+def test_a_recipe_that_no_architecture_can_build_is_refused(file: Path, words: list[str], part: str) -> None:
+    """Heads divide the width evenly, into an even width each (rotary embeddings rotate pairs)."""
+    recipe = ["architecture=llama", "tokenizer=metaspace", *words]
+    overrides = ["--policies.qwen.model", "", *(f"--policies.qwen.make.{word}" for word in recipe)]
+    if part:
+        assert f"policies.qwen.make.{part}" in refusal(file, *overrides)
+    else:
+        assert load_config(file, overrides).policies["qwen"].make is not None
 
 
 def test_two_policies_may_share_one_model_folder(file: Path) -> None:

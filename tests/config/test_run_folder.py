@@ -12,6 +12,7 @@ from mrl.config.run_folder import (
     create_run_folder,
     lock_run_folder,
     read_run_config,
+    renew_rendezvous,
     start_attempt,
     write_json,
 )
@@ -81,7 +82,94 @@ def test_resume_keeps_everything_and_takes_the_new_config(tmp_path: Path) -> Non
     folder = create_run_folder(config_in(tmp_path, steps=9), resume=True)
     assert folder.metrics_jsonl.exists()
     assert read_run_config(folder.path).run.steps == 9
-    assert "other policies" in refusal(config_in(tmp_path, "a", "b"), resume=True)
+    assert "policies: not what the run has; got 'a, b'; wanted a;" in refusal(
+        config_in(tmp_path, "a", "b"), resume=True
+    )
+
+
+def changed(config: RunConfig, dotted: str, value: object) -> RunConfig:
+    """`config` with one key set, through its JSON form."""
+    tables = config.model_dump(mode="json")
+    *above, key = dotted.split(".")
+    table = tables
+    for name in above:
+        table = table[name]
+    table[key] = value
+    return validate(tables, where="test")
+
+
+RECIPE = {"architecture": "llama", "tokenizer": "metaspace"}
+
+
+@pytest.mark.parametrize(
+    ("dotted", "value", "got", "wanted"),
+    [
+        ("tasks.copy.dataset", "trim", "'trim'", "'copy'"),
+        ("tasks.copy.options", {"n": 3}, "{'n': 3}", "{}"),
+        ("tasks.trim", {"source": "words", "dataset": "trim"}, "'copy, trim'", "copy"),
+        ("pool.seed", 18, "18", "17"),
+        ("run.seed", 2, "2", "1"),
+        ("sharing.regime", "sgt", "'sgt'", "'independent'"),
+        ("policies.a.model", "other", "'", "/m'"),
+    ],
+)
+def test_resume_refuses_what_would_change_the_meaning_of_a_checkpoint(
+    tmp_path: Path, dotted: str, value: object, got: str, wanted: str
+) -> None:
+    """The key, what was found, what the run has, and a cure; the run stays as it was."""
+    folder = create_run_folder(config_in(tmp_path))
+    line = refusal(changed(config_in(tmp_path), dotted, value), resume=True)
+    key = "tasks" if dotted == "tasks.trim" else dotted
+    assert f"{key}: not what the run has" in line
+    assert f"got {got}" in line
+    assert f"{wanted}; cure: resume with the same value, or choose another --run.name" in line
+    assert read_run_config(folder.path) == config_in(tmp_path)
+
+
+def test_resume_refuses_tasks_in_another_order(tmp_path: Path) -> None:
+    """The order decides at which position of the pool a prompt stands."""
+    config = changed(config_in(tmp_path), "tasks.trim", {"source": "words", "dataset": "trim"})
+    create_run_folder(config)
+    turned = config.model_copy(update={"tasks": dict(reversed(config.tasks.items()))})
+    assert "tasks: not what the run has; got 'trim, copy'; wanted copy, trim;" in refusal(turned, resume=True)
+
+
+def test_resume_compares_recipes_and_not_where_made_policies_lie(tmp_path: Path) -> None:
+    """The folder of a made policy is filled in after the first check; its recipe says what it is."""
+    config = changed(config_in(tmp_path), "policies.a", {"make": RECIPE})
+    create_run_folder(changed(config, "policies.a.model", "/cache/1"))
+    create_run_folder(config, resume=True)
+    other = changed(config, "policies.a.make.num_layers", 5)
+    assert "policies.a.make.num_layers: not what the run has; got 5; wanted 4" in refusal(other, resume=True)
+    given = changed(config_in(tmp_path), "policies.a", {"model": "/cache/1"})
+    assert "policies.a.make: not what the run has" in refusal(given, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("dotted", "value"),
+    [
+        ("run.steps", 9),
+        ("run.max_minutes", 3.0),
+        ("policies.a.learner.lr", 0.1),
+        ("evaluation.every", 7),
+        ("sharing.sgt", {"lambda": 0.3}),
+        ("allocation.slots", 128),
+    ],
+)
+def test_resume_takes_new_values_of_everything_else(tmp_path: Path, dotted: str, value: object) -> None:
+    """Length, learning rate, evaluation and machine may change between two attempts."""
+    create_run_folder(config_in(tmp_path))
+    create_run_folder(changed(config_in(tmp_path), dotted, value), resume=True)
+
+
+def test_the_meeting_place_of_ranks_is_private_and_new_in_every_attempt(tmp_path: Path) -> None:
+    """What an earlier attempt left there is gone, and nobody else may write there."""
+    folder = create_run_folder(config_in(tmp_path))
+    renew_rendezvous(folder)
+    (folder.rendezvous / "a-attempt_1-1").touch()
+    renew_rendezvous(folder)
+    assert list(folder.rendezvous.iterdir()) == []
+    assert folder.rendezvous.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_run_that_is_going_on_is_not_touched(tmp_path: Path) -> None:

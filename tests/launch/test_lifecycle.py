@@ -16,20 +16,33 @@ def test_a_run_drains_once_all_learners_are_done_and_ends_with_its_evaluations()
     run.finished("learner/a", 1.0)
     assert run.phase == "running"
     run.finished("learner/b", 2.0)
-    run.tick(3.0, evaluations_pending=True)
+    run.tick(3.0, pending=["a-3.json"], missing=["a-3.json"])
     assert run.phase == "draining"
-    run.tick(4.0, evaluations_pending=False)
+    run.tick(4.0)
     assert (run.phase, run.exit_code, run.reason) == ("stopping", 0, "")
 
 
 def test_the_wait_for_evaluations_is_bounded() -> None:
-    """After drain_s the run ends all the same and says so."""
+    """After drain_s the run fails and says what is missing; nothing is said before all learners are done."""
+    run = life()
+    run.finished("learner/a", 1.0)
+    run.tick(1.5, missing=["b-3.json"])
+    run.finished("learner/b", 2.0)
+    run.tick(122.5, pending=["b-2.json", "b-3.json"], missing=["b-3.json"])
+    assert (run.phase, run.exit_code) == ("stopping", 1)
+    assert run.reason == (
+        "the last evaluations took more than supervision.drain_s = 120 s; still waiting: b-2.json, b-3.json"
+    )
+
+
+def test_a_last_evaluation_without_a_result_fails_the_run() -> None:
+    """An empty queue is not enough: the result of the last step has to be there."""
     run = life()
     run.finished("learner/a", 1.0)
     run.finished("learner/b", 2.0)
-    run.tick(122.5, evaluations_pending=True)
-    assert run.phase == "stopping"
-    assert "evaluations" in run.reason
+    run.tick(3.0, missing=["b-3.json"])
+    assert (run.phase, run.exit_code) == ("stopping", 1)
+    assert run.reason == "no result of the last evaluation: evaluation/b-3.json is missing"
 
 
 def test_sigterm_first_and_sigkill_after_the_patience() -> None:
@@ -61,9 +74,9 @@ def test_the_first_reason_is_told() -> None:
 def test_the_time_limit_counts_from_the_start() -> None:
     """run.max_minutes is a plan: exit code 0."""
     run = life(max_run_s=60.0, started_s=100.0)
-    run.tick(159.0, evaluations_pending=False)
+    run.tick(159.0)
     assert run.phase == "running"
-    run.tick(161.0, evaluations_pending=False)
+    run.tick(161.0)
     assert (run.phase, run.exit_code) == ("stopping", 0)
 
 

@@ -1,6 +1,7 @@
 """The supervisor's shell, with tiny real child processes in place of roles."""
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,6 +26,7 @@ from mrl.launch.plan import Plan, ProcessSpec
 from mrl.metrics.jsonl import read_metrics
 from mrl.records.codec import encode
 from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, SampleRecord, TelemetryRecord
+from mrl.roles.children import Child
 from mrl.roles.display import Display
 from mrl.roles.supervisor import Supervisor
 
@@ -101,6 +104,7 @@ class Run:
     ) -> None:
         config = config_in(folder, **supervision)
         self.folder = create_run_folder(config)
+        (self.folder.evaluation / "a-3.json").write_text("{}")
         self.board, self.output = StillBoard(), io.StringIO()
         display = Display(self.board, Console(file=self.output, width=200))
         plan = Plan(tuple(specs))
@@ -267,6 +271,80 @@ def test_the_last_evaluations_are_waited_for(tmp_path: Path) -> None:
     run = Run(tmp_path, learner(f"open({str(queue)!r}, 'w').close()"), evaluator)
     assert run() == 0
     assert not queue.exists()
+
+
+def test_a_last_evaluation_without_a_result_fails_the_run(tmp_path: Path) -> None:
+    """An evaluator that took the request and left no result is named by what is missing."""
+    run = Run(tmp_path, learner("pass"), python("evaluator", FOREVER))
+    (run.folder.evaluation / "a-3.json").unlink()
+    assert run() == 1
+    assert "evaluation/a-3.json is missing" in run.supervisor.reason
+
+
+def test_a_role_on_a_full_disk_ends_the_run_with_its_line(tmp_path: Path) -> None:
+    """Also when its account of the crash cannot be written, and when the log had no room for the line."""
+    code = "import sys; sys.stderr.write('exchange: No space left on device: log\\n'); sys.exit(2)"
+    run = Run(tmp_path / "a", learner(FOREVER), python("exchange", code))
+    run.folder.crash.rmdir()
+    run.folder.crash.touch()
+    assert run() == 2
+    assert run.supervisor.reason == "exchange: exchange: No space left on device: log"
+    assert "[exchange] | exchange: No space left on device: log" in run.output.getvalue()
+
+    silent = Run(tmp_path / "b", learner(FOREVER), python("exchange", "import sys; sys.exit(2)"))
+    assert silent() == 2
+    assert silent.supervisor.reason == "exchange: it said nothing"
+
+
+def test_a_full_disk_under_the_supervisor_ends_the_run_and_leaves_nothing(tmp_path: Path) -> None:
+    """Whatever fails in every turn, signals are sent and processes reaped, well before the last resort."""
+
+    turns = iter(range(10**9))
+
+    def fail() -> list[TelemetryRecord]:
+        if next(turns) < 3:  # the processes are started in the first one
+            return []
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "metrics.jsonl")
+
+    run = Run(tmp_path, learner(FOREVER), python("worker/a/0", FOREVER), each_turn=fail)
+    started_s = time.monotonic()
+    assert run() == 2
+    assert time.monotonic() - started_s < 4
+    assert run.supervisor.reason == "No space left on device: metrics.jsonl"
+
+
+def test_a_metrics_file_that_cannot_be_written_or_closed_ends_the_run(tmp_path: Path) -> None:
+    """A device that takes no bytes and no fsync stands for it; there is a reason and no traceback."""
+    create_run_folder(config_in(tmp_path))
+    (tmp_path / "r" / "metrics.jsonl").symlink_to("/dev/full")
+    supervisor = Supervisor(
+        config_in(tmp_path),
+        RunFolder(tmp_path / "r"),
+        Plan((learner(FOREVER),)),
+        inbox=Script(),
+        display=Display(StillBoard(), Console(file=io.StringIO())),
+    )
+    assert supervisor.run() == 2
+    assert str(tmp_path) in supervisor.reason
+
+
+def test_a_log_on_a_full_disk_tells_why_by_itself(tmp_path: Path) -> None:
+    """Without a free byte the log cannot hold a reason: the disk is one, and no restart will help."""
+    child = Child(learner("import sys; sys.exit(1)"), tmp_path / "learner-a.log")
+    child.log.touch()
+    assert child.account(1, free_bytes=0) == (2, f"No space left on device: {child.log} (it said nothing)")
+    assert child.account(1, free_bytes=1) == (1, "it said nothing")
+    assert child.account(-9, free_bytes=0) == (-9, "it said nothing")
+
+
+def test_every_life_of_a_process_has_a_word_of_its_own(tmp_path: Path) -> None:
+    """What is used once per life, such as a rendezvous, is named by attempt and life."""
+    mark = tmp_path / "lives"
+    note = f"import sys\nopen({str(mark)!r}, 'a').write(sys.argv[1] + ' ')\nsys.exit(1)"
+    spec = python("worker/a/0", note)
+    run = Run(tmp_path / "runs", learner(FOREVER), replace(spec, argv=(*spec.argv, "{life}")), max_restarts=1)
+    assert run() == 1
+    assert mark.read_text() == "attempt_1-1 attempt_1-2 "
 
 
 SUPERVISED = """

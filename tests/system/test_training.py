@@ -17,6 +17,8 @@ def test_reward_rises_and_peers_are_heard(make_run):
     run.start()
 
     assert run.finish(180) == 0, run.tail()
+    times_s = [record["time_unix_s"] for record in run.metrics("learner/")]
+    assert max(times_s) - min(times_s) < 60
     for policy in POLICIES:
         records = run.metrics(f"learner/{policy}")
         rewards = [record["values"]["reward/mean"] for record in records]
@@ -45,15 +47,32 @@ def test_a_lost_worker_and_a_lost_exchange_are_replaced_and_ctrl_c_leaves_nothin
     run.until(lambda: run.step("qwen") >= step + 4, "steps with the new worker")
 
     exchange = run.pid("exchange")
-    os.kill(exchange, signal.SIGKILL)
+    os.kill(exchange, signal.SIGSTOP)  # silent, but not replaced before supervision.silence_s
     steps = {policy: run.step(policy) for policy in POLICIES}
-    run.until(lambda: all(run.step(p) >= steps[p] + 2 for p in POLICIES), "steps without the exchange")
+    run.until(lambda: all(run.step(p) >= steps[p] + 3 for p in POLICIES), "steps without the exchange", 40)
+    assert run.pid("exchange") == exchange
+    assert psutil.Process(exchange).status() == psutil.STATUS_STOPPED
+    os.kill(exchange, signal.SIGKILL)
     run.until(lambda: run.pid("exchange") not in (0, exchange), "a new exchange")
     run.children()
 
     run.process.send_signal(signal.SIGINT)
-    assert run.finish(12) == 130
+    assert run.finish(10) == 130
     assert replaced
+    assert not run.left_over()
+
+
+def test_sigterm_ends_a_run_within_ten_seconds(make_run):
+    """As a batch system ends a job: exit code 143, the report is there, no process is left."""
+    run = make_run(steps=100_000)
+    run.start()
+    run.until(lambda: all(run.step(policy) >= 2 for policy in POLICIES), "two steps of both policies", 120)
+    run.children()
+
+    run.process.send_signal(signal.SIGTERM)
+    assert run.finish(10) == 143
+    assert "ended by SIGTERM" in run.log.read_text()
+    assert (run.folder / "report.html").exists()
     assert not run.left_over()
 
 

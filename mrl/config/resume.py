@@ -1,0 +1,58 @@
+"""What a resumed run must share with its earlier attempts: everything that a checkpoint's meaning depends on.
+
+Tasks in their order, the prompt pool, the run's seed, the sharing regime, and what each policy is. Length, learning
+rates, evaluation, machine and supervision may change between two attempts.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mrl.config.schema import RunConfig
+from mrl.errors import RunFolderError
+
+
+def check_same_meaning(before: RunConfig, after: RunConfig, *, where: str) -> None:
+    """Raises RunFolderError naming the first key whose value would change what the run's checkpoints mean."""
+    found = _first_difference(_meaning(before), _meaning(after), ())
+    if found is None:
+        return
+    path, has, given = found
+    raise RunFolderError(
+        f"{'.'.join(path)}: not what the run has",
+        where=where,
+        got=given,
+        wanted=repr(has) if isinstance(has, str) and path[-1] in ("regime", "model", "dataset") else str(has),
+        cure="resume with the same value, or choose another --run.name",
+    )
+
+
+def _meaning(config: RunConfig) -> dict[str, Any]:
+    tables = config.model_dump(mode="json")
+    return {
+        "policies": {name: _identity(policy) for name, policy in sorted(tables["policies"].items())},
+        "tasks": tables["tasks"],
+        "pool": tables["pool"],
+        "run": {"seed": tables["run"]["seed"]},
+        "sharing": {"regime": tables["sharing"].get("regime")},
+    }
+
+
+def _identity(policy: Mapping[str, Any]) -> dict[str, Any]:
+    """A made policy is its recipe, wherever it lies; any other is its folder."""
+    made = policy["make"] is not None
+    return {"make": policy["make"], "model": "" if made else str(Path(policy["model"]).absolute())}
+
+
+def _first_difference(before: Any, after: Any, path: tuple[str, ...]) -> tuple[tuple[str, ...], Any, Any] | None:
+    """(key, value of the run, value given). The order of tasks counts: it decides which prompts stand where."""
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return None if before == after else (path, before, after)
+    if list(before) != list(after) and (path == ("tasks",) or before != after):
+        names = path in (("tasks",), ("policies",))
+        return (path, ", ".join(before), ", ".join(after)) if names else (path, before, after)
+    for key in before:
+        found = _first_difference(before[key], after.get(key), (*path, key))
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,31 @@
+"""How torchrun starts the ranks of one learner without a listener that other machines can reach.
+
+`--standalone` opens two stores on all interfaces, without authentication, and torch unpickles what lies in a store.
+Here agent and ranks meet in files below the run folder instead, and collectives stay on the loopback interface: the
+ranks of one policy live on one host.
+"""
+
+import sys
+from pathlib import Path
+
+from mrl.config.run_folder import RENDEZVOUS
+
+LIFE = "{life}"
+"""Stands in a command for a word that differs in every life of a process; a rendezvous is never used twice."""
+# The file only grows, by one record per interval; nobody else's heartbeat is ever looked at.
+_STORE = "store_type=file,keep_alive_interval=600"
+
+
+def torchrun_argv(rendezvous: Path, *, python: str, policy: str, processes: int) -> tuple[str, ...]:
+    """The command up to what each rank runs; torchrun never restarts by itself."""
+    meeting = f"{policy}-{LIFE}"
+    where = ("--rdzv-backend", "c10d", "--rdzv-conf", _STORE, "--rdzv-endpoint", str(rendezvous / meeting))
+    options = ("--rdzv-id", meeting, "--max-restarts", "0", "--nproc-per-node", str(processes))
+    return (python, "-m", "torch.distributed.run", *where, *options)
+
+
+def torchrun_environment(rendezvous: Path) -> dict[str, str]:
+    """What agent and ranks need in their environment."""
+    variables = {RENDEZVOUS: str(rendezvous), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    loopback = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+    return variables | loopback
