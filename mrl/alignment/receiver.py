@@ -4,65 +4,73 @@ A completion is read as a text of its own. Tokenizers with a dummy prefix write 
 front, which has no bytes; the receiver adds it when it encodes and takes it off when it reads own ids.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
 
 from mrl.alignment.byte_table import ByteTable, build_byte_table
+from mrl.alignment.encoders import Encoder, FileEncoder
+from mrl.alignment.eos import find_eos
+from mrl.alignment.flags import Reason, Rejected
+from mrl.alignment.probes import CUTTING_PROBES, PROBES
+from mrl.alignment.ragged import offsets_of, row_sums
+from mrl.alignment.tiktoken_encoder import build_tiktoken_encoder
 from mrl.alignment.tokenizer_file import TokenizerFile, read_tokenizer_file
 from mrl.errors import ModelFolderError
 
-Reason = Literal["empty", "utf8", "special_out", "bytes_differ", "too_long"]
-
-PROBES = (
-    "The quick brown fox",
-    " leading and  double   spaces ",
-    "12345 + 678 = 13023.0",
-    "line one\nline two\r\n\tindented\n\n",
-    "def f(x):\n    return {'a': [x**2, -1]}",
-    "na\u00efve caf\u00e9 \u00df \u0130 \u00bd \ufb01",
-    "\u6f22\u5b57 \u304b\u306a \ud55c\uad6d\uc5b4 \u0627\u0644\u0639\u0631\u0628\u064a\u0629",
-    "\U0001f469\u200d\U0001f52c \U0001d4b3 \u00a0\u200b\ufeff",
-    "\u0120 <0x0A> <|im_end|> </s> <unk>",
-)
-"""Texts in NFC without the metaspace character, on which a tokenizer proves that its byte table is right."""
+Int32s: TypeAlias = npt.NDArray[np.int32]
+Int64s: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Retokenized:
     """A text in own tokens: [T] int32, the own EOS included when the text was finished."""
 
-    token_ids: npt.NDArray[np.int32]
+    token_ids: Int32s
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A text that cannot be expressed exactly, and why; an expected outcome, to be counted."""
+@dataclass(frozen=True, slots=True, eq=False)
+class CutTexts:
+    """R texts in own tokens, without EOS. T tokens of all rows. Faulty rows keep their tokens."""
 
-    reason: Reason
+    token_ids: Int32s
+    """[T]"""
+    lengths: Int32s
+    """[T] bytes of every token, the phantom space taken off."""
+    offsets: Int64s
+    """[R + 1]"""
+    faults: dict[int, Reason]
+    """Row -> why its tokens cannot be used."""
 
 
 class Receiver:
     """One policy's tokenizer as a reader and writer of bytes.
 
-    `eos_id` ends an own answer; `eos_ids` are all ids that end one.
+    `eos_id` ends an own answer; `eos_ids` are all ids that end one. A receiver without any has `eos_ids` empty: it can
+    read bytes, and `eos_id` raises ValueError.
     """
 
-    def __init__(self, file: TokenizerFile, *, eos_ids: tuple[int, ...]) -> None:
+    def __init__(self, file: TokenizerFile, *, eos_ids: tuple[int, ...], use_tiktoken: bool = True) -> None:
         self.fingerprint = file.fingerprint
-        self.eos_id = eos_ids[0]
         self.eos_ids = eos_ids
-        self.table: ByteTable = build_byte_table(file)
+        self.reads_nfc = file.reads_nfc
+        self.table: ByteTable = build_byte_table(file, eos_ids)
         self._prefix = " " if file.has_dummy_prefix else ""
-        self._encoder = Tokenizer.from_str(file.exact_json())
-        self._encoder.encode_special_tokens = True
-        self._silent_ids = self.table.special_ids | set(eos_ids)
+        reference = FileEncoder(file)
+        fast = build_tiktoken_encoder(file, reference, (*PROBES, *CUTTING_PROBES)) if use_tiktoken else None
+        self._encoder: Encoder = fast or reference
+        self.encodes_with = "tiktoken" if fast else "tokenizers"
+
+    @property
+    def eos_id(self) -> int:
+        """The id that closes an own answer."""
+        if not self.eos_ids:
+            raise ValueError("this tokenizer has no EOS")
+        return self.eos_ids[0]
 
     def retokenize(self, completion: bytes, *, finished: bool, max_tokens: int) -> Retokenized | Rejected:
         """Own token ids of a peer's completion.
@@ -71,7 +79,7 @@ class Receiver:
         UTF-8, as an answer cut inside a character; "special_out" when a special id would come out nevertheless;
         "bytes_differ" when the ids do not stand for exactly these bytes (a normalizer changed the text, or it holds a
         literal metaspace character); "too_long" when there are more than `max_tokens` ids, the own EOS of a `finished`
-        text included.
+        text included. Raises ValueError for a finished text when there is no own EOS.
         """
         if not completion:
             return Rejected("empty")
@@ -79,16 +87,11 @@ class Receiver:
             text = completion.decode("utf-8")
         except UnicodeDecodeError:
             return Rejected("utf8")
-        token_ids = self._encode(text)
-        if not self._silent_ids.isdisjoint(token_ids):
-            return Rejected("special_out")
-        if self.completion_bytes(token_ids) != completion:
-            return Rejected("bytes_differ")
-        if finished:
-            token_ids = [*token_ids, self.eos_id]
-        if len(token_ids) > max_tokens:
-            return Rejected("too_long")
-        return Retokenized(np.asarray(token_ids, dtype=np.int32))
+        cut = self.cut_texts([text], [completion])
+        if cut.faults:
+            return Rejected(cut.faults[0])
+        token_ids = np.append(cut.token_ids, np.int32(self.eos_id)) if finished else cut.token_ids
+        return Rejected("too_long") if len(token_ids) > max_tokens else Retokenized(token_ids)
 
     def completion_bytes(self, token_ids: Sequence[int] | npt.NDArray[np.integer]) -> bytes:
         """The bytes of own ids; specials and EOS are zero-width, and a phantom space is taken off.
@@ -97,57 +100,58 @@ class Receiver:
         """
         return self.table.join(token_ids).removeprefix(self._prefix.encode())
 
-    def _encode(self, text: str) -> list[int]:
-        return self._encoder.encode(self._prefix + text, add_special_tokens=False).ids
+    def byte_lengths(self, token_ids: npt.NDArray[np.integer], offsets: Int64s) -> Int32s:
+        """[T] bytes of the own ids of R rows; those of a row sum to the length of its `completion_bytes`.
+
+        Raises ValueError for a negative id.
+        """
+        lengths = self.table.lengths(token_ids)
+        if self._prefix:
+            self.table.take_off_prefix(lengths, token_ids, offsets)
+        return lengths
+
+    def cut_texts(self, texts: Sequence[str], data: Sequence[bytes]) -> CutTexts:
+        """Own tokens of R texts; `data` holds their bytes. A text that is not in NFC does not pass an NFC reader."""
+        encoded = self._encoder.encode([self._prefix + text for text in texts] if self._prefix else texts)
+        lengths = self.byte_lengths(encoded.token_ids, encoded.offsets)
+        differing = self.rows_that_differ(encoded.token_ids, encoded.offsets, data)
+        faults: dict[int, Reason] = dict.fromkeys(differing, "bytes_differ")
+        is_special = self.table.is_special(encoded.token_ids)
+        if is_special.any():
+            rows = np.searchsorted(encoded.offsets, np.flatnonzero(is_special), side="right") - 1
+            faults |= dict.fromkeys(rows.tolist(), "special_out")
+        return CutTexts(encoded.token_ids, lengths, encoded.offsets, faults)
+
+    def rows_that_differ(self, token_ids: npt.NDArray[np.integer], offsets: Int64s, data: Sequence[bytes]) -> list[int]:
+        """Rows whose own ids do not stand for their bytes. Raises ValueError for a negative id."""
+        prefix, joined = self._prefix.encode(), self.table.join(token_ids)
+        found = row_sums(self.table.lengths(token_ids), offsets)
+        sizes = np.fromiter(map(len, data), dtype=np.int64, count=len(data)) + len(prefix)
+        if len(data) and np.array_equal(sizes, found) and joined == prefix + prefix.join(data):
+            return []
+        ends = offsets_of(found).tolist()
+        return [n for n, text in enumerate(data) if joined[ends[n] : ends[n + 1]].removeprefix(prefix) != text]
 
 
-def load_receiver(folder: Path) -> Receiver:
+def load_receiver(folder: Path, *, use_tiktoken: bool = True) -> Receiver:
     """The receiver of a Hugging Face model folder: `tokenizer.json`, and the EOS of its configuration files.
 
     Raises ModelFolderError for missing files, a kind of tokenizer that is not supported, one whose byte table does not
     reproduce the probe texts, or a folder without an EOS.
     """
     file = read_tokenizer_file(folder)
-    receiver = Receiver(file, eos_ids=_find_eos(folder, file))
+    return prove(Receiver(file, eos_ids=find_eos(folder, file), use_tiktoken=use_tiktoken), file.path)
+
+
+def prove(receiver: Receiver, path: Path) -> Receiver:
+    """The receiver, once its byte table has reproduced the probe texts. Raises ModelFolderError where it does not."""
     for probe in PROBES:
         result = receiver.retokenize(probe.encode(), finished=False, max_tokens=4096)
         if isinstance(result, Rejected):
             raise ModelFolderError(
                 "the tokenizer does not reproduce a probe text byte for byte",
-                where=str(file.path),
+                where=str(path),
                 got=f"{result.reason} on {probe!r}",
                 wanted="byte-level BPE (NFC at most), or metaspace BPE with all 256 byte tokens",
             )
     return receiver
-
-
-def _find_eos(folder: Path, file: TokenizerFile) -> tuple[int, ...]:
-    """EOS ids, the preferred one first: that of the tokenizer's configuration where it is among several."""
-    named = _named_eos(_optional_json(folder / "tokenizer_config.json"), file)
-    for name in ("generation_config.json", "config.json"):
-        found = _optional_json(folder / name).get("eos_token_id")
-        ids = [found] if isinstance(found, int) else [i for i in found or [] if isinstance(i, int)]
-        if ids:
-            return tuple(sorted(ids, key=lambda token_id: token_id != named))
-    if named is None:
-        wanted = "eos_token_id in generation_config.json or config.json, or eos_token in tokenizer_config.json"
-        raise ModelFolderError("no EOS token is declared", where=str(folder), wanted=wanted)
-    return (named,)
-
-
-def _named_eos(config: Mapping[str, Any], file: TokenizerFile) -> int | None:
-    eos = config.get("eos_token")
-    content = eos.get("content") if isinstance(eos, dict) else eos
-    added = {token["content"]: int(token["id"]) for token in file.added_tokens}
-    vocab: Mapping[str, int] = file.content["model"]["vocab"]
-    return added.get(content, vocab.get(content)) if isinstance(content, str) else None
-
-
-def _optional_json(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelFolderError("cannot read a configuration file", where=str(path), got=str(error)) from error
-    return content if isinstance(content, dict) else {}

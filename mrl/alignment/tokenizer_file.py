@@ -37,6 +37,17 @@ class TokenizerFile:
         return list(self.content.get("added_tokens") or [])
 
     @property
+    def merges(self) -> list[tuple[str, str]]:
+        """The pairs that are joined, first ones first."""
+        pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in self.content["model"]["merges"]]
+        return [(left, right) for left, right in pairs]
+
+    @property
+    def reads_nfc(self) -> bool:
+        """Whether encoding puts every text into NFC first."""
+        return any(step.get("type") == "NFC" for step in steps(self.content.get("normalizer")))
+
+    @property
     def fingerprint(self) -> str:
         """Digest of everything that determines which bytes an id stands for and which ids a text gets.
 
@@ -63,7 +74,7 @@ def read_tokenizer_file(folder: Path) -> TokenizerFile:
     path = folder / "tokenizer.json"
     content = _read_json(path)
     model = content.get("model") or {}
-    decoders = list(_steps(content.get("decoder")))
+    decoders = list(steps(content.get("decoder")))
     names = {step.get("type") for step in decoders}
     if model.get("type") != "BPE" or not isinstance(model.get("vocab"), dict):
         raise _refused(path, f"model {model.get('type')}")
@@ -97,7 +108,7 @@ def _refused(path: Path, got: str) -> ModelFolderError:
     )
 
 
-def _steps(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+def steps(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
     """The steps of a normalizer, pre-tokenizer or decoder, sequences unrolled."""
     if part is None:
         return
@@ -105,7 +116,7 @@ def _steps(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
         yield part
     for key in ("decoders", "normalizers", "pretokenizers"):
         for step in part.get(key) or []:
-            yield from _steps(step)
+            yield from steps(step)
 
 
 def _strips_prefix(decoders: list[Mapping[str, Any]]) -> bool:

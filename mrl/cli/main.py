@@ -1,6 +1,7 @@
 """`mrl COMMAND ...`: finds the command, runs it, and turns every expected error into one line."""
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -8,7 +9,9 @@ from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 from mrl.config.keys import nearest
-from mrl.errors import ConfigError, MRLError, UserError
+from mrl.errors import ConfigError, MRLError, RunFolderError, UserError
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Command(NamedTuple):
@@ -24,6 +27,7 @@ COMMANDS: dict[str, Command] = {
     "check": Command("mrl.cli.check", "validate CONFIG and print the resolved plan", takes_overrides=True),
     "policies": Command("mrl.cli.policies", "make the small local policies of CONFIG", takes_overrides=True),
     "report": Command("mrl.cli.report", "write report.html of a run and print its path"),
+    "align": Command("mrl.cli.align", "compare two tokenizers: a pair card, or one text under both"),
     "schema": Command("mrl.cli.schema", "print the JSON schema of configurations, for editors"),
     "slurm": Command("mrl.cli.slurm", "print a SLURM batch script for several hosts", takes_overrides=True),
     "version": Command("mrl.cli.version", "print the version of mrl and of what it stands on"),
@@ -53,11 +57,16 @@ def main(words: Sequence[str] | None = None) -> int:
         return _tell(error, 2)
     except MRLError as error:
         return _tell(error, 1)
+    except BrokenPipeError:  # the reader of stdout left, as `head` does
+        _drop_output()
+        return 0
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of stdout left, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        _drop_output()
+        return _tell(RunFolderError(error.strerror or "the disk is full", where=str(error.filename or "")), 2)
 
 
 def _run(words: list[str]) -> int:
@@ -107,6 +116,11 @@ def _help() -> str:
     lines = ["usage: mrl COMMAND ...", "", "mutual reinforcement learning of language models (arXiv 2605.07244)", ""]
     lines += [f"  {name:<10} {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join([*lines, "", "`mrl COMMAND --help` shows the arguments of a command."])
+
+
+def _drop_output() -> None:
+    """What is still buffered goes nowhere, so that it raises nothing at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _tell(error: MRLError, code: int) -> int:

@@ -14,6 +14,7 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.records.experience import Received
 from mrl.records.rollouts import ScoredGroup
 from mrl.records.version import Version, age_versions
+from mrl.sharing.cost import SharedRows
 from mrl.sharing.regime import Absorbed, Regime, Rescue
 
 WAIT_SLICE_S = 0.2
@@ -48,6 +49,8 @@ class PreparedStep:
     rescued: list[Rescue]
     tokens: int
     """Answer tokens of the own groups."""
+    shared: Sequence[SharedRows] = ()
+    """Peer answers among the order's examples, aligned."""
 
 
 class BatchMaker:
@@ -80,7 +83,7 @@ class BatchMaker:
         values = batch_values(groups, step) | dict(absorbed.counts) | self._drops()
         values["time/wait_for_groups_s"] = waited_s
         values["exchange/lost_s"] = self._peers.lost_s() if self._peers else 0.0
-        return PreparedStep(_order(absorbed), values, groups, absorbed.rescued, _num_tokens(groups))
+        return PreparedStep(_order(absorbed), values, groups, absorbed.rescued, _num_tokens(groups), absorbed.shared)
 
     def _gather(self, step: int, stopping: Callable[[], bool]) -> list[ScoredGroup] | None:
         deadline_s = time.monotonic() + self._data_timeout_s

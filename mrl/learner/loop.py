@@ -28,6 +28,7 @@ from mrl.records.evaluation import EvaluationRequest, EvaluationResult
 from mrl.records.leases import LearnerReport
 from mrl.records.rollouts import WeightsNotice
 from mrl.records.version import Version
+from mrl.sharing.cost import gap_values
 from mrl.sharing.regime import Regime
 from mrl.weights.canary import canary_sequences
 from mrl.weights.publish import Publisher, snapshot
@@ -160,7 +161,8 @@ class Learner:
             "rate/trained_tokens_s": values["tokens/trained"] / (end_s - started_s),
             "rate/steps_per_hour": 3600.0 / (end_s - started_s),
         }
-        first.telemetry.metrics(step, prepared.values | values | times)
+        gaps = gap_values(prepared.shared, self._trainer.imitated)
+        first.telemetry.metrics(step, prepared.values | values | gaps | times)
 
     def _publish(self, first: FirstRank, *, resumed: bool) -> None:
         manifest = first.publisher.publish(self._trainer.model.eval(), self._version, self._canary_ids)

@@ -31,6 +31,8 @@ class PackedBatch:
     advantages_T: Tensor
     weights_T: Tensor
     behaviour_logprobs_T: Tensor
+    row_T: Tensor
+    """Which of the packed examples each token belongs to."""
 
     def to(self, device: torch.device) -> "PackedBatch":
         """The same batch on another device."""
@@ -83,26 +85,31 @@ def pack(
     per_pass = max(1, microbatch_tokens // capacity)
     index_of = {component.name: index for index, component in enumerate(components)}
     return [
-        _lay_out([[examples[i] for i in rows] for rows in own_bins[start : start + per_pass]], capacity, index_of)
+        _lay_out(examples, own_bins[start : start + per_pass], capacity, index_of)
         for start in range(0, len(own_bins), per_pass)
     ]
 
 
-def _lay_out(bins: list[list[TrainingExample]], capacity: int, index_of: dict[str, int]) -> PackedBatch:
+def _lay_out(
+    examples: Sequence[TrainingExample], bins: list[list[int]], capacity: int, index_of: dict[str, int]
+) -> PackedBatch:
     input_ids = np.zeros((len(bins), capacity), dtype=np.int64)
     position_ids = np.zeros((len(bins), capacity), dtype=np.int64)
-    columns: list[list[npt.NDArray[np.generic]]] = [[] for _ in range(6)]
+    columns: list[list[npt.NDArray[np.generic]]] = [[] for _ in range(7)]
     for sequence, rows in enumerate(bins):
         start = 0
-        for row in rows:
+        for place in rows:
+            row = examples[place]
             tokens = np.concatenate([row.prompt_token_ids, row.answer_token_ids])[:-1]
             input_ids[sequence, start : start + tokens.size] = tokens
             position_ids[sequence, start : start + tokens.size] = np.arange(tokens.size)
             first = sequence * capacity + start + row.prompt_token_ids.size - 1
-            for column, values in zip(columns, _token_columns(row, first, index_of[row.component]), strict=True):
+            for column, values in zip(columns, _token_columns(row, place, first, index_of[row.component]), strict=True):
                 column.append(values)
             start += tokens.size
-    predict_at, targets, component, advantages, weights, behaviour = (np.concatenate(column) for column in columns)
+    predict_at, targets, component, advantages, weights, behaviour, places = (
+        np.concatenate(column) for column in columns
+    )
     return PackedBatch(
         torch.from_numpy(input_ids),
         torch.from_numpy(position_ids),
@@ -112,10 +119,11 @@ def _lay_out(bins: list[list[TrainingExample]], capacity: int, index_of: dict[st
         torch.from_numpy(advantages),
         torch.from_numpy(weights),
         torch.from_numpy(behaviour),
+        torch.from_numpy(places),
     )
 
 
-def _token_columns(row: TrainingExample, first: int, component: int) -> list[npt.NDArray[np.generic]]:
+def _token_columns(row: TrainingExample, place: int, first: int, component: int) -> list[npt.NDArray[np.generic]]:
     num_tokens = row.answer_token_ids.size
     behaviour = np.zeros(num_tokens) if row.behaviour_logprobs is None else row.behaviour_logprobs
     return [
@@ -125,4 +133,5 @@ def _token_columns(row: TrainingExample, first: int, component: int) -> list[npt
         row.advantages.astype(np.float32),
         row.weights.astype(np.float32),
         behaviour.astype(np.float32),
+        np.full(num_tokens, place, dtype=np.int64),
     ]

@@ -10,6 +10,7 @@ from torch.optim import AdamW
 
 from mrl.config.schema import LearnerTable
 from mrl.errors import ModelFolderError
+from mrl.learner.imitated import Float32s, ImitatedLogprobs
 from mrl.learner.order import StepOrder, split_minibatches
 from mrl.learner.packing import PackedBatch, pack
 from mrl.learner.step import StepSettings, answer_logprobs, proximal_logprobs, update
@@ -45,6 +46,8 @@ class Trainer:
             temperature=temperature,
         )
         self._seed = seed
+        self.imitated: dict[int, Float32s] = {}
+        """Of the last step: place among its examples -> log-probs of an imitated row."""
         self.optimizer = AdamW(model.parameters(), lr=table.lr, betas=table.betas, weight_decay=table.weight_decay)
 
     def train(self, order: StepOrder, step: int) -> dict[str, float]:
@@ -57,6 +60,7 @@ class Trainer:
             proximal = [proximal_logprobs(self.model, group, self._settings) for group in batches]
         values: dict[str, float] = {}
         tally = Tally(self._components, self._settings, self.world)
+        imitated = ImitatedLogprobs(order, self._components, self.world)
         for index, part in enumerate(parts):
             own = None if proximal is None else proximal[index]
             result, seen = update(
@@ -73,6 +77,8 @@ class Trainer:
             for name, value in result.items():
                 values[name] = values.get(name, 0.0) + value / len(parts)
             tally.add(batches[index], seen, seen if own is None else own)
+            imitated.add(part, batches[index], seen)
+        self.imitated = imitated.values()
         return values | tally.values() | {"optim/lr": self._table.lr}
 
     def _pack(self, part: StepOrder) -> list[PackedBatch]:

@@ -15,7 +15,7 @@ from mrl.report.lines import accuracy_line, heartbeat_line, step_line
 from mrl.report.live import LiveView, Title
 from mrl.report.palette import colour_of
 from mrl.report.progress import ALL_TASKS, Progress
-from mrl.report.readable import fixed, signed
+from mrl.report.readable import fixed, labelled, signed
 
 
 class Board:
@@ -79,10 +79,11 @@ class Board:
                 if not overall and start is None:
                     continue
                 gain = None if start is None or end is None else end - start
+                shown = labelled(fixed(end), policy.end_step(task), self.progress.steps)
                 table.add_row(
                     Text(name if overall else "", f"bold {colour_of(index).dark}"),
                     "all" if overall else task,
-                    *(Text(text, "bold" if overall else "") for text in (fixed(start), fixed(end), signed(gain))),
+                    *(Text(text, "bold" if overall else "") for text in (fixed(start), shown, signed(gain))),
                     end_section=task == (*self._tasks, *known)[-1] if policy.accuracy else True,
                 )
         return table

@@ -15,6 +15,7 @@ from mrl.report.diagram import flow_diagram
 from mrl.report.page_style import style_sheet
 from mrl.report.readable import count, elapsed, fixed, percent, signed
 from mrl.report.run_data import RunData, read_run
+from mrl.report.sharing_cost import cost_table, gap_chart
 from mrl.report.tables import accuracy_table, flow_table, sample_table
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -64,22 +65,24 @@ def _header(data: RunData) -> str:
 
 def _headlines(data: RunData) -> list[tuple[str, str]]:
     gains, ends = [], []
+    steps, is_over = data.config.get("run", {}).get("steps", "?"), True
     for policy in data.policies:
         points = data.accuracies(policy)
         if len(points) > 1:
             gains.append(points[-1][1] - points[0][1])
             ends.append(points[-1][1])
+            is_over = is_over and points[-1][0] == steps
     mean = sum(ends) / len(ends) if ends else None
     gain = sum(gains) / len(gains) if gains else None
     hits = [flow["hit_rate"] for flow in data.flows.values() if "hit_rate" in flow]
     total = sum(values.get("sharing/rescues", 0.0) for by_step in data.steps.values() for values in by_step.values())
     last = max((max(by_step) for by_step in data.steps.values() if by_step), default=0)
     return [
-        (fixed(mean), "held-out accuracy at the end, mean over policies"),
+        (fixed(mean), f"held-out accuracy {'at the end' if is_over else 'so far'}, mean over policies"),
         (signed(gain), "gain since the start"),
         (percent(min(hits)) if hits else "-", "peer hit rate, lowest direction"),
         (count(total), "rescues trained on"),
-        (f"{last}/{data.config.get('run', {}).get('steps', '?')}", "steps"),
+        (f"{last}/{steps}", "steps"),
     ]
 
 
@@ -104,9 +107,10 @@ def _learning(data: RunData) -> str:
 
 def _sharing(data: RunData) -> str:
     figures = [charts.rescues(data), charts.rescued_share(data)]
-    return _section(
-        "Learning from each other", charts.figure_html(flow_diagram(data)) + flow_table(data) + _grid(figures)
-    )
+    costs = cost_table(data)
+    figures += [gap_chart(data)] if costs else []
+    parts = (charts.figure_html(flow_diagram(data)), flow_table(data), costs, _grid(figures))
+    return _section("Learning from each other", "".join(parts))
 
 
 def _machine(data: RunData) -> str:

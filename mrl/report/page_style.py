@@ -58,6 +58,7 @@ thead th{color:var(--soft);font-weight:500;font-size:13px;white-space:nowrap}
 .accuracy tbody th{font-size:15px}.overall td{font-weight:600}
 .dumbbell{width:200px}
 .flows{margin-top:14px}
+.costs td:first-child{white-space:nowrap}.note{color:var(--soft);font-size:13px;max-width:80em}
 details{margin-top:14px}summary{cursor:pointer;color:var(--soft)}
 .policy{color:var(--policy);font-weight:600;white-space:nowrap}
 .scroll{overflow-x:auto}

@@ -19,6 +19,11 @@ def fixed(value: float | None, digits: int = 2) -> str:
     return text.removeprefix("-") if float(text) == 0 else text
 
 
+def labelled(text: str, step: int | None, last_step: int | None) -> str:
+    """A value with the step it was measured at, unless that is the last one of the run: 0.61 (step 240)."""
+    return text if step is None or text == MISSING or step == last_step else f"{text} (step {step})"
+
+
 def signed(value: float | None, digits: int = 2) -> str:
     """Like `fixed`, with a sign unless it is zero: +0.37."""
     text = fixed(value, digits)

@@ -120,8 +120,9 @@ def _take_line(data: RunData, line: dict[str, Any]) -> None:
 
 def _take_step(data: RunData, policy: str, step: int, values: dict[str, float]) -> None:
     by_step = data.steps.setdefault(policy, {})
-    for voided in [known for known in by_step if known > step]:
-        del by_step[voided]
+    if step < next(reversed(by_step), step):  # steps stand in rising order, so the newest is the last
+        for voided in [known for known in by_step if known > step]:
+            del by_step[voided]
     by_step[step] = values
 
 

@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from mrl.report.progress import ALL_TASKS
-from mrl.report.readable import count, fixed, percent, signed, size
+from mrl.report.readable import count, fixed, labelled, percent, signed, size
 from mrl.report.run_data import RunData
 
 SAMPLES_PER_POLICY = 12
@@ -68,7 +68,9 @@ def _accuracy_row(data: RunData, policy: str, index: int, task: str, span: int) 
     gain = end - start if start is not None and end is not None else None
     overall = task == ALL_TASKS
     first = f'<th scope="rowgroup" rowspan="{span}">{_policy(data, policy)}</th>' if overall else ""
-    numbers = "".join(map(_number, (fixed(start), fixed(end), signed(gain))))
+    last = int(points[-1][0]) if end is not None else None
+    shown = labelled(fixed(end), last, data.config.get("run", {}).get("steps"))
+    numbers = "".join(map(_number, (fixed(start), shown, signed(gain))))
     name = "<b>all tasks</b>" if overall else escape(task)
     kind = ' class="overall"' if overall else ""
     return f"<tr{kind}>{first}<td>{name}</td>{numbers}<td>{_dumbbell(start, end, index)}</td></tr>"

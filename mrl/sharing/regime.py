@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from mrl.records.experience import ExperienceRecord, Received
 from mrl.records.rollouts import ScoredGroup
+from mrl.sharing.cost import SharedRows
 
 Int32s = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
@@ -90,6 +91,8 @@ class Absorbed:
     counts: dict[str, float]
     """Metric name -> value of this step."""
     rescued: list[Rescue]
+    shared: Sequence[SharedRows] = ()
+    """Peer answers among `examples`, aligned, so that the learner can say what they cost."""
 
 
 @dataclass(frozen=True, slots=True)

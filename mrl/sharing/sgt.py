@@ -18,11 +18,13 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import ConfigDict, Field
 
-from mrl.alignment.receiver import Receiver, Rejected
+from mrl.alignment.flags import Rejected
+from mrl.alignment.receiver import Receiver
 from mrl.config.schema import Table
 from mrl.records.codec import unpack_array
 from mrl.records.experience import MAX_COMPLETION_BYTES, ExperienceRecord, OutcomeRecord, Received
 from mrl.records.rollouts import Answer, ScoredGroup
+from mrl.sharing.cost import Tried, align_shared, shared_values, trace_of, tried_values
 from mrl.sharing.independent import POLICY_GRADIENT, length_mean_weights, own_rows
 from mrl.sharing.pending import Failure, PendingFailures
 from mrl.sharing.regime import SUCCESS_REWARD, Absorbed, Asking, Author, Component, Int32s, Rescue, TrainingExample
@@ -81,7 +83,8 @@ class SgtRegime:
             if self._is_publishable(answer):
                 chosen.setdefault(answer.completion, answer)
         return [
-            _outcome(group, answer, author) for answer in list(chosen.values())[: self.parameters.publish_per_group]
+            _outcome(group, answer, author, self.receiver)
+            for answer in list(chosen.values())[: self.parameters.publish_per_group]
         ]
 
     def asks(self, group: ScoredGroup) -> list[str]:
@@ -106,25 +109,29 @@ class SgtRegime:
         """
         self._pending.expire(step=step)
         ignored: Counter[str] = Counter()
-        rejected: Counter[str] = Counter()
+        tried: list[Tried] = []
         own, num_own_rows = own_rows(groups, source=self.policy)
         rescues: list[TrainingExample] = []
         chosen_items: list[Received] = []
         num_rescued_prompts = 0
         for prompt_id, candidates in self._usable(received, ignored).items():
-            chosen = self._choose(candidates, rng, rejected)
+            chosen = self._choose(candidates, rng, tried)
             if chosen:
                 failure = self._pending.hit(prompt_id, chosen[0][0].record.source)
                 rescues += [_rescue_row(failure, item.record.source, ids, len(chosen)) for item, ids in chosen]
                 chosen_items += [item for item, _ in chosen]
                 num_rescued_prompts += 1
+        used = [(len(own) + place, item.record) for place, item in enumerate(chosen_items)]
+        shared = align_shared(used, self.receiver, max_tokens=self.max_answer_tokens)
+        counts = _counts(rescues, chosen_items, ignored, tried) | tried_values(tried) | shared_values(shared)
         divisor = num_rescued_prompts if self.parameters.normaliser == "rescues" else len(groups)
         return Absorbed(
             examples=own + rescues,
             denominators={POLICY_GRADIENT.name: num_own_rows, RESCUE: float(max(1, divisor))},
             forget=self._pending.take_forgotten(),
-            counts=self._pending.take_counts() | _counts(rescues, chosen_items, ignored, rejected),
+            counts=self._pending.take_counts() | counts,
             rescued=[Rescue(i.record.prompt_id, i.record.source, i.record.completion) for i in chosen_items],
+            shared=shared,
         )
 
     def state(self) -> dict[str, Any]:
@@ -161,7 +168,7 @@ class SgtRegime:
             return "stale"
         return "" if record.prompt_id in self._pending else "not_pending"
 
-    def _choose(self, candidates: list[Received], rng: np.random.Generator, rejected: Counter[str]) -> Chosen:
+    def _choose(self, candidates: list[Received], rng: np.random.Generator, tried: list[Tried]) -> Chosen:
         chosen: Chosen = []
         texts: set[bytes] = set()
         for index in rng.permutation(len(candidates)):
@@ -172,14 +179,13 @@ class SgtRegime:
             result = self.receiver.retokenize(
                 item.record.completion, finished=item.record.finished, max_tokens=self.max_answer_tokens
             )
-            if isinstance(result, Rejected):
-                rejected[result.reason] += 1
-            else:
+            tried.append(Tried(item.record, result.reason if isinstance(result, Rejected) else ""))
+            if not isinstance(result, Rejected):
                 chosen.append((item, result.token_ids))
         return chosen
 
 
-def _outcome(group: ScoredGroup, answer: Answer, author: Author) -> OutcomeRecord:
+def _outcome(group: ScoredGroup, answer: Answer, author: Author, receiver: Receiver) -> OutcomeRecord:
     versions = [span.version for span in answer.versions]
     return OutcomeRecord(
         record_id=author.make_id(),
@@ -194,6 +200,7 @@ def _outcome(group: ScoredGroup, answer: Answer, author: Author) -> OutcomeRecor
         finished=answer.finished,
         verifier=author.verifier,
         reward=answer.reward,
+        trace=trace_of(answer, receiver),
     )
 
 
@@ -212,8 +219,9 @@ def _rescue_row(failure: Failure, source: str, answer_token_ids: Int32s, rows_sh
 
 
 def _counts(
-    rescues: Sequence[TrainingExample], chosen: Sequence[Received], ignored: Counter[str], rejected: Counter[str]
+    rescues: Sequence[TrainingExample], chosen: Sequence[Received], ignored: Counter[str], tried: Sequence[Tried]
 ) -> dict[str, float]:
+    rejected = Counter(item.reason for item in tried if item.reason)
     counts = {
         "sharing/rescues": float(len(rescues)),
         "sharing/rescue_tokens": float(sum(row.answer_token_ids.size for row in rescues)),

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from mrl.alignment.receiver import Receiver, Rejected, Retokenized, load_receiver
+from mrl.alignment.flags import Rejected
+from mrl.alignment.receiver import Receiver, Retokenized, load_receiver
 from mrl.alignment.tokenizer_file import read_tokenizer_file
 from mrl.errors import ModelFolderError
 

@@ -60,9 +60,32 @@ def _learner(
         "time/step_s": wait + train + publish + 0.05,
         "rate/trained_tokens_s": 4000 + 600 * rng.random() - 200 * index,
     }
+    for peer in peers:
+        if peer != name and hits:
+            values |= _costs(rng, peer, done, hits)
     if step % 97 == 40:
         values["reward/mean"] = math.nan
     return values
+
+
+def _costs(rng: np.random.Generator, peer: str, done: float, hits: int) -> dict[str, float]:
+    tokens = 24.0 * hits
+    values = {
+        "rows": hits + 1.0,
+        "rejected_share": 1 / (hits + 1),
+        "rejected/bytes_differ": 1.0,
+        "flagged/noncanon": float(rng.integers(0, 2)),
+        "one_to_one_tokens": 0.75 + 0.05 * rng.random(),
+        "length_ratio": 1.2,
+        "receiver_tokens": tokens,
+        "bytes": 2.5 * tokens,
+        "spans": 0.9 * tokens,
+        "gap_nats_per_byte": -0.4 + 0.3 * done + 0.03 * rng.normal(),
+        "gap_nats_per_token": -1.0 + 0.75 * done,
+        "span_std_nats": 0.5,
+        "outside_band": 0.4 - 0.2 * done,
+    }
+    return {f"align/{name}/{peer}": value for name, value in values.items()}
 
 
 def _evaluation(rng: np.random.Generator, index: int, step: int, steps: int) -> dict[str, float]:
@@ -109,7 +132,11 @@ def synthetic_stream(
             if step == 0:
                 continue
             yield metrics(
-                f"learner/{name}", name, step, now_s, _learner(rng, name, index, step, steps, list(names[1:]))
+                f"learner/{name}",
+                name,
+                step,
+                now_s,
+                _learner(rng, name, index, step, steps, [peer for peer in names if peer != name]),
             )
             rate = {"rate/rollout_tokens_s": 4800 + 400 * rng.random(), "rollout/slots": float(slots[name])}
             yield metrics(f"worker/{name}/0", name, step, now_s, rate)

@@ -173,6 +173,16 @@ def test_final_table_shows_start_end_and_gain_per_policy_and_task(make_config: C
     assert not any("chain_sum" in row for row in rows)
 
 
+def test_the_final_table_says_when_the_end_is_not_the_last_step(make_config: Callable[..., Any]) -> None:
+    """A run that was interrupted shows its newest evaluation with the step of it."""
+    board = Board(make_config())
+    board.apply(metrics("evaluator", "qwen", 0, {"eval/accuracy": 0.24, "eval/accuracy/reverse": 0.05}), 1.0)
+    board.apply(metrics("evaluator", "qwen", 240, {"eval/accuracy": 0.61, "eval/accuracy/reverse": 0.04}), 2.0)
+    rows = [line.split() for line in show(board.final_table(), 80)]
+    assert ["qwen", "all", "0.24", "0.61", "(step", "240)", "+0.37"] in rows
+    assert ["reverse", "0.05", "0.04", "(step", "240)", "-0.01"] in rows
+
+
 def test_replay_restores_the_board_of_an_earlier_attempt(make_config: Callable[..., Any]) -> None:
     """After a resume the start accuracy is that of the first attempt; heartbeats and unknown names are passed over."""
     board = Board(make_config())

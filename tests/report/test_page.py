@@ -78,6 +78,18 @@ def test_page_holds_every_part(make_run: Callable[..., Path]) -> None:
     assert "Nothing was recorded." not in text
 
 
+def test_the_end_is_labelled_when_it_is_not_the_last_step(make_run: Callable[..., Path]) -> None:
+    """The page of an interrupted run says at which step its newest accuracy was measured."""
+    run = make_run(steps=80)
+    assert "(step" not in write_report(run).read_text()
+    config = json.loads((run / "config.json").read_text())
+    config["run"]["steps"] = 120
+    (run / "config.json").write_text(json.dumps(config))
+    text = write_report(run).read_text()
+    assert "(step 80)" in text
+    assert "held-out accuracy so far" in text
+
+
 def test_page_is_self_contained(make_run: Callable[..., Path]) -> None:
     """No script, no address, no file beside it; a content security policy forbids what might slip in."""
     path = write_report(make_run(steps=40))

@@ -1,0 +1,215 @@
+"""The tokenizer's own share of a log-ratio, measured exactly: one policy over bytes, seen through two tokenizers.
+
+The policy writes words, drawn independently, and stops after each with a fixed probability. What it gives to the next
+token follows exactly from the mass below a node of the trie over the words' tokens:
+
+    log p(token | word so far) = log M(node after the token) - log M(node before it)
+    log p(word ends | word so far) = log p(word) - log M(node of the whole word)
+
+Both sides are the same policy, so every log-ratio that is not 0 is made by the tokenizers alone. Over a whole finished
+text it is 0; at a common boundary it is a number of that boundary only, so the residuals of spans telescope:
+
+    R(b) = sum of d_s over the spans before b,    d_s = sum of receiver log-probs - sum of peer log-probs,    R(EOS) = 0
+
+Shapes: N texts, W words of the source, T tokens over all texts, S common spans over all texts.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mrl.alignment.spans import align_batch
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+Word = list[tuple[int, int]]
+"""Tokens as (id, bytes), bytes 0 for a zero-width one."""
+Cut = Callable[[Sequence[str]], list[Word]]
+"""Texts in one tokenizer's own tokens."""
+
+ANCHOR = "a"
+NARROW, WIDE = (0.8, 1.2), (0.5, 2.0)
+CHECKPOINTS = (5, 20, 50, 100)
+
+
+@dataclass(frozen=True, slots=True)
+class WordSource:
+    """Words with their probabilities, and the chance that a text ends after a word.
+
+    Words are written with one space between them; no word holds a space.
+    """
+
+    words: tuple[str, ...]
+    probabilities: Floats
+    end_probability: float = 1 / 60
+
+    def sample(self, num_texts: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        """(words of all texts one after the other, offsets of the texts [N + 1])."""
+        lengths = rng.geometric(self.end_probability, num_texts)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        return rng.choice(len(self.words), size=int(offsets[-1]), p=self.probabilities), offsets
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What two tokenizers alone make of the log-ratio of one policy with itself.
+
+    Shares are of spans. `cumulative_std` says after how many spans of a text R has which standard deviation.
+    """
+
+    texts: int
+    spans: int
+    max_sequence_nats: float
+    span_std_nats: float
+    one_to_one_std_nats: float
+    other_std_nats: float
+    outside_narrow: float
+    outside_wide: float
+    cumulative_std: Mapping[int, float]
+    independent_std: Mapping[int, float]
+    """What `cumulative_std` would be if the residuals of spans were independent."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TracedTexts:
+    """Traces of N texts one after the other: width of every token in bytes, and its exact log-prob.
+
+    Every text closes with an EOS of one virtual byte.
+    """
+
+    widths: Int32s
+    logprobs: Floats
+    offsets: Ints
+    """[N + 1] where each text's tokens start."""
+
+
+class ExactModel:
+    """The policy of a `WordSource` as one tokenizer sees it."""
+
+    def __init__(self, source: WordSource, cut: Cut) -> None:
+        later = [_after_anchor(tokens) for tokens in cut([f"{ANCHOR} {word}" for word in source.words])]
+        self._first = _Table(cut(source.words), source.probabilities)
+        self._later = _Table(later, source.probabilities)
+        self._log_go, self._log_stop = np.log1p(-source.end_probability), np.log(source.end_probability)
+
+    def trace(self, words: Ints, offsets: Ints) -> TracedTexts:
+        """The texts in this tokenizer's tokens, with the exact log-prob of every token given all before it."""
+        opens = np.zeros(words.size, dtype=bool)
+        opens[offsets[:-1]] = True
+        closes = np.zeros(words.size, dtype=bool)
+        closes[offsets[1:] - 1] = True
+        # One block per word and one for the EOS after the last word of a text.
+        tokens = np.where(opens, self._first.sizes[words], self._later.sizes[words]) + closes
+        bounds = np.concatenate([[0], np.cumsum(tokens)])
+        widths = np.ones(int(bounds[-1]), dtype=np.int32)
+        logprobs = np.zeros(int(bounds[-1]))
+        self._first.fill(words[opens], bounds[:-1][opens], widths, logprobs)
+        self._later.fill(words[~opens], bounds[:-1][~opens], widths, logprobs)
+        ended = np.where(opens, self._first.log_end[words], self._later.log_end[words])
+        logprobs[bounds[:-1][~opens]] += np.concatenate([[0.0], ended[:-1]])[~opens] + self._log_go
+        logprobs[bounds[1:][closes] - 1] = ended[closes] + self._log_stop
+        return TracedTexts(widths, logprobs, bounds[offsets])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpanResiduals:
+    """Per common span: d_s in nats, token counts on both sides, and R at its end."""
+
+    nats: Floats
+    peer_tokens: Ints
+    receiver_tokens: Ints
+    cumulative: Floats
+    offsets: Ints
+    """[N + 1] where each text's spans start."""
+
+
+def span_residuals(peer: TracedTexts, receiver: TracedTexts) -> SpanResiduals:
+    """What each of the finest common spans of two traces adds to the log-ratio.
+
+    Raises ValueError when the traces do not cover the same texts.
+    """
+    spans = align_batch(peer.widths, peer.offsets, receiver.widths, receiver.offsets)
+    sides = ((spans.of_peer, peer), (spans.of_receiver, receiver))
+    given, got = (sum_over(span, side.logprobs, spans.num_spans) for span, side in sides)
+    peer_tokens, receiver_tokens = (np.bincount(span, minlength=spans.num_spans) for span, _ in sides)
+    nats, offsets = got - given, spans.row_starts
+    total = np.concatenate([[0.0], np.cumsum(nats)])
+    cumulative = total[1:] - np.repeat(total[offsets[:-1]], np.diff(offsets))
+    return SpanResiduals(nats, peer_tokens, receiver_tokens, cumulative, offsets)
+
+
+def measure_floor(peer: TracedTexts, receiver: TracedTexts) -> Floor:
+    """The residual of two traces of the same texts under the same policy; raises as `span_residuals` does."""
+    spans = span_residuals(peer, receiver)
+    ratios = np.exp(spans.nats)
+    one = (spans.peer_tokens == 1) & (spans.receiver_tokens == 1)
+    std = float(spans.nats.std())
+    # R after k spans, of texts that go on: at the end of a text it is 0 by construction.
+    starts, sizes = spans.offsets[:-1], np.diff(spans.offsets)
+    at = {k: spans.cumulative[starts[sizes > k] + k - 1] for k in CHECKPOINTS if (sizes > k).sum() > 1}
+    return Floor(
+        texts=starts.size,
+        spans=spans.nats.size,
+        max_sequence_nats=float(np.abs(spans.cumulative[spans.offsets[1:] - 1]).max()),
+        span_std_nats=std,
+        one_to_one_std_nats=_std(spans.nats[one]),
+        other_std_nats=_std(spans.nats[~one]),
+        outside_narrow=outside_share(ratios, NARROW),
+        outside_wide=outside_share(ratios, WIDE),
+        cumulative_std={k: float(values.std()) for k, values in at.items()},
+        independent_std={k: std * k**0.5 for k in at},
+    )
+
+
+def sum_over(groups: npt.NDArray[np.integer], values: npt.NDArray[np.floating], num_groups: int) -> Floats:
+    """Sums of `values` by group number, in double precision."""
+    return np.bincount(groups, weights=values, minlength=num_groups).astype(np.float64)
+
+
+def outside_share(ratios: Floats, band: tuple[float, float]) -> float:
+    """Share of ratios outside a band."""
+    return float(((ratios < band[0]) | (ratios > band[1])).mean()) if ratios.size else 0.0
+
+
+def _std(values: Floats) -> float:
+    return float(values.std()) if values.size else 0.0
+
+
+class _Table:
+    """The tokens of every word, with log-probs inside the word, and the log-prob that the word ends after them."""
+
+    def __init__(self, words: Sequence[Word], probabilities: Floats) -> None:
+        mass: defaultdict[tuple[int, ...], float] = defaultdict(float)
+        paths = [tuple(token_id for token_id, _ in word) for word in words]
+        for path, probability in zip(paths, probabilities, strict=True):
+            for depth in range(1, len(path) + 1):
+                mass[path[:depth]] += float(probability)
+        logs = [np.log([mass[path[:depth]] for depth in range(1, len(path) + 1)]) for path in paths]
+        self.sizes: Ints = np.array([len(path) for path in paths], dtype=np.int64)
+        self.log_end: Floats = np.log(probabilities) - np.array([log[-1] for log in logs])
+        self._offsets = np.concatenate([[0], np.cumsum(self.sizes)])
+        self._logs: Floats = np.concatenate([np.diff(log, prepend=0.0) for log in logs])
+        self._widths: Int32s = np.array([width for word in words for _, width in word], dtype=np.int32)
+
+    def fill(self, words: Ints, places: Ints, widths: Int32s, logprobs: Floats) -> None:
+        """Write the tokens of `words` into the flat columns, each word from its place on."""
+        sizes = self.sizes[words]
+        inside = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        target = np.repeat(places, sizes) + inside
+        taken = np.repeat(self._offsets[words], sizes) + inside
+        widths[target] = self._widths[taken]
+        logprobs[target] = self._logs[taken]
+
+
+def _after_anchor(tokens: Word) -> Word:
+    """What follows the anchor; raises ValueError when a token covers its end."""
+    position = 0
+    for index, (_, width) in enumerate(tokens):
+        if position == len(ANCHOR) and width:
+            return tokens[index:]
+        position += width
+    raise ValueError(f"a token joins the end of a word with what follows: {tokens}")

@@ -1,0 +1,55 @@
+"""What happened to a row on its way to the receiver, as flags, and why a row was refused, as a value."""
+
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import Literal
+
+Reason = Literal[
+    "type",
+    "shape",
+    "size",
+    "lengths",
+    "logprobs",
+    "ids_differ",
+    "empty",
+    "utf8",
+    "special_out",
+    "bytes_differ",
+    "too_long",
+]
+"""Why a row cannot be used.
+
+wire        "type" a field of the wrong kind; "shape" arrays that differ in length; "size" absurdly large; "lengths"
+            byte lengths that are negative or do not sum to the text; "logprobs" not finite, positive or absurdly small;
+            "ids_differ" ids of the own tokenizer that do not stand for the text
+translation "empty" no bytes; "utf8" no valid UTF-8 up to any peer token; "special_out" the receiver would emit a
+            special token; "bytes_differ" the receiver's tokens do not stand for the text; "too_long" not one span fits
+"""
+
+
+class Flag(IntFlag):
+    """What is remarkable about one translated row."""
+
+    TAIL = 1
+    """The row lacks its end: the peer was cut off, or bytes after its last whole character were dropped."""
+    NORM = 2
+    """The receiver reads the text in NFC and the peer wrote it otherwise."""
+    SPECIAL_IN = 4
+    """The peer emitted a special token before its end."""
+    SPECIAL_OUT = 8
+    """The receiver would have produced a special token; the row is rejected."""
+    REJECT = 16
+    """The row carries nothing over; its reason says why."""
+    NONCANON = 32
+    """The peer sampled other ids than its tokenizer gives the text; told by the source."""
+    EOS_UNMAPPED = 64
+    """The peer ended the answer, and its end has no counterpart here."""
+    RECV_TRUNC = 128
+    """Cut at the last whole span within the receiver's token limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A text that cannot be expressed exactly, and why; an expected outcome, to be counted."""
+
+    reason: Reason

@@ -1,0 +1,117 @@
+"""The receiver's side of a batch: own tokens for every row that can be expressed.
+
+Shapes: L rows that are carried over, T receiver tokens of all of them.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from mrl.alignment.flags import Flag, Reason
+from mrl.alignment.peer_rows import PeerRows, read_texts
+from mrl.alignment.ragged import offsets_of, spread_positions
+from mrl.alignment.receiver import Receiver
+
+Int32s: TypeAlias = npt.NDArray[np.int32]
+Int64s: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnRows:
+    """Own tokens, flat."""
+
+    rows: Int64s
+    """[L] which rows of the batch, ascending."""
+    offsets: Int64s
+    """[L + 1]"""
+    token_ids: Int32s
+    """[T] EOS included where it is carried over."""
+    lengths: Int32s
+    """[T] for finding spans: bytes, 1 for EOS; all 1 in rows that pass untouched, so that every token is a span."""
+    text_lengths: Int32s
+    """[T] bytes; 0 for EOS."""
+
+
+def own_rows(peer: PeerRows, receiver: Receiver) -> OwnRows:
+    """Own tokens for all rows of `peer` without a fault; new faults, flags and lengths are written into it."""
+    same: list[int] = []
+    other: list[int] = []
+    for row, answer in enumerate(peer.answers):
+        if row not in peer.faults:
+            is_same = answer.fingerprint == receiver.fingerprint and answer.token_ids is not None
+            (same if is_same else other).append(row)
+    translated = _translate(peer, receiver, other)
+    return _in_order(translated, _pass_through(peer, receiver, same)) if same else translated
+
+
+def _pass_through(peer: PeerRows, receiver: Receiver, rows: list[int]) -> OwnRows:
+    """Rows of the same tokenizer: the ids as they are, once they are seen to stand for the text."""
+    ids = [ids for row in rows if (ids := peer.answers[row].token_ids) is not None]
+    faults: dict[int, Reason] = {row: "empty" for row, own in zip(rows, ids, strict=True) if not own.size}
+    faults |= {row: "ids_differ" for row, own in zip(rows, ids, strict=True) if own.size and own.min() < 0}
+    sound = [(row, own) for row, own in zip(rows, ids, strict=True) if row not in faults]
+    offsets = offsets_of(np.array([len(own) for _, own in sound], dtype=np.int64))
+    flat = np.concatenate([np.zeros(0, np.int32), *(own for _, own in sound)])
+    text_lengths = receiver.byte_lengths(flat, offsets)
+    told = np.concatenate([np.zeros(0, np.int32), *(peer.answers[row].byte_lengths for row, _ in sound)])
+    wrong = set(receiver.rows_that_differ(flat, offsets, [peer.answers[row].completion for row, _ in sound]))
+    wrong |= set((np.searchsorted(offsets, np.flatnonzero(told != text_lengths), side="right") - 1).tolist())
+    peer.reject(faults | {sound[place][0]: "ids_differ" for place in wrong})
+    places = np.array([place for place in range(len(sound)) if place not in wrong], dtype=np.int64)
+    kept_rows = np.array([sound[place][0] for place in places], dtype=np.int64)
+    tokens = spread_positions(offsets[places], np.diff(offsets)[places])
+    peer.lengths[spread_positions(peer.offsets[kept_rows], peer.kept[kept_rows])] = 1
+    counts = offsets_of(np.diff(offsets)[places])
+    return OwnRows(kept_rows, counts, flat[tokens], np.ones(len(tokens), np.int32), text_lengths[tokens])
+
+
+def _translate(peer: PeerRows, receiver: Receiver, rows: list[int]) -> OwnRows:
+    """Rows of other tokenizers: encode the text, compare, map the end."""
+    readable, texts, data = read_texts(peer, rows, nfc=receiver.reads_nfc)
+    cut = receiver.cut_texts(texts, data)
+    peer.reject({readable[place]: reason for place, reason in cut.faults.items()})
+    live = np.array([place not in cut.faults for place in range(len(readable))], dtype=bool)
+    used = np.array(readable, dtype=np.int64)[live]
+    token_ids, lengths, counts = cut.token_ids, cut.lengths, np.diff(cut.offsets)[live]
+    if cut.faults:
+        tokens = spread_positions(cut.offsets[:-1][live], counts)
+        token_ids, lengths = token_ids[tokens], lengths[tokens]
+    has_eos = _map_ends(peer, used, can_end=bool(receiver.eos_ids))
+    offsets = offsets_of(counts + has_eos)
+    is_text = np.ones(int(offsets[-1]), dtype=bool)
+    is_text[offsets[1:][has_eos] - 1] = False
+    with_eos = np.full(len(is_text), receiver.eos_id if receiver.eos_ids else 0, dtype=np.int32)
+    with_eos[is_text] = token_ids
+    text_lengths = np.zeros(len(is_text), dtype=np.int32)
+    text_lengths[is_text] = lengths
+    return OwnRows(used, offsets, with_eos, text_lengths + ~is_text, text_lengths)
+
+
+def _map_ends(peer: PeerRows, rows: Int64s, *, can_end: bool) -> npt.NDArray[np.bool_]:
+    """[L] whether the row gets an own EOS. The peer's becomes one virtual byte, or is dropped without counterpart."""
+    ends = np.array([peer.answers[row].ends_with_eos for row in rows.tolist()], dtype=bool)
+    finished = np.array([peer.answers[row].finished for row in rows.tolist()], dtype=bool)
+    is_whole = peer.kept[rows] == np.diff(peer.offsets)[rows]
+    has_eos: npt.NDArray[np.bool_] = ends & is_whole & can_end
+    peer.flags[rows[finished & is_whole & ~has_eos]] |= Flag.EOS_UNMAPPED
+    peer.lengths[peer.offsets[rows[has_eos]] + peer.kept[rows[has_eos]] - 1] = 1
+    peer.kept[rows[ends & is_whole & ~has_eos]] -= 1
+    return has_eos
+
+
+def _in_order(one: OwnRows, other: OwnRows) -> OwnRows:
+    """Two sets of rows as one, ascending."""
+    rows = np.concatenate([one.rows, other.rows])
+    order = np.argsort(rows)
+    starts = np.concatenate([one.offsets[:-1], other.offsets[:-1] + one.offsets[-1]])
+    counts = np.concatenate([np.diff(one.offsets), np.diff(other.offsets)])
+    tokens = spread_positions(starts[order], counts[order])
+
+    def joined(name: str) -> Int32s:
+        values: Int32s = np.concatenate([getattr(one, name), getattr(other, name)])[tokens]
+        return values
+
+    names = ("token_ids", "lengths", "text_lengths")
+    return OwnRows(rows[order], offsets_of(counts[order]), *map(joined, names))

@@ -1,0 +1,238 @@
+"""The residual of a translation: what was lost or blurred when peers' answers became the receiver's tokens.
+
+For a span s with peer tokens S_s and receiver tokens T_s:
+
+    L_s = sum of peer log-probs over S_s            d_s = sum of receiver log-probs over T_s - L_s
+    gap = sum_s d_s   per row; per byte it does not depend on tokenizers, per receiver token it is the log of the
+                      geometric mean ratio
+    ESS = (sum w)^2 / (n sum w^2),  w = exp(gap) over n rows, or exp(d_s) over n spans: 1 when all weights are equal
+
+Kinds of spans: 1:1 one token on both sides, 1:n the receiver splits, n:1 it merges, m:n both. Shares are of receiver
+tokens or of bytes. `d_s` is not 0 even for one policy (see `exact_tries`); `excess_std` takes that floor off.
+
+Shapes: R rows, T receiver tokens of all rows, S spans of all rows.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mrl.alignment.exact_tries import sum_over
+from mrl.alignment.flags import Flag
+from mrl.alignment.translate import AlignedBatch
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+KINDS = ("one_to_one", "one_to_many", "many_to_one", "many_to_many")
+BAND = (0.8, 1.2)
+"""Span ratios outside are called out of band: the usual clip range."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowResiduals:
+    """One entry per row. The last group is NaN for rejected rows, and None when no receiver log-probs were given."""
+
+    peer_tokens: Ints
+    receiver_tokens: Ints
+    bytes: Ints
+    spans: Ints
+    spans_of_kind: Ints
+    """[R, 4] in the order of `KINDS`."""
+    one_to_one_tokens: Ints
+    one_to_one_bytes: Ints
+    max_tokens_per_span: Ints
+    peer_nats: Floats
+    dropped_tokens: Ints
+    dropped_nats: Floats
+    flags: Ints
+    gap_nats: Floats | None
+    """Receiver log-prob minus peer log-prob, over the spans of the row."""
+    span_std_nats: Floats | None
+    span_p95_nats: Floats | None
+    """95th percentile of |d_s|."""
+    outside_band: Floats | None
+    """Share of the row's spans."""
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """A whole batch, or all that a pair of policies exchanged so far. Shares are of what was translated."""
+
+    rows: int
+    rejected: Mapping[str, int]
+    """Reason -> rows."""
+    flagged: Mapping[str, int]
+    """Flag name -> rows, rejected ones included."""
+    peer_tokens: int
+    """Of translated rows, dropped tokens left out; so are all counts below."""
+    receiver_tokens: int
+    bytes: int
+    spans: int
+    tokens_of_kind: Mapping[str, int]
+    """Receiver tokens in spans of each kind."""
+    one_to_one_bytes: int
+    peer_nats: float
+    """Sum of the peers' log-probs, dropped ones included."""
+    dropped_tokens: int
+    dropped_nats: float
+    gap_nats: float | None = None
+    span_std_nats: float | None = None
+    span_p95_nats: float | None = None
+    outside_band: float | None = None
+    sequence_ess: float | None = None
+    span_ess: float | None = None
+
+    @property
+    def rejected_share(self) -> float:
+        """Share of rows that carried nothing over."""
+        return _ratio(sum(self.rejected.values()), self.rows)
+
+    @property
+    def length_ratio(self) -> float:
+        """Receiver tokens per peer token."""
+        return _ratio(self.receiver_tokens, self.peer_tokens)
+
+    @property
+    def one_to_one_byte_share(self) -> float:
+        """Share of bytes in 1:1 spans."""
+        return _ratio(self.one_to_one_bytes, self.bytes)
+
+    def share_of(self, kind: str) -> float:
+        """Share of receiver tokens in spans of one kind."""
+        return _ratio(self.tokens_of_kind[kind], self.receiver_tokens)
+
+    @property
+    def gap_nats_per_byte(self) -> float | None:
+        """The gap in a unit that does not depend on tokenizers."""
+        return None if self.gap_nats is None else _ratio(self.gap_nats, self.bytes)
+
+    @property
+    def gap_nats_per_token(self) -> float | None:
+        """The gap per receiver token: log of the geometric mean of the token ratios."""
+        return None if self.gap_nats is None else _ratio(self.gap_nats, self.receiver_tokens)
+
+    def excess_std_nats(self, floor_std_nats: float) -> float | None:
+        """Span std beyond what the two tokenizers make of equal policies, if both parts are independent."""
+        if self.span_std_nats is None:
+            return None
+        return float(max(0.0, self.span_std_nats**2 - floor_std_nats**2) ** 0.5)
+
+
+def span_ratios(batch: AlignedBatch, receiver_logprobs: npt.NDArray[np.floating]) -> Floats:
+    """[S] d_s in nats, from the receiver's log-probs [T] of the batch's own tokens."""
+    return sum_over(batch.span_of_token, receiver_logprobs, batch.span_row.size) - batch.span_logprob
+
+
+def span_kinds(batch: AlignedBatch) -> Ints:
+    """[S] index into `KINDS`."""
+    splits, merges = batch.span_receiver_tokens > 1, batch.span_peer_tokens > 1
+    return splits + 2 * merges.astype(np.int64)
+
+
+def row_residuals(batch: AlignedBatch, receiver_logprobs: npt.NDArray[np.floating] | None = None) -> RowResiduals:
+    """The report of every row."""
+    num_rows, kinds = batch.num_rows, span_kinds(batch)
+    one = kinds == 0
+
+    def per_row(values: npt.NDArray[np.integer]) -> Ints:
+        return np.bincount(batch.span_row, values, num_rows).astype(np.int64)
+
+    of_kind = np.bincount(batch.span_row * 4 + kinds, minlength=4 * num_rows).reshape(num_rows, 4)
+    widest = np.zeros(num_rows, dtype=np.int64)
+    np.maximum.at(widest, batch.span_row, batch.span_receiver_tokens)
+    gap, std, p95, outside = _gaps(batch, receiver_logprobs)
+    return RowResiduals(
+        peer_tokens=np.diff(batch.peer_offsets),
+        receiver_tokens=np.diff(batch.row_offsets),
+        bytes=per_row(batch.span_bytes),
+        spans=of_kind.sum(1),
+        spans_of_kind=of_kind,
+        one_to_one_tokens=of_kind[:, 0],
+        one_to_one_bytes=per_row(batch.span_bytes * one),
+        max_tokens_per_span=widest,
+        peer_nats=batch.peer_logprob,
+        dropped_tokens=batch.dropped_tokens,
+        dropped_nats=batch.dropped_logprob,
+        flags=batch.flags.astype(np.int64),
+        gap_nats=gap,
+        span_std_nats=std,
+        span_p95_nats=p95,
+        outside_band=outside,
+    )
+
+
+def summarise(batch: AlignedBatch, receiver_logprobs: npt.NDArray[np.floating] | None = None) -> Residual:
+    """The report of the batch as a whole."""
+    kinds = span_kinds(batch)
+    tokens = np.bincount(kinds, batch.span_receiver_tokens, 4).astype(int).tolist()
+    flags = {flag.name or "": int(((batch.flags & flag) != 0).sum()) for flag in Flag}
+    return Residual(
+        rows=batch.num_rows,
+        rejected=dict(Counter(reason for reason in batch.reject_reason if reason)),
+        flagged={name: rows for name, rows in flags.items() if rows},
+        peer_tokens=int(batch.span_peer_tokens.sum()),
+        receiver_tokens=int(batch.span_receiver_tokens.sum()),
+        bytes=int(batch.span_bytes.sum()),
+        spans=batch.span_row.size,
+        tokens_of_kind=dict(zip(KINDS, tokens, strict=True)),
+        one_to_one_bytes=int(batch.span_bytes[kinds == 0].sum()),
+        peer_nats=float(batch.peer_logprob.sum()),
+        dropped_tokens=int(batch.dropped_tokens.sum()),
+        dropped_nats=float(batch.dropped_logprob.sum()),
+        **_ratio_fields(batch, receiver_logprobs),
+    )
+
+
+def effective_share(log_weights: Floats) -> float:
+    """ESS of weights given as logs, as a share of their number; 0 for none. Safe for weights that under- or overflow.
+
+    >>> effective_share(np.array([3.0, 3.0]))
+    1.0
+    """
+    if log_weights.size == 0:
+        return 0.0
+    weights = np.exp(log_weights - log_weights.max())
+    return float(weights.sum() ** 2 / (weights**2).sum() / weights.size)
+
+
+def _gaps(
+    batch: AlignedBatch, receiver_logprobs: npt.NDArray[np.floating] | None
+) -> tuple[Floats, Floats, Floats, Floats] | tuple[None, None, None, None]:
+    if receiver_logprobs is None:
+        return None, None, None, None
+    ratios = span_ratios(batch, receiver_logprobs)
+    columns = np.full((4, batch.num_rows), np.nan)
+    bounds = np.searchsorted(batch.span_row, np.arange(batch.num_rows + 1))
+    for row, (start, end) in enumerate(itertools.pairwise(bounds)):
+        if end > start:
+            mine = ratios[start:end]
+            columns[:, row] = mine.sum(), mine.std(), np.quantile(np.abs(mine), 0.95), _outside(mine)
+    return columns[0], columns[1], columns[2], columns[3]
+
+
+def _ratio_fields(batch: AlignedBatch, receiver_logprobs: npt.NDArray[np.floating] | None) -> dict[str, float]:
+    if receiver_logprobs is None or batch.span_row.size == 0:
+        return {}
+    ratios = span_ratios(batch, receiver_logprobs)
+    gaps = sum_over(batch.span_row, ratios, batch.num_rows)[np.unique(batch.span_row)]
+    return {
+        "gap_nats": float(gaps.sum()),
+        "span_std_nats": float(ratios.std()),
+        "span_p95_nats": float(np.quantile(np.abs(ratios), 0.95)),
+        "outside_band": _outside(ratios),
+        "sequence_ess": effective_share(gaps),
+        "span_ess": effective_share(ratios),
+    }
+
+
+def _outside(ratios: Floats) -> float:
+    return float(((ratios < np.log(BAND[0])) | (ratios > np.log(BAND[1]))).mean())
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

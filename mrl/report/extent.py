@@ -1,0 +1,35 @@
+"""How much a report would have to read, found out without reading it."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from mrl.config.run_folder import RunFolder
+
+
+def is_small(folder: RunFolder, *, max_bytes: int, max_files: int) -> bool:
+    """Whether metrics, evaluations and samples stay within both bounds; stops looking as soon as they do not.
+
+    What cannot be looked at counts nothing.
+    """
+    total_bytes = 0
+    for number, path in enumerate(_inputs(folder), start=1):
+        total_bytes += _size(path)
+        if number > max_files or total_bytes > max_bytes:
+            return False
+    return True
+
+
+def _inputs(folder: RunFolder) -> Iterator[Path]:
+    if folder.metrics_jsonl.exists():
+        yield folder.metrics_jsonl
+    for root in (folder.evaluation, folder.rollouts):
+        for parent, _, names in os.walk(root):
+            yield from (Path(parent) / name for name in names)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,148 @@
+"""The residual report, against its definitions computed one row at a time."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from mrl.alignment.aligned_batch import AlignedBatch
+from mrl.alignment.pair_card import written_by
+from mrl.alignment.peer_answer import PeerAnswer
+from mrl.alignment.receiver import Receiver, load_receiver
+from mrl.alignment.residual import KINDS, effective_share, row_residuals, summarise
+from mrl.alignment.translate import translate_batch
+
+TEXTS = ["reverse: yah 12 + 34", "def f(x): return x\n", "a\u2581b", "na\u00efve caf\u00e9 \U0001f469", "hay"]
+
+
+@pytest.fixture(scope="module")
+def receivers(folders) -> tuple[Receiver, Receiver]:
+    return load_receiver(folders["byte_level"]), load_receiver(folders["metaspace"])
+
+
+def answers_of(peer: Receiver, rng: np.random.Generator) -> list[PeerAnswer]:
+    """The texts with made-up log-probs; the first is finished."""
+    plain = written_by(peer, TEXTS)
+    made = [dataclasses.replace(a, logprobs=-rng.random(a.special.size).astype(np.float32)) for a in plain]
+    first = made[0]
+    made[0] = dataclasses.replace(
+        first,
+        finished=True,
+        byte_lengths=np.append(first.byte_lengths, np.int32(0)),
+        logprobs=np.append(first.logprobs, np.float32(-0.25)),
+        special=np.append(first.special, True),
+        token_ids=None,
+    )
+    return made
+
+
+@pytest.fixture
+def batch(receivers) -> AlignedBatch:
+    peer, receiver = receivers
+    return translate_batch(answers_of(peer, np.random.default_rng(0)), receiver, max_tokens=1000)
+
+
+@pytest.fixture
+def logprobs(batch) -> np.ndarray:
+    return -np.random.default_rng(1).random(batch.token_ids.size)
+
+
+def test_counts_follow_the_spans(batch, logprobs):
+    """Kinds, tokens and bytes of every row are those that a walk over its spans finds."""
+    rows = row_residuals(batch, logprobs)
+    for row in range(batch.num_rows):
+        mine = batch.span_row == row
+        pairs = list(zip(batch.span_peer_tokens[mine], batch.span_receiver_tokens[mine], strict=True))
+        kinds = [2 * (p > 1) + (r > 1) for p, r in pairs]
+        assert rows.spans_of_kind[row].tolist() == [kinds.count(kind) for kind in range(4)]
+        one = [(p, r) == (1, 1) for p, r in pairs]
+        assert rows.one_to_one_tokens[row] == sum(one)
+        assert rows.one_to_one_bytes[row] == sum(
+            b for b, is_one in zip(batch.span_bytes[mine], one, strict=True) if is_one
+        )
+        assert rows.max_tokens_per_span[row] == max((r for _, r in pairs), default=0)
+        assert rows.receiver_tokens[row] == sum(r for _, r in pairs)
+        assert rows.bytes[row] == (len(TEXTS[row].encode()) if pairs else 0)
+
+
+def test_gap_is_own_minus_peer(batch, logprobs):
+    """The gap of a row is the sum of own log-probs minus those of the peer that were carried over."""
+    rows = row_residuals(batch, logprobs)
+    for row in range(batch.num_rows):
+        own = logprobs[batch.row_offsets[row] : batch.row_offsets[row + 1]]
+        if batch.reject_reason[row]:
+            assert math.isnan(rows.gap_nats[row])
+        else:
+            carried = batch.peer_logprob[row] - batch.dropped_logprob[row]
+            assert rows.gap_nats[row] == pytest.approx(own.sum() - carried, abs=1e-6)
+
+
+def test_rows_sum_to_the_batch(batch, logprobs):
+    """The report of the batch is the sum of those of its rows, and nothing that was given is missing."""
+    rows, whole = row_residuals(batch, logprobs), summarise(batch, logprobs)
+    assert whole.gap_nats == pytest.approx(np.nansum(rows.gap_nats))
+    assert whole.receiver_tokens == rows.receiver_tokens.sum()
+    assert whole.peer_tokens + whole.dropped_tokens == rows.peer_tokens.sum()
+    assert whole.bytes == rows.bytes.sum()
+    assert sum(whole.tokens_of_kind.values()) == whole.receiver_tokens
+    assert sum(whole.share_of(kind) for kind in KINDS) == pytest.approx(1.0)
+    assert whole.peer_nats == pytest.approx(batch.span_logprob.sum() + whole.dropped_nats)
+    assert whole.gap_nats_per_byte == pytest.approx(whole.gap_nats / whole.bytes)
+    assert whole.gap_nats_per_token == pytest.approx(whole.gap_nats / whole.receiver_tokens)
+    assert whole.outside_band == pytest.approx(np.nansum(rows.outside_band * rows.spans) / whole.spans)
+
+
+def test_rejected_rows_are_counted_with_their_reason(batch):
+    """The literal metaspace mark cannot be expressed: one row, all its log-prob dropped."""
+    whole = summarise(batch)
+    assert whole.rejected == {"bytes_differ": 1}
+    assert whole.rejected_share == pytest.approx(0.2)
+    assert whole.flagged["REJECT"] == 1
+    assert whole.dropped_nats == pytest.approx(batch.peer_logprob[2])
+    assert whole.gap_nats is None
+
+
+def test_identity_has_no_residual(receivers):
+    """The same tokenizer and the same log-probs: all 1:1, gap 0, weights all equal."""
+    peer, _ = receivers
+    answers = answers_of(peer, np.random.default_rng(2))[1:]
+    batch = translate_batch(answers, peer, max_tokens=1000)
+    whole = summarise(batch, np.concatenate([answer.logprobs for answer in answers]))
+    assert whole.share_of("one_to_one") == whole.one_to_one_byte_share == whole.length_ratio == 1.0
+    assert whole.gap_nats == pytest.approx(0.0, abs=1e-6)
+    assert whole.span_std_nats == pytest.approx(0.0, abs=1e-7)
+    assert whole.sequence_ess == pytest.approx(1.0)
+    assert whole.outside_band == 0.0
+
+
+def test_effective_share():
+    """One weight that dwarfs the others leaves one sample; huge logs do not overflow."""
+    assert effective_share(np.array([1000.0, 0.0, 0.0, 0.0])) == pytest.approx(0.25)
+    assert effective_share(np.array([-5000.0, -5000.0])) == pytest.approx(1.0)
+    weights = np.array([1.0, 2.0, 3.0])
+    assert effective_share(np.log(weights)) == pytest.approx(36 / 14 / 3)
+    assert effective_share(np.array([])) == 0.0
+
+
+def test_sequence_ess_counts_translated_rows_only(receivers, batch):
+    """A rejected row carries no weight, not a weight of one."""
+    answers = answers_of(receivers[0], np.random.default_rng(0))
+    kept = [answer for answer, reason in zip(answers, batch.reject_reason, strict=True) if not reason]
+    without = translate_batch(kept, receivers[1], max_tokens=1000)
+    logprobs = -np.random.default_rng(1).random(batch.token_ids.size)
+    assert summarise(batch, logprobs).sequence_ess == pytest.approx(summarise(without, logprobs).sequence_ess)
+
+
+def test_floor_is_taken_off(batch, logprobs):
+    """Variances subtract; a floor above the measured spread leaves 0."""
+    whole = summarise(batch, logprobs)
+    assert whole.excess_std_nats(0.0) == pytest.approx(whole.span_std_nats)
+    assert whole.excess_std_nats(whole.span_std_nats + 1) == 0.0
+    assert summarise(batch).excess_std_nats(0.1) is None
+
+
+def test_empty_batch(receivers):
+    """No rows, no division by zero."""
+    whole = summarise(translate_batch([], receivers[1], max_tokens=10), np.zeros(0))
+    assert (whole.rows, whole.rejected_share, whole.length_ratio, whole.gap_nats) == (0, 0.0, 0.0, None)

@@ -1,0 +1,45 @@
+"""Log-probs of imitated rows, read off the training pass."""
+
+import numpy as np
+import pytest
+import torch
+
+from mrl.config.schema import LearnerTable
+from mrl.learner.order import StepOrder
+from mrl.learner.trainer import Trainer
+from mrl.learner.world import World
+from mrl.sharing.regime import Component
+
+COMPONENTS = (
+    Component("own", "policy_gradient", 1.0, "rows"),
+    Component("rescue", "imitation", 0.3, "prompts"),
+)
+
+
+def train(model, rows, **settings) -> Trainer:
+    table = LearnerTable.model_validate({"lr": 1e-30, **settings})
+    trainer = Trainer(model, table, COMPONENTS, temperature=0.8, seed=0, world=World(0, 1, torch.device("cpu")))
+    trainer.train(StepOrder(rows, {"own": 8.0, "rescue": 2.0}), 0)
+    return trainer
+
+
+@pytest.mark.parametrize("settings", [{}, {"minibatches": 3}, {"microbatch_tokens": 48}], ids=str)
+def test_every_imitated_row_has_its_log_probs(tiny_model, make_rows, settings):
+    """However rows are packed and dealt out, each place holds what the model gives to that row."""
+    rows, model = make_rows(21), tiny_model()
+    found = train(model, rows, **settings).imitated
+    assert set(found) == {place for place, row in enumerate(rows) if row.component == "rescue"}
+    model.eval()
+    for place, logprobs in found.items():
+        row = rows[place]
+        ids = torch.from_numpy(np.concatenate([row.prompt_token_ids, row.answer_token_ids]).astype(np.int64))
+        with torch.no_grad():
+            table = (model(ids[None]).logits[0] / 0.8).log_softmax(-1)
+        start = row.prompt_token_ids.size
+        expected = [float(table[start + t - 1, ids[start + t]]) for t in range(row.answer_token_ids.size)]
+        np.testing.assert_allclose(logprobs, expected, atol=1e-4)
+
+
+def test_a_step_without_imitation_has_none(tiny_model, make_rows):
+    """Nothing is gathered where nothing was imitated."""
+    assert train(tiny_model(), [row for row in make_rows(9) if row.component == "own"]).imitated == {}

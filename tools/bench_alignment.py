@@ -1,0 +1,269 @@
+#!/usr/bin/env python3
+"""Speed of the alignment layer on one core, every figure beside what it is compared with, measured in the same run.
+
+    .venv/bin/python tools/bench_alignment.py [--quick]
+
+Qwen's and Mistral's real vocabularies (package data of `dashscope` and `mistral_common`), word problems and prose.
+align      spans of a whole batch from byte lengths            against spacy-alignments, a Python two-pointer,
+                                                               and the receiver's own encode_batch
+path       bytes and log-probs to an aligned batch             against encode_batch, with and without tiktoken
+growth     time per token and peak memory at 0.1, 1, 10 M      against the same at the smallest size
+Times are the best of several. Ends with one line of JSON.
+"""
+
+import argparse
+import gc
+import itertools
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+for variable in ("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[variable] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import numpy as np  # noqa: E402
+import real_vocabularies  # noqa: E402
+import spacy_alignments  # noqa: E402
+from rich import box  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+from tokenizers import Tokenizer  # noqa: E402
+
+from mrl.alignment.card_text import card_texts  # noqa: E402
+from mrl.alignment.pair_card import MAX_TOKENS, written_by  # noqa: E402
+from mrl.alignment.peer_answer import PeerAnswer  # noqa: E402
+from mrl.alignment.receiver import Receiver, load_receiver  # noqa: E402
+from mrl.alignment.spans import align_batch  # noqa: E402
+from mrl.alignment.translate import CHUNK_BYTES, translate_batch  # noqa: E402
+
+REPEATS = 5
+SPACY_ROWS = 60
+PAIRS = (("tekken", "qwen"), ("qwen", "tekken"))
+
+
+class Row(NamedTuple):
+    """One figure. `ratio` is how many times faster, a share of the other's time, or growth; `required` bounds it."""
+
+    name: str
+    value: float
+    unit: str
+    against: str
+    ratio: float
+    required: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether the ratio keeps its bound."""
+        bound, number = self.required[:2], float(self.required[2:])
+        return self.ratio >= number if bound == ">=" else self.ratio <= number
+
+
+class Sides(NamedTuple):
+    """A batch as flat byte lengths of both sides."""
+
+    peer: np.ndarray
+    peer_offsets: np.ndarray
+    receiver: np.ndarray
+    receiver_offsets: np.ndarray
+
+    @property
+    def tokens(self) -> int:
+        """Receiver tokens."""
+        return len(self.receiver)
+
+
+def best_s(work: Callable[[], Any], repeats: int = REPEATS) -> float:
+    """The shortest of several times, without pauses of the garbage collector: the heap here is full of vocabularies."""
+    times = []
+    gc.collect()
+    gc.disable()
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    gc.enable()
+    return min(times)
+
+
+def two_pointer(peer: Sequence[int], receiver: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Groups of one row by walking both sides, as trainers do that align one answer at a time."""
+    groups, mine, theirs = [], list[int](), list[int]()
+    i = j = peer_end = receiver_end = 0
+    while i < len(peer) or j < len(receiver):
+        if j == len(receiver) or (i < len(peer) and peer_end <= receiver_end):
+            theirs.append(i)
+            peer_end += peer[i]
+            i += 1
+        else:
+            mine.append(j)
+            receiver_end += receiver[j]
+            j += 1
+        if peer_end == receiver_end and mine and theirs:
+            groups.append((theirs, mine))
+            mine, theirs = [], []
+    return groups
+
+
+def sides_of(peer: Receiver, receiver: Receiver, texts: list[str]) -> Sides:
+    """Both segmentations of texts that are the same to both."""
+    data = [text.encode() for text in texts]
+    theirs, mine = peer.cut_texts(texts, data), receiver.cut_texts(texts, data)
+    assert not theirs.faults
+    assert not mine.faults
+    return Sides(theirs.lengths, theirs.offsets, mine.lengths, mine.offsets)
+
+
+def rows_of_lengths(lengths: np.ndarray, offsets: np.ndarray) -> list[list[int]]:
+    return [part.tolist() for part in np.split(lengths, offsets[1:-1])]
+
+
+def check_groups(sides: Sides) -> None:
+    """The two-pointer finds the spans that the batch form finds."""
+    spans = align_batch(*sides)
+    walked = [
+        len(two_pointer(a, b)) for a, b in zip(rows_of_lengths(*sides[:2]), rows_of_lengths(*sides[2:]), strict=True)
+    ]
+    assert walked == np.diff(spans.row_starts).tolist()
+
+
+def spacy_s(texts: list[str], sides: Sides) -> float:
+    """Seconds per receiver token of spacy-alignments on a part of the rows, given pieces as text."""
+
+    def pieces(text: str, lengths: list[int]) -> list[str]:
+        data, end, found = text.encode(), 0, []
+        for length in lengths:
+            start, end = end, end + length
+            found.append(data[start:end].decode(errors="replace"))
+        return found
+
+    parts = zip(texts, rows_of_lengths(*sides[:2]), rows_of_lengths(*sides[2:]), strict=True)
+    pairs = [(pieces(text, a), pieces(text, b)) for text, a, b in list(parts)[:: max(1, len(texts) // SPACY_ROWS)]]
+    tokens = sum(len(b) for _, b in pairs)
+    return best_s(lambda: [spacy_alignments.get_alignments(a, b) for a, b in pairs], 3) / tokens
+
+
+def bench_pair(folders: Path, peer_name: str, receiver_name: str) -> list[Row]:
+    """Alignment and the whole path for one direction."""
+    peer = load_receiver(folders / peer_name)
+    fast = load_receiver(folders / receiver_name)
+    slow = load_receiver(folders / receiver_name, use_tiktoken=False)
+    library = Tokenizer.from_file(str(folders / receiver_name / "tokenizer.json"))
+    library.encode_special_tokens = True
+    texts = [text for kind in ("math", "prose") for text in card_texts()[kind]]
+    sides, answers = sides_of(peer, slow, texts), written_by(peer, texts)
+    check_groups(sides)
+    walked = list(zip(rows_of_lengths(*sides[:2]), rows_of_lengths(*sides[2:]), strict=True))
+    align_s = best_s(lambda: align_batch(*sides), 20)
+    walk_s = best_s(lambda: [two_pointer(a, b) for a, b in walked])
+    encode_s = best_s(lambda: library.encode_batch(texts, add_special_tokens=False))
+    slow_s = best_s(lambda: translate_batch(answers, slow, max_tokens=MAX_TOKENS))
+    fast_s = best_s(lambda: translate_batch(answers, fast, max_tokens=MAX_TOKENS))
+    pair, mega = f"{peer_name} -> {receiver_name}", sides.tokens / 1e6
+    print(f"{pair}: {len(texts)} rows, {sides.tokens} receiver tokens, fast path: {fast.encodes_with}", flush=True)
+    spacy = spacy_s(texts, sides) * sides.tokens
+    return [
+        Row(f"align, {pair}", mega / align_s, "M tok/s", "spacy-alignments, times faster", spacy / align_s, ">=30"),
+        Row(f"align, {pair}", mega / align_s, "M tok/s", "Python two-pointer, times faster", walk_s / align_s, ">=5"),
+        Row(f"align, {pair}", mega / align_s, "M tok/s", "share of encode_batch", align_s / encode_s, "<=0.05"),
+        Row(f"path, {pair}", mega / slow_s, "M tok/s", "share of encode_batch", slow_s / encode_s, "<=1.5"),
+        Row(f"path by tiktoken, {pair}", mega / fast_s, "M tok/s", "share of encode_batch", fast_s / encode_s, "<=0.6"),
+    ]
+
+
+def in_chunks(sides: Sides) -> list[Sides]:
+    """The batch in groups of rows of the size in which `translate_batch` works."""
+    ends = np.cumsum(sides.receiver, dtype=np.int64)[sides.receiver_offsets[1:] - 1]
+    cuts = [0, *(np.flatnonzero(np.diff(ends // CHUNK_BYTES)) + 1).tolist(), len(ends)]
+    return [
+        Sides(
+            sides.peer[sides.peer_offsets[a] : sides.peer_offsets[b]],
+            sides.peer_offsets[a : b + 1] - sides.peer_offsets[a],
+            sides.receiver[sides.receiver_offsets[a] : sides.receiver_offsets[b]],
+            sides.receiver_offsets[a : b + 1] - sides.receiver_offsets[a],
+        )
+        for a, b in itertools.pairwise(cuts)
+    ]
+
+
+def peak_mib(work: Callable[[], Any]) -> tuple[float, float]:
+    """(MiB by which the peak of resident memory exceeds what was resident before, MiB of the arrays in the result)."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    result = work()
+    peak = _status("VmHWM")
+    arrays = [getattr(result, name) for name in getattr(result, "__slots__", ())]
+    return (peak - before) / 1024, sum(getattr(array, "nbytes", 0) for array in arrays) / 2**20
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key))
+
+
+def bench_growth(folders: Path, sizes: Sequence[int]) -> list[Row]:
+    """The whole path by tiktoken, and the alignment alone in the same chunks, from small batches to large ones."""
+    peer, receiver = load_receiver(folders / "qwen"), load_receiver(folders / "tekken")
+    texts = [text for kind in ("math", "prose") for text in card_texts()[kind]]
+    whole = written_by(peer, texts)
+    rows: list[Row] = []
+    first: dict[str, float] = {}
+    per_pass = sides_of(peer, receiver, texts).tokens
+    for size in sizes:
+        copies = size / per_pass
+        answers: list[PeerAnswer] = (whole * (int(copies) + 1))[: max(1, round(copies * len(whole)))]
+        sides = sides_of(peer, receiver, (texts * (int(copies) + 1))[: len(answers)])
+        chunks = in_chunks(sides)
+        for name, work in (
+            ("align", lambda chunks=chunks: [align_batch(*chunk) for chunk in chunks]),
+            ("path", lambda answers=answers: translate_batch(answers, receiver, max_tokens=MAX_TOKENS)),
+        ):
+            each = best_s(work, 3 if size < 5_000_000 else 2) / sides.tokens * 1e9
+            first.setdefault(name, each)
+            mega = f"{sides.tokens / 1e6:.1f} M tokens"
+            rows.append(Row(f"{name}, {mega}", each, "ns/token", "the smallest", each / first[name], "<=1.5"))
+            note = ""
+            if name == "path":
+                peak, arrays = peak_mib(work)
+                note = f", memory at its peak +{peak:.0f} MiB, of which {arrays:.0f} MiB are the result"
+            print(f"{name}, {mega}: {each:.0f} ns per token{note}", flush=True)
+    return rows
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    table = Table("what", box=box.SIMPLE_HEAD)
+    for name in ("value", "unit", "against", "ratio", "required", ""):
+        table.add_column(name, justify="right" if name in ("value", "ratio", "required") else "left")
+    for row in rows:
+        ratio = f"{row.ratio:.1%}" if "share" in row.against else f"{row.ratio:.2f}"
+        verdict = "ok" if row.ok else "MISSED"
+        table.add_row(row.name, f"{row.value:.2f}", row.unit, row.against, ratio, row.required, verdict)
+    Console(width=130).print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Speed of the alignment layer.")
+    parser.add_argument("--quick", action="store_true", help="no 10 M tokens")
+    parser.add_argument("--folders", type=Path, help="where tokenizers lie or are to be made (a temporary folder)")
+    arguments = parser.parse_args()
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = arguments.folders or Path(scratch)
+        for name in ("qwen", "tekken"):
+            real_vocabularies.make_folder(name, folders)
+        rows = [row for pair in PAIRS for row in bench_pair(folders, *pair)]
+        rows += bench_growth(folders, (100_000, 1_000_000, *(() if arguments.quick else (10_000_000,))))
+    print_table(rows)
+    figures = [{**row._asdict(), "ok": row.ok} for row in rows]
+    print(json.dumps({"bench": "alignment", "rows": figures}))
+    return 0 if all(row.ok for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
