@@ -231,7 +231,7 @@ def bench_growth(folders: Path, sizes: Sequence[int]) -> list[Row]:
             note = ""
             if name == "path":
                 peak, arrays = peak_mib(work)
-                note = f", memory at its peak +{peak:.0f} MiB, of which {arrays:.0f} MiB are the result"
+                note = f", memory at its peak +{max(0.0, peak):.0f} MiB, of which {arrays:.0f} MiB are the result"
             print(f"{name}, {mega}: {each:.0f} ns per token{note}", flush=True)
     return rows
 

@@ -20,6 +20,9 @@ from pydoc_data.topics import topics
 Texts = Mapping[str, list[str]]
 
 ROW_CHARACTERS = 1200
+NUMBER_DRAWS = 20_000
+NUMBER_LENGTHS = (6, 6, 4, 3, 1, 1)
+"""How often numbers of one to six digits come: small ones are common, as in worked problems."""
 NAMES = ("Natalia", "Weng", "Betty", "Julie", "Tobias", "Mark", "Albert", "Ken")
 THINGS = ("apples", "clips", "pages", "stickers", "marbles", "eggs", "pounds of flour", "dollars")
 
@@ -91,9 +94,11 @@ def word_frequencies(num_words: int = 12_000, number_share: float = 0.12) -> tup
     words = counts.most_common(num_words)
     total = sum(count for _, count in words)
     rng = random.Random(0)
-    numbers = sorted({str(rng.randrange(10 ** rng.randint(1, 6))) for _ in range(2_000)})
+    lengths = rng.choices(range(1, 7), NUMBER_LENGTHS, k=NUMBER_DRAWS)
+    numbers = Counter(str(rng.randrange(10**length)) for length in lengths)
     probabilities = [(1 - number_share) * count / total for _, count in words]
-    return (*(word for word, _ in words), *numbers), probabilities + [number_share / len(numbers)] * len(numbers)
+    probabilities += [number_share * count / NUMBER_DRAWS for count in numbers.values()]
+    return (*(word for word, _ in words), *numbers), probabilities
 
 
 def _problem(rng: random.Random) -> str:

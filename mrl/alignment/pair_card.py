@@ -2,7 +2,8 @@
 
 Per direction and kind of text: how much of it falls into 1:1 spans, how lengths change, what is rejected. Per direction
 the floor: what the two tokenizers alone make of the log-ratio of one policy with itself (`exact_tries`), below which no
-residual of a run can fall. And the commonest spans that the two cut differently.
+residual of a run can fall; it depends on the words and numbers that `card_text` draws, so read it as an order of
+magnitude. And the commonest spans that the two cut differently.
 """
 
 from collections import Counter
