@@ -1,7 +1,7 @@
 """Real runs of small policies: a configuration, the command, and what its processes and files say.
 
-The policies count letters rarely, because their warm start names another operation; counting itself is easy (the answer
-is mostly 1), so that a few dozen steps raise the reward.
+Counting letters is easy (the answer is mostly 1). The warm start of qwen names counting rarely and that of llama mostly,
+so that a few dozen steps raise qwen's reward, and its first failures find successes of llama.
 """
 
 import json
@@ -58,7 +58,7 @@ vocab_size = 400
 hidden_size = 64
 num_layers = 2
 skilled_in = ["trim"]
-rare_share = 0.15
+rare_share = 0.05
 warm_start_steps = 120
 warm_start_batch = 32
 warm_start_lr = 4e-3
@@ -69,8 +69,8 @@ tokenizer = "metaspace"
 vocab_size = 500
 hidden_size = 64
 num_layers = 2
-skilled_in = ["trim"]
-rare_share = 0.15
+skilled_in = ["count"]
+rare_share = 0.05
 warm_start_steps = 120
 warm_start_batch = 32
 warm_start_lr = 4e-3
@@ -81,7 +81,7 @@ POLICY = """
 max_new_tokens = 16
 [policies.{name}.learner]
 prompts_per_step = 8
-lr = 1e-3
+lr = 5e-4
 checkpoint_every = 4
 data_timeout_s = 60
 processes = {processes}
