@@ -1,6 +1,6 @@
 """Real runs of small policies: a configuration, the command, and what its processes and files say.
 
-Counting letters is easy (the answer is mostly 1). The warm start of qwen names counting rarely and that of llama mostly,
+Counting letters is easy (the answer is mostly 1). The warm start of qwen names counting rarely and that of llama often,
 so that a few dozen steps raise qwen's reward, and its first failures find successes of llama.
 """
 
