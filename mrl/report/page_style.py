@@ -28,7 +28,7 @@ figure p{color:var(--soft);font-size:13px;margin:6px 0 0}
 figure.wide svg{max-width:860px;margin:0 auto}
 .empty{color:var(--soft);font-style:italic}
 svg{display:block;width:100%;height:auto;overflow:visible}
-figure svg{min-width:340px}figure.wide svg{min-width:560px}
+figure svg{min-width:340px}figure.wide svg{min-width:560px}.grid.small svg{min-width:240px}
 svg text{font-size:12px;fill:var(--ink)}
 svg .tick,svg .label{fill:var(--soft)}
 svg .name{font-weight:600;fill:var(--policy)}
