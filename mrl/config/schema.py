@@ -114,7 +114,9 @@ class LearnerTable(Table):
     minibatches: int = Field(default=1, ge=1)
     """Optimizer updates per step."""
     lr: float = Field(default=3e-4, gt=0)
-    """Learning rate of AdamW."""
+    """Learning rate of AdamW at the first step."""
+    lr_final_share: float = Field(default=1.0, gt=0, le=1)
+    """The learning rate falls in a straight line to this share of `lr` at the last step; 1 keeps it constant."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
     betas: tuple[float, float] = (0.9, 0.999)

@@ -33,6 +33,7 @@ class Trainer:
         *,
         temperature: float,
         seed: int,
+        total_steps: int,
         world: World,
     ) -> None:
         # Dropout would make the learner's log-probabilities differ from the engine's, so it stays off in training.
@@ -45,13 +46,16 @@ class Trainer:
             max_grad_norm=table.max_grad_norm,
             temperature=temperature,
         )
-        self._seed = seed
+        self._seed, self._total_steps = seed, total_steps
         self.imitated: dict[int, Float32s] = {}
         """Of the last step: place among its examples -> log-probs of an imitated row."""
         self.optimizer = AdamW(model.parameters(), lr=table.lr, betas=table.betas, weight_decay=table.weight_decay)
 
     def train(self, order: StepOrder, step: int) -> dict[str, float]:
         """All updates of one step; returns its metrics, the same on every rank."""
+        lr = learning_rate(self._table.lr, self._table.lr_final_share, step, self._total_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
         rng = np.random.default_rng([self._seed, step])
         parts = split_minibatches(order, self._table.minibatches, rng)
         batches = [self._pack(part) for part in parts]
@@ -79,7 +83,7 @@ class Trainer:
             tally.add(batches[index], seen, seen if own is None else own)
             imitated.add(part, batches[index], seen)
         self.imitated = imitated.values()
-        return values | tally.values() | {"optim/lr": self._table.lr}
+        return values | tally.values() | {"optim/lr": lr}
 
     def _pack(self, part: StepOrder) -> list[PackedBatch]:
         batches = pack(
@@ -91,6 +95,12 @@ class Trainer:
             world_size=self.world.size,
         )
         return [batch.to(self.world.device) for batch in batches]
+
+
+def learning_rate(first: float, final_share: float, step: int, total_steps: int) -> float:
+    """`first` at step 0, in a straight line to `final_share * first` at the last of `total_steps` steps."""
+    progress = step / (total_steps - 1) if total_steps > 1 else 0.0
+    return first * (1.0 - (1.0 - final_share) * min(1.0, progress))
 
 
 @torch.no_grad()

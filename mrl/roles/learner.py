@@ -70,6 +70,7 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
         regime.components,
         temperature=table.rollout.temperature,
         seed=config.run.seed,
+        total_steps=config.run.steps,
         world=world,
     )
     store = CheckpointStore(folder.checkpoints(policy), policy, keep=table.learner.keep_checkpoints)

@@ -18,7 +18,9 @@ COMPONENTS = (
 
 def train(model, rows, **settings) -> Trainer:
     table = LearnerTable.model_validate({"lr": 1e-30, **settings})
-    trainer = Trainer(model, table, COMPONENTS, temperature=0.8, seed=0, world=World(0, 1, torch.device("cpu")))
+    trainer = Trainer(
+        model, table, COMPONENTS, temperature=0.8, seed=0, total_steps=10, world=World(0, 1, torch.device("cpu"))
+    )
     trainer.train(StepOrder(rows, {"own": 8.0, "rescue": 2.0}), 0)
     return trainer
 

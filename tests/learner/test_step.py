@@ -14,7 +14,7 @@ import torch.multiprocessing as mp
 from mrl.config.schema import LearnerTable
 from mrl.errors import ModelFolderError
 from mrl.learner.order import StepOrder, decode_order, encode_order, split_minibatches
-from mrl.learner.trainer import Trainer, check_head
+from mrl.learner.trainer import Trainer, check_head, learning_rate
 from mrl.learner.world import World
 from mrl.sharing.regime import Component
 from mrl.weights.canary import canary_sequences
@@ -31,7 +31,7 @@ def alone() -> World:
 
 
 def trainer(model: torch.nn.Module, settings: LearnerTable, world: World | None = None) -> Trainer:
-    return Trainer(model, settings, COMPONENTS, temperature=0.8, seed=0, world=world or alone())
+    return Trainer(model, settings, COMPONENTS, temperature=0.8, seed=0, total_steps=100, world=world or alone())
 
 
 def order(rows) -> StepOrder:
@@ -185,3 +185,24 @@ def test_training_scores_what_the_model_scores(tiny_model, family):
     model.register_forward_hook(lambda _module, _inputs, output: setattr(output, "logits", 2 * output.logits))
     with pytest.raises(ModelFolderError, match="more than a matrix"):
         check_head(model, ids)
+
+
+def test_the_learning_rate_falls_in_a_straight_line():
+    """From the first step to the last, and it reaches the optimizer."""
+    rates = [learning_rate(2.0, 0.25, step, 5) for step in (0, 2, 4, 9)]
+
+    assert rates == [2.0, 1.25, 0.5, 0.5]
+    assert learning_rate(2.0, 0.25, 0, 1) == 2.0
+
+
+def test_the_update_uses_the_learning_rate_of_its_step(tiny_model, make_rows):
+    """AdamW's first update moves a parameter by about the learning rate of the step."""
+    moved = []
+    for step in (0, 99):
+        model = tiny_model()
+        before = model.lm_head.weight.detach().clone()
+        values = trainer(model, table(lr_final_share=0.1)).train(order(make_rows(8)), step)
+        moved.append(float((model.lm_head.weight.detach() - before).abs().max()))
+        assert values["optim/lr"] == pytest.approx(0.01 if step == 0 else 0.001)
+
+    assert moved[0] == pytest.approx(10 * moved[1], rel=0.05)
