@@ -5,7 +5,9 @@
     |   +-- ConfigError           a config file or an override is wrong
     |   +-- RunFolderError        the run folder exists, is missing, or cannot be written
     |   +-- ModelFolderError      a policy's model folder is missing or unusable
+    |   |   +-- TokenizerRefused  its tokenizer is of a kind that cannot be aligned exactly
     |   +-- TaskError             a task or data set that does not exist or cannot be loaded
+    |   +-- MissingError          a model, data file or package that is still to be fetched; the cure is the command
     |   +-- AddressError          a port is busy or an address is not allowed
     +-- RecordError               bytes that are no valid record; the message names the field
     +-- WeightsError              published weights fail their checksum or canary
@@ -62,8 +64,16 @@ class ModelFolderError(UserError):
     """A policy's model folder is missing, unreadable, or not a causal language model."""
 
 
+class TokenizerRefused(ModelFolderError):
+    """A tokenizer of a kind whose bytes cannot be known exactly."""
+
+
 class TaskError(UserError):
     """A task or data set does not exist or cannot be loaded."""
+
+
+class MissingError(UserError):
+    """A model, data file or package that is still to be fetched; `mrl check` lists these instead of failing."""
 
 
 class AddressError(UserError):

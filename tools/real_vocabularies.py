@@ -35,18 +35,29 @@ LLAMA4 = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+LLAMA3_SPECIALS: tuple[str, ...] = ("<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_{n}|>" for n in range(4)))
+LLAMA3_SPECIALS += ("<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>")
+LLAMA4_SPECIALS: tuple[str, ...] = (
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|fim_prefix|>",
+    "<|fim_middle|>",
+    "<|fim_suffix|>",
+)
+LLAMA4_SPECIALS += ("<|header_start|>", "<|header_end|>", "<|eom|>", "<|eot|>")
 METASPACE = "\u2581"
 
 Ranks = dict[bytes, int]
 
 
 class ByteLevel(NamedTuple):
-    """How a byte-level family is put together."""
+    """How a byte-level family is put together. Special tokens stand at their released ids, `added` ones behind them."""
 
     package: str
     file: str
     pattern: str
     specials: tuple[str, ...]
+    eos: str
     added: tuple[str, ...] = ()
     nfc: bool = False
     ignore_merges: bool = True
@@ -58,14 +69,17 @@ BYTE_LEVEL = {
         "dashscope",
         "resources/qwen.tiktoken",
         QWEN,
-        ("<|im_end|>", "<|im_start|>", "<|endoftext|>"),
+        ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+        "<|im_end|>",
         ("<think>", "</think>", "<tool_call>", "</tool_call>"),
         nfc=True,
         ignore_merges=False,
     ),
-    "llama3": ByteLevel("llama_models", "llama3/tokenizer.model", LLAMA3, ("<|eot_id|>", "<|begin_of_text|>")),
-    "llama4": ByteLevel("llama_models", "llama4/tokenizer.model", LLAMA4, ("<|eot|>", "<|begin_of_text|>")),
-    "tekken": ByteLevel("mistral_common", "data/tekken_240911.json", "", ("</s>", "<s>", "<unk>"), specials_first=True),
+    "llama3": ByteLevel("llama_models", "llama3/tokenizer.model", LLAMA3, LLAMA3_SPECIALS, "<|eot_id|>"),
+    "llama4": ByteLevel("llama_models", "llama4/tokenizer.model", LLAMA4, LLAMA4_SPECIALS, "<|eot|>"),
+    "tekken": ByteLevel(
+        "mistral_common", "data/tekken_240911.json", "", ("<unk>", "<s>", "</s>"), "</s>", specials_first=True
+    ),
 }
 MISTRAL_SPM = ("mistral_common", "data/mistral_instruct_tokenizer_240323.model.v3")
 NAMES = (*BYTE_LEVEL, "mistral_spm")
@@ -128,10 +142,11 @@ def _byte_level(name: str) -> tuple[dict[str, Any], int]:
     def spell(token: bytes) -> str:
         return "".join(characters[byte] for byte in token)
 
+    halves = _every_split if family.ignore_merges else _last_merge
     merges = [
-        [spell(part) for part in parts]
-        for token, rank in sorted(ranks.items(), key=lambda item: item[1])
-        if len(token) > 1 and len(parts := _split(ranks, token, rank)) == 2
+        [spell(one), spell(other)]
+        for token in sorted(ranks, key=ranks.__getitem__)
+        for one, other in halves(ranks, token)
     ]
     vocab = {spell(token): rank + shift for token, rank in ranks.items()}
     first = 0 if family.specials_first else len(ranks)
@@ -146,19 +161,25 @@ def _byte_level(name: str) -> tuple[dict[str, Any], int]:
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, {"type": "ByteLevel", **plain}]},
         "decoder": {"type": "ByteLevel", **plain},
         "model": {"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": family.ignore_merges},
-    }, first
+    }, first + names.index(family.eos)
 
 
-def _split(ranks: Mapping[bytes, int], token: bytes, limit: int) -> list[bytes]:
-    """The parts of `token` that merges of a lower rank than its own leave: the two that its merge joins."""
-    parts = [token[i : i + 1] for i in range(len(token))]
+def _every_split(ranks: Mapping[bytes, int], token: bytes) -> list[tuple[bytes, bytes]]:
+    """All ways to join two tokens into this one, as transformers lists them where it reads a rank file."""
+    cuts = [(token[:at], token[at:]) for at in range(1, len(token))]
+    return sorted((c for c in cuts if c[0] in ranks and c[1] in ranks), key=lambda c: (ranks[c[0]], ranks[c[1]]))
+
+
+def _last_merge(ranks: Mapping[bytes, int], token: bytes) -> list[tuple[bytes, bytes]]:
+    """The one merge that makes this token out of what merges of a lower rank leave of its bytes."""
+    limit, parts = ranks[token], [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         pairs = [(ranks.get(a + b, limit), at) for at, (a, b) in enumerate(itertools.pairwise(parts))]
         lowest, at = min(pairs)
         if lowest >= limit:
             break
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
-    return parts
+    return [(parts[0], parts[1])] if len(parts) == 2 else []
 
 
 def _spm() -> tuple[dict[str, Any], int]:

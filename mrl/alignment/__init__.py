@@ -3,27 +3,43 @@
 Bytes are the common ground. They come from token ids and a table built from the tokenizer's own files alone, never from
 a decode call and never from character offsets: decoding cleans up spaces, drops specials, and replaces cut characters.
 
-    answers = describe_answers(source, token_ids, logprobs, finished)          what a peer sends     (`source`)
-    batch = translate_batch(answers, receiver, max_tokens=4096)                what the receiver gets (`translate`)
-    batch.row(0).token_ids, SPREADING["receiver_additive"](batch, logprobs)    what an objective reads (`spreading`)
-
 Invariants: no token id is read by another tokenizer; what is emitted joins, byte for byte, to what was given (in NFC
 for a receiver that reads NFC), or the text is rejected with a reason that the caller counts; every log-prob of a peer
 is in a span or booked as dropped. The room needs numpy and `tokenizers`; `tiktoken` makes byte-level receivers faster.
 
+The names in `__all__` are for use outside mrl; inside, modules are imported by their own names. A folder holds a
+tokenizer.json, a tekken.json or a rank file, and says which token ends an answer.
+
+>>> from pathlib import Path
+>>> import numpy as np
+>>> from mrl.alignment import SPREADING, describe_answers, load_receiver, summarise, translate_batch
+>>> peer, receiver = load_receiver(Path("models/peer")), load_receiver(Path("models/receiver"))
+>>> sampled = peer.retokenize(b"12 + 34 = 46", finished=True, max_tokens=64).token_ids   # what the peer's engine gave
+>>> logprobs = np.full(len(sampled), -0.25, dtype=np.float32)
+>>> answers = describe_answers(peer, [sampled], [logprobs], [True])      # bytes, byte lengths, log-probs: goes anywhere
+>>> batch = translate_batch(answers, receiver, max_tokens=4096)
+>>> receiver.completion_bytes(batch.row(0).token_ids), batch.reject_reason
+(b'12 + 34 = 46', ('',))
+>>> bool(np.isclose(SPREADING["bytes"](batch, None).sum(), logprobs.sum()))  # log-probs for the receiver's tokens
+True
+>>> report = summarise(batch)
+>>> report.bytes, report.rejected, report.dropped_tokens
+(12, {}, 0)
+
 reading tokenizers
 - `tokenizer_file` reads `tokenizer.json`: kind, dummy prefix, fingerprint
-- `rank_file`      reads raw tiktoken and tekken files as such files
+- `rank_table`     raw tiktoken and tekken files as such files; `rank_families` what known ones leave open
+- `tokenizer_folder`, `eos`        which file of a model folder, and which ids end an answer
 - `byte_table`     token id -> bytes
-- `eos`, `probes`  which ids end an answer; texts on which a tokenizer proves itself
+- `probes`         texts on which a tokenizer proves itself
 - `encoders`, `tiktoken_encoder`   texts -> ids, flat
-- `receiver`       bytes -> own token ids, own token ids -> bytes
+- `receiver`       bytes -> own token ids, own token ids -> bytes; `rank_file` from a rank file and what it leaves open
 
 carrying traces over
 - `peer_answer`, `source`          the wire form, checked; written from sampled tokens
 - `peer_rows`, `normalization`     what of it can be read: cut to UTF-8, put into NFC
 - `own_rows`, `spans`, `ragged`    own tokens, common spans, flat rows
-- `translate`, `aligned_batch`     the whole path and its result
+- `translate`, `aligned_batch`     the whole path and its result; `selection` some rows of it
 - `flags`          what happened to a row, and why one was refused
 - `spreading`      per-token numbers from span numbers
 
@@ -31,3 +47,32 @@ what it costs
 - `residual`       per row and per batch; `exact_tries` the floor at no policy difference
 - `pair_card`, `card_text`         what to expect of a pair before any training
 """
+
+from mrl.alignment.aligned_batch import AlignedBatch, AlignedTrace
+from mrl.alignment.flags import Flag, Rejected
+from mrl.alignment.pair_card import PairCard, make_card
+from mrl.alignment.peer_answer import PeerAnswer, validate
+from mrl.alignment.receiver import Receiver, load_receiver
+from mrl.alignment.residual import Residual, summarise
+from mrl.alignment.source import describe_answers
+from mrl.alignment.spreading import SPREADING
+from mrl.alignment.translate import translate_batch, translate_texts
+
+__all__ = [
+    "SPREADING",
+    "AlignedBatch",
+    "AlignedTrace",
+    "Flag",
+    "PairCard",
+    "PeerAnswer",
+    "Receiver",
+    "Rejected",
+    "Residual",
+    "describe_answers",
+    "load_receiver",
+    "make_card",
+    "summarise",
+    "translate_batch",
+    "translate_texts",
+    "validate",
+]

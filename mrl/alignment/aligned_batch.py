@@ -3,29 +3,34 @@
 Shapes: R rows; T receiver tokens and P peer tokens of all rows one after the other; S common spans of all rows.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, chain
-from typing import Any, TypeAlias
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from itertools import chain
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from mrl.alignment.flags import Flag
+from mrl.alignment.flags import Flag, Reason
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Float64s: TypeAlias = npt.NDArray[np.float64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlignedTrace:
-    """One row of a batch; span numbers count from 0 within the row."""
+    """One row of a batch; span numbers count from 0 within the row. Spreading rules read it as they read a batch."""
 
     token_ids: Int32s
     """[T] receiver ids, EOS included where it is mapped."""
+    token_bytes: Int32s
+    """[T] text bytes; 0 for EOS."""
     span_of_token: Int32s
     """[T]"""
+    peer_token_bytes: Int32s
+    """[P] as given."""
     peer_span_of_token: Int32s
     """[P] -1 for dropped tokens."""
     span_logprob: Float64s
@@ -37,10 +42,30 @@ class AlignedTrace:
     span_bytes: Int32s
     """[S]"""
     flags: Flag
-    reject_reason: str
+    reject_reason: Reason | Literal[""]
     peer_logprob: float
     dropped_logprob: float
     dropped_tokens: int
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether the peer's log-probs are known."""
+        return not self.flags & Flag.UNTRACED
+
+    @property
+    def aligned_tokens(self) -> int:
+        """Peer tokens in spans."""
+        return int(self.span_peer_tokens.sum())
+
+    @property
+    def aligned_logprob(self) -> float:
+        """The peer's log-probs in spans, summed, in nats."""
+        return float(self.span_logprob.sum())
+
+    @property
+    def mean_peer_logprob(self) -> float | None:
+        """Nats per peer token in spans: log of the peer's geometric mean probability. None where there is none."""
+        return self.aligned_logprob / self.aligned_tokens if self.is_traced and self.aligned_tokens else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +106,7 @@ class AlignedBatch:
     """[S] text bytes as the receiver reads them; 0 for the EOS span."""
     flags: Int32s
     """[R] `Flag` bits."""
-    reject_reason: tuple[str, ...]
+    reject_reason: tuple[Reason | Literal[""], ...]
     """[R] "" where the row was translated."""
     dropped_logprob: Float64s
     """[R]"""
@@ -95,6 +120,30 @@ class AlignedBatch:
         """R."""
         return len(self.reject_reason)
 
+    @property
+    def is_traced(self) -> Bools:
+        """[R] whether the peer's log-probs are known."""
+        is_traced: Bools = (self.flags & Flag.UNTRACED) == 0
+        return is_traced
+
+    @property
+    def text_bytes(self) -> Int64s:
+        """[R] bytes of the own text, EOS apart; 0 in rejected rows."""
+        return np.bincount(self.span_row, self.span_bytes, self.num_rows).astype(np.int64)
+
+    @property
+    def cut_bytes(self) -> Int64s:
+        """[R] bytes of the peer's text, as given, that no span holds: of its cut end, or of the whole row."""
+        is_cut = self.peer_span_of_token < 0
+        row = np.repeat(np.arange(self.num_rows), np.diff(self.peer_offsets))[is_cut]
+        return np.bincount(row, self.peer_token_bytes[is_cut], self.num_rows).astype(np.int64)
+
+    @property
+    def is_exact(self) -> Bools:
+        """[R] whether the own text is the peer's, byte for byte: not rejected, not put into NFC, nothing cut off."""
+        is_exact: Bools = ((self.flags & (Flag.REJECT | Flag.NORM)) == 0) & (self.cut_bytes == 0)
+        return is_exact
+
     def row(self, index: int) -> AlignedTrace:
         """One row with its own span numbers."""
         tokens = slice(self.row_offsets[index], self.row_offsets[index + 1])
@@ -103,7 +152,9 @@ class AlignedBatch:
         spans, peer_spans = slice(first, end), self.peer_span_of_token[peer]
         return AlignedTrace(
             token_ids=self.token_ids[tokens],
+            token_bytes=self.token_bytes[tokens],
             span_of_token=self.span_of_token[tokens] - np.int32(first),
+            peer_token_bytes=self.peer_token_bytes[peer],
             peer_span_of_token=np.where(peer_spans < 0, peer_spans, peer_spans - np.int32(first)),
             span_logprob=self.span_logprob[spans],
             span_peer_tokens=self.span_peer_tokens[spans],
@@ -117,42 +168,63 @@ class AlignedBatch:
         )
 
 
-PLAIN = (
-    *("token_ids", "token_bytes", "peer_logprobs", "peer_token_bytes", "span_logprob", "span_peer_tokens"),
-    *("span_receiver_tokens", "span_bytes", "flags", "dropped_logprob", "dropped_tokens", "peer_logprob"),
-)
-"""Fields that hold no positions: joined as they are."""
+POSITIONS = {
+    "row_offsets": "token_ids",
+    "peer_offsets": "peer_logprobs",
+    "span_of_token": "span_row",
+    "peer_span_of_token": "span_row",
+    "span_row": "flags",
+}
+"""Fields that hold positions -> a field with one entry for each of them; -1 is no position."""
+OFFSETS = ("row_offsets", "peer_offsets")
+"""Fields with one entry more than rows: of every part but the first, the leading 0 goes."""
+ROOM = 1.125
+"""Times what the first part lets expect."""
 
 
-def merge(parts: Sequence[AlignedBatch]) -> AlignedBatch:
-    """Batches one after the other as one; spans are numbered on."""
-    if len(parts) == 1:
-        return parts[0]
+class GrowingArray:
+    """An array that is written end to end. Room beyond its end costs nothing: a page not written to is not there."""
 
-    def joined(name: str) -> npt.NDArray[Any]:
-        return np.concatenate([getattr(part, name) for part in parts])
+    def __init__(self, first: npt.NDArray[Any], num_parts: int) -> None:
+        self._room = np.empty(int(len(first) * num_parts * ROOM), dtype=first.dtype)
+        self._size = 0
 
-    def shifted(name: str, shifts: list[int], skip: int = 0) -> npt.NDArray[Any]:
-        arrays = [getattr(part, name)[skip if place else 0 :] for place, part in enumerate(parts)]
-        whole = np.concatenate(arrays)
-        for part, shift in zip(np.split(whole, np.cumsum([len(array) for array in arrays[:-1]])), shifts, strict=True):
+    def append(self, values: npt.NDArray[Any], shift: int) -> None:
+        """Write `values` at the end, those that are not negative raised by `shift`."""
+        start, end = self._size, self._size + len(values)
+        if end > len(self._room):
+            wider = np.empty(max(end, int(end * ROOM)), dtype=self._room.dtype)
+            wider[:start] = self._room[:start]
+            self._room = wider
+        part = self._room[start:end]
+        part[:] = values
+        if shift:
             np.add(part, shift, out=part, where=part >= 0)
-        return whole
+        self._size = end
 
-    rows = _starts([part.num_rows for part in parts])
-    spans = _starts([len(part.span_row) for part in parts])
-    tokens = _starts([len(part.token_ids) for part in parts])
-    peer_tokens = _starts([len(part.peer_logprobs) for part in parts])
-    return AlignedBatch(
-        row_offsets=shifted("row_offsets", tokens, skip=1),
-        peer_offsets=shifted("peer_offsets", peer_tokens, skip=1),
-        span_of_token=shifted("span_of_token", spans),
-        peer_span_of_token=shifted("peer_span_of_token", spans),
-        span_row=shifted("span_row", rows),
-        reject_reason=tuple(chain.from_iterable(part.reject_reason for part in parts)),
-        **{name: joined(name) for name in PLAIN},
-    )
+    def written(self) -> npt.NDArray[Any]:
+        """All that was appended."""
+        return self._room[: self._size]
 
 
-def _starts(counts: list[int]) -> list[int]:
-    return [0, *accumulate(counts[:-1])]
+def merge(parts: Iterable[AlignedBatch], num_parts: int) -> AlignedBatch:
+    """Batches one after the other as one; spans are numbered on. `num_parts` is how many there will be.
+
+    Parts are copied as they come, so that those which nobody else holds need no memory beside the result.
+    """
+    remaining = iter(parts)
+    first = next(remaining)
+    if num_parts == 1:
+        return first
+    names = [field.name for field in fields(AlignedBatch) if field.name != "reject_reason"]
+    columns = {name: GrowingArray(getattr(first, name), num_parts) for name in names}
+    before = dict.fromkeys(POSITIONS.values(), 0)
+    reasons: list[Reason | Literal[""]] = []
+    for place, part in enumerate(chain([first], remaining)):
+        for name, column in columns.items():
+            values = getattr(part, name)[1 if place and name in OFFSETS else 0 :]
+            column.append(values, before[POSITIONS[name]] if name in POSITIONS else 0)
+        for name in before:
+            before[name] += len(getattr(part, name))
+        reasons += part.reject_reason
+    return AlignedBatch(reject_reason=tuple(reasons), **{name: column.written() for name, column in columns.items()})

@@ -37,6 +37,7 @@ class ByteTable:
         self._opens_with_space = np.array([*(piece.startswith(b" ") for piece in self.pieces), False])
         self._is_special = np.zeros(num_ids + 1, dtype=bool)
         self._is_special[list(special_ids)] = True
+        self._is_known = self._is_special | (self._lengths > 0)
 
     def join(self, token_ids: Sequence[int] | npt.NDArray[Any]) -> bytes:
         """The bytes that the ids stand for, one after the other; ids beyond the table are zero-width.
@@ -54,6 +55,11 @@ class ByteTable:
         """[N] whether each id is a special one. Raises ValueError for a negative id."""
         is_special: npt.NDArray[np.bool_] = self._is_special[self._index(token_ids)]
         return is_special
+
+    def is_known(self, token_ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """[N] whether each id stands for bytes or is a special one; holes, padding and negative ids are neither."""
+        is_known: npt.NDArray[np.bool_] = (token_ids >= 0) & self._is_known[np.clip(token_ids, 0, len(self.pieces))]
+        return is_known
 
     def take_off_prefix(self, lengths: Int32s, token_ids: npt.NDArray[Any], offsets: Int64s) -> None:
         """In place: one byte off the first token with bytes of every row where that token opens with a space."""

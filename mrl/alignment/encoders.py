@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from mrl.alignment.ragged import offsets_of
 from mrl.alignment.tokenizer_file import TokenizerFile
+from mrl.errors import TokenizerRefused
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
 Int64s: TypeAlias = npt.NDArray[np.int64]
@@ -38,11 +39,20 @@ class Encoder(Protocol):
 
 
 class FileEncoder:
-    """The tokenizer that the file describes, without dummy prefix, template, truncation or padding."""
+    """The tokenizer that the file describes, without dummy prefix, template, truncation or padding.
+
+    Raises TokenizerRefused where `tokenizers` gives an added token another id than the file: it numbers anew what does
+    not follow the vocabulary.
+    """
 
     def __init__(self, file: TokenizerFile) -> None:
         self._tokenizer = Tokenizer.from_str(file.exact_json())
         self._tokenizer.encode_special_tokens = True
+        for token in file.added_tokens:
+            found = self._tokenizer.token_to_id(token["content"])
+            if found != token["id"] and not token.get("special"):
+                got = f"{found} for {token['content']}, listed as {token['id']}"
+                raise TokenizerRefused("an added token is given another id", where=str(file.path), got=got)
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """The ids of every text."""

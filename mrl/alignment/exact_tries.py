@@ -11,12 +11,16 @@ text it is 0; at a common boundary it is a number of that boundary only, so the 
 
     R(b) = sum of d_s over the spans before b,    d_s = sum of receiver log-probs - sum of peer log-probs,    R(EOS) = 0
 
+That holds for a tokenizer that cuts every word in a text as it cuts it alone. Each text is therefore also cut as a
+whole, and where that gives other tokens (one that joins words does) there is no figure, but a `NotMeasurable`.
+
 Shapes: N texts, W words of the source, T tokens over all texts, S common spans over all texts.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +33,10 @@ Int32s = npt.NDArray[np.int32]
 Word = list[tuple[int, int]]
 """Tokens as (id, bytes), bytes 0 for a zero-width one."""
 Cut = Callable[[Sequence[str]], list[Word]]
-"""Texts in one tokenizer's own tokens."""
+"""Texts in one tokenizer's own tokens; a text that it cannot write exactly has none."""
 
 ANCHOR = "a"
+EOS_ID = -1
 NARROW, WIDE = (0.8, 1.2), (0.5, 2.0)
 CHECKPOINTS = (5, 20, 50, 100)
 
@@ -47,11 +52,22 @@ class WordSource:
     probabilities: Floats
     end_probability: float = 1 / 60
 
+    def texts(self, words: Ints, offsets: Ints) -> list[str]:
+        """The N texts that these words make."""
+        return [" ".join(self.words[word] for word in words[a:b].tolist()) for a, b in pairwise(offsets.tolist())]
+
     def sample(self, num_texts: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
         """(words of all texts one after the other, offsets of the texts [N + 1])."""
         lengths = rng.geometric(self.end_probability, num_texts)
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         return rng.choice(len(self.words), size=int(offsets[-1]), p=self.probabilities), offsets
+
+
+@dataclass(frozen=True, slots=True)
+class NotMeasurable:
+    """Why a tokenizer's trace of the source is not known exactly."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +92,41 @@ class Floor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TracedTexts:
-    """Traces of N texts one after the other: width of every token in bytes, and its exact log-prob.
+    """Traces of N texts one after the other: id of every token, its width in bytes, and its exact log-prob.
 
-    Every text closes with an EOS of one virtual byte.
+    Every text closes with an EOS of one virtual byte, id `EOS_ID`.
     """
 
+    token_ids: Ints
     widths: Int32s
     logprobs: Floats
     offsets: Ints
     """[N + 1] where each text's tokens start."""
 
 
-class ExactModel:
-    """The policy of a `WordSource` as one tokenizer sees it."""
+def trace_texts(source: WordSource, cut: Cut, words: Ints, offsets: Ints) -> TracedTexts | NotMeasurable:
+    """The texts as the tokenizer behind `cut` sees them, once it has cut the whole texts into the same tokens."""
+    alone = cut(source.words)
+    later = [_after_anchor(row) for row in cut([f"{ANCHOR} {word}" for word in source.words])]
+    for rows, fault in ((alone, "cannot be written exactly"), (later, "share a token with the word before them")):
+        if not all(rows):
+            return NotMeasurable(f"{sum(not row for row in rows)} of {len(rows)} words {fault}")
+    traced = ExactModel(source, alone, later).trace(words, offsets)
+    whole = cut(source.texts(words, offsets))
+    num_apart = sum(
+        row != list(zip(traced.token_ids[a : b - 1].tolist(), traced.widths[a : b - 1].tolist(), strict=True))
+        for row, (a, b) in zip(whole, pairwise(traced.offsets.tolist()), strict=True)
+    )
+    if num_apart:
+        return NotMeasurable(f"{num_apart} of {len(whole)} texts are not cut as their words are alone")
+    return traced
 
-    def __init__(self, source: WordSource, cut: Cut) -> None:
-        later = [_after_anchor(tokens) for tokens in cut([f"{ANCHOR} {word}" for word in source.words])]
-        self._first = _Table(cut(source.words), source.probabilities)
+
+class ExactModel:
+    """The policy of a `WordSource` as one tokenizer sees it, from its tokens of every word, at the start and later."""
+
+    def __init__(self, source: WordSource, first: Sequence[Word], later: Sequence[Word]) -> None:
+        self._first = _Table(first, source.probabilities)
         self._later = _Table(later, source.probabilities)
         self._log_go, self._log_stop = np.log1p(-source.end_probability), np.log(source.end_probability)
 
@@ -105,14 +139,15 @@ class ExactModel:
         # One block per word and one for the EOS after the last word of a text.
         tokens = np.where(opens, self._first.sizes[words], self._later.sizes[words]) + closes
         bounds = np.concatenate([[0], np.cumsum(tokens)])
+        token_ids = np.full(int(bounds[-1]), EOS_ID, dtype=np.int64)
         widths = np.ones(int(bounds[-1]), dtype=np.int32)
         logprobs = np.zeros(int(bounds[-1]))
-        self._first.fill(words[opens], bounds[:-1][opens], widths, logprobs)
-        self._later.fill(words[~opens], bounds[:-1][~opens], widths, logprobs)
+        self._first.fill(words[opens], bounds[:-1][opens], token_ids, widths, logprobs)
+        self._later.fill(words[~opens], bounds[:-1][~opens], token_ids, widths, logprobs)
         ended = np.where(opens, self._first.log_end[words], self._later.log_end[words])
         logprobs[bounds[:-1][~opens]] += np.concatenate([[0.0], ended[:-1]])[~opens] + self._log_go
         logprobs[bounds[1:][closes] - 1] = ended[closes] + self._log_stop
-        return TracedTexts(widths, logprobs, bounds[offsets])
+        return TracedTexts(token_ids, widths, logprobs, bounds[offsets])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,28 +223,32 @@ class _Table:
         for path, probability in zip(paths, probabilities, strict=True):
             for depth in range(1, len(path) + 1):
                 mass[path[:depth]] += float(probability)
-        logs = [np.log([mass[path[:depth]] for depth in range(1, len(path) + 1)]) for path in paths]
+        logs = np.log([mass[path[:depth]] for path in paths for depth in range(1, len(path) + 1)])
         self.sizes: Ints = np.array([len(path) for path in paths], dtype=np.int64)
-        self.log_end: Floats = np.log(probabilities) - np.array([log[-1] for log in logs])
         self._offsets = np.concatenate([[0], np.cumsum(self.sizes)])
-        self._logs: Floats = np.concatenate([np.diff(log, prepend=0.0) for log in logs])
+        firsts, lasts = self._offsets[:-1], self._offsets[1:] - 1
+        self.log_end: Floats = np.log(probabilities) - logs[lasts]
+        self._logs: Floats = np.diff(logs, prepend=0.0)
+        self._logs[firsts] = logs[firsts]
+        self._ids: Ints = np.array([token_id for word in words for token_id, _ in word], dtype=np.int64)
         self._widths: Int32s = np.array([width for word in words for _, width in word], dtype=np.int32)
 
-    def fill(self, words: Ints, places: Ints, widths: Int32s, logprobs: Floats) -> None:
+    def fill(self, words: Ints, places: Ints, token_ids: Ints, widths: Int32s, logprobs: Floats) -> None:
         """Write the tokens of `words` into the flat columns, each word from its place on."""
         sizes = self.sizes[words]
         inside = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         target = np.repeat(places, sizes) + inside
         taken = np.repeat(self._offsets[words], sizes) + inside
+        token_ids[target] = self._ids[taken]
         widths[target] = self._widths[taken]
         logprobs[target] = self._logs[taken]
 
 
 def _after_anchor(tokens: Word) -> Word:
-    """What follows the anchor; raises ValueError when a token covers its end."""
+    """What follows the anchor; empty when a token covers its end."""
     position = 0
     for index, (_, width) in enumerate(tokens):
         if position == len(ANCHOR) and width:
             return tokens[index:]
         position += width
-    raise ValueError(f"a token joins the end of a word with what follows: {tokens}")
+    return []

@@ -19,9 +19,10 @@ Reason = Literal[
 ]
 """Why a row cannot be used.
 
-wire        "type" a field of the wrong kind; "shape" arrays that differ in length; "size" absurdly large; "lengths"
-            byte lengths that are negative or do not sum to the text; "logprobs" not finite, positive or absurdly small;
-            "ids_differ" ids of the own tokenizer that do not stand for the text
+wire        "type" a field of the wrong kind; "shape" arrays that differ in length; "size" absurdly large, or
+            far more tokens than bytes; "lengths" byte lengths that are negative or do not sum to the text;
+            "logprobs" not finite, positive or absurdly small; "ids_differ" ids of the own tokenizer that it does not
+            know, or that are not what the other fields say
 translation "empty" no bytes; "utf8" no valid UTF-8 up to any peer token; "special_out" the receiver would emit a
             special token; "bytes_differ" the receiver's tokens do not stand for the text; "too_long" not one span fits
 """
@@ -43,9 +44,12 @@ class Flag(IntFlag):
     NONCANON = 32
     """The peer sampled other ids than its tokenizer gives the text; told by the source."""
     EOS_UNMAPPED = 64
-    """The peer ended the answer, and its end has no counterpart here."""
+    """The peer ended the answer, and its end has no counterpart here. A foreign end is dropped; a token of the own
+    tokenizer that is no EOS of this receiver stays, and ends nothing."""
     RECV_TRUNC = 128
     """Cut at the last whole span within the receiver's token limit."""
+    UNTRACED = 256
+    """Only the text is known. The row's log-probs are zeros that mean nothing, and it counts in no residual."""
 
 
 @dataclass(frozen=True, slots=True)

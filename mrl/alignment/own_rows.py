@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mrl.alignment.flags import Flag, Reason
+from mrl.alignment.peer_answer import PeerAnswer
 from mrl.alignment.peer_rows import PeerRows, read_texts
-from mrl.alignment.ragged import offsets_of, spread_positions
+from mrl.alignment.ragged import offsets_of, row_sums, rows_of, spread_positions
 from mrl.alignment.receiver import Receiver
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
@@ -47,7 +48,12 @@ def own_rows(peer: PeerRows, receiver: Receiver) -> OwnRows:
 
 
 def _pass_through(peer: PeerRows, receiver: Receiver, rows: list[int]) -> OwnRows:
-    """Rows of the same tokenizer: the ids as they are, once they are seen to stand for the text."""
+    """Rows of the same tokenizer: the ids as they are, once they are seen to stand for what the answer says.
+
+    "empty" without ids. "ids_differ" where an id is not known (nothing can be learnt from a row that only pads the
+    embedding), or the ids stand for another text, other byte lengths or other specials than the answer says. Equal
+    fingerprints do not mean equal EOS: what ends a row, and which specials stand before its end, is read from the ids.
+    """
     ids = [ids for row in rows if (ids := peer.answers[row].token_ids) is not None]
     faults: dict[int, Reason] = {row: "empty" for row, own in zip(rows, ids, strict=True) if not own.size}
     faults |= {row: "ids_differ" for row, own in zip(rows, ids, strict=True) if own.size and own.min() < 0}
@@ -55,16 +61,41 @@ def _pass_through(peer: PeerRows, receiver: Receiver, rows: list[int]) -> OwnRow
     offsets = offsets_of(np.array([len(own) for _, own in sound], dtype=np.int64))
     flat = np.concatenate([np.zeros(0, np.int32), *(own for _, own in sound)])
     text_lengths = receiver.byte_lengths(flat, offsets)
-    told = np.concatenate([np.zeros(0, np.int32), *(peer.answers[row].byte_lengths for row, _ in sound)])
-    wrong = set(receiver.rows_that_differ(flat, offsets, [peer.answers[row].completion for row, _ in sound]))
-    wrong |= set((np.searchsorted(offsets, np.flatnonzero(told != text_lengths), side="right") - 1).tolist())
+    wrong = _misdescribed(receiver, flat, offsets, text_lengths, [peer.answers[row] for row, _ in sound])
     peer.reject(faults | {sound[place][0]: "ids_differ" for place in wrong})
     places = np.array([place for place in range(len(sound)) if place not in wrong], dtype=np.int64)
     kept_rows = np.array([sound[place][0] for place in places], dtype=np.int64)
     tokens = spread_positions(offsets[places], np.diff(offsets)[places])
     peer.lengths[spread_positions(peer.offsets[kept_rows], peer.kept[kept_rows])] = 1
-    counts = offsets_of(np.diff(offsets)[places])
-    return OwnRows(kept_rows, counts, flat[tokens], np.ones(len(tokens), np.int32), text_lengths[tokens])
+    own = OwnRows(
+        kept_rows,
+        offsets_of(np.diff(offsets)[places]),
+        flat[tokens],
+        np.ones(len(tokens), np.int32),
+        text_lengths[tokens],
+    )
+    _flag_ends(peer, own, receiver)
+    return own
+
+
+def _misdescribed(
+    receiver: Receiver, flat: Int32s, offsets: Int64s, text_lengths: Int32s, answers: list[PeerAnswer]
+) -> set[int]:
+    """Places of answers whose text, byte lengths or special marks are not those of their ids, or with unknown ids."""
+    told = np.concatenate([np.zeros(0, np.int32), *(answer.byte_lengths for answer in answers)])
+    marked = np.concatenate([np.zeros(0, bool), *(answer.special for answer in answers)])
+    is_odd = ~receiver.table.is_known(flat) | (told != text_lengths) | (marked != receiver.table.is_special(flat))
+    wrong = set(receiver.rows_that_differ(flat, offsets, [answer.completion for answer in answers]))
+    return wrong | set(rows_of(np.flatnonzero(is_odd), offsets).tolist())
+
+
+def _flag_ends(peer: PeerRows, own: OwnRows, receiver: Receiver) -> None:
+    """SPECIAL_IN and EOS_UNMAPPED of rows that pass untouched, as their ids say."""
+    ends_well = np.isin(own.token_ids[own.offsets[1:] - 1], receiver.eos_ids)
+    has_special = row_sums(receiver.table.is_special(own.token_ids), own.offsets) > ends_well
+    finished = np.array([peer.answers[row].finished for row in own.rows.tolist()], dtype=bool)
+    peer.flags[own.rows] &= ~int(Flag.SPECIAL_IN)
+    peer.flags[own.rows] |= has_special * Flag.SPECIAL_IN | (finished & ~ends_well) * Flag.EOS_UNMAPPED
 
 
 def _translate(peer: PeerRows, receiver: Receiver, rows: list[int]) -> OwnRows:

@@ -3,12 +3,13 @@
 Per direction and kind of text: how much of it falls into 1:1 spans, how lengths change, what is rejected. Per direction
 the floor: what the two tokenizers alone make of the log-ratio of one policy with itself (`exact_tries`), below which no
 residual of a run can fall; it depends on the words and numbers that `card_text` draws, so read it as an order of
-magnitude. And the commonest spans that the two cut differently.
+magnitude. A tokenizer that joins words has no such figure, and the card says so. And the commonest spans that the two
+cut differently. A tokenizer that cannot be read exactly makes a card without directions, with the reason.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -16,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from mrl.alignment.card_text import word_frequencies
-from mrl.alignment.exact_tries import ExactModel, Floor, Word, WordSource, measure_floor
+from mrl.alignment.exact_tries import Floor, NotMeasurable, Word, WordSource, measure_floor, trace_texts
 from mrl.alignment.flags import Flag
-from mrl.alignment.peer_answer import PeerAnswer
+from mrl.alignment.peer_answer import Int32s, PeerAnswer
 from mrl.alignment.receiver import Receiver
 from mrl.alignment.residual import KINDS, summarise
 from mrl.alignment.translate import AlignedBatch, translate_batch
+from mrl.errors import TokenizerRefused
 
 MAX_TOKENS = 1 << 20
 FLOOR_TEXTS = 3_000
@@ -53,7 +55,7 @@ class Direction:
     receiver: str
     coverage: Mapping[str, Coverage]
     """Kind of text -> coverage."""
-    floor: Floor
+    floor: Floor | NotMeasurable
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,11 @@ class SpanText:
     def is_one_to_one(self) -> bool:
         """Whether both sides hold it as one token."""
         return len(self.peer) == len(self.receiver) == 1
+
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether the receiver reads other bytes than the peer wrote: it puts text into NFC."""
+        return b"".join(self.peer) != b"".join(self.receiver)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +91,28 @@ class PairCard:
 
     names: tuple[str, str]
     fingerprints: tuple[str, str]
-    directions: tuple[Direction, Direction]
+    """Empty for a refused one."""
+    directions: tuple[Direction, ...]
+    """First -> second and second -> first; none where one of the two is refused."""
     examples: tuple[Example, ...]
     """Peer side: the first tokenizer."""
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    """Name -> why this tokenizer cannot be aligned exactly."""
 
     @property
     def is_identity(self) -> bool:
         """Whether both are one tokenizer: then ids pass through and nothing is lost."""
-        return self.fingerprints[0] == self.fingerprints[1]
+        return not self.refusals and self.fingerprints[0] == self.fingerprints[1]
 
     def to_json(self) -> dict[str, Any]:
-        """The card as JSON values; bytes as text, with replacement characters where they are none."""
+        """The card as JSON values; bytes as text, with replacement characters where they are none.
+
+        A floor that cannot be measured is {"not_measurable": why}.
+        """
         content: dict[str, Any] = asdict(self)
+        for direction, written in zip(self.directions, content["directions"], strict=True):
+            if isinstance(direction.floor, NotMeasurable):
+                written["floor"] = {"not_measurable": direction.floor.reason}
         content["examples"] = [
             {
                 "peer": [piece.decode("utf-8", "replace") for piece in example.span.peer],
@@ -109,18 +126,27 @@ class PairCard:
 
 
 def make_card(
-    names: tuple[str, str], receivers: tuple[Receiver, Receiver], texts: Mapping[str, Sequence[str]], *, seed: int = 0
+    names: tuple[str, str],
+    receivers: tuple[Receiver | TokenizerRefused, Receiver | TokenizerRefused],
+    texts: Mapping[str, Sequence[str]],
+    *,
+    seed: int = 0,
 ) -> PairCard:
-    """The card of a pair on `texts`, kind -> rows."""
+    """The card of a pair on `texts`, kind -> rows. Only refusals and fingerprints where a tokenizer was refused."""
     first, second = receivers
+    if isinstance(first, TokenizerRefused) or isinstance(second, TokenizerRefused):
+        sides = dict(zip(names, receivers, strict=True))
+        refusals = {name: str(side) for name, side in sides.items() if isinstance(side, TokenizerRefused)}
+        known = ["" if isinstance(side, TokenizerRefused) else side.fingerprint for side in receivers]
+        return PairCard(names, (known[0], known[1]), (), (), refusals)
     forth = {kind: translated(first, second, rows) for kind, rows in texts.items()}
     back = {kind: translated(second, first, rows)[1] for kind, rows in texts.items()}
-    floors = pair_floors(first, second, np.random.default_rng(seed))
+    floors = pair_floors(names, (first, second), np.random.default_rng(seed))
     directions = (
         Direction(*names, {kind: coverage_of(batch) for kind, (_, batch) in forth.items()}, floors[0]),
         Direction(*names[::-1], {kind: coverage_of(batch) for kind, batch in back.items()}, floors[1]),
     )
-    return PairCard(names, (first.fingerprint, second.fingerprint), directions, _examples(forth))
+    return PairCard(names, (first.fingerprint, second.fingerprint), directions, _examples(forth, second))
 
 
 def written_by(peer: Receiver, texts: Sequence[str]) -> list[PeerAnswer]:
@@ -163,59 +189,73 @@ def coverage_of(batch: AlignedBatch) -> Coverage:
     )
 
 
-def pair_floors(first: Receiver, second: Receiver, rng: np.random.Generator) -> tuple[Floor, Floor]:
+def pair_floors(
+    names: tuple[str, str], receivers: tuple[Receiver, Receiver], rng: np.random.Generator
+) -> tuple[Floor | NotMeasurable, Floor | NotMeasurable]:
     """The residual of one policy with itself, first -> second and second -> first."""
     words, frequencies = word_frequencies()
     source = WordSource(words, np.array(frequencies) / sum(frequencies))
     drawn, offsets = source.sample(FLOOR_TEXTS, rng)
-    here, there = (
-        ExactModel(source, partial(cut_words, receiver)).trace(drawn, offsets) for receiver in (first, second)
-    )
+    traces = [trace_texts(source, partial(cut_words, receiver), drawn, offsets) for receiver in receivers]
+    for name, trace in zip(names, traces, strict=True):
+        if isinstance(trace, NotMeasurable):
+            why = NotMeasurable(f"{name}: {trace.reason}")
+            return why, why
+    here, there = (trace for trace in traces if not isinstance(trace, NotMeasurable))
     return measure_floor(here, there), measure_floor(there, here)
 
 
-def span_texts(answer: PeerAnswer, batch: AlignedBatch, row: int) -> list[SpanText]:
-    """The common spans of one row as bytes on both sides; tokens without bytes are left out.
+def span_texts(answer: PeerAnswer, batch: AlignedBatch, row: int, receiver: Receiver) -> list[SpanText]:
+    """The common spans of one row as the peer wrote them and as the receiver reads them; a rejected row has none.
 
-    Empty for a row that was rejected, or whose text the receiver reads in another normal form.
+    Tokens without bytes are left out.
     """
-    if batch.flags[row] & (Flag.REJECT | Flag.NORM):
+    if batch.flags[row] & Flag.REJECT:
         return []
     mine = slice(*batch.row_offsets[row : row + 2])
     theirs = slice(*batch.peer_offsets[row : row + 2])
-    sides: list[dict[int, list[bytes]]] = []
-    for spans, widths in (
-        (batch.peer_span_of_token[theirs], batch.peer_token_bytes[theirs]),
-        (batch.span_of_token[mine], batch.token_bytes[mine]),
-    ):
-        found: dict[int, list[bytes]] = {}
-        end = 0
-        for span, width in zip(spans.tolist(), widths.tolist(), strict=True):
-            start, end = end, end + width
-            if width and span >= 0:
-                found.setdefault(span, []).append(answer.completion[start:end])
-        sides.append(found)
-    return [SpanText(tuple(sides[0][span]), tuple(sides[1][span])) for span in sorted(sides[0])]
+    own = receiver.completion_bytes(batch.token_ids[mine])
+    written = _pieces(answer.completion, batch.peer_span_of_token[theirs], batch.peer_token_bytes[theirs])
+    read = _pieces(own, batch.span_of_token[mine], batch.token_bytes[mine])
+    return [SpanText(tuple(written[span]), tuple(read[span])) for span in sorted(written)]
+
+
+def _pieces(data: bytes, spans: Int32s, widths: Int32s) -> dict[int, list[bytes]]:
+    """Span -> the bytes of its tokens, from the bytes of the row and the span and width of every token."""
+    found: dict[int, list[bytes]] = {}
+    end = 0
+    for span, width in zip(spans.tolist(), widths.tolist(), strict=True):
+        start, end = end, end + width
+        if width and span >= 0:
+            found.setdefault(span, []).append(data[start:end])
+    return found
 
 
 def cut_words(receiver: Receiver, texts: Sequence[str]) -> list[Word]:
-    """The texts as (id, bytes) per token. Raises ValueError for a text that this tokenizer cannot write exactly."""
+    """The texts as (id, bytes) per token; no tokens for a text that this tokenizer cannot write exactly."""
     cut = receiver.cut_texts(texts, [text.encode() for text in texts])
-    if cut.faults:
-        raise ValueError(f"{len(cut.faults)} words cannot be written exactly")
     flat = list(zip(cut.token_ids.tolist(), cut.lengths.tolist(), strict=True))
-    return [flat[start:end] for start, end in pairwise(cut.offsets.tolist())]
+    rows = enumerate(pairwise(cut.offsets.tolist()))
+    return [[] if row in cut.faults else flat[start:end] for row, (start, end) in rows]
 
 
-def _examples(forth: Mapping[str, tuple[list[PeerAnswer], AlignedBatch]]) -> tuple[Example, ...]:
-    """The commonest of every kind of text; a span stands only where it comes most often."""
-    counts: dict[str, Counter[SpanText]] = {kind: Counter() for kind in forth}
-    for kind, (answers, batch) in forth.items():
-        for row, answer in enumerate(answers):
-            counts[kind].update(span for span in span_texts(answer, batch, row) if not span.is_one_to_one)
+def _examples(forth: Mapping[str, tuple[list[PeerAnswer], AlignedBatch]], receiver: Receiver) -> tuple[Example, ...]:
+    """The commonest of every kind of text; a span stands only where it comes most often, first kind first."""
+    counts = {kind: Counter(_cut_differently(*written, receiver)) for kind, written in forth.items()}
+    most: dict[SpanText, tuple[int, str]] = {}
+    for kind, mine in counts.items():
+        for span, count in mine.items():
+            if count > most.get(span, (0, ""))[0]:
+                most[span] = count, kind
     examples: list[Example] = []
     for kind, mine in counts.items():
-        others = [other for name, other in counts.items() if name != kind]
-        typical = [(span, n) for span, n in mine.most_common(100) if all(n >= other[span] for other in others)]
-        examples += [Example(span, n, kind) for span, n in typical[:EXAMPLES_PER_KIND]]
+        typical = [(span, count) for span, count in mine.most_common() if most[span] == (count, kind)]
+        examples += [Example(span, count, kind) for span, count in typical[:EXAMPLES_PER_KIND]]
     return tuple(examples)
+
+
+def _cut_differently(answers: Sequence[PeerAnswer], batch: AlignedBatch, receiver: Receiver) -> Iterator[SpanText]:
+    for row, answer in enumerate(answers):
+        for span in span_texts(answer, batch, row, receiver):
+            if not (span.is_one_to_one or span.is_rewritten):
+                yield span

@@ -22,6 +22,9 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 MAX_COMPLETION_BYTES = 1 << 20
 MAX_TOKENS = 1 << 20
+MAX_TOKENS_PER_BYTE = 4
+FREE_TOKENS = 64
+"""So many tokens may an answer have beyond `MAX_TOKENS_PER_BYTE`: specials without any text are no flood."""
 MAX_FINGERPRINT_CHARACTERS = 128
 LOGPROB_ROUNDING_NATS = 1e-5
 MIN_LOGPROB_NATS = -1e4
@@ -48,6 +51,8 @@ class PeerAnswer:
     """[T] ids under that tokenizer, for audit; read only by a receiver of the same fingerprint."""
     noncanonical: bool = False
     """Whether the source saw that its tokenizer gives the text other ids."""
+    traced: bool = True
+    """False for a bare text: its tokens are stand-ins, and `logprobs` holds zeros that mean nothing."""
 
     def fields(self) -> dict[str, Any]:
         """The keyword arguments of `validate`, arrays as raw little-endian bytes."""
@@ -61,12 +66,27 @@ class PeerAnswer:
             "fingerprint": self.fingerprint,
             "token_ids": ids,
             "noncanonical": self.noncanonical,
+            "traced": self.traced,
         }
 
     @property
     def ends_with_eos(self) -> bool:
         """Whether the last token is the EOS that ended the answer."""
         return self.finished and len(self.special) > 0 and bool(self.special[-1]) and self.byte_lengths[-1] == 0
+
+
+def bare_text(completion: bytes, *, finished: bool) -> PeerAnswer:
+    """An answer of which only the text is known: one token for all of it, and an EOS when it is `finished`."""
+    num_tokens = 1 + finished
+    return PeerAnswer(
+        completion=completion,
+        byte_lengths=np.array([len(completion), 0][:num_tokens], dtype=np.int32),
+        logprobs=np.zeros(num_tokens, dtype=np.float32),
+        special=np.array([False, True][:num_tokens], dtype=bool),
+        finished=finished,
+        fingerprint="",
+        traced=False,
+    )
 
 
 def validate(
@@ -79,30 +99,34 @@ def validate(
     fingerprint: Any,
     token_ids: Any = None,
     noncanonical: Any = False,
+    traced: Any = True,
 ) -> PeerAnswer | Rejected:
     """A checked answer from fields as `PeerAnswer.fields` gives them (or arrays), or why it is none. Never raises."""
     lengths, numbers, marks = _array(byte_lengths, "<i4"), _array(logprobs, "<f4"), _array(special, "u1")
     ids = None if token_ids is None else _array(token_ids, "<i4")
     if lengths is None or numbers is None or marks is None or (token_ids is not None and ids is None):
         return Rejected("type")
-    marks = marks.astype(bool)
-    answer = PeerAnswer(completion, lengths, numbers, marks, finished, fingerprint, ids, noncanonical)
+    answer = PeerAnswer(
+        completion, lengths, numbers, marks.astype(bool), finished, fingerprint, ids, noncanonical, traced
+    )
     reason = form_fault(answer) or next(iter(number_faults([answer]).values()), None)
     return Rejected(reason) if reason else answer
 
 
 def _array(field: Any, dtype: str) -> npt.NDArray[Any] | None:
-    """The field as a flat array in the machine's byte order, or None when it is none."""
+    """The field as an array in the machine's byte order, or None when it is none or a value does not fit."""
     wanted = np.dtype(dtype)
-    if isinstance(field, bytes | bytearray | memoryview):
+    if isinstance(field, bytes | bytearray):
         data = bytes(field)
         whole = len(data) % wanted.itemsize == 0
-        return np.frombuffer(data, dtype=wanted).astype(wanted.newbyteorder("=")) if whole else None
-    if not isinstance(field, np.ndarray) or field.dtype.kind not in ("f" if wanted.kind == "f" else "iub"):
+        field = np.frombuffer(data, dtype=wanted) if whole else None
+    # A subclass may hide values, as masked arrays do, or refuse what arrays can do.
+    if type(field) is not np.ndarray or field.dtype.kind not in ("f" if wanted.kind == "f" else "iub"):
         return None
-    if wanted.kind == "i" and field.size and not -(2**31) <= int(field.min()) <= int(field.max()) < 2**31:
+    low, high = {"i": (-(2**31), 2**31 - 1), "u": (0, 1)}.get(wanted.kind, (0, 0))
+    if wanted.kind != "f" and field.size and not low <= int(field.min()) <= int(field.max()) <= high:
         return None
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         return field.astype(wanted.newbyteorder("="))
 
 
@@ -110,16 +134,18 @@ def form_fault(answer: PeerAnswer) -> Reason | None:
     """What is wrong with the kinds and sizes of the fields of one answer."""
     lengths, logprobs, special, ids = answer.byte_lengths, answer.logprobs, answer.special, answer.token_ids
     for array, code in ((lengths, "i"), (logprobs, "f"), (special, "?"), (lengths if ids is None else ids, "i")):
-        if not isinstance(array, np.ndarray) or array.dtype.char != code:
+        if type(array) is not np.ndarray or array.dtype.char != code:
             return "type"
     if type(answer.completion) is not bytes or type(answer.fingerprint) is not str:
         return "type"
-    if type(answer.finished) is not bool or type(answer.noncanonical) is not bool:
+    if not all(type(mark) is bool for mark in (answer.finished, answer.noncanonical, answer.traced)):
         return "type"
     shape = lengths.shape
     if len(shape) != 1 or not shape == logprobs.shape == special.shape == (shape if ids is None else ids.shape):
         return "shape"
     if shape[0] > MAX_TOKENS or len(answer.completion) > MAX_COMPLETION_BYTES:
+        return "size"
+    if shape[0] > MAX_TOKENS_PER_BYTE * len(answer.completion) + FREE_TOKENS:
         return "size"
     return "size" if len(answer.fingerprint) > MAX_FINGERPRINT_CHARACTERS else None
 

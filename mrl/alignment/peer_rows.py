@@ -64,9 +64,10 @@ def read_peer_rows(answers: Sequence[PeerAnswer]) -> PeerRows:
     special = np.concatenate([np.zeros(0, bool), *(answer.special for answer in used)])
     is_cut = np.array([answer is not None and not answer.finished for answer in believed], dtype=bool)
     is_odd = np.array([answer is not None and answer.noncanonical for answer in believed], dtype=bool)
+    is_bare = np.array([answer is not None and not answer.traced for answer in believed], dtype=bool)
     ends_well = np.array([answer is not None and answer.ends_with_eos for answer in believed], dtype=bool)
     has_special = row_sums(special, offsets) > ends_well
-    flags = is_cut * Flag.TAIL | is_odd * Flag.NONCANON | has_special * Flag.SPECIAL_IN
+    flags = is_cut * Flag.TAIL | is_odd * Flag.NONCANON | has_special * Flag.SPECIAL_IN | is_bare * Flag.UNTRACED
     return PeerRows(
         answers, offsets, lengths, logprobs, lengths.copy(), np.diff(offsets), flags.astype(np.int32), faults
     )

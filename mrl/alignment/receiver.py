@@ -15,12 +15,13 @@ import numpy.typing as npt
 from mrl.alignment.byte_table import ByteTable, build_byte_table
 from mrl.alignment.encoders import Encoder, FileEncoder
 from mrl.alignment.eos import find_eos
-from mrl.alignment.flags import Reason, Rejected
+from mrl.alignment.flags import Flag, Reason, Rejected
 from mrl.alignment.probes import CUTTING_PROBES, PROBES
 from mrl.alignment.ragged import offsets_of, row_sums
 from mrl.alignment.tiktoken_encoder import build_tiktoken_encoder
-from mrl.alignment.tokenizer_file import TokenizerFile, read_tokenizer_file
-from mrl.errors import ModelFolderError
+from mrl.alignment.tokenizer_file import TokenizerFile
+from mrl.alignment.tokenizer_folder import read_tokenizer
+from mrl.errors import TokenizerRefused
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
 Int64s: TypeAlias = npt.NDArray[np.int64]
@@ -73,25 +74,20 @@ class Receiver:
         return self.eos_ids[0]
 
     def retokenize(self, completion: bytes, *, finished: bool, max_tokens: int) -> Retokenized | Rejected:
-        """Own token ids of a peer's completion.
+        """Own token ids of one text: `translate_texts` of it alone, whole or not at all.
 
-        Literals of special tokens in the text stay text. Rejected with "empty"; "utf8" for bytes that are no valid
-        UTF-8, as an answer cut inside a character; "special_out" when a special id would come out nevertheless;
-        "bytes_differ" when the ids do not stand for exactly these bytes (a normalizer changed the text, or it holds a
-        literal metaspace character); "too_long" when there are more than `max_tokens` ids, the own EOS of a `finished`
-        text included. Raises ValueError for a finished text when there is no own EOS.
+        Literals of special tokens in the text stay text, and an NFC reader gets it in NFC. Rejected with "empty";
+        "utf8" for bytes that are no valid UTF-8, as an answer cut inside a character; "special_out" when a special id
+        would come out nevertheless; "bytes_differ" when the ids do not stand for the text (another normalizer changed
+        it, or it holds a literal metaspace character); "too_long" when there are more than `max_tokens` ids, the own
+        EOS of a `finished` text included, where there is one; "size" for more than a peer may send.
         """
-        if not completion:
-            return Rejected("empty")
-        try:
-            text = completion.decode("utf-8")
-        except UnicodeDecodeError:
-            return Rejected("utf8")
-        cut = self.cut_texts([text], [completion])
-        if cut.faults:
-            return Rejected(cut.faults[0])
-        token_ids = np.append(cut.token_ids, np.int32(self.eos_id)) if finished else cut.token_ids
-        return Rejected("too_long") if len(token_ids) > max_tokens else Retokenized(token_ids)
+        from mrl.alignment.translate import translate_texts  # which imports this module
+
+        row = translate_texts([completion], [finished], self, max_tokens=max_tokens).row(0)
+        if row.reject_reason:
+            return Rejected(row.reject_reason)
+        return Rejected("too_long") if row.flags & Flag.RECV_TRUNC else Retokenized(row.token_ids)
 
     def completion_bytes(self, token_ids: Sequence[int] | npt.NDArray[np.integer]) -> bytes:
         """The bytes of own ids; specials and EOS are zero-width, and a phantom space is taken off.
@@ -134,24 +130,25 @@ class Receiver:
 
 
 def load_receiver(folder: Path, *, use_tiktoken: bool = True) -> Receiver:
-    """The receiver of a Hugging Face model folder: `tokenizer.json`, and the EOS of its configuration files.
+    """The receiver of a model folder, or of a tokenizer file of one: `tokenizer.json`, `tekken.json` or a rank file.
 
-    Raises ModelFolderError for missing files, a kind of tokenizer that is not supported, one whose byte table does not
-    reproduce the probe texts, or a folder without an EOS.
+    The EOS is that of the folder's configuration files, or of the tokenizer's own file. Raises ModelFolderError for
+    missing or malformed files or a folder without an EOS, and TokenizerRefused for a kind of tokenizer that is not
+    supported, or one whose byte table does not reproduce the probe texts.
     """
-    file = read_tokenizer_file(folder)
-    return prove(Receiver(file, eos_ids=find_eos(folder, file), use_tiktoken=use_tiktoken), file.path)
+    file = read_tokenizer(folder)
+    return prove(Receiver(file, eos_ids=find_eos(file.path.parent, file), use_tiktoken=use_tiktoken), file.path)
 
 
 def prove(receiver: Receiver, path: Path) -> Receiver:
-    """The receiver, once its byte table has reproduced the probe texts. Raises ModelFolderError where it does not."""
-    for probe in PROBES:
-        result = receiver.retokenize(probe.encode(), finished=False, max_tokens=4096)
-        if isinstance(result, Rejected):
-            raise ModelFolderError(
-                "the tokenizer does not reproduce a probe text byte for byte",
-                where=str(path),
-                got=f"{result.reason} on {probe!r}",
-                wanted="byte-level BPE (NFC at most), or metaspace BPE with all 256 byte tokens",
-            )
+    """The receiver, once its byte table has reproduced the probe texts. Raises TokenizerRefused where it does not."""
+    faults = receiver.cut_texts(PROBES, [probe.encode() for probe in PROBES]).faults
+    if faults:
+        first = min(faults)
+        raise TokenizerRefused(
+            "the tokenizer does not reproduce a probe text byte for byte",
+            where=str(path),
+            got=f"{faults[first]} on {PROBES[first]!r}",
+            wanted="byte-level BPE (NFC at most), or metaspace BPE with all 256 byte tokens",
+        )
     return receiver

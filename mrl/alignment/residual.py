@@ -8,7 +8,8 @@ For a span s with peer tokens S_s and receiver tokens T_s:
     ESS = (sum w)^2 / (n sum w^2),  w = exp(gap) over n rows, or exp(d_s) over n spans: 1 when all weights are equal
 
 Kinds of spans: 1:1 one token on both sides, 1:n the receiver splits, n:1 it merges, m:n both. Shares are of receiver
-tokens or of bytes. `d_s` is not 0 even for one policy (see `exact_tries`); `excess_std` takes that floor off.
+tokens or of bytes. `d_s` is not 0 even for one policy (see `exact_tries`); `excess_std` takes that floor off. Rows
+without a trace are counted as rows, rejected or flagged, and in nothing that compares with the peer.
 
 Shapes: R rows, T receiver tokens of all rows, S spans of all rows.
 """
@@ -27,6 +28,7 @@ from mrl.alignment.translate import AlignedBatch
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 KINDS = ("one_to_one", "one_to_many", "many_to_one", "many_to_many")
 BAND = (0.8, 1.2)
@@ -35,20 +37,23 @@ BAND = (0.8, 1.2)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowResiduals:
-    """One entry per row. The last group is NaN for rejected rows, and None when no receiver log-probs were given."""
+    """One entry per row. The last group is NaN for rejected rows and rows without a trace, and None when no receiver
+    log-probs were given."""
 
     peer_tokens: Ints
     receiver_tokens: Ints
     bytes: Ints
     spans: Ints
     spans_of_kind: Ints
-    """[R, 4] in the order of `KINDS`."""
+    """[R, 4] in the order of `KINDS`; 0 in rows without a trace, which have no cut of the peer's."""
     one_to_one_tokens: Ints
     one_to_one_bytes: Ints
     max_tokens_per_span: Ints
     peer_nats: Floats
+    """Sum over all peer tokens."""
     dropped_tokens: Ints
     dropped_nats: Floats
+    """The part of `peer_nats` in no span: what has no counterpart in the receiver's tokens."""
     flags: Ints
     gap_nats: Floats | None
     """Receiver log-prob minus peer log-prob, over the spans of the row."""
@@ -57,6 +62,11 @@ class RowResiduals:
     """95th percentile of |d_s|."""
     outside_band: Floats | None
     """Share of the row's spans."""
+
+    @property
+    def aligned_nats(self) -> Floats:
+        """[R] the peer's log-probs in spans; what receiver log-probs and `bytes` may be set against."""
+        return self.peer_nats - self.dropped_nats
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +79,7 @@ class Residual:
     flagged: Mapping[str, int]
     """Flag name -> rows, rejected ones included."""
     peer_tokens: int
-    """Of translated rows, dropped tokens left out; so are all counts below."""
+    """Of translated rows with a trace, dropped tokens left out; so are all counts below."""
     receiver_tokens: int
     bytes: int
     spans: int
@@ -77,7 +87,7 @@ class Residual:
     """Receiver tokens in spans of each kind."""
     one_to_one_bytes: int
     peer_nats: float
-    """Sum of the peers' log-probs, dropped ones included."""
+    """Sum of the peers' log-probs, dropped ones and those of rejected rows included: not to be divided by `bytes`."""
     dropped_tokens: int
     dropped_nats: float
     gap_nats: float | None = None
@@ -91,6 +101,16 @@ class Residual:
     def rejected_share(self) -> float:
         """Share of rows that carried nothing over."""
         return _ratio(sum(self.rejected.values()), self.rows)
+
+    @property
+    def aligned_nats(self) -> float:
+        """Sum of the peers' log-probs in spans."""
+        return self.peer_nats - self.dropped_nats
+
+    @property
+    def aligned_nats_per_byte(self) -> float:
+        """What the peers gave their own answers, over the bytes that these log-probs are of."""
+        return _ratio(self.aligned_nats, self.bytes)
 
     @property
     def length_ratio(self) -> float:
@@ -134,23 +154,29 @@ def span_kinds(batch: AlignedBatch) -> Ints:
     return splits + 2 * merges.astype(np.int64)
 
 
+def traced_spans(batch: AlignedBatch) -> Bools:
+    """[S] whether the peer's tokens and log-probs of a span are known."""
+    is_traced: Bools = batch.is_traced[batch.span_row]
+    return is_traced
+
+
 def row_residuals(batch: AlignedBatch, receiver_logprobs: npt.NDArray[np.floating] | None = None) -> RowResiduals:
     """The report of every row."""
-    num_rows, kinds = batch.num_rows, span_kinds(batch)
-    one = kinds == 0
+    num_rows, kinds, is_traced = batch.num_rows, span_kinds(batch), traced_spans(batch)
+    one = is_traced & (kinds == 0)
 
     def per_row(values: npt.NDArray[np.integer]) -> Ints:
         return np.bincount(batch.span_row, values, num_rows).astype(np.int64)
 
-    of_kind = np.bincount(batch.span_row * 4 + kinds, minlength=4 * num_rows).reshape(num_rows, 4)
+    of_kind = np.bincount((batch.span_row * 4 + kinds)[is_traced], minlength=4 * num_rows).reshape(num_rows, 4)
     widest = np.zeros(num_rows, dtype=np.int64)
     np.maximum.at(widest, batch.span_row, batch.span_receiver_tokens)
     gap, std, p95, outside = _gaps(batch, receiver_logprobs)
     return RowResiduals(
         peer_tokens=np.diff(batch.peer_offsets),
         receiver_tokens=np.diff(batch.row_offsets),
-        bytes=per_row(batch.span_bytes),
-        spans=of_kind.sum(1),
+        bytes=batch.text_bytes,
+        spans=np.bincount(batch.span_row, minlength=num_rows),
         spans_of_kind=of_kind,
         one_to_one_tokens=of_kind[:, 0],
         one_to_one_bytes=per_row(batch.span_bytes * one),
@@ -168,21 +194,24 @@ def row_residuals(batch: AlignedBatch, receiver_logprobs: npt.NDArray[np.floatin
 
 def summarise(batch: AlignedBatch, receiver_logprobs: npt.NDArray[np.floating] | None = None) -> Residual:
     """The report of the batch as a whole."""
-    kinds = span_kinds(batch)
-    tokens = np.bincount(kinds, batch.span_receiver_tokens, 4).astype(int).tolist()
+    is_traced = traced_spans(batch)
+    kinds, own_tokens, num_bytes = (
+        values[is_traced] for values in (span_kinds(batch), batch.span_receiver_tokens, batch.span_bytes)
+    )
+    tokens = np.bincount(kinds, own_tokens, 4).astype(int).tolist()
     flags = {flag.name or "": int(((batch.flags & flag) != 0).sum()) for flag in Flag}
     return Residual(
         rows=batch.num_rows,
         rejected=dict(Counter(reason for reason in batch.reject_reason if reason)),
         flagged={name: rows for name, rows in flags.items() if rows},
-        peer_tokens=int(batch.span_peer_tokens.sum()),
-        receiver_tokens=int(batch.span_receiver_tokens.sum()),
-        bytes=int(batch.span_bytes.sum()),
-        spans=batch.span_row.size,
+        peer_tokens=int(batch.span_peer_tokens[is_traced].sum()),
+        receiver_tokens=int(own_tokens.sum()),
+        bytes=int(num_bytes.sum()),
+        spans=int(is_traced.sum()),
         tokens_of_kind=dict(zip(KINDS, tokens, strict=True)),
-        one_to_one_bytes=int(batch.span_bytes[kinds == 0].sum()),
+        one_to_one_bytes=int(num_bytes[kinds == 0].sum()),
         peer_nats=float(batch.peer_logprob.sum()),
-        dropped_tokens=int(batch.dropped_tokens.sum()),
+        dropped_tokens=int(batch.dropped_tokens[batch.is_traced].sum()),
         dropped_nats=float(batch.dropped_logprob.sum()),
         **_ratio_fields(batch, receiver_logprobs),
     )
@@ -206,20 +235,21 @@ def _gaps(
     if receiver_logprobs is None:
         return None, None, None, None
     ratios = span_ratios(batch, receiver_logprobs)
-    columns = np.full((4, batch.num_rows), np.nan)
+    columns, is_traced = np.full((4, batch.num_rows), np.nan), batch.is_traced
     bounds = np.searchsorted(batch.span_row, np.arange(batch.num_rows + 1))
     for row, (start, end) in enumerate(itertools.pairwise(bounds)):
-        if end > start:
+        if end > start and is_traced[row]:
             mine = ratios[start:end]
             columns[:, row] = mine.sum(), mine.std(), np.quantile(np.abs(mine), 0.95), _outside(mine)
     return columns[0], columns[1], columns[2], columns[3]
 
 
 def _ratio_fields(batch: AlignedBatch, receiver_logprobs: npt.NDArray[np.floating] | None) -> dict[str, float]:
-    if receiver_logprobs is None or batch.span_row.size == 0:
+    is_traced = traced_spans(batch)
+    if receiver_logprobs is None or not is_traced.any():
         return {}
-    ratios = span_ratios(batch, receiver_logprobs)
-    gaps = sum_over(batch.span_row, ratios, batch.num_rows)[np.unique(batch.span_row)]
+    ratios, rows = span_ratios(batch, receiver_logprobs)[is_traced], batch.span_row[is_traced]
+    gaps = sum_over(rows, ratios, batch.num_rows)[np.unique(rows)]
     return {
         "gap_nats": float(gaps.sum()),
         "span_std_nats": float(ratios.std()),

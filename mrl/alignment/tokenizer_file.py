@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mrl.errors import ModelFolderError
+from mrl.errors import ModelFolderError, TokenizerRefused
 
 Kind = Literal["byte_level", "metaspace"]
 METASPACE = "\u2581"
@@ -19,12 +19,15 @@ DETERMINING = ("model", "normalizer", "pre_tokenizer", "decoder", "added_tokens"
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFile:
-    """A parsed `tokenizer.json`, with its kind and whether encoding puts one phantom space before every text."""
+    """A parsed `tokenizer.json`, or a rank file written as one."""
 
     path: Path
     content: Mapping[str, Any]
     kind: Kind
     has_dummy_prefix: bool
+    """Whether encoding puts one phantom space before every text."""
+    eos_ids: tuple[int, ...] = ()
+    """The ids that end an answer where the file or its family says so, the one that ends a turn first."""
 
     @property
     def pieces(self) -> dict[int, str]:
@@ -69,7 +72,8 @@ class TokenizerFile:
 def read_tokenizer_file(folder: Path) -> TokenizerFile:
     """Read `folder/tokenizer.json`.
 
-    Raises ModelFolderError when it is missing, malformed, or of a kind whose bytes cannot be known exactly.
+    Raises ModelFolderError when it is missing or malformed, TokenizerRefused for a kind whose bytes cannot be known
+    exactly.
     """
     path = folder / "tokenizer.json"
     content = _read_json(path)
@@ -98,8 +102,19 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def _refused(path: Path, got: str) -> ModelFolderError:
-    return ModelFolderError(
+def optional_json(path: Path) -> Mapping[str, Any]:
+    """The object in a JSON file; empty where there is no such file. Raises ModelFolderError for one that is broken."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelFolderError("cannot read a configuration file", where=str(path), got=str(error)) from error
+    return content if isinstance(content, dict) else {}
+
+
+def _refused(path: Path, got: str) -> TokenizerRefused:
+    return TokenizerRefused(
         "a tokenizer of this kind cannot be aligned exactly",
         where=str(path),
         got=got,

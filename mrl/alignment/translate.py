@@ -18,13 +18,15 @@ from mrl.alignment.aligned_batch import AlignedTrace as AlignedTrace
 from mrl.alignment.aligned_batch import Int64s, merge
 from mrl.alignment.flags import Flag
 from mrl.alignment.own_rows import OwnRows, own_rows
-from mrl.alignment.peer_answer import PeerAnswer
+from mrl.alignment.peer_answer import PeerAnswer, bare_text
 from mrl.alignment.peer_rows import PeerRows, read_peer_rows
 from mrl.alignment.ragged import offsets_of, spread_positions, sums_at
 from mrl.alignment.receiver import Receiver
 from mrl.alignment.spans import Spans, align_batch
 
 CHUNK_BYTES = 2 << 20
+BYTES_PER_TOKEN = 2
+"""What a peer token counts for in a chunk at least, so that tokens without bytes fill it too."""
 
 
 def translate_batch(
@@ -32,10 +34,24 @@ def translate_batch(
 ) -> AlignedBatch:
     """Every answer in the receiver's tokens, at most `max_tokens` of them, or rejected with a reason.
 
-    Never raises for what an answer holds. Rows are worked on in groups of about `chunk_bytes` of text, so that the
-    memory in use beside the result does not grow with the batch.
+    Never raises for what an answer holds, and emits no token where `max_tokens` is not positive. Rows are worked on in
+    groups of about `chunk_bytes` of text, so that the memory in use beside the result does not grow with the batch.
     """
-    return merge([translate_chunk(part, receiver, max_tokens=max_tokens) for part in _chunks(answers, chunk_bytes)])
+    chunks = list(_chunks(answers, chunk_bytes))
+    return merge((translate_chunk(part, receiver, max_tokens=max_tokens) for part in chunks), len(chunks))
+
+
+def translate_texts(
+    texts: Sequence[bytes], finished: Sequence[bool], receiver: Receiver, *, max_tokens: int
+) -> AlignedBatch:
+    """Texts of which no trace is known, by the same path: `translate_batch` of `bare_text` answers.
+
+    Their rows are flagged UNTRACED. A text is one peer token, so nothing inside it can be cut: one with an invalid end
+    is rejected with "utf8", one that does not fit with "too_long". A `finished` text that fits without its EOS only
+    loses that and is flagged RECV_TRUNC. Raises ValueError when `finished` is not as long as `texts`.
+    """
+    answers = [bare_text(text, finished=bool(end)) for text, end in zip(texts, finished, strict=True)]
+    return translate_batch(answers, receiver, max_tokens=max_tokens)
 
 
 def translate_chunk(answers: Sequence[PeerAnswer], receiver: Receiver, *, max_tokens: int) -> AlignedBatch:
@@ -53,7 +69,7 @@ def _chunks(answers: Sequence[PeerAnswer], chunk_bytes: int) -> Iterator[Sequenc
     """Consecutive rows, at least one group."""
     first = taken = 0
     for row, answer in enumerate(answers):
-        size = len(answer.completion) if isinstance(answer.completion, bytes) else 0
+        size = _weight_bytes(answer)
         if row > first and taken + size > chunk_bytes:
             yield answers[first:row]
             first, taken = row, 0
@@ -61,9 +77,17 @@ def _chunks(answers: Sequence[PeerAnswer], chunk_bytes: int) -> Iterator[Sequenc
     yield answers[first:]
 
 
+def _weight_bytes(answer: PeerAnswer) -> int:
+    """What an answer counts for in a chunk; nothing in it has been checked yet."""
+    size = len(answer.completion) if isinstance(answer.completion, bytes) else 0
+    tokens = answer.special.size if isinstance(answer.special, np.ndarray) else 0
+    return max(size, BYTES_PER_TOKEN * tokens)
+
+
 def _within_limit(peer: PeerRows, own: OwnRows, spans: Spans, max_tokens: int) -> npt.NDArray[np.bool_]:
     """[S] whether a span lies within the first `max_tokens` of its row. A row without such a span is rejected."""
     is_kept = np.ones(spans.num_spans, dtype=bool)
+    max_tokens = max(0, max_tokens)
     for place in np.flatnonzero(np.diff(own.offsets) > max_tokens).tolist():
         row, first = int(own.rows[place]), int(spans.row_starts[place])
         cut = int(spans.of_receiver[own.offsets[place] + max_tokens])

@@ -1,6 +1,6 @@
 """`mrl align card A B [--text FILE] [--out DIR]`, `mrl align show A B "text"`: what two tokenizers are to each other.
 
-A and B are model folders, or the files `tokenizer.json` or `tekken.json` themselves.
+A and B are model folders, or tokenizer files of such: `tokenizer.json`, `tekken.json`, a rank file.
 """
 
 import argparse
@@ -15,43 +15,48 @@ from rich.table import Table
 from rich.text import Text
 
 from mrl.alignment.card_text import card_texts, rows_of
-from mrl.alignment.exact_tries import Floor
-from mrl.alignment.pair_card import Direction, PairCard, SpanText, make_card, span_texts, translated
-from mrl.alignment.rank_file import load_tekken
+from mrl.alignment.exact_tries import Floor, NotMeasurable
+from mrl.alignment.pair_card import Direction, PairCard, make_card
 from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.alignment.residual import KINDS
-from mrl.errors import ConfigError
+from mrl.cli.align_show import show
+from mrl.errors import ConfigError, TokenizerRefused
 from mrl.files import replace_file
 from mrl.report.card_picture import KIND_WORDS, card_picture, visible
 
-COLOURS = ("black on bright_cyan", "black on bright_yellow", "black on bright_green", "black on bright_magenta")
-DIFFERENT = "white on red"
+FLOOR_COLUMNS = ("text, max", "span std: 1:1", "other", "ratio outside [.8,1.2]", "[.5,2]")
+PLAIN_WIDTH = 140
+"""Characters per line where the output is no terminal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The two actions."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="card|show")
     card = actions.add_parser("card", help="what to expect of the pair, before any training", allow_abbrev=False)
-    show = actions.add_parser("show", help="both segmentations of a text, common spans in colour", allow_abbrev=False)
-    for action in (card, show):
-        action.add_argument("first", type=Path, metavar="A", help="model folder, tokenizer.json or tekken.json")
+    both = actions.add_parser("show", help="both segmentations of a text, common spans in colour", allow_abbrev=False)
+    for action in (card, both):
+        action.add_argument(
+            "first", type=Path, metavar="A", help="model folder, tokenizer.json, tekken.json, rank file"
+        )
         action.add_argument("second", type=Path, metavar="B", help="the other one")
-    card.add_argument("--text", type=Path, metavar="FILE", help="a text of your own instead of the built-in kinds")
+    text_help = "a text of your own beside the built-in kinds; may be given several times"
+    card.add_argument("--text", type=Path, metavar="FILE", action="append", default=[], help=text_help)
+    card.add_argument("--only-text", action="store_true", help="leave the built-in kinds out")
     card.add_argument("--out", type=Path, metavar="DIR", default=Path("."), help="where card and picture go (here)")
-    show.add_argument("text", metavar="TEXT", help="the text to cut")
+    both.add_argument("text", metavar="TEXT", help="the text to cut")
+    both.add_argument("--color", action="store_true", help="colours also where the output is no terminal")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Make a card, or show a text."""
-    receivers = (_load(arguments.first), _load(arguments.second))
     names = _names(arguments.first, arguments.second)
-    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
     if arguments.action == "show":
-        _show(console, names, receivers, arguments.text)
+        receivers = (load_receiver(arguments.first), load_receiver(arguments.second))
+        show(_console(coloured=arguments.color), names, receivers, arguments.text)
         return 0
-    texts = {arguments.text.name: _read_rows(arguments.text)} if arguments.text else card_texts()
-    card = make_card(names, receivers, texts)
-    _print_card(console, card)
+    texts = _texts(arguments.text, only_own=arguments.only_text)
+    card = make_card(names, (_load(arguments.first), _load(arguments.second)), texts)
+    _print_card(_console(), card)
     stem = f"pair_card_{names[0]}_{names[1]}"
     arguments.out.mkdir(parents=True, exist_ok=True)
     for suffix, content in ((".json", json.dumps(card.to_json(), indent=1)), (".svg", card_picture(card))):
@@ -61,16 +66,28 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _load(path: Path) -> Receiver:
-    if path.is_dir():
+def _console(*, coloured: bool = False) -> Console:
+    width = None if sys.stdout.isatty() else PLAIN_WIDTH
+    return Console(width=width, highlight=False, force_terminal=coloured or None)
+
+
+def _load(path: Path) -> Receiver | TokenizerRefused:
+    """The receiver, or the refusal that the card then tells. A file that is missing or broken is the user's to mend."""
+    try:
         return load_receiver(path)
-    if path.name == "tokenizer.json":
-        return load_receiver(path.parent)
-    if path.suffix == ".json":
-        return load_tekken(path)
-    wanted = "a model folder, tokenizer.json or tekken.json"
-    cure = "a bare rank file does not say how it splits text; use the tokenizer.json of its family"
-    raise ConfigError("no tokenizer", where=str(path), got=path.name, wanted=wanted, cure=cure)
+    except TokenizerRefused as refusal:
+        return refusal
+
+
+def _texts(paths: Sequence[Path], *, only_own: bool) -> dict[str, list[str]]:
+    """Kind -> rows: the built-in kinds, and files under their names."""
+    if only_own and not paths:
+        raise ConfigError("no text is left", where="--only-text", cure="name one with --text FILE")
+    texts = {} if only_own else card_texts()
+    for path in paths:
+        name = str(path) if path.name in texts else path.name
+        texts[name] = _read_rows(path)
+    return texts
 
 
 def _names(first: Path, second: Path) -> tuple[str, str]:
@@ -81,7 +98,7 @@ def _names(first: Path, second: Path) -> tuple[str, str]:
 
 def _read_rows(path: Path) -> list[str]:
     try:
-        rows = rows_of(path.read_text(encoding="utf-8"))
+        rows = rows_of(path.read_bytes().decode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("the text cannot be read", where=str(path), got=str(error), wanted="UTF-8 text") from error
     if not rows:
@@ -92,8 +109,11 @@ def _read_rows(path: Path) -> list[str]:
 def _print_card(console: Console, card: PairCard) -> None:
     if card.is_identity:
         console.print("One tokenizer: ids and log-probs pass through untouched.")
-    console.print(_coverage_table(card.directions))
-    console.print(_floor_table(card.directions))
+    for name, why in card.refusals.items():
+        console.print(Text(f"refused: {name}: {why}"), soft_wrap=True)
+    if card.directions:
+        console.print(_coverage_table(card.directions))
+        _print_floors(console, card.directions)
     if card.examples:
         table = Table("span", *card.names, "times", "in", box=box.SIMPLE_HEAD, title_justify="left")
         table.title = "commonest spans that differ"
@@ -131,17 +151,22 @@ def _coverage_table(directions: Sequence[Direction]) -> Table:
     return table
 
 
-def _floor_table(directions: Sequence[Direction]) -> Table:
+def _print_floors(console: Console, directions: Sequence[Direction]) -> None:
     title = "floor: one policy seen through both tokenizers, log-ratios in nats; Rk: std of their sum over k spans"
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    table.add_column("peer → receiver", no_wrap=True)
-    lengths = list(directions[0].floor.cumulative_std)
-    names = ["text, max", "span std: 1:1", "other", "ratio outside [.8,1.2]", "[.5,2]"]
-    for name in [*names, *(f"R{k}" for k in lengths)]:
-        table.add_column(name, justify="right")
+    floors = {f"{d.peer} → {d.receiver}": d.floor for d in directions if isinstance(d.floor, Floor)}
+    if floors:
+        lengths = list(next(iter(floors.values())).cumulative_std)
+        table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+        table.add_column("peer → receiver", no_wrap=True)
+        for name in [*FLOOR_COLUMNS, *(f"R{k}" for k in lengths)]:
+            table.add_column(name, justify="right")
+        for pair, floor in floors.items():
+            table.add_row(pair, *_floor_cells(floor))
+        console.print(table)
     for direction in directions:
-        table.add_row(f"{direction.peer} → {direction.receiver}", *_floor_cells(direction.floor))
-    return table
+        if isinstance(direction.floor, NotMeasurable):
+            words = f"floor {direction.peer} → {direction.receiver}: not measurable, {direction.floor.reason}"
+            console.print(Text(words), soft_wrap=True)
 
 
 def _floor_cells(floor: Floor) -> list[str]:
@@ -153,32 +178,6 @@ def _floor_cells(floor: Floor) -> list[str]:
         f"{100 * floor.outside_wide:.1f}%",
         *(f"{std:.2f}" for std in floor.cumulative_std.values()),
     ]
-
-
-def _show(console: Console, names: tuple[str, str], receivers: tuple[Receiver, Receiver], words: str) -> None:
-    answers, batch = translated(*receivers, [words])
-    if batch.reject_reason[0]:
-        console.print(f"{names[1]} cannot express this text: {batch.reject_reason[0]}")
-        return
-    spans = span_texts(answers[0], batch, 0)
-    width = max(map(len, names))
-    for name, line in zip(names, segmentations(spans), strict=True):
-        console.print(Text(f"{name:<{width}}  ") + line, soft_wrap=True)
-    one = sum(span.is_one_to_one for span in spans)
-    console.print(f"{len(spans)} common spans, {one} of them 1:1; red: one side has more tokens", style="dim")
-
-
-def segmentations(spans: Sequence[SpanText]) -> tuple[Text, Text]:
-    """Both sides: one colour per common span, a bar between the tokens of one span; spans that differ are red."""
-    lines = (Text(), Text())
-    for index, span in enumerate(spans):
-        style = COLOURS[index % 2] if span.is_one_to_one else DIFFERENT
-        sides = ["|".join(map(visible, side)) for side in (span.peer, span.receiver)]
-        widest = max(map(len, sides))
-        for line, side in zip(lines, sides, strict=True):
-            line.append(f"{side:<{widest}}", style=style)
-            line.append(" ")
-    return lines
 
 
 def _short(words: str, limit: int = 40) -> str:

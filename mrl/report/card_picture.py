@@ -3,9 +3,11 @@
 The file stands alone: fonts of the reader's system, light or dark by the reader's preference, no scripts.
 """
 
+import textwrap
+import unicodedata
 from collections.abc import Iterator, Sequence
 
-from mrl.alignment.exact_tries import Floor
+from mrl.alignment.exact_tries import Floor, NotMeasurable
 from mrl.alignment.pair_card import Coverage, Direction, Example, PairCard
 from mrl.alignment.residual import KINDS
 from mrl.report.readable import fixed
@@ -14,6 +16,7 @@ from mrl.report.svg import svg, text
 WIDTH, MARGIN = 1080, 28
 PANEL = (WIDTH - 3 * MARGIN) / 2
 LABEL, FIGURES, ROW = 92, 118, 30
+LABEL_CHARACTERS = 13
 COLUMNS = 3
 COLUMN = (WIDTH - (COLUMNS + 1) * MARGIN) / COLUMNS
 KIND_WORDS = {"one_to_one": "1:1", "one_to_many": "1:n", "many_to_one": "n:1", "many_to_many": "m:n"}
@@ -32,21 +35,30 @@ svg { --ink: #1b1f24; --quiet: #5d6670; --line: #c9d0d8; --cell: #eef2f6; --grou
 }
 """
 CELL_CHARACTER, MAX_CELLS = 8.2, 17
+REASON_CHARACTERS = 140
+DOTTED_CIRCLE = "\u25cc"
 
 
 def card_picture(card: PairCard) -> str:
     """The whole picture."""
-    body = [text(MARGIN, 40, " and ".join(card.names), kind="title"), _key(62)]
-    height = 90.0
+    title = text(MARGIN, 40, " and ".join(card.names), kind="title")
     if card.is_identity:
-        words = "One tokenizer: ids and log-probs pass through untouched."
-        return _file([*body, text(MARGIN, 110, words)], 140)
+        return _file([title, text(MARGIN, 78, "One tokenizer: ids and log-probs pass through untouched.")], 108)
+    if card.refusals:
+        return _file([title, *_refusals(card)], 112 + 20 * len(_refusals(card)))
+    body, height = [title, _key(62)], 90.0
     for index, direction in enumerate(card.directions):
         x = MARGIN + index * (PANEL + MARGIN)
         body += _panel(direction, x, 90)
         height = 90 + 34 + ROW * len(direction.coverage) + 124
     body += _examples(card, height + 26)
     return _file(body, height + 60 + 52 * -(-len(card.examples) // COLUMNS))
+
+
+def _refusals(card: PairCard) -> list[str]:
+    lines = [line for name, why in card.refusals.items() for line in textwrap.wrap(f"{name}: {why}", REASON_CHARACTERS)]
+    head = text(MARGIN, 78, "Cannot be aligned exactly", kind="head")
+    return [head, *(text(MARGIN, 102 + 20 * number, line) for number, line in enumerate(lines))]
 
 
 def _file(body: Sequence[str], height: float) -> str:
@@ -78,7 +90,7 @@ def _panel(direction: Direction, x: float, y: float) -> Iterator[str]:
 
 
 def _bar(kind: str, coverage: Coverage, x: float, y: float) -> Iterator[str]:
-    yield text(x, y + 15, kind)
+    yield text(x, y + 15, kind if len(kind) <= LABEL_CHARACTERS else kind[: LABEL_CHARACTERS - 1] + "…")
     start, width = x + LABEL, PANEL - LABEL - FIGURES
     yield f'<rect class="empty" x="{start:g}" y="{y:g}" width="{width:g}" height="21"/>'
     for name in KINDS:
@@ -97,7 +109,12 @@ def _bar(kind: str, coverage: Coverage, x: float, y: float) -> Iterator[str]:
     yield text(x + PANEL, y + 15, words, anchor="end", kind="" if rejected else "quiet")
 
 
-def _floor(floor: Floor, x: float, y: float) -> Iterator[str]:
+def _floor(floor: Floor | NotMeasurable, x: float, y: float) -> Iterator[str]:
+    yield text(x, y, "Floor: one policy, seen through both tokenizers", kind="head")
+    if isinstance(floor, NotMeasurable):
+        for index, line in enumerate(textwrap.wrap(f"not measurable: {floor.reason}", REASON_CHARACTERS // 2)):
+            yield text(x, y + 20 * (index + 1), line)
+        return
     lengths = " / ".join(map(str, floor.cumulative_std))
     together = " / ".join(f"{std:.2f}" for std in floor.cumulative_std.values())
     narrow, wide = f"{100 * floor.outside_narrow:.1f} %", f"{100 * floor.outside_wide:.1f} %"
@@ -108,7 +125,6 @@ def _floor(floor: Floor, x: float, y: float) -> Iterator[str]:
         f"of a whole text: at most {floor.max_sequence_nats:.0e}",
         f"span ratios outside [0.8, 1.2]: {narrow}, outside [0.5, 2]: {wide}",
     ]
-    yield text(x, y, "Floor: one policy, seen through both tokenizers", kind="head")
     for index, line in enumerate(lines):
         yield text(x, y + 20 * (index + 1), line, kind="" if index < 3 else "quiet")
 
@@ -143,10 +159,11 @@ def _shortened(pieces: list[str]) -> list[str]:
 
 
 def visible(data: bytes) -> str:
-    """Bytes of a token as a person can see them: spaces and line ends marked, parts of characters in hexadecimal."""
-    try:
-        words = data.decode()
-    except UnicodeDecodeError:
-        return "".join(f"\\x{byte:02x}" for byte in data)
+    """Bytes of a token as a person can see them: spaces and line ends marked, parts of characters in hexadecimal.
+
+    A mark that would stand on the letter before the token stands on a dotted circle.
+    """
+    words = data.decode(errors="backslashreplace")
     marks = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
-    return "".join(marks.get(c, c if c.isprintable() else f"\\u{ord(c):04x}") for c in words)
+    shown = "".join(marks.get(c, c if c.isprintable() else f"\\u{ord(c):04x}") for c in words)
+    return DOTTED_CIRCLE + shown if words and unicodedata.combining(words[0]) else shown

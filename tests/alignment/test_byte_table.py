@@ -1,7 +1,8 @@
+import numpy as np
 import pytest
 from tokenizers import pre_tokenizers
 
-from mrl.alignment.byte_table import build_byte_table, piece_bytes
+from mrl.alignment.byte_table import ByteTable, build_byte_table, piece_bytes
 from mrl.alignment.tokenizer_file import read_tokenizer_file
 
 
@@ -44,3 +45,22 @@ def test_special_tokens_are_zero_width(folders, tokenizers_by_kind, kind):
     plain = [token for token in file.added_tokens if not token["special"]]
     assert [table.pieces[token["id"]] for token in plain] == [token["content"].encode() for token in plain]
     assert len(table.pieces) == tokenizers_by_kind[kind].get_vocab_size()
+
+
+def test_known_ids_have_bytes_or_are_special():
+    """Holes, ids that only pad the embedding and negative ids stand for nothing; an EOS beyond the table is known."""
+    table = ByteTable([b"a", b"", b"bc", b""], frozenset({3}))
+    assert (
+        table.is_known(np.array([0, 1, 2, 3, 4, 10**9, -1, -(2**31)])).tolist()
+        == [True, False, True, True] + [False] * 4
+    )
+    assert table.is_known(np.zeros(0, np.int32)).tolist() == []
+
+
+def test_eos_beyond_the_vocabulary_is_known(folders):
+    """A declared EOS that no piece stands for is a special id, and what lies between is not known."""
+    file = read_tokenizer_file(folders["byte_level"])
+    size = len(build_byte_table(file).pieces)
+    table = build_byte_table(file, (size + 2,))
+    assert table.is_known(np.array([size, size + 1, size + 2, size + 3])).tolist() == [False, False, True, False]
+    assert table.is_special(np.array([size, size + 2])).tolist() == [False, True]

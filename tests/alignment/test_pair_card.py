@@ -2,11 +2,24 @@
 
 import json
 
+import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from mrl.alignment import pair_card
 from mrl.alignment.card_text import card_texts, rows_of, word_frequencies
-from mrl.alignment.pair_card import PairCard, make_card, span_texts, translated, written_by
+from mrl.alignment.exact_tries import Floor, NotMeasurable
+from mrl.alignment.pair_card import (
+    PairCard,
+    cut_words,
+    make_card,
+    pair_floors,
+    span_texts,
+    translated,
+    written_by,
+)
 from mrl.alignment.receiver import Receiver, load_receiver
+from mrl.errors import TokenizerRefused
 
 ROWS = {
     "plain": ["reverse: yah 12 + 34\n", "sun nus hay lamp" + 20 * "\nx"],
@@ -14,9 +27,33 @@ ROWS = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_texts():
+    """Floors from fewer texts: what is asked here does not depend on their number."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pair_card, "FLOOR_TEXTS", 200)
+        yield
+
+
 @pytest.fixture(scope="module")
 def receivers(folders) -> tuple[Receiver, Receiver]:
     return load_receiver(folders["byte_level"]), load_receiver(folders["metaspace_prepend"])
+
+
+@pytest.fixture(scope="module")
+def byte_pair(folders, tmp_path_factory) -> tuple[Receiver, Receiver]:
+    """Two that never join words: a byte-level one, and one that knows other pieces."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320, initial_alphabet=alphabet, special_tokens=["</s>"], show_progress=False
+    )
+    tokenizer.train_from_iterator(["the statement is true if the value of an expression is 10 or 100"] * 9, trainer)
+    folder = tmp_path_factory.mktemp("other")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text('{"eos_token_id": 0}')
+    return load_receiver(folders["byte_level"]), load_receiver(folder)
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +80,64 @@ def test_directions_mirror_each_other(card):
     assert sum(forth.share.values()) == pytest.approx(1.0)
 
 
-def test_floor_is_exact_and_not_zero(card):
+def test_floor_is_exact_and_not_zero(byte_pair):
     """Over whole texts one policy agrees with itself; over spans tokenizers alone make a difference."""
-    for direction in card.directions:
+    for direction in make_card(("one", "other"), byte_pair, ROWS).directions:
+        assert isinstance(direction.floor, Floor)
         assert direction.floor.max_sequence_nats < 1e-9
         assert direction.floor.span_std_nats > 0
+
+
+def test_floors_of_the_two_directions_mirror_each_other(byte_pair):
+    """Seen from the other side every log-ratio changes its sign: spreads are equal, shares outside a band are not."""
+    forth, back = pair_floors(("one", "other"), byte_pair, np.random.default_rng(0))
+    assert isinstance(forth, Floor)
+    assert isinstance(back, Floor)
+    assert forth.span_std_nats == pytest.approx(back.span_std_nats)
+    assert forth.cumulative_std == pytest.approx(back.cumulative_std)
+    assert forth.outside_narrow != back.outside_narrow
+
+
+def test_words_that_cannot_be_written_have_no_tokens(receivers):
+    """The tokens of other texts are ids with their bytes, which sum to the text."""
+    rows = cut_words(receivers[1], ["12", "a\u2581b", "reverse"])
+    assert rows[1] == []
+    assert [sum(width for _, width in row) for row in rows] == [2, 0, 7]
+
+
+def test_a_tokenizer_that_joins_words_has_no_floor(card):
+    """Pieces of the metaspace tokenizer reach over spaces: the card says so, and names the side, in both directions."""
+    for direction in card.directions:
+        assert isinstance(direction.floor, NotMeasurable)
+        assert direction.floor.reason.startswith("meta: ")
+    written = json.loads(json.dumps(card.to_json()))["directions"][0]["floor"]
+    assert written == {"not_measurable": card.directions[0].floor.reason}
+
+
+def test_a_refused_tokenizer_makes_a_card(receivers):
+    """The card has its reason, the fingerprint of the other, and nothing that was not measured."""
+    refusal = TokenizerRefused("no kind of ours", where="there", got="WordPiece")
+    card = make_card(("a", "b"), (receivers[0], refusal), ROWS)
+    assert card.refusals == {"b": "there: no kind of ours; got 'WordPiece'"}
+    assert card.fingerprints == (receivers[0].fingerprint, "")
+    assert card.directions == card.examples == ()
+    assert json.loads(json.dumps(card.to_json()))["refusals"] == card.refusals
+    both = make_card(("a", "b"), (refusal, refusal), ROWS)
+    assert set(both.refusals) == {"a", "b"}
+    assert not both.is_identity
+
+
+def test_spans_of_a_normalised_row_show_both_texts(folders):
+    """What the peer wrote stands on its side, what an NFC receiver reads on the other, and nothing is blank."""
+    peer, receiver = load_receiver(folders["byte_level"]), load_receiver(folders["byte_level_nfc"])
+    text = "reverse cafe\u0301 12 \u1112\u1161\u11ab."
+    (answer,), batch = translated(peer, receiver, [text])
+    spans = span_texts(answer, batch, 0, receiver)
+    assert b"".join(piece for span in spans for piece in span.peer) == text.encode()
+    assert b"".join(piece for span in spans for piece in span.receiver).decode() == "reverse caf\u00e9 12 \ud55c."
+    changed = [b"".join(span.receiver).decode() for span in spans if span.is_rewritten]
+    assert [word for word in changed if "\u00e9" in word or "\ud55c" in word] == changed
+    assert len(changed) == 2
 
 
 def test_spans_join_to_the_text_on_both_sides(receivers):
@@ -56,9 +146,10 @@ def test_spans_join_to_the_text_on_both_sides(receivers):
     answers, batch = translated(*receivers, texts)
     assert not batch.token_bytes.all(), "a dummy prefix that is a token of its own"
     for row, text in enumerate(texts):
-        spans = span_texts(answers[row], batch, row)
+        spans = span_texts(answers[row], batch, row, receivers[1])
         assert b"".join(piece for span in spans for piece in span.peer) == text.encode()
         assert all(b"".join(span.peer) == b"".join(span.receiver) for span in spans)
+        assert all(piece for span in spans for piece in (*span.peer, *span.receiver)), "tokens without bytes"
         assert spans
 
 
@@ -69,6 +160,15 @@ def test_examples_differ_and_come_often(card):
         assert not example.span.is_one_to_one
         assert b"".join(example.span.peer) == b"".join(example.span.receiver)
         assert example.count >= 1
+
+
+def test_an_example_stands_where_it_comes_most_often(byte_pair):
+    """A span that two kinds of text share is shown once, with the kind that has more of it."""
+    rows = {"few": ["x reverse"], "many": ["x reverse reverse"], "last": ["x reverse reverse"]}
+    examples = make_card(("one", "other"), byte_pair, rows).examples
+    spans = [example.span for example in examples]
+    assert len(set(spans)) == len(spans)
+    assert {example.kind for example in examples} == {"many"}
 
 
 def test_card_is_json(card):

@@ -1,4 +1,5 @@
 import json
+import unicodedata
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ def test_retokenized_text_joins_to_the_same_bytes(receiver, text):
 
 
 def test_any_text_is_exact_or_rejected(folders):
-    """Over arbitrary Unicode no receiver emits other bytes, and without a normalizer nothing is lost."""
+    """Over arbitrary Unicode no receiver emits other bytes, NFC apart, and without a normalizer nothing is lost."""
     receivers = {kind: load_receiver(folders[kind]) for kind in KINDS}
 
     @settings(max_examples=60, deadline=None)
@@ -51,7 +52,8 @@ def test_any_text_is_exact_or_rejected(folders):
         for kind, receiver in receivers.items():
             result = receiver.retokenize(text.encode("utf-8", "surrogatepass"), finished=False, max_tokens=10_000)
             if isinstance(result, Retokenized):
-                assert receiver.completion_bytes(result.token_ids) == text.encode()
+                read = unicodedata.normalize("NFC", text) if receiver.reads_nfc else text
+                assert receiver.completion_bytes(result.token_ids) == read.encode()
             else:
                 assert kind not in ("byte_level",) or result.reason == "utf8"
 
@@ -86,13 +88,30 @@ def test_cut_character_is_rejected(receiver):
     assert receiver.retokenize("ok \U0001f469".encode()[:-1], finished=False, max_tokens=99) == Rejected("utf8")
 
 
-def test_nfc_receiver_rejects_what_it_would_change(folders):
-    """A decomposed e-acute is changed by an NFC tokenizer, and only by it."""
-    decomposed = "cafe\u0301".encode()
-    nfc = load_receiver(folders["byte_level_nfc"]).retokenize(decomposed, finished=False, max_tokens=99)
-    assert nfc == Rejected("bytes_differ")
-    plain = load_receiver(folders["byte_level"]).retokenize(decomposed, finished=False, max_tokens=99)
-    assert isinstance(plain, Retokenized)
+@pytest.mark.parametrize(("kind", "read"), [("byte_level_nfc", "caf\u00e9"), ("byte_level", "cafe\u0301")])
+def test_nfc_receiver_reads_nfc(folders, kind, read):
+    """A decomposed e-acute is composed for an NFC tokenizer, and only for it."""
+    receiver = load_receiver(folders[kind])
+    result = receiver.retokenize("cafe\u0301".encode(), finished=False, max_tokens=99)
+    assert isinstance(result, Retokenized)
+    assert receiver.completion_bytes(result.token_ids) == read.encode()
+
+
+def test_text_handed_over_as_it_is_does_not_pass_an_nfc_reader(folders):
+    """Below the normalisation, ids of another text than the one given are told apart."""
+    cut = load_receiver(folders["byte_level_nfc"]).cut_texts(["cafe\u0301"], ["cafe\u0301".encode()])
+    assert cut.faults == {0: "bytes_differ"}
+
+
+def test_finished_text_without_an_own_eos_is_the_text(folders):
+    """A receiver that has no EOS gives the ids of the text alone."""
+    endless = Receiver(read_tokenizer_file(folders["byte_level"]), eos_ids=())
+    open_ids, closed_ids = (
+        endless.retokenize(b"yah", finished=finished, max_tokens=9).token_ids.tolist() for finished in (False, True)
+    )
+    assert open_ids == closed_ids
+    with pytest.raises(ValueError, match="no EOS"):
+        _ = endless.eos_id
 
 
 def test_literal_metaspace_is_rejected(folders):
@@ -193,7 +212,7 @@ def test_missing_byte_tokens_are_refused(save_folder, make_metaspace):
 
 def test_missing_or_broken_files_say_so(tmp_path):
     """A folder without tokenizer.json, or with a broken one, is the user's to cure."""
-    with pytest.raises(ModelFolderError, match=r"tokenizer\.json: cannot read"):
+    with pytest.raises(ModelFolderError, match="cannot read the tokenizer"):
         load_receiver(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ModelFolderError, match="no valid JSON"):

@@ -8,7 +8,7 @@ import pytest
 
 from mrl.alignment.aligned_batch import AlignedBatch
 from mrl.alignment.pair_card import written_by
-from mrl.alignment.peer_answer import PeerAnswer
+from mrl.alignment.peer_answer import PeerAnswer, bare_text
 from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.alignment.residual import KINDS, effective_share, row_residuals, summarise
 from mrl.alignment.translate import translate_batch
@@ -146,3 +146,33 @@ def test_empty_batch(receivers):
     """No rows, no division by zero."""
     whole = summarise(translate_batch([], receivers[1], max_tokens=10), np.zeros(0))
     assert (whole.rows, whole.rejected_share, whole.length_ratio, whole.gap_nats) == (0, 0.0, 0.0, None)
+
+
+def test_only_nats_in_spans_are_divided(batch):
+    """What was dropped, and rejected rows, have no bytes here: only the nats in spans are set against bytes."""
+    rows, whole = row_residuals(batch), summarise(batch)
+    assert whole.dropped_nats < 0
+    assert whole.aligned_nats == pytest.approx(batch.span_logprob.sum())
+    assert whole.aligned_nats_per_byte == pytest.approx(batch.span_logprob.sum() / batch.span_bytes.sum())
+    for row in range(batch.num_rows):
+        assert rows.aligned_nats[row] == pytest.approx(batch.span_logprob[batch.span_row == row].sum(), abs=1e-12)
+
+
+def test_rows_without_a_trace_change_no_figure(receivers):
+    """Bare texts are rows, and flagged; nothing that compares with a peer's tokens or log-probs counts them."""
+    peer, receiver = receivers
+    traced = answers_of(peer, np.random.default_rng(0))
+    bare = [bare_text(text.encode(), finished=True) for text in ("sun nus", "a\u2581b")]
+    batch = translate_batch([bare[0], *traced, bare[1]], receiver, max_tokens=1000)
+    alone = translate_batch(traced, receiver, max_tokens=1000)
+    own = -np.random.default_rng(1).random(batch.token_ids.size)
+    first, last = batch.row_offsets[[1, -2]]
+    mixed, whole = summarise(batch, own), summarise(alone, own[first:last])
+    counted = {"rows": 7, "rejected": {"bytes_differ": 2}, "flagged": mixed.flagged}
+    assert mixed == dataclasses.replace(whole, **counted)
+    assert mixed.flagged == whole.flagged | {"UNTRACED": 2, "REJECT": 2}
+    rows = row_residuals(batch, own)
+    assert math.isnan(rows.gap_nats[0])
+    assert rows.spans_of_kind[0].tolist() == [0, 0, 0, 0]
+    assert rows.receiver_tokens[0] == batch.row(0).token_ids.size > 0
+    assert summarise(translate_batch(bare, receiver, max_tokens=99), np.zeros(first)).gap_nats is None

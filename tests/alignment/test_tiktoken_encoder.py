@@ -57,7 +57,6 @@ def test_blocks_that_differ_are_left_to_the_file(folders):
     """Texts with characters on which the two disagree get the file's ids."""
     file = read_tokenizer_file(folders["byte_level"])
     reference = FileEncoder(file)
-    encoder = build_tiktoken_encoder(file, reference, PROBES)
 
     class Odd:
         """Cuts texts with Devanagari into single bytes."""
@@ -65,8 +64,7 @@ def test_blocks_that_differ_are_left_to_the_file(folders):
         def encode(self, texts):
             return reference.encode([" ".join(text) if "\u0930" in text else text for text in texts])
 
-    encoder._reference = Odd()
-    encoder.leave_out_disputed_blocks()
+    encoder = build_tiktoken_encoder(file, Odd(), PROBES)
     texts = ["reverse yah", "\u0930\u0940 reverse", "caf\u00e9"]
     assert np.array_equal(encoder.encode(texts).token_ids, Odd().encode(texts).token_ids)
 

@@ -4,63 +4,192 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from mrl.alignment.exact_tries import NotMeasurable
 from mrl.alignment.pair_card import SpanText
-from mrl.cli.align import segmentations
+from mrl.cli.align_show import changes, wrapped
 from mrl.cli.main import main
 
 TEXT = "reverse: yah sun nus hay lamp pmal 12 + 34 = 46\n"
+
+
+@pytest.fixture(autouse=True)
+def few_texts(monkeypatch):
+    """Floors from fewer texts: what is asked here does not depend on their number."""
+    monkeypatch.setattr("mrl.alignment.pair_card.FLOOR_TEXTS", 200)
+
+
+def byte_level(folder: Path, size: int, normalizer: normalizers.Normalizer | None = None) -> str:
+    """A model folder with a byte-level tokenizer of `size` tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=alphabet, special_tokens=["</s>"], show_progress=False
+    )
+    tokenizer.train_from_iterator([TEXT] * 9, trainer)
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": 0}))
+    return str(folder)
 
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory) -> tuple[str, str]:
     """Two model folders: a tokenizer that merges, and one that cuts letters apart."""
     root = tmp_path_factory.mktemp("pair")
-    for name, size in (("words", 400), ("letters", 257)):
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(
-            vocab_size=size, initial_alphabet=alphabet, special_tokens=["</s>"], show_progress=False
-        )
-        tokenizer.train_from_iterator([TEXT] * 9, trainer)
-        (root / name).mkdir()
-        tokenizer.save(str(root / name / "tokenizer.json"))
-        (root / name / "config.json").write_text(json.dumps({"eos_token_id": 0}))
-    return str(root / "words"), str(root / "letters")
+    return byte_level(root / "words", 400), byte_level(root / "letters", 257)
+
+
+@pytest.fixture(scope="session")
+def nfc(tmp_path_factory) -> str:
+    """A model folder whose tokenizer puts text into NFC."""
+    return byte_level(tmp_path_factory.mktemp("normal") / "nfc", 400, normalizers.NFC())
+
+
+@pytest.fixture(scope="session")
+def wordpiece(tmp_path_factory) -> str:
+    """A model folder of a kind that is refused."""
+    folder = tmp_path_factory.mktemp("refused") / "wordpiece"
+    folder.mkdir()
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.decoder = normalizers.BertNormalizer(), decoders.WordPiece()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+def card_of(words: list[str], out: Path, capsys) -> tuple[str, dict, str]:
+    """What the command shows, and the card and the picture that it names last."""
+    assert main(["align", "card", *words, "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    card, picture = (Path(line) for line in shown.splitlines()[-2:])
+    return shown, json.loads(card.read_text()), picture.read_text()
 
 
 def test_card_prints_and_saves(pair, tmp_path: Path, capsys):
     """Coverage of the given text, the floor, and two files whose paths are printed last."""
     text = tmp_path / "own.txt"
     text.write_text(TEXT)
-    assert main(["align", "card", *pair, "--text", str(text), "--out", str(tmp_path / "cards")]) == 0
-    shown = capsys.readouterr().out
+    shown, card, picture = card_of([*pair, "--text", str(text), "--only-text"], tmp_path / "cards", capsys)
     for words in ("words → letters", "letters → words", "own.txt", "floor", "1:1", "commonest spans that differ"):
         assert words in shown
-    card, picture = (Path(line) for line in shown.splitlines()[-2:])
-    assert json.loads(card.read_text())["directions"][0]["coverage"]["own.txt"]["rows"] == 1
-    assert picture.read_text().startswith("<svg ")
+    assert {kind: figures["rows"] for kind, figures in card["directions"][0]["coverage"].items()} == {"own.txt": 1}
+    assert card["refusals"] == {}
+    assert picture.startswith("<svg ")
+
+
+def test_own_texts_stand_beside_the_built_in_ones(pair, tmp_path: Path, capsys, monkeypatch):
+    """Files add to the kinds, bytes and all; one named as a kind or as another file stands under its whole path."""
+    monkeypatch.setattr("mrl.cli.align.card_texts", lambda: {"math": ["1 + 1 = 2"], "prose": ["a tale"]})
+    (tmp_path / "math").write_bytes(b"2 + 2\r\n= 4")
+    (tmp_path / "own").write_text(TEXT)
+    files = [str(tmp_path / "math"), str(tmp_path / "own")]
+    _, card, _ = card_of([*pair, "--text", files[0], "--text", files[1]], tmp_path, capsys)
+    coverage = card["directions"][0]["coverage"]
+    assert list(coverage) == ["math", "prose", files[0], "own"]
+    assert coverage[files[0]]["bytes"] == len(b"2 + 2\r\n= 4")
+
+
+def test_only_text_needs_a_text(pair, tmp_path: Path, capsys):
+    """Nothing is left of a card without the built-in kinds and without a file."""
+    assert main(["align", "card", *pair, "--only-text", "--out", str(tmp_path)]) == 2
+    assert "--text FILE" in capsys.readouterr().err
+
+
+def test_a_refused_tokenizer_stands_in_the_card(pair, wordpiece, tmp_path: Path, capsys):
+    """The card is made and names it with the reason, on the terminal, in JSON and in the picture."""
+    shown, card, picture = card_of([pair[0], wordpiece], tmp_path, capsys)
+    assert list(card["refusals"]) == ["wordpiece"]
+    assert "WordPiece" in card["refusals"]["wordpiece"]
+    assert card["directions"] == []
+    assert card["fingerprints"][0] != card["fingerprints"][1] == ""
+    assert f"refused: wordpiece: {card['refusals']['wordpiece']}" in shown
+    assert "Cannot be aligned exactly" in picture
+
+
+def test_a_floor_that_cannot_be_measured_is_told(pair, tmp_path: Path, capsys, monkeypatch):
+    """The table of floors gives way to a line with the reason."""
+    why = NotMeasurable("letters: 3 of 9 texts are not cut as their words are alone")
+    monkeypatch.setattr("mrl.alignment.pair_card.pair_floors", lambda *_: (why, why))
+    (tmp_path / "own").write_text(TEXT)
+    shown, card, picture = card_of([*pair, "--text", str(tmp_path / "own"), "--only-text"], tmp_path, capsys)
+    assert f"floor words → letters: not measurable, {why.reason}" in shown
+    assert card["directions"][1]["floor"] == {"not_measurable": why.reason}
+    assert "not measurable" in picture
 
 
 def test_show_draws_both_segmentations(pair, capsys):
-    """One line per tokenizer, bars inside common spans, and a count."""
+    """One line per tokenizer, bars inside common spans, and a count; colours are named only where they are."""
     assert main(["align", "show", *pair, "reverse: yah"]) == 0
     first, second, last = capsys.readouterr().out.splitlines()
     assert first.startswith("words ")
     assert "reverse" in first
     assert "r|e|v|e|r|s|e" in second
     assert "common spans" in last
+    assert "red" not in last
+    assert main(["align", "show", *pair, "reverse: yah", "--color"]) == 0
+    coloured = capsys.readouterr().out
+    assert "\x1b[37;41mreverse" in coloured
+    assert "red: the sides differ in tokens" in coloured
+
+
+def test_show_says_what_a_receiver_in_nfc_changed(pair, nfc, capsys):
+    """The receiver's text stands below the peer's, and a line names the characters that changed."""
+    assert main(["align", "show", pair[0], nfc, "cafe\u0301 yah"]) == 0
+    note, first, second, last = capsys.readouterr().out.splitlines()
+    assert note == "nfc reads other characters than words writes (NFC): e\u0301 [U+0065 U+0301] became \u00e9 [U+00E9]"
+    assert "\\xcc" in first
+    assert "yah" in second.replace("|", "")
+    assert "\\xc3" in second
+    assert "common spans" in last
+
+
+def test_show_says_what_a_peer_writes_otherwise(pair, nfc, capsys):
+    """A peer that puts text into NFC never wrote what was given."""
+    assert main(["align", "show", nfc, pair[0], "cafe\u0301"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("nfc writes other characters than given (NFC): e\u0301 [U+0065 U+0301] became")
+    assert not any("reads other" in line for line in lines)
+
+
+def test_show_says_why_a_text_is_rejected(pair, capsys):
+    """The reason in words."""
+    assert main(["align", "show", *pair, ""]) == 0
+    assert capsys.readouterr().out == "letters cannot express this text: empty, it has no bytes\n"
 
 
 def test_common_spans_stand_below_each_other():
-    """Both lines give every span the same width, and only spans that differ are red."""
-    spans = [SpanText((b"12",), (b"1", b"2")), SpanText((b" x",), (b" x",))]
-    first, second = segmentations(spans)
-    assert (first.plain, second.plain) == ("12  ·x ", "1|2 ·x ")
-    assert [str(part.style) for part in second.spans] == ["white on red", "black on bright_yellow"]
+    """Both lines give every span the same cells, wide characters too; red differs in tokens, magenta in characters."""
+    spans = [
+        SpanText((b"12",), (b"1", b"2")),
+        SpanText((b" x",), (b" x",)),
+        SpanText(("\u6f22".encode(), "\u5b57".encode()), ("\u6f22\u5b57".encode(),)),
+        SpanText((b"e", "\u0301".encode()), ("\u00e9".encode(),)),
+    ]
+    ((first, second),) = wrapped(spans, 80)
+    assert (first.plain, second.plain) == ("12  ·x \u6f22|\u5b57 e|\u25cc\u0301 ", "1|2 ·x \u6f22\u5b57  \u00e9   ")
+    assert cell_len(first.plain) == cell_len(second.plain)
+    styles = ["white on red", "black on bright_yellow", "white on red", "black on bright_magenta"]
+    assert [str(part.style) for part in second.spans] == styles
+
+
+def test_long_texts_are_shown_in_lines():
+    """No line is wider than the terminal, no span is lost, one that is too wide stands alone."""
+    spans = [SpanText((word,), (word,)) for word in (b"one", b"two", b"three", b"a" * 30, b"four")]
+    lines = [first.plain for first, _ in wrapped(spans, 10)]
+    assert lines == ["one two ", "three ", "a" * 30 + " ", "four "]
+    assert list(wrapped([], 10)) == []
+
+
+def test_many_changes_are_cut_short():
+    """What changed is named piece by piece."""
+    assert changes("a\u2581b", "a b") == [("\u2581", " ")]
+    assert changes("x\u00bd", "x") == [("\u00bd", "")]
+    assert changes("same", "same") == []
 
 
 @pytest.mark.parametrize("name", ["ranks.tiktoken", "missing.json"])
@@ -81,11 +210,7 @@ def test_an_unusable_text_is_refused(pair, content: bytes, tmp_path: Path, capsy
     assert "UTF-8" in capsys.readouterr().err
 
 
-def test_a_refused_kind_says_why(pair, tmp_path: Path, capsys):
-    """WordPiece cannot be aligned exactly."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.decoder = decoders.WordPiece()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert main(["align", "card", pair[0], str(tmp_path)]) == 2
+def test_a_refused_kind_says_why(pair, wordpiece, capsys):
+    """WordPiece cannot be aligned exactly, so there is nothing to show."""
+    assert main(["align", "show", pair[0], wordpiece, "x"]) == 2
     assert "cannot be aligned exactly" in capsys.readouterr().err

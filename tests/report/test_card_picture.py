@@ -2,10 +2,11 @@
 
 import itertools
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 
-from mrl.alignment.exact_tries import Floor
+from mrl.alignment.exact_tries import Floor, NotMeasurable
 from mrl.alignment.pair_card import Coverage, Direction, Example, PairCard, SpanText
 from mrl.report.card_picture import card_picture, visible
 
@@ -18,6 +19,10 @@ def make_card(*, same: bool = False) -> PairCard:
     directions = (Direction("a", "<b>", {"math": coverage}, FLOOR), Direction("<b>", "a", {"math": coverage}, FLOOR))
     example = Example(SpanText((b"1", b"2"), (b"12",)), 7, "math")
     return PairCard(("a", "<b>"), ("x", "x" if same else "y"), directions, (example,))
+
+
+def refused_card() -> PairCard:
+    return PairCard(("a", "b"), ("x", ""), (), (), {"b": "t5/tokenizer.json: <no> kind of ours; " + "why " * 60})
 
 
 def texts_of(picture: str) -> list[str]:
@@ -62,9 +67,46 @@ def test_picture_of_one_tokenizer_says_so():
     assert any("One tokenizer" in text for text in texts_of(card_picture(make_card(same=True))))
 
 
+def test_picture_of_a_refused_tokenizer_gives_the_reason():
+    """All words of it, in lines that fit."""
+    texts = texts_of(card_picture(refused_card()))
+    assert "Cannot be aligned exactly" in texts
+    told = " ".join(texts[2:])
+    assert told.startswith("b: t5/tokenizer.json: <no> kind of ours; why")
+    assert told.count("why") == 60
+    assert max(map(len, texts)) <= 140
+
+
+def test_picture_without_a_floor_gives_the_reason():
+    """Where the figure would stand."""
+    card = make_card()
+    why = NotMeasurable("b: 3 of 9 texts are not cut as their words are alone")
+    card = replace(card, directions=tuple(replace(direction, floor=why) for direction in card.directions))
+    texts = texts_of(card_picture(card))
+    assert texts.count(f"not measurable: {why.reason}") == 2
+    assert not any("nats where 1:1" in text for text in texts)
+
+
+def test_long_names_of_texts_are_cut():
+    """The name of a file does not run into its bar."""
+    card = make_card()
+    coverage = {"a_file_with_a_long_name.txt": card.directions[0].coverage["math"]}
+    card = replace(card, directions=tuple(replace(direction, coverage=coverage) for direction in card.directions))
+    assert "a_file_with_…" in texts_of(card_picture(card))
+
+
 @pytest.mark.parametrize(
     ("data", "shown"),
-    [(b" yah\n", "·yah⏎"), (b"\xf0\x9f", "\\xf0\\x9f"), ("\u200d".encode(), "\\u200d"), ("é".encode(), "é")],
+    [
+        (b" yah\n", "·yah⏎"),
+        (b"\xf0\x9f", "\\xf0\\x9f"),
+        (b" x\xf0", "·x\\xf0"),
+        ("\u200d".encode(), "\\u200d"),
+        ("é".encode(), "é"),
+        ("e\u0301".encode(), "e\u0301"),
+        ("\u0301".encode(), "\u25cc\u0301"),
+        (b"", ""),
+    ],
 )
 def test_tokens_are_made_visible(data, shown):
     """Spaces and line ends are marked, what is no character is shown in hexadecimal."""

@@ -1,0 +1,111 @@
+"""`mrl align show`: one text in two tokenizers' tokens, common spans below each other, and what either changed."""
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from mrl.alignment.pair_card import SpanText, span_texts, translated
+from mrl.alignment.receiver import Receiver
+from mrl.report.card_picture import visible
+
+SAME = ("black on bright_cyan", "black on bright_yellow")
+DIFFERENT, REWRITTEN = "white on red", "black on bright_magenta"
+MAX_CHANGES = 6
+REFUSALS = {
+    "empty": "it has no bytes",
+    "utf8": "its bytes are no UTF-8",
+    "special_out": "it would become a special token",
+    "bytes_differ": "its tokens do not stand for these bytes",
+    "size": "it is too large",
+}
+
+Lines = tuple[Text, Text]
+
+
+def show(console: Console, names: tuple[str, str], receivers: tuple[Receiver, Receiver], words: str) -> None:
+    """Print what the first makes of the words as an answer, and the second of that."""
+    answers, batch = translated(*receivers, [words])
+    written = answers[0].completion.decode("utf-8", "replace")
+    _tell(console, f"{names[0]} writes other characters than given", words, written)
+    reason = batch.reject_reason[0]
+    if reason:
+        why = REFUSALS.get(reason)
+        console.print(f"{names[1]} cannot express this text: {reason}{f', {why}' if why else ''}")
+        return
+    spans = span_texts(answers[0], batch, 0, receivers[1])
+    read = b"".join(piece for span in spans for piece in span.receiver).decode("utf-8", "replace")
+    _tell(console, f"{names[1]} reads other characters than {names[0]} writes", written, read)
+    width = max(map(cell_len, names))
+    for number, lines in enumerate(wrapped(spans, console.width - width - 2)):
+        if number:
+            console.print()
+        for name, line in zip(names, lines, strict=True):
+            console.print(Text(name + " " * (width - cell_len(name) + 2)) + line, soft_wrap=True)
+    console.print(_key(spans, coloured=console.is_terminal and not console.no_color), style="dim")
+
+
+def wrapped(spans: Sequence[SpanText], width: int) -> Iterator[Lines]:
+    """Both sides in lines of at most `width` cells where spans are not wider; a span stands below its counterpart.
+
+    One colour per span, a bar between its tokens; red where the sides differ in tokens, magenta where in characters.
+    """
+    lines, taken = (Text(), Text()), 0
+    for index, span in enumerate(spans):
+        sides = ["|".join(map(visible, side)) for side in (span.peer, span.receiver)]
+        widest = max(map(cell_len, sides))
+        if taken and taken + widest > width:
+            yield lines
+            lines, taken = (Text(), Text()), 0
+        for line, side in zip(lines, sides, strict=True):
+            line.append(side + " " * (widest - cell_len(side)), style=_style(span, index))
+            line.append(" ")
+        taken += widest + 1
+    if taken:
+        yield lines
+
+
+def changes(before: str, after: str) -> list[tuple[str, str]]:
+    """The pieces that differ, in order.
+
+    >>> changes("cafe\\u0301 \\u2581", "caf\\u00e9  ")
+    [('é', 'é'), ('▁', ' ')]
+    """
+    steps = SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    return [(before[a:b], after[c:d]) for kind, a, b, c, d in steps if kind != "equal"]
+
+
+def _style(span: SpanText, index: int) -> str:
+    if span.is_rewritten:
+        return REWRITTEN
+    return SAME[index % len(SAME)] if span.is_one_to_one else DIFFERENT
+
+
+def _tell(console: Console, what: str, before: str, after: str) -> None:
+    """One line on what changed between two texts; nothing where they are equal."""
+    if before == after:
+        return
+    found = changes(before, after)
+    told = [f"{_spelled(old)} became {_spelled(new)}" for old, new in found[:MAX_CHANGES]]
+    more = [f"and {len(found) - MAX_CHANGES} more"] if len(found) > MAX_CHANGES else []
+    form = " (NFC)" if unicodedata.normalize("NFC", before) == after else ""
+    console.print(Text(f"{what}{form}: {'; '.join([*told, *more])}"), style="bold", soft_wrap=True)
+
+
+def _spelled(characters: str) -> str:
+    """Characters with their code points, since two forms of one letter look alike."""
+    codes = " ".join(f"U+{ord(character):04X}" for character in characters)
+    return f"{visible(characters.encode())} [{codes}]" if characters else "nothing"
+
+
+def _key(spans: Sequence[SpanText], *, coloured: bool) -> str:
+    one = sum(span.is_one_to_one for span in spans)
+    words = [f"{len(spans)} common spans, {one} of them 1:1", "bars stand between the tokens of one span"]
+    if coloured and one < len(spans):
+        words.append("red: the sides differ in tokens")
+    if coloured and any(span.is_rewritten for span in spans):
+        words.append("magenta: in characters")
+    return "; ".join(words)

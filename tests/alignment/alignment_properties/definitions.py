@@ -1,0 +1,51 @@
+"""The slow and obvious twins of what is checked."""
+
+import itertools
+
+from mrl.alignment.peer_answer import PeerAnswer
+
+Places = list[tuple[list[int], list[int]]]
+"""Per span the token places of both sides."""
+
+
+def slow_spans(peer: list[int], own: list[int]) -> Places:
+    """The definition: a span closes where both sides have a boundary, and only tokens with bytes close one."""
+    ends = [
+        {end for end, length in zip(itertools.accumulate(side), side, strict=True) if length} for side in (peer, own)
+    ]
+    common = sorted(ends[0] & ends[1])
+    sides = []
+    for side in (peer, own):
+        placed: list[list[int]] = [[] for _ in common]
+        for place, end in enumerate(itertools.accumulate(side)):
+            following = [n for n, at in enumerate(common) if (at >= end if side[place] else at > end)]
+            placed[following[0] if following else -1].append(place)
+        sides.append(placed)
+    return list(zip(*sides, strict=True))
+
+
+def readable(answer: PeerAnswer) -> tuple[int, str]:
+    """How many peer tokens, from the start, are whole characters, and their text."""
+    best = (0, "")
+    for count, end in enumerate(itertools.accumulate(answer.byte_lengths.tolist()), start=1):
+        try:
+            best = count, answer.completion[:end].decode()
+        except UnicodeDecodeError:
+            continue
+    return best
+
+
+def slow_rank_encoding(pieces: list[bytes], ranks: dict[bytes, int]) -> list[int]:
+    """Byte-pair encoding by ranks, one pre-token after the other: a known one as it is, else the lowest pair first."""
+    ids: list[int] = []
+    for piece in pieces:
+        parts = [piece] if piece in ranks else [bytes([byte]) for byte in piece]
+        while True:
+            joined = [parts[at] + parts[at + 1] for at in range(len(parts) - 1)]
+            known = [(ranks[pair], at) for at, pair in enumerate(joined) if pair in ranks]
+            if not known:
+                break
+            _, at = min(known)
+            parts[at : at + 2] = [joined[at]]
+        ids += [ranks[part] for part in parts]
+    return ids

@@ -1,0 +1,69 @@
+"""Which ids end an own answer."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mrl.alignment.eos import find_eos
+from mrl.alignment.tokenizer_file import read_tokenizer_file
+from mrl.errors import ModelFolderError
+
+
+@pytest.fixture
+def folder(folders, tmp_path) -> Path:
+    """A folder with a tokenizer and no configuration."""
+    (tmp_path / "tokenizer.json").write_bytes((folders["byte_level"] / "tokenizer.json").read_bytes())
+    return tmp_path
+
+
+def found(folder: Path, **files: object) -> tuple[int, ...]:
+    """The EOS ids of the folder with these configuration files added."""
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return find_eos(folder, read_tokenizer_file(folder))
+
+
+def test_files_are_asked_in_order(folder):
+    """How answers are generated goes before how the model is built, and that before Mistral's parameters."""
+    assert found(folder, params={"eos_token_id": 3}) == (3,)
+    assert found(folder, config={"eos_token_id": 4}) == (4,)
+    assert found(folder, generation_config={"eos_token_id": [5, 6]}) == (5, 6)
+    assert found(folder, generation_config={"eos_token_id": None}) == (4,)
+
+
+def test_what_is_no_id_is_passed_over(folder):
+    """`false` and text are no ids."""
+    assert found(folder, config={"eos_token_id": 4}, generation_config={"eos_token_id": [False, "7", None]}) == (4,)
+    assert found(folder, generation_config={"eos_token_id": False}) == (4,)
+
+
+def test_the_named_token_goes_first(folder, tokenizers_by_kind):
+    """Among several ids the one that the tokenizer's configuration names closes an own answer."""
+    named = tokenizers_by_kind["byte_level"].token_to_id("<|im_end|>")
+    name = {"eos_token": {"content": "<|im_end|>"}}
+    assert found(folder, tokenizer_config=name, config={"eos_token_id": [9, named]}) == (named, 9)
+    assert found(folder, tokenizer_config=name, config={"eos_token_id": 9}) == (9,)
+    assert found(folder, tokenizer_config=name, config={}) == (named,)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({}, "no EOS token is declared"),
+        ({"tokenizer_config": {"eos_token": "<|nowhere|>"}}, "no EOS token is declared"),
+        ({"config": {"eos_token_id": 123_456_789}}, r"no token of the tokenizer; got 123456789"),
+        ({"config": {"eos_token_id": [4, -1]}}, r"no token of the tokenizer; got -1"),
+    ],
+)
+def test_an_end_that_is_not_there_is_refused(folder, files, words):
+    """One line that names the file and what is wrong."""
+    with pytest.raises(ModelFolderError, match=words):
+        found(folder, **files)
+
+
+def test_a_broken_configuration_is_told(folder):
+    """A file that is no JSON is not taken for one that says nothing."""
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(ModelFolderError, match=r"cannot read a configuration file"):
+        found(folder)
