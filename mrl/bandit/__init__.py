@@ -1,0 +1,26 @@
+"""The contextual-bandit study behind the sharing regimes: what each one gains in support and pays in stability.
+
+One prompt is a bandit with K arms, the possible answers; C are the correct ones. The learner pi is a softmax, the peer
+mu any distribution, the reward r is 0 or 1. With p = pi(C), q = mu(C) and the score s(a) = e_a - pi, a method is an
+estimator ghat of the policy gradient, and two numbers place it on the stability-support plane:
+
+    support    S = < E ghat, grad log p >               does the expected step raise the success of the learner?
+    variance   V = E||ghat||^2 - ||E ghat||^2           how far one step lies from the expected one
+
+GRPO shares nothing; PRP shares answers, XGRPO shares rewards, SGT shares verified successes (methods of arXiv
+2605.07244). The bandit model, its formulas and its numbers are an analysis of this project, not results of that paper.
+
+- `problem`      the bandit, and the reference instance of 8 arms
+- `moments`      mean and second moment of an estimator; support, variance, bias
+- `closed_forms` one function per method
+- `counting`     the same, exactly, for estimators whose baseline depends on the group
+- `overlap`      rescue probability, chi^2, effective sample size, growth with the length of a sequence
+- `sampled`      Monte Carlo twins
+- `methods`      the list that table and pictures share
+- `sweeps`       families of bandits: p, q, chi^2, residual and group size vary
+- `toy`, `credit` two softmax policies trained on many contexts
+- `plane`, `curves`, `labels`, `style`   pictures (matplotlib: extra `plots`)
+- `page`, `page_text`, `study`   one page, and the folder that everything goes to
+
+Shapes: K arms, G own rows of a group, N draws of an estimator. Numpy only, no torch.
+"""
