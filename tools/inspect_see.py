@@ -3,9 +3,9 @@
     python tools/inspect_see.py [RUN] [--watch [SECONDS]] [--json]
 
 RUN is a run folder, by default the newest in `runs/`. Prints two tables: what is held of every policy (records, bytes,
-refusals, evictions, watched prompts) and what flows between each pair (rate, hit rate, mean age in versions). Rates are
-means since the daemon started; with --watch, since the previous look. Exit code 2 with one line when no daemon answers
-within 2 s.
+refusals, evictions, watched prompts, last barrier) and what flows between each pair (rate, hit rate, mean age in
+versions). Rates are means since the daemon started; with --watch, since the previous look. Exit code 2 with one line
+when no daemon answers within 2 s.
 """
 
 import argparse
@@ -122,6 +122,7 @@ def tables(stat: Stat, rates: dict[tuple[str, str], float]) -> Group:
         f"exchange {stat.incarnation}, up {stat.uptime_s:.0f} s, {len(stat.clients)} clients",
         f"{mib(stat.used_bytes)} of {mib(stat.budget_bytes)} MiB held, log {mib(stat.log_bytes)} MiB",
         f"deliveries: {stat.claims} unacknowledged, {stat.abandoned} abandoned; {stat.dropped_watches} watches dropped",
+        f"requests: {stat.unserved} that nobody has been given",
         f"dropped input: {listed(stat.malformed)}",
     )
     return Group(*lines, "", shelf_table(stat.shelves), flow_table(stat, rates))
@@ -129,14 +130,16 @@ def tables(stat: Stat, rates: dict[tuple[str, str], float]) -> Group:
 
 def shelf_table(shelves: list[PolicyShelf]) -> Table:
     table = Table(Column("policy", no_wrap=True), Column("version", no_wrap=True), title="what is held", **LOOK)
-    for name in ("prompts", "records", "MiB", "put", "watched"):
+    for name in ("prompts", "records", "MiB", "put", "watched", "barrier"):
         table.add_column(name, justify="right")
-    table.add_column("refused", overflow="fold")
-    table.add_column("evicted", overflow="fold")
+    for name in ("by type", "refused", "evicted"):
+        table.add_column(name, overflow="fold")
     for shelf in shelves:
-        numbers = (shelf.prompts, shelf.records, mib(shelf.bytes), shelf.put, shelf.watched_prompts)
+        barrier = "-" if shelf.barrier is None else shelf.barrier
+        numbers = (shelf.prompts, shelf.records, mib(shelf.bytes), shelf.put, shelf.watched_prompts, barrier)
         version = str(shelf.newest) if shelf.newest else "-"
-        table.add_row(shelf.policy, version, *map(str, numbers), listed(shelf.refused), listed(shelf.evicted))
+        counts = (shelf.kinds, shelf.refused, shelf.evicted)
+        table.add_row(shelf.policy, version, *map(str, numbers), *map(listed, counts))
     return table
 
 

@@ -1,4 +1,7 @@
-"""The exchange as a learner or worker sees it: nothing here ever waits, and a lost daemon costs peer data only."""
+"""The exchange as a learner or worker sees it; a lost daemon costs peer data only.
+
+Nothing waits but `flush`, `fetch_now` and `barrier`, which synchronous runs need, and these within their bounds.
+"""
 
 import threading
 import time
@@ -11,9 +14,13 @@ import msgspec
 
 from mrl.errors import RecordError
 from mrl.exchange.inbox import Inbox
+from mrl.exchange.outbox import RESEND_S, Outbox, Unanswered
+from mrl.exchange.puts import ENVELOPE_BYTES, packed
 from mrl.records.codec import decode, encode
 from mrl.records.exchange import (
     Announce,
+    Barrier,
+    BarrierState,
     ClientMessage,
     Deliver,
     Done,
@@ -22,21 +29,22 @@ from mrl.records.exchange import (
     Ping,
     Put,
     PutAck,
+    RequestKind,
+    Subscribe,
     Unwatch,
     Welcome,
     daemon_message_decoder,
 )
-from mrl.records.experience import ExperienceRecord, Received, experience_decoder
+from mrl.records.experience import ExperienceRecord, Received, RecordKind
 from mrl.records.version import Version
 
 PING_S = 1.0
 SILENCE_S = 3.0
-RESEND_S = 2.0
-MAX_RESEND_S = 30.0
-MAX_PUT_BYTES = 1024 * 1024
 MAX_UNACKNOWLEDGED_BYTES = 16 * 1024 * 1024
 MAX_UNANSWERED_FETCHES = 256
 MAX_IDS = 1024
+FETCH_NOW_IDS = 32
+"""Prompts of one Fetch whose answer is waited for: few, so that no answer outgrows the queues on its way."""
 MAX_WATCHED = 4096
 
 
@@ -57,40 +65,33 @@ OpenLink = Callable[[Callable[[bytes], None], Callable[[float], None]], Link]
 """Makes the link from (on_message, on_tick)."""
 
 
-@dataclass(slots=True)
-class _Unanswered:
-    """A message that is sent again until the daemon answers it."""
-
-    body: bytes
-    sent_s: float
-    num_records: int = 0
-    watch: bool = False
-    wait_s: float = RESEND_S
-
-
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """How a watched prompt was asked for."""
+    """What is asked about a prompt."""
 
+    kinds: tuple[RecordKind, ...]
     limit: int
     max_age_versions: int | None
 
 
 class ExchangeClient:
-    """One process's end of the conversation. All methods return at once and may be called from one or more threads."""
+    """One process's end of the conversation. May be called from one or more threads, but not from the link's own."""
 
     def __init__(self, *, client: str, policy: str, clock: Callable[[], float] = time.monotonic) -> None:
         """`client` names the process, unique in the run and equal to its transport identity."""
         self._client, self._policy, self._clock = client, policy, clock
         self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._link: Link | None = None
         self._counts: Counter[str] = Counter()
         self._incarnation = ""
         self._seq = 0
-        self._puts: dict[int, _Unanswered] = {}
-        self._put_bytes = 0
-        self._fetches: dict[int, _Unanswered] = {}
+        self._puts = Outbox()
+        self._fetches = Outbox()
         self._watched: dict[str, _Question] = {}
+        self._subscription: Subscribe | None = None
+        self._barrier: Barrier | None = None
+        self._missing: list[str] = []
         self._inbox = Inbox()
         self._newest: Announce | None = None
         self._resumed: Announce | None = None
@@ -109,22 +110,36 @@ class ExchangeClient:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Totals: stored, refused/<reason>, dropped, invalid, unsent, received, malformed, reconnects, hellos."""
+        """Totals: stored, refused/<reason>, dropped, dropped_fetches, invalid, too_large, unsent, received, malformed,
+        reconnects, hellos."""
         with self._lock:
             return dict(self._counts)
 
-    def publish(self, records: Sequence[ExperienceRecord]) -> None:
-        """Hand records to the exchange. Invalid ones are counted and dropped; so are the oldest when too many wait."""
+    def publish(self, records: Sequence[ExperienceRecord], *, room_within_s: float = 0.0) -> None:
+        """Hand records to the exchange. Invalid ones are counted and dropped; so are the oldest when too many wait.
+
+        Before anything is dropped, the daemon has `room_within_s` in all to acknowledge what waits.
+        """
+        end_s = time.monotonic() + room_within_s
         with self._lock:
-            valid = [record for record in records if self._is_valid(record)]
-            for part in _parts(valid):
+            for part, num_bytes in packed(records, self._counts):
+                self._await_room(num_bytes + ENVELOPE_BYTES, end_s - time.monotonic())
                 self._seq += 1
                 body = encode(Put(client=self._client, seq=self._seq, records=part))
-                self._puts[self._seq] = _Unanswered(body, self._clock(), len(part))
-                self._put_bytes += len(body)
+                self._puts.add(self._seq, Unanswered(body, self._clock(), num_records=len(part)))
                 self._send(body)
-            while self._put_bytes > MAX_UNACKNOWLEDGED_BYTES:
-                self._counts["dropped"] += self._forget_put(next(iter(self._puts)))
+            while self._puts.num_bytes > MAX_UNACKNOWLEDGED_BYTES and (dropped := self._puts.drop_oldest()):
+                self._counts["dropped"] += dropped.num_records
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait at most `timeout_s` until everything published so far was acknowledged or refused.
+
+        False when it was not, and for good once records had to be dropped.
+        """
+        with self._lock:
+            published = self._seq
+            is_clear = self._changed.wait_for(lambda: self._puts.is_clear(published), timeout_s)
+            return is_clear and not self._counts["dropped"]
 
     def announce(self, version: Version, *, resumed: bool = False) -> None:
         """This policy now trains at `version`; `resumed` when that opens a new run epoch after a restart."""
@@ -135,23 +150,74 @@ class ExchangeClient:
                 self._resumed = message
             self._post(message)
 
-    def fetch(self, prompt_ids: Iterable[str], *, limit: int, max_age_versions: int | None, watch: bool) -> None:
-        """Ask which others succeeded on these prompts; what comes is handed out by `take`.
+    def fetch(
+        self,
+        prompt_ids: Iterable[str],
+        *,
+        kinds: Sequence[RecordKind],
+        limit: int,
+        max_age_versions: int | None,
+        watch: bool,
+    ) -> None:
+        """Ask what others have on these prompts; what comes is handed out by `take`.
 
-        With `watch`, successes that come later are delivered too; at most 4096 prompts are watched, the oldest go.
+        With `watch`, records that come later are delivered too; at most 4096 prompts are watched, the oldest go.
         """
         with self._lock:
-            ids = list(dict.fromkeys(prompt_ids))
+            ids, question = list(dict.fromkeys(prompt_ids)), _Question(tuple(kinds), limit, max_age_versions)
             self._inbox.expect(ids)
             if watch:
-                self._watch(ids, _Question(limit, max_age_versions))
-            self._ask(ids, _Question(limit, max_age_versions), watch=watch)
+                self._watch(ids, question)
+            self._ask(ids, question, watch=watch)
+
+    def fetch_now(
+        self,
+        prompt_ids: Iterable[str],
+        *,
+        kinds: Sequence[RecordKind],
+        limit: int,
+        max_age_versions: int | None,
+        timeout_s: float,
+    ) -> bool:
+        """Ask what others have on these prompts now, and wait at most `timeout_s` until all of it is there for `take`.
+
+        False when time ran out, or the inbox had no room; what came by then is there all the same.
+        """
+        end_s = time.monotonic() + timeout_s
+        with self._lock:
+            ids, question = list(dict.fromkeys(prompt_ids)), _Question(tuple(kinds), limit, max_age_versions)
+            self._inbox.expect(ids)
+            for part in _slices(ids, FETCH_NOW_IDS):
+                seq = self._ask_part(part, question, watch=False, is_awaited=True)
+                if not self._await_answer(seq, end_s - time.monotonic()):
+                    return False
+        return True
+
+    def subscribe(self, kinds: Sequence[RequestKind]) -> None:
+        """Serve requests of these kinds to this policy, together with its other subscribers; `take` hands them out."""
+        with self._lock:
+            self._subscription = Subscribe(client=self._client, kinds=list(kinds))
+            self._post(self._subscription)
+
+    def barrier(self, number: int, members: Sequence[str], timeout_s: float) -> list[str]:
+        """Come to barrier `number` and wait there for the other `members` (policies), at most `timeout_s`.
+
+        Returns the policies that are missing when time ran out, [] when all are there. While the daemon has not
+        answered, all others count as missing. Coming again to the same barrier goes on with the wait.
+        """
+        with self._lock:
+            if self._barrier is None or self._barrier.number != number:
+                self._missing = [policy for policy in members if policy != self._policy]
+            self._barrier = Barrier(client=self._client, policy=self._policy, number=number, members=list(members))
+            self._post(self._barrier)
+            self._changed.wait_for(lambda: not self._missing, timeout_s)
+            return list(self._missing)
 
     def unwatch(self, prompt_ids: Iterable[str]) -> None:
         """No longer interested in these prompts."""
         with self._lock:
             ids = [prompt_id for prompt_id in prompt_ids if self._watched.pop(prompt_id, None) is not None]
-            for part in _slices(ids):
+            for part in _slices(ids, MAX_IDS):
                 self._post(Unwatch(client=self._client, prompt_ids=part))
 
     def take(self) -> list[Received]:
@@ -182,13 +248,16 @@ class ExchangeClient:
             self._incarnation = message.incarnation
             match message:
                 case PutAck():
-                    self._forget_put(message.seq)
+                    self._puts.remove(message.seq)
                     self._counts["stored"] += message.stored
                     self._counts.update({f"refused/{reason}": number for reason, number in message.refused.items()})
                 case Deliver():
                     self._take_in(message)
+                case BarrierState() if self._barrier is not None and message.number == self._barrier.number:
+                    self._missing = message.missing
             if is_restarted or (isinstance(message, Welcome) and not message.known):
                 self._start_over(at_once=is_restarted)
+            self._changed.notify_all()
 
     def on_tick(self, now_s: float) -> None:
         """Ping, send again what is unanswered, and look for a daemon that fell silent; the link's thread calls this."""
@@ -203,8 +272,9 @@ class ExchangeClient:
             elif now_s - self._pinged_s >= PING_S and now_s - self._heard_s <= SILENCE_S:
                 self._pinged_s = now_s
                 self._post(Ping(client=self._client))
-                self._repeat_announcements()
-                self._resend(now_s)
+                self._repeat_standing()
+                for body in (*self._puts.overdue(now_s), *self._fetches.overdue(now_s)):
+                    self._send(body)
 
     def _start_over(self, *, at_once: bool) -> None:
         """Tell a daemon that does not know this client everything that it needs to know."""
@@ -214,38 +284,30 @@ class ExchangeClient:
         self._greeted_s = now_s
         self._counts["hellos"] += 1
         self._post(Hello(client=self._client, policy=self._policy))
-        self._repeat_announcements()
-        for put in self._puts.values():
-            put.sent_s = now_s
-            self._send(put.body)
-        self._fetches = {seq: fetch for seq, fetch in self._fetches.items() if not fetch.watch}
-        for fetch in self._fetches.values():
-            fetch.sent_s = now_s
-            self._send(fetch.body)
+        self._repeat_standing()
+        self._fetches.drop_watches()
+        for body in (*self._puts.everything(now_s), *self._fetches.everything(now_s)):
+            self._send(body)
         by_question: dict[_Question, list[str]] = {}
         for prompt_id, question in self._watched.items():
             by_question.setdefault(question, []).append(prompt_id)
         for question, ids in by_question.items():
             self._ask(ids, question, watch=True)
 
-    def _repeat_announcements(self) -> None:
-        """An announcement has no answer, so it is repeated; the daemon ignores what it knows."""
-        for message in (self._resumed, self._newest):
+    def _repeat_standing(self) -> None:
+        """Say again what has no answer of its own; the daemon ignores what it knows."""
+        for message in (self._resumed, self._newest, self._subscription, self._barrier):
             if message is not None:
                 self._post(message)
 
-    def _resend(self, now_s: float) -> None:
-        for waiting in (*self._puts.values(), *self._fetches.values()):
-            if now_s - waiting.sent_s >= waiting.wait_s:
-                waiting.sent_s, waiting.wait_s = now_s, min(2 * waiting.wait_s, MAX_RESEND_S)
-                self._send(waiting.body)
-
     def _take_in(self, message: Deliver) -> None:
-        self._fetches.pop(message.seq, None)
         taken = self._inbox.put(zip(message.records, message.ages_versions, strict=False))
         self._counts["received"] += len(taken)
-        for part in _slices([record.record_id for record in message.records if self._inbox.has_seen(record)]):
+        seen = [record.record_id for record in message.records if self._inbox.has_seen(record)]
+        for part in _slices(seen, MAX_IDS):
             self._post(Done(client=self._client, record_ids=part))
+        if len(seen) == len(message.records):
+            self._fetches.note_part(message.seq, message.part, message.parts)
 
     def _watch(self, prompt_ids: list[str], question: _Question) -> None:
         for prompt_id in prompt_ids:
@@ -255,41 +317,36 @@ class ExchangeClient:
             del self._watched[next(iter(self._watched))]
 
     def _ask(self, prompt_ids: list[str], question: _Question, *, watch: bool) -> None:
-        for part in _slices(prompt_ids):
-            self._seq += 1
-            body = encode(
-                Fetch(
-                    client=self._client,
-                    policy=self._policy,
-                    prompt_ids=part,
-                    limit=question.limit,
-                    max_age_versions=question.max_age_versions,
-                    watch=watch,
-                    seq=self._seq,
-                )
-            )
-            self._fetches[self._seq] = _Unanswered(body, self._clock(), watch=watch)
-            self._send(body)
-        while len(self._fetches) > MAX_UNANSWERED_FETCHES:
-            del self._fetches[next(iter(self._fetches))]
+        for part in _slices(prompt_ids, MAX_IDS):
+            self._ask_part(part, question, watch=watch)
+        while len(self._fetches) > MAX_UNANSWERED_FETCHES and self._fetches.drop_oldest():
             self._counts["dropped_fetches"] += 1
 
-    def _is_valid(self, record: ExperienceRecord) -> bool:
-        """Encoding checks no bounds, and the daemon would drop a whole Put for one invalid record."""
-        try:
-            decode(encode(record), experience_decoder)
-        except RecordError:
-            self._counts["invalid"] += 1
-            return False
-        return True
+    def _ask_part(self, prompt_ids: list[str], question: _Question, *, watch: bool, is_awaited: bool = False) -> int:
+        """Returns the number of the Fetch."""
+        self._seq += 1
+        message = Fetch(
+            client=self._client,
+            policy=self._policy,
+            prompt_ids=prompt_ids,
+            kinds=list(question.kinds),
+            limit=question.limit,
+            max_age_versions=question.max_age_versions,
+            watch=watch,
+            seq=self._seq,
+        )
+        body = encode(message)
+        self._fetches.add(self._seq, Unanswered(body, self._clock(), is_watch=watch, is_awaited=is_awaited))
+        self._send(body)
+        return self._seq
 
-    def _forget_put(self, seq: int) -> int:
-        """Returns how many records that Put held."""
-        put = self._puts.pop(seq, None)
-        if put is None:
-            return 0
-        self._put_bytes -= len(put.body)
-        return put.num_records
+    def _await_room(self, num_bytes: int, timeout_s: float) -> None:
+        self._changed.wait_for(lambda: self._puts.num_bytes + num_bytes <= MAX_UNACKNOWLEDGED_BYTES, timeout_s)
+
+    def _await_answer(self, seq: int, timeout_s: float) -> bool:
+        is_answered = self._changed.wait_for(lambda: seq not in self._fetches, timeout_s)
+        self._fetches.remove(seq)
+        return is_answered
 
     def _post(self, message: ClientMessage) -> None:
         self._send(encode(message))
@@ -299,20 +356,5 @@ class ExchangeClient:
             self._counts["unsent"] += 1
 
 
-def _parts(records: list[ExperienceRecord]) -> Iterator[list[ExperienceRecord]]:
-    """Consecutive parts, each small enough for one Put."""
-    part: list[ExperienceRecord] = []
-    part_bytes = 0
-    for record in records:
-        num_bytes = len(encode(record))
-        if part and (part_bytes + num_bytes > MAX_PUT_BYTES or len(part) == MAX_IDS):
-            yield part
-            part, part_bytes = [], 0
-        part.append(record)
-        part_bytes += num_bytes
-    if part:
-        yield part
-
-
-def _slices(ids: list[str]) -> Iterator[list[str]]:
-    return (ids[start : start + MAX_IDS] for start in range(0, len(ids), MAX_IDS))
+def _slices(ids: list[str], length: int) -> Iterator[list[str]]:
+    return (ids[start : start + length] for start in range(0, len(ids), length))

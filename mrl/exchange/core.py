@@ -4,14 +4,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mrl.errors import RecordError
-from mrl.exchange.flows import Flows
+from mrl.exchange.barriers import Barriers
+from mrl.exchange.kinds import quotas
+from mrl.exchange.matching import Matching
 from mrl.exchange.sessions import Session, remember
 from mrl.exchange.shelf import Entry, Shelf
+from mrl.exchange.subscriptions import Subscriptions
 from mrl.exchange.versions import VersionBook
-from mrl.exchange.watches import Watch, Watches
+from mrl.exchange.watches import Watches
 from mrl.records.codec import MAX_MESSAGE_BYTES, decode, encode
 from mrl.records.exchange import (
     Announce,
+    Barrier,
+    BarrierState,
     ClientMessage,
     DaemonMessage,
     Deliver,
@@ -24,11 +29,12 @@ from mrl.records.exchange import (
     PutAck,
     Stat,
     StatRequest,
+    Subscribe,
     Unwatch,
     Welcome,
     client_message_decoder,
 )
-from mrl.records.experience import ExperienceRecord
+from mrl.records.experience import ExperienceRecord, ScoreRecord, ScoreRequestRecord
 
 MAX_DELIVER_BYTES = 1024 * 1024
 MAX_REMEMBERED_IDS = 32_768
@@ -57,11 +63,13 @@ class ExchangeCore:
         self.malformed: Counter[str] = Counter()
         """Input that was dropped, by kind; the socket loop adds what never reached the core."""
         self.versions = VersionBook()
-        self.shelf = Shelf(per_prompt=per_prompt, budget_bytes=budget_bytes)
+        self._subscriptions = Subscriptions()
+        self.shelf = Shelf(quotas=quotas(per_prompt), budget_bytes=budget_bytes, on_removal=self._subscriptions.drop)
         self._incarnation, self._started_s = incarnation, started_s
         self._budget_bytes, self._max_age_versions, self._journal = budget_bytes, max_age_versions, journal
         self._watches = Watches(max_per_client=max_watches_per_client, max_total=max_watches)
-        self._flows = Flows()
+        self._matching = Matching(self.shelf, self.versions, self._watches)
+        self._barriers = Barriers()
         self._sessions: dict[bytes, Session] = {}
         self._remembered_ids: dict[str, None] = {}
         self._policies: dict[str, None] = {}
@@ -69,11 +77,13 @@ class ExchangeCore:
         self._refused: dict[str, Counter[str]] = {}
         self._abandoned = 0
 
-    def restore(self, entries: Iterable[ExperienceRecord | Announce]) -> None:
+    def restore(self, entries: Iterable[ExperienceRecord | Announce | Done]) -> None:
         """Rebuild the memory from what a journal kept, in its order."""
         for entry in entries:
             if isinstance(entry, Announce):
                 self._note_version(entry)
+            elif isinstance(entry, Done):
+                self._remove_served(entry.record_ids)
             elif self._admits(entry.source) and not self._refusal(entry, entry.source):
                 self._hold(entry, len(encode(entry)))
         for held in self.shelf.policies.values():
@@ -103,9 +113,16 @@ class ExchangeCore:
                 return self._handle_put(client, session, message, now_s)
             case Fetch():
                 return self._handle_fetch(client, session, message, now_s)
-            case Done():
-                if session is not None:
-                    session.acknowledge(message.record_ids)
+            case Done() if session is not None:
+                return self._handle_done(session, message, now_s)
+            case Subscribe() | Barrier() if session is None:
+                return [(client, self._welcome(known=False))]
+            case Subscribe() if session is not None:
+                self._subscriptions.subscribe(client, session.policy, message.kinds, now_s)
+                return self._hand_out(now_s)
+            case Barrier() if session is not None:
+                told = self._barriers.arrive(client, session.policy, message.number, message.members)
+                return [(other, self._barrier_state(number, missing)) for other, number, missing in told]
             case Announce():
                 if self._note_version(message):
                     self._journal([encode(message)])
@@ -123,13 +140,12 @@ class ExchangeCore:
     def tick(self, now_s: float) -> Outgoing:
         """Deliver again what nobody acknowledged, and forget clients that fell silent."""
         for client in [client for client, session in self._sessions.items() if session.is_silent(now_s)]:
-            self._watches.forget(client)
-            self._abandoned += self._sessions.pop(client).abandoned
+            self._forget(client)
         out: Outgoing = []
         for client, session in self._sessions.items():
             entries = map(self.shelf.get, session.overdue(now_s))
             out += self._deliveries(client, [entry for entry in entries if entry is not None])
-        return out
+        return out + self._hand_out(now_s)
 
     def stat(self, now_s: float) -> Stat:
         """The daemon's account of itself; the log's size is filled in by who owns the log."""
@@ -142,22 +158,28 @@ class ExchangeCore:
             clients=sorted(session.name for session in self._sessions.values()),
             malformed=dict(self.malformed),
             shelves=[self._policy_shelf(policy) for policy in sorted(self._policies)],
-            flows=self._flows.table(self._policies),
-            claims=sum(len(session.claims) for session in self._sessions.values()),
+            flows=self._matching.flows.table(self._policies),
+            claims=sum(len(session.claims) for session in self._sessions.values()) + self._subscriptions.num_given,
             abandoned=self._abandoned + sum(session.abandoned for session in self._sessions.values()),
             dropped_watches=self._watches.dropped,
+            unserved=self._subscriptions.num_waiting,
         )
 
     def _welcome(self, *, known: bool) -> Welcome:
         return Welcome(incarnation=self._incarnation, max_put_bytes=MAX_MESSAGE_BYTES, known=known)
 
     def _handle_hello(self, client: bytes, message: Hello, now_s: float) -> Outgoing:
-        self._watches.forget(client)
-        if client in self._sessions:
-            self._abandoned += self._sessions.pop(client).abandoned
+        self._forget(client)
         if self._admits(message.policy):
             self._sessions[client] = Session(message.client, message.policy, now_s)
         return [(client, self._welcome(known=client in self._sessions))]
+
+    def _forget(self, client: bytes) -> None:
+        self._watches.forget(client)
+        self._subscriptions.forget(client)
+        self._barriers.forget(client)
+        if client in self._sessions:
+            self._abandoned += self._sessions.pop(client).abandoned
 
     def _handle_put(self, client: bytes, session: Session | None, message: Put, now_s: float) -> Outgoing:
         refused: Counter[str] = Counter()
@@ -165,7 +187,7 @@ class ExchangeCore:
         for record in message.records:
             payload = encode(record)
             reason = self._refusal(record, session.policy if session else record.source)
-            if not reason and not self.shelf.fits(len(payload)):
+            if not reason and not self.shelf.fits(record, len(payload)):
                 reason = "too_large"
             if record.record_id in accepted:
                 reason = "duplicate"
@@ -182,8 +204,8 @@ class ExchangeCore:
         for record, payload in accepted.values():
             self._put[record.source] += 1
             self._hold(record, len(payload))
-            out += self._tell_watchers(record, len(payload), now_s)
-        return out
+            out += self._tell_watchers(record, now_s)
+        return out + self._hand_out(now_s)
 
     def _ack(self, seq: int, stored: int, refused: Counter[str]) -> PutAck:
         return PutAck(incarnation=self._incarnation, seq=seq, stored=stored, refused=dict(refused))
@@ -191,70 +213,46 @@ class ExchangeCore:
     def _handle_fetch(self, client: bytes, session: Session | None, message: Fetch, now_s: float) -> Outgoing:
         if session is None:
             return [(client, self._welcome(known=False))]
-        is_new = session.is_new_fetch(message.seq)
-        prompt_ids = dict.fromkeys(message.prompt_ids)
-        if is_new:
-            self._flows.ask(session.policy, len(prompt_ids))
-        found: list[Entry] = []
-        for prompt_id in prompt_ids:
-            entries = self._answers(message, session.policy, prompt_id)
-            found += entries
-            self._settle(client, session, message, prompt_id, entries, is_new=is_new)
+        found = self._matching.answer(client, session.policy, message, is_new=session.is_new_fetch(message.seq))
         for entry in found:
             session.claim(entry.record.record_id, now_s)
         return self._deliveries(client, found, seq=message.seq)
 
-    def _answers(self, message: Fetch, receiver: str, prompt_id: str) -> list[Entry]:
-        """Youngest first, over all other policies."""
-        dated = [
-            (self.versions.age(entry.record), entry)
-            for entry in self.shelf.successes(prompt_id, of_others_than=receiver)
-        ]
-        fresh = [item for item in dated if _within(item[0], message.max_age_versions)]
-        fresh.sort(key=lambda item: (item[0], -item[1].arrival))
-        return [entry for _, entry in fresh[: message.limit]]
-
-    def _settle(
-        self, client: bytes, session: Session, message: Fetch, prompt_id: str, entries: list[Entry], *, is_new: bool
-    ) -> None:
-        """Count what one asked prompt brought, and watch it for what is left of the limit."""
-        watch = None if is_new else self._watches.get(client, prompt_id)
-        sources = {entry.record.source for entry in entries}
-        # A repeated Fetch was counted before, except for sources that its watch has not seen.
-        counted = set() if is_new else watch.sources if watch is not None else sources
-        for source in sources - counted:
-            self._flows.hit(source, session.policy)
-        for entry in entries:
-            age = self.versions.age(entry.record)
-            self._flows.deliver(entry.record.source, session.policy, entry.payload_bytes, age)
-        left = message.limit - len(entries)
-        if not message.watch or left == 0:
-            self._watches.remove(client, prompt_id)
-        elif watch is None:
-            self._watches.add(client, prompt_id, Watch(session.policy, left, message.max_age_versions, sources))
-        else:
-            watch.sources |= sources
-
-    def _tell_watchers(self, record: ExperienceRecord, payload_bytes: int, now_s: float) -> Outgoing:
+    def _tell_watchers(self, record: ExperienceRecord, now_s: float) -> Outgoing:
         out: Outgoing = []
-        age = self.versions.age(record)
         entry = self.shelf.get(record.record_id)
-        for client, watch in self._watches.on(record.prompt_id, not_of=record.source):
-            if entry is None or not _within(age, watch.max_age_versions):
-                continue
-            if record.source not in watch.sources:
-                watch.sources.add(record.source)
-                self._flows.hit(record.source, watch.policy)
-            self._flows.deliver(record.source, watch.policy, payload_bytes, age)
-            watch.left -= 1
-            if watch.left == 0:
-                self._watches.remove(client, record.prompt_id)
+        if entry is None:
+            return out
+        for client in self._matching.takers(entry):
             self._sessions[client].claim(record.record_id, now_s)
             out += self._deliveries(client, [entry])
         return out
 
+    def _hand_out(self, now_s: float) -> Outgoing:
+        """Requests on their way to those who serve them."""
+        by_client: dict[bytes, list[Entry]] = {}
+        for client, record_id in self._subscriptions.hand_out(now_s):
+            entry = self.shelf.get(record_id)
+            if entry is not None:
+                self._matching.pass_on(entry, self._sessions[client].policy)
+                by_client.setdefault(client, []).append(entry)
+        return [item for client, entries in by_client.items() for item in self._deliveries(client, entries)]
+
+    def _handle_done(self, session: Session, message: Done, now_s: float) -> Outgoing:
+        """End deliveries; a request that its policy has taken over is kept no longer."""
+        session.acknowledge(message.record_ids)
+        served = [record_id for record_id in message.record_ids if self._subscriptions.is_to(record_id, session.policy)]
+        if served:
+            self._journal([encode(Done(client=message.client, record_ids=served))])
+            self._remove_served(served)
+        return self._hand_out(now_s)
+
+    def _remove_served(self, record_ids: Iterable[str]) -> None:
+        for record_id in record_ids:
+            self.shelf.remove(record_id)
+
     def _deliveries(self, client: bytes, entries: list[Entry], *, seq: int = 0) -> Outgoing:
-        """Deliver messages of bounded size; the last one carries `seq`, and with a `seq` there is at least one."""
+        """Deliver messages of bounded size; with a `seq` there is at least one."""
         parts: list[list[Entry]] = [[]]
         part_bytes = 0
         for entry in entries:
@@ -265,14 +263,17 @@ class ExchangeCore:
             part_bytes += entry.payload_bytes
         if not entries and not seq:
             return []
-        return [
-            (client, self._deliver(part, seq if number == len(parts) else 0)) for number, part in enumerate(parts, 1)
-        ]
+        return [(client, self._deliver(part, seq, number, len(parts))) for number, part in enumerate(parts, 1)]
 
-    def _deliver(self, entries: list[Entry], seq: int) -> Deliver:
+    def _deliver(self, entries: list[Entry], seq: int, part: int, parts: int) -> Deliver:
         records = [entry.record for entry in entries]
         ages = [self.versions.age(record) for record in records]
-        return Deliver(incarnation=self._incarnation, records=records, ages_versions=ages, seq=seq)
+        return Deliver(
+            incarnation=self._incarnation, records=records, ages_versions=ages, seq=seq, part=part, parts=parts
+        )
+
+    def _barrier_state(self, number: int, missing: list[str]) -> BarrierState:
+        return BarrierState(incarnation=self._incarnation, number=number, missing=missing)
 
     def _refusal(self, record: ExperienceRecord, policy: str) -> str:
         """Why this record is not taken, or ""."""
@@ -294,6 +295,15 @@ class ExchangeCore:
     def _hold(self, record: ExperienceRecord, payload_bytes: int) -> None:
         remember(self._remembered_ids, record.record_id, MAX_REMEMBERED_IDS)
         self.shelf.add(record, payload_bytes)
+        if isinstance(record, ScoreRecord):
+            self._close_request(record)
+        elif isinstance(record, ScoreRequestRecord) and record.record_id in self.shelf:
+            self._subscriptions.post(record.record_id, (record.scorer, "score_request"))
+
+    def _close_request(self, score: ScoreRecord) -> None:
+        request = self.shelf.get(score.request_id)
+        if request and isinstance(request.record, ScoreRequestRecord) and request.record.scorer == score.source:
+            self.shelf.remove(score.request_id)
 
     def _note_version(self, message: Announce) -> bool:
         """Take over an announcement and evict what it made stale or void; False when it says nothing new."""
@@ -302,6 +312,7 @@ class ExchangeCore:
         is_new = self.versions.announce(message.policy, message.version, resumed=message.resumed)
         if is_new:
             if message.resumed:
+                self._barriers.reset(message.policy)
                 self.shelf.evict_void(message.policy, self.versions.is_void)
             newest = self.versions.newest[message.policy]
             self.shelf.evict_stale(message.policy, before_step=newest.step - self._max_age_versions)
@@ -319,14 +330,12 @@ class ExchangeCore:
             policy=policy,
             newest=self.versions.newest.get(policy),
             prompts=len(held.prompts) if held else 0,
-            records=held.num_records if held else 0,
+            records=held.kinds.total() if held else 0,
             bytes=held.held_bytes if held else 0,
             put=self._put[policy],
             refused=dict(self._refused.get(policy, {})),
             evicted=dict(held.evicted) if held else {},
             watched_prompts=self._watches.prompts_of(policy),
+            kinds={kind: number for kind, number in held.kinds.items() if number} if held else {},
+            barrier=self._barriers.reached(policy),
         )
-
-
-def _within(age: int, max_age_versions: int | None) -> bool:
-    return max_age_versions is None or age <= max_age_versions

@@ -10,7 +10,7 @@ from mrl.errors import AddressError, RecordError
 from mrl.exchange.core import ExchangeCore, Outgoing
 from mrl.exchange.log import ExchangeLog
 from mrl.records.codec import decode, decoder, encode
-from mrl.records.exchange import Announce, Stat
+from mrl.records.exchange import Announce, Done, Stat
 from mrl.records.experience import ExperienceRecord
 from mrl.transport.endpoints import port_of, publish_endpoint, read_endpoint
 from mrl.transport.keys import RunKeys
@@ -19,7 +19,9 @@ from mrl.transport.server import ServerSocket
 ENDPOINT = "exchange"
 COMPACT_PAUSE_S = 30.0
 
-_entry_decoder: msgspec.msgpack.Decoder[ExperienceRecord | Announce] = decoder(ExperienceRecord | Announce)
+_entry_decoder: msgspec.msgpack.Decoder[ExperienceRecord | Announce | Done] = decoder(
+    ExperienceRecord | Announce | Done
+)
 
 
 class ExchangeDaemon:
@@ -80,7 +82,7 @@ class ExchangeDaemon:
         self._server.close()
         self.log.close()
 
-    def _logged(self) -> Iterator[ExperienceRecord | Announce]:
+    def _logged(self) -> Iterator[ExperienceRecord | Announce | Done]:
         for payload in self.log.replay():
             try:
                 yield decode(payload, _entry_decoder)

@@ -27,7 +27,7 @@ class Flows:
         self._asked[receiver] += num_prompts
 
     def hit(self, source: str, receiver: str) -> None:
-        """The receiver was given the first success of the source on a prompt that it had asked for."""
+        """The receiver was given the first record of the source on a prompt that it had asked for."""
         self._pair(source, receiver).hits += 1
 
     def deliver(self, source: str, receiver: str, num_bytes: int, age_versions: int) -> None:

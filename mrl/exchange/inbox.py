@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable
 
+from mrl.exchange.sessions import remember
 from mrl.records.codec import encode
 from mrl.records.experience import ExperienceRecord, Received
 
 MAX_INBOX_RECORDS = 16_384
 MAX_INBOX_BYTES = 64 * 1024 * 1024
 MAX_REMEMBERED_PROMPTS = 65_536
+MAX_REMEMBERED_IDS = 256
+"""Per prompt, for what comes without an asking."""
 
 
 class Inbox:
@@ -17,7 +20,7 @@ class Inbox:
         self._max_records, self._max_bytes = max_records, max_bytes
         self._waiting: list[Received] = []
         self._waiting_bytes = 0
-        self._seen: dict[str, set[str]] = {}
+        self._seen: dict[str, dict[str, None]] = {}
 
     def expect(self, prompt_ids: Iterable[str]) -> None:
         """These prompts are asked anew: what was delivered for an earlier asking may come again."""
@@ -49,6 +52,6 @@ class Inbox:
         return len(self._waiting) >= self._max_records or self._waiting_bytes >= self._max_bytes
 
     def _remember(self, record: ExperienceRecord) -> None:
-        self._seen.setdefault(record.prompt_id, set()).add(record.record_id)
+        remember(self._seen.setdefault(record.prompt_id, {}), record.record_id, MAX_REMEMBERED_IDS)
         if len(self._seen) > MAX_REMEMBERED_PROMPTS:
             del self._seen[next(iter(self._seen))]

@@ -1,14 +1,12 @@
-"""The success memory: per policy and prompt the newest successes, within a byte budget."""
+"""What is held: per record type, policy and prompt the newest records, within a byte budget."""
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from mrl.records.experience import ExperienceRecord
-
-OVERHEAD_BYTES = 1000
-"""Memory that one held record costs beyond its encoded form: objects, keys, indices (a test measures it)."""
+from mrl.exchange.kinds import held_bytes
+from mrl.records.experience import ExperienceRecord, RecordKind, kind_of
 
 
 @dataclass(slots=True, eq=False)
@@ -17,12 +15,14 @@ class Entry:
 
     record: ExperienceRecord
     payload_bytes: int
+    held_bytes: int
+    """What the entry counts against the budget."""
     arrival: int
 
     @property
-    def held_bytes(self) -> int:
-        """What the entry counts against the budget."""
-        return self.payload_bytes + OVERHEAD_BYTES
+    def kind(self) -> RecordKind:
+        """The type of its record."""
+        return kind_of(self.record)
 
     @property
     def rank(self) -> tuple[int, int, int]:
@@ -38,19 +38,27 @@ class PolicyRecords:
     prompts: dict[str, list[Entry]] = field(default_factory=dict)
     steps: dict[int, dict[str, Entry]] = field(default_factory=dict)
     """Entries by the step of their oldest version, so that stale ones are found without a search."""
-    num_records: int = 0
+    kinds: Counter[RecordKind] = field(default_factory=Counter)
+    """How many records of each type."""
     held_bytes: int = 0
     evicted: Counter[str] = field(default_factory=Counter)
 
 
 class Shelf:
-    """The `per_prompt` newest records of every policy and prompt; beyond `budget_bytes` the oldest arrivals go."""
+    """The newest records of every type, policy and prompt; beyond `budget_bytes` the oldest arrivals go."""
 
-    def __init__(self, *, per_prompt: int, budget_bytes: int) -> None:
+    def __init__(
+        self,
+        *,
+        quotas: Mapping[RecordKind, int],
+        budget_bytes: int,
+        on_removal: Callable[[str], None] = lambda record_id: None,
+    ) -> None:
+        """`quotas`: records per type, policy and prompt. `on_removal(record_id)` is told of whatever leaves."""
         self.policies: dict[str, PolicyRecords] = {}
         self.used_bytes = 0
         self.payload_bytes = 0
-        self._per_prompt, self._budget_bytes = per_prompt, budget_bytes
+        self._quotas, self._budget_bytes, self._on_removal = quotas, budget_bytes, on_removal
         self._entries: dict[str, Entry] = {}
         self._arrivals = 0
 
@@ -60,9 +68,9 @@ class Shelf:
     def __contains__(self, record_id: str) -> bool:
         return record_id in self._entries
 
-    def fits(self, payload_bytes: int) -> bool:
+    def fits(self, record: ExperienceRecord, payload_bytes: int) -> bool:
         """Whether a record of this size can be held at all."""
-        return payload_bytes + OVERHEAD_BYTES <= self._budget_bytes
+        return held_bytes(record, payload_bytes) <= self._budget_bytes
 
     def get(self, record_id: str) -> Entry | None:
         """The entry of this id, if it is still held."""
@@ -71,23 +79,29 @@ class Shelf:
     def add(self, record: ExperienceRecord, payload_bytes: int) -> None:
         """Hold a record that is not held yet, evicting what it displaces."""
         self._arrivals += 1
-        entry = Entry(record, payload_bytes, self._arrivals)
+        entry = Entry(record, payload_bytes, held_bytes(record, payload_bytes), self._arrivals)
         of_policy = self.policies.setdefault(record.source, PolicyRecords())
         of_prompt = of_policy.prompts.setdefault(record.prompt_id, [])
         insort(of_prompt, entry, key=lambda held: held.rank)
         of_policy.steps.setdefault(record.oldest.step, {})[record.record_id] = entry
         self._entries[record.record_id] = entry
         self._account(of_policy, entry, 1)
-        if len(of_prompt) > self._per_prompt:
-            self._evict(of_prompt[-1], "surpassed")
+        of_kind = [held for held in of_prompt if held.kind == entry.kind]
+        if len(of_kind) > self._quotas[entry.kind]:
+            self._evict(of_kind[-1], "surpassed")
         while self.used_bytes > self._budget_bytes:
             self._evict(next(iter(self._entries.values())), "full")
 
-    def successes(self, prompt_id: str, *, of_others_than: str) -> Iterator[Entry]:
-        """What the other policies achieved on a prompt; newest first within a policy."""
+    def on_prompt(self, prompt_id: str, kinds: Collection[RecordKind], *, of_others_than: str) -> Iterator[Entry]:
+        """What the other policies have on a prompt; newest first within a policy."""
         for policy, held in self.policies.items():
             if policy != of_others_than:
-                yield from held.prompts.get(prompt_id, ())
+                yield from (entry for entry in held.prompts.get(prompt_id, ()) if entry.kind in kinds)
+
+    def remove(self, record_id: str) -> None:
+        """Let go of a record that has served its purpose, if it is held; this is no eviction."""
+        if record_id in self._entries:
+            self._remove(self._entries[record_id])
 
     def evict_stale(self, policy: str, *, before_step: int) -> None:
         """Drop the policy's records whose oldest version lies before this step."""
@@ -109,6 +123,10 @@ class Shelf:
             yield entry.record
 
     def _evict(self, entry: Entry, reason: str) -> None:
+        self._remove(entry)
+        self.policies[entry.record.source].evicted[reason] += 1
+
+    def _remove(self, entry: Entry) -> None:
         record = entry.record
         held = self.policies[record.source]
         del self._entries[record.record_id]
@@ -121,10 +139,10 @@ class Shelf:
         if not of_step:
             del held.steps[record.oldest.step]
         self._account(held, entry, -1)
-        held.evicted[reason] += 1
+        self._on_removal(record.record_id)
 
     def _account(self, held: PolicyRecords, entry: Entry, sign: int) -> None:
-        held.num_records += sign
+        held.kinds[entry.kind] += sign
         held.held_bytes += sign * entry.held_bytes
         self.used_bytes += sign * entry.held_bytes
         self.payload_bytes += sign * entry.payload_bytes

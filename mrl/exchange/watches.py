@@ -1,7 +1,9 @@
-"""Who waits for a success on which prompt."""
+"""Who waits for records on which prompt."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+
+from mrl.records.experience import RecordKind
 
 
 @dataclass(slots=True, eq=False)
@@ -12,6 +14,7 @@ class Watch:
     left: int
     """Records that may still be delivered."""
     max_age_versions: int | None
+    kinds: Collection[RecordKind]
     sources: set[str] = field(default_factory=set)
     """Policies that have answered it."""
 

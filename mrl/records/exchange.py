@@ -5,27 +5,34 @@
     Ping             ------------------>    Welcome      whether the daemon still knows the client
     Put              ------------------>    PutAck       stored, refused by reason
     Announce         ------------------>                 newest version of a policy (drives ages and evictions)
-    Fetch            ------------------>    Deliver      what the success memory holds now ...
-                                            Deliver      ... and, with watch, each success that arrives later
+    Fetch            ------------------>    Deliver      what is held now ...
+                                            Deliver      ... and, with watch, each record that arrives later
     Unwatch          ------------------>
+    Subscribe        ------------------>    Deliver      requests to the client's policy, each to one of its subscribers
     Done             ------------------>                 ends the delivery
+    Barrier          ------------------>    BarrierState who is missing; sent again when nobody is
     StatRequest      ------------------>    Stat         what tools/inspect_see.py shows
 
 Every daemon message carries the daemon's incarnation: when it changes, or the daemon says that it does not know the
 client, the client says Hello again, puts again what was not acknowledged, and renews its watches. A Put without PutAck
 and a Fetch without its Deliver are sent again with the same `seq`; repeated records are recognised by `record_id`.
+Announce, Subscribe and Barrier are repeated with every Ping: saying them twice changes nothing.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
 from mrl.records.codec import decoder
-from mrl.records.experience import ExperienceRecord
+from mrl.records.experience import ExperienceRecord, RecordKind
 from mrl.records.version import Count, Name, Version
 
 RecordIds = Annotated[list[Name], msgspec.Meta(max_length=4096)]
 PromptIds = Annotated[list[Name], msgspec.Meta(max_length=4096)]
+Policies = Annotated[list[Name], msgspec.Meta(max_length=256)]
+
+RequestKind = Literal["score_request"]
+"""Record types that ask one policy to do something."""
 
 
 class _FromClient(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -59,14 +66,17 @@ class Announce(_FromClient, frozen=True, kw_only=True, tag="announce"):
 
 
 class Fetch(_FromClient, frozen=True, kw_only=True, tag="fetch"):
-    """Who of the others succeeded on these prompts? At most `limit` records per prompt, at most `max_age_versions` old.
+    """What have the others on these prompts? At most `limit` records per prompt, at most `max_age_versions` old.
 
-    With `watch` the daemon goes on delivering later successes on each prompt, until it has had `limit` or Unwatch.
-    A Fetch with a `seq` above 0 is answered even when there is nothing to deliver.
+    With `watch` the daemon goes on delivering later ones on each prompt, until it has had `limit` or Unwatch; a client
+    has one watch per prompt, the latest. A Fetch with a `seq` above 0 is answered even when nothing is found.
     """
 
     policy: Name
     prompt_ids: PromptIds
+    kinds: Annotated[list[RecordKind], msgspec.Meta(min_length=1, max_length=16)] = msgspec.field(
+        default_factory=lambda: ["outcome"]
+    )
     limit: Annotated[int, msgspec.Meta(ge=1, le=64)]
     max_age_versions: Annotated[int, msgspec.Meta(ge=0)] | None
     watch: bool
@@ -79,10 +89,27 @@ class Unwatch(_FromClient, frozen=True, kw_only=True, tag="unwatch"):
     prompt_ids: PromptIds
 
 
+class Subscribe(_FromClient, frozen=True, kw_only=True, tag="subscribe"):
+    """This client serves requests of these kinds to its policy, and no others. Lapses unless repeated every second."""
+
+    kinds: Annotated[list[RequestKind], msgspec.Meta(max_length=16)]
+
+
 class Done(_FromClient, frozen=True, kw_only=True, tag="done"):
     """These delivered records were taken over."""
 
     record_ids: RecordIds
+
+
+class Barrier(_FromClient, frozen=True, kw_only=True, tag="barrier"):
+    """The policy has come to barrier `number`, which opens when all `members` have come to it or a later one.
+
+    Numbers never go back, except after an Announce with `resumed`.
+    """
+
+    policy: Name
+    number: Count
+    members: Policies
 
 
 class StatRequest(_FromClient, frozen=True, kw_only=True, tag="stat_request"):
@@ -115,7 +142,17 @@ class Deliver(_FromDaemon, frozen=True, kw_only=True, tag="deliver"):
     records: list[ExperienceRecord]
     ages_versions: list[int]
     seq: Count = 0
-    """The Fetch that this message answers completely; 0 for anything else."""
+    """The Fetch that this message answers; 0 for anything else."""
+    part: Count = 1
+    """Counts the messages of one answer, from 1 to `parts`."""
+    parts: Count = 1
+
+
+class BarrierState(_FromDaemon, frozen=True, kw_only=True, tag="barrier_state"):
+    """Barrier `number` is open when nobody is missing."""
+
+    number: Count
+    missing: Policies
 
 
 class PairFlow(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +163,7 @@ class PairFlow(msgspec.Struct, frozen=True, kw_only=True):
     asked: Count
     """Prompts that the receiver asked for."""
     hits: Count
-    """Of those, prompts on which it was given a success of the source (at once or later)."""
+    """Of those, prompts on which it was given a record of the source (at once or later)."""
     records: Count
     bytes: Count
     mean_age_versions: float
@@ -144,6 +181,10 @@ class PolicyShelf(msgspec.Struct, frozen=True, kw_only=True):
     refused: dict[str, int]
     evicted: dict[str, int]
     watched_prompts: Count
+    kinds: dict[str, int] = {}
+    """Records held, by type."""
+    barrier: Count | None = None
+    """The last barrier that the policy has come to."""
 
 
 class Stat(_FromDaemon, frozen=True, kw_only=True, tag="stat"):
@@ -163,10 +204,12 @@ class Stat(_FromDaemon, frozen=True, kw_only=True, tag="stat"):
     """Deliveries given up after several tries."""
     dropped_watches: Count = 0
     """Watches dropped because there were too many."""
+    unserved: Count = 0
+    """Requests that no client of their policy has been given."""
 
 
-ClientMessage = Hello | Ping | Put | Announce | Fetch | Unwatch | Done | StatRequest
-DaemonMessage = Welcome | PutAck | Deliver | Stat
+ClientMessage = Hello | Ping | Put | Announce | Fetch | Unwatch | Subscribe | Done | Barrier | StatRequest
+DaemonMessage = Welcome | PutAck | Deliver | BarrierState | Stat
 
 client_message_decoder: msgspec.msgpack.Decoder[ClientMessage] = decoder(ClientMessage)
 daemon_message_decoder: msgspec.msgpack.Decoder[DaemonMessage] = decoder(DaemonMessage)

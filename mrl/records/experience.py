@@ -1,11 +1,11 @@
 """Experience: what crosses between policies through the exchange (SEE in the paper, arXiv 2605.07244).
 
 A record says who made it (source policy, version, tokenizer fingerprint), about which prompt, and when.
-Text travels as bytes. Token ids never cross (the ids of one tokenizer mean nothing to another).
+Text travels as bytes. Token ids cross only inside a trace, beside the fingerprint of the tokenizer that they belong to.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -13,7 +13,9 @@ from mrl.records.codec import SCHEMA, decoder
 from mrl.records.version import Name, Version
 
 MAX_COMPLETION_BYTES = 256 * 1024
+MAX_GROUP = 1024
 TokenBytes = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_COMPLETION_BYTES)]
+Reward = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
 
 
 class Experience(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -31,19 +33,22 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class TokenTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """How the source's tokenizer cut a completion of T tokens, EOS included, and what each token was worth to it.
+    """How a tokenizer cut a completion of T tokens, EOS included, and what each token was worth to its policy.
 
-    Numbers of bytes and nats only: they mean the same to every tokenizer. About 9 bytes per token on the wire.
+    Bytes and nats mean the same to every tokenizer; `token_ids` mean something under equal fingerprints only, and are
+    read by nobody else. About 13 bytes per token on the wire.
     """
 
     byte_lengths: TokenBytes
     """[T] int32 bytes of every token; 0 for specials and EOS."""
     logprobs: TokenBytes
-    """[T] float32 under the policy that sampled them."""
+    """[T] float32 under the policy that sampled or scored them."""
     special: TokenBytes
     """[T] one byte each, 1 for specials and EOS."""
     noncanonical: bool = False
     """Whether the source's tokenizer gives the text other ids than were sampled."""
+    token_ids: TokenBytes | None = None
+    """[T] int32 under the source's tokenizer."""
 
 
 class OutcomeRecord(Experience, frozen=True, kw_only=True, tag="outcome"):
@@ -57,13 +62,74 @@ class OutcomeRecord(Experience, frozen=True, kw_only=True, tag="outcome"):
     finished: bool
     """Whether the source ended the answer itself (EOS) rather than being cut off."""
     verifier: Name
-    reward: Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
+    reward: Reward
     trace: TokenTrace | None = None
     """From it a receiver measures what sharing costs; training does not need it."""
 
 
-ExperienceRecord = OutcomeRecord
-"""The union of record types; a new type is added here and nowhere else."""
+class SharedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer of a shared group."""
+
+    completion: Annotated[bytes, msgspec.Meta(max_length=MAX_COMPLETION_BYTES)]
+    finished: bool
+    reward: Reward
+    advantage: Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
+    """Within the source's own group."""
+    trace: TokenTrace | None = None
+    """None when the sampled ids do not stand for the completion's bytes."""
+
+
+class RolloutRecord(Experience, frozen=True, kw_only=True, tag="rollout"):
+    """All answers of one group: text, how it was cut, log-probs, rewards. Read by PRP, HACPO and GRAFT.
+
+    A group is one record because every reader needs it whole: its baseline is that of the group.
+    """
+
+    answers: Annotated[list[SharedAnswer], msgspec.Meta(min_length=1, max_length=MAX_GROUP)]
+
+
+class ValueRecord(Experience, frozen=True, kw_only=True, tag="value"):
+    """The rewards of one group and nothing else. Read by XGRPO. No text and no tokens: 8 bytes per answer."""
+
+    rewards: Annotated[list[Reward], msgspec.Meta(min_length=1, max_length=MAX_GROUP)]
+
+
+class GivenAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A text to be scored."""
+
+    completion: Annotated[bytes, msgspec.Meta(max_length=MAX_COMPLETION_BYTES)]
+    finished: bool
+
+
+class ScoreRequestRecord(Experience, frozen=True, kw_only=True, tag="score_request"):
+    """Asks the engine of policy `scorer` what it thinks of these answers to the prompt. Written by RLAD's students."""
+
+    scorer: Name
+    answers: Annotated[list[GivenAnswer], msgspec.Meta(min_length=1, max_length=MAX_GROUP)]
+
+
+class ScoreRecord(Experience, frozen=True, kw_only=True, tag="score"):
+    """What the source thinks of the answers of one request, in its own tokens."""
+
+    request_id: Name
+    """`record_id` of the request."""
+    receiver: Name
+    """The policy that asked."""
+    scores: Annotated[list[TokenTrace | None], msgspec.Meta(min_length=1, max_length=MAX_GROUP)]
+    """One per answer of the request; None for an answer that the source cannot express in its tokens."""
+
+
+ExperienceRecord = OutcomeRecord | RolloutRecord | ValueRecord | ScoreRequestRecord | ScoreRecord
+"""The union of record types; a new type is added here, and its kind below."""
+
+RecordKind = Literal["outcome", "rollout", "value", "score_request", "score"]
+
+
+def kind_of(record: ExperienceRecord) -> RecordKind:
+    """The type tag that the record carries on the wire."""
+    kind: RecordKind = record.__struct_config__.tag  # type: ignore[assignment]
+    return kind
+
 
 experience_decoder: msgspec.msgpack.Decoder[ExperienceRecord] = decoder(ExperienceRecord)
 

@@ -1,7 +1,7 @@
 """The exchange daemon of one run.
 
-Owns: the success memory and its log in `exchange/`.
-Speaks: acknowledgements and deliveries to learners and workers; metrics to the supervisor.
+Owns: the records that policies share, and their log, in `exchange/`.
+Speaks: acknowledgements, deliveries and barrier states to learners and workers; metrics to the supervisor.
 Waits for: messages, without a bound of its own: an idle exchange says so and costs nothing.
 Unblocked by: any client.
 If it dies: learners go on alone and count it; the restarted daemon replays its log, and its clients find it again.
@@ -89,6 +89,7 @@ def metrics_of(stat: Stat) -> dict[str, float]:
         "exchange/used_bytes": stat.used_bytes,
         "exchange/refused": sum(sum(shelf.refused.values()) for shelf in stat.shelves),
         "exchange/evicted": sum(sum(shelf.evicted.values()) for shelf in stat.shelves),
+        "exchange/unserved_requests": stat.unserved,
     }
     for flow in stat.flows:
         pair = f"{flow.source}/{flow.receiver}"

@@ -1,12 +1,18 @@
 """The client against a real core over a link that the test can cut."""
 
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
 import pytest
 
-from mrl.exchange.client import MAX_UNACKNOWLEDGED_BYTES, RESEND_S, SILENCE_S, ExchangeClient
+from mrl.exchange import client as client_module
+from mrl.exchange.client import MAX_UNACKNOWLEDGED_BYTES, MAX_UNANSWERED_FETCHES, SILENCE_S, ExchangeClient
 from mrl.exchange.core import ExchangeCore
 from mrl.exchange.inbox import Inbox
-from mrl.records.codec import decode, encode
-from mrl.records.exchange import client_message_decoder
+from mrl.exchange.outbox import RESEND_S
+from mrl.exchange.puts import MAX_RECORD_BYTES, fault_of
+from mrl.records.codec import MAX_MESSAGE_BYTES, decode, encode
+from mrl.records.exchange import BarrierState, Welcome, client_message_decoder
 from mrl.records.version import Version
 
 
@@ -20,14 +26,13 @@ class Network:
         self.carried = []
         self.reconnects = 0
         self.is_up = True
+        self.num_lost = 0
+        self.answers_to_lose = set()
         self.restart("one")
 
     def restart(self, incarnation, *, journal=lambda payloads: ""):
         """A fresh daemon that knows nobody."""
-        self.core = ExchangeCore(
-            incarnation=incarnation, budget_bytes=10_000_000, per_prompt=4, max_age_versions=100,
-            journal=journal, started_s=self.now_s,
-        )  # fmt: skip
+        self.core = make_core(incarnation, journal=journal, started_s=self.now_s)
 
     def connect(self, name, policy):
         """A client of this network."""
@@ -53,17 +58,40 @@ class Network:
     def run(self):
         """Deliver everything, in both directions."""
         while self.under_way:
-            name, body = self.under_way.pop(0)
-            self.carried.append(kind_of(body))
-            if self.is_up:
-                for receiver, message in self.core.receive(name.encode(), body, self.now_s):
+            self.run_one()
+
+    def run_one(self):
+        """Deliver one message and what the daemon says to it."""
+        name, body = self.under_way.pop(0)
+        self.carried.append(kind_of(body))
+        if self.num_lost:
+            self.num_lost -= 1
+        elif self.is_up:
+            for receiver, message in self.core.receive(name.encode(), body, self.now_s):
+                if not self.is_lost(message):
                     self.clients[receiver.decode()].on_message(encode(message))
+
+    def is_lost(self, message):
+        """Whether this answer vanishes: `answers_to_lose` counts them from now, pongs aside."""
+        if isinstance(message, Welcome) or not self.answers_to_lose:
+            return False
+        is_lost = 0 in self.answers_to_lose
+        self.answers_to_lose = {number - 1 for number in self.answers_to_lose if number}
+        return is_lost
 
     def lose(self):
         """What is under way never arrives. Returns the kinds of messages."""
         kinds = [kind_of(body) for _, body in self.under_way]
         self.under_way.clear()
         return kinds
+
+    def run_during(self, *calls, step_s=0.0):
+        """Make calls that wait, each on a thread of its own, and carry messages until all have returned."""
+        with ThreadPoolExecutor(len(calls)) as pool:
+            futures = [pool.submit(call) for call in calls]
+            while not all(future.done() for future in futures):
+                self.pass_time(step_s, step_s) if step_s else self.run()
+            return [future.result() for future in futures]
 
     def pass_time(self, seconds, step_s=0.5):
         """Let time go by with ticks."""
@@ -72,6 +100,14 @@ class Network:
             for client in self.clients.values():
                 client.on_tick(self.now_s)
             self.run()
+
+
+def make_core(incarnation="one", *, budget_bytes=10_000_000, journal=lambda payloads: "", started_s=0.0):
+    """A core that holds whatever fits."""
+    return ExchangeCore(
+        incarnation=incarnation, budget_bytes=budget_bytes, per_prompt=4, max_age_versions=100, journal=journal,
+        started_s=started_s,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -102,7 +138,7 @@ def test_a_published_success_reaches_a_watching_peer(network, pair, outcome):
     """Announced, asked, published, taken: with its age, and once."""
     worker, learner = pair
     worker.announce(Version(0, 5))
-    learner.fetch(["p1"], limit=2, max_age_versions=10, watch=True)
+    learner.fetch(["p1"], kinds=["outcome"], limit=2, max_age_versions=10, watch=True)
     worker.publish([outcome(step=3)])
     network.run()
     assert [(item.record, item.age_versions) for item in learner.take()] == [(outcome(step=3), 2)]
@@ -116,7 +152,7 @@ def test_a_lost_put_is_sent_again(network, pair, outcome):
     worker.publish([outcome()])
     assert network.lose() == ["Put"]
     network.pass_time(RESEND_S + 1)
-    learner.fetch(["p1"], limit=1, max_age_versions=None, watch=False)
+    learner.fetch(["p1"], kinds=["outcome"], limit=1, max_age_versions=None, watch=False)
     network.run()
     assert ids(learner.take()) == ["r1"]
     network.pass_time(60)
@@ -127,7 +163,7 @@ def test_a_lost_put_is_sent_again(network, pair, outcome):
 def test_a_lost_fetch_is_sent_again_and_counts_once(network, pair, outcome):
     """The daemon's answer, though empty, ends the repetition."""
     worker, learner = pair
-    learner.fetch(["p1"], limit=1, max_age_versions=None, watch=True)
+    learner.fetch(["p1"], kinds=["outcome"], limit=1, max_age_versions=None, watch=True)
     assert network.lose() == ["Fetch"]
     network.pass_time(RESEND_S + 1)
     worker.publish([outcome()])
@@ -157,7 +193,7 @@ def test_a_lost_delivery_comes_again_and_is_taken_once(network, pair, outcome):
     worker.publish([outcome()])
     network.run()
     del network.clients["learner/llama"]
-    learner.fetch(["p1"], limit=1, max_age_versions=None, watch=False)
+    learner.fetch(["p1"], kinds=["outcome"], limit=1, max_age_versions=None, watch=False)
     with pytest.raises(KeyError):
         network.run()
     network.clients["learner/llama"] = learner
@@ -175,7 +211,7 @@ def test_asking_again_may_bring_the_same_record_again(network, pair, outcome):
     worker, learner = pair
     worker.publish([outcome()])
     for _ in range(2):
-        learner.fetch(["p1"], limit=1, max_age_versions=None, watch=True)
+        learner.fetch(["p1"], kinds=["outcome"], limit=1, max_age_versions=None, watch=True)
         network.run()
         assert ids(learner.take()) == ["r1"]
 
@@ -184,7 +220,7 @@ def test_a_restarted_daemon_is_told_everything(network, pair, outcome):
     """Hello, versions, unacknowledged records and watches, as soon as its first message comes."""
     worker, learner = pair
     worker.announce(Version(0, 7))
-    learner.fetch(["p1", "p2"], limit=2, max_age_versions=None, watch=True)
+    learner.fetch(["p1", "p2"], kinds=["outcome"], limit=2, max_age_versions=None, watch=True)
     learner.unwatch(["p2"])
     network.run()
     worker.publish([outcome("unacknowledged", step=7)])
@@ -202,7 +238,7 @@ def test_a_restarted_daemon_is_told_everything(network, pair, outcome):
 def test_a_watch_is_renewed_once_after_a_restart(network, pair):
     """An unanswered Fetch and its renewal are one asking."""
     _, learner = pair
-    learner.fetch(["p1"], limit=1, max_age_versions=None, watch=True)
+    learner.fetch(["p1"], kinds=["outcome"], limit=1, max_age_versions=None, watch=True)
     network.lose()
     network.restart("two")
     network.pass_time(60)
@@ -222,7 +258,7 @@ def test_a_changed_incarnation_in_any_message_is_enough(network, pair, outcome):
 def test_a_forgotten_client_says_hello_again(network, pair, outcome):
     """Suspended for long, it finds its watches renewed after the first ping."""
     worker, learner = pair
-    learner.fetch(["p1"], limit=1, max_age_versions=None, watch=True)
+    learner.fetch(["p1"], kinds=["outcome"], limit=1, max_age_versions=None, watch=True)
     network.run()
     network.now_s += 100
     network.core.tick(network.now_s)
@@ -288,6 +324,276 @@ def test_many_records_are_split_into_messages_of_bounded_size(network, pair, out
     assert max(len(body) for _, body in network.under_way) < 1_200_000
     network.run()
     assert worker.counts["stored"] == 20
+
+
+def test_a_record_that_no_message_can_hold_is_left_out(network, pair, rollout):
+    """It would be sent for ever; the limit leaves room for the message around it."""
+    worker, _ = pair
+    largest = exactly(MAX_RECORD_BYTES, rollout("largest", group=40, tokens=3_000))
+    too_large = exactly(MAX_RECORD_BYTES + 1, rollout("large", group=40, tokens=3_000))
+    worker.publish([too_large, largest, rollout("good")])
+    assert max(len(body) for _, body in network.under_way) <= MAX_MESSAGE_BYTES
+    network.run()
+    assert (worker.counts["too_large"], worker.counts["stored"]) == (1, 2)
+    assert fault_of(encode(too_large)) == "too_large"
+
+
+def exactly(num_bytes, record):
+    """The record, its completions made longer until it has this size."""
+    answers = [msgspec.structs.replace(answer, completion=bytes(70_000)) for answer in record.answers]
+    for number, answer in enumerate(answers):
+        lacking = num_bytes - len(encode(msgspec.structs.replace(record, answers=answers)))
+        more = bytes(70_000 + min(lacking, 150_000))
+        answers[number] = msgspec.structs.replace(answer, completion=more)
+    return msgspec.structs.replace(record, answers=answers)
+
+
+WAIT_S = 10.0
+SHORT_S = 0.05
+
+
+def test_flush_returns_when_everything_is_acknowledged_or_refused(network, pair, outcome):
+    """Also when a message was lost on the way and had to be sent again."""
+    worker, _ = pair
+    assert worker.flush(0.0)
+    worker.publish([outcome("r1"), outcome("r1"), outcome("foreign", source="llama")])
+    network.num_lost = 1
+    assert network.run_during(lambda: worker.flush(WAIT_S), step_s=0.5) == [True]
+    assert (worker.counts["stored"], worker.counts["refused/duplicate"], worker.counts["refused/foreign"]) == (1, 1, 1)
+
+
+def test_flush_does_not_wait_for_what_comes_later(network, pair, outcome, monkeypatch):
+    """Another thread may go on publishing."""
+    worker, _ = pair
+    worker.publish([outcome("r1")])
+
+    def wait_for(is_over, timeout_s):
+        monkeypatch.undo()
+        worker.publish([outcome("r2")])
+        network.run_one()
+        return is_over()
+
+    monkeypatch.setattr(worker._changed, "wait_for", wait_for)
+    assert worker.flush(WAIT_S)
+    assert (worker.counts["stored"], len(network.under_way)) == (1, 1)
+
+
+def test_flush_without_a_daemon_ends_in_time(network, pair, outcome):
+    """It says that nothing was acknowledged."""
+    worker, _ = pair
+    network.is_up = False
+    worker.publish([outcome()])
+    assert network.run_during(lambda: worker.flush(SHORT_S)) == [False]
+
+
+def test_a_publisher_that_waits_for_room_drops_nothing(network, pair, rollout, monkeypatch):
+    """More than may be unacknowledged at once goes through; without waiting some is dropped, and flush says so."""
+    worker, _ = pair
+    monkeypatch.setattr(client_module, "MAX_UNACKNOWLEDGED_BYTES", 3_000_000)
+    records = [rollout(f"g{n}", prompt_id=f"p{n}", group=60, tokens=1000) for n in range(8)]
+    assert 750_000 < len(encode(records[0])) < 1_000_000
+
+    def wait_for(is_over, timeout_s):
+        while not is_over():
+            network.run_one()
+        return True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker._changed, "wait_for", wait_for)
+        worker.publish(records, room_within_s=WAIT_S)
+        assert len(network.under_way) == 3
+        assert worker.flush(WAIT_S)
+    assert worker.counts["stored"] == 8
+    worker.publish([msgspec.structs.replace(record, record_id=record.record_id + "again") for record in records])
+    network.run()
+    assert worker.counts["dropped"] == 5
+    assert worker.flush(0.0) is False
+
+
+def fetch_now(client, prompt_ids, timeout_s=WAIT_S, kinds=("rollout",)):
+    """Ask for groups and wait."""
+    return client.fetch_now(prompt_ids, kinds=kinds, limit=4, max_age_versions=None, timeout_s=timeout_s)
+
+
+def test_fetch_now_returns_with_everything_that_is_there(network, pair, rollout):
+    """In questions of bounded size; a prompt without a record is answered too."""
+    worker, learner = pair
+    network.core = make_core(budget_bytes=10**9)
+    worker.publish([rollout(f"g{n:02}", prompt_id=f"p{n:02}", group=4, tokens=2000) for n in range(50)])
+    network.pass_time(2)
+    prompt_ids = [f"p{n:02}" for n in range(60)]
+    assert network.run_during(lambda: fetch_now(learner, prompt_ids)) == [True]
+    assert ids(learner.take()) == [f"g{n:02}" for n in range(50)]
+    assert network.carried.count("Fetch") == 2
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2, 3])
+def test_fetch_now_survives_a_lost_question_or_answer(network, pair, rollout, lost):
+    """Whichever message of the daemon is lost, it comes back with all records, each once."""
+    worker, learner = pair
+    network.core = make_core(budget_bytes=10**9)
+    worker.publish([rollout(f"g{n}", prompt_id=f"p{n}", group=20, tokens=1000) for n in range(12)])
+    network.pass_time(2)
+    network.answers_to_lose = {lost}
+    prompt_ids = [f"p{n}" for n in range(12)]
+    assert network.run_during(lambda: fetch_now(learner, prompt_ids), step_s=0.5) == [True]
+    assert network.answers_to_lose == set()
+    assert sorted(ids(learner.take())) == sorted(f"g{n}" for n in range(12))
+
+
+def test_fetch_now_without_a_daemon_ends_in_time(network, pair, rollout):
+    """What the caller gave up is not sent again."""
+    _, learner = pair
+    network.is_up = False
+    assert network.run_during(lambda: fetch_now(learner, ["p1"], SHORT_S)) == [False]
+    network.is_up, network.carried = True, []
+    network.pass_time(60)
+    assert "Fetch" not in network.carried
+
+
+def test_fetch_now_is_not_given_up_for_other_questions(network, pair, rollout, monkeypatch):
+    """Too many unanswered questions cost the oldest that nobody stands still for."""
+    worker, learner = pair
+    worker.publish([rollout()])
+    network.run()
+
+    def wait_for(is_over, timeout_s):
+        for number in range(MAX_UNANSWERED_FETCHES + 5):
+            learner.fetch([f"x{number}"], kinds=["value"], limit=1, max_age_versions=None, watch=False)
+        network.lose()
+        assert not is_over()
+        network.pass_time(RESEND_S + 1)
+        return is_over()
+
+    monkeypatch.setattr(learner._changed, "wait_for", wait_for)
+    assert fetch_now(learner, ["p1"])
+    assert learner.counts["dropped_fetches"] == 6
+    assert ids(learner.take()) == ["g1"]
+
+
+def test_a_full_inbox_is_no_complete_answer(network, pair, rollout):
+    """The caller must not think that it has everything; after `take` the rest can be had."""
+    worker, learner = pair
+    worker.publish([rollout(f"g{n}", prompt_id=f"p{n}") for n in range(3)])
+    network.run()
+    learner._inbox = Inbox(max_records=2)
+    assert network.run_during(lambda: fetch_now(learner, ["p0", "p1", "p2"], SHORT_S)) == [False]
+    assert ids(learner.take()) == ["g0", "g1"]
+
+
+def test_barrier_opens_when_the_last_has_come(network, pair):
+    """Both return at once, whoever was first."""
+    worker, learner = pair
+    members = ["llama", "qwen"]
+    for number in (0, 1, 2):
+        calls = [lambda one=one, number=number: one.barrier(number, members, WAIT_S) for one in (worker, learner)]
+        assert network.run_during(*calls) == [[], []]
+    assert network.carried.count("Barrier") == 6
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2, 3])
+def test_barrier_opens_although_a_message_was_lost(network, pair, lost):
+    """The question, the answer to it, or the news of the opening: it is asked again every second."""
+    worker, learner = pair
+    network.answers_to_lose, network.num_lost = ({lost - 1}, 0) if lost else (set(), 1)
+    calls = [lambda one=one: one.barrier(5, ["llama", "qwen"], WAIT_S) for one in (worker, learner)]
+    assert network.run_during(*calls, step_s=0.5) == [[], []]
+
+
+def test_barrier_names_who_is_missing(network, pair):
+    """When time runs out; coming again goes on with the wait, and the late one opens it."""
+    worker, learner = pair
+    network.connect("learner/gemma", "gemma")
+    members = ["gemma", "llama", "qwen"]
+    assert network.run_during(lambda: worker.barrier(1, members, SHORT_S)) == [["gemma", "llama"]]
+    assert network.run_during(lambda: learner.barrier(1, members, SHORT_S)) == [["gemma"]]
+    assert worker.barrier(1, members, 0.0) == ["gemma", "llama"]
+    network.clients["learner/gemma"].barrier(1, members, 0.0)
+    network.run()
+    assert worker.barrier(1, members, 0.0) == learner.barrier(1, members, 0.0) == []
+
+
+def test_news_of_an_earlier_barrier_open_nothing(network, pair):
+    """An answer that comes late is about another number."""
+    worker, _ = pair
+    worker.barrier(2, ["llama", "qwen"], 0.0)
+    worker.on_message(encode(BarrierState(incarnation="one", number=1, missing=[])))
+    assert worker.barrier(2, ["llama", "qwen"], 0.0) == ["llama"]
+
+
+def test_barrier_without_a_daemon_misses_everybody_else(network, pair):
+    """Nobody can say who has come."""
+    worker, _ = pair
+    network.is_up = False
+    assert network.run_during(lambda: worker.barrier(1, ["llama", "qwen"], SHORT_S)) == [["llama"]]
+    assert worker.barrier(2, ["qwen"], SHORT_S) == []
+
+
+def test_a_barrier_outlives_the_daemon(network, pair):
+    """Both tell its successor where they are: also who has passed already, so that the other may pass too."""
+    worker, learner = pair
+    members = ["llama", "qwen"]
+    worker.barrier(3, members, 0.0)
+    network.run()
+    learner.barrier(3, members, 0.0)
+    network.clients["worker/qwen/0"].on_message, news = (lambda body: None), worker.on_message
+    network.run()
+    network.clients["worker/qwen/0"].on_message = news
+    assert (learner.barrier(3, members, 0.0), worker.barrier(3, members, 0.0)) == ([], ["llama"])
+    network.lose()
+    network.restart("two")
+    assert network.run_during(lambda: worker.barrier(3, members, WAIT_S), step_s=0.5) == [[]]
+
+
+def test_a_subscriber_gets_requests_and_acknowledges_them(network, pair, request_for, score_of):
+    """The request arrives once, is gone from the exchange, and its score reaches the watch of who asked."""
+    worker, learner = pair
+    engine = network.connect("worker/llama/0", "llama")
+    engine.subscribe(["score_request"])
+    student = network.connect("learner/qwen", "qwen")
+    student.fetch(["p1"], kinds=["score"], limit=1, max_age_versions=None, watch=True)
+    asked = request_for("llama")
+    worker.publish([asked])
+    network.run()
+    assert [item.record for item in engine.take()] == [asked]
+    assert "q1" not in network.core.shelf
+    engine.publish([score_of(asked)])
+    network.run()
+    assert ids(student.take()) == ["s1"]
+    assert learner.take() == []
+
+
+@pytest.mark.parametrize("event", ["lost", "restart", "forgotten"])
+def test_a_subscription_is_renewed(network, pair, request_for, event):
+    """Whether the message was lost, the daemon restarted, or the client was forgotten."""
+    worker, _ = pair
+    engine = network.connect("worker/llama/0", "llama")
+    network.run()
+    engine.subscribe(["score_request"])
+    if event == "lost":
+        network.lose()
+    elif event == "restart":
+        network.run()
+        network.restart("two")
+    else:
+        network.run()
+        network.now_s += 100
+        network.core.tick(network.now_s)
+    network.pass_time(5)
+    worker.publish([request_for("llama")])
+    network.run()
+    assert ids(engine.take()) == ["q1"]
+
+
+def test_an_ended_subscription_brings_nothing_more(network, pair, request_for):
+    """An empty list of kinds."""
+    worker, _ = pair
+    engine = network.connect("worker/llama/0", "llama")
+    engine.subscribe(["score_request"])
+    engine.subscribe([])
+    worker.publish([request_for("llama")])
+    network.pass_time(5)
+    assert engine.take() == []
 
 
 def test_garbage_from_the_daemon_is_counted(pair):

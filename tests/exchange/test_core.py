@@ -1,12 +1,13 @@
 """What the exchange decides, without sockets, clocks or files."""
 
+import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrl.exchange.core import ExchangeCore
+from mrl.exchange.kinds import OVERHEAD_BYTES
 from mrl.exchange.sessions import CLAIM_S, FORGET_AFTER_S, MAX_TRIES
-from mrl.exchange.shelf import OVERHEAD_BYTES
 from mrl.records.codec import decode, encode
 from mrl.records.exchange import (
     Announce,
@@ -51,11 +52,13 @@ def put(core, *records, client=WORKER, seq=1, now_s=0.0):
     return ack, others
 
 
-def fetch(core, *prompt_ids, client=LEARNER, limit=4, max_age_versions=None, watch=False, seq=1, now_s=0.0):
+def fetch(
+    core, *prompt_ids, client=LEARNER, kinds=("outcome",), limit=4, max_age_versions=None, watch=False, seq=1, now_s=0.0
+):
     """Fetch; returns the ids and ages of the records that came at once."""
     message = Fetch(
-        client="l", policy="-", prompt_ids=list(prompt_ids), limit=limit, max_age_versions=max_age_versions,
-        watch=watch, seq=seq,
+        client="l", policy="-", prompt_ids=list(prompt_ids), kinds=list(kinds), limit=limit,
+        max_age_versions=max_age_versions, watch=watch, seq=seq,
     )  # fmt: skip
     return delivered(core.handle(client, message, now_s))
 
@@ -166,6 +169,43 @@ def test_watches_are_bounded_per_client_and_in_total(outcome):
     assert stat(core).dropped_watches == 2
     assert [len(put(core, outcome(f"r-{prompt}", prompt_id=prompt))[1]) for prompt in ("p1", "p2", "p3")] == [1, 1, 1]
     assert shelf_of(core, "llama").watched_prompts == 2
+
+
+def test_only_the_asked_types_come(outcome, rollout, value):
+    """At once and later, in one order of age over all types; a question without types is one for successes."""
+    core = make_core()
+    put(core, outcome(step=1), rollout(step=2), value(step=3))
+    announce(core, 3)
+    assert fetch(core, "p1", kinds=["rollout", "value"]) == [("v1", 0), ("g1", 1)]
+    assert fetch(core, "p1", kinds=["outcome", "rollout", "value"], limit=2, seq=2) == [("v1", 0), ("g1", 1)]
+    plain = {"type": "fetch", "client": "l", "policy": "-", "prompt_ids": ["p1"], "limit": 1,
+             "max_age_versions": None, "watch": False}  # fmt: skip
+    assert delivered(core.receive(LEARNER, msgpack.packb(plain), 0.0)) == [("r1", 2)]
+
+
+def test_a_watch_takes_only_its_types(outcome, rollout, value):
+    """Others neither come nor count against its limit."""
+    core = make_core()
+    fetch(core, "p1", kinds=["value"], limit=1, watch=True)
+    assert put(core, outcome(), rollout())[1] == []
+    assert delivered(put(core, value(), value("v2", step=1))[1]) == [("v1", 0)]
+
+
+def test_a_later_question_about_a_prompt_replaces_the_watch(rollout, value):
+    """A client has one watch per prompt."""
+    core = make_core()
+    fetch(core, "p1", kinds=["value"], watch=True)
+    fetch(core, "p1", kinds=["rollout"], watch=True, seq=2)
+    assert delivered(put(core, value(), rollout())[1]) == [("g1", 0)]
+
+
+def test_groups_leave_successes_alone_and_only_the_newest_stays(outcome, rollout):
+    """Four successes, one group per prompt and policy; the account counts each type."""
+    core = make_core()
+    put(core, *(outcome(f"r{n}", step=n) for n in range(6)), *(rollout(f"g{n}", step=n) for n in range(3)))
+    shelf = shelf_of(core, "qwen")
+    assert (shelf.kinds, shelf.records, shelf.evicted) == ({"outcome": 4, "rollout": 1}, 5, {"surpassed": 4})
+    assert fetch(core, "p1", kinds=["rollout"]) == [("g2", 0)]
 
 
 def test_a_repeated_record_is_recognised(outcome):
@@ -321,15 +361,15 @@ def test_a_fetch_with_a_number_is_always_answered(outcome):
     assert (answer.records, answer.seq) == ([], 9)
 
 
-def test_large_deliveries_are_split_and_the_last_part_carries_the_number(outcome):
-    """No message exceeds the transport's limit."""
+def test_large_deliveries_are_split_into_numbered_parts(outcome):
+    """No message exceeds the transport's limit, and the client knows when it has them all."""
     core = make_core(budget_bytes=100_000_000)
     for number in range(10):
         put(core, outcome(f"r{number}", prompt_id=f"p{number}", completion=bytes(250_000)), seq=number)
     ids = [f"p{number}" for number in range(10)]
     message = Fetch(client="l", policy="llama", prompt_ids=ids, limit=1, max_age_versions=None, watch=False, seq=3)
     out = core.handle(LEARNER, message, 0.0)
-    assert [answer.seq for _, answer in out] == [0, 0, 3]
+    assert [(answer.seq, answer.part, answer.parts) for _, answer in out] == [(3, 1, 3), (3, 2, 3), (3, 3, 3)]
     assert len(delivered(out)) == 10
     assert max(len(encode(answer)) for _, answer in out) < 1_100_000
 
@@ -379,6 +419,7 @@ def test_names_cannot_grow_the_tables_without_bound(outcome):
     assert acks[-1].refused == {"too_many_policies": 1}
 
 
+@settings(deadline=None)
 @given(body=st.binary(max_size=200))
 def test_random_bytes_are_counted_and_dropped(body):
     """Nothing that a client sends raises; what is no message is counted."""
@@ -417,6 +458,7 @@ ACTIONS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(actions=ACTIONS)
 @pytest.mark.parametrize("per_prompt", [1, 2])
 def test_the_core_agrees_with_the_reference_shelf(outcome, per_prompt, actions):

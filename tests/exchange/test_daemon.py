@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -113,7 +114,9 @@ def test_acknowledged_records_survive_kill_9(start, connect, outcome, until):
     assert acknowledged <= replayed <= 2000
     until(lambda: worker.counts["stored"] + worker.counts.get("refused/duplicate", 0) >= 2000, within_s=20)
     learner = connect("learner/llama", "llama")
-    learner.fetch([f"p{number}" for number in range(2000)], limit=1, max_age_versions=None, watch=False)
+    learner.fetch(
+        [f"p{number}" for number in range(2000)], kinds=["outcome"], limit=1, max_age_versions=None, watch=False
+    )
     received = []
     assert until(lambda: len(taken(learner, received)) == 2000)
     assert {item.record.completion for item in received} == {b"yah"}
@@ -124,7 +127,7 @@ def test_clients_find_a_restarted_daemon_and_their_watches_work(start, connect, 
     process, _, _ = start()
     worker, learner = connect("worker/qwen/0", "qwen"), connect("learner/llama", "llama")
     worker.announce(Version(0, 3))
-    learner.fetch(["p1"], limit=4, max_age_versions=None, watch=True)
+    learner.fetch(["p1"], kinds=["outcome"], limit=4, max_age_versions=None, watch=True)
     received = []
     worker.publish([outcome("before", step=3)])
     until(lambda: "before" in taken(learner, received))
@@ -134,7 +137,7 @@ def test_clients_find_a_restarted_daemon_and_their_watches_work(start, connect, 
     try:
         start()
         assert port_of(read_endpoint(run / "endpoints", "exchange")) != old_port
-        learner.fetch(["p2"], limit=4, max_age_versions=None, watch=True)
+        learner.fetch(["p2"], kinds=["outcome"], limit=4, max_age_versions=None, watch=True)
         worker.publish([outcome("after", prompt_id="p2", step=3)])
         until(lambda: "after" in taken(learner, received), within_s=20)
     finally:
@@ -199,6 +202,68 @@ def test_the_log_is_compacted(run, keys, outcome, until):
     daemon.close()
 
 
+def test_a_batch_of_groups_is_published_flushed_and_fetched(start, connect, rollout):
+    """More than may be unacknowledged or in one message at once, over real links, within seconds."""
+    start()
+    worker, learner = connect("worker/qwen/0", "qwen"), connect("learner/llama", "llama")
+    records = [rollout(f"g{n}", prompt_id=f"p{n}", group=8, tokens=2000) for n in range(80)]
+    worker.publish(records, room_within_s=20.0)
+    assert worker.flush(20.0)
+    assert worker.counts["stored"] == 80
+    prompt_ids = [f"p{n}" for n in range(81)]
+    assert learner.fetch_now(prompt_ids, kinds=["rollout"], limit=4, max_age_versions=None, timeout_s=20.0)
+    assert sorted((item.record for item in learner.take()), key=lambda record: int(record.record_id[1:])) == records
+
+
+def test_policies_in_step_outlive_the_daemon(start, connect):
+    """Both pass one barrier after the other, each on a thread, while the daemon is killed and started again."""
+    process, _, _ = start()
+    members = ["llama", "qwen"]
+    came = {policy: connect(f"learner/{policy}", policy) for policy in members}
+    passed = dict.fromkeys(members, -1)
+
+    def walk(policy, until_number):
+        for number in range(passed[policy] + 1, until_number):
+            if came[policy].barrier(number, members, 20.0):
+                return
+            assert min(passed.values()) >= number - 1
+            passed[policy] = number
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(walk, members, [50, 50]))
+        assert set(passed.values()) == {49}
+        first = pool.submit(walk, "llama", 100)
+        kill(process)
+        start()
+        walk("qwen", 100)
+        first.result()
+    assert set(passed.values()) == {99}
+
+
+def test_requests_reach_engines_and_scores_come_back(start, connect, until, request_for, score_of):
+    """Two engines share twenty requests; the student's watch brings every score."""
+    start()
+    worker, student = connect("worker/qwen/0", "qwen"), connect("learner/qwen", "qwen")
+    engines = [connect(f"worker/llama/{number}", "llama") for number in range(2)]
+    for engine in engines:
+        engine.subscribe(["score_request"])
+    requests = [request_for("llama", f"q{n}", prompt_id=f"p{n}") for n in range(20)]
+    student.fetch([f"p{n}" for n in range(20)], kinds=["score"], limit=1, max_age_versions=None, watch=True)
+    worker.publish(requests)
+    served, received = [0, 0], []
+
+    def serve():
+        for number, engine in enumerate(engines):
+            asked = [item.record for item in engine.take()]
+            served[number] += len(asked)
+            engine.publish([score_of(request, f"s-{request.record_id}") for request in asked])
+        return len(taken(student, received)) == 20
+
+    until(serve)
+    assert sum(served) == 20
+    assert {item.record.request_id for item in received} == {request.record_id for request in requests}
+
+
 def inspect(*arguments):
     """Run the inspection tool; returns (exit code, stdout, stderr)."""
     done = subprocess.run(
@@ -212,7 +277,7 @@ def test_inspect_shows_what_flows(start, run, connect, outcome, until):
     """Table and JSON name the policies, what is held, and the flow between them."""
     start()
     worker, learner = connect("worker/qwen/0", "qwen"), connect("learner/llama", "llama")
-    learner.fetch(["p1", "p2"], limit=4, max_age_versions=None, watch=True)
+    learner.fetch(["p1", "p2"], kinds=["outcome"], limit=4, max_age_versions=None, watch=True)
     until(lambda: learner.counts.get("hellos", 0) == 0 and learner.lost_s() == 0.0)
     worker.publish([outcome()])
     received = []

@@ -85,7 +85,7 @@ def test_a_damaged_frame_in_the_middle_is_skipped_and_counted(reopen, tmp_path):
     assert (payloads, log.damaged, log.cut_bytes) == ([b"one", b"\0", b"four"], 1, 0)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(payloads=st.lists(st.binary(min_size=1, max_size=100), max_size=8), at=st.integers(0), bit=st.integers(0, 7))
 def test_a_flipped_bit_never_invents_an_entry(tmp_path_factory, payloads, at, bit):
     """What is replayed is a part of what was written, in order."""

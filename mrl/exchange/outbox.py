@@ -1,0 +1,87 @@
+"""Messages that are sent again until the daemon answers them."""
+
+from dataclasses import dataclass
+
+RESEND_S = 2.0
+MAX_RESEND_S = 30.0
+
+
+@dataclass(slots=True)
+class Unanswered:
+    """One message, and what its sender wants to know about it."""
+
+    body: bytes
+    sent_s: float
+    num_records: int = 0
+    """Records that a Put holds."""
+    is_watch: bool = False
+    is_awaited: bool = False
+    """Whether somebody stands still until the answer comes."""
+    parts: int = 0
+    """Parts of the answer that have come, in order."""
+    wait_s: float = RESEND_S
+
+
+class Outbox:
+    """Unanswered messages by number, oldest first."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._messages: dict[int, Unanswered] = {}
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._messages
+
+    def add(self, seq: int, message: Unanswered) -> None:
+        """Keep a message that was just sent; numbers rise."""
+        self._messages[seq] = message
+        self.num_bytes += len(message.body)
+
+    def remove(self, seq: int) -> Unanswered | None:
+        """The message was answered, or is given up."""
+        message = self._messages.pop(seq, None)
+        if message is not None:
+            self.num_bytes -= len(message.body)
+        return message
+
+    def note_part(self, seq: int, part: int, parts: int) -> None:
+        """One part of an answer has come; the last one of an unbroken series answers the message."""
+        message = self._messages.get(seq)
+        if message is None:
+            return
+        if part in (1, message.parts + 1):
+            message.parts = part
+        if message.parts == part == parts:
+            self.remove(seq)
+
+    def drop_oldest(self) -> Unanswered | None:
+        """Give up the oldest message that nobody stands still for."""
+        for seq, message in self._messages.items():
+            if not message.is_awaited:
+                return self.remove(seq)
+        return None
+
+    def drop_watches(self) -> None:
+        """Give up what asks for watches."""
+        for seq in [seq for seq, message in self._messages.items() if message.is_watch]:
+            self.remove(seq)
+
+    def is_clear(self, upto_seq: int) -> bool:
+        """Whether nothing up to this number waits any more."""
+        return next(iter(self._messages), upto_seq + 1) > upto_seq
+
+    def overdue(self, now_s: float) -> list[bytes]:
+        """What has to be sent again by now, each time after a longer pause."""
+        overdue = [message for message in self._messages.values() if now_s - message.sent_s >= message.wait_s]
+        for message in overdue:
+            message.sent_s, message.wait_s = now_s, min(2 * message.wait_s, MAX_RESEND_S)
+        return [message.body for message in overdue]
+
+    def everything(self, now_s: float) -> list[bytes]:
+        """All of it, for a daemon that knows nothing of it."""
+        for message in self._messages.values():
+            message.sent_s = now_s
+        return [message.body for message in self._messages.values()]

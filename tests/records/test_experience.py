@@ -1,0 +1,118 @@
+"""Every type of record: there and back, its kind, and the limits of what is new in it."""
+
+from typing import get_args
+
+import msgpack
+import pytest
+
+from mrl.errors import RecordError
+from mrl.records.codec import decode, encode, pack_array, unpack_array
+from mrl.records.exchange import Put, Subscribe, client_message_decoder
+from mrl.records.experience import (
+    MAX_GROUP,
+    ExperienceRecord,
+    GivenAnswer,
+    OutcomeRecord,
+    RecordKind,
+    RolloutRecord,
+    ScoreRecord,
+    ScoreRequestRecord,
+    SharedAnswer,
+    TokenTrace,
+    ValueRecord,
+    experience_decoder,
+    kind_of,
+)
+from mrl.records.version import Version
+
+TAGS = {
+    "record_id": "qwen:0.3:7", "source": "qwen", "oldest": Version(0, 3), "newest": Version(0, 4), "fingerprint": "f",
+    "prompt_id": "spell_backward:12", "task": "spell_backward", "created_unix_s": 1.7e9,
+}  # fmt: skip
+TRACE = TokenTrace(
+    byte_lengths=pack_array([3, 0], "i4"), logprobs=pack_array([-0.5, -2.0], "f4"), special=pack_array([0, 1], "u1"),
+    token_ids=pack_array([17, 2], "i4"),
+)  # fmt: skip
+RECORDS = {
+    "outcome": OutcomeRecord(**TAGS, completion=b"yah", finished=True, verifier="v", reward=1.0, trace=TRACE),
+    "rollout": RolloutRecord(
+        **TAGS,
+        answers=[
+            SharedAnswer(completion=b"yah", finished=True, reward=1.0, advantage=0.5, trace=TRACE),
+            SharedAnswer(completion=b"\xff", finished=False, reward=0.0, advantage=-0.5),
+        ],
+    ),
+    "value": ValueRecord(**TAGS, rewards=[0.0, 1.0, 0.5]),
+    "score_request": ScoreRequestRecord(
+        **TAGS, scorer="llama", answers=[GivenAnswer(completion=b"yah", finished=True)]
+    ),
+    "score": ScoreRecord(**TAGS, request_id="q", receiver="llama", scores=[TRACE, None]),
+}
+
+
+def test_every_type_has_an_example_here():
+    """A type that is added to the union is added to the kinds and to this table."""
+    assert {type(record) for record in RECORDS.values()} == set(get_args(ExperienceRecord))
+    assert set(RECORDS) == set(get_args(RecordKind))
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_every_type_comes_back_equal(kind):
+    """Alone and inside a message, and `kind_of` names it as the wire does."""
+    record = RECORDS[kind]
+    assert decode(encode(record), experience_decoder) == record
+    put = Put(client="w", seq=1, records=[record])
+    assert decode(encode(put), client_message_decoder) == put
+    assert kind_of(record) == msgpack.unpackb(encode(record))["type"] == kind
+
+
+def changed(kind, **changes):
+    """The wire form of an example, changed."""
+    return msgpack.packb(msgpack.unpackb(encode(RECORDS[kind])) | changes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "field"),
+    [
+        ("rollout", {"answers": []}, r"\$\.answers"),
+        ("value", {"rewards": []}, r"\$\.rewards"),
+        ("value", {"rewards": [0.0] * (MAX_GROUP + 1)}, r"\$\.rewards"),
+        ("value", {"rewards": [float("nan")]}, r"\$\.rewards\["),
+        ("value", {"rewards": [1e7]}, r"\$\.rewards\["),
+        ("score_request", {"scorer": ""}, r"\$\.scorer"),
+        ("score_request", {"answers": [{"completion": b"", "finished": 1}]}, r"\$\.answers\[.+\]\.finished"),
+        ("score", {"scores": []}, r"\$\.scores"),
+        ("score", {"receiver": "x" * 201}, r"\$\.receiver"),
+    ],
+)
+def test_groups_and_names_are_bounded(kind, changes, field):
+    """A group without answers, or one of thousands, is no group; the error names the field."""
+    with pytest.raises(RecordError, match=field):
+        decode(changed(kind, **changes), experience_decoder)
+
+
+def test_a_trace_without_ids_is_one_of_an_older_writer():
+    """Ids were added later and may lack."""
+    trace = msgpack.unpackb(encode(TRACE))
+    del trace["token_ids"]
+    record = decode(changed("outcome", trace=trace), experience_decoder)
+    assert record.trace.token_ids is None
+    assert unpack_array(record.trace.logprobs, "f4").tolist() == [-0.5, -2.0]
+
+
+def test_a_question_without_kinds_is_one_for_successes():
+    """As older clients ask; an unknown kind is refused, and so is a question for nothing."""
+    question = {"type": "fetch", "client": "l", "policy": "p", "prompt_ids": ["p"], "limit": 1,
+                "max_age_versions": None, "watch": False}  # fmt: skip
+    assert decode(msgpack.packb(question), client_message_decoder).kinds == ["outcome"]
+    for kinds in ([], ["pickle"]):
+        with pytest.raises(RecordError, match="kinds"):
+            decode(msgpack.packb(question | {"kinds": kinds}), client_message_decoder)
+
+
+def test_only_requests_can_be_subscribed_to():
+    """A success belongs to all who ask for it, and not to the first."""
+    subscribe = Subscribe(client="e", kinds=["score_request"])
+    assert decode(encode(subscribe), client_message_decoder) == subscribe
+    with pytest.raises(RecordError, match="kinds"):
+        decode(encode(Subscribe(client="e", kinds=["outcome"])), client_message_decoder)
