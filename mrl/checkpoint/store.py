@@ -67,6 +67,11 @@ class CheckpointStore:
         found = (path.name.removeprefix("step_") for path in self._folder.glob("step_*"))
         return sorted(int(name) for name in found if name.isdigit())
 
+    def discard_after(self, step: int) -> None:
+        """Delete the checkpoints of later steps: the run goes on from `step`, and they no longer belong to it."""
+        for later in [found for found in self.steps() if found > step]:
+            shutil.rmtree(self._folder / f"step_{later}", ignore_errors=True)
+
     def load_newest(self) -> Checkpoint | None:
         """The newest checkpoint that passes its checksums, None when there is none at all.
 

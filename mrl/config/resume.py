@@ -1,7 +1,7 @@
 """What a resumed run must share with its earlier attempts: everything that a checkpoint's meaning depends on.
 
-Tasks in their order, the prompt pool, the run's seed, the sharing regime, and what each policy is. Length, learning
-rates, evaluation, machine and supervision may change between two attempts.
+Tasks in their order, the prompt pool, the run's seed and mode, the sharing regime, and what each policy is. Length,
+learning rates, evaluation, machine and supervision may change between two attempts.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def _meaning(config: RunConfig) -> dict[str, Any]:
         "policies": {name: _identity(policy) for name, policy in sorted(tables["policies"].items())},
         "tasks": tables["tasks"],
         "pool": tables["pool"],
-        "run": {"seed": tables["run"]["seed"]},
+        "run": {key: tables["run"][key] for key in ("seed", "sync")},
         "sharing": {"regime": tables["sharing"].get("regime")},
     }
 
@@ -41,7 +41,11 @@ def _meaning(config: RunConfig) -> dict[str, Any]:
 def _identity(policy: Mapping[str, Any]) -> dict[str, Any]:
     """A made policy is its recipe, wherever it lies; any other is its folder."""
     made = policy["make"] is not None
-    return {"make": policy["make"], "model": "" if made else str(Path(policy["model"]).absolute())}
+    return {
+        "make": policy["make"],
+        "frozen": policy["frozen"],
+        "model": "" if made else str(Path(policy["model"]).absolute()),
+    }
 
 
 def _first_difference(before: Any, after: Any, path: tuple[str, ...]) -> tuple[tuple[str, ...], Any, Any] | None:

@@ -10,6 +10,7 @@ def check_rules(config: RunConfig, *, where: str) -> None:
     """Raises ConfigError for the first pair of keys that contradict each other."""
     for name, policy in config.policies.items():
         _check_policy(name, policy, where)
+    _check_learning(config, where)
     _check_slots(config, where)
     if not isinstance(config.sharing.get("regime"), str):
         raise ConfigError(
@@ -19,7 +20,7 @@ def check_rules(config: RunConfig, *, where: str) -> None:
             wanted="the name of a sharing regime in quotes",
             cure='for example regime = "independent"',
         )
-    if config.pool.train_prompts < len(config.tasks):
+    if 0 < config.pool.train_prompts < len(config.tasks):
         raise ConfigError(
             "pool.train_prompts: fewer prompts than tasks",
             where=where,
@@ -42,16 +43,27 @@ def _check_policy(name: str, policy: PolicyTable, where: str) -> None:
         )
     if not re.fullmatch(r"cpu|cuda", policy.device):
         raise ConfigError(f"{key}.device: not valid", where=where, got=policy.device, wanted="'cpu' or 'cuda'")
-    if policy.frozen:
-        raise ConfigError(
-            f"{key}.frozen: no sharing regime uses a frozen policy yet",
-            where=where,
-            got=True,
-            cure=f"drop {key}.frozen",
-        )
     if policy.make is not None:
         _check_recipe(f"{key}.make", policy.make, where)
-    _check_learner(key, policy, where)
+    if policy.rollout.workers < 1:
+        raise ConfigError(f"{key}.rollout.workers: a policy needs a worker", where=where, got=0, wanted=">= 1")
+    if not policy.frozen:
+        _check_learner(key, policy, where)
+
+
+def _check_learning(config: RunConfig, where: str) -> None:
+    """Somebody learns; and policies that step together save the same steps, or they could not go on together."""
+    if not config.learning:
+        raise ConfigError("policies: all are frozen", where=where, wanted="one that learns")
+    every = {name: config.policies[name].learner.checkpoint_every for name in config.learning}
+    if config.run.sync and len(set(every.values())) > 1:
+        name = list(every)[-1]
+        raise ConfigError(
+            f"policies.{name}.learner.checkpoint_every: policies of a synchronous run save the same steps",
+            where=where,
+            got=every[name],
+            wanted=f"{every[config.learning[0]]} as for {config.learning[0]}",
+        )
 
 
 def _check_recipe(key: str, make: MakeTable, where: str) -> None:
@@ -80,10 +92,6 @@ def _check_recipe(key: str, make: MakeTable, where: str) -> None:
 
 def _check_learner(key: str, policy: PolicyTable, where: str) -> None:
     learner = policy.learner
-    if policy.rollout.workers < 1:
-        raise ConfigError(
-            f"{key}.rollout.workers: a policy that learns needs a worker", where=where, got=0, wanted=">= 1"
-        )
     if learner.minibatches > learner.prompts_per_step:
         raise ConfigError(
             f"{key}.learner.minibatches: more minibatches than prompts in a step",
@@ -105,7 +113,7 @@ def _check_learner(key: str, policy: PolicyTable, where: str) -> None:
 
 
 def _check_slots(config: RunConfig, where: str) -> None:
-    allocation, num_policies = config.allocation, len(config.policies)
+    allocation, num_policies = config.allocation, len(config.learning)
     if allocation.floor_slots * num_policies > allocation.slots:
         raise ConfigError(
             f"allocation.floor_slots: the floors of {num_policies} policies exceed all slots",
@@ -115,6 +123,8 @@ def _check_slots(config: RunConfig, where: str) -> None:
             f"{allocation.floor_slots * num_policies}",
         )
     for name, policy in config.policies.items():
+        if policy.frozen:
+            continue  # its worker scores and holds no lease
         least = policy.rollout.group_size * policy.rollout.workers
         if allocation.floor_slots < least:  # a worker starts a group only when its lease holds all of it
             raise ConfigError(

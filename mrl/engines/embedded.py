@@ -8,15 +8,16 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel
 
-from mrl.engines.engine import Generation, GenerationRequest
+from mrl.engines.engine import Generation, GenerationRequest, ScoringRequest
 from mrl.engines.sampling import SeededSampler
 from mrl.errors import WeightsError
 from mrl.models.parameters import replace_weights
-from mrl.models.scoring import score_tokens
+from mrl.models.scoring import score_answers, score_tokens
 from mrl.records.version import Version, VersionSpan
 
 
@@ -55,6 +56,12 @@ class EmbeddedEngine:
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probabilities in nats of every token after the first under the loaded weights, at temperature 1."""
         return score_tokens(self._model, token_ids)
+
+    def score_answers(self, request: ScoringRequest) -> list[npt.NDArray[np.float32]]:
+        """[T] log-probabilities of each answer, at the sampling temperature. Raises WeightsError as `generate` does."""
+        if self._version is None:
+            raise WeightsError("the engine has no verified weights to score with")
+        return score_answers(self._model, request.prompt_token_ids, request.answers, temperature=self._temperature)
 
     def release(self, version: Version) -> None:
         """The loaded weights are verified: serve them as `version`."""

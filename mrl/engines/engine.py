@@ -32,6 +32,15 @@ class Generation:
     finished: bool
 
 
+@dataclass(frozen=True, slots=True)
+class ScoringRequest:
+    """Say what these answers to a prompt are worth to the policy."""
+
+    prompt_token_ids: npt.NDArray[np.int32]
+    answers: Sequence[npt.NDArray[np.int32]]
+    """[T] token ids of each, none empty."""
+
+
 class Engine(Protocol):
     """An engine serves one version at a time and knows which."""
 
@@ -47,6 +56,12 @@ class Engine(Protocol):
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probabilities in nats of every token after the first under the loaded weights, at temperature 1."""
+
+    def score_answers(self, request: ScoringRequest) -> list[npt.NDArray[np.float32]]:
+        """[T] log-probabilities in nats of the tokens of each answer, at the sampling temperature.
+
+        Equal requests to equal weights give equal bits. Raises WeightsError when nothing is served.
+        """
 
     def release(self, version: Version) -> None:
         """The loaded weights are verified: serve them as `version`."""

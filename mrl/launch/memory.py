@@ -1,6 +1,7 @@
 """A rough estimate of the memory that a plan needs, before anything is started."""
 
 import math
+import re
 from pathlib import Path
 
 from mrl.config.schema import MakeTable, PolicyTable
@@ -16,11 +17,14 @@ ADAMW_COPIES = 4
 
 
 def num_parameters(policy: PolicyTable) -> int:
-    """Parameters of a policy: from its recipe, or from the size of its weights at two bytes each; 0 when unknown."""
+    """Parameters of a policy: from its recipe, or from the size of its weights at two bytes each; 0 when unknown.
+
+    Before the weights are there, the name of their source says it ("Qwen/Qwen3-1.7B").
+    """
     if policy.make is not None:
         return _of_recipe(policy.make)
     files = list(Path(policy.model).glob("*.safetensors"))
-    return sum(file.stat().st_size for file in files) // 2
+    return sum(file.stat().st_size for file in files) // 2 if files else _named(policy.source)
 
 
 def estimate_mib(spec: ProcessSpec, policy: PolicyTable | None) -> float:
@@ -30,9 +34,8 @@ def estimate_mib(spec: ProcessSpec, policy: PolicyTable | None) -> float:
     parameters = num_parameters(policy)
     if spec.role == "learner":
         ranks = policy.learner.processes
-        return DAEMON_MIB + ranks * (
-            TORCH_MIB + ADAMW_COPIES * FLOAT_BYTES * parameters / MIB + _activations_mib(policy)
-        )
+        copies = ADAMW_COPIES + bool(policy.objective.kl_coefficient)  # the policy at the start of the run
+        return DAEMON_MIB + ranks * (TORCH_MIB + copies * FLOAT_BYTES * parameters / MIB + _activations_mib(policy))
     return TORCH_MIB + FLOAT_BYTES * parameters / MIB
 
 
@@ -43,6 +46,11 @@ def _activations_mib(policy: PolicyTable) -> float:
     else:
         hidden, layers = float(policy.make.hidden_size), policy.make.num_layers
     return 34 * FLOAT_BYTES / 2 * policy.learner.microbatch_tokens * hidden * layers / MIB
+
+
+def _named(source: str) -> int:
+    found = re.search(r"(\d+(?:\.\d+)?)B\b", source)
+    return int(float(found[1]) * 1e9) if found else 0
 
 
 def _of_recipe(make: MakeTable) -> int:

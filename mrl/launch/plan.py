@@ -67,7 +67,8 @@ def build_plan(
     for name, policy in config.policies.items():
         for index in range(policy.rollout.workers):
             specs.append(_worker(name, policy, index, run_folder, python, placement.get(("worker", name, index), ())))
-    specs.append(_evaluator(config, run_folder, python, tuple(gpus[:1])))
+    spare = [gpu for gpu in gpus if not any(gpu in taken for taken in placement.values())]
+    specs.append(_evaluator(config, run_folder, python, tuple((spare or gpus)[:1])))
     here = hosts[0] if hosts else ""
     return Plan(tuple(_on_host(spec, lives_on.get(spec.policy, here), here) for spec in specs))
 

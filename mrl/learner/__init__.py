@@ -2,10 +2,15 @@
 
 - `ledger`    who samples which prompt, within the staleness budget; pure
 - `intake`    the socket thread around the ledger
-- `peers`     the bounded conversation with the exchange
+- `peers`     what a learner needs of the exchange
+- `gather`    how the groups of a step come together, each policy at its own pace; `lockstep` where all step together
+- `batches`   groups and what peers say become the order of a step
 - `packing`   training examples -> packed tensors, the only bridge from records to tensors
 - `world`     the process group of one policy: shares, sums, broadcasts
-- `step`      one optimizer step over a packed batch
+- `forward`   log-probs and entropies of a packed batch's answer tokens
+- `loss`      the components' terms on them, divided by what is known before
+- `step`      one optimizer update over packed batches
+- `trainer`   all updates of a step, and what they say (`tally`, `peer_logprobs`)
 - `loop`      the learner's life
 
 Shapes: N packed sequences of L tokens, T answer tokens of all rows of a batch, R rows.

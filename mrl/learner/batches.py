@@ -1,42 +1,18 @@
 """The first rank's work before every step: gather own groups, hear the peers, let the regime assign credit."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
-from mrl.errors import PeerLost
+from mrl.learner.gather import Gathering, Stopping
 from mrl.learner.intake import Intake
 from mrl.learner.order import StepOrder
-from mrl.metrics.telemetry import Telemetry
-from mrl.records.experience import Received
+from mrl.learner.peers import PeerSource
 from mrl.records.rollouts import ScoredGroup
 from mrl.records.version import Version, age_versions
 from mrl.sharing.cost import SharedRows
 from mrl.sharing.regime import Absorbed, Regime, Rescue
-
-WAIT_SLICE_S = 0.2
-
-
-class PeerSource(Protocol):
-    """What the learner needs of the exchange client; nothing here ever waits."""
-
-    def fetch(self, prompt_ids: list[str], *, limit: int, max_age_versions: int | None, watch: bool) -> None:
-        """Ask for successes on these prompts."""
-
-    def unwatch(self, prompt_ids: list[str]) -> None:
-        """No longer interested."""
-
-    def take(self) -> list[Received]:
-        """Records that came since the last call."""
-
-    def announce(self, version: Version, *, resumed: bool = False) -> None:
-        """This policy now trains at `version`."""
-
-    def lost_s(self) -> float:
-        """Seconds without any answer from the exchange."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +22,7 @@ class PreparedStep:
     order: StepOrder
     values: dict[str, float]
     groups: list[ScoredGroup]
-    rescued: list[Rescue]
+    rescued: Sequence[Rescue]
     tokens: int
     """Answer tokens of the own groups."""
     shared: Sequence[SharedRows] = ()
@@ -54,56 +30,30 @@ class PreparedStep:
 
 
 class BatchMaker:
-    """Forms the order of one step after the other."""
+    """Forms the order of one step after the other; `gathering` says how their groups come together."""
 
-    def __init__(
-        self, intake: Intake, regime: Regime, peers: PeerSource | None, telemetry: Telemetry, *, data_timeout_s: float
-    ) -> None:
-        self._intake, self._regime, self._peers = intake, regime, peers
-        self._telemetry, self._data_timeout_s = telemetry, data_timeout_s
+    def __init__(self, intake: Intake, regime: Regime, peers: PeerSource | None, gathering: Gathering) -> None:
+        self._intake, self._regime, self._peers, self._gathering = intake, regime, peers, gathering
 
-    def ask_again(self) -> None:
-        """After a resume: ask once more for everything that the restored regime awaits."""
-        self._ask(self._regime.awaited())
+    def begin(self) -> None:
+        """The first weights are out; after a resume, ask once more for what the restored regime awaits."""
+        self._gathering.begin()
 
-    def prepare(self, step: int, rng: np.random.Generator, stopping: Callable[[], bool]) -> PreparedStep | None:
+    def prepare(self, step: int, rng: np.random.Generator, stopping: Stopping) -> PreparedStep | None:
         """The next step's order, or None when the role is stopping.
 
         Raises PeerLost when no batch came together within the time limit.
         """
-        started_s = time.monotonic()
-        groups = self._gather(step, stopping)
-        if groups is None:
+        gathered = self._gathering.gather(step, stopping)
+        if gathered is None:
             return None
-        waited_s = time.monotonic() - started_s
-        received = self._peers.take() if self._peers else []
-        absorbed = self._regime.absorb(groups, received, step=step, rng=rng)
+        groups = gathered.groups
+        absorbed = self._regime.absorb(groups, step=step, rng=rng)
         if self._peers and absorbed.forget:
             self._peers.unwatch(absorbed.forget)
-        values = batch_values(groups, step) | dict(absorbed.counts) | self._drops()
-        values["time/wait_for_groups_s"] = waited_s
+        values = batch_values(groups, step) | dict(absorbed.counts) | self._drops() | dict(gathered.values)
         values["exchange/lost_s"] = self._peers.lost_s() if self._peers else 0.0
         return PreparedStep(_order(absorbed), values, groups, absorbed.rescued, _num_tokens(groups), absorbed.shared)
-
-    def _gather(self, step: int, stopping: Callable[[], bool]) -> list[ScoredGroup] | None:
-        deadline_s = time.monotonic() + self._data_timeout_s
-        whom = f"workers of {self._telemetry.policy}"
-        with self._telemetry.awaiting("groups", whom=whom, bound_s=self._data_timeout_s):
-            while not stopping():
-                for group in self._intake.arrivals():
-                    self._ask(self._regime.asks(group))
-                batch = self._intake.next_batch(step)
-                if batch is not None:
-                    return batch
-                if time.monotonic() > deadline_s:
-                    raise PeerLost(f"no batch for step {step} within {self._data_timeout_s:.0f} s from the {whom}")
-                self._intake.wait_for_change(WAIT_SLICE_S)
-        return None
-
-    def _ask(self, prompt_ids: list[str]) -> None:
-        how = self._regime.asking
-        if self._peers and how and prompt_ids:
-            self._peers.fetch(prompt_ids, limit=how.limit, max_age_versions=how.max_age_versions, watch=how.watch)
 
     def _drops(self) -> dict[str, float]:
         counts = self._intake.take_counts()
@@ -113,6 +63,9 @@ class BatchMaker:
             "groups/granted_again": counts.get("granted_again", 0),
             "groups/repeated": counts.get("repeated", 0),
             "groups/unsound": counts.get("unsound", 0),
+            "groups/uniform_dropped": counts.get("uniform_groups", 0),
+            "groups/uniform_dropped_tokens": counts.get("uniform_tokens", 0),
+            "groups/uniform_taken": counts.get("uniform_taken", 0),
         }
 
 
@@ -139,4 +92,4 @@ def _num_tokens(groups: Sequence[ScoredGroup]) -> int:
 
 
 def _order(absorbed: Absorbed) -> StepOrder:
-    return StepOrder(absorbed.examples, absorbed.denominators)
+    return StepOrder(absorbed.examples, absorbed.denominators, absorbed.expansion)

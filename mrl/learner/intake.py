@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mrl.errors import RecordError, RoleFailed
-from mrl.learner.ledger import WorkLedger
+from mrl.learner.ledger import IsSettled, WorkLedger, always
 from mrl.records.codec import decode, encode
 from mrl.records.rollouts import (
     Groups,
@@ -26,7 +26,7 @@ WORKER_SILENCE_S = 60.0
 
 
 class Intake:
-    """Grants work and takes groups in. `next_batch`, `arrivals` and `announce` are called by the learner's thread."""
+    """Grants work and takes groups in. All but the serving itself is called by the learner's thread."""
 
     def __init__(
         self, server: ServerSocket, ledger: WorkLedger, *, clock: Callable[[], float] = time.monotonic
@@ -61,10 +61,15 @@ class Intake:
             if not self._arrivals:
                 self._changed.wait(timeout_s)
 
-    def next_batch(self, step: int) -> list[ScoredGroup] | None:
-        """The groups of `step` when there are enough; never waits."""
+    def unsettled(self, step: int, is_settled: IsSettled = always, hold_versions: int = 0) -> int | None:
+        """How many groups that are not settled the next batch would have; None while there are too few groups."""
         with self._changed:
-            return self._ledger.take_batch(step)
+            return self._ledger.unsettled(step, is_settled, hold_versions)
+
+    def next_batch(self, step: int, is_settled: IsSettled = always, hold_versions: int = 0) -> list[ScoredGroup] | None:
+        """The groups of `step` when there are enough, settled ones first; never waits."""
+        with self._changed:
+            return self._ledger.take_batch(step, is_settled, hold_versions)
 
     def state(self) -> dict[str, Any]:
         """The ledger's part of a checkpoint."""

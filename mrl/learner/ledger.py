@@ -1,7 +1,8 @@
 """Which prompts are being sampled by whom, and which groups are ready: the learner's books, without socket or clock.
 
 Admission paces sampling: at step v at most (eta + v + 1) * B groups are accepted or running (AReaL, arXiv 2505.24298,
-section 4). The staleness bound itself is enforced in `take_batch`.
+section 4). The staleness bound itself is enforced in `take_batch`. With dynamic sampling (DAPO, arXiv 2503.14476,
+section 3.2) a group whose answers all have one reward is not accepted, and the next prompt takes its place.
 """
 
 from collections import Counter, deque
@@ -15,12 +16,17 @@ from mrl.records.version import Version, is_void
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How much may be sampled: B groups per step, at most `max_staleness_versions` ahead, `total_steps` in all."""
+    """How much may be sampled: B groups per step, at most `max_staleness_versions` ahead, `total_steps` in all.
+
+    With `drop_uniform` groups of equal rewards are dropped, until `max_resampling` * B groups were sampled for a step.
+    """
 
     groups_per_step: int
     group_size: int
     max_staleness_versions: int
     total_steps: int
+    drop_uniform: bool = False
+    max_resampling: float = 10.0
 
 
 @dataclass(slots=True)
@@ -29,6 +35,23 @@ class Running:
 
     position: int
     worker: str
+
+
+@dataclass(slots=True)
+class Ready:
+    """A group that can be trained on, and how many batches were formed without it."""
+
+    position: int
+    group: ScoredGroup
+    passed_over: int = 0
+
+
+IsSettled = Callable[[ScoredGroup], bool]
+
+
+def always(_group: ScoredGroup) -> bool:
+    """Nobody has anything more to say about any group."""
+    return True
 
 
 @dataclass
@@ -43,10 +66,13 @@ class WorkLedger:
     cursor: int = 0
     accepted: int = 0
     """Groups consumed or ready."""
+    dropped: int = 0
+    """Uniform groups dropped since the last batch was taken."""
     returned: deque[int] = field(default_factory=deque)
     """Positions whose grant was lost; granted again first."""
     running: dict[str, Running] = field(default_factory=dict)
-    ready: deque[tuple[int, ScoredGroup]] = field(default_factory=deque)
+    ready: list[Ready] = field(default_factory=list)
+    """Oldest first."""
     last_seen_s: dict[str, float] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -72,7 +98,7 @@ class WorkLedger:
             del self.last_seen_s[worker]
 
     def accept(self, groups: Sequence[ScoredGroup], worker: str, now_s: float) -> list[ScoredGroup]:
-        """Take finished groups over; returns the new ones.
+        """Take finished groups over; returns the new ones, uniform ones that are dropped included.
 
         A repeated or unknown ticket is counted and ignored. A group that is not what was granted, or that has a token
         without version or log-probability, is counted and its prompt sampled again.
@@ -87,28 +113,42 @@ class WorkLedger:
                 self.counts["unsound"] += 1
                 self.returned.append(position)
             else:
-                self.ready.append((position, group))
-                self.accepted += 1
                 new.append(group)
+                if not self._drop_uniform(group):
+                    self.ready.append(Ready(position, group))
+                    self.accepted += 1
         return new
 
-    def take_batch(self, step: int) -> list[ScoredGroup] | None:
-        """The oldest B groups that are fresh enough to train at `step`, or None when there are too few."""
-        self.step = step
-        self._drop_stale(step)
-        if len(self.ready) < self.pace.groups_per_step:
+    def take_batch(self, step: int, is_settled: IsSettled = always, hold_versions: int = 0) -> list[ScoredGroup] | None:
+        """B groups that are fresh enough to train at `step`, or None when there are too few.
+
+        First those that cannot wait: at the staleness bound, or passed over in `hold_versions` batches. Then settled
+        ones, for which waiting has nothing more to give. Then the others. Each oldest first.
+        """
+        chosen = self._choose(step, is_settled, hold_versions)
+        if chosen is None:
             return None
-        return [self.ready.popleft()[1] for _ in range(self.pace.groups_per_step)]
+        taken = {entry.position for entry in chosen}
+        self.ready = [entry for entry in self.ready if entry.position not in taken]
+        for entry in self.ready:
+            entry.passed_over += 1
+        self.dropped = 0
+        return [entry.group for entry in chosen]
+
+    def unsettled(self, step: int, is_settled: IsSettled = always, hold_versions: int = 0) -> int | None:
+        """How many groups of the batch that `take_batch` would form now are not settled; None when there is none."""
+        chosen = self._choose(step, is_settled, hold_versions)
+        return None if chosen is None else sum(not is_settled(entry.group) for entry in chosen)
 
     def state(self) -> dict[str, Any]:
         """What a resume needs: positions not yet trained are sampled again."""
-        open_positions = [position for position, _ in self.ready]
+        open_positions = [entry.position for entry in self.ready]
         open_positions += [run.position for run in self.running.values()] + list(self.returned)
-        return {"cursor": self.cursor, "open": sorted(open_positions)}
+        return {"cursor": self.cursor, "open": sorted(open_positions), "dropped": self.dropped}
 
     def restore(self, state: dict[str, Any], step: int) -> None:
         """Go on after `step` with the positions of a saved state."""
-        self.cursor, self.returned = state["cursor"], deque(state["open"])
+        self.cursor, self.returned, self.dropped = state["cursor"], deque(state["open"]), state["dropped"]
         self.step, self.accepted = step, step * self.pace.groups_per_step
 
     def _grant_one(self, request: WorkRequest) -> WorkItem:
@@ -144,17 +184,48 @@ class WorkLedger:
             self.returned.append(self.running.pop(ticket).position)
             self.counts["granted_again"] += 1
 
+    def _choose(self, step: int, is_settled: IsSettled, hold_versions: int) -> list[Ready] | None:
+        """The B entries of the batch of `step`, or None when too few are fresh enough."""
+        self.step = step
+        self._drop_stale(step)
+        if len(self.ready) < self.pace.groups_per_step:
+            return None
+
+        def standing(entry: Ready) -> int:
+            at_bound = step - entry.group.oldest.step >= self.pace.max_staleness_versions
+            if at_bound or entry.passed_over >= hold_versions:
+                return 0
+            return 1 if is_settled(entry.group) else 2
+
+        return sorted(self.ready, key=standing)[: self.pace.groups_per_step]
+
+    def _drop_uniform(self, group: ScoredGroup) -> bool:
+        """Whether a new group is to be dropped because all its rewards are equal; counts it if uniform."""
+        if not self.pace.drop_uniform or len({answer.reward for answer in group.answers}) > 1:
+            return False
+        if self.dropped + 1 > (self.pace.max_resampling - 1) * self.pace.groups_per_step:
+            self.counts["uniform_taken"] += 1
+            return False
+        self.dropped += 1
+        self.counts["uniform_groups"] += 1
+        self.counts["uniform_tokens"] += _num_tokens(group)
+        return True
+
     def _drop_stale(self, step: int) -> None:
-        fresh: deque[tuple[int, ScoredGroup]] = deque()
-        for position, group in self.ready:
-            stale = step - group.oldest.step > self.pace.max_staleness_versions
-            if stale or is_void(group.oldest, self.resumed_at):
+        fresh = []
+        for entry in self.ready:
+            stale = step - entry.group.oldest.step > self.pace.max_staleness_versions
+            if stale or is_void(entry.group.oldest, self.resumed_at):
                 self.counts["stale_groups"] += 1
-                self.counts["stale_tokens"] += sum(span.num_tokens for a in group.answers for span in a.versions)
+                self.counts["stale_tokens"] += _num_tokens(entry.group)
                 self.accepted -= 1
             else:
-                fresh.append((position, group))
+                fresh.append(entry)
         self.ready = fresh
+
+
+def _num_tokens(group: ScoredGroup) -> int:
+    return sum(span.num_tokens for answer in group.answers for span in answer.versions)
 
 
 def _is_dated(answer: Answer) -> bool:

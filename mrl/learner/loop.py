@@ -1,7 +1,8 @@
 """The life of a learner: prepare, train, publish, and again, until its steps are done.
 
 The first rank speaks to the other roles; the others follow the orders that it broadcasts. Peers are optional at every
-step: what they sent in time is in the order, and nothing waits for them.
+step: what they sent in time is in the order, and no wait for them is without a bound. In a synchronous run nothing that
+is trained on or saved depends on time, on the number of lives, or on who was first.
 """
 
 import time
@@ -18,9 +19,10 @@ from mrl.checkpoint.optimizer_state import optimizer_tensors, restore_optimizer
 from mrl.checkpoint.store import Checkpoint, CheckpointStore
 from mrl.errors import RoleFailed
 from mrl.files import replace_file
-from mrl.learner.batches import BatchMaker, PeerSource, PreparedStep
+from mrl.learner.batches import BatchMaker, PreparedStep
 from mrl.learner.intake import Intake
 from mrl.learner.order import decode_order, encode_order
+from mrl.learner.peers import PeerSource
 from mrl.learner.trainer import Trainer, check_head
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.parameters import named_weights, replace_weights
@@ -84,7 +86,7 @@ class Learner:
     ) -> None:
         self._trainer, self._schedule, self._first = trainer, schedule, first
         self._version, self._seed = start, seed
-        self._rng = np.random.default_rng([seed, start.run_epoch, 1])
+        self._rng = np.random.default_rng([seed, 0, 1])
         self._canary_ids = canary_sequences(trainer.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
         check_head(trainer.model, self._canary_ids)
         self._skipped = 0
@@ -98,7 +100,7 @@ class Learner:
         log.info("learning", start=str(self._version), steps=self._schedule.total)
         if self._first:
             self._publish(self._first, resumed=self._version.run_epoch > 0)
-            self._first.batches.ask_again()
+            self._first.batches.begin()
         while self._version.step < self._schedule.total:
             started_s = time.monotonic()
             prepared = self._prepare(stopping)
@@ -161,7 +163,7 @@ class Learner:
             "rate/trained_tokens_s": values["tokens/trained"] / (end_s - started_s),
             "rate/steps_per_hour": 3600.0 / (end_s - started_s),
         }
-        gaps = gap_values(prepared.shared, self._trainer.imitated)
+        gaps = gap_values(prepared.shared, self._trainer.peer_logprobs)
         first.telemetry.metrics(step, prepared.values | values | gaps | times)
 
     def _publish(self, first: FirstRank, *, resumed: bool) -> None:

@@ -2,9 +2,11 @@
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from mrl.records.codec import pack_array, unpack_array
 from mrl.sharing.regime import TrainingExample
@@ -12,10 +14,14 @@ from mrl.sharing.regime import TrainingExample
 
 @dataclass(frozen=True, slots=True)
 class StepOrder:
-    """The rows of one step in training order, and the denominators of the loss components over all of them."""
+    """The rows of one step in training order, and the denominators of the loss components over all of them.
+
+    `expansion` multiplies the policy's number of minibatches.
+    """
 
     examples: list[TrainingExample]
     denominators: dict[str, float]
+    expansion: float = 1.0
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -28,50 +34,59 @@ class _Row(msgspec.Struct, frozen=True):
     prompt_id: str
     source: str
     phase: int
+    behaviour_spans: bytes | None
+    teacher: bytes | None
+    teacher_spans: bytes | None
 
 
 class _Order(msgspec.Struct, frozen=True):
     rows: list[_Row]
     denominators: dict[str, float]
+    expansion: float
 
 
 def encode_order(order: StepOrder) -> bytes:
     """The order as msgpack, arrays as raw bytes."""
-    return msgspec.msgpack.encode(_Order([_to_row(example) for example in order.examples], order.denominators))
+    rows = [_to_row(example) for example in order.examples]
+    return msgspec.msgpack.encode(_Order(rows, order.denominators, order.expansion))
 
 
 def decode_order(data: bytes) -> StepOrder:
     """The order behind `encode_order`; it comes from the first rank of the same process group."""
     wire = msgspec.msgpack.decode(data, type=_Order)
-    return StepOrder([_from_row(row) for row in wire.rows], wire.denominators)
+    return StepOrder([_from_row(row) for row in wire.rows], wire.denominators, wire.expansion)
 
 
 def split_minibatches(order: StepOrder, num_minibatches: int, rng: np.random.Generator) -> list[StepOrder]:
-    """Rows dealt into minibatches: shuffled within each phase, lower phases first, denominators divided evenly.
+    """Rows dealt into parts of equal size, one optimizer update each, denominators divided evenly.
 
-    With one minibatch the rows keep their order.
+    There are `num_minibatches` parts times the order's expansion, rounded, at least one. Rows are shuffled within each
+    phase, lower phases first. With one part the rows keep their order.
     """
-    if num_minibatches == 1:
+    num_parts = max(1, round(num_minibatches * order.expansion))
+    if num_parts == 1:
         return [order]
     shuffled = [order.examples[i] for i in rng.permutation(len(order.examples))]
     rows = sorted(shuffled, key=lambda example: example.phase)
-    bounds = np.linspace(0, len(rows), num_minibatches + 1).astype(int)
-    share = {name: value / num_minibatches for name, value in order.denominators.items()}
+    bounds = np.linspace(0, len(rows), num_parts + 1).astype(int)
+    share = {name: value / num_parts for name, value in order.denominators.items()}
     return [StepOrder(rows[a:b], share) for a, b in itertools.pairwise(bounds)]
 
 
 def _to_row(example: TrainingExample) -> _Row:
-    behaviour = example.behaviour_logprobs
     return _Row(
         pack_array(example.prompt_token_ids, "i4"),
         pack_array(example.answer_token_ids, "i4"),
         example.component,
         pack_array(example.advantages, "f4"),
         pack_array(example.weights, "f4"),
-        None if behaviour is None else pack_array(behaviour, "f4"),
+        _pack_optional(example.behaviour_logprobs, "f4"),
         example.prompt_id,
         example.source,
         example.phase,
+        _pack_optional(example.behaviour_spans, "i4"),
+        _pack_optional(example.teacher_logprobs, "f4"),
+        _pack_optional(example.teacher_spans, "i4"),
     )
 
 
@@ -82,8 +97,19 @@ def _from_row(row: _Row) -> TrainingExample:
         component=row.component,
         advantages=unpack_array(row.advantages, "f4"),
         weights=unpack_array(row.weights, "f4"),
-        behaviour_logprobs=None if row.behaviour is None else unpack_array(row.behaviour, "f4"),
+        behaviour_logprobs=_unpack_optional(row.behaviour, "f4"),
         prompt_id=row.prompt_id,
         source=row.source,
         phase=row.phase,
+        behaviour_spans=_unpack_optional(row.behaviour_spans, "i4"),
+        teacher_logprobs=_unpack_optional(row.teacher, "f4"),
+        teacher_spans=_unpack_optional(row.teacher_spans, "i4"),
     )
+
+
+def _pack_optional(values_T: npt.NDArray[Any] | None, dtype: str) -> bytes | None:
+    return None if values_T is None else pack_array(values_T, dtype)
+
+
+def _unpack_optional(data: bytes | None, dtype: str) -> npt.NDArray[Any] | None:
+    return None if data is None else unpack_array(data, dtype)

@@ -6,6 +6,7 @@ derives that attention never crosses a row. The last answer token is a target on
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,9 @@ class PackedBatch:
     """One forward pass: N sequences of L tokens that hold T answer tokens.
 
     The token-wise tensors are flat over all rows. `predict_at_T[t]` is the place, in the flattened [N * L] sequences,
-    whose hidden state predicts answer token t. `behaviour_logprobs_T` is 0 where `component_T` has no behaviour.
+    whose hidden state predicts answer token t. `behaviour_logprobs_T` is 0 for rows without behaviour,
+    `teacher_logprobs_T` NaN for rows without a teacher. Both hold the log-prob of the token's span; spans are numbered
+    from 0 over all rows, None says that every token is one. A row is in one batch, and its tokens stand together.
     """
 
     input_ids_NL: Tensor
@@ -31,12 +34,16 @@ class PackedBatch:
     advantages_T: Tensor
     weights_T: Tensor
     behaviour_logprobs_T: Tensor
+    teacher_logprobs_T: Tensor
     row_T: Tensor
     """Which of the packed examples each token belongs to."""
+    behaviour_span_T: Tensor | None = None
+    teacher_span_T: Tensor | None = None
 
     def to(self, device: torch.device) -> "PackedBatch":
         """The same batch on another device."""
-        return PackedBatch(*(getattr(self, name).to(device) for name in self.__slots__))
+        tensors: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        return PackedBatch(**{name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None})
 
 
 def row_tokens(example: TrainingExample) -> int:
@@ -95,7 +102,7 @@ def _lay_out(
 ) -> PackedBatch:
     input_ids = np.zeros((len(bins), capacity), dtype=np.int64)
     position_ids = np.zeros((len(bins), capacity), dtype=np.int64)
-    columns: list[list[npt.NDArray[np.generic]]] = [[] for _ in range(7)]
+    columns: list[dict[str, npt.NDArray[Any]]] = []
     for sequence, rows in enumerate(bins):
         start = 0
         for place in rows:
@@ -104,34 +111,40 @@ def _lay_out(
             input_ids[sequence, start : start + tokens.size] = tokens
             position_ids[sequence, start : start + tokens.size] = np.arange(tokens.size)
             first = sequence * capacity + start + row.prompt_token_ids.size - 1
-            for column, values in zip(columns, _token_columns(row, place, first, index_of[row.component]), strict=True):
-                column.append(values)
+            columns.append(_token_columns(row, place, first, index_of[row.component]))
             start += tokens.size
-    predict_at, targets, component, advantages, weights, behaviour, places = (
-        np.concatenate(column) for column in columns
-    )
+    packed = [examples[place] for rows in bins for place in rows]
+    sizes = [row.answer_token_ids.size for row in packed]
     return PackedBatch(
-        torch.from_numpy(input_ids),
-        torch.from_numpy(position_ids),
-        torch.from_numpy(predict_at),
-        torch.from_numpy(targets),
-        torch.from_numpy(component),
-        torch.from_numpy(advantages),
-        torch.from_numpy(weights),
-        torch.from_numpy(behaviour),
-        torch.from_numpy(places),
+        input_ids_NL=torch.from_numpy(input_ids),
+        position_ids_NL=torch.from_numpy(position_ids),
+        behaviour_span_T=_spans([row.behaviour_spans for row in packed], sizes),
+        teacher_span_T=_spans([row.teacher_spans for row in packed], sizes),
+        **{name: torch.from_numpy(np.concatenate([row[name] for row in columns])) for name in columns[0]},
     )
 
 
-def _token_columns(row: TrainingExample, place: int, first: int, component: int) -> list[npt.NDArray[np.generic]]:
+def _spans(spans: Sequence[npt.NDArray[np.int32] | None], sizes: Sequence[int]) -> Tensor | None:
+    """[T] spans of all rows, numbered on; a row without any has one per token. None when no row has any."""
+    if all(of_row is None for of_row in spans):
+        return None
+    starts = np.cumsum([0, *sizes])[:-1]  # a row has at most as many spans as tokens
+    rows = zip(starts, sizes, spans, strict=True)
+    return torch.from_numpy(np.concatenate([start + (np.arange(n) if row is None else row) for start, n, row in rows]))
+
+
+def _token_columns(row: TrainingExample, place: int, first: int, component: int) -> dict[str, npt.NDArray[Any]]:
+    """One row's part of the token-wise tensors, by their names in `PackedBatch`."""
     num_tokens = row.answer_token_ids.size
     behaviour = np.zeros(num_tokens) if row.behaviour_logprobs is None else row.behaviour_logprobs
-    return [
-        np.arange(first, first + num_tokens, dtype=np.int64),
-        row.answer_token_ids.astype(np.int64),
-        np.full(num_tokens, component, dtype=np.int64),
-        row.advantages.astype(np.float32),
-        row.weights.astype(np.float32),
-        behaviour.astype(np.float32),
-        np.full(num_tokens, place, dtype=np.int64),
-    ]
+    teacher = np.full(num_tokens, np.nan) if row.teacher_logprobs is None else row.teacher_logprobs
+    return {
+        "predict_at_T": np.arange(first, first + num_tokens, dtype=np.int64),
+        "target_ids_T": row.answer_token_ids.astype(np.int64),
+        "component_T": np.full(num_tokens, component, dtype=np.int64),
+        "advantages_T": row.advantages.astype(np.float32),
+        "weights_T": row.weights.astype(np.float32),
+        "behaviour_logprobs_T": behaviour.astype(np.float32),
+        "teacher_logprobs_T": teacher.astype(np.float32),
+        "row_T": np.full(num_tokens, place, dtype=np.int64),
+    }

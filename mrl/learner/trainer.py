@@ -5,25 +5,31 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import AdamW
 
 from mrl.config.schema import LearnerTable
 from mrl.errors import ModelFolderError
-from mrl.learner.imitated import Float32s, ImitatedLogprobs
+from mrl.learner.forward import ForwardSettings, answer_logprobs, frozen_logprobs
+from mrl.learner.loss import needs_reference
 from mrl.learner.order import StepOrder, split_minibatches
 from mrl.learner.packing import PackedBatch, pack
-from mrl.learner.step import StepSettings, answer_logprobs, proximal_logprobs, update
+from mrl.learner.peer_logprobs import Float32s, PeerLogprobs
+from mrl.learner.step import Updater
+from mrl.learner.tally import Tally
 from mrl.learner.world import World
 from mrl.models.scoring import score_tokens
-from mrl.objectives.diagnostics import clipped_tokens, k3_nats, ratios, sampled_entropy_nats
+from mrl.objectives.specs import Imitation
 from mrl.sharing.regime import Component, TrainingExample
 
 HEAD_TOLERANCE_NATS = 1e-2
 
 
 class Trainer:
-    """Model and optimizer of one rank. Every rank holds all parameters; rows are dealt out, gradients are summed."""
+    """Model and optimizer of one rank. Every rank holds all parameters; rows are dealt out, gradients are summed.
+
+    `reference` is a frozen copy of the policy at the start of the run, needed where `needs_reference(components)`.
+    """
 
     def __init__(
         self,
@@ -35,21 +41,26 @@ class Trainer:
         seed: int,
         total_steps: int,
         world: World,
+        reference: nn.Module | None = None,
     ) -> None:
+        assert reference is not None or not needs_reference(components), "a component is held to a reference policy"
         # Dropout would make the learner's log-probabilities differ from the engine's, so it stays off in training.
         self.model, self.world = model.eval(), world
         self._table, self._components = table, tuple(components)
-        self._settings = StepSettings(
-            clip_low=table.clip_low,
-            clip_high=table.clip_high,
-            max_behaviour_weight=table.max_behaviour_weight,
-            max_grad_norm=table.max_grad_norm,
-            temperature=temperature,
-        )
+        self._forward = ForwardSettings(temperature)
         self._seed, self._total_steps = seed, total_steps
-        self.imitated: dict[int, Float32s] = {}
-        """Of the last step: place among its examples -> log-probs of an imitated row."""
+        self.peer_logprobs: dict[int, Float32s] = {}
+        """Of the last step: place among its examples -> [T] log-probs of a peer's row."""
         self.optimizer = AdamW(model.parameters(), lr=table.lr, betas=table.betas, weight_decay=table.weight_decay)
+        self._updater = Updater(
+            model,
+            self.optimizer,
+            self._components,
+            world,
+            forward=self._forward,
+            max_grad_norm=table.max_grad_norm,
+            reference=None if reference is None else reference.eval().requires_grad_(False),
+        )
 
     def train(self, order: StepOrder, step: int) -> dict[str, float]:
         """All updates of one step; returns its metrics, the same on every rank."""
@@ -58,32 +69,22 @@ class Trainer:
             group["lr"] = lr
         rng = np.random.default_rng([self._seed, step])
         parts = split_minibatches(order, self._table.minibatches, rng)
-        batches = [self._pack(part) for part in parts]
-        proximal = None
-        if len(parts) > 1:
-            proximal = [proximal_logprobs(self.model, group, self._settings) for group in batches]
-        values: dict[str, float] = {}
-        tally = Tally(self._components, self._settings, self.world)
-        imitated = ImitatedLogprobs(order, self._components, self.world)
-        for index, part in enumerate(parts):
-            own = None if proximal is None else proximal[index]
-            result, seen = update(
-                self.model,
-                self.optimizer,
-                batches[index],
-                own,
-                self._components,
-                part.denominators,
-                self._settings,
-                self.world,
-                num_rows=len(part.examples),
+        packed = [self._pack(part) for part in parts]
+        # The first update starts from the parameters of the step's start, so that its own forward is the proximal one.
+        proximal = [None, *(frozen_logprobs(self.model, batches, self._forward) for batches in packed[1:])]
+        losses: dict[str, float] = {}
+        tally = Tally(self._components, self.world)
+        of_peers = PeerLogprobs(order, self._components, self.world)
+        for index, (part, batches) in enumerate(zip(parts, packed, strict=True)):
+            result, seen = self._updater.update(
+                batches, proximal[index], part.denominators, update_index=index, num_rows=len(part.examples)
             )
             for name, value in result.items():
-                values[name] = values.get(name, 0.0) + value / len(parts)
-            tally.add(batches[index], seen, seen if own is None else own)
-            imitated.add(part, batches[index], seen)
-        self.imitated = imitated.values()
-        return values | tally.values() | {"optim/lr": lr}
+                losses[name] = losses.get(name, 0.0) + value / len(parts)
+            tally.add(batches, seen, index)
+            of_peers.add(part, batches, [values.logprobs_T for values in seen])
+        self.peer_logprobs = of_peers.values()
+        return losses | tally.values() | {"optim/lr": lr, "optim/updates": float(len(parts))}
 
     def _pack(self, part: StepOrder) -> list[PackedBatch]:
         batches = pack(
@@ -110,11 +111,10 @@ def check_head(model: nn.Module, token_ids: Sequence[Sequence[int]]) -> None:
     Raises ModelFolderError when they differ, which a head with a bias, soft-capping or scaling would make them do.
     """
     rows = [_as_row(np.asarray(ids, dtype=np.int32)) for ids in token_ids]
-    component = Component(rows[0].component, "imitation", 1.0, "rows")
+    component = Component(rows[0].component, Imitation(), 1.0, "rows", "own")
     (batch,) = pack(rows, [component], pack_tokens=32, microbatch_tokens=1_000_000)
-    settings = StepSettings(clip_low=0.2, clip_high=0.2, max_behaviour_weight=1.0, max_grad_norm=1.0, temperature=1.0)
     device = next(model.parameters()).device
-    trained = answer_logprobs(model, batch.to(device), settings).sort().values
+    trained = answer_logprobs(model, batch.to(device), ForwardSettings(temperature=1.0)).sort().values
     served = torch.tensor(score_tokens(model, token_ids), device=device).flatten().sort().values
     if not torch.allclose(trained, served, atol=HEAD_TOLERANCE_NATS):
         gap = float((trained - served).abs().max())
@@ -128,49 +128,3 @@ def check_head(model: nn.Module, token_ids: Sequence[Sequence[int]]) -> None:
 def _as_row(token_ids: npt.NDArray[np.int32]) -> TrainingExample:
     zeros = np.zeros(token_ids.size - 1, dtype=np.float32)
     return TrainingExample(token_ids[:1], token_ids[1:], "canary", zeros, zeros, None, "canary", "canary")
-
-
-class Tally:
-    """Sums of per-token diagnostics over the policy-gradient tokens of a step and over all ranks."""
-
-    def __init__(self, components: Sequence[Component], settings: StepSettings, world: World) -> None:
-        self._own = [i for i, component in enumerate(components) if component.objective == "policy_gradient"]
-        self._settings, self._world = settings, world
-        self._sums = torch.zeros(5, device=world.device)
-        self._largest = torch.zeros(1, device=world.device)
-
-    @torch.no_grad()
-    def add(self, batches: Sequence[PackedBatch], logprobs: Sequence[Tensor], proximal: Sequence[Tensor]) -> None:
-        """Count one update."""
-        for batch, logprobs_T, proximal_T in zip(batches, logprobs, proximal, strict=True):
-            own = torch.isin(batch.component_T, torch.tensor(self._own, device=batch.component_T.device))
-            now, start, behaviour = logprobs_T[own], proximal_T[own], batch.behaviour_logprobs_T[own]
-            clipped = clipped_tokens(
-                now,
-                start,
-                batch.advantages_T[own],
-                clip_low=self._settings.clip_low,
-                clip_high=self._settings.clip_high,
-            )
-            sums = [
-                torch.tensor(float(own.sum())),
-                torch.tensor(float(len(own))),
-                sampled_entropy_nats(behaviour).sum(),
-                clipped.sum(),
-                k3_nats(start, behaviour).sum(),
-            ]
-            self._sums += torch.stack([value.to(self._sums) for value in sums])
-            if len(start):
-                self._largest = torch.maximum(self._largest, ratios(start, behaviour).max())
-
-    def values(self) -> dict[str, float]:
-        """Means over tokens, after summing over ranks."""
-        own, trained, surprisal, clipped, k3 = self._world.sum_values(self._sums).tolist()
-        per_token = 1.0 / own if own else 0.0
-        return {
-            "tokens/trained": trained,
-            "entropy/sampled_nats": surprisal * per_token,
-            "ratio/clip_share": clipped * per_token,
-            "mismatch/k3_nats": k3 * per_token,
-            "mismatch/max_ratio": float(self._world.max_values(self._largest)),
-        }

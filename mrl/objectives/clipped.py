@@ -1,4 +1,4 @@
-"""The policy-gradient term of GRPO, PPO and decoupled PPO.
+"""The clipped policy-gradient terms: PPO, GRPO, Dr.GRPO, DAPO by token, GSPO by row, with a dual clip where asked.
 
 Shapes: T tokens.
 """
@@ -6,40 +6,44 @@ Shapes: T tokens.
 import torch
 from torch import Tensor
 
-MAX_LOG_RATIO_NATS = 20.0
+from mrl.objectives.correction import corrected
+from mrl.objectives.inputs import TermInputs
+from mrl.objectives.ratios import bounded_ratio, sequence_ratio
+from mrl.objectives.specs import Clipped
 
 
-def bounded_ratio(logprobs_T: Tensor, base_logprobs_T: Tensor) -> Tensor:
-    """exp(logp - logq), the exponent held in [-20, 20] against overflow; gradient through `logprobs_T` only."""
-    log_ratio_T = logprobs_T - base_logprobs_T.detach()
-    return torch.exp(log_ratio_T.clamp(-MAX_LOG_RATIO_NATS, MAX_LOG_RATIO_NATS))
+def clipped(spec: Clipped, inputs: TermInputs) -> Tensor:
+    """`clipped_surrogate` of the ratio that `spec` names, times its correction.
+
+    With pi_prox recomputed at the start of the step and a token correction it is decoupled PPO (arXiv 2110.00641, eq.
+    7); with the sampler as base and without correction, PPO on rows of whoever sampled them. Returns [T].
+    """
+    base_T = inputs.proximal_T if spec.base == "proximal" else inputs.behaviour_T
+    if spec.ratio == "sequence":
+        ratio_T = sequence_ratio(inputs.logprobs_T, base_T, inputs.row_T)
+    else:
+        ratio_T = bounded_ratio(inputs.logprobs_T, base_T)
+    term_T = clipped_surrogate(
+        ratio_T, inputs.advantages_T, clip_low=spec.clip_low, clip_high=spec.clip_high, dual_clip=spec.dual_clip
+    )
+    return corrected(term_T, spec.correction, inputs)
 
 
 def clipped_surrogate(
-    logprobs_T: Tensor, proximal_logprobs_T: Tensor, advantages_T: Tensor, *, clip_low: float, clip_high: float
+    ratio_T: Tensor, advantages_T: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None = None
 ) -> Tensor:
     """Per-token clipped surrogate, as a loss.
 
-        L_t = -min(r_t A_t, clip(r_t, 1 - low, 1 + high) A_t),   r_t = pi_theta(y_t) / pi_prox(y_t)
+        L_t = -min(r_t A_t, clip(r_t, 1 - low, 1 + high) A_t);   where A_t < 0:  L_t <- min(L_t, -dual A_t)
 
-    Equal clips give PPO (arXiv 1707.06347, eq. 7) and, with group-normalised advantages, GRPO (arXiv 2402.03300, eq.
-    3); a larger `clip_high` is DAPO's clip-higher (arXiv 2503.14476, eq. 8). With pi_prox recomputed at the start of
-    the step it is the clipped factor of decoupled PPO (arXiv 2110.00641, eq. 7).
-    Gradient flows through `logprobs_T` only; it is exactly 0 where A_t = 0. Returns [T].
+    With r = pi_theta / pi_prox, equal clips give PPO (arXiv 1707.06347, eq. 7) and, with group-normalised advantages,
+    GRPO (arXiv 2402.03300, eq. 3); a larger `clip_high` is DAPO's clip-higher (arXiv 2503.14476, eq. 8); a ratio of
+    whole rows is GSPO (arXiv 2507.18071, eq. 5). The dual clip bounds what one unlikely token of a bad answer can cost
+    (arXiv 1912.09729). Gradient flows through `ratio_T` only; it is exactly 0 where A_t = 0. Returns [T].
     """
-    ratio_T = bounded_ratio(logprobs_T, proximal_logprobs_T)
-    clipped_T = ratio_T.clamp(1 - clip_low, 1 + clip_high)
     advantages_T = advantages_T.detach()
-    return -torch.minimum(ratio_T * advantages_T, clipped_T * advantages_T)
-
-
-def behaviour_weight(proximal_logprobs_T: Tensor, behaviour_logprobs_T: Tensor, *, cap: float) -> Tensor:
-    """Detached importance weight that carries tokens sampled by an older version to the proximal policy.
-
-        w_t = sg[ min(pi_prox(y_t) / pi_behaviour(y_t), cap) ]
-
-    It multiplies the clipped term in decoupled PPO (arXiv 2110.00641, eq. 7); staying outside the clip, staleness and
-    engine mismatch are not mistaken for a policy change. The cap truncates (truncated importance sampling).
-    No gradient flows. Returns [T].
-    """
-    return bounded_ratio(proximal_logprobs_T.detach(), behaviour_logprobs_T).clamp(max=cap)
+    clipped_T = ratio_T.clamp(1 - clip_low, 1 + clip_high)
+    loss_T = -torch.minimum(ratio_T * advantages_T, clipped_T * advantages_T)
+    if dual_clip is None:
+        return loss_T
+    return torch.where(advantages_T < 0, torch.minimum(loss_T, -dual_clip * advantages_T), loss_T)

@@ -3,10 +3,15 @@
 Shapes: T tokens.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from mrl.objectives.clipped import bounded_ratio
+from mrl.objectives.inputs import TermInputs
+from mrl.objectives.ratios import bounded_ratio
+from mrl.objectives.specs import Cispo, Clipped, Dppo, Grafted, Term, Trrd
+from mrl.objectives.terms import term_losses
 
 
 @torch.no_grad()
@@ -21,18 +26,17 @@ def k3_nats(logprobs_T: Tensor, sampled_logprobs_T: Tensor) -> Tensor:
     return bounded_ratio(logprobs_T, sampled_logprobs_T) - difference_T - 1
 
 
-@torch.no_grad()
-def clipped_tokens(
-    logprobs_T: Tensor, proximal_logprobs_T: Tensor, advantages_T: Tensor, *, clip_low: float, clip_high: float
-) -> Tensor:
-    """Tokens that the clip takes out of the gradient: ratio above 1 + high with A > 0, or below 1 - low with A < 0.
+def clipped_tokens(spec: Term, inputs: TermInputs) -> Tensor:
+    """Tokens that have an advantage and that the term's clip, mask or clamp leaves without gradient.
 
-    Returns [T] bool.
+    Read off the gradient itself, so that it is right for every term. Weights that stand outside the clip (corrections,
+    GRAFT's gate) and DPPO's penalty are left aside. Returns [T] bool.
     """
-    ratio_T = bounded_ratio(logprobs_T, proximal_logprobs_T)
-    above_T = (ratio_T > 1 + clip_high) & (advantages_T > 0)
-    below_T = (ratio_T < 1 - clip_low) & (advantages_T < 0)
-    return above_T | below_T
+    with torch.enable_grad():
+        logprobs_T = inputs.logprobs_T.detach().requires_grad_()
+        losses_T = term_losses(_bare(spec), replace(inputs, logprobs_T=logprobs_T))
+        (gradient_T,) = torch.autograd.grad(losses_T.sum(), logprobs_T)
+    return (gradient_T == 0) & (inputs.advantages_T != 0)
 
 
 @torch.no_grad()
@@ -45,3 +49,16 @@ def sampled_entropy_nats(logprobs_T: Tensor) -> Tensor:
 def ratios(logprobs_T: Tensor, base_logprobs_T: Tensor) -> Tensor:
     """pi / q of each token, for the largest mismatch of a batch. Returns [T]."""
     return bounded_ratio(logprobs_T, base_logprobs_T)
+
+
+def _bare(spec: Term) -> Term:
+    """The term without what weighs it from outside its clip."""
+    match spec:
+        case Clipped() | Cispo() | Trrd():
+            return replace(spec, correction=None)
+        case Dppo():
+            return replace(spec, penalty=0.0)
+        case Grafted():
+            return _bare(spec.clipped)
+        case _:
+            return spec

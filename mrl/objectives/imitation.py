@@ -5,8 +5,11 @@ Shapes: T tokens.
 
 from torch import Tensor
 
+from mrl.objectives.inputs import TermInputs
+from mrl.objectives.specs import Imitation
 
-def imitation(logprobs_T: Tensor) -> Tensor:
+
+def imitation(spec: Imitation, inputs: TermInputs) -> Tensor:
     """Per-token negative log-likelihood of given tokens.
 
         L_t = -log pi_theta(y*_t | x, y*_<t)
@@ -14,4 +17,4 @@ def imitation(logprobs_T: Tensor) -> Tensor:
     The residual term of success-gated transfer (SGT, arXiv 2605.07244) is the mean of it over the tokens of one
     verified peer answer: no ratio, no clip, no advantage. Gradient flows through `logprobs_T`. Returns [T].
     """
-    return -logprobs_T
+    return -inputs.logprobs_T

@@ -1,11 +1,17 @@
-"""Log-probabilities of given tokens without ever holding the [T, V] logits of a whole microbatch.
+"""Log-probabilities of given tokens, and entropies, without ever holding the [T, V] logits of a whole microbatch.
 
 Shapes: T tokens, C tokens of one chunk, D hidden width, V vocabulary.
 """
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
+ChunkOutputs: TypeAlias = tuple[Tensor, ...]
+"""[C] each."""
 
 
 def token_logprobs(
@@ -19,25 +25,60 @@ def token_logprobs(
     in the backward pass, so that memory is O(C V). Temperature is applied because the engine's log-probabilities have
     it too. Gradient flows through `hidden_TD` and `head_VD`. Returns [T] float32.
     """
-    pieces = [
-        _chunk(hidden_CD, head_VD, targets_C, temperature)
-        for hidden_CD, targets_C in zip(
-            torch.split(hidden_TD, chunk_tokens), torch.split(targets_T, chunk_tokens), strict=True
-        )
-    ]
-    return torch.cat(pieces)
+    (logprobs_T,) = _in_chunks(_logprobs, hidden_TD, head_VD, targets_T, temperature, chunk_tokens)
+    return logprobs_T
 
 
-def _chunk(hidden_CD: Tensor, head_VD: Tensor, targets_C: Tensor, temperature: float) -> Tensor:
+def token_logprobs_and_entropy(
+    hidden_TD: Tensor, head_VD: Tensor, targets_T: Tensor, *, temperature: float, chunk_tokens: int
+) -> tuple[Tensor, Tensor]:
+    """`token_logprobs`, and from the same logits the entropy of the distribution that each token was drawn from.
+
+        H_t = -sum_v p_t[v] log p_t[v] = logsumexp_v(z_t[v] / tau) - sum_v p_t[v] z_t[v] / tau
+
+    Returns [T] float32 log-probabilities and [T] float32 entropies in nats, both with gradient.
+    """
+    logprobs_T, entropy_T = _in_chunks(_logprobs_and_entropy, hidden_TD, head_VD, targets_T, temperature, chunk_tokens)
+    return logprobs_T, entropy_T
+
+
+def _in_chunks(
+    head: Callable[[Tensor, Tensor, Tensor, float], ChunkOutputs],
+    hidden_TD: Tensor,
+    head_VD: Tensor,
+    targets_T: Tensor,
+    temperature: float,
+    chunk_tokens: int,
+) -> ChunkOutputs:
+    chunks = zip(torch.split(hidden_TD, chunk_tokens), torch.split(targets_T, chunk_tokens), strict=True)
+    pieces = [_chunk(head, hidden_CD, head_VD, targets_C, temperature) for hidden_CD, targets_C in chunks]
+    return tuple(torch.cat(outputs) for outputs in zip(*pieces, strict=True))
+
+
+def _chunk(
+    head: Callable[[Tensor, Tensor, Tensor, float], ChunkOutputs],
+    hidden_CD: Tensor,
+    head_VD: Tensor,
+    targets_C: Tensor,
+    temperature: float,
+) -> ChunkOutputs:
     if not (torch.is_grad_enabled() and (hidden_CD.requires_grad or head_VD.requires_grad)):
-        return _chunk_logprobs(hidden_CD, head_VD, targets_C, temperature)
-    result: Tensor = checkpoint(
-        _chunk_logprobs, hidden_CD, head_VD, targets_C, temperature, use_reentrant=False, preserve_rng_state=False
+        return head(hidden_CD, head_VD, targets_C, temperature)
+    outputs: ChunkOutputs = checkpoint(
+        head, hidden_CD, head_VD, targets_C, temperature, use_reentrant=False, preserve_rng_state=False
     )
-    return result
+    return outputs
 
 
-def _chunk_logprobs(hidden_CD: Tensor, head_VD: Tensor, targets_C: Tensor, temperature: float) -> Tensor:
+def _logprobs(hidden_CD: Tensor, head_VD: Tensor, targets_C: Tensor, temperature: float) -> ChunkOutputs:
     logits_CV = (hidden_CD @ head_VD.T).float() / temperature
     picked_C = logits_CV.gather(-1, targets_C.unsqueeze(-1)).squeeze(-1)
-    return picked_C - torch.logsumexp(logits_CV, dim=-1)
+    return (picked_C - torch.logsumexp(logits_CV, dim=-1),)
+
+
+def _logprobs_and_entropy(hidden_CD: Tensor, head_VD: Tensor, targets_C: Tensor, temperature: float) -> ChunkOutputs:
+    logits_CV = (hidden_CD @ head_VD.T).float() / temperature
+    picked_C = logits_CV.gather(-1, targets_C.unsqueeze(-1)).squeeze(-1)
+    normaliser_C = torch.logsumexp(logits_CV, dim=-1)
+    mean_logit_C = (torch.softmax(logits_CV, dim=-1) * logits_CV).sum(-1)
+    return picked_C - normaliser_C, normaliser_C - mean_logit_C

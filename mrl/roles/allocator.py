@@ -42,7 +42,7 @@ def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
     table = config.allocation
     settings = AllocationSettings(table.slots, table.floor_slots, table.ttl_s)
     earlier = read_endpoint(folder.endpoints, ROLE)
-    core = AllocatorCore(list(config.policies), settings, time.monotonic(), settling=earlier is not None)
+    core = AllocatorCore(config.learning, settings, time.monotonic(), settling=earlier is not None)
     server = _bind(folder, config.exchange.host, port_of(earlier))
     publish_endpoint(folder.endpoints, ROLE, server.address)
     telemetry.doing("sharing slots")

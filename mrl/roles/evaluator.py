@@ -1,4 +1,4 @@
-"""The evaluator: held-out accuracy of published versions.
+"""The evaluator: held-out accuracy of published versions, and once of every frozen policy.
 
 Owns: nothing.
 Speaks: results as files and metrics.
@@ -20,6 +20,7 @@ from mrl.errors import WeightsError
 from mrl.files import replace_file
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.evaluation import EvaluationRequest, EvaluationResult
+from mrl.records.version import Version
 from mrl.roles import wiring
 from mrl.roles.worker import build_sampler
 from mrl.rollout.evaluate import evaluate
@@ -41,6 +42,8 @@ def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
     telemetry = wiring.connect_telemetry(folder, "evaluator", "", closing)
     samplers: dict[str, Sampler] = {}
     queue = folder.evaluation / "queue"
+    for policy in [name for name in config.policies if name not in config.learning]:
+        _evaluate_frozen(config, policy, folder, telemetry, stop)
     while not stop.is_set():
         requests = sorted(queue.glob("*.json"), key=lambda path: path.stat().st_mtime)
         if not requests:
@@ -49,10 +52,27 @@ def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
         request = msgspec.json.decode(requests[0].read_bytes(), type=EvaluationRequest)
         if request.policy not in samplers:
             samplers[request.policy] = build_sampler(config, request.policy)[0]
+            closing.callback(samplers[request.policy].pool.close)
         telemetry.doing(f"evaluating {request.policy} at step {request.version.step}")
         if _answer(request, samplers[request.policy], folder, telemetry, stop):
             _remove(requests[0], Path(request.manifest_path))
     return 0
+
+
+def _evaluate_frozen(
+    config: RunConfig, policy: str, folder: RunFolder, telemetry: Telemetry, stop: threading.Event
+) -> None:
+    """Its weights are those of its folder and never change, so neither does the result of an earlier attempt."""
+    request = EvaluationRequest(policy=policy, version=Version(0, 0), manifest_path="", num_prompts=0)
+    if (folder.evaluation / request.file_name).exists():
+        return
+    telemetry.doing(f"evaluating {policy}")
+    sampler = build_sampler(config, policy)[0]
+    sampler.engine.release(request.version)
+    try:
+        _evaluate(request, sampler, folder, telemetry, stop)
+    finally:
+        sampler.pool.close()
 
 
 def _await_requests(telemetry: Telemetry, stop: threading.Event) -> None:
@@ -69,6 +89,13 @@ def _answer(
     except WeightsError as error:
         log.error("evaluation refused", policy=request.policy, step=request.version.step, reason=str(error))
         return True
+    return _evaluate(request, sampler, folder, telemetry, stop)
+
+
+def _evaluate(
+    request: EvaluationRequest, sampler: Sampler, folder: RunFolder, telemetry: Telemetry, stop: threading.Event
+) -> bool:
+    """Whether there is a result of what the sampler's engine serves; there is none when the role was told to stop."""
     result = evaluate(sampler, request, stop.is_set)
     if result is None:
         return False

@@ -3,11 +3,14 @@
 Owns: parameters, optimizer and version of the policy; which prompts its workers sample.
 Speaks: grants and acknowledgements to its workers, fetches and version announcements to the exchange, throughput to the
     allocator, published weights and checkpoints to the run folder; its ranks speak torch.distributed among themselves.
-Waits for: groups of its own workers, at most `learner.data_timeout_s`. It never waits for a peer.
-Unblocked by: its workers.
-If it dies: the supervisor starts it again from its newest checkpoint, under a new run epoch; peers go on.
+Waits for: groups of its own workers, at most `learner.data_timeout_s`; peers only where the regime has patience, and in
+    a synchronous run the other learners, at most `run.sync_timeout_s`.
+Unblocked by: its workers; in a synchronous run the other learners.
+If it dies: the supervisor starts it again from its newest checkpoint, under a new run epoch; peers go on. A synchronous
+    run ends with it, and `--resume` takes all policies back to their newest common step.
 """
 
+import json
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,13 +19,17 @@ from pathlib import Path
 from mrl.alignment.receiver import load_receiver
 from mrl.allocation.report import ReportSender
 from mrl.checkpoint.store import Checkpoint, CheckpointStore
+from mrl.checkpoint.together import MIN_KEPT, newest_common_step
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.exchange.client import ExchangeClient
 from mrl.learner.batches import BatchMaker, PreparedStep
+from mrl.learner.gather import FreeGathering, Gathering
 from mrl.learner.intake import Intake
 from mrl.learner.ledger import Pace, WorkLedger
+from mrl.learner.lockstep import LockstepGathering
 from mrl.learner.loop import FirstRank, Learner, Schedule, next_run_epoch, restore
+from mrl.learner.loss import needs_reference
 from mrl.learner.trainer import Trainer
 from mrl.learner.world import World, join_world
 from mrl.metrics.telemetry import Telemetry
@@ -30,8 +37,10 @@ from mrl.models.load import load_policy
 from mrl.records.leases import LearnerReport
 from mrl.records.version import Version
 from mrl.roles import wiring
+from mrl.sharing.own_objective import own_objective
 from mrl.sharing.regime import Regime
-from mrl.sharing.regimes import build_regime
+from mrl.sharing.regimes import build_regime, shares
+from mrl.sharing.setting import policy_setting
 from mrl.tasks.pool import TaskPool, build_pool
 from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.keys import load_keys
@@ -39,7 +48,7 @@ from mrl.transport.server import ServerSocket
 from mrl.weights.publish import Publisher
 
 GROUP_TIMEOUT_MARGIN_S = 600.0
-"""Other ranks wait in a broadcast while the first one gathers, publishes and saves."""
+"""Other ranks wait in a broadcast while the first one publishes and saves too."""
 STOPPED_EARLY = 143
 
 
@@ -57,13 +66,10 @@ def main(run_folder: Path, policy: str, index: int) -> int:
 def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str, role: str) -> int:
     stop = wiring.stop_event()
     table = config.policies[policy]
-    world = join_world(table.device, timeout_s=table.learner.data_timeout_s + GROUP_TIMEOUT_MARGIN_S)
+    world = join_world(table.device, timeout_s=_group_timeout_s(config, policy))
     closing.callback(world.close)
     telemetry = wiring.connect_telemetry(folder, role, policy, closing)
-    receiver = load_receiver(Path(table.model))
-    regime = build_regime(
-        config.sharing, policy=policy, receiver=receiver, max_answer_tokens=table.rollout.max_new_tokens
-    )
+    regime = build_regime(config.sharing, policy_setting(config, policy, load_receiver(Path(table.model))))
     trainer = Trainer(
         load_policy(Path(table.model), table.device),
         table.learner,
@@ -72,9 +78,10 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
         seed=config.run.seed,
         total_steps=config.run.steps,
         world=world,
+        reference=load_policy(Path(table.model), table.device) if needs_reference(regime.components) else None,
     )
-    store = CheckpointStore(folder.checkpoints(policy), policy, keep=table.learner.keep_checkpoints)
-    start, checkpoint = _start_version(world, store, folder.checkpoints(policy))
+    store = _store(config, folder, policy)
+    start, checkpoint = _start(config, folder, world, store, policy)
     if checkpoint:
         restore(trainer, checkpoint)
     first = None
@@ -88,12 +95,40 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
     return 0 if finished else STOPPED_EARLY
 
 
-def _start_version(world: World, store: CheckpointStore, folder: Path) -> tuple[Version, Checkpoint | None]:
-    """Where this life starts: every rank loads the same checkpoint, the first one counts the life."""
-    checkpoint = store.load_newest()
-    epoch = next_run_epoch(folder) if world.is_first else None
-    told = world.broadcast_bytes(None if epoch is None else str(epoch).encode())
-    return Version(int(told), checkpoint.step if checkpoint else 0), checkpoint
+def _store(config: RunConfig, folder: RunFolder, policy: str) -> CheckpointStore:
+    keep = config.policies[policy].learner.keep_checkpoints
+    return CheckpointStore(folder.checkpoints(policy), policy, keep=max(keep, MIN_KEPT) if config.run.sync else keep)
+
+
+def _start(
+    config: RunConfig, folder: RunFolder, world: World, store: CheckpointStore, policy: str
+) -> tuple[Version, Checkpoint | None]:
+    """Where this life starts: the first rank decides and counts the life, every rank loads the same checkpoint."""
+    checkpoint, told = None, None
+    if world.is_first:
+        checkpoint = _newest(config, folder, store)
+        told = json.dumps(
+            [next_run_epoch(folder.checkpoints(policy)), checkpoint.step if checkpoint else None]
+        ).encode()
+    epoch, step = json.loads(world.broadcast_bytes(told))
+    if step is not None and checkpoint is None:
+        checkpoint = store.load(step)
+    return Version(epoch, step or 0), checkpoint
+
+
+def _newest(config: RunConfig, folder: RunFolder, store: CheckpointStore) -> Checkpoint | None:
+    """The newest checkpoint of this policy; where all step together, that of the newest step that all have."""
+    if not config.run.sync:
+        return store.load_newest()
+    step = newest_common_step({name: _store(config, folder, name) for name in config.learning})
+    store.discard_after(step or 0)
+    return None if step is None else store.load(step)
+
+
+def _group_timeout_s(config: RunConfig, policy: str) -> float:
+    """How long other ranks wait for the first one: as long as it may wait itself, and the margin."""
+    sync_s = 3 * config.run.sync_timeout_s if config.run.sync else 0.0
+    return config.policies[policy].learner.data_timeout_s + sync_s + GROUP_TIMEOUT_MARGIN_S
 
 
 def _schedule(config: RunConfig, policy: str) -> Schedule:
@@ -116,15 +151,13 @@ def _first_rank(
     store: CheckpointStore,
     telemetry: Telemetry,
 ) -> FirstRank:
-    table = config.policies[policy]
     pool = build_pool(config.tasks, config.pool, order_seed=config.run.seed)
-    pace = Pace(
-        groups_per_step=table.learner.prompts_per_step,
-        group_size=table.rollout.group_size,
-        max_staleness_versions=table.learner.max_staleness_versions,
-        total_steps=config.run.steps,
+    ledger = WorkLedger(
+        _pace(config, policy),
+        lambda position: pool.prompt_at(position).prompt_id,
+        resumed_at=start,
+        step=start.step,
     )
-    ledger = WorkLedger(pace, lambda position: pool.prompt_at(position).prompt_id, resumed_at=start, step=start.step)
     if checkpoint:
         ledger.restore(checkpoint.state["ledger"], start.step)
         regime.restore(checkpoint.state["regime"])
@@ -132,11 +165,13 @@ def _first_rank(
     publish_endpoint(folder.endpoints, f"learner-{policy}", server.address)
     intake = Intake(server, ledger)
     closing.callback(intake.close)
-    peers = _connect_exchange(folder, policy, closing) if regime.reads else None
+    is_sharing = shares(config.sharing)
+    peers = wiring.connect_exchange(folder, f"learner/{policy}", policy, closing) if is_sharing else None
+    gathering = _gathering(config, policy, intake, regime, peers, telemetry)
     return FirstRank(
         policy=policy,
         intake=intake,
-        batches=BatchMaker(intake, regime, peers, telemetry, data_timeout_s=table.learner.data_timeout_s),
+        batches=BatchMaker(intake, regime, peers, gathering),
         regime=regime,
         peers=peers,
         publisher=Publisher(folder.weights(policy), policy),
@@ -148,14 +183,39 @@ def _first_rank(
     )
 
 
-def _connect_exchange(folder: RunFolder, policy: str, closing: ExitStack) -> ExchangeClient:
-    name = f"learner/{policy}"
-    return ExchangeClient.connect(
-        lambda on_message, on_tick: wiring.link(
-            folder, "exchange", identity=name, on_message=on_message, on_tick=on_tick, closing=closing
-        ),
-        client=name,
-        policy=policy,
+def _pace(config: RunConfig, policy: str) -> Pace:
+    """A synchronous run samples every batch under the version that it trains."""
+    table = config.policies[policy]
+    objective = own_objective(table.objective, max_answer_tokens=table.rollout.max_new_tokens)
+    return Pace(
+        groups_per_step=table.learner.prompts_per_step,
+        group_size=table.rollout.group_size,
+        max_staleness_versions=0 if config.run.sync else table.learner.max_staleness_versions,
+        total_steps=config.run.steps,
+        drop_uniform=objective.drop_uniform_groups,
+        max_resampling=objective.max_resampling,
+    )
+
+
+def _gathering(
+    config: RunConfig,
+    policy: str,
+    intake: Intake,
+    regime: Regime,
+    peers: ExchangeClient | None,
+    telemetry: Telemetry,
+) -> Gathering:
+    data_timeout_s = config.policies[policy].learner.data_timeout_s
+    if not config.run.sync:
+        return FreeGathering(intake, regime, peers, telemetry, data_timeout_s=data_timeout_s)
+    return LockstepGathering(
+        intake,
+        regime,
+        peers,
+        telemetry,
+        members=config.learning,
+        data_timeout_s=data_timeout_s,
+        sync_timeout_s=config.run.sync_timeout_s,
     )
 
 

@@ -71,7 +71,7 @@ class Supervisor:
         self._attempt = start_attempt(folder)
         renew_rendezvous(folder)
         self._children = {spec.name: Child(spec, self._attempt / spec.log_name) for spec in plan.processes}
-        self._restarts = RestartPolicy(config.supervision)
+        self._restarts = RestartPolicy(config.supervision, sync=config.run.sync)
         self._lifecycle = Lifecycle(
             learners=frozenset(spec.name for spec in plan.processes if spec.restart == "until_done"),
             drain_s=config.supervision.drain_s,

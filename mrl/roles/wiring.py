@@ -21,6 +21,7 @@ import structlog
 from mrl.config.run_folder import RunFolder, read_run_config, write_json
 from mrl.config.schema import RunConfig
 from mrl.errors import MRLError, UserError
+from mrl.exchange.client import ExchangeClient
 from mrl.metrics.logging import configure_logging
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import encode
@@ -87,6 +88,17 @@ def link(
     client = BackgroundClient(socket, on_message=on_message, on_tick=on_tick, name=f"to-{server}")
     closing.callback(client.close, FLUSH_S)
     return client
+
+
+def connect_exchange(folder: RunFolder, role: str, policy: str, closing: ExitStack) -> ExchangeClient:
+    """A learner's or worker's end of the exchange; it never waits for the daemon to be there."""
+    return ExchangeClient.connect(
+        lambda on_message, on_tick: link(
+            folder, "exchange", identity=role, on_message=on_message, on_tick=on_tick, closing=closing
+        ),
+        client=role,
+        policy=policy,
+    )
 
 
 def connect_telemetry(folder: RunFolder, role: str, policy: str, closing: ExitStack) -> Telemetry:

@@ -1,13 +1,15 @@
 """A rollout worker of one policy.
 
 Owns: one engine in this process and the groups that its learner has not acknowledged.
-Speaks: work requests and groups to the learner, outcome records to the exchange, lease requests to the allocator.
-Waits for: granted work and a lease, both bounded.
-Unblocked by: the learner's next version (it raises the staleness budget), the allocator's next grant.
+Speaks: work requests and groups to the learner, records and scores to the exchange, lease requests to the allocator.
+Waits for: granted work and a lease, both bounded; in a synchronous run the exchange's word that it has what was
+    published. The worker of a frozen policy waits for score requests, without a bound: idle, it costs nothing.
+Unblocked by: the learner's next version (it raises the staleness budget), the allocator's next grant, the exchange.
 If it dies: the supervisor starts it again; the learner grants its work anew.
 """
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -18,17 +20,27 @@ from mrl.allocation.lease import LeaseHolder
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.engines.embedded import EmbeddedEngine
+from mrl.errors import PeerLost
 from mrl.exchange.client import ExchangeClient
+from mrl.metrics.telemetry import Telemetry
 from mrl.models.load import load_policy
 from mrl.models.prompting import PromptEncoder
+from mrl.records.experience import ExperienceRecord
 from mrl.records.rollouts import ScoredGroup
+from mrl.records.version import Version
 from mrl.roles import wiring
 from mrl.rollout.link import WorkerLink
-from mrl.rollout.loop import RolloutLoop
+from mrl.rollout.loop import Duties, RolloutLoop
 from mrl.rollout.sampling import Sampler
+from mrl.rollout.scoring import Scorer, score_only
 from mrl.sharing.regime import Author, Regime
-from mrl.sharing.regimes import build_regime
+from mrl.sharing.regimes import build_regime, scorers
+from mrl.sharing.setting import policy_setting
 from mrl.tasks.pool import build_pool
+
+FLUSH_SLICE_S = 0.5
+TOKENS_PER_TOKEN = 4
+"""A peer's text is scored up to this many times the tokens of the longest answer of any policy."""
 
 
 def main(run_folder: Path, policy: str, index: int) -> int:
@@ -54,37 +66,89 @@ def build_sampler(config: RunConfig, policy: str) -> tuple[Sampler, Receiver]:
     )
     encoder = PromptEncoder(model_folder)
     pool = build_pool(config.tasks, config.pool)
-    sampler = Sampler(policy, config.run.seed, engine, pool, encoder.token_ids, receiver.completion_bytes)
+    sampler = Sampler(
+        policy,
+        config.run.seed,
+        engine,
+        pool,
+        encoder.token_ids,
+        receiver.completion_bytes,
+        answers_at_once=table.rollout.answers_at_once,
+    )
     return sampler, receiver
 
 
 def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str, role: str) -> int:
     stop = wiring.stop_event()
     telemetry = wiring.connect_telemetry(folder, role, policy, closing)
-    table = config.policies[policy].rollout
+    table = config.policies[policy]
     sampler, receiver = build_sampler(config, policy)
-    regime = build_regime(config.sharing, policy=policy, receiver=receiver, max_answer_tokens=table.max_new_tokens)
-    work = _connect_learner(folder, policy, role, closing)
-    exchange = ExchangeClient.connect(
-        lambda on_message, on_tick: wiring.link(
-            folder, "exchange", identity=role, on_message=on_message, on_tick=on_tick, closing=closing
-        ),
-        client=role,
-        policy=policy,
-    )
+    closing.callback(sampler.pool.close)
+    exchange = wiring.connect_exchange(folder, role, policy, closing)
+    scorer = _scorer(config, sampler, receiver, exchange)
+    if table.frozen:
+        assert scorer is not None, "checked before the start: a frozen policy scores"
+        sampler.engine.release(Version(0, 0))
+        exchange.announce(Version(0, 0))
+        score_only(scorer, telemetry, stop.is_set)
+        return 0
+    regime = build_regime(config.sharing, policy_setting(config, policy, receiver))
     lease = LeaseHolder(role, policy)
+    duties = Duties(
+        max_groups=_max_groups(config, policy, lease),
+        publish=_publisher(regime, receiver, policy, _sender(config, exchange, telemetry, stop)),
+        scorer=scorer,
+        newest_only=config.run.sync,
+    )
     loop = RolloutLoop(
         sampler,
-        work,
+        _connect_learner(folder, policy, role, closing),
         telemetry,
-        group_size=table.group_size,
-        learner_bound_s=2 * config.policies[policy].learner.data_timeout_s,
-        slots=lambda: lease.slots(time.monotonic()),
-        publish=_publisher(regime, exchange, receiver, policy),
+        duties,
+        group_size=table.rollout.group_size,
+        learner_bound_s=2 * table.learner.data_timeout_s + (3 * config.run.sync_timeout_s if config.run.sync else 0.0),
     )
     _connect_allocator(folder, role, lease, loop, closing)
     loop.run(stop.is_set)
     return 0
+
+
+def _scorer(config: RunConfig, sampler: Sampler, receiver: Receiver, exchange: ExchangeClient) -> Scorer | None:
+    """What answers the peers' score requests, where the regime lets this policy score."""
+    policy = sampler.policy
+    if policy not in scorers(config.sharing, config.policies):
+        return None
+    exchange.subscribe(["score_request"])
+    longest = max(table.rollout.max_new_tokens for table in config.policies.values())
+    keeps_step = config.run.sync and not config.policies[policy].frozen
+    return Scorer(sampler, receiver, exchange, max_answer_tokens=TOKENS_PER_TOKEN * longest, keeps_step=keeps_step)
+
+
+def _max_groups(config: RunConfig, policy: str, lease: LeaseHolder) -> Callable[[], int]:
+    """What the lease allows; the whole batch in a synchronous run, since what is sampled together decides every bit."""
+    table = config.policies[policy]
+    if config.run.sync:
+        return lambda: table.learner.prompts_per_step
+    return lambda: lease.slots(time.monotonic()) // table.rollout.group_size
+
+
+def _sender(
+    config: RunConfig, exchange: ExchangeClient, telemetry: Telemetry, stop: threading.Event
+) -> Callable[[Sequence[ExperienceRecord]], None]:
+    """A synchronous run waits until the exchange has what was published, and only then gives the learner the groups."""
+    if not config.run.sync:
+        return exchange.publish
+    bound_s = config.run.sync_timeout_s
+
+    def send(records: Sequence[ExperienceRecord]) -> None:
+        deadline_s = time.monotonic() + bound_s
+        with telemetry.awaiting("acknowledgement", whom="exchange", bound_s=bound_s):
+            exchange.publish(records, room_within_s=bound_s)
+            while not stop.is_set() and not exchange.flush(FLUSH_SLICE_S):
+                if time.monotonic() > deadline_s:
+                    raise PeerLost(f"the exchange did not acknowledge what was published within {bound_s:g} s")
+
+    return send
 
 
 def _connect_learner(folder: RunFolder, policy: str, role: str, closing: ExitStack) -> WorkerLink:
@@ -112,10 +176,10 @@ def _connect_allocator(folder: RunFolder, role: str, lease: LeaseHolder, loop: R
 
 
 def _publisher(
-    regime: Regime, exchange: ExchangeClient, receiver: Receiver, policy: str
+    regime: Regime, receiver: Receiver, policy: str, send: Callable[[Sequence[ExperienceRecord]], None]
 ) -> Callable[[Sequence[ScoredGroup]], None]:
     def publish(groups: Sequence[ScoredGroup]) -> None:
-        records = []
+        records: list[ExperienceRecord] = []
         for group in groups:
             author = Author(
                 policy=policy,
@@ -126,7 +190,7 @@ def _publisher(
             )
             records += regime.publish(group, author)
         if records:
-            exchange.publish(records)
+            send(records)
 
     return publish
 

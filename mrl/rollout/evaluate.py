@@ -50,8 +50,8 @@ def _answers(sampler: Sampler, prompts: Sequence[Prompt]) -> list[Answer]:
         )
         for prompt in prompts
     ]
-    generations = sampler.engine.generate(requests)
-    return [sampler.score_answer(p.prompt_id, rows[0]) for p, rows in zip(prompts, generations, strict=True)]
+    generations = sampler.generate(requests)
+    return sampler.score_answers([prompt.prompt_id for prompt in prompts], [rows[0] for rows in generations])
 
 
 def _shown(prompts: Sequence[Prompt], answers: Sequence[Answer], tasks: list[str]) -> list[EvaluatedAnswer]:

@@ -37,6 +37,7 @@ class WorkerLink:
         self._work: dict[str, WorkItem] = {}
         self._undelivered: dict[str, ScoredGroup] = {}
         self._wanted = 0
+        self._unanswered: WorkRequest | None = None
         self._asked_s = self._heard_s = self._sent_s = float("-inf")
         self._notice: WeightsNotice | None = None
         self.malformed = 0
@@ -53,10 +54,15 @@ class WorkerLink:
             return self._notice
 
     def take_work(self, max_groups: int, timeout_s: float) -> list[WorkItem]:
-        """Ask for up to `max_groups` and wait at most `timeout_s`; may be empty."""
+        """Ask for up to `max_groups` and wait at most `timeout_s`; may be empty.
+
+        What was asked a moment ago is not asked again: the learner would take the second request for that of a worker
+        that lost what the first one was granted.
+        """
         with self._changed:
             self._wanted = max_groups
-            self._ask()
+            if self._request() != self._unanswered:
+                self._ask()
             self._changed.wait_for(lambda: bool(self._work), timeout_s)
             taken, self._wanted = list(self._work.values())[:max_groups], 0
             return taken
@@ -86,6 +92,7 @@ class WorkerLink:
             self._heard_s = self._clock()
             self._notice = message.weights
             if isinstance(message, WorkGrant):
+                self._unanswered = None
                 fresh = [item for item in message.items if item.ticket not in self._undelivered]
                 self._work.update({item.ticket: item for item in fresh})
             else:
@@ -109,14 +116,15 @@ class WorkerLink:
             self._reconnect()
 
     def _ask(self) -> None:
-        self._asked_s = self._clock()
-        holding = [*self._work, *self._undelivered]
-        request = WorkRequest(
+        self._asked_s, self._unanswered = self._clock(), self._request()
+        self._post(encode(self._unanswered))
+
+    def _request(self) -> WorkRequest:
+        return WorkRequest(
             worker=self._worker,
             max_groups=max(0, self._wanted - len(self._work)),
-            holding=holding,
+            holding=[*self._work, *self._undelivered],
         )
-        self._post(encode(request))
 
     def _send(self, groups: list[ScoredGroup]) -> None:
         self._sent_s = self._clock()

@@ -1,4 +1,4 @@
-"""The life of a rollout worker: get work within the lease, take new weights, sample, publish, deliver."""
+"""The life of a rollout worker: get work within its room, take new weights, sample, publish, deliver."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,9 +12,13 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import ScoredGroup, WorkItem
 from mrl.rollout.link import WorkerLink
 from mrl.rollout.sampling import Sampler
+from mrl.rollout.scoring import Scorer
 from mrl.rollout.updates import install
 
 WAIT_SLICE_S = 0.5
+"""How long a worker without work waits before it asks again."""
+QUICK_SLICE_S = 0.05
+"""The same for a worker whose learner waits for every batch, and for one that looks for requests of peers."""
 REFUSED_PAUSE_S = 0.5
 MAX_REFUSED_IN_A_ROW = 20
 
@@ -35,24 +39,38 @@ class WorkerTotals:
     update_s: float = 0.0
 
 
+@dataclass(frozen=True)
+class Duties:
+    """What a worker has to keep to beside sampling."""
+
+    max_groups: Callable[[], int]
+    """Groups that it may sample at once now: what its lease allows, or the whole batch of a synchronous run."""
+    publish: Callable[[Sequence[ScoredGroup]], None]
+    """Gives to the peers what the regime shares of finished groups; called before the learner gets them."""
+    scorer: Scorer | None = None
+    """Answers what peers ask of the engine, between batches and while there is nothing to sample."""
+    newest_only: bool = False
+    """Sample under the newest announced version or not at all, as a synchronous run must."""
+
+
 class RolloutLoop:
-    """One worker around one engine. `slots()` says how many requests the lease allows now."""
+    """One worker around one engine."""
 
     def __init__(
         self,
         sampler: Sampler,
         link: WorkerLink,
         telemetry: Telemetry,
+        duties: Duties,
         *,
         group_size: int,
-        slots: Callable[[], int],
-        publish: Callable[[Sequence[ScoredGroup]], None],
         learner_bound_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sampler, self._link, self._telemetry = sampler, link, telemetry
-        self._group_size, self._slots, self._publish, self._clock = group_size, slots, publish, clock
+        self._sampler, self._link, self._telemetry, self._duties = sampler, link, telemetry, duties
+        self._group_size, self._clock = group_size, clock
         self._learner, self._learner_bound_s = f"learner/{sampler.policy}", learner_bound_s
+        self._slice_s = QUICK_SLICE_S if duties.scorer or duties.newest_only else WAIT_SLICE_S
         self.totals = WorkerTotals()
         self._refused_before = 0
 
@@ -67,7 +85,7 @@ class RolloutLoop:
             self._telemetry.doing("sampling")
             began_s = self._clock()
             groups = self._sampler.sample(items)
-            self._publish(groups)
+            self._duties.publish(groups)
             self._link.deliver(groups)
             self._account(groups, self._clock() - began_s, self._clock() - started_s)
 
@@ -76,9 +94,10 @@ class RolloutLoop:
         items: list[WorkItem] = []
         with self._telemetry.awaiting("work", whom=self._learner, bound_s=self._learner_bound_s):
             while not items and not stopping():
-                max_groups = self._slots() // self._group_size
+                self._serve()
+                max_groups = self._duties.max_groups()
                 if max_groups:
-                    items = self._link.take_work(max_groups, WAIT_SLICE_S)
+                    items = self._link.take_work(max_groups, self._slice_s)
                 else:
                     self._wait_for_lease(stopping)
                 if self._clock() - began_s > self._learner_bound_s:
@@ -89,13 +108,20 @@ class RolloutLoop:
     def _wait_for_lease(self, stopping: Callable[[], bool]) -> None:
         began_s = self._clock()
         with self._telemetry.awaiting("lease", whom="allocator", bound_s=self._learner_bound_s):
-            while self._slots() < self._group_size and not stopping():
+            while not self._duties.max_groups() and not stopping():
+                self._serve()
                 time.sleep(0.05)
                 if self._clock() - began_s > self._learner_bound_s:
                     raise PeerLost(f"no lease from the allocator within {self._learner_bound_s:.0f} s")
 
+    def _serve(self) -> None:
+        """Peers score under the newest weights that are at hand."""
+        scorer = self._duties.scorer
+        if scorer is not None and self._take_weights():
+            scorer.serve()
+
     def _take_weights(self) -> bool:
-        """Serve the newest weights; whether the engine serves anything that may be trained on."""
+        """Take the newest weights; whether the engine serves anything that may be sampled from."""
         notice, engine = self._link.notice, self._sampler.engine
         if notice is not None and notice.version != engine.version:
             try:
@@ -110,6 +136,8 @@ class RolloutLoop:
                 self._refused_before = self.totals.weights_refused
                 structlog.contextvars.bind_contextvars(version=str(notice.version))
                 self.totals.gap_nats, self.totals.update_s = installed.gap_nats, installed.seconds
+        if self._duties.newest_only:
+            return notice is not None and engine.version == notice.version
         return engine.version is not None
 
     def _account(self, groups: Sequence[ScoredGroup], batch_s: float, life_s: float) -> None:
@@ -125,11 +153,13 @@ class RolloutLoop:
                 "rate/rollout_tokens_s": totals.tokens / life_s,
                 "rollout/groups": totals.groups,
                 "rollout/tokens": totals.tokens,
-                "rollout/slots": self._slots(),
+                "rollout/slots": self._duties.max_groups() * self._group_size,
                 "rollout/busy_share": totals.busy_s / life_s,
                 "rollout/idle_s": totals.idle_s,
                 "weights/canary_max_abs_nats": totals.gap_nats,
                 "weights/update_s": totals.update_s,
                 "weights/refused": totals.weights_refused,
+                **self._sampler.pool.verifier_values(),
+                **(self._duties.scorer.values() if self._duties.scorer else {}),
             },
         )

@@ -4,17 +4,24 @@ Shapes: G answers of one group.
 """
 
 from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+Float32s: TypeAlias = npt.NDArray[np.float32]
+Float64s: TypeAlias = npt.NDArray[np.float64]
+Rewards: TypeAlias = Sequence[float] | npt.NDArray[np.floating]
+AdvantageKind = Literal["group_std", "group_mean"]
 
-def grpo_advantages(
-    rewards_G: Sequence[float] | npt.NDArray[np.floating], *, eps: float = 1e-6
-) -> npt.NDArray[np.float32]:
-    """Group-relative advantages of GRPO (arXiv 2402.03300, section 4.1.2).
+EPS = 1e-6
 
-        A_i = (r_i - mean(r)) / (std(r) + eps),   std with correction 1
+
+def group_advantages(rewards_G: Rewards, kind: AdvantageKind = "group_std") -> Float32s:
+    """Group-relative advantages.
+
+        group_std   A_i = (r_i - mean(r)) / (std(r) + 1e-6), std with correction 1     GRPO (arXiv 2402.03300, 4.1.2)
+        group_mean  A_i = r_i - mean(r)                                                Dr.GRPO (arXiv 2503.20783)
 
     A group of equal rewards, and a group of one, give exact zeros: they say nothing about which answer was better.
     Returns [G] float32.
@@ -22,6 +29,22 @@ def grpo_advantages(
     rewards = np.asarray(rewards_G, dtype=np.float64)
     if len(rewards) < 2 or np.all(rewards == rewards[0]):
         return np.zeros(len(rewards), dtype=np.float32)
-    centred = rewards - rewards.mean()
-    advantages: npt.NDArray[np.float32] = (centred / (rewards.std(ddof=1) + eps)).astype(np.float32)
+    return against(rewards, rewards.mean(), rewards.std(ddof=1) if kind == "group_std" else None)
+
+
+def against(rewards_G: Rewards, baseline: float, std: float | None) -> Float32s:
+    """[G] float32 (r_i - baseline) / (std + 1e-6), undivided without a std."""
+    centred = np.asarray(rewards_G, dtype=np.float64) - baseline
+    advantages: Float32s = (centred if std is None else centred / (std + EPS)).astype(np.float32)
     return advantages
+
+
+def overlong_penalties(lengths_G: Sequence[int], *, max_tokens: int, buffer_tokens: int) -> Float64s:
+    """What answers lose that reach into the last `buffer_tokens` before `max_tokens` (DAPO, arXiv 2503.14476, eq. 13).
+
+        min(-(length - (max - buffer)) / buffer, 0)
+
+    Returns [G], from 0 down to -1 at the limit.
+    """
+    into = np.asarray(lengths_G, dtype=np.float64) - (max_tokens - buffer_tokens)
+    return np.minimum(-into / buffer_tokens, 0.0)

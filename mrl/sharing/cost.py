@@ -1,25 +1,18 @@
 """What sharing costs a receiver, per peer: the residual of the peer's answers in own tokens, as metrics.
 
-The source sends how its tokenizer cut the answer, and the log-probs (`TokenTrace`). The receiver aligns that with its
-own tokens, and once the answer was trained on, with its own log-probs. Nothing here changes what is trained on.
+The source sends how its tokenizer cut the answer, and the log-probs. The receiver aligns that with its own tokens, and
+once the answer was trained on, with its own log-probs. Nothing here changes what is trained on.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mrl.alignment.flags import Rejected
-from mrl.alignment.peer_answer import PeerAnswer, validate
-from mrl.alignment.receiver import Receiver
+from mrl.alignment.aligned_batch import AlignedBatch
 from mrl.alignment.residual import summarise
-from mrl.alignment.source import describe_answers
-from mrl.alignment.translate import AlignedBatch, translate_batch
-from mrl.records.codec import unpack_array
-from mrl.records.experience import OutcomeRecord, TokenTrace
-from mrl.records.rollouts import Answer
 
 GAPS = (
     "gap_nats_per_byte",
@@ -33,10 +26,13 @@ GAPS = (
 
 
 class Tried(NamedTuple):
-    """A peer's answer that a rescue was tried with; `reason` says why it could not be used, "" that it was."""
+    """A peer's answer that was looked at."""
 
-    record: OutcomeRecord
+    source: str
     reason: str
+    """Why it could not be used, "" that it could."""
+    trace_fault: str = ""
+    """Why its trace was not believed, "" that it was."""
 
 
 class SharedRows(NamedTuple):
@@ -44,66 +40,21 @@ class SharedRows(NamedTuple):
 
     source: str
     places: tuple[int, ...]
-    """Of every row, its place among the step's examples."""
+    """Of every row, its place among the step's examples; -1 for one that is not trained on."""
     batch: AlignedBatch
 
 
-def trace_of(answer: Answer, receiver: Receiver) -> TokenTrace | None:
-    """How the own tokenizer cut an own answer; None when its ids do not stand for its completion."""
-    token_ids, logprobs = unpack_array(answer.token_ids, "i4"), unpack_array(answer.logprobs, "f4")
-    (described,) = describe_answers(receiver, [token_ids], [logprobs], [answer.finished])
-    fields = described.fields()
-    if described.completion != answer.completion or isinstance(validate(**fields), Rejected):
-        return None
-    names = ("byte_lengths", "logprobs", "special", "noncanonical")
-    return TokenTrace(**{name: fields[name] for name in names})
-
-
-def peer_answer(record: OutcomeRecord) -> PeerAnswer | Rejected | None:
-    """The record's answer as alignment takes it; None without a trace, Rejected when the trace is none."""
-    trace = record.trace
-    if trace is None:
-        return None
-    return validate(
-        completion=record.completion,
-        byte_lengths=trace.byte_lengths,
-        logprobs=trace.logprobs,
-        special=trace.special,
-        finished=record.finished,
-        fingerprint=record.fingerprint,
-        noncanonical=trace.noncanonical,
-    )
-
-
-def align_shared(used: Sequence[tuple[int, OutcomeRecord]], receiver: Receiver, *, max_tokens: int) -> list[SharedRows]:
-    """Used answers, each with its place among the examples, aligned with their peers' tokens, per peer.
-
-    Answers without a trace, or with one that does not fit them, are left out.
-    """
-    found: defaultdict[str, list[tuple[int, PeerAnswer]]] = defaultdict(list)
-    for place, record in used:
-        answer = peer_answer(record)
-        if isinstance(answer, PeerAnswer):
-            found[record.source].append((place, answer))
-    return [
-        SharedRows(
-            source,
-            tuple(place for place, _ in rows),
-            translate_batch([answer for _, answer in rows], receiver, max_tokens=max_tokens),
-        )
-        for source, rows in sorted(found.items())
-    ]
-
-
 def tried_values(tried: Sequence[Tried]) -> dict[str, float]:
-    """Per peer: how many answers were tried in this step, and how many of them could not be used, by reason."""
+    """Per peer: answers looked at in this step, and how many could not be used or had no sound trace, by reason."""
     values: dict[str, float] = {}
-    for source in sorted({item.record.source for item in tried}):
-        reasons = [item.reason for item in tried if item.record.source == source]
-        rejected = Counter(reason for reason in reasons if reason)
-        values[f"align/rows/{source}"] = float(len(reasons))
-        values[f"align/rejected_share/{source}"] = rejected.total() / len(reasons)
+    for source in sorted({item.source for item in tried}):
+        mine = [item for item in tried if item.source == source]
+        rejected = Counter(item.reason for item in mine if item.reason)
+        faults = Counter(item.trace_fault for item in mine if item.trace_fault)
+        values[f"align/rows/{source}"] = float(len(mine))
+        values[f"align/rejected_share/{source}"] = rejected.total() / len(mine)
         values |= {f"align/rejected/{reason}/{source}": float(rows) for reason, rows in rejected.items()}
+        values |= {f"align/trace_rejected/{reason}/{source}": float(rows) for reason, rows in faults.items()}
     return values
 
 
@@ -119,7 +70,7 @@ def shared_values(shared: Sequence[SharedRows]) -> dict[str, float]:
             "receiver_tokens": float(residual.receiver_tokens),
             "bytes": float(residual.bytes),
             "spans": float(residual.spans),
-            "peer_nats_per_byte": residual.peer_nats / max(1, residual.bytes),
+            "peer_nats_per_byte": residual.aligned_nats / max(1, residual.bytes),
             "dropped_nats": residual.dropped_nats,
         }
         found |= {f"flagged/{name.lower()}": float(count) for name, count in residual.flagged.items()}

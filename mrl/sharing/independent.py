@@ -1,4 +1,7 @@
-"""No sharing: every policy trains on its own groups by GRPO. The baseline, and the own half of the other regimes."""
+"""No sharing: every policy trains on its own groups, by its own objective. The baseline of all regimes.
+
+Reads of a peer: nothing. On the wire: 0 bytes per prompt. Costs: nothing.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,14 +9,12 @@ from typing import Any
 import numpy as np
 
 from mrl.config.schema import Table
-from mrl.records.codec import unpack_array
 from mrl.records.experience import ExperienceRecord, Received
-from mrl.records.rollouts import Answer, ScoredGroup
-from mrl.sharing.advantages import grpo_advantages
-from mrl.sharing.regime import Absorbed, Asking, Author, Component, TrainingExample
-
-POLICY_GRADIENT = Component("policy_gradient", "policy_gradient", coefficient=1.0, denominator="rows")
-"""GRPO's aggregation: the mean over rows of token means (weights 1/T, denominator rows)."""
+from mrl.records.rollouts import ScoredGroup
+from mrl.sharing.own_objective import POLICY_GRADIENT
+from mrl.sharing.own_rows import own_rows
+from mrl.sharing.regime import Absorbed, Asking, Author, Patience
+from mrl.sharing.setting import Setting
 
 
 class IndependentParameters(Table):
@@ -21,15 +22,14 @@ class IndependentParameters(Table):
 
 
 class IndependentRegime:
-    """GRPO on own groups; publishes nothing and asks for nothing."""
+    """Publishes nothing and asks for nothing."""
 
-    components: tuple[Component, ...] = (POLICY_GRADIENT,)
-    reads: frozenset[str] = frozenset()
     asking: Asking | None = None
+    patience: Patience | None = None
 
-    def __init__(self, parameters: IndependentParameters, *, policy: str) -> None:
-        self.parameters = parameters
-        self.policy = policy
+    def __init__(self, parameters: IndependentParameters, setting: Setting) -> None:
+        self._setting = setting
+        self.components = (setting.objective.component(),)
 
     def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
         """Nothing."""
@@ -43,12 +43,17 @@ class IndependentRegime:
         """Nothing."""
         return []
 
-    def absorb(
-        self, groups: Sequence[ScoredGroup], received: Sequence[Received], *, step: int, rng: np.random.Generator
-    ) -> Absorbed:
+    def hear(self, received: Sequence[Received], *, step: int) -> None:
+        """Nothing is of use."""
+
+    def is_settled(self, group: ScoredGroup) -> bool:
+        """Always."""
+        return True
+
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
         """Own rows only."""
-        examples, rows = own_rows(groups, source=self.policy)
-        return Absorbed(examples, {POLICY_GRADIENT.name: rows}, forget=[], counts={}, rescued=[])
+        own = own_rows(groups, self._setting.objective, source=self._setting.policy)
+        return Absorbed(own.examples, {POLICY_GRADIENT: self._setting.objective.denominator(own.lengths)})
 
     def state(self) -> dict[str, Any]:
         """Stateless."""
@@ -56,43 +61,3 @@ class IndependentRegime:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Nothing to restore."""
-
-
-def own_rows(groups: Sequence[ScoredGroup], *, source: str) -> tuple[list[TrainingExample], float]:
-    """The GRPO rows of own groups, and the denominator of their component.
-
-    Groups of equal rewards have advantage exactly 0; their rows are left out of the list and counted in the
-    denominator.
-    """
-    num_rows = sum(len(group.answers) for group in groups)
-    examples = []
-    for group in groups:
-        advantages_G = grpo_advantages([answer.reward for answer in group.answers])
-        if not advantages_G.any():
-            continue
-        prompt_token_ids = unpack_array(group.prompt_token_ids, "i4")
-        for answer, advantage in zip(group.answers, advantages_G, strict=True):
-            examples.append(_own_row(group.prompt_id, prompt_token_ids, answer, advantage, source))
-    return examples, float(max(1, num_rows))
-
-
-def _own_row(
-    prompt_id: str, prompt_token_ids: np.ndarray, answer: Answer, advantage: np.float32, source: str
-) -> TrainingExample:
-    answer_token_ids = unpack_array(answer.token_ids, "i4")
-    num_tokens = len(answer_token_ids)
-    return TrainingExample(
-        prompt_token_ids=prompt_token_ids,
-        answer_token_ids=answer_token_ids,
-        component=POLICY_GRADIENT.name,
-        advantages=np.full(num_tokens, advantage, dtype=np.float32),
-        weights=length_mean_weights(num_tokens),
-        behaviour_logprobs=unpack_array(answer.logprobs, "f4"),
-        prompt_id=prompt_id,
-        source=source,
-    )
-
-
-def length_mean_weights(num_tokens: int, *, rows_sharing: int = 1) -> np.ndarray:
-    """[T] weights 1 / (T k) that make a row its token mean, shared by `rows_sharing` = k rows of one prompt."""
-    return np.full(num_tokens, 1.0 / (num_tokens * rows_sharing) if num_tokens else 0.0, dtype=np.float32)

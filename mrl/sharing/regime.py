@@ -4,20 +4,20 @@ Shapes: P prompt tokens, T answer tokens of one row; arrays are numpy, one row e
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from mrl.records.experience import ExperienceRecord, Received
+from mrl.objectives.specs import Regularizer, Term
+from mrl.records.experience import ExperienceRecord, Received, RecordKind
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.cost import SharedRows
 
 Int32s = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
 
-Objective = Literal["policy_gradient", "imitation"]
 DenominatorKind = Literal["rows", "tokens", "prompts", "constant"]
 
 SUCCESS_REWARD = 1.0
@@ -28,14 +28,17 @@ SUCCESS_REWARD = 1.0
 class Component:
     """One summand of the loss: which term its tokens get, its coefficient, and what its denominator counts.
 
-    "rows", "tokens" and "prompts" count those of the component in the whole batch; "constant" is a number that does not
-    depend on the component's rows. `Absorbed.denominators` holds the value.
+    "rows", "tokens" and "prompts" count those of the batch, or of the component alone, as its regime says; "constant"
+    is a number that does not depend on rows. `Absorbed.denominators` holds the value.
     """
 
     name: str
-    objective: Objective
+    term: Term
     coefficient: float
     denominator: DenominatorKind
+    rows: Literal["own", "peer"]
+    """Who wrote the answers."""
+    regularizer: Regularizer | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,16 +55,24 @@ class TrainingExample:
     """[T], the closing EOS included when the answer was finished."""
     component: str
     advantages: Float32s
-    """[T], used by policy_gradient components only."""
+    """[T], 0 where the component's term has none."""
     weights: Float32s
     """[T], multiplies the per-token term."""
     behaviour_logprobs: Float32s | None
-    """[T] of the policy that sampled the row, or None where no ratio is formed."""
+    """[T] of the policy that sampled the row, or None where no ratio is formed. Where `behaviour_spans` is given: the
+    sum over the token's span, the same at each of its tokens."""
     prompt_id: str
     source: str
     """The policy that wrote the answer."""
     phase: int = 0
     """Rows of a lower phase are trained before rows of a higher one, for regimes that order minibatches."""
+    behaviour_spans: Int32s | None = None
+    """[T] number of the common span of each token, from 0, never falling. The learner divides a span's log-prob over
+    its tokens in proportion to its own log-probs. None: every token is a span of its own."""
+    teacher_logprobs: Float32s | None = None
+    """[T] that a scoring peer gave the token's span; NaN, or None for the whole row, where it said nothing."""
+    teacher_spans: Int32s | None = None
+    """[T] as `behaviour_spans`, of the teacher's segmentation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +91,21 @@ class Absorbed:
     `denominators` has one entry per component of the regime: the number that divides the component's sum over the whole
     batch. `absorb` sees the whole batch of a step (all ranks), so the numbers are final before the first backward. They
     count what the component's `denominator` names, and they include rows that were left out of `examples` because their
-    advantages are all exactly zero: such a row adds 0 to the sum and 1 to the count. An entry is never 0: that of a
-    component without rows is 1. A learner that splits the batch into M minibatches divides each denominator by M.
+    advantages are all exactly zero: such a row adds 0 to the sum and 1 to the count. An entry is never 0, not even that
+    of a component without rows. A learner that splits the batch into M minibatches divides each denominator by M.
     """
 
     examples: list[TrainingExample]
     denominators: dict[str, float]
-    forget: list[str]
+    forget: Sequence[str] = ()
     """Prompt ids that are no longer awaited; the caller stops watching them."""
-    counts: dict[str, float]
+    counts: Mapping[str, float] = field(default_factory=dict)
     """Metric name -> value of this step."""
-    rescued: list[Rescue]
+    rescued: Sequence[Rescue] = ()
     shared: Sequence[SharedRows] = ()
     """Peer answers among `examples`, aligned, so that the learner can say what they cost."""
+    expansion: float = 1.0
+    """Optimizer updates of the step, as a multiple of the policy's minibatches: 2 for a batch twice as large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +124,34 @@ class Author:
 class Asking:
     """How a regime asks the exchange for the prompts that `asks` names."""
 
+    kinds: tuple[RecordKind, ...]
+    """Record types that are of use."""
     limit: int
     """Records per prompt at most."""
     max_age_versions: int | None
     """Oldest age that is still of use; None takes any."""
     watch: bool
-    """Whether to be told of later successes until the prompt is forgotten."""
+    """Whether to be told of later ones until the prompt is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long an own group may wait for what peers say about its prompt. Never longer: peers are optional.
+
+    While enough groups are ready, those with an answer from a peer are trained first; one without is passed over for
+    `hold_versions` steps at most, inside the staleness bound. A batch with such groups is held for `wait_s` at most.
+    """
+
+    hold_versions: int
+    wait_s: float
 
 
 class Regime(Protocol):
     """One way to share. Workers call `publish`; the learner calls the rest, from one thread.
 
-    Order at the learner: `asks` once for every own group when it arrives (also for groups that are dropped later), then
-    `absorb` with the groups of a step and everything that was received since the last call. A checkpoint is taken
-    between two calls.
+    Order at the learner: `asks` once for every own group when it arrives (also for groups that are dropped later),
+    `hear` for everything that was received, in between `is_settled` to choose the groups of a step, then `absorb` with
+    these. A checkpoint is taken between two calls.
     """
 
     @property
@@ -133,8 +160,8 @@ class Regime(Protocol):
         ...
 
     @property
-    def reads(self) -> frozenset[str]:
-        """Record types that the regime reads; empty when it needs no exchange."""
+    def patience(self) -> Patience | None:
+        """How long own groups wait for peers; None when they never do."""
         ...
 
     @property
@@ -154,10 +181,16 @@ class Regime(Protocol):
         """Prompt ids that are awaited now; a resumed learner asks for them again."""
         ...
 
-    def absorb(
-        self, groups: Sequence[ScoredGroup], received: Sequence[Received], *, step: int, rng: np.random.Generator
-    ) -> Absorbed:
-        """Turn the own groups of `step` (the learner's current version step) and peer records into rows with credit."""
+    def hear(self, received: Sequence[Received], *, step: int) -> None:
+        """Note peer records, at learner step `step`; bounded, whatever comes."""
+        ...
+
+    def is_settled(self, group: ScoredGroup) -> bool:
+        """Whether waiting for peers has nothing more to give to this own group."""
+        ...
+
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
+        """Turn the own groups of `step` (the learner's version) and what was heard into rows with credit."""
         ...
 
     def state(self) -> dict[str, Any]:

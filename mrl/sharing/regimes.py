@@ -12,42 +12,56 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from mrl.alignment.receiver import Receiver
 from mrl.config.keys import nearest
-from mrl.config.schema import Table
+from mrl.config.schema import PolicyTable, Table
 from mrl.errors import ConfigError
+from mrl.sharing.graft import GraftParameters, GraftRegime
+from mrl.sharing.hacpo import HacpoParameters, HacpoRegime
 from mrl.sharing.independent import IndependentParameters, IndependentRegime
+from mrl.sharing.prp import PrpParameters, PrpRegime
 from mrl.sharing.regime import Regime
+from mrl.sharing.rlad import RladParameters, RladRegime
+from mrl.sharing.setting import Setting
 from mrl.sharing.sgt import SgtParameters, SgtRegime
+from mrl.sharing.xgrpo import XgrpoParameters, XgrpoRegime
 
 
 class RegimeKind(NamedTuple):
-    """What a name stands for: its typed table, and how to build it (parameters, policy, receiver, token limit)."""
+    """What a name stands for: its typed table, and how to build it."""
 
     parameters: type[Table]
-    build: Callable[[Any, str, Receiver, int], Regime]
+    build: Callable[[Any, Setting], Regime]
 
 
 REGIMES: dict[str, RegimeKind] = {
-    "independent": RegimeKind(
-        IndependentParameters, lambda p, policy, _receiver, _max: IndependentRegime(p, policy=policy)
-    ),
-    "sgt": RegimeKind(
-        SgtParameters,
-        lambda p, policy, receiver, n: SgtRegime(p, policy=policy, receiver=receiver, max_answer_tokens=n),
-    ),
+    "independent": RegimeKind(IndependentParameters, IndependentRegime),
+    "prp": RegimeKind(PrpParameters, PrpRegime),
+    "xgrpo": RegimeKind(XgrpoParameters, XgrpoRegime),
+    "sgt": RegimeKind(SgtParameters, SgtRegime),
+    "hacpo": RegimeKind(HacpoParameters, HacpoRegime),
+    "graft": RegimeKind(GraftParameters, GraftRegime),
+    "rlad": RegimeKind(RladParameters, RladRegime),
 }
 """Every regime; a new one is added here and nowhere else."""
 
 
-def build_regime(table: Mapping[str, Any], *, policy: str, receiver: Receiver, max_answer_tokens: int) -> Regime:
-    """The regime of one policy.
+def build_regime(table: Mapping[str, Any], setting: Setting) -> Regime:
+    """The regime of one policy. Raises ConfigError as `check_sharing` does."""
+    return REGIMES[_name(table)].build(check_sharing(table, ""), setting)
 
-    `receiver` expresses peer texts in the policy's tokens; rescues longer than `max_answer_tokens`, EOS included, are
-    rejected. Raises ConfigError as `check_sharing` does.
-    """
+
+def shares(table: Mapping[str, Any]) -> bool:
+    """Whether policies hear of each other at all under this `[sharing]` table."""
+    return _name(table) != "independent"
+
+
+def scorers(table: Mapping[str, Any], policies: Mapping[str, PolicyTable]) -> frozenset[str]:
+    """The policies whose engines score texts of those that learn, under this `[sharing]` table."""
     parameters = check_sharing(table, "")
-    return REGIMES[_name(table)].build(parameters, policy, receiver, max_answer_tokens)
+    if not isinstance(parameters, RladParameters):
+        return frozenset()
+    learning = [name for name, policy in policies.items() if not policy.frozen]
+    return frozenset(filter(None, (parameters.teacher_of(name, list(policies)) for name in learning)))
 
 
 def check_sharing(table: Mapping[str, Any], where: str) -> Table:

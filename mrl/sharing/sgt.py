@@ -8,32 +8,57 @@
 y* is the peer's text in own tokens, closed by the own EOS when the peer ended it itself. The normaliser Z is a choice
 of this code: "rescues" counts the rescued prompts of the batch, those that had been pending included; "prompts" counts
 the own groups of the batch. Policies run asynchronously, so a success may come after the failure it answers: `pending`
-says how a failure waits and how it is settled.
+says how a failure waits and how it is settled. A success that was verified before the failure lies in the exchange's
+memory, and answers at once.
+
+Reads of a peer: verified texts (outcome records) on prompts that failed here. On the wire: one text per group with a
+success, its length and 13 bytes per token (log-probs and lengths, for the residual). Costs: one forward and backward
+pass over the rescue's tokens; no density ratio.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import ConfigDict, Field
 
-from mrl.alignment.flags import Rejected
-from mrl.alignment.receiver import Receiver
+from mrl.alignment.aligned_batch import AlignedBatch, merge
 from mrl.config.schema import Table
+from mrl.objectives.specs import Imitation
 from mrl.records.codec import unpack_array
 from mrl.records.experience import MAX_COMPLETION_BYTES, ExperienceRecord, OutcomeRecord, Received
 from mrl.records.rollouts import Answer, ScoredGroup
-from mrl.sharing.cost import Tried, align_shared, shared_values, trace_of, tried_values
-from mrl.sharing.independent import POLICY_GRADIENT, length_mean_weights, own_rows
+from mrl.sharing.carried import carry, trace_of
+from mrl.sharing.cost import SharedRows, Tried, shared_values, tried_values
+from mrl.sharing.own_objective import POLICY_GRADIENT
+from mrl.sharing.own_rows import own_rows
 from mrl.sharing.pending import Failure, PendingFailures
-from mrl.sharing.regime import SUCCESS_REWARD, Absorbed, Asking, Author, Component, Int32s, Rescue, TrainingExample
+from mrl.sharing.regime import (
+    SUCCESS_REWARD,
+    Absorbed,
+    Asking,
+    Author,
+    Component,
+    Int32s,
+    Patience,
+    Rescue,
+    TrainingExample,
+)
+from mrl.sharing.setting import Setting
 
 RESCUE = "rescue"
 RECORDS_PER_ASK = 16
+MAX_HEARD = 4096
+"""Records kept for the next batch; the oldest go first."""
 
-Chosen = list[tuple[Received, Int32s]]
-"""Peer successes picked for one prompt, with their text in own tokens."""
+
+class Success(NamedTuple):
+    """A peer's success that can be used, and the one row that it is in own tokens."""
+
+    record: OutcomeRecord
+    age_versions: int
+    row: AlignedBatch
 
 
 class SgtParameters(Table):
@@ -45,6 +70,8 @@ class SgtParameters(Table):
     """Coefficient of the rescue term."""
     normaliser: Literal["rescues", "prompts"] = "rescues"
     """What divides the rescue term: rescued prompts of the batch, or all prompts of the batch."""
+    gate_success_share: float = Field(0.0, ge=0, lt=1)
+    """A group counts as failed when at most this share of its answers succeeded; 0 asks that all failed."""
     gate_age_versions: int = Field(8, ge=0)
     """A failure is rescued only while the learner is at most this many versions past the one that failed."""
     max_pending: int = Field(1024, ge=1)
@@ -60,18 +87,19 @@ class SgtParameters(Table):
 
 
 class SgtRegime:
-    """GRPO on own groups, and imitation of verified peer answers on prompts where the own group failed."""
+    """The own objective on own groups, plus rescues."""
 
-    reads: frozenset[str] = frozenset({"outcome"})
+    patience: Patience | None = None
 
-    def __init__(self, parameters: SgtParameters, *, policy: str, receiver: Receiver, max_answer_tokens: int) -> None:
+    def __init__(self, parameters: SgtParameters, setting: Setting) -> None:
         self.parameters = parameters
-        self.policy = policy
-        self.receiver = receiver
-        self.max_answer_tokens = max_answer_tokens
+        self._setting = setting
         kind: Literal["prompts", "constant"] = "prompts" if parameters.normaliser == "rescues" else "constant"
-        self.components = (POLICY_GRADIENT, Component(RESCUE, "imitation", parameters.lambda_, kind))
-        self.asking = Asking(RECORDS_PER_ASK, parameters.max_age_versions, watch=True)
+        rescue = Component(RESCUE, Imitation(), parameters.lambda_, kind, "peer")
+        self.components = (setting.objective.component(), rescue)
+        self.asking: Asking | None = Asking(("outcome",), RECORDS_PER_ASK, parameters.max_age_versions, watch=True)
+        self._heard: deque[Received] = deque(maxlen=MAX_HEARD)
+        self._num_overflown = 0
         self._pending = PendingFailures(
             max_pending=parameters.max_pending, gate_age_versions=parameters.gate_age_versions
         )
@@ -83,13 +111,14 @@ class SgtRegime:
             if self._is_publishable(answer):
                 chosen.setdefault(answer.completion, answer)
         return [
-            _outcome(group, answer, author, self.receiver)
+            self._outcome(group, answer, author)
             for answer in list(chosen.values())[: self.parameters.publish_per_group]
         ]
 
     def asks(self, group: ScoredGroup) -> list[str]:
-        """The group's prompt when every answer failed; a success ends the wait for an older failure on it."""
-        if any(answer.reward >= SUCCESS_REWARD for answer in group.answers):
+        """The group's prompt when its answers failed; a success ends the wait for an older failure on it."""
+        passed = sum(answer.reward >= SUCCESS_REWARD for answer in group.answers)
+        if passed > self.parameters.gate_success_share * len(group.answers):
             self._pending.succeeded(group.prompt_id, group.newest)
             return []
         prompt_token_ids = tuple(unpack_array(group.prompt_token_ids, "i4").tolist())
@@ -100,37 +129,48 @@ class SgtRegime:
         """Prompts whose failure is pending."""
         return self._pending.prompt_ids
 
-    def absorb(
-        self, groups: Sequence[ScoredGroup], received: Sequence[Received], *, step: int, rng: np.random.Generator
-    ) -> Absorbed:
-        """Own GRPO rows, and the rescues that `received` makes possible.
+    def hear(self, received: Sequence[Received], *, step: int) -> None:
+        """Note them for the next batch; what has no failure to answer then is counted and forgotten."""
+        self._num_overflown += max(0, len(self._heard) + len(received) - MAX_HEARD)
+        self._heard.extend(received)
+
+    def is_settled(self, group: ScoredGroup) -> bool:
+        """Always: a failure may wait without its group."""
+        return True
+
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
+        """Own rows, and the rescues that were heard.
 
         Without a rescue the rows are those of `IndependentRegime`, bit for bit, and `rng` is untouched.
         """
         self._pending.expire(step=step)
         ignored: Counter[str] = Counter()
         tried: list[Tried] = []
-        own, num_own_rows = own_rows(groups, source=self.policy)
+        own = own_rows(groups, self._setting.objective, source=self._setting.policy)
         rescues: list[TrainingExample] = []
-        chosen_items: list[Received] = []
+        used: list[Success] = []
         num_rescued_prompts = 0
-        for prompt_id, candidates in self._usable(received, ignored).items():
+        for prompt_id, candidates in self._take_usable(ignored).items():
             chosen = self._choose(candidates, rng, tried)
             if chosen:
-                failure = self._pending.hit(prompt_id, chosen[0][0].record.source)
-                rescues += [_rescue_row(failure, item.record.source, ids, len(chosen)) for item, ids in chosen]
-                chosen_items += [item for item, _ in chosen]
+                failure = self._pending.hit(prompt_id, chosen[0].record.source)
+                rescues += [_rescue_row(failure, one.record.source, one.row.token_ids, len(chosen)) for one in chosen]
+                used += chosen
                 num_rescued_prompts += 1
-        used = [(len(own) + place, item.record) for place, item in enumerate(chosen_items)]
-        shared = align_shared(used, self.receiver, max_tokens=self.max_answer_tokens)
-        counts = _counts(rescues, chosen_items, ignored, tried) | tried_values(tried) | shared_values(shared)
+        shared = _shared_rows(used, first_place=len(own.examples))
         divisor = num_rescued_prompts if self.parameters.normaliser == "rescues" else len(groups)
         return Absorbed(
-            examples=own + rescues,
-            denominators={POLICY_GRADIENT.name: num_own_rows, RESCUE: float(max(1, divisor))},
+            examples=own.examples + rescues,
+            denominators={
+                POLICY_GRADIENT: self._setting.objective.denominator(own.lengths),
+                RESCUE: float(max(1, divisor)),
+            },
             forget=self._pending.take_forgotten(),
-            counts=self._pending.take_counts() | counts,
-            rescued=[Rescue(i.record.prompt_id, i.record.source, i.record.completion) for i in chosen_items],
+            counts=self._pending.take_counts()
+            | _counts(rescues, used, ignored, tried)
+            | tried_values(tried)
+            | shared_values(shared),
+            rescued=[Rescue(one.record.prompt_id, one.record.source, one.record.completion) for one in used],
             shared=shared,
         )
 
@@ -146,9 +186,32 @@ class SgtRegime:
         is_usable = answer.finished or not self.parameters.finished_only
         return is_usable and answer.reward >= SUCCESS_REWARD and 0 < len(answer.completion) <= MAX_COMPLETION_BYTES
 
-    def _usable(self, received: Sequence[Received], ignored: Counter[str]) -> dict[str, list[Received]]:
+    def _outcome(self, group: ScoredGroup, answer: Answer, author: Author) -> OutcomeRecord:
+        versions = [span.version for span in answer.versions]
+        return OutcomeRecord(
+            record_id=author.make_id(),
+            source=author.policy,
+            oldest=min(versions),
+            newest=max(versions),
+            fingerprint=author.fingerprint,
+            prompt_id=group.prompt_id,
+            task=group.task,
+            created_unix_s=author.now_unix_s,
+            completion=answer.completion,
+            finished=answer.finished,
+            verifier=author.verifier,
+            reward=answer.reward,
+            trace=trace_of(answer, self._setting.receiver),
+        )
+
+    def _take_usable(self, ignored: Counter[str]) -> dict[str, list[Received]]:
+        """What was heard and answers a pending failure, by prompt in order of arrival."""
+        heard = list(self._heard)
+        self._heard.clear()
+        if self._num_overflown:
+            ignored["overflow"], self._num_overflown = self._num_overflown, 0
         by_prompt: defaultdict[str, list[Received]] = defaultdict(list)
-        for item in received:
+        for item in heard:
             reason = self._ignore_reason(item)
             if reason:
                 ignored[reason] += 1
@@ -158,8 +221,10 @@ class SgtRegime:
 
     def _ignore_reason(self, item: Received) -> str:
         record, oldest = item.record, self.parameters.max_age_versions
-        if record.source == self.policy:
+        if record.source == self._setting.policy:
             return "own"
+        if not isinstance(record, OutcomeRecord):
+            return "other"
         if record.reward < SUCCESS_REWARD:
             return "failed"
         if self.parameters.finished_only and not record.finished:
@@ -168,58 +233,56 @@ class SgtRegime:
             return "stale"
         return "" if record.prompt_id in self._pending else "not_pending"
 
-    def _choose(self, candidates: list[Received], rng: np.random.Generator, tried: list[Tried]) -> Chosen:
-        chosen: Chosen = []
+    def _choose(self, candidates: list[Received], rng: np.random.Generator, tried: list[Tried]) -> list[Success]:
+        chosen: list[Success] = []
         texts: set[bytes] = set()
         for index in rng.permutation(len(candidates)):
-            item = candidates[index]
-            if len(chosen) == self.parameters.successes_per_rescue or item.record.completion in texts:
+            record, age_versions = candidates[index].record, candidates[index].age_versions
+            assert isinstance(record, OutcomeRecord), "others were ignored"
+            if len(chosen) == self.parameters.successes_per_rescue or record.completion in texts:
                 continue
-            texts.add(item.record.completion)
-            result = self.receiver.retokenize(
-                item.record.completion, finished=item.record.finished, max_tokens=self.max_answer_tokens
-            )
-            tried.append(Tried(item.record, result.reason if isinstance(result, Rejected) else ""))
-            if not isinstance(result, Rejected):
-                chosen.append((item, result.token_ids))
+            texts.add(record.completion)
+            setting = self._setting
+            carried = carry([record], [record.fingerprint], setting.receiver, max_tokens=setting.max_answer_tokens)
+            reason = carried.reason(0, needs_trace=False)
+            tried.append(Tried(record.source, reason, carried.trace_faults[0]))
+            if not reason:
+                chosen.append(Success(record, age_versions, carried.batch))
         return chosen
 
 
-def _outcome(group: ScoredGroup, answer: Answer, author: Author, receiver: Receiver) -> OutcomeRecord:
-    versions = [span.version for span in answer.versions]
-    return OutcomeRecord(
-        record_id=author.make_id(),
-        source=author.policy,
-        oldest=min(versions),
-        newest=max(versions),
-        fingerprint=author.fingerprint,
-        prompt_id=group.prompt_id,
-        task=group.task,
-        created_unix_s=author.now_unix_s,
-        completion=answer.completion,
-        finished=answer.finished,
-        verifier=author.verifier,
-        reward=answer.reward,
-        trace=trace_of(answer, receiver),
-    )
-
-
 def _rescue_row(failure: Failure, source: str, answer_token_ids: Int32s, rows_sharing: int) -> TrainingExample:
+    """A row that is its token mean, shared by the `rows_sharing` rescues of its prompt."""
     num_tokens = len(answer_token_ids)
     return TrainingExample(
         prompt_token_ids=np.asarray(failure.prompt_token_ids, dtype=np.int32),
         answer_token_ids=answer_token_ids,
         component=RESCUE,
         advantages=np.zeros(num_tokens, dtype=np.float32),
-        weights=length_mean_weights(num_tokens, rows_sharing=rows_sharing),
+        weights=np.full(num_tokens, 1.0 / (num_tokens * rows_sharing), dtype=np.float32),
         behaviour_logprobs=None,
         prompt_id=failure.prompt_id,
         source=source,
     )
 
 
+def _shared_rows(used: Sequence[Success], *, first_place: int) -> list[SharedRows]:
+    """Per peer, its answers and their places among the examples of the step."""
+    by_source: defaultdict[str, list[int]] = defaultdict(list)
+    for place, one in enumerate(used):
+        by_source[one.record.source].append(place)
+    return [
+        SharedRows(
+            source,
+            tuple(first_place + place for place in places),
+            merge([used[place].row for place in places], len(places)),
+        )
+        for source, places in sorted(by_source.items())
+    ]
+
+
 def _counts(
-    rescues: Sequence[TrainingExample], chosen: Sequence[Received], ignored: Counter[str], tried: Sequence[Tried]
+    rescues: Sequence[TrainingExample], used: Sequence[Success], ignored: Counter[str], tried: Sequence[Tried]
 ) -> dict[str, float]:
     rejected = Counter(item.reason for item in tried if item.reason)
     counts = {
@@ -227,7 +290,7 @@ def _counts(
         "sharing/rescue_tokens": float(sum(row.answer_token_ids.size for row in rescues)),
         "align/rejected": float(rejected.total()),
     }
-    if chosen:
-        counts["sharing/rescue_age_versions"] = sum(item.age_versions for item in chosen) / len(chosen)
+    if used:
+        counts["sharing/rescue_age_versions"] = sum(one.age_versions for one in used) / len(used)
     counts |= {f"regime/ignored_{reason}": float(n) for reason, n in ignored.items()}
     return counts | {f"regime/rejected_{reason}": float(n) for reason, n in rejected.items()}

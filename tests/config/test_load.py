@@ -132,8 +132,11 @@ def test_a_wrong_file_is_one_line_with_file_and_key(file: Path, old: str, new: s
             ["--policies.qwen.make.architecture=llama", "--policies.qwen.make.tokenizer=metaspace"],
             "both a model folder and a recipe",
         ),
-        (["--policies.llama.frozen=true"], "no sharing regime uses a frozen policy yet"),
-        (["--policies.llama.frozen", "true"], "drop policies.llama.frozen"),
+        (["--policies.llama.frozen=true", "--policies.qwen.frozen=true"], "policies: all are frozen"),
+        (
+            ["--run.sync=true", "--policies.llama.learner.checkpoint_every=7"],
+            "policies.llama.learner.checkpoint_every: policies of a synchronous run save the same steps; got 7",
+        ),
         (["--policies.llama.rollout.group_size=65"], "got 64; wanted >= 65 = group_size * workers of policies.llama"),
         (["--policies.qwen.rollout.workers=9"], "got 64; wanted >= 72 = group_size * workers of policies.qwen"),
         (["--supervision.stop_s=5.5"], "supervision.stop_s: not valid; got 5.5; wanted <= 5"),
@@ -175,6 +178,12 @@ def test_a_recipe_that_no_architecture_can_build_is_refused(file: Path, words: l
 def test_two_policies_may_share_one_model_folder(file: Path) -> None:
     """The same model folder may stand in two policies."""
     assert load_config(file, ["--policies.qwen.model", "models/llama"]).policies["qwen"].model == "models/llama"
+
+
+def test_a_frozen_policy_takes_no_slots(file: Path) -> None:
+    """Its worker holds no lease, so neither its floor nor its groups count."""
+    words = ["--policies.llama.frozen=true", "--allocation.floor_slots=400", "--policies.llama.rollout.group_size=500"]
+    assert load_config(file, words).learning == ("qwen",)
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path, file: Path) -> None:

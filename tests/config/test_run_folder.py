@@ -109,6 +109,8 @@ RECIPE = {"architecture": "llama", "tokenizer": "metaspace"}
         ("tasks.trim", {"source": "words", "dataset": "trim"}, "'copy, trim'", "copy"),
         ("pool.seed", 18, "18", "17"),
         ("run.seed", 2, "2", "1"),
+        ("run.sync", True, "True", "False"),
+        ("policies.a.frozen", True, "True", "False"),
         ("sharing.regime", "sgt", "'sgt'", "'independent'"),
         ("policies.a.model", "other", "'", "/m'"),
     ],

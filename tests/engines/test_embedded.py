@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from mrl.engines.embedded import EmbeddedEngine
-from mrl.engines.engine import GenerationRequest
+from mrl.engines.engine import GenerationRequest, ScoringRequest
 from mrl.engines.sampling import answer_seeds
 from mrl.errors import WeightsError
 from mrl.models.parameters import named_weights
+from mrl.models.scoring import score_answers
 from mrl.records.version import Version, VersionSpan
 
 EOS = 1
@@ -127,3 +128,31 @@ def test_weights_that_do_not_fit_leave_the_served_version(served, tiny_model):
         engine.load(named_weights(tiny_model(vocab_size=72)))
 
     assert engine.version == Version(0, 3)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_scores_of_sampled_answers_are_what_they_were_sampled_with(served, temperature):
+    """Scoring what the engine sampled gives the log-probabilities of the sampling, EOS included."""
+    engine, _ = served(temperature=temperature)
+    asked = requests(3)
+
+    for request, answers in zip(asked, engine.generate(asked), strict=True):
+        scored = engine.score_answers(ScoringRequest(request.prompt_token_ids, [a.token_ids for a in answers]))
+        for answer, logprobs in zip(answers, scored, strict=True):
+            np.testing.assert_allclose(logprobs, answer.logprobs, atol=1e-4)
+    assert engine.score_answers(ScoringRequest(asked[0].prompt_token_ids, [])) == []
+
+
+def test_scoring_is_split_by_what_is_asked_alone(tiny_model):
+    """One forward for all answers or one for each: the same log-probabilities; an unserved engine scores nothing."""
+    model, prompt = tiny_model(), np.array([5, 6], dtype=np.int32)
+    answers = [np.arange(2, 2 + n, dtype=np.int32) for n in (1, 7, 3)]
+    whole = score_answers(model, prompt, answers, temperature=1.0)
+    single = score_answers(model, prompt, answers, temperature=1.0, max_logits=1)
+
+    assert [row.size for row in whole] == [1, 7, 3]
+    for one, other in zip(whole, single, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    engine = EmbeddedEngine(model, eos_ids=[EOS], max_new_tokens=4, temperature=1.0)
+    with pytest.raises(WeightsError, match="no verified weights"):
+        engine.score_answers(ScoringRequest(prompt, answers))

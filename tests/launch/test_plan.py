@@ -119,7 +119,7 @@ def test_hosts_that_contradict_the_configuration_are_refused(hosts: list[str], a
 
 
 def test_memory_is_estimated_from_the_recipe_or_the_weights(tmp_path: Path) -> None:
-    """Learners count four copies of the parameters, per rank."""
+    """Learners count four copies of the parameters, per rank, and one more where the loss holds on to the first."""
     (tmp_path / "model.safetensors").write_bytes(bytes(4_000_000))
     config = config_of(small={"model": "", "make": RECIPE}, given={"model": str(tmp_path)})
     assert num_parameters(config.policies["given"]) == 2_000_000
@@ -127,4 +127,7 @@ def test_memory_is_estimated_from_the_recipe_or_the_weights(tmp_path: Path) -> N
     specs = {spec.name: spec for spec in build_plan(config, Path("/r")).processes}
     learner = estimate_mib(specs["learner/small"], config.policies["small"])
     worker = estimate_mib(specs["worker/small/0"], config.policies["small"])
+    held = config_of(small={"model": "", "make": RECIPE, "objective": {"kl_coefficient": 0.01}})
+    one_copy_mib = 4 * num_parameters(config.policies["small"]) / 2**20
+    assert estimate_mib(specs["learner/small"], held.policies["small"]) == pytest.approx(learner + one_copy_mib)
     assert estimate_mib(specs["exchange"], None) < worker < learner < 2000

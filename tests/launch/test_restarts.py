@@ -50,6 +50,17 @@ def test_a_learner_is_started_again_three_times_in_all() -> None:
     assert [type(one) for one in verdicts] == [StartAgain, StartAgain, StartAgain, EndRun]
 
 
+def test_a_learner_of_a_synchronous_run_ends_it() -> None:
+    """Nothing it could begin with fits the others; its workers are replaced as ever, and its success is one."""
+    policy = RestartPolicy(TABLE, sync=True)
+    (verdict,) = lives(policy, end(-9, role="learner", until_done=True), [100.0])
+    assert verdict == EndRun(
+        1, "learner/a was killed by signal 9, and a synchronous run goes on from a common step only (--resume): why"
+    )
+    assert isinstance(lives(policy, end(), [0.0])[0], StartAgain)
+    assert policy.ended(end(0, role="learner", until_done=True), 0.0) == Finished()
+
+
 def test_exit_codes_0_and_2_mean_what_the_roles_say() -> None:
     """0 is the end of a learner and a failure of a daemon; 2 ends the run with its line."""
     assert RestartPolicy(TABLE).ended(end(0, role="learner", until_done=True), 0.0) == Finished()

@@ -1,6 +1,7 @@
 """Groups and rows for the learner's tests."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,26 +41,54 @@ def make_group() -> Callable[..., ScoredGroup]:
 
 @pytest.fixture
 def make_rows() -> Callable[..., list[TrainingExample]]:
-    """Random rows of two components: "own" with advantages and behaviour, "rescue" without."""
+    """Random rows: three of four "own" with advantages and behaviour, the fourth a "rescue" without.
 
-    def make(count: int, *, seed: int = 0, vocab_size: int = 64, longest: int = 12) -> list[TrainingExample]:
+    With `shared`, the second of four is a peer's: "shared" with one behaviour value for the row, or "pooled" with those
+    of spans; and own rows have teachers, for tokens or for spans.
+    """
+
+    def make(
+        count: int, *, seed: int = 0, vocab_size: int = 64, longest: int = 12, shared: bool = False
+    ) -> list[TrainingExample]:
         rng = np.random.default_rng(seed)
         rows = []
         for index in range(count):
             prompt, answer = rng.integers(1, longest, size=2)
-            rescue = index % 4 == 3
-            rows.append(
-                TrainingExample(
-                    prompt_token_ids=rng.integers(0, vocab_size, prompt).astype(np.int32),
-                    answer_token_ids=rng.integers(0, vocab_size, answer).astype(np.int32),
-                    component="rescue" if rescue else "own",
-                    advantages=np.full(answer, 0.0 if rescue else rng.normal(), np.float32),
-                    weights=np.full(answer, 1.0 / answer, np.float32),
-                    behaviour_logprobs=None if rescue else -rng.exponential(3.0, answer).astype(np.float32),
-                    prompt_id=f"p{index}",
-                    source="peer" if rescue else "me",
-                )
+            kind = kind_of(index, shared)
+            behaviour = -rng.exponential(3.0, answer).astype(np.float32)
+            row = TrainingExample(
+                prompt_token_ids=rng.integers(0, vocab_size, prompt).astype(np.int32),
+                answer_token_ids=rng.integers(0, vocab_size, answer).astype(np.int32),
+                component=kind,
+                advantages=np.full(answer, 0.0 if kind == "rescue" else rng.normal(), np.float32),
+                weights=np.full(answer, 1.0 / answer, np.float32),
+                behaviour_logprobs=None if kind == "rescue" else behaviour,
+                prompt_id=f"p{index}",
+                source="me" if kind == "own" else "peer",
+                phase=int(kind == "shared"),
             )
+            rows.append(with_peers(row, index, rng) if shared else row)
         return rows
+
+    def kind_of(index: int, shared: bool) -> str:
+        if not shared or index % 4 != 1:
+            return "rescue" if index % 4 == 3 else "own"
+        return "pooled" if index % 8 == 5 else "shared"
+
+    def with_peers(row: TrainingExample, index: int, rng: np.random.Generator) -> TrainingExample:
+        size = row.answer_token_ids.size
+        spans = np.cumsum(rng.random(size) < 0.6).astype(np.int32)
+        spans -= spans[0]
+        of_spans = -rng.exponential(4.0, size).astype(np.float32)
+        if row.component == "shared":
+            return replace(row, behaviour_logprobs=np.full(size, -4.0, np.float32))
+        if row.component == "pooled":
+            return replace(row, behaviour_logprobs=of_spans[spans], behaviour_spans=spans)
+        if row.component == "own" and index % 8:
+            of_spans[rng.random(size) < 0.2] = np.nan
+            if index % 4 == 2:
+                return replace(row, teacher_logprobs=of_spans[spans], teacher_spans=spans)
+            return replace(row, teacher_logprobs=of_spans)
+        return row
 
     return make

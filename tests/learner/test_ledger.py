@@ -173,10 +173,133 @@ def test_a_resume_samples_what_was_not_trained_on(make_group):
     assert positions == [4, 5, 6, 7, 8, 9, 10, 11]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["ask", "give", "crash", "train"]), st.integers(0, 9)), max_size=60))
-def test_every_position_is_trained_dropped_or_open(events):
-    """Whatever happens, no position of the prompt order is lost and none is trained twice."""
-    books, step = ledger(pace=Pace(2, 2, 2, 1000)), 0
+def fill(books: WorkLedger, make_group, rewards: list[tuple[float, ...]], step: int = 0) -> list[str]:
+    """Grant and bring in one group per entry; returns their prompt ids."""
+    items = books.grant(ask(len(rewards)), 0.0)
+    assert len(items) == len(rewards)
+    groups = [make_group(item.ticket, reward, step=step) for item, reward in zip(items, rewards, strict=True)]
+    books.accept(groups, "w", 0.0)
+    return [group.prompt_id for group in groups]
+
+
+def prompts(groups) -> list[str]:
+    return [group.prompt_id for group in groups]
+
+
+MIXED, FAILED, PASSED = (1.0, 0.0), (0.0, 0.0), (1.0, 1.0)
+
+
+def test_uniform_groups_make_room_for_the_next_prompts(make_group):
+    """With dynamic sampling a group of equal rewards is counted and reported, and another prompt is sampled instead."""
+    books = ledger(pace=Pace(4, 2, 0, 10, drop_uniform=True))
+    items = books.grant(ask(100), 0.0)
+    rewards = [MIXED, FAILED, PASSED, MIXED]
+    groups = [make_group(item.ticket, reward) for item, reward in zip(items, rewards, strict=True)]
+
+    new = books.accept(groups, "w", 0.0)
+
+    assert new == groups
+    assert books.take_batch(0) is None
+    assert (books.counts["uniform_groups"], books.counts["uniform_tokens"]) == (2, 10)
+    assert fill(books, make_group, [MIXED, MIXED]) == ["p4", "p5"]
+    assert books.grant(ask(100), 0.0) == []
+    assert prompts(books.take_batch(0) or []) == ["p0", "p3", "p4", "p5"]
+
+
+def test_uniform_groups_stay_without_dynamic_sampling(make_group):
+    """By default every group is trained on."""
+    books = ledger()
+    fill(books, make_group, [FAILED] * 4)
+
+    assert len(books.take_batch(0) or []) == 4
+    assert not books.counts
+
+
+def test_dynamic_sampling_ends_at_its_limit_and_begins_anew_with_every_batch(make_group):
+    """After max_resampling * B groups uniform ones are taken, and counted as such."""
+    books = ledger(pace=Pace(2, 2, 0, 10, drop_uniform=True, max_resampling=2.0))
+    dropped = fill(books, make_group, [FAILED] * 2)
+    taken = fill(books, make_group, [FAILED] * 2)
+
+    assert prompts(books.take_batch(0) or []) == taken
+    assert (books.counts["uniform_groups"], books.counts["uniform_taken"]) == (len(dropped), 2)
+    books.step = 1
+    fill(books, make_group, [FAILED], step=1)
+    assert (books.counts["uniform_groups"], books.ready) == (3, [])
+
+
+def test_a_resume_goes_on_resampling_where_it_was(make_group):
+    """A dropped prompt does not come again, and the limit counts it still."""
+    pace = Pace(2, 2, 0, 10, drop_uniform=True, max_resampling=2.0)
+    books = ledger(pace=pace)
+    fill(books, make_group, [FAILED, MIXED])
+    resumed = ledger(epoch=1, pace=pace)
+    resumed.restore(msgspec.json.decode(msgspec.json.encode(books.state())), 0)
+
+    items = resumed.grant(ask(100), 0.0)
+
+    assert [item.position for item in items] == [1, 2]
+    resumed.accept([make_group(item.ticket, FAILED, epoch=1) for item in items], "w", 0.0)
+    assert (resumed.counts["uniform_groups"], resumed.counts["uniform_taken"]) == (1, 1)
+
+
+def test_settled_groups_go_first_and_others_only_as_long_as_they_may_wait(make_group):
+    """Held once, an unsettled group goes with the next batch before all others; each rank is oldest first."""
+    books = ledger(pace=Pace(2, 2, 3, 10))
+    fill(books, make_group, [MIXED] * 6)
+
+    def settled(group) -> bool:
+        return group.prompt_id in {"p3", "p4", "p5"}
+
+    assert books.unsettled(0, settled, 1) == 0
+    assert prompts(books.take_batch(0, settled, 1) or []) == ["p3", "p4"]
+    assert books.unsettled(1, settled, 1) == 2
+    assert prompts(books.take_batch(1, settled, 1) or []) == ["p0", "p1"]
+    assert prompts(books.take_batch(2, settled, 1) or []) == ["p2", "p5"]
+
+
+def test_a_group_at_the_staleness_bound_does_not_wait(make_group):
+    """Rather than being dropped it is trained alone."""
+    books = ledger(pace=Pace(1, 2, 1, 10))
+    fill(books, make_group, [MIXED], step=0)
+    books.step = 1
+    fill(books, make_group, [MIXED], step=1)
+
+    assert prompts(books.take_batch(1, lambda group: group.prompt_id == "p1", 5) or []) == ["p0"]
+
+
+@pytest.mark.parametrize("verdict", [True, False])
+@pytest.mark.parametrize("hold_versions", [0, 3])
+def test_groups_of_equal_standing_go_oldest_first(make_group, verdict, hold_versions):
+    """A regime that never waits, or that waits for all, changes nothing."""
+    books = ledger(pace=Pace(2, 2, 5, 10))
+    fill(books, make_group, [MIXED] * 6)
+
+    batches = [prompts(books.take_batch(step, lambda _: verdict, hold_versions) or []) for step in range(3)]
+
+    assert batches == [["p0", "p1"], ["p2", "p3"], ["p4", "p5"]]
+
+
+def test_nothing_is_held_back_when_a_batch_needs_it(make_group):
+    """With exactly enough groups all of them go, settled or not; with fewer there is no batch to speak of."""
+    books = ledger(pace=Pace(3, 2, 5, 10))
+    fill(books, make_group, [MIXED] * 2)
+    assert books.unsettled(0, lambda _: False, 9) is None
+    fill(books, make_group, [MIXED])
+
+    assert books.unsettled(0, lambda group: group.prompt_id == "p1", 9) == 2
+    assert prompts(books.take_batch(0, lambda group: group.prompt_id == "p1", 9) or []) == ["p1", "p0", "p2"]
+    assert books.take_batch(1) is None
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["ask", "give", "crash", "train"]), st.integers(0, 9)), max_size=60),
+    st.booleans(),
+    st.integers(0, 3),
+)
+def test_every_position_is_trained_dropped_or_open(events, drop_uniform, hold_versions):
+    """Whatever happens, no position of the prompt order is lost and none is trained twice; nothing stale is trained."""
+    books, step = ledger(pace=Pace(2, 2, 2, 1000, drop_uniform, 3.0)), 0
     held: dict[str, int] = {}
     trained: list[int] = []
     for event, number in events:
@@ -185,38 +308,43 @@ def test_every_position_is_trained_dropped_or_open(events):
             held |= {item.ticket: step for item in items}
         elif event == "give":
             for ticket in list(held)[:number]:
-                books.accept([_group(ticket, held.pop(ticket))], "w", 0.0)
+                books.accept([_group(ticket, held.pop(ticket), passed=number % 3)], "w", 0.0)
         elif event == "crash":
             held = {}
         else:
-            batch = books.take_batch(step)
+            batch = books.take_batch(step, lambda group: len(group.prompt_id) % 2 == 0, hold_versions)
             if batch is not None:
                 trained += [int(group.ticket.split(".")[1]) for group in batch]
+                assert all(step - group.oldest.step <= 2 for group in batch)
                 step += 1
     open_positions = books.state()["open"]
 
     assert len(set(trained)) == len(trained)
-    assert len(trained) + len(open_positions) + books.counts["stale_groups"] == books.cursor
+    dropped = books.counts["stale_groups"] + books.counts["uniform_groups"]
+    assert len(trained) + len(open_positions) + dropped == books.cursor
     assert books.accepted + len(books.running) <= (step + 3) * 2
 
 
-def _group(ticket: str, step: int):
+def _group(ticket: str, step: int, passed: int):
     from mrl.records.codec import pack_array
     from mrl.records.rollouts import Answer, ScoredGroup
     from mrl.records.version import VersionSpan
 
-    answer = Answer(
-        token_ids=pack_array([1], "i4"),
-        logprobs=pack_array([-1.0], "f4"),
-        versions=[VersionSpan(1, Version(0, step))],
-        completion=b"",
-        finished=True,
-        reward=0.0,
-    )
+    answers = [
+        Answer(
+            token_ids=pack_array([1], "i4"),
+            logprobs=pack_array([-1.0], "f4"),
+            versions=[VersionSpan(1, Version(0, step))],
+            completion=b"",
+            finished=True,
+            reward=float(place < passed),
+        )
+        for place in range(2)
+    ]
     return ScoredGroup(
         ticket=ticket,
         prompt_id=f"p{ticket.split('.')[1]}",
         task="t",
         prompt_token_ids=pack_array([1], "i4"),
-        answers=[answer, answer],
+        answers=answers,
     )

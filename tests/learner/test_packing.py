@@ -6,14 +6,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mrl.learner.forward import ForwardSettings, answer_logprobs
 from mrl.learner.packing import fill_bins, pack, row_tokens
-from mrl.learner.step import StepSettings, answer_logprobs
+from mrl.objectives.specs import Clipped, CrossSequence, Imitation
 from mrl.sharing.regime import Component
 
-COMPONENTS = (Component("own", "policy_gradient", 1.0, "rows"), Component("rescue", "imitation", 0.3, "rows"))
-SETTINGS = StepSettings(
-    clip_low=0.2, clip_high=0.2, max_behaviour_weight=5.0, max_grad_norm=1.0, temperature=0.8, chunk_tokens=7
+COMPONENTS = (
+    Component("own", Clipped(), 1.0, "rows", "own"),
+    Component("rescue", Imitation(), 0.3, "rows", "peer"),
+    Component("shared", CrossSequence(), 1.0, "rows", "peer"),
+    Component("pooled", Clipped(base="behaviour"), 1.0, "rows", "peer"),
 )
+SETTINGS = ForwardSettings(temperature=0.8, chunk_tokens=7)
 
 
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(50, 80))
@@ -61,6 +65,41 @@ def test_ranks_share_the_rows_without_loss_or_overlap(make_rows, world_size):
     expected = np.concatenate([row.answer_token_ids for row in rows])
     assert sorted(targets.tolist()) == sorted(expected.tolist())
     assert all(batch.input_ids_NL.numel() <= 96 for share in shares for batch in share)
+
+
+def test_every_token_keeps_what_its_row_says(make_rows):
+    """Values stay with their tokens; rows without behaviour have 0, without a teacher NaN."""
+    rows = make_rows(40, shared=True)
+
+    for batch in pack(rows, COMPONENTS, pack_tokens=32, microbatch_tokens=96):
+        for place in batch.row_T.unique().tolist():
+            mine, row = (batch.row_T == place).numpy(), rows[place]
+            absent = np.full(row.answer_token_ids.size, np.nan, np.float32)
+            behaviour = np.nan_to_num(absent) if row.behaviour_logprobs is None else row.behaviour_logprobs
+            teacher = absent if row.teacher_logprobs is None else row.teacher_logprobs
+            np.testing.assert_array_equal(batch.target_ids_T.numpy()[mine], row.answer_token_ids)
+            np.testing.assert_array_equal(batch.advantages_T.numpy()[mine], row.advantages)
+            np.testing.assert_array_equal(batch.weights_T.numpy()[mine], row.weights)
+            np.testing.assert_array_equal(batch.behaviour_logprobs_T.numpy()[mine], behaviour)
+            np.testing.assert_array_equal(batch.teacher_logprobs_T.numpy()[mine], teacher)
+            assert {COMPONENTS[index].name for index in batch.component_T[mine].tolist()} == {row.component}
+
+
+def test_spans_are_numbered_over_all_rows(make_rows):
+    """Tokens of one span of one row share a number with no other; without any span there is nothing to number."""
+    rows = make_rows(40, shared=True)
+
+    for batch in pack(rows, COMPONENTS, pack_tokens=64, microbatch_tokens=100_000):
+        for name, found_T in (("behaviour_spans", batch.behaviour_span_T), ("teacher_spans", batch.teacher_span_T)):
+            expected = []
+            for place in dict.fromkeys(batch.row_T.tolist()):
+                spans = getattr(rows[place], name)
+                numbers = range(rows[place].answer_token_ids.size) if spans is None else spans.tolist()
+                expected += [(place, number) for number in numbers]
+            assert len(set(zip(found_T.tolist(), expected, strict=True))) == len(set(found_T.tolist()))
+            assert len(set(found_T.tolist())) == len(set(expected)) < len(expected)
+            assert max(found_T.tolist()) < len(expected)
+    assert pack(make_rows(8), COMPONENTS, pack_tokens=32, microbatch_tokens=96)[0].behaviour_span_T is None
 
 
 def test_a_row_longer_than_a_pack_gets_room(make_rows):

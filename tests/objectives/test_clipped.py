@@ -1,101 +1,120 @@
+"""PPO, GRPO, DAPO, GSPO: the clipped terms."""
+
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from mrl.objectives.clipped import behaviour_weight, clipped_surrogate
+from mrl.objectives.clipped import clipped_surrogate
+from mrl.objectives.specs import Clipped, Correction
+from mrl.objectives.terms import term_losses
 
-# Log-ratios below, at, inside and above every clip, and beyond the exponent's bound; each with A < 0, A = 0, A > 0.
-LOG_RATIOS = [-30.0, math.log(0.5), math.log(0.8) - 1e-3, math.log(0.8) + 1e-3, -0.05, 0.0, 0.05]
-LOG_RATIOS += [
-    math.log(1.2) - 1e-3,
-    math.log(1.2) + 1e-3,
-    math.log(1.28) - 1e-3,
-    math.log(1.28) + 1e-3,
-    math.log(9),
-    30.0,
+SPECS = [
+    Clipped(0.2, 0.2),
+    Clipped(0.2, 0.28),
+    Clipped(0.4, 0.1, dual_clip=3.0),
+    Clipped(1.0, math.inf),
+    Clipped(0.2, 0.2, correction=Correction()),
+    Clipped(0.2, 0.2, correction=Correction("token", "mask", 0.5, 5.0)),
+    Clipped(0.2, 0.2, base="behaviour"),
+    Clipped(0.2, 0.2, base="behaviour", dual_clip=3.0),
+    Clipped(3e-4, 4e-4, ratio="sequence"),
+    Clipped(3e-4, 4e-4, ratio="sequence", dual_clip=3.0),
+    Clipped(0.2, 0.2, ratio="sequence", base="behaviour"),
 ]
-CASES = [(d, a) for d in LOG_RATIOS for a in (-1.3, 0.0, 0.7)]
-CLIPS = [(0.2, 0.2), (0.2, 0.28), (0.4, 0.1)]
 
 
-def make_inputs():
-    generator = torch.Generator().manual_seed(3)
-    proximal = -3 * torch.rand(len(CASES), generator=generator, dtype=torch.float64)
-    logprobs = (proximal + torch.tensor([d for d, _ in CASES], dtype=torch.float64)).requires_grad_()
-    return (
-        logprobs,
-        proximal.requires_grad_(),
-        torch.tensor([a for _, a in CASES], dtype=torch.float64, requires_grad=True),
-    )
+def bounded(value, low, high):
+    return max(low, min(high, value))
 
 
-def slow_surrogate(log_pi, log_pi_prox, advantages, low, high):
-    """One token at a time, in the notation of PPO, eq. 7."""
-    losses = []
-    for lp, lq, a in zip(log_pi, log_pi_prox, advantages, strict=True):
-        r = math.exp(max(-20.0, min(20.0, lp - lq)))
-        losses.append(-min(r * a, max(1 - low, min(1 + high, r)) * a))
+def twin(spec):
+    """PPO, eq. 7, and GSPO, eq. 5, one row at a time: r of a token, or the geometric mean of the row's ratios."""
+
+    def losses(row, start, _updates):
+        base = row.prox if spec.base == "proximal" else row.mu
+        logs = [lp - q for lp, q in zip(row.lp, base, strict=True)]
+        if spec.ratio == "sequence":
+            ratios = [math.exp(min(10.0, sum(logs) / len(logs)))] * len(logs)
+        else:
+            ratios = [math.exp(bounded(log, -20.0, 20.0)) for log in logs]
+        found = []
+        for r, a, prox, mu in zip(ratios, row.a, start.prox, start.mu, strict=True):
+            loss = -min(r * a, bounded(r, 1 - spec.clip_low, 1 + spec.clip_high) * a)
+            if spec.dual_clip and a < 0:
+                loss = min(loss, -spec.dual_clip * a)
+            w, correction = math.exp(bounded(prox - mu, -20.0, 20.0)), spec.correction
+            if correction is None:
+                w = 1.0
+            elif correction.action == "mask":
+                w = w if correction.lower <= w <= correction.upper else 0.0
+            else:
+                w = bounded(w, correction.lower, correction.upper)
+            found.append(w * loss)
+        return found
+
     return losses
 
 
-@pytest.mark.parametrize(("low", "high"), CLIPS)
-def test_surrogate_equals_its_slow_twin(low, high):
-    """The vector form equals the paper's formula on every side of every clip."""
-    logprobs, proximal, advantages = make_inputs()
-    loss = clipped_surrogate(logprobs, proximal, advantages, clip_low=low, clip_high=high)
-    expected = slow_surrogate(logprobs.tolist(), proximal.tolist(), advantages.tolist(), low, high)
-    torch.testing.assert_close(loss, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_the_term_equals_its_slow_twin(spec, make_inputs, check_term):
+    """Values, gradients and detachments, on every side of every clip. Rows give sequence ratios one row-wise twin."""
+    check_term(spec, twin(spec), make_inputs())
 
 
-@pytest.mark.parametrize(("low", "high"), CLIPS)
-def test_surrogate_gradient_equals_finite_differences(low, high):
-    """The gradient is that of the slow twin, and it flows through the learner's log-probabilities only."""
-    logprobs, proximal, advantages = make_inputs()
-    clipped_surrogate(logprobs, proximal, advantages, clip_low=low, clip_high=high).sum().backward()
-    assert proximal.grad is None
-    assert advantages.grad is None
-    values, step = logprobs.tolist(), 1e-6
-    for index, (d, a) in enumerate(CASES):
-        if abs(d) == 30.0:
-            assert logprobs.grad[index] == 0
-            continue
-        up = slow_surrogate([values[index] + step], [proximal[index].item()], [a], low, high)[0]
-        down = slow_surrogate([values[index] - step], [proximal[index].item()], [a], low, high)[0]
-        assert logprobs.grad[index].item() == pytest.approx((up - down) / (2 * step), rel=1e-6, abs=1e-8)
-
-
-def test_zero_advantage_gives_exactly_zero():
+def test_zero_advantage_gives_exactly_zero(make_inputs, gradient):
     """A token without advantage contributes exactly nothing, whatever its ratio."""
-    logprobs = torch.tensor([-90.0, -1.0, 0.0], requires_grad=True)
-    loss = clipped_surrogate(logprobs, torch.tensor([0.0, -1.0, -90.0]), torch.zeros(3), clip_low=0.2, clip_high=0.2)
-    loss.sum().backward()
-    assert loss.tolist() == [0, 0, 0]
-    assert logprobs.grad.tolist() == [0, 0, 0]
+    for spec in SPECS:
+        inputs = make_inputs()
+        none = inputs.advantages_T == 0
+        assert not term_losses(spec, inputs)[none].any()
+        assert not gradient(spec, inputs)[none].any()
 
 
-def test_on_policy_gradient_is_that_of_reinforce():
-    """At ratio 1 the gradient is minus the advantage."""
-    logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
-    clipped_surrogate(
-        logprobs, logprobs.detach(), torch.tensor([0.5, -2.0]), clip_low=0.2, clip_high=0.2
-    ).sum().backward()
-    assert logprobs.grad.tolist() == [-0.5, 2.0]
+def test_at_the_start_of_a_step_the_ratio_is_exactly_one(make_inputs, gradient):
+    """pi_theta = pi_prox: the gradient is that of REINFORCE, -A, bit for bit, also for tokens of a peer."""
+    inputs = make_inputs()
+    inputs = replace(inputs, proximal_T=inputs.logprobs_T.detach())
+    for spec in (Clipped(0.2, 0.2), Clipped(3e-4, 4e-4, ratio="sequence")):
+        assert torch.equal(term_losses(spec, inputs), -inputs.advantages_T)
+        assert torch.equal(gradient(spec, inputs), -inputs.advantages_T)
 
 
-def test_behaviour_weight_equals_its_slow_twin_and_is_detached():
-    """The weight is the ratio up to the cap, without gradient to either side."""
-    behaviour = torch.tensor([-1.0, -1.0, -1.0, -2.0, -40.0], dtype=torch.float64, requires_grad=True)
-    proximal = torch.tensor([-3.0, -1.0, -0.1, -0.1, -1.0], dtype=torch.float64, requires_grad=True)
-    weight = behaviour_weight(proximal, behaviour, cap=5.0)
-    slow = [min(math.exp(p - q), 5.0) for p, q in zip(proximal.tolist(), behaviour.tolist(), strict=True)]
-    assert weight.tolist() == pytest.approx(slow, rel=1e-12)
-    assert max(slow) == 5.0
-    assert min(slow) < 1
-    assert not weight.requires_grad
+def test_a_peer_that_is_the_learner_itself_is_grpo(make_inputs):
+    """PRP `behaviour` with the peer's log-probs equal to those of the step's start is the own term, bit for bit."""
+    inputs = make_inputs()
+    inputs = replace(inputs, behaviour_T=inputs.proximal_T)
+    own, peer = Clipped(0.2, 0.28), Clipped(0.2, 0.28, base="behaviour")
+    assert torch.equal(term_losses(own, inputs), term_losses(peer, inputs))
 
 
-def test_weight_one_and_fresh_proximal_reduce_to_plain_ppo():
-    """Decoupled PPO with pi_prox = pi_behaviour is PPO: the weight is exactly 1."""
-    _, proximal, _ = make_inputs()
-    assert behaviour_weight(proximal, proximal, cap=5.0).eq(1).all()
+def test_a_weight_of_one_changes_nothing(make_inputs):
+    """`decoupled` with pi_prox = pi_behaviour is `recompute`, bit for bit."""
+    inputs = make_inputs()
+    inputs = replace(inputs, behaviour_T=inputs.proximal_T)
+    with_weight, without = Clipped(correction=Correction()), Clipped()
+    assert torch.equal(term_losses(with_weight, inputs), term_losses(without, inputs))
+
+
+def test_the_token_form_of_gspo_has_the_gradient_of_the_sequence_form(make_inputs, gradient):
+    """d/d theta of s A is s A times the mean score of the row (arXiv 2507.18071), here before any clip."""
+    inputs = make_inputs()
+    spec = Clipped(1.0, math.inf, ratio="sequence")
+    found = gradient(spec, inputs)
+    for row in range(int(inputs.row_T.max()) + 1):
+        mine = inputs.row_T == row
+        logprobs = inputs.logprobs_T[mine].detach().requires_grad_()
+        log_ratio = (logprobs - inputs.proximal_T[mine].detach()).mean()
+        loss = -log_ratio.exp() * inputs.advantages_T[mine].detach().mean()
+        (expected,) = torch.autograd.grad(loss, logprobs)
+        if log_ratio < 10:
+            torch.testing.assert_close(found[mine] / mine.sum(), expected)
+
+
+def test_the_dual_clip_bounds_bad_answers_only():
+    """A ratio of 9 costs 3 |A| where A < 0, and is clipped as ever where A > 0."""
+    loss = clipped_surrogate(
+        torch.tensor([9.0, 2.0, 9.0]), torch.tensor([-0.5, -0.5, 0.5]), clip_low=0.2, clip_high=0.2, dual_clip=3.0
+    )
+    assert loss.tolist() == pytest.approx([1.5, 1.0, -0.6])

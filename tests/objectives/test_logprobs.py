@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mrl.objectives.logprobs import token_logprobs
+from mrl.objectives.logprobs import token_logprobs, token_logprobs_and_entropy
 
 
 def make_inputs(dtype=torch.float64):
@@ -53,3 +53,37 @@ def test_no_tokens_give_no_logprobs():
     """A batch without answer tokens is legal."""
     hidden, head, targets = make_inputs()
     assert token_logprobs(hidden[:0], head, targets[:0], temperature=1.0, chunk_tokens=4).shape == (0,)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 5, 100])
+def test_entropy_equals_that_of_the_full_distribution(chunk_tokens):
+    """Values and gradients of the entropy, whatever the chunk; the log-probs beside it are those without it."""
+    hidden, head, targets = make_inputs(torch.float32)
+    full = torch.distributions.Categorical(logits=hidden @ head.T / 0.6).entropy()
+    direction = torch.linspace(-1, 1, 13)
+    expected = torch.autograd.grad((full * direction).sum(), (hidden, head))
+    chunks = {"temperature": 0.6, "chunk_tokens": chunk_tokens}
+    logprobs, entropy = token_logprobs_and_entropy(hidden, head, targets, **chunks)
+    found = torch.autograd.grad((entropy * direction).sum(), (hidden, head), retain_graph=True)
+    torch.testing.assert_close(entropy, full, rtol=0, atol=4e-6)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=4e-6)
+    alone = token_logprobs(hidden, head, targets, **chunks)
+    assert torch.equal(logprobs, alone)
+    for one, other in zip(
+        torch.autograd.grad(logprobs.sum(), (hidden, head)),
+        torch.autograd.grad(alone.sum(), (hidden, head)),
+        strict=True,
+    ):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_no_logits_outlive_their_chunk(with_entropy):
+    """Between forward and backward nothing of the size [C, V] is kept, whether or not entropies are asked for."""
+    hidden, head, targets = make_inputs()
+    kept: list[tuple[int, ...]] = []
+    compute = token_logprobs_and_entropy if with_entropy else token_logprobs
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(tuple(x.shape)) or x, lambda x: x):
+        compute(hidden, head, targets, temperature=1.0, chunk_tokens=5)
+    assert all(shape[-1:] != (29,) for shape in kept)

@@ -160,3 +160,17 @@ def test_many_groups_go_out_in_parts_that_fit_a_message():
     wire.link.deliver(big)
 
     assert [len(message.groups) for message in wire.sent] == [1, 1, 1]
+
+
+def test_what_was_asked_a_moment_ago_is_not_asked_again():
+    """The learner would take a second request without the grant under way for that of a worker that lost it."""
+    wire = Wire()
+    for _ in range(3):
+        wire.link.take_work(2, 0.0)
+    assert len(wire.sent) == 1
+    wire.link.take_work(1, 0.0)
+    assert [message.max_groups for message in wire.sent] == [2, 1]
+
+    wire.grant()
+    wire.link.take_work(1, 0.0)
+    assert len(wire.sent) == 3

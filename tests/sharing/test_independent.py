@@ -1,49 +1,57 @@
 import numpy as np
 import pytest
 
-from mrl.sharing.independent import IndependentParameters, IndependentRegime, length_mean_weights, own_rows
 
-
-def test_own_rows_carry_grpo_credit(make_group):
-    """Each answer is one row: advantage on every token, weights 1/T, the behaviour's log-probabilities as sampled."""
-    examples, denominator = own_rows([make_group([1, 0, 0, 0])], source="own")
-    assert denominator == 4
-    assert [row.answer_token_ids.tolist() for row in examples] == [[10, 11], [11, 11, 12], [12, 11], [13, 11, 12]]
-    assert [row.weights.sum() for row in examples] == pytest.approx([1, 1, 1, 1])
-    assert [set(row.advantages.round(3).tolist()) for row in examples] == [{1.5}, {-0.5}, {-0.5}, {-0.5}]
-    assert examples[1].behaviour_logprobs.tolist() == [-1.5] * 3
-    assert {row.source for row in examples} == {"own"}
-    assert {row.component for row in examples} == {"policy_gradient"}
-    assert examples[0].prompt_token_ids.tolist() == [1, 2, 3]
-
-
-def test_uniform_groups_count_but_are_left_out(make_group):
-    """Rows of zero advantage are not trained, and still divide the others."""
-    examples, denominator = own_rows([make_group([0] * 4), make_group([1] * 4), make_group([0, 1])], source="own")
-    assert len(examples) == 2
-    assert denominator == 10
-
-
-def test_denominator_is_never_zero(make_group):
-    """A batch without groups divides by one."""
-    assert own_rows([], source="own") == ([], 1.0)
-
-
-def test_independent_shares_nothing(make_group, make_success):
+def test_independent_shares_nothing(build, make_group, make_success):
     """It publishes nothing, asks for nothing, keeps nothing, and does not look at what it receives."""
-    regime = IndependentRegime(IndependentParameters(), policy="own")
+    regime = build("independent")
     failed = make_group([0, 0])
     assert regime.asks(failed) == regime.awaited() == regime.publish(make_group([1, 1]), None) == []
-    absorbed = regime.absorb([failed], [make_success()], step=3, rng=np.random.default_rng(0))
-    assert absorbed.examples == absorbed.forget == absorbed.rescued == []
+    regime.hear([make_success()], step=3)
+    absorbed = regime.absorb([failed], step=3, rng=np.random.default_rng(0))
+    assert absorbed.examples == []
+    assert absorbed.forget == absorbed.rescued == ()
     assert absorbed.denominators == {"policy_gradient": 2.0}
+    assert absorbed.expansion == 1.0
     assert regime.state() == {}
-    assert regime.reads == frozenset()
-    assert regime.asking is None
+    assert regime.asking is regime.patience is None
+    assert regime.is_settled(failed)
+    regime.restore({})
 
 
-@pytest.mark.parametrize(("num_tokens", "rows", "expected"), [(4, 1, 0.25), (4, 2, 0.125), (1, 1, 1.0)])
-def test_length_mean_weights(num_tokens, rows, expected):
-    """Weights 1 / (T k); an empty row has none."""
-    assert length_mean_weights(num_tokens, rows_sharing=rows).tolist() == [expected] * num_tokens
-    assert length_mean_weights(0).size == 0
+@pytest.mark.parametrize(
+    ("objective", "denominator"),
+    [({}, 6), ({"method": "dapo"}, 14), ({"method": "dr_grpo"}, 6 * 64)],
+)
+def test_denominator_counts_left_out_rows(build, make_setting, make_group, step_of, objective, denominator):
+    """A uniform group adds nothing to the sum and all its rows, tokens or token limits to the count."""
+    absorbed = step_of(build("independent", make_setting(**objective)), [make_group([1, 0, 0]), make_group([1] * 3)])
+    assert absorbed.denominators == {"policy_gradient": denominator}
+    assert len(absorbed.examples) == 3
+
+
+def test_denominator_is_never_zero(build, step_of):
+    """A batch without groups divides by one."""
+    assert step_of(build("independent"), []).denominators == {"policy_gradient": 1.0}
+
+
+@pytest.mark.parametrize("method", ["grpo", "dapo", "gspo", "cispo", "dppo", "dr_grpo"])
+def test_gradient_on_policy_is_the_mean_score_times_advantage(
+    build, make_setting, make, lab, receiver, step_of, method
+):
+    """At the parameters that sampled, every method moves along advantage times score, however it clips."""
+    model = lab.model()
+    group = make.sampled(receiver, [1, 0, 0], logprobs=model.sampler_logprobs)
+    regime = build("independent", make_setting(method=method))
+    absorbed = step_of(regime, [group])
+    weight = 1 / absorbed.denominators["policy_gradient"]
+
+    def slow(model):
+        total = 0.0
+        for row in absorbed.examples:
+            log_pi = model.logprobs(row.prompt_token_ids, row.answer_token_ids)
+            scale = 1 / len(log_pi) if method in ("grpo", "gspo") else 1.0
+            total = total - weight * scale * float(row.advantages[0]) * log_pi.sum()
+        return total
+
+    lab.assert_same(lab.gradient(absorbed, regime, model), lab.score_of(model, slow))

@@ -1,26 +1,56 @@
 import pytest
 
+from mrl.config.schema import PolicyTable
 from mrl.errors import ConfigError
 from mrl.sharing.independent import IndependentParameters, IndependentRegime
-from mrl.sharing.regimes import REGIMES, build_regime, check_sharing, sharing_schema
+from mrl.sharing.regimes import REGIMES, build_regime, check_sharing, scorers, shares, sharing_schema
 from mrl.sharing.sgt import SgtRegime
 
 
-def test_regimes_are_built_by_name(receiver):
+def test_regimes_are_built_by_name(make_setting):
     """The table's `regime` chooses, the sub-table of that name holds its parameters; without a name nobody shares."""
-    how = {"policy": "own", "receiver": receiver, "max_answer_tokens": 8}
-    sgt = build_regime({"regime": "sgt", "sgt": {"lambda": 0.3, "gate_age_versions": 5}}, **how)
+    setting = make_setting()
+    sgt = build_regime({"regime": "sgt", "sgt": {"lambda": 0.3, "gate_age_versions": 5}}, setting)
     assert isinstance(sgt, SgtRegime)
     assert [c.coefficient for c in sgt.components] == [1.0, 0.3]
     assert sgt.parameters.gate_age_versions == 5
-    assert isinstance(build_regime({}, **how), IndependentRegime)
-    assert {build_regime({"regime": name}, **how).policy for name in REGIMES} == {"own"}
+    assert isinstance(build_regime({}, setting), IndependentRegime)
+
+
+@pytest.mark.parametrize("name", REGIMES)
+def test_every_regime_builds_and_says_what_it_is(name, build):
+    """Own rows come first, names are distinct, peers' rows are named as such."""
+    regime = build(name)
+    names = [component.name for component in regime.components]
+    assert names[0] == "policy_gradient"
+    assert len(set(names)) == len(names)
+    assert [component.rows for component in regime.components] == ["own", "peer"][: len(names)]
+    assert regime.awaited() == []
+    assert shares({"regime": name}) == (name != "independent") == (regime.asking is not None)
+    with pytest.raises(ConfigError, match=f"sharing.{name}.nonsense: unknown key; got 'nonsense'") as caught:
+        build(name, nonsense=1)
+    assert "\n" not in str(caught.value)
+
+
+def policies(*names, frozen=()):
+    return {name: PolicyTable(frozen=name in frozen) for name in names}
+
+
+def test_scorers_are_the_teachers_of_those_that_learn():
+    """A frozen policy asks nobody; without a name the first other policy teaches; other regimes have no scorers."""
+    rlad = {"regime": "rlad"}
+    assert scorers({"regime": "sgt"}, policies("a", "b")) == scorers({}, policies("a")) == frozenset()
+    assert scorers(rlad, policies("a", "b")) == {"a", "b"}
+    assert scorers(rlad, policies("student", "teacher", frozen=["teacher"])) == {"teacher"}
+    assert scorers(rlad | {"rlad": {"teacher": "c"}}, policies("a", "b", "c")) == {"c"}
+    assert scorers(rlad | {"rlad": {"teacher": "nobody"}}, policies("a", "b")) == frozenset()
+    assert scorers(rlad, policies("a")) == frozenset()
 
 
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"regime": "sgtt"}, r"run.toml: .*no such regime; got 'sgtt'; .*independent, sgt.*did you mean sgt"),
+        ({"regime": "sgtt"}, r"run.toml: .*no such regime; got 'sgtt'; .*independent, .*sgt.*did you mean sgt"),
         ({"regime": 7}, "no such regime"),
         ({"regime": "sgt", "lambda": 0.1}, "sharing.lambda: unknown key; got 'lambda'; wanted one of regime, indep"),
         ({"regime": "sgt", "stg": {}}, r"sharing.stg: unknown key; .*did you mean sharing.sgt\?"),
@@ -38,6 +68,14 @@ def test_regimes_are_built_by_name(receiver):
             "sgt.normaliser: not valid; got 'rows'.*'rescues' or 'prompts'",
         ),
         ({"regime": "sgt", "sgt": {"max_pending": 0, "lamda": 1}}, "sharing.sgt.lamda: unknown key"),
+        ({"regime": "prp", "prp": {"variant": "plain"}}, "sharing.prp.variant: not valid; got 'plain'"),
+        ({"regime": "xgrpo", "xgrpo": {"peer_weight": 2}}, "sharing.xgrpo.peer_weight: not valid; got 2"),
+        ({"regime": "hacpo", "hacpo": {"lower": 1.5}}, "sharing.hacpo.lower: not valid; got 1.5"),
+        (
+            {"regime": "graft", "graft": {"flor": 1}},
+            r"sharing.graft.flor: unknown key; .*did you mean sharing.graft.floor",
+        ),
+        ({"regime": "rlad", "rlad": {"alpha": -1}}, "sharing.rlad.alpha: not valid; got -1"),
     ],
 )
 def test_mistakes_are_told_in_one_line(table, message):

@@ -8,8 +8,8 @@ from msgspec import structs
 from mrl.records.codec import decode, encode
 from mrl.records.experience import experience_decoder
 from mrl.records.version import Version, VersionSpan
-from mrl.sharing.independent import IndependentParameters, IndependentRegime
 from mrl.sharing.regime import Author, Rescue
+from mrl.sharing.sgt import MAX_HEARD
 
 ROW_ARRAYS = ("prompt_token_ids", "answer_token_ids", "advantages", "weights", "behaviour_logprobs")
 
@@ -18,21 +18,27 @@ def rng(seed=0):
     return np.random.default_rng(seed)
 
 
+def absorb(regime, groups, received, *, step, rng):
+    """Hear and absorb."""
+    regime.hear(received, step=step)
+    return regime.absorb(groups, step=step, rng=rng)
+
+
 def absorb_failed(regime, group, received, step=0, seed=0):
     """Ask for a group and absorb it at once."""
     regime.asks(group)
-    return regime.absorb([group], received, step=step, rng=rng(seed))
+    return absorb(regime, [group], received, step=step, rng=rng(seed))
 
 
-def test_without_rescue_it_is_independent_bit_for_bit(make_sgt, make_group, make_success):
+def test_without_rescue_it_is_independent_bit_for_bit(make_sgt, build, make_group, make_success):
     """With no rescue the rows, their credit and their denominator are those of GRPO, and the generator is untouched."""
     groups = [make_group([1, 0, 0.5, 1], f"p{i}") for i in range(3)] + [make_group([0] * 4, "q")]
-    sgt, alone = make_sgt(), IndependentRegime(IndependentParameters(), policy="own")
+    sgt, alone = make_sgt(), build("independent")
     for group in groups:
         sgt.asks(group)
     generator = rng()
-    found = sgt.absorb(groups, [make_success(prompt_id="elsewhere")], step=0, rng=generator)
-    expected = alone.absorb(groups, [], step=0, rng=rng())
+    found = absorb(sgt, groups, [make_success(prompt_id="elsewhere")], step=0, rng=generator)
+    expected = absorb(alone, groups, [], step=0, rng=rng())
     assert len(found.examples) == len(expected.examples) == 12
     for one, other in zip(found.examples, expected.examples, strict=True):
         assert all(getattr(one, name).tobytes() == getattr(other, name).tobytes() for name in ROW_ARRAYS)
@@ -72,9 +78,9 @@ def test_success_that_comes_later_rescues_once(make_sgt, make_group, make_succes
     """A failure waits within the gate, is rescued by the first batch after a success came, and then is done."""
     regime = make_sgt(gate_age_versions=3)
     assert absorb_failed(regime, make_group([0, 0], step=5), [], step=5).examples == []
-    late = regime.absorb([], [make_success()], step=8, rng=rng())
+    late = absorb(regime, [], [make_success()], step=8, rng=rng())
     assert [row.component for row in late.examples] == ["rescue"]
-    again = regime.absorb([], [make_success()], step=8, rng=rng())
+    again = absorb(regime, [], [make_success()], step=8, rng=rng())
     assert again.examples == []
     assert again.counts["regime/ignored_not_pending"] == 1
 
@@ -83,7 +89,7 @@ def test_success_after_the_gate_is_too_late(make_sgt, make_group, make_success):
     """Past the gate the failure has expired, is forgotten, and lowers the hit rate."""
     regime = make_sgt(gate_age_versions=3)
     absorb_failed(regime, make_group([0, 0], step=5), [], step=5)
-    late = regime.absorb([], [make_success()], step=9, rng=rng())
+    late = absorb(regime, [], [make_success()], step=9, rng=rng())
     assert late.examples == []
     assert late.forget == ["p"]
     assert late.counts["sharing/expired_prompts"] == 1
@@ -95,7 +101,7 @@ def test_failing_again_refreshes_the_wait(make_sgt, make_group, make_success):
     regime = make_sgt(gate_age_versions=3)
     absorb_failed(regime, make_group([0, 0], step=5), [], step=5)
     assert regime.asks(make_group([0, 0], step=8)) == ["p"]
-    absorbed = regime.absorb([], [make_success()], step=11, rng=rng())
+    absorbed = absorb(regime, [], [make_success()], step=11, rng=rng())
     assert len(absorbed.rescued) == 1
     assert absorbed.counts["sharing/asked_prompts"] == 0
 
@@ -105,7 +111,7 @@ def test_own_success_supersedes(make_sgt, make_group, make_success):
     regime = make_sgt()
     regime.asks(make_group([0, 0], step=5))
     regime.asks(make_group([0, 1], step=6))
-    absorbed = regime.absorb([], [make_success()], step=6, rng=rng())
+    absorbed = absorb(regime, [], [make_success()], step=6, rng=rng())
     assert absorbed.rescued == []
     assert absorbed.forget == ["p"]
     assert absorbed.counts["regime/superseded_prompts"] == 1
@@ -118,7 +124,7 @@ def test_pending_table_is_bounded(make_sgt, make_group):
     for number in range(5):
         regime.asks(make_group([0], f"p{number}"))
     assert regime.awaited() == ["p3", "p4"]
-    absorbed = regime.absorb([], [], step=0, rng=rng())
+    absorbed = absorb(regime, [], [], step=0, rng=rng())
     assert absorbed.forget == ["p0", "p1", "p2"]
     assert absorbed.counts["sharing/expired_prompts"] == 3
     assert absorbed.counts["sharing/pending_prompts"] == 2
@@ -168,19 +174,18 @@ def test_prompt_stays_pending_when_all_are_rejected(make_sgt, make_group, make_s
 
 def test_choice_among_successes_is_uniform(make_sgt, make_group, make_success):
     """Every received success is drawn equally often, whoever sent it, and the hit counts for its source."""
-    drawn = Counter()
-    generator = rng(5)
-    for _ in range(1500):
-        regime, group = make_sgt(), make_group([0, 0])
+    regime, prompts = make_sgt(), [f"p{number}" for number in range(600)]
+    groups = [make_group([0, 0], prompt_id) for prompt_id in prompts]
+    sent = [(b"one", "a"), (b"two", "a"), (b"three", "b")]
+    received = [make_success(text, prompt_id, source=source) for text, source in sent for prompt_id in prompts]
+    for group in groups:
         regime.asks(group)
-        sent = [(b"one", "a"), (b"two", "a"), (b"three", "b")]
-        received = [make_success(text, source=source) for text, source in sent]
-        absorbed = regime.absorb([group], received, step=0, rng=generator)
-        (rescue,) = absorbed.rescued
-        assert absorbed.counts[f"sharing/hit_rate_from/{rescue.source}"] == 1
-        drawn[rescue.completion] += 1
-    expected, tolerance = 500, 4 * np.sqrt(1500 * (1 / 3) * (2 / 3))
+    absorbed = absorb(regime, groups, received, step=0, rng=rng(5))
+    drawn = Counter(rescue.completion for rescue in absorbed.rescued)
+    expected, tolerance = 200, 4 * np.sqrt(600 * (1 / 3) * (2 / 3))
     assert all(abs(drawn[text] - expected) < tolerance for text in (b"one", b"two", b"three"))
+    assert absorbed.counts["sharing/hit_rate_from/b"] == drawn[b"three"] / 600
+    assert {rescue.source for rescue in absorbed.rescued if rescue.completion == b"three"} == {"b"}
 
 
 def test_several_successes_share_the_weight_of_one(make_sgt, make_group, make_success):
@@ -203,7 +208,7 @@ def test_normaliser_counts_rescues_or_prompts(make_sgt, make_group, make_success
     for group in groups:
         regime.asks(group)
     received = [make_success(prompt_id="earlier"), make_success(prompt_id="now")]
-    absorbed = regime.absorb(groups, received, step=1, rng=rng())
+    absorbed = absorb(regime, groups, received, step=1, rng=rng())
     assert absorbed.denominators["rescue"] == expected
     assert absorbed.counts["sharing/rescues"] == 2
 
@@ -213,14 +218,14 @@ def test_state_survives_json(make_sgt, make_group, make_success):
     original = make_sgt(max_pending=3)
     for number in range(5):
         original.asks(make_group([0], f"p{number}", step=number))
-    original.absorb([], [make_success(prompt_id="p4")], step=4, rng=rng())
+    absorb(original, [], [make_success(prompt_id="p4")], step=4, rng=rng())
     original.asks(make_group([0, 1], "p3", step=5))
     original.asks(make_group([0], "p9", step=5))
     restored = make_sgt(max_pending=3)
     restored.restore(json.loads(json.dumps(original.state())))
     assert restored.awaited() == original.awaited() == ["p2", "p9"]
     received = [make_success(prompt_id="p2"), make_success(prompt_id="p9", source="other")]
-    one, other = (regime.absorb([], received, step=6, rng=rng(1)) for regime in (original, restored))
+    one, other = (absorb(regime, [], received, step=6, rng=rng(1)) for regime in (original, restored))
     assert one.counts == other.counts
     assert one.forget == other.forget == ["p3", "p2", "p9"]
     assert one.rescued == other.rescued
@@ -274,3 +279,39 @@ def test_publish_gives_distinct_texts(make_sgt, make_group):
     records = make_sgt(publish_per_group=2).publish(group, author())
     assert [record.completion for record in records] == [b"a", b"b"]
     assert len({record.record_id for record in records}) == 2
+
+
+def test_what_is_heard_is_bounded(make_sgt, make_group, make_success):
+    """Beyond the bound the oldest records go, and are counted."""
+    regime = make_sgt()
+    regime.asks(make_group([0]))
+    regime.hear([make_success(b"first")], step=0)
+    regime.hear([make_success(prompt_id="q")] * MAX_HEARD, step=0)
+    absorbed = regime.absorb([], step=0, rng=rng())
+    assert absorbed.rescued == []
+    assert absorbed.counts["regime/ignored_overflow"] == 1
+    assert absorbed.counts["regime/ignored_not_pending"] == MAX_HEARD
+
+
+def test_records_of_another_kind_are_ignored(make_sgt, make):
+    """Whole groups and rewards rescue nobody."""
+    absorbed = absorb_failed(make_sgt(), make.group([0]), [make.value([1.0])])
+    assert absorbed.examples == []
+    assert absorbed.counts["regime/ignored_other"] == 1
+
+
+def test_asks_outcomes_and_waits_for_none(make_sgt, make_group):
+    """Failures are pending by themselves: no own group is held back for a peer."""
+    regime = make_sgt(max_age_versions=5)
+    assert (regime.asking.kinds, regime.asking.max_age_versions, regime.asking.watch) == (("outcome",), 5, True)
+    assert regime.patience is None
+    group = make_group([0])
+    regime.asks(group)
+    assert regime.is_settled(group)
+
+
+def test_gate_may_open_for_groups_that_mostly_fail(make_sgt, make_group):
+    """With a share of 1/4, one success in four is still a failure, two are none."""
+    regime = make_sgt(gate_success_share=0.25)
+    assert regime.asks(make_group([1, 0, 0, 0])) == ["p"]
+    assert regime.asks(make_group([1, 1, 0, 0])) == []

@@ -21,12 +21,9 @@ from mrl.metrics.jsonl import read_metrics
 
 CONFIG = """
 [run]
-name = "system"
+name = "{name}"
 folder = "{folder}"
 steps = {steps}
-
-[sharing]
-regime = "sgt"
 
 [pool]
 train_prompts = 256
@@ -85,6 +82,11 @@ lr = 5e-4
 checkpoint_every = 4
 data_timeout_s = 60
 processes = {processes}
+"""
+
+SGT = """
+[sharing]
+regime = "sgt"
 """
 
 
@@ -179,11 +181,11 @@ def make_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """A factory of runs; whatever is still alive is killed at the end."""
     runs: list[Run] = []
 
-    def make(*, steps: int, processes: int = 1) -> Run:
-        policies = "".join(POLICY.format(name=name, processes=processes) for name in ("qwen", "llama"))
-        config = tmp_path / "system.toml"
-        config.write_text(CONFIG.format(folder=tmp_path / "runs", steps=steps, policies=policies))
-        runs.append(Run(config, tmp_path / "runs" / "system", tmp_path / "output.log"))
+    def make(*, steps: int, processes: int = 1, name: str = "system", more: str = SGT) -> Run:
+        policies = "".join(POLICY.format(name=policy, processes=processes) for policy in ("qwen", "llama"))
+        config = tmp_path / f"{name}.toml"
+        config.write_text(CONFIG.format(folder=tmp_path / "runs", name=name, steps=steps, policies=policies + more))
+        runs.append(Run(config, tmp_path / "runs" / name, tmp_path / f"{name}.log"))
         return runs[-1]
 
     yield make

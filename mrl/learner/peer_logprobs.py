@@ -1,4 +1,4 @@
-"""What a policy gives to the peer answers that it imitates: their log-probs, read off the training pass itself."""
+"""What a policy gives to the peer answers that it trains on: their log-probs, read off the training pass itself."""
 
 from collections.abc import Sequence
 
@@ -15,29 +15,32 @@ from mrl.sharing.regime import Component
 Float32s = npt.NDArray[np.float32]
 
 
-class ImitatedLogprobs:
-    """Log-probs of the rows of imitation components, gathered over minibatches and ranks.
+class PeerLogprobs:
+    """Log-probs of the rows of peers, gathered over minibatches and ranks.
 
     A row is read when its turn comes: with several minibatches, after the updates before it.
     """
 
     def __init__(self, order: StepOrder, components: Sequence[Component], world: World) -> None:
-        imitated = {component.name for component in components if component.objective == "imitation"}
+        of_peers = {component.name for component in components if component.rows == "peer"}
         self._world = world
-        self._places = {id(example): place for place, example in enumerate(order.examples)}
-        sizes = {p: e.answer_token_ids.size for p, e in enumerate(order.examples) if e.component in imitated}
+        sizes = {p: e.answer_token_ids.size for p, e in enumerate(order.examples) if e.component in of_peers}
         starts = np.cumsum([0, *sizes.values()]).tolist()
         self._parts = {place: slice(*starts[n : n + 2]) for n, place in enumerate(sizes)}
+        self._start_of = {id(order.examples[place]): part.start for place, part in self._parts.items()}
         self._flat = torch.zeros(starts[-1], device=world.device)
 
     @torch.no_grad()
     def add(self, part: StepOrder, batches: Sequence[PackedBatch], logprobs: Sequence[Tensor]) -> None:
         """Take the rows of one minibatch that this rank holds."""
-        places = [self._places[id(example)] for example in part.examples]
+        if not self._parts:
+            return
+        starts = [self._start_of.get(id(example), -1) for example in part.examples]
+        starts_R = torch.tensor(starts, dtype=torch.int64, device=self._flat.device)
         for batch, logprobs_T in zip(batches, logprobs, strict=True):
-            for row, place in enumerate(places):
-                if place in self._parts and len(mine := logprobs_T[batch.row_T == row]):
-                    self._flat[self._parts[place]] = mine
+            start_T = starts_R[batch.row_T]
+            place_T = start_T + _places_in_row(batch.row_T)
+            self._flat[place_T[start_T >= 0]] = logprobs_T[start_T >= 0]
 
     def values(self) -> dict[int, Float32s]:
         """Place in the order's examples -> [T] log-probs, the same on every rank."""
@@ -45,3 +48,11 @@ class ImitatedLogprobs:
             return {}
         flat = self._world.sum_values(self._flat).cpu().numpy()
         return {place: flat[part] for place, part in self._parts.items()}
+
+
+def _places_in_row(row_T: Tensor) -> Tensor:
+    """[T] how many tokens of the same row stand before each token; the tokens of a packed row stand together."""
+    index_T = torch.arange(len(row_T), device=row_T.device)
+    opens_T = torch.ones_like(row_T, dtype=torch.bool)
+    opens_T[1:] = row_T[1:] != row_T[:-1]
+    return index_T - torch.where(opens_T, index_T, 0).cummax(0).values

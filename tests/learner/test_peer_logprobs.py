@@ -1,4 +1,4 @@
-"""Log-probs of imitated rows, read off the training pass."""
+"""Log-probs of the rows of peers, read off the training pass."""
 
 import numpy as np
 import pytest
@@ -8,11 +8,14 @@ from mrl.config.schema import LearnerTable
 from mrl.learner.order import StepOrder
 from mrl.learner.trainer import Trainer
 from mrl.learner.world import World
+from mrl.objectives.specs import Clipped, CrossSequence, Imitation
 from mrl.sharing.regime import Component
 
 COMPONENTS = (
-    Component("own", "policy_gradient", 1.0, "rows"),
-    Component("rescue", "imitation", 0.3, "prompts"),
+    Component("own", Clipped(), 1.0, "rows", "own"),
+    Component("rescue", Imitation(), 0.3, "prompts", "peer"),
+    Component("shared", CrossSequence(), 1.0, "rows", "peer"),
+    Component("pooled", Clipped(base="behaviour"), 1.0, "rows", "peer"),
 )
 
 
@@ -21,16 +24,16 @@ def train(model, rows, **settings) -> Trainer:
     trainer = Trainer(
         model, table, COMPONENTS, temperature=0.8, seed=0, total_steps=10, world=World(0, 1, torch.device("cpu"))
     )
-    trainer.train(StepOrder(rows, {"own": 8.0, "rescue": 2.0}), 0)
+    trainer.train(StepOrder(rows, {"own": 8.0, "rescue": 2.0, "shared": 3.0, "pooled": 3.0}), 0)
     return trainer
 
 
 @pytest.mark.parametrize("settings", [{}, {"minibatches": 3}, {"microbatch_tokens": 48}], ids=str)
-def test_every_imitated_row_has_its_log_probs(tiny_model, make_rows, settings):
+def test_every_row_of_a_peer_has_its_log_probs(tiny_model, make_rows, settings):
     """However rows are packed and dealt out, each place holds what the model gives to that row."""
-    rows, model = make_rows(21), tiny_model()
-    found = train(model, rows, **settings).imitated
-    assert set(found) == {place for place, row in enumerate(rows) if row.component == "rescue"}
+    rows, model = make_rows(21, shared=True), tiny_model()
+    found = train(model, rows, **settings).peer_logprobs
+    assert set(found) == {place for place, row in enumerate(rows) if row.source == "peer"}
     model.eval()
     for place, logprobs in found.items():
         row = rows[place]
@@ -42,6 +45,6 @@ def test_every_imitated_row_has_its_log_probs(tiny_model, make_rows, settings):
         np.testing.assert_allclose(logprobs, expected, atol=1e-4)
 
 
-def test_a_step_without_imitation_has_none(tiny_model, make_rows):
-    """Nothing is gathered where nothing was imitated."""
-    assert train(tiny_model(), [row for row in make_rows(9) if row.component == "own"]).imitated == {}
+def test_a_step_without_peers_has_none(tiny_model, make_rows):
+    """Nothing is gathered where no peer had a part."""
+    assert train(tiny_model(), [row for row in make_rows(9) if row.source == "me"]).peer_logprobs == {}

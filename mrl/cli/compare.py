@@ -1,0 +1,195 @@
+"""`mrl compare CONFIG --regimes A,B,... --seeds N`: one configuration under several sharing regimes, measured alike.
+
+Every run is `mrl train CONFIG --sharing.regime R --run.seed S` in `FOLDER/R-S`: same prompts, same initial policies,
+same number of steps and own answers; synchronous unless `--async`. Finished runs are not repeated and begun ones are
+resumed, so that the command can be called again after anything. Table, figure and numbers are written beside the runs.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+
+from mrl.config.load import load_config
+from mrl.config.run_folder import read_run_config
+from mrl.config.schema import RunConfig
+from mrl.errors import ConfigError, RoleFailed, RunFolderError
+from mrl.files import replace_file
+
+MIB_PER_RUN = 3_000
+POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training run of the comparison."""
+
+    regime: str
+    seed: int
+    folder: Path
+    words: list[str]
+    """Configuration and overrides, as `mrl train` takes them."""
+    config: RunConfig
+
+    @property
+    def is_done(self) -> bool:
+        """Whether this very configuration ran to its end."""
+        last = [self.folder / "evaluation" / f"{name}-{self.config.run.steps}.json" for name in _learning(self.config)]
+        return self._is_same() and all(path.exists() for path in last)
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether it was begun and every policy has a checkpoint."""
+        checkpoints = [self.folder / "checkpoints" / name for name in _learning(self.config)]
+        return self._is_same() and all(any(path.glob("step_*")) for path in checkpoints)
+
+    def _is_same(self) -> bool:
+        """Models are resolved when a run starts, and left out."""
+        try:
+            earlier = read_run_config(self.folder)
+        except RunFolderError:
+            return False
+        policies = {
+            name: table.model_copy(update={"model": self.config.policies[name].model})
+            for name, table in earlier.policies.items()
+            if name in self.config.policies
+        }
+        return earlier.model_copy(update={"policies": policies}) == self.config
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to compare, on how many seeds, where."""
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the runs")
+    parser.add_argument("--regimes", default="independent,sgt", help="names, the first one is the baseline")
+    parser.add_argument("--seeds", default="3", help="how many (1, 2, ...), or the seeds themselves: 11,12,13")
+    parser.add_argument("--folder", type=Path, default=None, help="where the runs go; default runs/compare-NAME")
+    parser.add_argument("--jobs", type=int, default=0, help="runs at once; default: what cores and memory allow")
+    parser.add_argument("--async", dest="is_async", action="store_true", help="policies go at their own pace")
+    parser.add_argument("--only-table", action="store_true", help="train nothing, show what is there")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train what is missing, then write and print the comparison."""
+    from mrl.cli.preflight import preflight
+
+    runs = plan(arguments)
+    for one in {one.regime: one for one in runs}.values():
+        preflight(one.config, where=str(arguments.config))
+    folder = runs[0].folder.parent
+    if not arguments.only_table:
+        _train_all(runs, jobs=arguments.jobs or _jobs(runs[0].config))
+    return _conclude(runs, folder)
+
+
+def plan(arguments: argparse.Namespace) -> list[Run]:
+    """All runs, seed by seed, so that every regime has some early. Raises ConfigError for mistaken arguments."""
+    regimes, seeds = arguments.regimes.split(","), _seeds(arguments.seeds)
+    name = load_config(arguments.config, arguments.overrides).run.name
+    folder = arguments.folder or Path("runs") / f"compare-{name}"
+    return [_plan_one(arguments, folder, regime, seed) for seed in seeds for regime in dict.fromkeys(regimes)]
+
+
+def _plan_one(arguments: argparse.Namespace, folder: Path, regime: str, seed: int) -> Run:
+    name = f"{regime}-{seed}"
+    chosen = ["--run.folder", str(folder), "--run.name", name, "--run.seed", str(seed), "--sharing.regime", regime]
+    chosen += [] if arguments.is_async else ["--run.sync", "true"]
+    overrides = [*arguments.overrides, *chosen]
+    words = [str(arguments.config), *overrides]
+    return Run(regime, seed, folder / name, words, load_config(arguments.config, overrides))
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [-1]
+    if min(numbers) < 0 or numbers == [0]:
+        raise ConfigError("not a number of seeds", where="--seeds", got=text, wanted="3, or a list as 11,12,13")
+    return list(dict.fromkeys(numbers)) if "," in text else list(range(1, numbers[0] + 1))
+
+
+def _learning(config: RunConfig) -> list[str]:
+    return [name for name, table in config.policies.items() if not table.frozen]
+
+
+def _jobs(config: RunConfig) -> int:
+    """Runs at once: a core per policy and memory for each; one where there is a GPU to share."""
+    if any(table.device != "cpu" for table in config.policies.values()):
+        return 1
+    by_cores = (os.cpu_count() or 1) // len(config.policies)
+    by_memory = int(psutil.virtual_memory().available / (1024 * 1024) / MIB_PER_RUN)
+    return max(1, min(by_cores, by_memory))
+
+
+def _train_all(runs: Sequence[Run], *, jobs: int) -> None:
+    missing = [one for one in runs if not one.is_done]
+    print(f"{len(runs)} runs, {len(runs) - len(missing)} done before, {jobs} at once", flush=True)
+    started_s, done = time.monotonic(), 0
+    with ThreadPoolExecutor(jobs) as pool:
+        for one, code in zip(missing, pool.map(_train, missing), strict=True):
+            done += 1
+            minutes = (time.monotonic() - started_s) / 60
+            left = minutes / done * (len(missing) - done)
+            outcome = "done" if code == 0 else f"failed with exit code {code}, see {one.folder / 'logs'}"
+            print(f"{one.folder}: {outcome}; {minutes:.1f} minutes, about {left:.0f} left", flush=True)
+
+
+def _train(one: Run) -> int:
+    how = "--resume" if one.can_resume else "--clean"
+    argv = [sys.executable, "-m", "mrl", "train", how, *one.words]
+    output = one.folder.with_suffix(".log")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("wb") as log:
+        process = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        try:
+            return process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+
+
+def _conclude(runs: Sequence[Run], folder: Path) -> int:
+    from mrl.report.comparison import Comparison, read_outcome
+    from mrl.report.comparison_table import as_json, grids, markdown, rich_table
+
+    done = [one for one in runs if one.is_done]
+    outcomes = {
+        regime: {one.seed: read_outcome(one.folder) for one in done if one.regime == regime}
+        for regime in dict.fromkeys(one.regime for one in runs)
+    }
+    outcomes = {regime: found for regime, found in outcomes.items() if found}
+    if not outcomes:
+        raise RoleFailed(f"no run has come to its end, see {folder}/*.log")
+    comparison = Comparison(outcomes)
+    tables = grids(comparison)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    for grid in tables:
+        console.print(rich_table(grid))
+    replace_file(folder / "comparison.md", "\n".join(map(markdown, tables)).encode())
+    replace_file(folder / "comparison.json", json.dumps(as_json(comparison), indent=1).encode())
+    written = ["comparison.md", "comparison.json", *_draw(comparison, folder)]
+    print("wrote " + ", ".join(str(folder / name) for name in written))
+    for one in runs:
+        if one not in done:
+            print(f"not in the table: {one.folder} did not come to its end")
+    return 0 if len(done) == len(runs) else 1
+
+
+def _draw(comparison: object, folder: Path) -> list[str]:
+    try:
+        from mrl.report.comparison_figure import learning_curves
+    except ModuleNotFoundError:
+        print("no figure: matplotlib is missing; pip install 'mrl[plots]'")
+        return []
+    replace_file(folder / "comparison.png", learning_curves(comparison))  # type: ignore[arg-type]
+    return ["comparison.png"]

@@ -1,0 +1,130 @@
+"""How the own groups of a step come together in an asynchronous run, and how long they wait for peers.
+
+A batch is taken as soon as enough groups are ready. Only where the regime has patience, and only for its `wait_s`, is a
+batch held back whose groups peers may still have something to say about.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mrl.errors import PeerLost
+from mrl.learner.intake import Intake
+from mrl.learner.peers import PeerSource
+from mrl.metrics.telemetry import Telemetry
+from mrl.records.rollouts import ScoredGroup
+from mrl.sharing.regime import Regime
+
+WAIT_SLICE_S = 0.2
+HOLD_SLICE_S = 0.02
+"""Records of peers wake nobody up: while a batch is held for them, they are looked for this often."""
+
+Stopping = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The own groups of one step; the regime has heard of the peers what there was to hear."""
+
+    groups: list[ScoredGroup]
+    values: Mapping[str, float]
+    """Metric name -> value: what the wait was for."""
+
+
+class Gathering(Protocol):
+    """One way for the groups of a step to come together."""
+
+    def begin(self) -> None:
+        """Called once, after the first weights are out."""
+
+    def gather(self, step: int, stopping: Stopping) -> Gathered | None:
+        """The groups of `step`, or None when the role is stopping. Raises PeerLost when a bounded wait ran out."""
+
+
+class FreeGathering:
+    """Every policy at its own pace: peers are heard when they come, and never waited for beyond the patience."""
+
+    def __init__(
+        self, intake: Intake, regime: Regime, peers: PeerSource | None, telemetry: Telemetry, *, data_timeout_s: float
+    ) -> None:
+        self._intake, self._regime, self._peers = intake, regime, peers
+        self._telemetry, self._data_timeout_s = telemetry, data_timeout_s
+
+    def begin(self) -> None:
+        """Ask for everything that a restored regime awaits."""
+        self._ask(self._regime.awaited())
+
+    def gather(self, step: int, stopping: Stopping) -> Gathered | None:
+        """The groups of `step`, settled ones first."""
+        began_s = time.monotonic()
+        if not await_groups(
+            self._intake, step, stopping, lambda: self._listen(step), self._telemetry, timeout_s=self._data_timeout_s
+        ):
+            return None
+        ready_s = time.monotonic()
+        self._hold(step, stopping)
+        groups = self._intake.next_batch(step, self._regime.is_settled, self._hold_versions)
+        assert groups is not None, "ready groups do not go away"
+        held_s = time.monotonic() - ready_s
+        return Gathered(groups, {"time/wait_for_groups_s": ready_s - began_s, "time/wait_for_peers_s": held_s})
+
+    @property
+    def _hold_versions(self) -> int:
+        patience = self._regime.patience
+        return patience.hold_versions if patience else 0
+
+    def _hold(self, step: int, stopping: Stopping) -> None:
+        """Wait for peers while the batch has groups that they may still say something about."""
+        patience = self._regime.patience
+        if patience is None or self._peers is None:
+            return
+        deadline_s = time.monotonic() + patience.wait_s
+        with self._telemetry.awaiting("peers", whom="exchange", bound_s=patience.wait_s):
+            while self._intake.unsettled(step, self._regime.is_settled, patience.hold_versions):
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or stopping() or self._peers.lost_s():
+                    return
+                self._intake.wait_for_change(min(left_s, HOLD_SLICE_S))
+                self._listen(step)
+
+    def _listen(self, step: int) -> None:
+        """Take note of own groups that arrived, and of what peers sent."""
+        for group in self._intake.arrivals():
+            self._ask(self._regime.asks(group))
+        received = self._peers.take() if self._peers else []
+        if received:
+            self._regime.hear(received, step=step)
+
+    def _ask(self, prompt_ids: Sequence[str]) -> None:
+        how = self._regime.asking
+        if self._peers and how and prompt_ids:
+            self._peers.fetch(
+                prompt_ids, kinds=how.kinds, limit=how.limit, max_age_versions=how.max_age_versions, watch=how.watch
+            )
+
+
+def await_groups(
+    intake: Intake,
+    step: int,
+    stopping: Stopping,
+    listen: Callable[[], None],
+    telemetry: Telemetry,
+    *,
+    timeout_s: float,
+) -> bool:
+    """Call `listen` until enough groups for `step` are ready; False when the role is stopping.
+
+    Raises PeerLost when there are still too few after `timeout_s`.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    whom = f"workers of {telemetry.policy}"
+    with telemetry.awaiting("groups", whom=whom, bound_s=timeout_s):
+        while not stopping():
+            listen()
+            if intake.unsettled(step) is not None:
+                return True
+            if time.monotonic() > deadline_s:
+                raise PeerLost(f"no batch for step {step} within {timeout_s:.0f} s from the {whom}")
+            intake.wait_for_change(WAIT_SLICE_S)
+    return False

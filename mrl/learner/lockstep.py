@@ -1,0 +1,152 @@
+"""How a step comes together in a synchronous run: all policies meet twice, and each hears the same as in any equal run.
+
+    own groups ready             their worker has delivered them, and before that published what they give to peers
+    meet 2 * step                now the exchange holds what every policy gives to this step
+    fetch, hear in fixed order   what peers published for later steps is not there yet, and would be left out
+    meet 2 * step + 1            only now does anybody train, and so publish the next version
+
+Both meetings and the fetch have a bound. When it runs out the run ends and says who was missing.
+"""
+
+import itertools
+import time
+from collections.abc import Collection, Sequence
+
+from mrl.errors import PeerLost
+from mrl.learner.gather import Gathered, Stopping, await_groups
+from mrl.learner.intake import Intake
+from mrl.learner.peers import LockstepPeers
+from mrl.metrics.telemetry import Telemetry
+from mrl.records.experience import Received
+from mrl.records.rollouts import ScoredGroup
+from mrl.sharing.regime import Asking, Regime
+
+PROMPTS_AT_ONCE = 32
+MAX_RECORDS_PER_PROMPT = 64
+"""All that there is: which records a smaller limit would leave out could depend on whose came first."""
+SLICE_S = 0.5
+"""A role that is told to stop leaves a meeting after this long."""
+ASK_AGAIN_S = 0.05
+
+
+class LockstepGathering:
+    """All `members` (policies that learn) step together. Without `peers` there is nobody to wait for."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        regime: Regime,
+        peers: LockstepPeers | None,
+        telemetry: Telemetry,
+        *,
+        members: Sequence[str],
+        data_timeout_s: float,
+        sync_timeout_s: float,
+    ) -> None:
+        self._intake, self._regime, self._peers, self._telemetry = intake, regime, peers, telemetry
+        self._members, self._data_timeout_s, self._sync_timeout_s = tuple(members), data_timeout_s, sync_timeout_s
+        self._arrived: list[ScoredGroup] = []
+
+    def begin(self) -> None:
+        """Nothing: what is awaited is asked for in every step."""
+
+    def gather(self, step: int, stopping: Stopping) -> Gathered | None:
+        """The groups of `step` in the order of their prompts."""
+        began_s = time.monotonic()
+        ready = await_groups(
+            self._intake, step, stopping, self._note_arrivals, self._telemetry, timeout_s=self._data_timeout_s
+        )
+        groups = self._intake.next_batch(step) if ready else None
+        if groups is None:
+            return None
+        groups.sort(key=_by_prompt)
+        asked = self._asked()
+        ready_s = time.monotonic()
+        if self._peers is not None and not self._share(self._peers, groups, asked, step, stopping):
+            return None
+        shared_s = time.monotonic() - ready_s
+        return Gathered(groups, {"time/wait_for_groups_s": ready_s - began_s, "time/wait_for_peers_s": shared_s})
+
+    def _note_arrivals(self) -> None:
+        self._arrived += self._intake.arrivals()
+
+    def _asked(self) -> set[str]:
+        """Prompts that the groups of this step ask for, those that are not trained on included."""
+        arrived, self._arrived = sorted(self._arrived, key=_by_prompt), []
+        return {prompt_id for group in arrived for prompt_id in self._regime.asks(group)}
+
+    def _share(
+        self, peers: LockstepPeers, groups: list[ScoredGroup], asked: set[str], step: int, stopping: Stopping
+    ) -> bool:
+        """Hear what every policy gives to this step; False when the role is stopping."""
+        if not self._meet(peers, 2 * step, step, stopping):
+            return False
+        how = self._regime.asking
+        if how is not None:
+            self._hear(peers, how, asked | set(self._regime.awaited()), step)
+            self._hear_scores(peers, how, groups, step, stopping)
+        return self._meet(peers, 2 * step + 1, step, stopping)
+
+    def _meet(self, peers: LockstepPeers, number: int, step: int, stopping: Stopping) -> bool:
+        deadline_s = time.monotonic() + self._sync_timeout_s
+        others = ", ".join(name for name in self._members if name != self._telemetry.policy)
+        with self._telemetry.awaiting("all policies", whom=others, bound_s=self._sync_timeout_s):
+            while not stopping():
+                missing = peers.barrier(number, self._members, min(SLICE_S, self._sync_timeout_s))
+                if not missing:
+                    return True
+                if time.monotonic() > deadline_s:
+                    lost = " (the exchange does not answer)" if peers.lost_s() else ""
+                    late = ", ".join(missing)
+                    raise PeerLost(f"{late} did not come to step {step} within {self._sync_timeout_s:g} s{lost}")
+        return False
+
+    def _hear(self, peers: LockstepPeers, how: Asking, prompt_ids: set[str], step: int) -> None:
+        ids, received = sorted(prompt_ids), list[Received]()
+        with self._telemetry.awaiting("records of peers", whom="exchange", bound_s=self._sync_timeout_s):
+            for start in range(0, len(ids), PROMPTS_AT_ONCE):
+                answered = peers.fetch_now(
+                    ids[start : start + PROMPTS_AT_ONCE],
+                    kinds=how.kinds,
+                    limit=MAX_RECORDS_PER_PROMPT,
+                    max_age_versions=how.max_age_versions,
+                    timeout_s=self._sync_timeout_s,
+                )
+                if not answered:
+                    raise PeerLost(f"the exchange did not answer in step {step} within {self._sync_timeout_s:g} s")
+                received += peers.take()
+        self._regime.hear(in_fixed_order(received, prompt_ids, step, limit=how.limit), step=step)
+
+    def _hear_scores(
+        self, peers: LockstepPeers, how: Asking, groups: list[ScoredGroup], step: int, stopping: Stopping
+    ) -> None:
+        """Scores are the one kind that is made after the meeting: ask again for them, as long as the patience goes."""
+        patience = self._regime.patience
+        if patience is None or "score" not in how.kinds:
+            return
+        deadline_s = time.monotonic() + patience.wait_s
+        with self._telemetry.awaiting("scores", whom="peers", bound_s=patience.wait_s):
+            while not stopping() and time.monotonic() < deadline_s:
+                unsettled = {group.prompt_id for group in groups if not self._regime.is_settled(group)}
+                if not unsettled:
+                    return
+                self._intake.wait_for_change(ASK_AGAIN_S)
+                self._hear(peers, how, unsettled, step)
+
+
+def _by_prompt(group: ScoredGroup) -> tuple[str, str]:
+    return group.prompt_id, group.ticket
+
+
+def in_fixed_order(
+    received: Sequence[Received], prompt_ids: Collection[str], step: int, *, limit: int
+) -> list[Received]:
+    """What was asked for and is not of a later step, the newest `limit` per prompt, in an order that equal runs share.
+
+    Record ids carry the run epoch, so after a resume only those of one step can be compared.
+    """
+    once = {item.record.record_id: item for item in received}
+    wanted = [i for i in once.values() if i.record.prompt_id in prompt_ids and i.record.newest.step <= step]
+    wanted.sort(key=lambda i: (i.record.prompt_id, -i.record.newest.step, i.record.source, i.record.record_id))
+    by_prompt = itertools.groupby(wanted, key=lambda i: i.record.prompt_id)
+    return [item for _, items in by_prompt for item in itertools.islice(items, limit)]

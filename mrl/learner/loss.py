@@ -1,0 +1,97 @@
+"""The loss of a packed batch: every component's term on its own tokens, and what is added to it.
+
+    coefficient_c / D_c * sum over rows, tokens of weight_t * (term_t + regularizer_t)      summed over components c
+
+with D_c known before the first backward, so that any split into microbatches or ranks gives the same gradient: every
+part adds its share, and gradients are summed, never averaged.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mrl.learner.packing import PackedBatch
+from mrl.objectives.inputs import TermInputs
+from mrl.objectives.regularizer import regularizer_losses
+from mrl.objectives.spreading import spread
+from mrl.objectives.terms import term_losses
+from mrl.sharing.regime import Component
+
+
+@dataclass(frozen=True, slots=True)
+class TokenValues:
+    """What is known of a batch's T answer tokens when its loss is taken. Log-probabilities and entropies in nats."""
+
+    logprobs_T: Tensor
+    proximal_T: Tensor
+    """Under the parameters at the start of the step. Only `logprobs_T` and `entropy_T` carry gradient."""
+    behaviour_T: Tensor
+    """Under the policy that sampled; 0 for rows without behaviour."""
+    teacher_T: Tensor
+    """Under a policy that scored; NaN where none did."""
+    reference_T: Tensor | None = None
+    """Under the reference policy; None where no component is held to it."""
+    entropy_T: Tensor | None = None
+    """None where no component has an entropy bonus."""
+
+    def detached(self) -> "TokenValues":
+        """The same numbers without gradient."""
+        entropy_T = None if self.entropy_T is None else self.entropy_T.detach()
+        return replace(self, logprobs_T=self.logprobs_T.detach(), entropy_T=entropy_T)
+
+
+def needs_reference(components: Iterable[Component]) -> bool:
+    """Whether some component is held to the policy at the start of the run."""
+    return any(c.regularizer is not None and c.regularizer.kl_coefficient > 0 for c in components)
+
+
+def needs_entropy(components: Iterable[Component]) -> bool:
+    """Whether some component has an entropy bonus."""
+    return any(c.regularizer is not None and c.regularizer.entropy_coefficient > 0 for c in components)
+
+
+def component_losses(
+    values: TokenValues, batch: PackedBatch, components: Sequence[Component], update_index: int
+) -> list[Tensor]:
+    """Per component the weighted sum over its tokens, not yet divided: a scalar with gradient, exact 0 if absent."""
+    losses = []
+    for index, component in enumerate(components):
+        mine_T = batch.component_T == index
+        loss_T = term_losses(component.term, term_inputs(values, batch, mine_T, update_index))
+        if component.regularizer is not None:
+            loss_T = loss_T + regularizer_losses(
+                component.regularizer,
+                values.logprobs_T[mine_T],
+                reference_T=None if values.reference_T is None else values.reference_T[mine_T],
+                entropy_T=None if values.entropy_T is None else values.entropy_T[mine_T],
+            )
+        losses.append((batch.weights_T[mine_T] * loss_T).sum())
+    return losses
+
+
+def term_inputs(values: TokenValues, batch: PackedBatch, mine_T: Tensor, update_index: int) -> TermInputs:
+    """The tokens where `mine_T` is true, as their term sees them; their rows are numbered anew from 0."""
+    return TermInputs(
+        logprobs_T=values.logprobs_T[mine_T],
+        proximal_T=values.proximal_T[mine_T],
+        behaviour_T=values.behaviour_T[mine_T],
+        advantages_T=batch.advantages_T[mine_T],
+        row_T=torch.unique(batch.row_T[mine_T], return_inverse=True)[1],
+        teacher_T=values.teacher_T[mine_T],
+        update_index=update_index,
+    )
+
+
+def spread_spans(logprobs_T: Tensor, span_T: Tensor | None, proximal_T: Tensor) -> Tensor:
+    """[T] another policy's log-probs by token.
+
+    Spans are divided by what the policy gave to their tokens when the step began, so that all its updates see the same.
+    """
+    return logprobs_T if span_T is None else spread(logprobs_T, proximal_T, span_T)
+
+
+def shares(components: Sequence[Component], denominators: Mapping[str, float]) -> list[float]:
+    """coefficient / denominator of each component; 0 where there is nothing to divide by."""
+    return [c.coefficient / d if (d := denominators[c.name]) else 0.0 for c in components]

@@ -1,0 +1,160 @@
+"""Several runs of one configuration, by regime and seed: what each reached, what it spent, and how sure that is.
+
+Shapes: N seeds. Accuracies are held-out shares; the average of a run is over its policies.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+
+from mrl.report.run_data import RunData, read_run
+
+AVERAGE = "average"
+T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+"""Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; 1.96 stands in beyond."""
+
+Curve = dict[int, float]
+"""Step -> held-out accuracy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean with the half width of its 95 % interval over seeds; NaN for one seed."""
+
+    mean: float
+    half: float
+
+    @property
+    def low(self) -> float:
+        """Lower end."""
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        """Upper end."""
+        return self.mean + self.half
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run reached and spent."""
+
+    curves: Mapping[str, Curve]
+    """Policy -> curve; `AVERAGE` holds the mean over policies at steps that all of them have."""
+    own_answers: float
+    own_tokens: float
+    trained_tokens: float
+    peer_tokens: float
+    """Of these, tokens of peers' answers."""
+    shared_bytes: float
+    wall_s: float
+
+    def start(self, name: str = AVERAGE) -> float:
+        """Accuracy at the first evaluation."""
+        return self.curves[name][min(self.curves[name])]
+
+    def end(self, name: str = AVERAGE) -> float:
+        """Accuracy at the last evaluation."""
+        return self.curves[name][max(self.curves[name])]
+
+    def best(self, name: str = AVERAGE) -> float:
+        """Highest accuracy."""
+        return max(self.curves[name].values())
+
+    def area(self, name: str = AVERAGE) -> float:
+        """Mean height of the curve between its first and last step, in straight lines from point to point."""
+        steps = sorted(self.curves[name])
+        curve, width = self.curves[name], steps[-1] - steps[0]
+        if not width:
+            return curve[steps[0]]
+        pieces = ((b - a) * (curve[a] + curve[b]) / 2 for a, b in itertools.pairwise(steps))
+        return sum(pieces) / width
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All outcomes by regime, each with its seeds in one order; the first regime is the baseline."""
+
+    outcomes: Mapping[str, Mapping[int, Outcome]]
+
+    @property
+    def regimes(self) -> list[str]:
+        """In the order asked for."""
+        return list(self.outcomes)
+
+    @property
+    def policies(self) -> list[str]:
+        """Policies that learn, without the average."""
+        first = next(iter(self.of(self.regimes[0]).values()))
+        return [name for name in first.curves if name != AVERAGE]
+
+    def of(self, regime: str) -> Mapping[int, Outcome]:
+        """Seed -> outcome."""
+        return self.outcomes[regime]
+
+    def over_seeds(self, regime: str, what: str, name: str = AVERAGE) -> Interval:
+        """`what` is start, end, best or area."""
+        return interval([getattr(outcome, what)(name) for outcome in self.of(regime).values()])
+
+    def against_baseline(self, regime: str, what: str, name: str = AVERAGE) -> Interval:
+        """Differences to the first regime, paired by seed."""
+        base = self.of(self.regimes[0])
+        pairs = [(one, base[seed]) for seed, one in self.of(regime).items() if seed in base]
+        return interval([getattr(one, what)(name) - getattr(other, what)(name) for one, other in pairs])
+
+    def spent(self, regime: str, field: str) -> float:
+        """Mean over seeds of a field of `Outcome`."""
+        return mean(getattr(outcome, field) for outcome in self.of(regime).values())
+
+    def mean_curve(self, regime: str, name: str = AVERAGE) -> dict[int, Interval]:
+        """Step -> accuracy over seeds, at steps that every seed has."""
+        curves = [outcome.curves[name] for outcome in self.of(regime).values()]
+        steps = sorted(set.intersection(*(set(curve) for curve in curves)))
+        return {step: interval([curve[step] for curve in curves]) for step in steps}
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Mean and Student's 95 % half width over independent values."""
+    if len(values) < 2:
+        return Interval(values[0] if values else math.nan, math.nan)
+    degrees = len(values) - 1
+    quantile = T_95[degrees - 1] if degrees <= len(T_95) else 1.96
+    return Interval(mean(values), quantile * stdev(values) / math.sqrt(len(values)))
+
+
+def read_outcome(folder: Path) -> Outcome:
+    """What the run in `folder` reached and spent. Raises RunFolderError when it is none."""
+    return outcome_of(read_run(folder))
+
+
+def outcome_of(data: RunData) -> Outcome:
+    """The same from its data; frozen policies are left out."""
+    tables = data.config["policies"]
+    learning = [name for name in tables if not tables[name].get("frozen")]
+    curves: dict[str, Curve] = {name: dict(sorted(data.accuracy[name][""].items())) for name in learning}
+    common = sorted(set.intersection(*(set(curve) for curve in curves.values())))
+    curves[AVERAGE] = {step: mean(curves[name][step] for name in learning) for step in common}
+    answers = {
+        name: tables[name]["learner"]["prompts_per_step"] * tables[name]["rollout"]["group_size"] for name in learning
+    }
+    steps = {name: list(data.steps.get(name, {}).values()) for name in learning}
+    return Outcome(
+        curves=curves,
+        own_answers=sum(answers[name] * len(steps[name]) for name in learning),
+        own_tokens=sum(answers[name] * _sum(steps[name], "tokens/answer_mean") for name in learning),
+        trained_tokens=sum(_sum(steps[name], "tokens/trained") for name in learning),
+        peer_tokens=sum(
+            _sum(steps[name], metric)
+            for name in learning
+            for metric in ("sharing/peer_tokens", "sharing/rescue_tokens")
+        ),
+        shared_bytes=sum(flow.get("bytes", 0.0) for flow in data.flows.values()),
+        wall_s=data.wall_s,
+    )
+
+
+def _sum(steps: Iterable[Mapping[str, float]], metric: str) -> float:
+    return sum(values.get(metric, 0.0) for values in steps)

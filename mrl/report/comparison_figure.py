@@ -1,0 +1,58 @@
+"""Learning curves of a comparison: held-out accuracy over steps, first the average of the policies, then each."""
+
+import math
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mrl.bandit.style import SOFT, png, quiet_style
+from mrl.report.comparison import AVERAGE, Comparison
+from mrl.report.palette import colour_of
+
+MARKS = "osD^vP<>"
+PANEL_INCHES = (4.3, 3.9)
+
+
+def learning_curves(comparison: Comparison) -> bytes:
+    """A PNG: one panel for the average, one per policy; a line per regime, its 95 % interval over seeds as a band."""
+    with quiet_style():
+        names = [AVERAGE, *comparison.policies]
+        size = (PANEL_INCHES[0] * len(names), PANEL_INCHES[1])
+        figure = Figure(figsize=size, layout="constrained")
+        panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+        for axes, name in zip(panels, names, strict=True):
+            _draw(axes, comparison, name)
+        panels[0].set_ylabel("held-out accuracy")
+        handles, labels = panels[0].get_legend_handles_labels()
+        order = _by_end(comparison)
+        figure.legend(
+            [handles[place] for place in order],
+            [labels[place] for place in order],
+            loc="outside lower center",
+            ncols=min(len(labels), 7),
+            frameon=False,
+        )
+        return png(figure)
+
+
+def _draw(axes: Axes, comparison: Comparison, name: str) -> None:
+    for place, regime in enumerate(comparison.regimes):
+        curve = comparison.mean_curve(regime, name)
+        steps, found = list(curve), list(curve.values())
+        colour, dashes = colour_of(place).light, "--" if place == 0 else "-"
+        means = [one.mean for one in found]
+        axes.plot(steps, means, dashes, marker=MARKS[place % len(MARKS)], ms=4, lw=1.6, color=colour, label=regime)
+        if not any(math.isnan(one.half) for one in found):
+            axes.fill_between(steps, [one.low for one in found], [one.high for one in found], color=colour, alpha=0.10)
+    seeds = len(comparison.of(comparison.regimes[0]))
+    axes.set_title("average of the policies" if name == AVERAGE else name)
+    axes.set_xlabel("step")
+    if name == AVERAGE:
+        note = f"mean of {seeds} seeds, band: 95 % interval" if seeds > 1 else "one seed"
+        axes.text(0.98, 0.03, note, transform=axes.transAxes, ha="right", color=SOFT, fontsize=8.5)
+
+
+def _by_end(comparison: Comparison) -> list[int]:
+    """Places of the regimes, highest end first, so that the legend reads as the lines stand."""
+    ends = [comparison.over_seeds(regime, "end").mean for regime in comparison.regimes]
+    return sorted(range(len(ends)), key=lambda place: -ends[place])

@@ -1,0 +1,130 @@
+"""A comparison as tables: for the terminal, as Markdown, and as JSON."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from mrl.report.comparison import AVERAGE, Comparison, Interval
+
+MEBIBYTE = 1024.0 * 1024.0
+
+
+class Grid(NamedTuple):
+    """A table of strings with a title."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def grids(comparison: Comparison) -> list[Grid]:
+    """Average over policies; each policy; what was spent."""
+    return [_averages(comparison), _policies(comparison), _spendings(comparison)]
+
+
+def rich_table(grid: Grid) -> Table:
+    """For a terminal."""
+    table = Table(title=grid.title, title_justify="left")
+    for place, name in enumerate(grid.head):
+        table.add_column(name, justify="left" if place == 0 else "right")
+    for row in grid.rows:
+        table.add_row(*row)
+    return table
+
+
+def markdown(grid: Grid) -> str:
+    """For a README."""
+    lines = [grid.head, ["---", *["--:"] * (len(grid.head) - 1)], *grid.rows]
+    return f"{grid.title}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """Every number of the comparison, with the curves of each seed."""
+    return {
+        regime: {
+            "average": {what: _pair(comparison.over_seeds(regime, what)) for what in ("start", "end", "best", "area")},
+            "end_against_baseline": _pair(comparison.against_baseline(regime, "end")),
+            "area_against_baseline": _pair(comparison.against_baseline(regime, "area")),
+            "seeds": {
+                str(seed): {
+                    "curves": {name: {str(step): a for step, a in c.items()} for name, c in outcome.curves.items()},
+                    "own_answers": outcome.own_answers,
+                    "own_tokens": outcome.own_tokens,
+                    "trained_tokens": outcome.trained_tokens,
+                    "peer_tokens": outcome.peer_tokens,
+                    "shared_bytes": outcome.shared_bytes,
+                    "wall_s": outcome.wall_s,
+                }
+                for seed, outcome in comparison.of(regime).items()
+            },
+        }
+        for regime in comparison.regimes
+    }
+
+
+def _averages(comparison: Comparison) -> Grid:
+    base = comparison.regimes[0]
+    head = ["regime", "start", "end", "best", "area", f"end - {base}", f"area - {base}"]
+    rows = [
+        [
+            regime,
+            f"{comparison.over_seeds(regime, 'start').mean:.3f}",
+            *(_plus_minus(comparison.over_seeds(regime, what)) for what in ("end", "best", "area")),
+            *(_difference(comparison, regime, what) for what in ("end", "area")),
+        ]
+        for regime in comparison.regimes
+    ]
+    seeds = len(comparison.of(base))
+    return Grid(f"Held-out accuracy, mean over policies and {seeds} seeds, 95 % interval", head, rows)
+
+
+def _policies(comparison: Comparison) -> Grid:
+    names = comparison.policies
+    head = ["regime", *(f"{name} {what}" for name in names for what in ("start", "end", "best", "area"))]
+    rows = []
+    for regime in comparison.regimes:
+        cells = [regime]
+        for name in names:
+            cells.append(f"{comparison.over_seeds(regime, 'start', name).mean:.3f}")
+            cells.append(_plus_minus(comparison.over_seeds(regime, "end", name)))
+            cells += [f"{comparison.over_seeds(regime, what, name).mean:.3f}" for what in ("best", "area")]
+        rows.append(cells)
+    return Grid("Held-out accuracy of each policy", head, rows)
+
+
+def _spendings(comparison: Comparison) -> Grid:
+    head = ["regime", "own answers", "own tokens", "trained tokens", "of peers", "MiB shared", "minutes"]
+    rows = []
+    for regime in comparison.regimes:
+        trained, peers = (comparison.spent(regime, field) for field in ("trained_tokens", "peer_tokens"))
+        rows.append(
+            [
+                regime,
+                f"{comparison.spent(regime, 'own_answers'):,.0f}",
+                f"{comparison.spent(regime, 'own_tokens'):,.0f}",
+                f"{trained:,.0f}",
+                f"{peers / trained:.1%}" if trained else "-",
+                f"{comparison.spent(regime, 'shared_bytes') / MEBIBYTE:.2f}",
+                f"{comparison.spent(regime, 'wall_s') / 60:.1f}",
+            ]
+        )
+    return Grid("Spent per run, all policies, mean over seeds", head, rows)
+
+
+def _plus_minus(found: Interval) -> str:
+    return f"{found.mean:.3f}" if math.isnan(found.half) else f"{found.mean:.3f} ± {found.half:.3f}"
+
+
+def _difference(comparison: Comparison, regime: str, what: str) -> str:
+    if regime == comparison.regimes[0]:
+        return ""
+    found = comparison.against_baseline(regime, what, AVERAGE)
+    return (
+        f"{found.mean:+.3f}" if math.isnan(found.half) else f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
+    )
+
+
+def _pair(found: Interval) -> dict[str, float | None]:
+    return {"mean": found.mean, "half": None if math.isnan(found.half) else found.half}

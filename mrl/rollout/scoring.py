@@ -1,0 +1,177 @@
+"""Scoring for peers: what this policy's engine thinks of answers that others wrote.
+
+A request holds texts. They are expressed in own tokens, scored behind the prompt as this policy renders it, and sent
+back as byte lengths and log-probs, which mean the same under every tokenizer. A text that own tokens cannot express
+byte for byte gets no score. Every request is one call of the engine, so no score depends on what else was asked.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mrl.alignment.flags import Flag
+from mrl.alignment.peer_answer import MIN_LOGPROB_NATS
+from mrl.alignment.receiver import Receiver
+from mrl.alignment.translate import translate_texts
+from mrl.engines.engine import ScoringRequest
+from mrl.errors import TaskError
+from mrl.metrics.telemetry import Telemetry
+from mrl.records.codec import pack_array
+from mrl.records.experience import ExperienceRecord, Received, ScoreRecord, ScoreRequestRecord, TokenTrace
+from mrl.records.version import Version
+from mrl.rollout.sampling import Sampler
+
+POLL_S = 0.02
+REPORT_S = 2.0
+MAX_WAITING = 4096
+SERVE_S = 0.5
+"""Sampling goes on after this long, whatever is still asked."""
+
+Int32s = npt.NDArray[np.int32]
+
+
+class ScoreLink(Protocol):
+    """What the scorer needs of the exchange client."""
+
+    def take(self) -> list[Received]:
+        """Records that came since the last call."""
+
+    def publish(self, records: Sequence[ExperienceRecord]) -> None:
+        """Hand records to the exchange."""
+
+
+@dataclass
+class ScoringTotals:
+    """Counted since the worker started."""
+
+    requests: int = 0
+    tokens: int = 0
+    refused: int = 0
+    """Answers that own tokens cannot express."""
+    dropped: int = 0
+    """Requests dropped because too many waited, or about a prompt that does not exist."""
+    busy_s: float = 0.0
+    newest_step: int = 0
+
+
+class Scorer:
+    """Answers score requests with the engine of one worker, between its batches."""
+
+    def __init__(
+        self, sampler: Sampler, receiver: Receiver, exchange: ScoreLink, *, max_answer_tokens: int, keeps_step: bool
+    ) -> None:
+        """`keeps_step`: score nothing of a step before the engine serves that step's version."""
+        self._sampler, self._receiver, self._exchange = sampler, receiver, exchange
+        self._max_answer_tokens, self._keeps_step = max_answer_tokens, keeps_step
+        self._waiting: deque[ScoreRequestRecord] = deque()
+        self.totals = ScoringTotals()
+
+    def serve(self) -> int:
+        """Answer what is asked, oldest first, for about `SERVE_S` at most; how many requests were answered."""
+        self._take_requests()
+        version = self._sampler.engine.version
+        if version is None or not self._waiting:
+            return 0
+        began_s, num_done = time.monotonic(), 0
+        later: deque[ScoreRequestRecord] = deque()
+        while self._waiting and time.monotonic() - began_s < SERVE_S:
+            request = self._waiting.popleft()
+            if self._keeps_step and request.newest.step > version.step:
+                later.append(request)
+                continue
+            self._answer(request, version)
+            num_done += 1
+        self._waiting.extendleft(reversed(later))
+        self.totals.busy_s += time.monotonic() - began_s
+        return num_done
+
+    def values(self) -> dict[str, float]:
+        """Metrics, totals since the start."""
+        totals = self.totals
+        return {
+            "scoring/requests": totals.requests,
+            "scoring/tokens": totals.tokens,
+            "scoring/refused_answers": totals.refused,
+            "scoring/dropped_requests": totals.dropped,
+            "scoring/busy_s": totals.busy_s,
+        }
+
+    def _take_requests(self) -> None:
+        for item in self._exchange.take():
+            if isinstance(item.record, ScoreRequestRecord) and item.record.scorer == self._sampler.policy:
+                self._waiting.append(item.record)
+        while len(self._waiting) > MAX_WAITING:
+            self._waiting.popleft()
+            self.totals.dropped += 1
+
+    def _answer(self, request: ScoreRequestRecord, version: Version) -> None:
+        try:
+            prompt = self._sampler.pool.prompt(request.prompt_id)
+        except TaskError:
+            self.totals.dropped += 1
+            return
+        prompt_token_ids = self._sampler.prompt_token_ids(prompt.text)
+        scores = self._score(request, prompt_token_ids)
+        self._exchange.publish([self._record(request, version, scores)])
+        totals = self.totals
+        totals.requests += 1
+        totals.tokens += sum(len(trace.special) for trace in scores if trace)
+        totals.refused += sum(trace is None for trace in scores)
+        totals.newest_step = max(totals.newest_step, request.newest.step)
+
+    def _score(self, request: ScoreRequestRecord, prompt_token_ids: Int32s) -> list[TokenTrace | None]:
+        texts = [answer.completion for answer in request.answers]
+        finished = [answer.finished for answer in request.answers]
+        own = translate_texts(texts, finished, self._receiver, max_tokens=self._max_answer_tokens)
+        rows = np.flatnonzero(own.is_exact & ((own.flags & Flag.RECV_TRUNC) == 0)).tolist()
+        answers = [own.token_ids[own.row_offsets[row] : own.row_offsets[row + 1]] for row in rows]
+        scored = self._sampler.engine.score_answers(ScoringRequest(prompt_token_ids, answers))
+        traces: list[TokenTrace | None] = [None] * len(texts)
+        for row, token_ids, logprobs in zip(rows, answers, scored, strict=True):
+            byte_lengths = own.token_bytes[own.row_offsets[row] : own.row_offsets[row + 1]]
+            traces[row] = _trace(byte_lengths, self._receiver.table.is_special(token_ids), logprobs)
+        return traces
+
+    def _record(self, request: ScoreRequestRecord, version: Version, scores: list[TokenTrace | None]) -> ScoreRecord:
+        policy = self._sampler.policy
+        return ScoreRecord(
+            record_id=f"{policy}>{request.record_id}",
+            source=policy,
+            oldest=version,
+            newest=version,
+            fingerprint=self._receiver.fingerprint,
+            prompt_id=request.prompt_id,
+            task=request.task,
+            created_unix_s=time.time(),
+            request_id=request.record_id,
+            receiver=request.source,
+            scores=scores,
+        )
+
+
+def score_only(scorer: Scorer, telemetry: Telemetry, stopping: Callable[[], bool]) -> None:
+    """The life of a frozen policy's worker: score what peers ask for, until `stopping`."""
+    told, due_s = 0, 0.0
+    while not stopping():
+        if scorer.serve():
+            telemetry.doing("scoring")
+        else:
+            telemetry.doing("idle")
+            time.sleep(POLL_S)
+        if scorer.totals.requests != told and time.monotonic() >= due_s:
+            told, due_s = scorer.totals.requests, time.monotonic() + REPORT_S
+            telemetry.metrics(scorer.totals.newest_step, scorer.values())
+
+
+def _trace(byte_lengths: Int32s, special: npt.NDArray[np.bool_], logprobs: npt.NDArray[np.float32]) -> TokenTrace:
+    """The wire form; log-probs are held within what a receiver believes."""
+    return TokenTrace(
+        byte_lengths=pack_array(byte_lengths, "i4"),
+        logprobs=pack_array(np.clip(logprobs, MIN_LOGPROB_NATS, 0.0), "f4"),
+        special=pack_array(special, "u1"),
+    )

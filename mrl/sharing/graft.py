@@ -1,0 +1,135 @@
+"""GRAFT ("Learning beyond what you sample"): a failed group is replaced by the peer's whole group on the same prompt.
+
+    select   C(A -> B) = { x : every answer of B failed, and some but not all of A's succeeded }
+    balance  m = min(|C(A -> B)|, |C(B -> A)|); each keeps its m prompts with the most successes, ties included
+    weight   s = exp(mean log pi_B,old - mean log pi_A) over the row;   w = 1[s > floor] min(s, 1)
+    term     w min(rho a, clip(rho) a), rho = pi_theta / pi_B,old, a = the advantage that the row had at its source
+    order    rows of peers are trained last
+
+The denominator counts all rows, those that the gate closes included, so that it is known before the first backward;
+the paper removes them. Without `balance` a direction keeps all its prompts.
+
+Reads of a peer: whole groups (rollout records). On the wire: all answers of a group, their text and 13 bytes per token.
+Costs: no more training work than without sharing, since grafted groups stand in for own ones that would not have moved
+anything; one forward pass at the start of the step, which a step of one update has for nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from pydantic import Field
+
+from mrl.objectives.specs import Grafted
+from mrl.records.experience import ExperienceRecord, RolloutRecord
+from mrl.records.rollouts import ScoredGroup
+from mrl.sharing.carried import mean_logprobs, rollout_record
+from mrl.sharing.cost import shared_values, tried_values
+from mrl.sharing.own_objective import POLICY_GRADIENT
+from mrl.sharing.own_rows import own_advantages, own_rows
+from mrl.sharing.peer_groups import PeerGroupParameters, PeerGroupReader
+from mrl.sharing.peer_rollouts import PeerRow, carry_groups, peer_example, rollouts_of
+from mrl.sharing.regime import SUCCESS_REWARD, Absorbed, Author, Component, TrainingExample
+from mrl.sharing.setting import Setting
+
+GRAFTED = "grafted"
+
+
+class GraftParameters(PeerGroupParameters):
+    """The `[sharing.graft]` table."""
+
+    floor: float = Field(0.8, ge=0)
+    """Rows whose ratio of mean likelihoods is not above this are not trained on (delta)."""
+    balance: bool = True
+    """Both directions of a pair graft about equally many prompts."""
+
+
+class GraftRegime(PeerGroupReader):
+    """Own groups, with failed ones replaced by peers' groups."""
+
+    def __init__(self, parameters: GraftParameters, setting: Setting) -> None:
+        super().__init__("rollout", parameters, setting)
+        self.parameters = parameters
+        self._setting = setting
+        own = setting.objective.component()
+        graft = Grafted(replace(setting.objective.token_clip(), correction=None), floor=parameters.floor)
+        self.components = (own, Component(GRAFTED, graft, 1.0, own.denominator, "peer", own.regularizer))
+
+    def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
+        """Every group, whole: what a peer may graft, and from what it knows the balance."""
+        setting = self._setting
+        return [rollout_record(group, author, setting.receiver, own_advantages(group, setting.objective))]
+
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
+        """Own rows of the groups that stay, and the rows of the grafted groups last."""
+        objective = self._setting.objective
+        heard = [rollouts_of(self.peer_groups.take(group.prompt_id)) for group in groups]
+        chosen = choose_grafts(groups, heard, balance=self.parameters.balance)
+        kept = [group for place, group in enumerate(groups) if place not in chosen]
+        own = own_rows(kept, objective, source=self._setting.policy)
+        taken = [[chosen[place]] if place in chosen else [] for place in range(len(groups))]
+        peers = carry_groups(groups, taken, self._setting, needs_trace=True)
+        rows = [row for of_group in peers.of_group for row in of_group]
+        lengths = [len(row.trace.token_ids) for row in rows]
+        denominator = objective.denominator([*own.lengths, *lengths])
+        shared = peers.shared([(row, len(own.examples) + place) for place, row in enumerate(rows)])
+        counts = {
+            "sharing/grafted_prompts": float(len(chosen)),
+            "sharing/peer_rows": float(len(rows)),
+            "sharing/peer_tokens": float(sum(lengths)),
+        }
+        return Absorbed(
+            own.examples + [self._example(row) for row in rows],
+            {POLICY_GRADIENT: denominator, GRAFTED: denominator},
+            forget=self.peer_groups.take_forgotten(),
+            counts=self.peer_groups.take_counts() | counts | tried_values(peers.tried) | shared_values(shared),
+            shared=shared,
+        )
+
+    def _example(self, row: PeerRow) -> TrainingExample:
+        return peer_example(
+            row,
+            component=GRAFTED,
+            advantage=row.answer.advantage,
+            weights=self._setting.objective.weights(len(row.trace.token_ids)),
+            behaviour=mean_logprobs(row.trace),
+            phase=1,
+        )
+
+
+def choose_grafts(
+    groups: Sequence[ScoredGroup], heard: Sequence[Sequence[RolloutRecord]], *, balance: bool
+) -> dict[int, RolloutRecord]:
+    """Place of an own group -> the peer's group that replaces it.
+
+    Balance is kept per peer. Where several peers could replace a group, the one with the most successes does, and of
+    equals the first by name.
+    """
+    found: dict[int, list[tuple[int, RolloutRecord]]] = {}
+    for source in sorted({record.source for records in heard for record in records}):
+        pairs = [(place, one) for place, records in enumerate(heard) for one in records if one.source == source]
+        own_passed = {place: _num_passed(groups[place]) for place, _ in pairs}
+        forward = [
+            (passed, place, one)
+            for place, one in pairs
+            if own_passed[place] == 0 and 1 <= (passed := _num_passed(one)) < len(one.answers)
+        ]
+        backward = sum(
+            _num_passed(one) == 0 and 1 <= own_passed[place] < len(groups[place].answers) for place, one in pairs
+        )
+        limit = min(len(forward), backward) if balance else len(forward)
+        for passed, place, one in _top(forward, limit):
+            found.setdefault(place, []).append((passed, one))
+    return {place: max(candidates, key=lambda item: item[0])[1] for place, candidates in found.items()}
+
+
+def _top(found: list[tuple[int, int, RolloutRecord]], limit: int) -> list[tuple[int, int, RolloutRecord]]:
+    """The `limit` entries with the most successes, and those equal to the last of them."""
+    if limit <= 0:
+        return []
+    least = sorted((passed for passed, _, _ in found), reverse=True)[limit - 1]
+    return [entry for entry in found if entry[0] >= least]
+
+
+def _num_passed(group: ScoredGroup | RolloutRecord) -> int:
+    return sum(answer.reward >= SUCCESS_REWARD for answer in group.answers)

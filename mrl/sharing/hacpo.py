@@ -1,0 +1,177 @@
+"""Heterogeneous-agent collaborative policy optimisation (HACPO, arXiv 2603.02604).
+
+    capability   P(k) = mean over the last K steps of the share of rewards above 0;   omega(k, j) = P(k) / P(j)
+    baseline     mu   = (1 / nG) sum_j sum_i omega(k, j) R(y_i^j),     sigma = std of all rewards
+    advantage    A    = (R - mu) / sigma for own answers;    omega(j, k) A for those of agent j
+    cross term   clip_m(s) sg[clip_m(s)]^alpha A, s = exp(mean log pi_k - mean log pi_j), each over its own tokens,
+                 clip_m to [lower + m lower_step, 1], m = updates already done in this step; no minimum with A
+
+Four mechanisms: the shared baseline, omega, the stepwise clip, and the order: own rows first, then the others', with as
+many more updates as there are more rows. As in the authors' code (zzx-peter/HACRL-code), a group of equal rewards has
+no advantage whatever omega says, a baseline above 1 falls back to the own mean, the end of an answer is left out of the
+cross rows and their means, and own rows that move nothing keep their places in the order. Own rows get the policy's own
+objective: set `method = "gspo"` for the paper's.
+
+Reads of a peer: whole groups (rollout records). On the wire: all answers of a group, their text and 13 bytes per token.
+Costs: forward and backward over every peer answer, twice the training work with one peer.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from mrl.objectives.specs import CrossSequence
+from mrl.records.experience import ExperienceRecord, RolloutRecord
+from mrl.records.rollouts import ScoredGroup
+from mrl.sharing.advantages import Float32s, Float64s, against
+from mrl.sharing.capability import Capabilities
+from mrl.sharing.carried import ended_text, rollout_record
+from mrl.sharing.cost import shared_values, tried_values
+from mrl.sharing.own_objective import POLICY_GRADIENT
+from mrl.sharing.own_rows import own_advantages, own_rows
+from mrl.sharing.peer_groups import PeerGroupParameters, PeerGroupReader
+from mrl.sharing.peer_rollouts import PeerRow, carry_groups, peer_example, rollouts_of
+from mrl.sharing.regime import Absorbed, Author, Component, TrainingExample
+from mrl.sharing.setting import Setting
+
+CROSS = "cross"
+
+
+class HacpoParameters(PeerGroupParameters):
+    """The `[sharing.hacpo]` table."""
+
+    alpha: float = Field(1.0, ge=0)
+    """Exponent of the detached ratio: how much likelier rows count for more."""
+    lower: float = Field(0.8, ge=0, le=1)
+    """Lower bound of the cross ratio at the first update of a step (1 - delta); the upper one is 1."""
+    lower_step: float = Field(0.025, ge=0)
+    """Rise of the lower bound with every further update of the step."""
+    window_steps: int = Field(5, ge=1)
+    """Steps over which capabilities are taken (K)."""
+
+
+class Joint(NamedTuple):
+    """Advantages of one prompt."""
+
+    own_G: Float32s
+    of_peers: Float32s
+    """Of all answers of peers to the prompt, in order, omega included."""
+
+
+class HacpoRegime(PeerGroupReader):
+    """Own groups, then the peers' groups on the same prompts."""
+
+    def __init__(self, parameters: HacpoParameters, setting: Setting) -> None:
+        super().__init__("rollout", parameters, setting)
+        self.parameters = parameters
+        self._setting = setting
+        cross = CrossSequence(parameters.lower, parameters.lower_step, parameters.alpha)
+        self.components = (setting.objective.component(), Component(CROSS, cross, 1.0, "rows", "peer"))
+        self._capabilities = Capabilities(window_steps=parameters.window_steps)
+
+    def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
+        """Every group, whole."""
+        setting = self._setting
+        return [rollout_record(group, author, setting.receiver, own_advantages(group, setting.objective))]
+
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
+        """Own rows in phase 0, peers' rows in phase 1."""
+        objective = self._setting.objective
+        heard = [rollouts_of(self.peer_groups.take(group.prompt_id)) for group in groups]
+        self._capabilities.note(_passes(self._setting.policy, groups, heard))
+        joint = [self._advantages(group, records) for group, records in zip(groups, heard, strict=True)]
+        own = own_rows(
+            groups, objective, source=self._setting.policy, advantages=[one.own_G for one in joint], keep_idle=True
+        )
+        peers = carry_groups(groups, heard, self._setting, needs_trace=True)
+        cross = [
+            (row, _cross_example(row, one.of_peers[row.place]))
+            for rows, one in zip(peers.of_group, joint, strict=True)
+            for row in rows
+        ]
+        num_own, num_cross = len(own.lengths), len(cross)
+        lengths = [example.answer_token_ids.size for _, example in cross]
+        shared = peers.shared([(row, num_own + place) for place, (row, _) in enumerate(cross)])
+        counts = {"sharing/peer_rows": float(num_cross), "sharing/peer_tokens": float(sum(lengths))}
+        return Absorbed(
+            own.examples + [example for _, example in cross],
+            {
+                POLICY_GRADIENT: objective.denominator([*own.lengths, *lengths]),
+                CROSS: float(max(1, num_own + num_cross)),
+            },
+            forget=self.peer_groups.take_forgotten(),
+            counts=self.peer_groups.take_counts() | counts | tried_values(peers.tried) | shared_values(shared),
+            shared=shared,
+            expansion=(num_own + num_cross) / max(1, num_own),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """The capability windows, and what the cumulative rates are made of."""
+        return super().state() | {"capabilities": self._capabilities.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state()`."""
+        super().restore(state)
+        self._capabilities.restore(state["capabilities"])
+
+    def _advantages(self, group: ScoredGroup, records: Sequence[RolloutRecord]) -> Joint:
+        """Without a peer's answer, the policy's own."""
+        if not records:
+            return Joint(own_advantages(group, self._setting.objective), np.zeros(0, np.float32))
+        own, capabilities = self._setting.policy, self._capabilities
+        return joint_advantages(
+            self._setting.objective.rewards(group),
+            [np.array([answer.reward for answer in record.answers]) for record in records],
+            own_over_peer=[capabilities.ratio(own, record.source) for record in records],
+            peer_over_own=[capabilities.ratio(record.source, own) for record in records],
+        )
+
+
+def joint_advantages(
+    own_G: Float64s, peers: Sequence[Float64s], *, own_over_peer: Sequence[float], peer_over_own: Sequence[float]
+) -> Joint:
+    """Advantages of own rewards, and of those of each peer, against the capability-weighted joint baseline.
+
+    Equal rewards give exact zeros; a baseline above 1 is replaced by the own mean. The std has correction 1.
+    """
+    pooled = np.concatenate([own_G, *peers])
+    if np.all(pooled == pooled[0]):
+        return Joint(np.zeros(len(own_G), np.float32), np.zeros(len(pooled) - len(own_G), np.float32))
+    weighted = [omega * rewards for omega, rewards in zip(own_over_peer, peers, strict=True)]
+    baseline = float(np.concatenate([own_G, *weighted]).mean())
+    if baseline > 1.0:
+        baseline = float(own_G.mean())
+    std = float(pooled.std(ddof=1))
+    theirs = [
+        (omega * against(rewards, baseline, std)).astype(np.float32)
+        for omega, rewards in zip(peer_over_own, peers, strict=True)
+    ]
+    return Joint(against(own_G, baseline, std), np.concatenate(theirs))
+
+
+def _cross_example(row: PeerRow, advantage: np.float32) -> TrainingExample:
+    num_tokens, mean_logprob = ended_text(row.trace)
+    return peer_example(
+        row,
+        component=CROSS,
+        advantage=advantage,
+        weights=np.full(num_tokens, 1.0 / max(1, num_tokens), dtype=np.float32),
+        behaviour=np.full(num_tokens, mean_logprob, dtype=np.float32),
+        phase=1,
+        num_tokens=num_tokens,
+    )
+
+
+def _passes(
+    policy: str, groups: Sequence[ScoredGroup], heard: Sequence[Sequence[RolloutRecord]]
+) -> dict[str, list[float]]:
+    """By policy, 1 for every answer of the step with a reward above 0, else 0."""
+    passes: defaultdict[str, list[float]] = defaultdict(list)
+    passes[policy] = [float(answer.reward > 0) for group in groups for answer in group.answers]
+    for records in heard:
+        for record in records:
+            passes[record.source] += [float(answer.reward > 0) for answer in record.answers]
+    return passes

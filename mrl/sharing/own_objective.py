@@ -1,0 +1,137 @@
+"""What a policy maximises on its own rows: the `[policies.X.objective]` table, with its method's values filled in."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from mrl.config.schema import CorrectionTable, ObjectiveTable
+from mrl.objectives.specs import Cispo, Clipped, Correction, Dppo, Regularizer, Term
+from mrl.records.rollouts import ScoredGroup
+from mrl.sharing.advantages import AdvantageKind, Float32s, Float64s, overlong_penalties
+from mrl.sharing.regime import Component, DenominatorKind
+
+POLICY_GRADIENT = "policy_gradient"
+"""Name of the component of own rows."""
+
+Aggregation = Literal["sequence_mean", "token_mean", "constant"]
+
+METHODS: dict[str, dict[str, Any]] = {
+    "grpo": {"clip_low": 0.2, "clip_high": 0.2, "advantage": "group_std", "aggregation": "sequence_mean"},
+    "dr_grpo": {"clip_low": 0.2, "clip_high": 0.2, "advantage": "group_mean", "aggregation": "constant"},
+    "dapo": {
+        **{"clip_low": 0.2, "clip_high": 0.28, "advantage": "group_std", "aggregation": "token_mean"},
+        "drop_uniform_groups": True,
+    },
+    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "advantage": "group_std", "aggregation": "sequence_mean"},
+    "cispo": {"clip_low": 1.0, "clip_high": 0.2, "advantage": "group_std", "aggregation": "token_mean"},
+    "dppo": {"clip_low": 0.2, "clip_high": 0.2, "advantage": "group_mean", "aggregation": "token_mean"},
+}
+"""Method -> values of the keys that a configuration leaves out.
+
+GRPO arXiv 2402.03300, Dr.GRPO 2503.20783, DAPO 2503.14476, GSPO 2507.18071, CISPO 2506.13585; DPPO as in prime-rl,
+where `clip_high` is the largest gap between the two probabilities of a token.
+"""
+
+DENOMINATORS: dict[str, DenominatorKind] = {"sequence_mean": "rows", "token_mean": "tokens", "constant": "constant"}
+
+
+@dataclass(frozen=True, slots=True)
+class OwnObjective:
+    """A policy's own objective, resolved."""
+
+    term: Term
+    regularizer: Regularizer | None
+    advantage: AdvantageKind
+    aggregation: Aggregation
+    max_answer_tokens: int
+    overlong_buffer_tokens: int
+    overlong_penalty: float
+    drop_uniform_groups: bool
+    max_resampling: float
+
+    def component(self, name: str = POLICY_GRADIENT, *, term: Term | None = None) -> Component:
+        """The component of own rows, with another term where a regime wants one."""
+        kind = DENOMINATORS[self.aggregation]
+        return Component(name, term or self.term, 1.0, kind, "own", self.regularizer)
+
+    def token_clip(self) -> Clipped:
+        """The own term where it clips ratios of tokens; else one that clips these at 0.2 and is corrected as the own.
+
+        Bounds of a whole row's ratio, as GSPO's, are far too narrow for those of a token.
+        """
+        match self.term:
+            case Clipped(ratio="token") as own:
+                return own
+            case Clipped() as own:
+                return replace(own, clip_low=0.2, clip_high=0.2, ratio="token")
+            case Cispo() as own:
+                return Clipped(correction=own.correction)
+            case _:
+                return Clipped()
+
+    def weights(self, num_tokens: int) -> Float32s:
+        """[T] of one row: 1 / T where answers are averaged, else 1."""
+        share = 1.0 / num_tokens if num_tokens and self.aggregation == "sequence_mean" else 1.0
+        return np.full(num_tokens, share, dtype=np.float32)
+
+    def denominator(self, lengths: Sequence[int]) -> float:
+        """Of a component with rows of these lengths in tokens, left-out ones included; never 0."""
+        match self.aggregation:
+            case "sequence_mean":
+                count = len(lengths)
+            case "token_mean":
+                count = sum(lengths)
+            case "constant":
+                count = len(lengths) * self.max_answer_tokens
+        return float(max(1, count))
+
+    def rewards(self, group: ScoredGroup) -> Float64s:
+        """[G] what the advantages of a group are made of: rewards, less what overlong answers lose."""
+        rewards = np.array([answer.reward for answer in group.answers], dtype=np.float64)
+        if self.overlong_buffer_tokens:
+            lengths = [len(answer.token_ids) // 4 for answer in group.answers]
+            rewards += self.overlong_penalty * overlong_penalties(
+                lengths, max_tokens=self.max_answer_tokens, buffer_tokens=self.overlong_buffer_tokens
+            )
+        return rewards
+
+
+def own_objective(table: ObjectiveTable, *, max_answer_tokens: int) -> OwnObjective:
+    """The objective that a configuration asks for; keys left out take the method's values."""
+    given = {key: value for key, value in table.model_dump().items() if value is not None}
+    values = METHODS[table.method] | given
+    return OwnObjective(
+        term=_term(table, values),
+        regularizer=_regularizer(table),
+        advantage=values["advantage"],
+        aggregation=values["aggregation"],
+        max_answer_tokens=max_answer_tokens,
+        overlong_buffer_tokens=table.overlong_buffer_tokens,
+        overlong_penalty=table.overlong_penalty,
+        drop_uniform_groups=values.get("drop_uniform_groups", False),
+        max_resampling=table.max_resampling,
+    )
+
+
+def _term(table: ObjectiveTable, values: dict[str, Any]) -> Term:
+    low, high, correction = values["clip_low"], values["clip_high"], _correction(table.correction)
+    match table.method:
+        case "cispo":
+            return Cispo(low, high, correction)
+        case "dppo":
+            return Dppo(max_probability_gap=high)
+        case method:
+            ratio: Literal["token", "sequence"] = "sequence" if method == "gspo" else "token"
+            return Clipped(low, high, ratio, "proximal", table.dual_clip, correction)
+
+
+def _correction(table: CorrectionTable) -> Correction | None:
+    return None if table.level == "off" else Correction(table.level, table.action, table.lower, table.upper)
+
+
+def _regularizer(table: ObjectiveTable) -> Regularizer | None:
+    if not table.kl_coefficient and not table.entropy_coefficient:
+        return None
+    return Regularizer(table.kl_coefficient or 0.0, table.kl_estimator, table.entropy_coefficient)

@@ -1,0 +1,75 @@
+"""A policy's own groups as training examples: the ids that were sampled, and the advantages that a regime gave them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mrl.records.codec import unpack_array
+from mrl.records.rollouts import Answer, ScoredGroup
+from mrl.sharing.advantages import Float32s, group_advantages
+from mrl.sharing.own_objective import POLICY_GRADIENT, OwnObjective
+from mrl.sharing.regime import TrainingExample
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRows:
+    """Rows of own groups, and the lengths in tokens of all answers, those of left-out rows included."""
+
+    examples: list[TrainingExample]
+    lengths: list[int]
+
+
+def own_rows(
+    groups: Sequence[ScoredGroup],
+    objective: OwnObjective,
+    *,
+    source: str,
+    advantages: Sequence[Float32s] | None = None,
+    component: str = POLICY_GRADIENT,
+    keep_idle: bool = False,
+) -> OwnRows:
+    """Own answers with their advantages, [G] per group; without `advantages` the policy's own.
+
+    A group whose advantages are all exactly zero moves nothing: its rows are left out, unless they are regularised or
+    `keep_idle` says that their places in the order of minibatches count.
+    """
+    keep_idle = keep_idle or objective.regularizer is not None
+    examples: list[TrainingExample] = []
+    for place, group in enumerate(groups):
+        advantages_G = own_advantages(group, objective) if advantages is None else advantages[place]
+        if keep_idle or advantages_G.any():
+            prompt = unpack_array(group.prompt_token_ids, "i4")
+            examples += [
+                _own_row(group.prompt_id, prompt, answer, advantage, objective, source, component)
+                for answer, advantage in zip(group.answers, advantages_G, strict=True)
+            ]
+    return OwnRows(examples, [len(answer.token_ids) // 4 for group in groups for answer in group.answers])
+
+
+def own_advantages(group: ScoredGroup, objective: OwnObjective) -> Float32s:
+    """[G] from the group's own rewards alone."""
+    return group_advantages(objective.rewards(group), objective.advantage)
+
+
+def _own_row(
+    prompt_id: str,
+    prompt_token_ids: np.ndarray,
+    answer: Answer,
+    advantage: np.float32,
+    objective: OwnObjective,
+    source: str,
+    component: str,
+) -> TrainingExample:
+    answer_token_ids = unpack_array(answer.token_ids, "i4")
+    num_tokens = len(answer_token_ids)
+    return TrainingExample(
+        prompt_token_ids=prompt_token_ids,
+        answer_token_ids=answer_token_ids,
+        component=component,
+        advantages=np.full(num_tokens, advantage, dtype=np.float32),
+        weights=objective.weights(num_tokens),
+        behaviour_logprobs=unpack_array(answer.logprobs, "f4"),
+        prompt_id=prompt_id,
+        source=source,
+    )

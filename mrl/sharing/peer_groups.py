@@ -1,0 +1,164 @@
+"""Whole groups of peers (rollouts or values) on the prompts that own groups are about.
+
+    own group arrives ──▶ open ──▶ every peer has answered: settled
+                              └──▶ the own group is trained, with what is there; answers that come later are late
+
+Peers are optional: a prompt that nobody answered is trained alone. Of all this only the cumulative counts outlive a
+restart, since own groups that were not trained are sampled again, and asked for again.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from mrl.config.schema import Table
+from mrl.records.experience import Received, RecordKind, kind_of
+from mrl.records.rollouts import ScoredGroup
+from mrl.sharing.regime import Asking, Patience
+from mrl.sharing.setting import Setting
+
+
+class PeerGroupParameters(Table):
+    """What the tables of all regimes hold that read groups of peers."""
+
+    max_age_versions: int = Field(4, ge=0)
+    """Groups of peers older than this are ignored."""
+    peer_hold_versions: int = Field(1, ge=0)
+    """Steps for which an own group that not every peer has answered may be passed over."""
+    peer_wait_s: float = Field(1.0, ge=0)
+    """Longest wait of a batch for the peers' groups."""
+
+
+class PeerGroups:
+    """The newest record of every peer, for at most `max_prompts` open prompts; the least recently opened goes first."""
+
+    def __init__(
+        self,
+        kind: RecordKind,
+        *,
+        policy: str,
+        peers: Sequence[str],
+        max_age_versions: int,
+        max_prompts: int = 4096,
+    ) -> None:
+        self._kind, self._policy, self._peers = kind, policy, frozenset(peers)
+        self._max_age_versions, self._max_prompts = max_age_versions, max_prompts
+        self._open: dict[str, dict[str, Received]] = {}
+        self._forget: dict[str, None] = {}
+        self._counts: Counter[str] = Counter()
+        self._totals: Counter[str] = Counter()
+
+    @property
+    def prompt_ids(self) -> list[str]:
+        """Open prompts, least recently opened first."""
+        return list(self._open)
+
+    def open(self, group: ScoredGroup) -> list[str]:
+        """An own group has arrived; returns the prompt to ask for."""
+        self._open[group.prompt_id] = self._open.pop(group.prompt_id, {})
+        while len(self._open) > self._max_prompts:
+            self._close(next(iter(self._open)))
+        return [group.prompt_id]
+
+    def hear(self, received: Sequence[Received]) -> None:
+        """Keep what belongs to an open prompt, newest per peer; the rest is counted by reason."""
+        for item in received:
+            reason = self._ignore_reason(item)
+            if reason:
+                self._counts[reason] += 1
+                continue
+            of_prompt = self._open[item.record.prompt_id]
+            held = of_prompt.get(item.record.source)
+            if held is None or held.record.newest < item.record.newest:
+                of_prompt[item.record.source] = item
+
+    def is_settled(self, prompt_id: str) -> bool:
+        """Whether every peer has answered, or nobody asks any more."""
+        return prompt_id not in self._open or self._peers <= self._open[prompt_id].keys()
+
+    def take(self, prompt_id: str) -> list[Received]:
+        """What the peers said, by name; the prompt is closed. Counts whether it was answered."""
+        found = self._open.get(prompt_id, {})
+        self._totals["asked"] += 1
+        self._counts["asked"] += 1
+        self._counts["hit"] += bool(found)
+        self._totals["hit"] += bool(found)
+        self._totals.update(f"hit_from/{source}" for source in found)
+        self._close(prompt_id)
+        return [found[source] for source in sorted(found)]
+
+    def take_forgotten(self) -> list[str]:
+        """Prompts that were closed since the last call and are not open again."""
+        forgotten = [prompt_id for prompt_id in self._forget if prompt_id not in self._open]
+        self._forget.clear()
+        return forgotten
+
+    def take_counts(self) -> dict[str, float]:
+        """Metrics: what happened since the last call, and the cumulative rates once defined."""
+        counts, self._counts = self._counts, Counter()
+        values = {f"sharing/{name}_prompts": float(counts[name]) for name in ("asked", "hit")}
+        values |= {f"regime/ignored_{r}": float(counts[r]) for r in ("late", "own", "stale", "other") if counts[r]}
+        asked = self._totals["asked"]
+        if asked:
+            values["sharing/hit_rate"] = self._totals["hit"] / asked
+            for source in sorted(self._peers):
+                values[f"sharing/hit_rate_from/{source}"] = self._totals[f"hit_from/{source}"] / asked
+        return values
+
+    def state(self) -> dict[str, Any]:
+        """What the cumulative rates are made of, as JSON values."""
+        return dict(self._totals)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Count on from `state()`."""
+        self._totals = Counter(state)
+
+    def _ignore_reason(self, item: Received) -> str:
+        record = item.record
+        if record.source == self._policy:
+            return "own"
+        if kind_of(record) != self._kind:
+            return "other"
+        if item.age_versions > self._max_age_versions:
+            return "stale"
+        return "" if record.prompt_id in self._open else "late"
+
+    def _close(self, prompt_id: str) -> None:
+        if self._open.pop(prompt_id, None) is not None:
+            self._forget[prompt_id] = None
+
+
+class PeerGroupReader:
+    """The part of a regime that asks peers for their groups on every prompt, and waits a little for them."""
+
+    def __init__(self, kind: RecordKind, parameters: PeerGroupParameters, setting: Setting) -> None:
+        age = parameters.max_age_versions
+        self.asking: Asking | None = Asking((kind,), max(1, len(setting.peers)), age, watch=True)
+        self.patience: Patience | None = Patience(parameters.peer_hold_versions, parameters.peer_wait_s)
+        self.peer_groups = PeerGroups(kind, policy=setting.policy, peers=setting.peers, max_age_versions=age)
+
+    def asks(self, group: ScoredGroup) -> list[str]:
+        """Every prompt."""
+        return self.peer_groups.open(group)
+
+    def awaited(self) -> list[str]:
+        """Prompts of own groups that were not trained yet."""
+        return self.peer_groups.prompt_ids
+
+    def hear(self, received: Sequence[Received], *, step: int) -> None:
+        """Keep the newest group of every peer."""
+        self.peer_groups.hear(received)
+
+    def is_settled(self, group: ScoredGroup) -> bool:
+        """Whether every peer has answered."""
+        return self.peer_groups.is_settled(group.prompt_id)
+
+    def state(self) -> dict[str, Any]:
+        """What the cumulative rates are made of; what was heard is asked for again."""
+        return {"totals": self.peer_groups.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state()`."""
+        self.peer_groups.restore(state["totals"])

@@ -1,0 +1,121 @@
+"""Whole groups of peers as training rows: what PRP, HACPO and GRAFT share.
+
+A step's peer answers are carried over in one batch per peer. Rejected ones are counted; their rewards still count in
+baselines, because a reward needs no tokenizer.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from mrl.alignment.aligned_batch import AlignedTrace
+from mrl.alignment.selection import select_rows
+from mrl.records.codec import unpack_array
+from mrl.records.experience import Received, RolloutRecord, SharedAnswer
+from mrl.records.rollouts import ScoredGroup
+from mrl.sharing.advantages import Float32s, Float64s
+from mrl.sharing.carried import Carried, carry
+from mrl.sharing.cost import SharedRows, Tried
+from mrl.sharing.regime import Int32s, TrainingExample
+from mrl.sharing.setting import Setting
+
+
+class PeerRow(NamedTuple):
+    """One usable answer of a peer to the prompt of an own group."""
+
+    group: ScoredGroup
+    source: str
+    answer: SharedAnswer
+    trace: AlignedTrace
+    place: int
+    """Its place among all answers of peers to that prompt."""
+    number: int
+    """Its row among all answers of its source in the step."""
+
+
+class PeerRows(NamedTuple):
+    """All answers of peers to the groups of a step."""
+
+    of_group: list[list[PeerRow]]
+    """Usable ones, per own group."""
+    tried: list[Tried]
+    carried: Mapping[str, Carried]
+    """By source, every answer that was looked at."""
+
+    def shared(self, trained: Sequence[tuple[PeerRow, int]]) -> list[SharedRows]:
+        """Per peer the rows that are trained on, each with its place among the examples."""
+        places: defaultdict[str, dict[int, int]] = defaultdict(dict)
+        for row, place in trained:
+            places[row.source][row.number] = place
+        return [
+            SharedRows(
+                source,
+                tuple(of_row[number] for number in sorted(of_row)),
+                select_rows(self.carried[source].batch, sorted(of_row)),
+            )
+            for source, of_row in sorted(places.items())
+        ]
+
+
+def rollouts_of(received: Sequence[Received]) -> list[RolloutRecord]:
+    """The rollout records among them."""
+    return [item.record for item in received if isinstance(item.record, RolloutRecord)]
+
+
+def rewards_of(records: Sequence[RolloutRecord]) -> Float64s:
+    """Rewards of all answers of these groups, in order; `PeerRow.place` counts in the same way."""
+    return np.array([answer.reward for record in records for answer in record.answers], dtype=np.float64)
+
+
+def carry_groups(
+    groups: Sequence[ScoredGroup], heard: Sequence[Sequence[RolloutRecord]], setting: Setting, *, needs_trace: bool
+) -> PeerRows:
+    """Peers' answers in own tokens; `heard[i]` are the groups of peers on the prompt of `groups[i]`."""
+    by_source: defaultdict[str, list[tuple[int, int, RolloutRecord, SharedAnswer]]] = defaultdict(list)
+    for place, records in enumerate(heard):
+        told_here = [(record, answer) for record in records for answer in record.answers]
+        for index, (record, answer) in enumerate(told_here):
+            by_source[record.source].append((place, index, record, answer))
+    of_group: list[list[PeerRow]] = [[] for _ in groups]
+    tried: list[Tried] = []
+    carried: dict[str, Carried] = {}
+    for source, told in sorted(by_source.items()):
+        answers = [answer for *_, answer in told]
+        fingerprints = [record.fingerprint for _, _, record, _ in told]
+        carried[source] = carry(answers, fingerprints, setting.receiver, max_tokens=setting.max_answer_tokens)
+        for number, (place, index, _, answer) in enumerate(told):
+            reason = carried[source].reason(number, needs_trace=needs_trace)
+            tried.append(Tried(source, reason, carried[source].trace_faults[number]))
+            if not reason:
+                trace = carried[source].batch.row(number)
+                of_group[place].append(PeerRow(groups[place], source, answer, trace, index, number))
+    return PeerRows(of_group, tried, carried)
+
+
+def peer_example(
+    row: PeerRow,
+    *,
+    component: str,
+    advantage: float | np.floating,
+    weights: Float32s,
+    behaviour: Float32s | None,
+    spans: Int32s | None = None,
+    phase: int = 0,
+    num_tokens: int | None = None,
+) -> TrainingExample:
+    """The training row of a peer's answer, cut at `num_tokens`; its advantage is the same at every token."""
+    token_ids = row.trace.token_ids[:num_tokens]
+    return TrainingExample(
+        prompt_token_ids=unpack_array(row.group.prompt_token_ids, "i4"),
+        answer_token_ids=token_ids,
+        component=component,
+        advantages=np.full(len(token_ids), advantage, dtype=np.float32),
+        weights=weights,
+        behaviour_logprobs=None if behaviour is None else behaviour[:num_tokens],
+        prompt_id=row.group.prompt_id,
+        source=row.source,
+        phase=phase,
+        behaviour_spans=None if spans is None else spans[:num_tokens],
+    )

@@ -1,0 +1,156 @@
+"""Peer rollout pooling (PRP, arXiv 2605.07244): peers' answers are trained on beside the own ones.
+
+    P    = own answers + peers' answers in own tokens
+    A_i  = (r_i - mean_P r) / (std_P r + 1e-6)            "pooled"; or "source": within each one's own group
+    L    = -(1/|P|) sum_{i in P} (1/|y_i|) sum_t min(rho A, clip(rho) A)         for the default objective
+
+    variant     ratio of a peer's token
+    behaviour   pi_theta / peer's probability, spread over own tokens: density ratio and residual inside the clip
+    recompute   pi_theta / pi_old: taken as if it were an own answer
+    decoupled   pi_theta / pi_prox; outside the clip the detached weight pi_prox / peer in [1 / weight_cap, weight_cap]
+    sequence    exp(mean log pi_theta - mean log peer), per row, each mean over the tokens of its own tokenizer
+    luffy       none: -A f(pi_theta), f(x) = x / (x + shaping_gamma) (arXiv 2504.14945)
+
+The paper's formulas are not published; these are a reconstruction. `behaviour` follows its figure, where the data of a
+peer's row holds the peer's log-probs. `decoupled` is what we recommend: across tokenizers, token ratios hold noise that
+a clip takes for a change of the policy.
+
+Reads of a peer: whole groups (rollout records). On the wire: all answers of a group, their text and 13 bytes per token.
+Costs: forward and backward over every peer answer, twice the training work with one peer; the residual of alignment.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from mrl.objectives.specs import Cispo, Clipped, Correction, Shaped, Term
+from mrl.records.experience import ExperienceRecord, RolloutRecord
+from mrl.records.rollouts import ScoredGroup
+from mrl.sharing.advantages import Float32s, group_advantages
+from mrl.sharing.carried import behaviour_of, mean_logprobs, rollout_record
+from mrl.sharing.cost import shared_values, tried_values
+from mrl.sharing.own_objective import POLICY_GRADIENT, OwnObjective
+from mrl.sharing.own_rows import own_advantages, own_rows
+from mrl.sharing.peer_groups import PeerGroupParameters, PeerGroupReader
+from mrl.sharing.peer_rollouts import PeerRow, carry_groups, peer_example, rewards_of, rollouts_of
+from mrl.sharing.regime import Absorbed, Author, Component, TrainingExample
+from mrl.sharing.setting import Setting
+
+PEER_ROLLOUTS = "peer_rollouts"
+
+Variant = Literal["behaviour", "recompute", "decoupled", "sequence", "luffy"]
+TRACED: frozenset[Variant] = frozenset({"behaviour", "decoupled", "sequence"})
+"""Variants that need the peer's log-probs."""
+
+
+class PrpParameters(PeerGroupParameters):
+    """The `[sharing.prp]` table."""
+
+    variant: Variant = "behaviour"
+    """How a peer's token enters the loss."""
+    advantages: Literal["pooled", "source"] = "pooled"
+    """Advantages over own and peers' answers together, or each within its own group."""
+    weight_level: Literal["token", "sequence", "geometric"] = "geometric"
+    """Of "decoupled": weight of each token, of the whole row, or the geometric mean over the row."""
+    weight_cap: float = Field(2.0, ge=1)
+    """Of "decoupled": the weight stays within [1 / weight_cap, weight_cap]."""
+    dual_clip: float | None = Field(None, gt=1)
+    """Of "behaviour": bound of the term for negative advantages, as a multiple of the advantage."""
+    shaping_gamma: float = Field(0.1, gt=0)
+    """Of "luffy": the gamma of x / (x + gamma)."""
+
+
+class PrpRegime(PeerGroupReader):
+    """Own groups and the peers' groups on the same prompts, as one batch."""
+
+    def __init__(self, parameters: PrpParameters, setting: Setting) -> None:
+        super().__init__("rollout", parameters, setting)
+        self.parameters = parameters
+        self._setting = setting
+        objective = setting.objective
+        own = objective.component()
+        peer = Component(PEER_ROLLOUTS, _term(parameters, objective), 1.0, own.denominator, "peer", own.regularizer)
+        self.components = (own, peer)
+
+    def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
+        """Every group, whole."""
+        setting = self._setting
+        return [rollout_record(group, author, setting.receiver, own_advantages(group, setting.objective))]
+
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
+        """Own and peers' rows under one denominator."""
+        objective, parameters = self._setting.objective, self.parameters
+        heard = [rollouts_of(self.peer_groups.take(group.prompt_id)) for group in groups]
+        peers = carry_groups(groups, heard, self._setting, needs_trace=parameters.variant in TRACED)
+        advantages = [
+            _advantages(group, records, objective, pooled=parameters.advantages == "pooled")
+            for group, records in zip(groups, heard, strict=True)
+        ]
+        own = own_rows(groups, objective, source=self._setting.policy, advantages=[own for own, _ in advantages])
+        trained: list[tuple[PeerRow, int]] = []
+        examples = list(own.examples)
+        for rows, (_, theirs) in zip(peers.of_group, advantages, strict=True):
+            for row in rows:
+                if theirs[row.place] or objective.regularizer:
+                    trained.append((row, len(examples)))
+                    examples.append(self._example(row, theirs[row.place]))
+        lengths = [len(row.trace.token_ids) for rows in peers.of_group for row in rows]
+        denominator = objective.denominator([*own.lengths, *lengths])
+        shared = peers.shared(trained)
+        counts = {"sharing/peer_rows": float(len(lengths)), "sharing/peer_tokens": float(sum(lengths))}
+        return Absorbed(
+            examples,
+            {POLICY_GRADIENT: denominator, PEER_ROLLOUTS: denominator},
+            forget=self.peer_groups.take_forgotten(),
+            counts=self.peer_groups.take_counts() | counts | tried_values(peers.tried) | shared_values(shared),
+            shared=shared,
+        )
+
+    def _example(self, row: PeerRow, advantage: np.float32) -> TrainingExample:
+        behaviour, spans = None, None
+        if self.parameters.variant == "sequence":
+            behaviour = mean_logprobs(row.trace)
+        elif self.parameters.variant in TRACED:
+            behaviour, spans = behaviour_of(row.trace)
+        return peer_example(
+            row,
+            component=PEER_ROLLOUTS,
+            advantage=advantage,
+            weights=self._setting.objective.weights(len(row.trace.token_ids)),
+            behaviour=behaviour,
+            spans=spans,
+        )
+
+
+def _term(parameters: PrpParameters, objective: OwnObjective) -> Term:
+    """What the tokens of peers get, with the clips of the policy's own objective where these are of the same ratio."""
+    token = objective.token_clip()
+    match parameters.variant:
+        case "behaviour":
+            return Clipped(token.clip_low, token.clip_high, "token", "behaviour", parameters.dual_clip)
+        case "recompute":
+            own = objective.term if isinstance(objective.term, Clipped | Cispo) else token
+            return replace(own, correction=None)
+        case "decoupled":
+            cap = parameters.weight_cap
+            correction = Correction(parameters.weight_level, "truncate", 1.0 / cap, cap)
+            return Clipped(token.clip_low, token.clip_high, "token", "proximal", None, correction)
+        case "sequence":
+            clips = objective.term if isinstance(objective.term, Clipped) else token
+            return Clipped(clips.clip_low, clips.clip_high, "sequence", "behaviour")
+        case "luffy":
+            return Shaped(parameters.shaping_gamma)
+
+
+def _advantages(
+    group: ScoredGroup, records: Sequence[RolloutRecord], objective: OwnObjective, *, pooled: bool
+) -> tuple[Float32s, Float32s]:
+    """[G] of the own answers, and of all answers of the peers in order."""
+    if not pooled or not records:
+        theirs = [answer.advantage for record in records for answer in record.answers]
+        return own_advantages(group, objective), np.array(theirs, dtype=np.float32)
+    joint = group_advantages(np.concatenate([objective.rewards(group), rewards_of(records)]), objective.advantage)
+    return joint[: len(group.answers)], joint[len(group.answers) :]

@@ -1,0 +1,227 @@
+"""Reinforcement-aware distillation (RLAD, arXiv 2602.22495): a teacher's engine scores own answers, its opinion moves
+the trust region.
+
+    r = (pi_theta / pi_old)^alpha (pi_theta / pi_teacher)^(1 - alpha),   in place of the ratio of the clipped objective
+
+The teacher is a frozen policy of the run or a live peer; with other tokens its log-probs are those of common spans,
+divided over own tokens. An answer that was not scored in time has the plain ratio: the policy's own objective. Groups
+that move nothing are not sent.
+
+Reads of a peer: log-probs of own answers (score records). On the wire: the texts of a group to the teacher, and 9 bytes
+per token of the teacher's back. Costs: one forward pass of the teacher per answer of a mixed group.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from mrl.alignment.flags import Rejected
+from mrl.config.schema import Table
+from mrl.objectives.specs import Trrd
+from mrl.records.experience import (
+    MAX_COMPLETION_BYTES,
+    ExperienceRecord,
+    GivenAnswer,
+    Received,
+    ScoreRecord,
+    ScoreRequestRecord,
+)
+from mrl.records.rollouts import ScoredGroup
+from mrl.sharing.own_objective import POLICY_GRADIENT
+from mrl.sharing.own_rows import own_advantages, own_rows
+from mrl.sharing.regime import Absorbed, Asking, Author, Patience, TrainingExample
+from mrl.sharing.scored import teacher_view
+from mrl.sharing.setting import Setting
+
+MAX_OPEN = 4096
+SCORES_PER_ASK = 4
+
+
+class RladParameters(Table):
+    """The `[sharing.rlad]` table."""
+
+    teacher: str = ""
+    """The policy that scores; empty for the first other policy by name."""
+    alpha: float = Field(0.5, ge=0, le=1)
+    """Weight of the policy's own past in the ratio's base; 1 is the policy's own objective."""
+    teacher_clamp: float | None = Field(1.0, gt=0)
+    """Bound of |log pi_theta - log pi_teacher| per token, in nats."""
+    peer_hold_versions: int = Field(1, ge=0)
+    """Steps for which an own group without its scores may be passed over."""
+    peer_wait_s: float = Field(2.0, ge=0)
+    """Longest wait of a batch for its scores."""
+
+    def teacher_of(self, policy: str, policies: Sequence[str]) -> str | None:
+        """Who scores for `policy`; None when nobody does, as for the teacher itself."""
+        others = sorted(set(policies) - {policy})
+        wanted = self.teacher or (others[0] if others else "")
+        return wanted if wanted in others else None
+
+
+class RladRegime:
+    """Own rows with a teacher's log-probs."""
+
+    def __init__(self, parameters: RladParameters, setting: Setting) -> None:
+        self.parameters = parameters
+        self._setting = setting
+        self._teacher = parameters.teacher_of(setting.policy, setting.others)
+        self.components = (setting.objective.component(term=_term(parameters, setting) if self._teacher else None),)
+        has_teacher = self._teacher is not None
+        self.asking: Asking | None = Asking(("score",), SCORES_PER_ASK, None, watch=True) if has_teacher else None
+        self.patience: Patience | None = (
+            Patience(parameters.peer_hold_versions, parameters.peer_wait_s) if has_teacher else None
+        )
+        self._open: dict[str, str] = {}
+        self._scores: dict[str, ScoreRecord] = {}
+        self._forget: dict[str, None] = {}
+        self._ignored: Counter[str] = Counter()
+        self._totals: Counter[str] = Counter()
+
+    def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
+        """A request to score the group, when it moves anything and every text of it fits."""
+        if not self._is_scored(group):
+            return []
+        assert self._teacher is not None
+        return [
+            ScoreRequestRecord(
+                record_id=request_id(author.policy, group.ticket),
+                source=author.policy,
+                oldest=group.oldest,
+                newest=group.newest,
+                fingerprint=author.fingerprint,
+                prompt_id=group.prompt_id,
+                task=group.task,
+                created_unix_s=author.now_unix_s,
+                scorer=self._teacher,
+                answers=[GivenAnswer(completion=one.completion, finished=one.finished) for one in group.answers],
+            )
+        ]
+
+    def asks(self, group: ScoredGroup) -> list[str]:
+        """The prompt of a group that was sent to the teacher."""
+        if not self._is_scored(group):
+            return []
+        self._open[request_id(self._setting.policy, group.ticket)] = group.prompt_id
+        while len(self._open) > MAX_OPEN:
+            self._close(next(iter(self._open)))
+        return [group.prompt_id]
+
+    def awaited(self) -> list[str]:
+        """Prompts whose groups have no scores yet."""
+        return list(dict.fromkeys(p for request, p in self._open.items() if request not in self._scores))
+
+    def hear(self, received: Sequence[Received], *, step: int) -> None:
+        """Keep the scores of open requests."""
+        for item in received:
+            record = item.record
+            if not isinstance(record, ScoreRecord) or record.source != self._teacher:
+                self._ignored["other"] += 1
+            elif record.request_id not in self._open:
+                self._ignored["late"] += 1
+            else:
+                self._scores[record.request_id] = record
+
+    def is_settled(self, group: ScoredGroup) -> bool:
+        """Whether its scores are there, or were never asked for."""
+        request = request_id(self._setting.policy, group.ticket)
+        return request not in self._open or request in self._scores
+
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
+        """Own rows; those of scored answers with the teacher's log-probs."""
+        objective, policy = self._setting.objective, self._setting.policy
+        counts: Counter[str] = Counter()
+        examples: list[TrainingExample] = []
+        lengths: list[int] = []
+        for group in groups:
+            own = own_rows([group], objective, source=policy)
+            lengths += own.lengths
+            request = request_id(policy, group.ticket)
+            record = self._scores.get(request)
+            examples += self._with_scores(own.examples, group, record, counts)
+            self._close(request)
+        return Absorbed(
+            examples,
+            {POLICY_GRADIENT: objective.denominator(lengths)},
+            forget=self._take_forgotten(),
+            counts=self._counts(counts),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """What the cumulative rate is made of; open groups are sampled again."""
+        return {"totals": dict(self._totals)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state()`."""
+        self._totals = Counter(state["totals"])
+
+    def _is_scored(self, group: ScoredGroup) -> bool:
+        fits = all(len(answer.completion) <= MAX_COMPLETION_BYTES for answer in group.answers)
+        return self._teacher is not None and fits and bool(own_advantages(group, self._setting.objective).any())
+
+    def _close(self, request: str) -> None:
+        self._scores.pop(request, None)
+        prompt_id = self._open.pop(request, None)
+        if prompt_id is not None:
+            self._forget[prompt_id] = None
+
+    def _take_forgotten(self) -> list[str]:
+        """Prompts of requests that were closed since the last call, without those that another request is about."""
+        still_open = set(self._open.values())
+        forgotten = [prompt_id for prompt_id in self._forget if prompt_id not in still_open]
+        self._forget.clear()
+        return forgotten
+
+    def _with_scores(
+        self, rows: list[TrainingExample], group: ScoredGroup, record: ScoreRecord | None, counts: Counter[str]
+    ) -> list[TrainingExample]:
+        if not self._is_scored(group):
+            return rows
+        counts["asked"] += len(rows)
+        if record is None or len(record.scores) != len(rows):
+            counts["absent"] += len(rows)
+            return rows
+        scored = []
+        for row, answer, score in zip(rows, group.answers, record.scores, strict=True):
+            view = teacher_view(answer, score, record.fingerprint, self._setting.receiver)
+            if view is None or isinstance(view, Rejected):
+                counts[f"rejected/{view.reason}" if view else "unscored"] += 1
+                scored.append(row)
+            else:
+                counts["scored"] += 1
+                scored.append(replace(row, teacher_logprobs=view.logprobs, teacher_spans=view.spans))
+        return scored
+
+    def _counts(self, counts: Counter[str]) -> dict[str, float]:
+        ignored, self._ignored = self._ignored, Counter()
+        values = {f"sharing/{name}_rows": float(counts[name]) for name in ("asked", "scored", "absent", "unscored")}
+        values |= {
+            f"align/trace_rejected/{name.removeprefix('rejected/')}/{self._teacher}": float(rows)
+            for name, rows in counts.items()
+            if name.startswith("rejected/")
+        }
+        self._totals.update({name: counts[name] for name in ("asked", "scored")})
+        if self._totals["asked"]:
+            values["sharing/hit_rate"] = self._totals["scored"] / self._totals["asked"]
+        return values | {f"regime/ignored_{reason}": float(number) for reason, number in ignored.items()}
+
+
+def request_id(policy: str, ticket: str) -> str:
+    """The id of the request about one group, known to its worker, which writes it, and to its learner, which waits."""
+    return f"{policy}:{ticket}:score"
+
+
+def _term(parameters: RladParameters, setting: Setting) -> Trrd:
+    """The policy's own clips with the teacher's ratio."""
+    own = setting.objective.token_clip()
+    return Trrd(
+        alpha=parameters.alpha,
+        clip_low=own.clip_low,
+        clip_high=own.clip_high,
+        teacher_clamp=parameters.teacher_clamp,
+        dual_clip=own.dual_clip,
+        correction=own.correction,
+    )

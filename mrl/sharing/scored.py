@@ -1,0 +1,67 @@
+"""What another policy thinks of own answers, laid on the own tokens that were sampled; these are never cut anew."""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mrl.alignment.flags import Rejected
+from mrl.alignment.peer_answer import PeerAnswer, validate
+from mrl.alignment.ragged import offsets_of, sums_at
+from mrl.alignment.receiver import Receiver
+from mrl.alignment.spans import align_batch
+from mrl.records.codec import unpack_array
+from mrl.records.experience import TokenTrace
+from mrl.records.rollouts import Answer
+from mrl.sharing.advantages import Float32s
+
+Int32s = npt.NDArray[np.int32]
+
+
+class TeacherView(NamedTuple):
+    """One own answer of T tokens as a scoring peer sees it."""
+
+    logprobs: Float32s
+    """[T] sum over the token's common span, in nats; NaN where the peer says nothing, as of an end that it lacks."""
+    spans: Int32s
+    """[T]"""
+
+
+def teacher_view(
+    answer: Answer, score: TokenTrace | None, fingerprint: str, receiver: Receiver
+) -> TeacherView | Rejected | None:
+    """The score of one own answer, aligned with its own tokens.
+
+    None when the peer could not express the text, or own ids do not stand for it; Rejected when the score lies.
+    """
+    own_ids = unpack_array(answer.token_ids, "i4")
+    if score is None or not answer.completion or receiver.completion_bytes(own_ids) != answer.completion:
+        return None
+    own_lengths = receiver.byte_lengths(own_ids, offsets_of(np.array([len(own_ids)])))
+    told = validate(
+        completion=answer.completion,
+        byte_lengths=score.byte_lengths,
+        logprobs=score.logprobs,
+        special=score.special,
+        finished=answer.finished,
+        fingerprint=fingerprint,
+    )
+    return told if isinstance(told, Rejected) else _lay_on(own_ids, own_lengths, told, receiver)
+
+
+def _lay_on(own_ids: Int32s, own_lengths: Int32s, told: PeerAnswer, receiver: Receiver) -> TeacherView:
+    """An end on both sides is one virtual byte on both; an own end without counterpart stays silent."""
+    num_own, num_told = len(own_ids), len(told.byte_lengths)
+    has_own_end = int(own_ids[-1]) in receiver.eos_ids
+    lengths, told_lengths = own_lengths.copy(), told.byte_lengths.copy()
+    if has_own_end and told.ends_with_eos:
+        lengths[-1] = told_lengths[-1] = 1
+    num_own -= has_own_end and not told.ends_with_eos
+    num_told -= told.ends_with_eos and not has_own_end
+    spans = align_batch(told_lengths[:num_told], np.array([0, num_told]), lengths[:num_own], np.array([0, num_own]))
+    sums = sums_at(spans.of_peer, told.logprobs[:num_told].astype(np.float64), spans.num_spans)
+    logprobs = np.full(len(own_ids), np.nan, dtype=np.float32)
+    logprobs[:num_own] = sums[spans.of_receiver]
+    of_token = np.full(len(own_ids), spans.num_spans, dtype=np.int32)
+    of_token[:num_own] = spans.of_receiver
+    return TeacherView(logprobs, of_token)

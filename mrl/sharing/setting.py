@@ -1,0 +1,39 @@
+"""What a regime is told of the policy that it serves."""
+
+from dataclasses import dataclass
+
+from mrl.alignment.receiver import Receiver
+from mrl.config.schema import RunConfig
+from mrl.sharing.own_objective import OwnObjective, own_objective
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One policy of a run, as its sharing regime sees it."""
+
+    policy: str
+    objective: OwnObjective
+    receiver: Receiver
+    """Expresses peer texts in the policy's tokens."""
+    max_answer_tokens: int
+    """Peer answers are cut at this many own tokens, EOS included, or rejected where they cannot be cut."""
+    group_size: int
+    peers: tuple[str, ...] = ()
+    """The other policies that learn."""
+    others: tuple[str, ...] = ()
+    """All other policies, frozen ones included."""
+
+
+def policy_setting(config: RunConfig, policy: str, receiver: Receiver) -> Setting:
+    """What the configuration of a run says about one of its policies."""
+    table = config.policies[policy]
+    others = tuple(sorted(set(config.policies) - {policy}))
+    return Setting(
+        policy=policy,
+        objective=own_objective(table.objective, max_answer_tokens=table.rollout.max_new_tokens),
+        receiver=receiver,
+        max_answer_tokens=table.rollout.max_new_tokens,
+        group_size=table.rollout.group_size,
+        peers=tuple(other for other in others if not config.policies[other].frozen),
+        others=others,
+    )

@@ -1,0 +1,162 @@
+"""Cross-policy baselines (XGRPO, arXiv 2605.07244): own rows only, measured against what peers reach on the prompt.
+
+    A_i  = (r_i - mu) / (sigma + 1e-6),   mu = (1 - w) mean(own) + w mean(peers),   sigma = std of all rewards, pooled
+
+    baseline        mu and sigma
+    pooled          w = share of the peers' answers: mu is the mean of all rewards
+    peer_only       w = 1
+    rescaled        pooled, a peer's rewards times omega = P(own) / P(peer), the ratio of running mean rewards (HACPO)
+    mean_only       pooled, without sigma
+    leave_one_out   pooled, without the answer itself
+
+The paper's formulas are not published; these are a reconstruction. A prompt that no peer answered has the policy's own
+advantages. Where all own answers fail and a peer succeeds every advantage is negative: own failures are pushed down.
+
+Reads of a peer: the rewards of one group (value records). On the wire: 8 bytes per answer. Costs: nothing; no text
+crosses, so nothing is aligned and nothing is lost.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from mrl.records.experience import ExperienceRecord, ValueRecord
+from mrl.records.rollouts import ScoredGroup
+from mrl.sharing.advantages import EPS, Float32s, Float64s
+from mrl.sharing.capability import Capabilities
+from mrl.sharing.own_objective import POLICY_GRADIENT
+from mrl.sharing.own_rows import own_advantages, own_rows
+from mrl.sharing.peer_groups import PeerGroupParameters, PeerGroupReader
+from mrl.sharing.regime import Absorbed, Author
+from mrl.sharing.setting import Setting
+
+Baseline = Literal["pooled", "peer_only", "rescaled", "mean_only", "leave_one_out"]
+
+
+class XgrpoParameters(PeerGroupParameters):
+    """The `[sharing.xgrpo]` table."""
+
+    baseline: Baseline = "pooled"
+    """What an own reward is measured against."""
+    peer_weight: float | None = Field(None, ge=0, le=1)
+    """Weight w of the peers' mean; without it, their share of the answers (1 for peer_only)."""
+    std_correction: Literal[0, 1] = 1
+    """Degrees of freedom taken off the standard deviation; 0 is the population's."""
+    window_steps: int = Field(5, ge=1)
+    """Steps over which the running mean rewards of "rescaled" are taken."""
+
+
+class XgrpoRegime(PeerGroupReader):
+    """Own rows with advantages that peers' rewards have moved."""
+
+    def __init__(self, parameters: XgrpoParameters, setting: Setting) -> None:
+        super().__init__("value", parameters, setting)
+        self.parameters = parameters
+        self._setting = setting
+        self.components = (setting.objective.component(),)
+        self._capabilities = Capabilities(window_steps=parameters.window_steps)
+
+    def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
+        """The rewards of every group."""
+        return [
+            ValueRecord(
+                record_id=author.make_id(),
+                source=author.policy,
+                oldest=group.oldest,
+                newest=group.newest,
+                fingerprint=author.fingerprint,
+                prompt_id=group.prompt_id,
+                task=group.task,
+                created_unix_s=author.now_unix_s,
+                rewards=[answer.reward for answer in group.answers],
+            )
+        ]
+
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
+        """Own rows; the advantages of a group that peers answered are measured against theirs too."""
+        heard = [self._rewards_by_peer(group.prompt_id) for group in groups]
+        self._capabilities.note(_rewards_by_policy(self._setting.policy, groups, heard))
+        objective = self._setting.objective
+        advantages = [self._advantages(group, peers) for group, peers in zip(groups, heard, strict=True)]
+        own = own_rows(groups, objective, source=self._setting.policy, advantages=advantages)
+        return Absorbed(
+            own.examples,
+            {POLICY_GRADIENT: objective.denominator(own.lengths)},
+            forget=self.peer_groups.take_forgotten(),
+            counts=self.peer_groups.take_counts(),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """The capability windows, and what the cumulative rates are made of."""
+        return super().state() | {"capabilities": self._capabilities.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state()`."""
+        super().restore(state)
+        self._capabilities.restore(state["capabilities"])
+
+    def _rewards_by_peer(self, prompt_id: str) -> dict[str, list[float]]:
+        records = [item.record for item in self.peer_groups.take(prompt_id)]
+        return {record.source: record.rewards for record in records if isinstance(record, ValueRecord)}
+
+    def _advantages(self, group: ScoredGroup, by_peer: Mapping[str, Sequence[float]]) -> Float32s:
+        if not by_peer:
+            return own_advantages(group, self._setting.objective)
+        scales = dict.fromkeys(by_peer, 1.0)
+        if self.parameters.baseline == "rescaled":
+            scales = {peer: self._capabilities.ratio(self._setting.policy, peer) for peer in by_peer}
+        return cross_advantages(
+            self._setting.objective.rewards(group),
+            [np.asarray(rewards, dtype=np.float64) for rewards in by_peer.values()],
+            scales=list(scales.values()),
+            baseline=self.parameters.baseline,
+            peer_weight=self.parameters.peer_weight,
+            std_correction=self.parameters.std_correction,
+            divide=self._setting.objective.advantage == "group_std",
+        )
+
+
+def cross_advantages(
+    own_G: Float64s,
+    peers: Sequence[Float64s],
+    *,
+    scales: Sequence[float],
+    baseline: Baseline = "pooled",
+    peer_weight: float | None = None,
+    std_correction: int = 1,
+    divide: bool = True,
+) -> Float32s:
+    """[G] advantages of own rewards against those of peers ([G_m] each), as the module says.
+
+    All rewards equal give exact zeros, whatever the scales. The standard deviation is that of the rewards as they are,
+    not rescaled; without `divide`, as in "mean_only", there is none.
+    """
+    pooled = np.concatenate([own_G, *peers])
+    if np.all(pooled == pooled[0]):
+        return np.zeros(len(own_G), dtype=np.float32)
+    theirs = np.concatenate([scale * rewards for scale, rewards in zip(scales, peers, strict=True)])
+    own_mean_G, num_own = np.full(len(own_G), own_G.mean()), len(own_G)
+    if baseline == "leave_one_out":
+        num_own -= 1
+        own_mean_G = (own_G.sum() - own_G) / max(1, num_own)
+    share = 1.0 if baseline == "peer_only" else len(theirs) / (num_own + len(theirs))
+    weight = share if peer_weight is None or not num_own else peer_weight  # without own others, the peers' mean alone
+    centred_G = own_G - ((1 - weight) * own_mean_G + weight * theirs.mean())
+    if baseline == "mean_only" or not divide:
+        return np.asarray(centred_G, dtype=np.float32)
+    return np.asarray(centred_G / (pooled.std(ddof=std_correction) + EPS), dtype=np.float32)
+
+
+def _rewards_by_policy(
+    policy: str, groups: Sequence[ScoredGroup], heard: Sequence[Mapping[str, Sequence[float]]]
+) -> dict[str, list[float]]:
+    """All rewards of the step by policy."""
+    rewards: defaultdict[str, list[float]] = defaultdict(list)
+    rewards[policy] = [answer.reward for group in groups for answer in group.answers]
+    for by_peer in heard:
+        for peer, theirs in by_peer.items():
+            rewards[peer] += theirs
+    return rewards

@@ -1,0 +1,109 @@
+"""Asynchronous gathering: peers are heard as they come, and waited for within the regime's patience only."""
+
+import threading
+import time
+
+import pytest
+
+from mrl.errors import PeerLost
+from mrl.learner.gather import FreeGathering
+from mrl.sharing.regime import Patience
+
+
+def never() -> bool:
+    return False
+
+
+def free(books, regime, peers, telemetry, data_timeout_s: float = 30.0) -> FreeGathering:
+    return FreeGathering(books.intake, regime, peers, telemetry, data_timeout_s=data_timeout_s)
+
+
+def test_without_patience_a_batch_goes_as_soon_as_it_is_there(make_books, make_regime, exchange, telemetry):
+    """Nobody has answered, and nobody is waited for; the prompts were asked for, and are watched."""
+    books, regime = make_books(), make_regime()
+    peers = exchange.connect("a")
+    books.sample(2)
+
+    gathered = free(books, regime, peers, telemetry).gather(0, never)
+
+    assert [group.prompt_id for group in gathered.groups] == ["p0", "p1"]
+    assert gathered.values["time/wait_for_peers_s"] < 0.1
+    assert regime.awaited() == ["p0", "p1"]
+
+
+def test_a_batch_is_held_until_the_peers_have_answered(make_books, make_regime, exchange, telemetry, outcome):
+    """Both answers come while it is held; then it goes at once, long before the patience ends."""
+    books, regime = make_books(), make_regime(patience=Patience(1, 30.0))
+    peers, other = exchange.connect("a"), exchange.connect("b")
+    books.sample(2)
+    late = threading.Timer(0.3, other.publish, args=([outcome(f"b:{p}", "b", p) for p in ("p0", "p1")],))
+    late.start()
+
+    gathered = free(books, regime, peers, telemetry).gather(0, never)
+
+    assert sorted(regime.heard_ids) == ["b:p0", "b:p1"]
+    assert 0.2 < gathered.values["time/wait_for_peers_s"] < 20.0
+    assert gathered.values["time/wait_for_groups_s"] < 1.0
+
+
+def test_peers_that_never_answer_are_waited_for_as_long_as_the_patience_goes(
+    make_books, make_regime, exchange, telemetry
+):
+    """Then the batch is trained alone; the second step waits anew."""
+    books, regime = make_books(), make_regime(patience=Patience(1, 0.2))
+    gathering = free(books, regime, exchange.connect("a"), telemetry)
+    books.sample(4)
+
+    waits_s = [gathering.gather(step, never).values["time/wait_for_peers_s"] for step in (0, 1)]
+
+    assert all(0.2 <= wait_s < 5.0 for wait_s in waits_s)
+
+
+def test_settled_groups_go_first_and_are_not_waited_for(make_books, make_regime, exchange, telemetry, outcome):
+    """With more groups ready than a step takes, those that peers have answered are trained, the others held back."""
+    books, regime = make_books(), make_regime(patience=Patience(2, 30.0))
+    peers, other = exchange.connect("a"), exchange.connect("b")
+    other.publish([outcome(f"b:{p}", "b", p) for p in ("p2", "p3")])
+    assert other.flush(10.0)
+    books.sample(4)
+
+    gathered = free(books, regime, peers, telemetry).gather(0, never)
+
+    assert [group.prompt_id for group in gathered.groups] == ["p2", "p3"]
+
+
+def test_a_lost_exchange_is_not_waited_for(make_books, make_regime, exchange, telemetry):
+    """A daemon that has been silent for seconds will not settle anything soon."""
+    now_s = [0.0]
+    books, regime = make_books(), make_regime(patience=Patience(1, 30.0))
+    peers = exchange.connect("a", clock=lambda: now_s[0])
+    exchange.cut, now_s[0] = True, 10.0
+    books.sample(2)
+    began_s = time.monotonic()
+
+    assert free(books, regime, peers, telemetry).gather(0, never) is not None
+    assert time.monotonic() - began_s < 10.0
+
+
+def test_a_restored_regime_asks_again(make_books, make_regime, exchange, telemetry, outcome):
+    """What it awaits is asked for at the beginning, before any group has come."""
+    books, regime = make_books(), make_regime()
+    peers, other = exchange.connect("a"), exchange.connect("b")
+    other.publish([outcome("b:p9", "b", "p9")])
+    assert other.flush(10.0)
+    regime._asked.add("p9")
+    gathering = free(books, regime, peers, telemetry)
+    gathering.begin()
+    books.sample(2)
+    while not regime.heard:
+        assert gathering.gather(0, never) is not None
+        books.sample(2)
+
+    assert regime.heard_ids == ["b:p9"]
+
+
+def test_a_step_without_groups_ends_with_their_name_or_when_told_to(make_books, make_regime, telemetry):
+    """The wait is bounded, and a role that is stopping leaves it."""
+    with pytest.raises(PeerLost, match="no batch for step 3 within 0 s from the workers of a"):
+        free(make_books(), make_regime(), None, telemetry, data_timeout_s=0.1).gather(3, never)
+    assert free(make_books(), make_regime(), None, telemetry).gather(3, lambda: True) is None

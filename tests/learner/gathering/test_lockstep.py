@@ -1,0 +1,168 @@
+"""Synchronous gathering: all hear the same, whoever was first; who is missing is named."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from mrl.errors import PeerLost
+from mrl.learner.lockstep import LockstepGathering, in_fixed_order
+from mrl.metrics.telemetry import Telemetry
+from mrl.records.experience import Received
+from mrl.sharing.regime import Patience
+
+
+def never() -> bool:
+    return False
+
+
+def voice(policy: str) -> Telemetry:
+    return Telemetry(f"learner/{policy}", policy, lambda record: True)
+
+
+def lockstep(books, regime, peers, policy="a", *, members=("a", "b"), sync_timeout_s=30.0) -> LockstepGathering:
+    return LockstepGathering(
+        books.intake,
+        regime,
+        peers,
+        voice(policy),
+        members=members,
+        data_timeout_s=30.0,
+        sync_timeout_s=sync_timeout_s,
+    )
+
+
+@pytest.mark.parametrize("late", ["a", "b"])
+def test_both_hear_what_the_other_gave_whoever_was_late(make_books, make_regime, exchange, outcome, late):
+    """Three steps of two learners, one of them slow: each step hears the peer's records of that step and before."""
+    books = {policy: make_books(staleness=0) for policy in "ab"}
+    regimes = {policy: make_regime() for policy in "ab"}
+    heard: dict[str, list[list[str]]] = {"a": [], "b": []}
+
+    def learn(policy: str) -> None:
+        peers, worker = exchange.connect(policy), exchange.connect(policy, "worker")
+        gathering = lockstep(books[policy], regimes[policy], peers, policy)
+        for step in range(3):
+            if policy == late:
+                time.sleep(0.1)
+            prompts = [f"p{2 * step + index}" for index in range(2)]
+            worker.publish([outcome(f"{policy}:{step}.{p}", policy, p, step) for p in prompts])
+            assert worker.flush(10.0)
+            books[policy].intake.unsettled(step)
+            books[policy].sample(2, step=step, backwards=policy == late)
+            gathered = gathering.gather(step, never)
+            assert [group.prompt_id for group in gathered.groups] == prompts
+            heard[policy].append(regimes[policy].heard_ids)
+            regimes[policy].heard.clear()
+            regimes[policy]._asked.clear()
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(learn, policy) for policy in "ab"]:
+            done.result(30.0)
+
+    for policy, other in (("a", "b"), ("b", "a")):
+        assert heard[policy] == [[f"{other}:{s}.p{2 * s}", f"{other}:{s}.p{2 * s + 1}"] for s in range(3)]
+
+
+def test_who_does_not_come_is_named(make_books, make_regime, exchange):
+    """After the bound, and not before."""
+    books = make_books()
+    books.sample(2)
+    gathering = lockstep(books, make_regime(), exchange.connect("a"), members=("a", "b", "c"), sync_timeout_s=0.3)
+    began_s = time.monotonic()
+
+    with pytest.raises(PeerLost, match=r"b, c did not come to step 0 within 0\.3 s"):
+        gathering.gather(0, never)
+    assert time.monotonic() - began_s >= 0.3
+
+
+def test_a_policy_that_comes_after_the_first_meeting_and_dies_is_named_too(make_books, make_regime, exchange):
+    """The second meeting is bounded as the first is."""
+    books = make_books()
+    books.sample(2)
+    assert exchange.connect("b").barrier(0, ["a", "b"], 0.0) == ["a"]
+    gathering = lockstep(books, make_regime(), exchange.connect("a"), sync_timeout_s=0.3)
+
+    with pytest.raises(PeerLost, match="b did not come to step 0"):
+        gathering.gather(0, never)
+
+
+def test_a_learner_that_is_stopping_leaves_the_meeting(make_books, make_regime, exchange):
+    """Long before the bound."""
+    books, stopping = make_books(), threading.Event()
+    books.sample(2)
+    threading.Timer(0.2, stopping.set).start()
+
+    assert lockstep(books, make_regime(), exchange.connect("a")).gather(0, stopping.is_set) is None
+
+
+def test_an_exchange_that_does_not_answer_ends_the_run(make_books, make_regime, exchange):
+    """What peers gave cannot be left out in a run whose every bit is promised."""
+    now_s = [0.0]
+    books, (alone, peers) = make_books(), [exchange.connect("a", role, clock=lambda: now_s[0]) for role in "xy"]
+    exchange.cut, now_s[0] = True, 10.0
+    books.sample(4)
+
+    with pytest.raises(PeerLost, match="the exchange did not answer in step 0"):
+        lockstep(books, make_regime(), alone, members=("a",), sync_timeout_s=0.3).gather(0, never)
+    with pytest.raises(PeerLost, match=r"did not come to step 1 .* \(the exchange does not answer\)"):
+        lockstep(books, make_regime(), peers, sync_timeout_s=0.3).gather(1, never)
+
+
+def test_without_sharing_nobody_is_met(make_books, make_regime):
+    """Policies that hear nothing of each other need no exchange to be in step with themselves."""
+    books = make_books()
+    books.sample(2)
+
+    assert lockstep(books, make_regime(), None).gather(0, never).values["time/wait_for_peers_s"] < 1.0
+
+
+@pytest.mark.parametrize("kinds", [("outcome",), ("score", "outcome")])
+def test_only_scores_are_waited_for_after_the_meeting(make_books, make_regime, exchange, outcome, kinds):
+    """They are made late; everything else is there once all have come. Records stand for scores here."""
+    books, regime = make_books(), make_regime(patience=Patience(0, 30.0), kinds=kinds)
+    books.sample(2)
+    scorer = exchange.connect("c")
+    records = [outcome(f"c:{p}", "c", p) for p in ("p0", "p1")]
+    threading.Timer(0.2, scorer.publish, args=(records,)).start()
+
+    lockstep(books, regime, exchange.connect("a"), members=("a",)).gather(0, never)
+
+    assert regime.heard_ids == (["c:p0", "c:p1"] if "score" in kinds else [])
+
+
+def test_scores_that_never_come_are_waited_for_as_long_as_the_patience_goes(make_books, make_regime, exchange):
+    """Then the step goes on without them."""
+    books, regime = make_books(), make_regime(patience=Patience(0, 0.2), kinds=("score",))
+    books.sample(2)
+
+    gathered = lockstep(books, regime, exchange.connect("a"), members=("a",)).gather(0, never)
+
+    assert 0.2 <= gathered.values["time/wait_for_peers_s"] < 10.0
+
+
+def test_the_order_is_that_of_prompts_and_steps_and_not_of_arrival(outcome):
+    """Later steps, other prompts and repetitions are left out; a resume's new epoch changes no order."""
+    asked = {"p1", "p2"}
+    received = [
+        Received(record, 0)
+        for record in (
+            outcome("c:0.2:0", "c", "p1", 2),
+            outcome("b:0.9:0", "b", "p1", 3),
+            outcome("b:0.10:0", "b", "p1", 3),
+            outcome("b:0.11:0", "b", "p1", 4),
+            outcome("b:0.1:0", "b", "p2", 0),
+            outcome("b:0.3:0", "b", "p3", 0),
+            outcome("b:0.9:0", "b", "p1", 3),
+        )
+    ]
+    expected = ["b:0.10:0", "b:0.9:0", "c:0.2:0", "b:0.1:0"]
+
+    for order in (received, received[::-1]):
+        assert [item.record.record_id for item in in_fixed_order(order, asked, 3, limit=4)] == expected
+    two = in_fixed_order(received, asked, 3, limit=2)
+    assert [item.record.record_id for item in two] == ["b:0.10:0", "b:0.9:0", "b:0.1:0"]
+    resumed = [outcome("b:0.9:0", "b", "p1", 3), outcome("b:1.10:0", "b", "p1", 4, 1)]
+    steps = [i.record.newest.step for i in in_fixed_order([Received(r, 0) for r in resumed], asked, 4, limit=4)]
+    assert steps == [4, 3]

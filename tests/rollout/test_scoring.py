@@ -1,0 +1,160 @@
+"""A scorer says what its policy gives to foreign texts, in bytes and nats, and leaves out what it cannot say."""
+
+import numpy as np
+import pytest
+import torch
+
+from mrl.alignment.flags import Rejected
+from mrl.alignment.peer_answer import validate
+from mrl.engines.embedded import EmbeddedEngine
+from mrl.records.codec import unpack_array
+from mrl.records.experience import (
+    ExperienceRecord,
+    GivenAnswer,
+    Received,
+    ScoreRecord,
+    ScoreRequestRecord,
+    TokenTrace,
+)
+from mrl.records.version import Version
+from mrl.rollout.sampling import Sampler
+from mrl.rollout.scoring import Scorer
+from mrl.tasks.pool import TaskPool
+
+PROMPT_IDS = np.array([3, 5, 9], dtype=np.int32)
+
+
+class Wire:
+    """The exchange: what is asked, and what was said."""
+
+    def __init__(self) -> None:
+        self.asked: list[Received] = []
+        self.said: list[ExperienceRecord] = []
+
+    def take(self) -> list[Received]:
+        asked, self.asked = self.asked, []
+        return asked
+
+    def publish(self, records: list[ExperienceRecord]) -> None:
+        self.said += records
+
+
+@pytest.fixture
+def make_scorer(tiny_model, pool, receiver):
+    """A scorer at a version, its wire and its model."""
+
+    def make(*, step: int = 0, temperature: float = 0.7, keeps_step: bool = False):
+        model = tiny_model(vocab_size=1000)
+        engine = EmbeddedEngine(model, eos_ids=receiver.eos_ids, max_new_tokens=8, temperature=temperature)
+        engine.release(Version(0, step))
+        sampler = Sampler("teacher", 1, engine, pool, lambda text: PROMPT_IDS, receiver.completion_bytes)
+        wire = Wire()
+        scorer = Scorer(sampler, receiver, wire, max_answer_tokens=64, keeps_step=keeps_step)
+        return scorer, wire, model
+
+    return make
+
+
+def request(pool: TaskPool, *texts: tuple[bytes, bool], number: int = 0, step: int = 0, **fields) -> Received:
+    record = ScoreRequestRecord(
+        record_id=f"student:0.{number}:score",
+        source="student",
+        oldest=Version(0, step),
+        newest=Version(0, step),
+        fingerprint="f",
+        prompt_id=fields.pop("prompt_id", pool.prompt_at(0).prompt_id),
+        task="trim",
+        created_unix_s=0.0,
+        scorer=fields.pop("scorer", "teacher"),
+        answers=[GivenAnswer(completion=text, finished=finished) for text, finished in texts],
+    )
+    return Received(record, 0)
+
+
+def believed(trace: TokenTrace | None, completion: bytes, finished: bool):
+    assert trace is not None
+    answer = validate(
+        completion=completion,
+        byte_lengths=trace.byte_lengths,
+        logprobs=trace.logprobs,
+        special=trace.special,
+        finished=finished,
+        fingerprint="f",
+    )
+    assert not isinstance(answer, Rejected), answer
+    return answer
+
+
+def test_scores_are_the_policys_own_logprobs_of_the_text_at_its_temperature(make_scorer, pool, receiver):
+    """Each answer, one forward by itself: the ids of the text behind the prompt, divided by the temperature."""
+    scorer, wire, model = make_scorer(temperature=0.7)
+    texts = [(b"answer yah", True), (b"one two thr", False), ("zwölf ✓".encode(), True)]
+    wire.asked = [request(pool, *texts)]
+
+    assert scorer.serve() == 1
+    (said,) = wire.said
+    assert isinstance(said, ScoreRecord)
+    assert (said.receiver, said.request_id, said.source) == ("student", "student:0.0:score", "teacher")
+    assert said.fingerprint == receiver.fingerprint
+    for (text, finished), trace in zip(texts, said.scores, strict=True):
+        answer = believed(trace, text, finished)
+        assert answer.ends_with_eos == finished
+        ids = receiver.retokenize(text, finished=finished, max_tokens=64).token_ids
+        row = torch.tensor(np.concatenate([PROMPT_IDS, ids]).astype(np.int64))
+        with torch.no_grad():
+            logprobs = (model(row[None]).logits[0] / 0.7).log_softmax(-1)
+        expected = logprobs[2:-1].gather(-1, row[3:, None]).squeeze(-1).numpy()
+        np.testing.assert_allclose(answer.logprobs, expected, atol=1e-4)
+
+
+def test_what_own_tokens_cannot_say_has_no_score_and_the_rest_has(make_scorer, pool):
+    """A text cut inside a character, an empty one, and one that is too long."""
+    scorer, wire, _ = make_scorer()
+    wire.asked = [request(pool, ("é".encode()[:1], False), (b"", True), (b"q" * 5000, True), (b"one", True))]
+
+    scorer.serve()
+
+    (said,) = wire.said
+    assert [trace is None for trace in said.scores] == [True, True, True, False]
+    assert (scorer.totals.refused, scorer.totals.requests) == (3, 1)
+
+
+def test_a_score_does_not_depend_on_what_else_is_asked(make_scorer, pool):
+    """The same request alone and between others: equal bits."""
+    scorer, wire, _ = make_scorer()
+    wire.asked = [request(pool, (b"one two", True), (b"x", False), number=1)]
+    scorer.serve()
+    wire.asked = [request(pool, (b"answer " * n, True), number=n) for n in (3, 1, 5)]
+    scorer.serve()
+
+    scores = [said.scores for said in wire.said if said.request_id == "student:0.1:score"]
+    alone = [unpack_array(trace.logprobs, "f4") for trace in scores[0]]
+    assert len(alone) == 2
+    wire.said.clear()
+    wire.asked = [request(pool, (b"answer", True)), request(pool, (b"one two", True), (b"x", False), number=1)]
+    scorer.serve()
+    again = [unpack_array(trace.logprobs, "f4") for trace in wire.said[1].scores]
+    assert all(np.array_equal(one, other) for one, other in zip(alone, again, strict=True))
+
+
+def test_requests_of_a_step_to_come_wait_for_its_version(make_scorer, pool):
+    """Where steps are kept, an engine at step 1 leaves a request of step 2, and answers it at step 2."""
+    scorer, wire, _ = make_scorer(step=1, keeps_step=True)
+    wire.asked = [request(pool, (b"a", True), number=2, step=2), request(pool, (b"a", True), number=1, step=1)]
+
+    assert scorer.serve() == 1
+    assert [said.request_id for said in wire.said] == ["student:0.1:score"]
+    scorer._sampler.engine.release(Version(0, 2))
+    assert scorer.serve() == 1
+    assert wire.said[1].newest == Version(0, 2)
+
+
+def test_requests_to_others_and_about_unknown_prompts_are_not_answered(make_scorer, pool):
+    """Neither ends the worker; the second is counted."""
+    scorer, wire, _ = make_scorer()
+    wire.asked = [request(pool, (b"a", True), scorer="other"), request(pool, (b"a", True), prompt_id="trim:none")]
+
+    scorer.serve()
+
+    assert wire.said == []
+    assert scorer.totals.dropped == 1

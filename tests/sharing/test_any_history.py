@@ -1,0 +1,162 @@
+"""What holds for every regime, whatever the peers send: no exception, sound rows, known metrics, a lasting state."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mrl.metrics.names import is_known
+from mrl.records.codec import decode, encode, pack_array
+from mrl.records.experience import (
+    OutcomeRecord,
+    Received,
+    RolloutRecord,
+    ScoreRecord,
+    SharedAnswer,
+    TokenTrace,
+    ValueRecord,
+    experience_decoder,
+)
+from mrl.records.version import Version
+from mrl.sharing.regimes import REGIMES
+from mrl.sharing.rlad import request_id
+
+TEXTS = st.sampled_from([b"", b"\xff", b"\xc3", b"reverse: yah", b"z" * 300, "caf\u00e9".encode(), b"a\xf0\x9f"])
+REWARDS = st.sampled_from([0.0, 0.3, 1.0, -1e6, 1e6])
+PROMPTS = st.sampled_from(["p", "q", "elsewhere"])
+
+
+@st.composite
+def traces(draw):
+    """None, bytes at random, or arrays that may or may not fit the text."""
+    kind = draw(st.sampled_from(["none", "torn", "arrays"]))
+    if kind == "none":
+        return None
+    if kind == "torn":
+        parts = [draw(st.binary(max_size=9)) for _ in range(3)]
+        return TokenTrace(byte_lengths=parts[0], logprobs=parts[1], special=parts[2], token_ids=parts[0])
+    size = draw(st.integers(0, 4))
+    lengths = draw(st.lists(st.integers(-1, 12), min_size=size, max_size=size))
+    numbers = draw(st.lists(st.sampled_from([-0.5, -1e30, math.nan, 3.0]), min_size=size, max_size=size))
+    ids = draw(st.none() | st.lists(st.integers(-2, 400), min_size=size, max_size=size))
+    return TokenTrace(
+        byte_lengths=pack_array(lengths, "i4"),
+        logprobs=pack_array(numbers, "f4"),
+        special=pack_array([length == 0 for length in lengths], "u1"),
+        noncanonical=draw(st.booleans()),
+        token_ids=None if ids is None else pack_array(ids, "i4"),
+    )
+
+
+@st.composite
+def peer_records(draw, fingerprint, request_ids):
+    """A record of any kind that the wire lets through."""
+    at = Version(0, draw(st.integers(0, 5)))
+    tags = {
+        **{"record_id": "r", "source": draw(st.sampled_from(["peer", "own", "stranger"])), "oldest": at, "newest": at},
+        **{"fingerprint": draw(st.sampled_from([fingerprint, "f"])), "prompt_id": draw(PROMPTS), "task": "words"},
+        "created_unix_s": 0.0,
+    }
+    said = {
+        "completion": draw(TEXTS),
+        "finished": draw(st.booleans()),
+        "reward": draw(REWARDS),
+        "trace": draw(traces()),
+    }
+    answers = st.builds(
+        SharedAnswer, completion=TEXTS, finished=st.booleans(), reward=REWARDS, advantage=REWARDS, trace=traces()
+    )
+    match draw(st.sampled_from(["outcome", "rollout", "rollout", "value", "score"])):
+        case "outcome":
+            record = OutcomeRecord(**tags, **said, verifier="v")
+        case "rollout":
+            record = RolloutRecord(**tags, answers=draw(st.lists(answers, min_size=1, max_size=3)))
+        case "value":
+            record = ValueRecord(**tags, rewards=draw(st.lists(REWARDS, min_size=1, max_size=3)))
+        case _:
+            scores = draw(st.lists(traces(), min_size=1, max_size=3))
+            record = ScoreRecord(**tags, request_id=draw(st.sampled_from(request_ids)), receiver="own", scores=scores)
+    return Received(decode(encode(record), experience_decoder), draw(st.integers(0, 9)))
+
+
+@pytest.fixture
+def own_groups(make, receiver):
+    """Two prompts: ids that are the texts, and ids that are not."""
+
+    def own_groups(step, rewards):
+        return [
+            make.sampled(receiver, rewards[:2], "p", step=step),
+            make.group(rewards[2:], "q", step=step, texts=[b"", b"\xff"]),
+        ]
+
+    return own_groups
+
+
+def check(absorbed, components, groups):
+    """What the learner relies on."""
+    names = {component.name for component in components}
+    assert absorbed.denominators.keys() == names
+    assert all(math.isfinite(value) and value >= 1 for value in absorbed.denominators.values())
+    assert absorbed.expansion >= 1 or not groups
+    assert all(is_known(name) and math.isfinite(value) for name, value in absorbed.counts.items())
+    for row in absorbed.examples:
+        size = row.answer_token_ids.size
+        assert row.component in names
+        assert row.advantages.shape == row.weights.shape == (size,)
+        assert np.isfinite(row.advantages).all()
+        assert np.isfinite(row.weights).all()
+        for told, spans in (
+            (row.behaviour_logprobs, row.behaviour_spans),
+            (row.teacher_logprobs, row.teacher_spans),
+        ):
+            assert told is None or told.shape == (size,)
+            assert spans is None or (spans.shape == (size,) and spans[0] == 0 and set(np.diff(spans)) <= {0, 1})
+        assert row.behaviour_logprobs is None or np.isfinite(row.behaviour_logprobs).all()
+    for rows in absorbed.shared:
+        assert all(absorbed.examples[place].source == rows.source for place in rows.places)
+
+
+@pytest.mark.parametrize("name", REGIMES)
+def test_any_history(name, build, make_setting, own_groups, make, receiver):
+    """Two steps of anything; a regime restored between them from JSON does in the second what the original does."""
+
+    @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+    @given(data=st.data(), kl=st.sampled_from([None, 0.1]))
+    def history(data, kl):
+        setting = make_setting(kl_coefficient=kl)
+        regimes = [build(name, setting)]
+        for step in (0, 1):
+            groups = own_groups(step, data.draw(st.lists(REWARDS, min_size=4, max_size=4)))
+            request_ids = [request_id("own", group.ticket) for group in groups]
+            record = peer_records(receiver.fingerprint, request_ids)
+            received = data.draw(st.lists(record, max_size=4))
+            found = []
+            for regime in regimes:
+                assert all(regime.asks(group) in ([], [group.prompt_id]) for group in groups)
+                for group in groups:
+                    regime.publish(group, make.author())
+                regime.hear(received, step=step)
+                assert all(regime.is_settled(group) in (True, False) for group in groups)
+                found.append(regime.absorb(groups, step=step, rng=np.random.default_rng(step)))
+            check(found[0], regimes[0].components, groups)
+            if step:
+                assert_equal(*found)
+                assert regimes[0].state() == regimes[1].state()
+            else:
+                regimes.append(build(name, setting))
+                regimes[1].restore(json.loads(json.dumps(regimes[0].state())))
+                assert set(regimes[1].awaited()) == set(regimes[0].awaited())
+
+    history()
+
+
+def assert_equal(one, other):
+    """The same rows, denominators, counts and ends of waits."""
+    assert (one.denominators, one.counts, list(one.forget)) == (other.denominators, other.counts, list(other.forget))
+    assert len(one.examples) == len(other.examples)
+    for mine, theirs in zip(one.examples, other.examples, strict=True):
+        for name in type(mine).__slots__:
+            np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name), err_msg=name)

@@ -1,0 +1,176 @@
+"""HACPO against its formulas and the facts of the authors' code."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mrl.learner.order import StepOrder, split_minibatches
+from mrl.objectives.specs import CrossSequence
+from mrl.sharing.hacpo import joint_advantages
+
+REWARD = st.sampled_from([0.0, 0.5, 1.0])
+OMEGA = st.sampled_from([0.1, 0.5, 1.0, 3.0])
+
+
+def slow_joint(own, peers, omega_kj, omega_jk):
+    """muhat = 1/(nG) sum_j sum_i omega(k, j) R; sigma over all rewards, correction 1; the guards of the code."""
+    pool = list(own) + [r for rewards in peers for r in rewards]
+    if all(r == pool[0] for r in pool):
+        return [0.0] * len(own), [0.0] * (len(pool) - len(own))
+    mu = (sum(own) + sum(omega_kj[j] * r for j, rewards in enumerate(peers) for r in rewards)) / len(pool)
+    if mu > 1:
+        mu = sum(own) / len(own)
+    mean = sum(pool) / len(pool)
+    sigma = math.sqrt(sum((r - mean) ** 2 for r in pool) / (len(pool) - 1)) + 1e-6
+    theirs = [omega_jk[j] * (r - mu) / sigma for j, rewards in enumerate(peers) for r in rewards]
+    return [(r - mu) / sigma for r in own], theirs
+
+
+@given(
+    own=st.lists(REWARD, min_size=1, max_size=4),
+    peers=st.lists(st.tuples(st.lists(REWARD, min_size=1, max_size=4), OMEGA, OMEGA), min_size=1, max_size=3),
+)
+def test_joint_advantages_equal_their_slow_twin(own, peers):
+    """Baseline, omegas, the uniform group and the baseline above 1."""
+    rewards, omega_kj, omega_jk = zip(*peers, strict=True)
+    found = joint_advantages(
+        np.array(own), [np.array(r) for r in rewards], own_over_peer=omega_kj, peer_over_own=omega_jk
+    )
+    expected = slow_joint(own, rewards, omega_kj, omega_jk)
+    assert found.own_G.tolist() == pytest.approx(expected[0], rel=1e-5, abs=1e-6)
+    assert found.of_peers.tolist() == pytest.approx(expected[1], rel=1e-5, abs=1e-6)
+
+
+def test_guards_of_the_code():
+    """A uniform group ignores omega; a baseline above 1 falls back to the own mean."""
+    uniform = joint_advantages(np.ones(2), [np.ones(2)], own_over_peer=[3.0], peer_over_own=[0.3])
+    assert not uniform.own_G.any()
+    assert not uniform.of_peers.any()
+    high = joint_advantages(np.array([1.0, 0.0]), [np.ones(2)], own_over_peer=[10.0], peer_over_own=[0.1])
+    assert high.own_G.tolist() == pytest.approx([1.0, -1.0], rel=1e-4)  # (r - 1/2) / (1/2)
+
+
+def test_alone_it_is_the_own_objective(build, make_setting, make, receiver, lab, step_of):
+    """One agent under GSPO: the same gradient; rows that move nothing keep their places, no update is added."""
+    setting, model = make_setting(method="gspo"), lab.model()
+    groups = [
+        make.sampled(receiver, [1, 0, 0], logprobs=model.sampler_logprobs),
+        make.sampled(receiver, [0, 0, 0], "q", logprobs=model.sampler_logprobs),
+    ]
+    hacpo, alone = build("hacpo", setting), build("independent", setting)
+    found, expected = step_of(hacpo, groups), step_of(alone, groups)
+    assert len(found.examples) == 6
+    assert found.denominators == {"policy_gradient": 6.0, "cross": 6.0}
+    assert found.expansion == 1.0
+    lab.assert_same(lab.gradient(found, hacpo, model), lab.gradient(expected, alone, model))
+
+
+@pytest.fixture
+def cross(build, make, receiver, peer, lab, step_of):
+    """One own group of failures and a peer's success whose sequence ratio is `ratio`, and its gradient."""
+    model = lab.model()
+    text = b"copy: hay"
+    ids = receiver.retokenize(text, finished=False, max_tokens=64).token_ids
+    mean = float(model.sampler_logprobs(ids).mean())
+
+    def cross(ratio: float, update_index: int = 0, **parameters):
+        regime = build("hacpo", **parameters)
+        told = make.sampled(
+            peer, [1.0], texts=[text], logprobs=lambda ids: np.r_[np.full(len(ids) - 1, mean - math.log(ratio)), -9.0]
+        )
+        absorbed = step_of(regime, [make.sampled(receiver, [0.0])], [make.rollout(told, peer)])
+        only = type(absorbed)(absorbed.examples[1:], absorbed.denominators)
+        return absorbed, lab.gradient(only, regime, model, update_index=update_index)
+
+    cross.model, cross.ids = model, ids
+    return cross
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 3.0])
+def test_cross_gradient(cross, lab, alpha):
+    """-(1/D) omega(j, k) s^(alpha + 1) A (1/|y|) sum_t grad log pi_k, without the end of the answer."""
+    absorbed, found = cross(0.9, alpha=alpha)
+    row = absorbed.examples[1]
+    assert row.answer_token_ids.tolist() == cross.ids.tolist()
+    assert row.weights.sum() == pytest.approx(1.0)
+    omega, mu, sigma = 10.0, 0.1 * 1 / 2, math.sqrt(1 / 2)  # P(own) = 0 and P(peer) = 1: held in [0.1, 10]
+    assert row.advantages[0] == pytest.approx(omega * (1 - mu) / sigma, rel=1e-4)
+    scale = 0.9 ** (alpha + 1) * float(row.advantages[0]) / 2
+    expected = lab.score_of(cross.model, lambda model: -scale * model.logprobs(np.array([3]), cross.ids).mean())
+    lab.assert_same(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "update_index", "moves"),
+    [
+        (0.79, 0, False),  # below the lower bound
+        (0.81, 0, True),
+        (0.99, 0, True),
+        (1.01, 0, False),  # above 1, whatever the sign of A
+        (0.84, 1, True),  # m = 1: the bound is .825
+        (0.84, 2, False),  # m = 2: .85
+        (0.999, 99, False),  # capped at 1
+    ],
+)
+def test_stepwise_clip(cross, lab, ratio, update_index, moves):
+    """The gradient is exactly 0 outside [lower + m lower_step, 1]; the bound stops at 1."""
+    _, found = cross(ratio, update_index, lower=0.8, lower_step=0.025)
+    assert lab.is_zero(found) != moves
+
+
+def test_order_of_minibatches_is_that_of_the_code(build, make, receiver, step_of):
+    """As many own rows as cross rows and two minibatches: updates m = 0, 1 own, m = 2, 3 cross, mean over rows."""
+    own = make.sampled(receiver, [1, 0, 0, 0])
+    theirs = make.sampled(receiver, [1, 1, 0, 0])
+    absorbed = step_of(build("hacpo"), [own], [make.rollout(theirs, receiver)])
+    assert absorbed.expansion == 2.0
+    assert absorbed.denominators == {"policy_gradient": 8.0, "cross": 8.0}
+    order = StepOrder(absorbed.examples, absorbed.denominators, absorbed.expansion)
+    parts = split_minibatches(order, 2, np.random.default_rng(0))
+    kinds = [{row.component for row in part.examples} for part in parts]
+    assert kinds == [{"policy_gradient"}] * 2 + [{"cross"}] * 2
+    assert all(part.denominators == {"policy_gradient": 2.0, "cross": 2.0} for part in parts)
+
+
+@pytest.mark.parametrize(("aggregation", "denominator"), [("token_mean", "tokens"), ("sequence_mean", "rows")])
+def test_both_denominators_cover_the_whole_step(build, make_setting, make, receiver, step_of, aggregation, denominator):
+    """Divided by the number of updates, each is what one minibatch holds."""
+    own, theirs = make.sampled(receiver, [1, 0]), make.sampled(receiver, [1, 0])
+    absorbed = step_of(build("hacpo", make_setting(aggregation=aggregation)), [own], [make.rollout(theirs, receiver)])
+    tokens = sum(row.answer_token_ids.size for row in absorbed.examples)
+    assert absorbed.denominators == {"policy_gradient": tokens if denominator == "tokens" else 4.0, "cross": 4.0}
+
+
+def test_capability_is_the_share_of_rewards_above_zero(build, make, receiver, step_of):
+    """A partial reward is a pass; the window goes through a restart; equals have omega 1."""
+    regime = build("hacpo", window_steps=2)
+    heard = [make.rollout(make.sampled(receiver, [0.5, 0.0]), receiver)]
+    absorbed = step_of(regime, [make.sampled(receiver, [1.0, 0.0])], heard)
+    assert regime.state()["capabilities"] == {"own": [0.5], "peer": [0.5]}
+    own = [row.advantages[0] for row in absorbed.examples[:2]]
+    expected = slow_joint([1.0, 0.0], [[0.5, 0.0]], [1.0], [1.0])
+    assert own == pytest.approx(expected[0], rel=1e-5)
+    assert [row.advantages[0] for row in absorbed.examples[2:]] == pytest.approx(expected[1], rel=1e-5)
+    restored = build("hacpo", window_steps=2)
+    restored.restore(json.loads(json.dumps(regime.state())))
+    assert restored.state() == regime.state()
+
+
+def test_components(build, make_setting):
+    """The cross term has the table's bounds and no divergence: the authors' is on own rows only."""
+    own, cross = build("hacpo", make_setting(kl_coefficient=0.001), lower=0.9, lower_step=0.01, alpha=3).components
+    assert cross.term == CrossSequence(0.9, 0.01, 3)
+    assert cross.regularizer is None
+    assert own.regularizer is not None
+
+
+def test_answers_without_a_trace_only_move_the_baseline(build, make, receiver, step_of):
+    """No ratio can be formed; the reward counts."""
+    absorbed = step_of(build("hacpo"), [make.group([0, 0])], [make.rollout(make.group([1, 1]), receiver)])
+    assert [row.component for row in absorbed.examples] == ["policy_gradient"] * 2
+    assert all((row.advantages < 0).all() for row in absorbed.examples)
+    assert absorbed.expansion == 1.0

@@ -1,0 +1,103 @@
+import pytest
+
+from mrl.config.schema import ObjectiveTable
+from mrl.objectives.specs import Cispo, Clipped, Correction, Dppo, Regularizer
+from mrl.sharing.own_objective import METHODS, own_objective
+
+TIS = Correction("token", "truncate", 0.0, 5.0)
+
+
+def resolved(**keys):
+    return own_objective(ObjectiveTable(**keys), max_answer_tokens=10)
+
+
+@pytest.mark.parametrize(
+    ("method", "term", "advantage", "aggregation"),
+    [
+        ("grpo", Clipped(0.2, 0.2, "token", "proximal", None, TIS), "group_std", "sequence_mean"),
+        ("dr_grpo", Clipped(0.2, 0.2, correction=TIS), "group_mean", "constant"),
+        ("dapo", Clipped(0.2, 0.28, correction=TIS), "group_std", "token_mean"),
+        ("gspo", Clipped(3e-4, 4e-4, "sequence", correction=TIS), "group_std", "sequence_mean"),
+        ("cispo", Cispo(1.0, 0.2, TIS), "group_std", "token_mean"),
+        ("dppo", Dppo(0.2), "group_mean", "token_mean"),
+    ],
+)
+def test_methods_stand_for_their_published_values(method, term, advantage, aggregation):
+    """A method's name alone gives its term, its advantage and its mean; none of them regularises by itself."""
+    found = resolved(method=method)
+    assert (found.term, found.advantage, found.aggregation) == (term, advantage, aggregation)
+    assert found.regularizer is None
+    assert found.drop_uniform_groups == (method == "dapo")
+    assert found.max_resampling == 10
+
+
+def test_every_method_of_the_configuration_is_known():
+    """The table of methods and the schema name the same."""
+    choices = ObjectiveTable.model_fields["method"].annotation.__args__
+    assert set(choices) == set(METHODS)
+
+
+def test_keys_that_are_given_win():
+    """A key of the table replaces the method's value, zero and false included."""
+    found = resolved(
+        **{"method": "dapo", "clip_low": 0.1, "clip_high": 0.3, "dual_clip": 3, "advantage": "group_mean"},
+        **{"aggregation": "constant", "drop_uniform_groups": False, "max_resampling": 2},
+    )
+    assert found.term == Clipped(0.1, 0.3, dual_clip=3, correction=TIS)
+    assert (found.advantage, found.aggregation) == ("group_mean", "constant")
+    assert (found.drop_uniform_groups, found.max_resampling) == (False, 2)
+    assert resolved(drop_uniform_groups=True).drop_uniform_groups
+    assert resolved(method="dppo", clip_high=0.1).term == Dppo(0.1)
+    assert resolved(method="cispo", clip_low=0.5, clip_high=4).term == Cispo(0.5, 4, TIS)
+
+
+def test_correction_can_be_chosen_or_left_out():
+    """The table's correction goes into the term; "off" leaves the term alone."""
+    table = {"level": "geometric", "action": "gate", "lower": 0.5, "upper": 2}
+    assert resolved(correction=table).term.correction == Correction("geometric", "gate", 0.5, 2)
+    assert resolved(correction={"level": "off"}).term.correction is None
+
+
+def test_regularizer_stands_when_something_is_regularised():
+    """A divergence or an entropy bonus; coefficients of 0 are none."""
+    assert resolved(kl_coefficient=0.001).regularizer == Regularizer(0.001, "k3", 0.0)
+    assert resolved(entropy_coefficient=0.01).regularizer == Regularizer(0.0, "k3", 0.01)
+    assert resolved(kl_coefficient=0.1, kl_estimator="k2").component().regularizer.kl_estimator == "k2"
+    assert resolved(kl_coefficient=0, entropy_coefficient=0).regularizer is None
+
+
+def test_component_of_own_rows():
+    """The kind of the denominator follows from the mean; another term can stand in."""
+    kinds = {name: resolved(aggregation=name).component().denominator for name in ("sequence_mean", "token_mean")}
+    assert kinds == {"sequence_mean": "rows", "token_mean": "tokens"}
+    own = resolved(method="dr_grpo").component("mine", term=Dppo())
+    assert (own.name, own.term, own.coefficient, own.denominator, own.rows) == ("mine", Dppo(), 1.0, "constant", "own")
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "weight", "denominator"),
+    [("sequence_mean", 0.25, 3), ("token_mean", 1, 6), ("constant", 1, 30)],
+)
+def test_weights_and_denominators(aggregation, weight, denominator):
+    """A mean over answers of token means; a mean over tokens; or a sum over answers times the token limit."""
+    found = resolved(aggregation=aggregation)
+    assert found.weights(4).tolist() == [weight] * 4
+    assert found.weights(0).size == 0
+    assert found.denominator([4, 0, 2]) == denominator
+    assert found.denominator([]) == 1.0
+
+
+def test_overlong_answers_lose_reward(make_group):
+    """Two tokens of three lie before the buffer, the third is the limit and costs the whole penalty."""
+    table = ObjectiveTable(overlong_buffer_tokens=1, overlong_penalty=0.5)
+    group = make_group([1, 1])
+    assert own_objective(table, max_answer_tokens=3).rewards(group).tolist() == [1, 0.5]
+    assert resolved().rewards(group).tolist() == [1, 1]
+
+
+def test_clip_of_tokens():
+    """Bounds of a whole row's ratio are not used for tokens; the correction of own rows stays."""
+    assert resolved(clip_high=0.3).token_clip() == Clipped(0.2, 0.3, correction=TIS)
+    assert resolved(method="gspo", dual_clip=4).token_clip() == Clipped(0.2, 0.2, dual_clip=4, correction=TIS)
+    assert resolved(method="cispo").token_clip() == Clipped(correction=TIS)
+    assert resolved(method="dppo").token_clip() == Clipped()

@@ -1,0 +1,185 @@
+"""PRP against its formula: pooled advantages, terms of the variants, and the identity with a larger group."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mrl.objectives.specs import Cispo, Clipped, Correction, Shaped
+from mrl.records.codec import pack_array, unpack_array
+
+
+def slow_pooled(own, peers):
+    """[(A_i)] of own answers, then of the peers', over one pool."""
+    pool = list(own) + [r for rewards in peers for r in rewards]
+    mean = sum(pool) / len(pool)
+    std = math.sqrt(sum((r - mean) ** 2 for r in pool) / (len(pool) - 1))
+    return [0.0 if len(set(pool)) == 1 else (r - mean) / (std + 1e-6) for r in pool]
+
+
+@given(own=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=4), theirs=st.data())
+def test_pooled_advantages_equal_their_slow_twin(own, theirs):
+    """One mean and one deviation over all answers, whoever wrote them."""
+    from mrl.config.schema import ObjectiveTable
+    from mrl.records.experience import RolloutRecord, SharedAnswer
+    from mrl.records.rollouts import Answer, ScoredGroup
+    from mrl.records.version import Version
+    from mrl.sharing.own_objective import own_objective
+    from mrl.sharing.prp import _advantages
+
+    peers = theirs.draw(st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=3), min_size=1, max_size=2))
+    answers = [
+        Answer(token_ids=b"", logprobs=b"", versions=[], completion=b"", finished=True, reward=reward) for reward in own
+    ]
+    group = ScoredGroup(ticket="t", prompt_id="p", task="w", prompt_token_ids=b"", answers=answers)
+    at = Version(0, 0)
+    records = [
+        RolloutRecord(
+            **{"record_id": "r", "source": f"s{n}", "oldest": at, "newest": at, "fingerprint": "f", "prompt_id": "p"},
+            **{"task": "w", "created_unix_s": 0.0},
+            answers=[SharedAnswer(completion=b"", finished=True, reward=r, advantage=9.0) for r in rewards],
+        )
+        for n, rewards in enumerate(peers)
+    ]
+    objective = own_objective(ObjectiveTable(), max_answer_tokens=9)
+    found = np.concatenate(_advantages(group, records, objective, pooled=True))
+    assert found.tolist() == pytest.approx(slow_pooled(own, peers), rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed_of_start", [2, 5])
+def test_identical_peer_is_a_group_twice_as_large(build, make, receiver, lab, step_of, seed_of_start):
+    """The learner itself as its peer: rows, denominators and gradient are those of GRPO with 2G answers.
+
+    Also when the parameters have moved since the start of the step, where ratios and clips come in.
+    """
+    model, start = lab.model(2), lab.model(seed_of_start)
+    texts = [b"reverse: %d" % n for n in range(6)]
+    how = {"logprobs": start.sampler_logprobs}
+    own = make.sampled(receiver, [1, 0, 0], texts=texts[:3], **how)
+    theirs = make.sampled(receiver, [1, 1, 0], texts=texts[3:], **how)
+    whole = make.sampled(receiver, [1, 0, 0, 1, 1, 0], texts=texts, **how)
+    prp, alone = build("prp"), build("independent")
+    found, expected = step_of(prp, [own], [make.rollout(theirs, receiver)]), step_of(alone, [whole])
+    assert [row.component for row in found.examples] == ["policy_gradient"] * 3 + ["peer_rollouts"] * 3
+    assert set(found.denominators.values()) == set(expected.denominators.values()) == {6.0}
+    for one, other in zip(found.examples, expected.examples, strict=True):
+        for name in ("prompt_token_ids", "answer_token_ids", "advantages", "weights", "behaviour_logprobs"):
+            assert getattr(one, name).tobytes() == getattr(other, name).tobytes(), name
+    gradients = [lab.gradient(a, r, model, start=start) for a, r in ((found, prp), (expected, alone))]
+    lab.assert_same(*gradients)
+
+
+@pytest.mark.parametrize("variant", ["behaviour", "recompute", "decoupled", "sequence", "luffy"])
+def test_gradient_of_every_variant_at_the_start_of_a_step(build, make, receiver, peer, lab, step_of, variant):
+    """Peers' rows alone (own rewards are at the pooled mean of 0), against the variant's formula by tokens."""
+    model = lab.model()
+    theirs = make.sampled(peer, [1, -1], texts=[b"copy: hay", b"reverse: yah"], logprobs=-0.2)
+    own = make.sampled(receiver, [0, 0])
+    regime = build("prp", variant=variant, weight_cap=2.0)
+    absorbed = step_of(regime, [own], [make.rollout(theirs, peer)])
+    deviation = math.sqrt(2 / 3)
+
+    def slow(model):
+        total = 0.0
+        for text, advantage in ((b"copy: hay", 1 / deviation), (b"reverse: yah", -1 / deviation)):
+            ids = receiver.retokenize(text, finished=True, max_tokens=64).token_ids
+            sizes = [max(1, n) for n in receiver.byte_lengths(ids, np.array([0, len(ids)])).tolist()]
+            log_pi = model.logprobs(np.array([3]), ids)
+            told = log_pi.new_tensor(sizes) * -0.2  # the peer cut every byte: each own token is a span
+            gap = log_pi - told
+            if variant == "sequence":
+                mean = log_pi.mean() - sum(sizes) * -0.2 / sum(sizes)
+                total = total - min_clipped(mean.exp(), advantage)
+                continue
+            if variant == "luffy":
+                term = -advantage * log_pi.exp() / (log_pi.exp() + 0.1)
+            elif variant == "behaviour":
+                term = -min_clipped(gap.exp(), advantage)
+            else:
+                weight = 1.0 if variant == "recompute" else gap.mean().detach().exp().clamp(0.5, 2.0)
+                term = -weight * advantage * (log_pi - log_pi.detach()).exp()
+            total = total + term.mean()
+        return total / 4
+
+    lab.assert_same(lab.gradient(absorbed, regime, model), lab.score_of(model, slow))
+
+
+def min_clipped(ratio, advantage):
+    import torch
+
+    return torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+
+
+def test_source_advantages_are_taken_as_told(build, make, receiver, step_of):
+    """With "source" each answer is measured within its own group, and an own group that failed is left out."""
+    theirs = make.sampled(receiver, [1, 0, 0])
+    absorbed = step_of(build("prp", advantages="source"), [make.group([0, 0])], [make.rollout(theirs, receiver)])
+    assert [row.advantages[0] for row in absorbed.examples] == pytest.approx([1.1547, -0.57735, -0.57735], rel=1e-4)
+    assert {row.component for row in absorbed.examples} == {"peer_rollouts"}
+    assert absorbed.denominators == {"policy_gradient": 5.0, "peer_rollouts": 5.0}
+
+
+def test_without_a_peer_it_is_the_own_objective(build, make, step_of):
+    """Peers are optional."""
+    groups = [make.group([1, 0]), make.group([0, 0], "q")]
+    found, alone = step_of(build("prp"), groups), step_of(build("independent"), groups)
+    assert [row.advantages.tolist() for row in found.examples] == [row.advantages.tolist() for row in alone.examples]
+    assert found.denominators["policy_gradient"] == alone.denominators["policy_gradient"]
+    assert found.counts["sharing/peer_rows"] == 0
+
+
+@pytest.mark.parametrize(
+    ("variant", "rows"), [("behaviour", 0), ("decoupled", 0), ("sequence", 0), ("recompute", 2), ("luffy", 2)]
+)
+def test_untraced_answers_serve_variants_without_ratios(build, make, receiver, step_of, variant, rows):
+    """Rejected rows are counted and not in the denominator; their rewards still move the pooled mean."""
+    theirs = make.group([1, 1])  # ids that are no text: no trace
+    absorbed = step_of(build("prp", variant=variant), [make.group([0, 0])], [make.rollout(theirs, receiver)])
+    peers = [row for row in absorbed.examples if row.component == "peer_rollouts"]
+    assert len(peers) == rows
+    assert all(row.behaviour_logprobs is row.behaviour_spans is None for row in peers)
+    assert absorbed.denominators["peer_rollouts"] == 2 + rows
+    assert all((row.advantages < 0).all() for row in absorbed.examples if row.component == "policy_gradient")
+    assert absorbed.counts["align/rejected_share/peer"] == 1 - rows / 2
+    assert absorbed.counts["align/trace_rejected/untraced/peer"] == 2
+
+
+def test_terms_follow_the_own_objective(build, make_setting):
+    """The clips of own tokens, the own term where rows are taken as own; GSPO's narrow bounds never for tokens."""
+
+    def term(variant, method="grpo", parameters=None, **objective):
+        return (
+            build("prp", make_setting(method=method, **objective), variant=variant, **(parameters or {}))
+            .components[1]
+            .term
+        )
+
+    assert term("behaviour", "dapo", {"dual_clip": 3}) == Clipped(0.2, 0.28, "token", "behaviour", 3.0)
+    assert term("behaviour", "gspo") == Clipped(0.2, 0.2, "token", "behaviour")
+    assert term("recompute", "gspo", dual_clip=3) == Clipped(3e-4, 4e-4, "sequence", dual_clip=3)
+    assert term("recompute", "cispo") == Cispo(1.0, 0.2, None)
+    assert term("recompute", "dppo") == Clipped()
+    assert term("sequence", "gspo") == Clipped(3e-4, 4e-4, "sequence", "behaviour")
+    assert term("luffy", parameters={"shaping_gamma": 0.3}) == Shaped(0.3)
+    decoupled = term("decoupled", parameters={"weight_cap": 4, "weight_level": "token"})
+    assert decoupled == Clipped(correction=Correction("token", "truncate", 0.25, 4.0))
+
+
+def test_idle_peer_rows_stay_where_they_are_regularised(build, make_setting, make, receiver, step_of):
+    """As own rows do."""
+    received = [make.rollout(make.sampled(receiver, [1, 1]), receiver)]
+    assert step_of(build("prp"), [make.group([1, 1])], received).examples == []
+    kept = step_of(build("prp", make_setting(kl_coefficient=0.01)), [make.group([1, 1])], received)
+    assert [row.component for row in kept.examples] == ["policy_gradient"] * 2 + ["peer_rollouts"] * 2
+
+
+def test_publishes_every_group_whole(build, make, receiver):
+    """Failures too: a peer's baseline needs them."""
+    group = make.sampled(receiver, [0, 1])
+    (record,) = build("prp").publish(group, make.author(fingerprint=receiver.fingerprint))
+    assert [answer.reward for answer in record.answers] == [0, 1]
+    assert [answer.advantage for answer in record.answers] == pytest.approx([-0.7071, 0.7071], rel=1e-3)
+    ids = unpack_array(record.answers[0].trace.token_ids, "i4")
+    assert pack_array(ids, "i4") == group.answers[0].token_ids

@@ -1,0 +1,195 @@
+"""RLAD: requests, scores, and the gradient with a teacher."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mrl.metrics.names import is_known
+from mrl.objectives.specs import Correction, Trrd
+from mrl.records.codec import decode, encode
+from mrl.records.experience import experience_decoder
+from mrl.sharing import rlad as module
+from mrl.sharing.carried import trace_of
+from mrl.sharing.rlad import request_id
+
+TIS = Correction("token", "truncate", 0.0, 5.0)
+
+
+def scored_by(make, tokenizer, group, logprobs, *, source="peer"):
+    """What a teacher with this tokenizer answers to the request about `group`."""
+    texts = [answer.completion for answer in group.answers]
+    seen = make.sampled(tokenizer, [0.0] * len(texts), texts=texts, logprobs=logprobs)
+    return make.score(
+        request_id("own", group.ticket), [trace_of(one, tokenizer) for one in seen.answers], source=source
+    )
+
+
+def test_request_holds_the_texts_of_a_group(build, make, receiver):
+    """What the teacher needs, and an id that the learner knows too."""
+    regime, group = build("rlad"), make.sampled(receiver, [1, 0], "q")
+    (request,) = regime.publish(group, make.author())
+    assert decode(encode(request), experience_decoder) == request
+    assert (request.scorer, request.prompt_id, request.record_id) == ("peer", "q", request_id("own", group.ticket))
+    assert [one.completion for one in request.answers] == [answer.completion for answer in group.answers]
+    assert all(one.finished for one in request.answers)
+    assert regime.asks(group) == ["q"]
+
+
+@pytest.mark.parametrize("rewards", [[0, 0], [1, 1]])
+def test_groups_that_move_nothing_are_not_sent(build, make_setting, make, step_of, rewards):
+    """Nobody is asked, nothing is counted as asked, even where their rows are regularised."""
+    regime, group = build("rlad", make_setting(kl_coefficient=0.1)), make.group(rewards)
+    assert regime.publish(group, make.author()) == regime.asks(group) == []
+    assert regime.is_settled(group)
+    absorbed = step_of(regime, [group])
+    assert len(absorbed.examples) == 2
+    assert absorbed.counts["sharing/asked_rows"] == absorbed.counts["sharing/absent_rows"] == 0
+
+
+def test_oversized_texts_are_not_sent(build, make):
+    """A record could not hold them."""
+    regime, group = build("rlad"), make.group([1, 0], texts=[b"x" * 300_000, b"y"])
+    assert regime.publish(group, make.author()) == regime.asks(group) == []
+
+
+def test_life_of_a_request(build, make, peer, receiver):
+    """Open until its group is trained, settled once its score is there; then late."""
+    regime, group = build("rlad"), make.sampled(receiver, [1, 0])
+    regime.asks(group)
+    assert regime.awaited() == ["p"]
+    assert not regime.is_settled(group)
+    told = scored_by(make, peer, group, -0.1)
+    regime.hear([told, make.success(), scored_by(make, peer, group, -0.1, source="other")], step=0)
+    assert regime.is_settled(group)
+    assert regime.awaited() == []
+    absorbed = regime.absorb([group], step=0, rng=np.random.default_rng(0))
+    assert absorbed.forget == ["p"]
+    assert absorbed.counts["regime/ignored_other"] == 2
+    assert absorbed.counts["sharing/asked_rows"] == absorbed.counts["sharing/scored_rows"] == 2
+    assert absorbed.counts["sharing/hit_rate"] == 1.0
+    regime.hear([told], step=1)
+    late = regime.absorb([], step=1, rng=np.random.default_rng(0))
+    assert late.counts["regime/ignored_late"] == 1
+    assert late.counts["sharing/hit_rate"] == 1.0
+    assert all(map(is_known, absorbed.counts | late.counts))
+
+
+def test_prompt_of_another_open_request_is_not_forgotten(build, make, receiver, step_of):
+    """Two groups on one prompt: it is watched until both are trained."""
+    regime = build("rlad")
+    one, other = make.sampled(receiver, [1, 0]), make.sampled(receiver, [1, 0])
+    regime.asks(other)
+    assert step_of(regime, [one]).forget == []
+    assert step_of(regime, [other]).forget == ["p"]
+
+
+def test_requests_are_bounded_and_forgotten(build, make, receiver, step_of, monkeypatch):
+    """Beyond the bound the oldest goes, with its watch."""
+    monkeypatch.setattr(module, "MAX_OPEN", 2)
+    regime = build("rlad")
+    for prompt_id in "abc":
+        regime.asks(make.sampled(receiver, [1, 0], prompt_id))
+    assert regime.awaited() == ["b", "c"]
+    assert step_of(regime, []).forget == ["a"]
+
+
+def test_unusable_scores_leave_the_plain_ratio(build, make, peer, receiver, step_of):
+    """Unscored, lying and miscounted ones are told apart; the row is trained without a teacher."""
+    groups = [make.sampled(receiver, [1, 0, 0], prompt_id) for prompt_id in "ab"]
+    told = scored_by(make, peer, groups[0], -0.1)
+    lie = make.sampled(peer, [0.0], texts=[b"no"]).answers[0]
+    scores = [told.record.scores[0], None, trace_of(lie, peer)]
+    received = [
+        make.score(request_id("own", groups[0].ticket), scores, prompt_id="a"),
+        make.score(request_id("own", groups[1].ticket), scores[:2], prompt_id="b"),
+    ]
+    absorbed = step_of(build("rlad"), groups, received)
+    assert [row.teacher_logprobs is None for row in absorbed.examples] == [False, True, True, True, True, True]
+    counts = absorbed.counts
+    assert (counts["sharing/scored_rows"], counts["sharing/unscored_rows"], counts["sharing/absent_rows"]) == (1, 1, 3)
+    assert counts["align/trace_rejected/lengths/peer"] == 1
+    assert counts["sharing/hit_rate"] == 1 / 6
+    assert all(map(is_known, counts))
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_alpha_one_is_the_own_objective(build, make, peer, receiver, lab, step_of, told):
+    """And so is any alpha without scores."""
+    model, start = lab.model(2), lab.model(5)
+    group = make.sampled(receiver, [1, 0, 0], logprobs=start.sampler_logprobs)
+    rlad, alone = build("rlad", alpha=1.0 if told else 0.3), build("independent")
+    received = [scored_by(make, peer, group, -0.1)] if told else []
+    found, expected = step_of(rlad, [group], received), step_of(alone, [group])
+    assert (found.examples[0].teacher_logprobs is not None) == told
+    assert found.denominators == expected.denominators
+    gradients = [lab.gradient(a, r, model, start=start) for a, r in ((found, rlad), (expected, alone))]
+    lab.assert_same(*gradients)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_teacher_equal_to_the_past_self_is_the_own_objective(build, make, receiver, lab, step_of, alpha):
+    """pi_T = pi_old gives GRPO for every alpha (arXiv 2602.22495, eq. 3)."""
+    model, start = lab.model(2), lab.model(2)
+    for parameter in model.parameters():
+        parameter.data.mul_(1.02)  # a small step: inside the clamp
+    group = make.sampled(receiver, [1, 0, 0], logprobs=start.sampler_logprobs)
+    rlad, alone = build("rlad", alpha=alpha), build("independent")
+    found = step_of(rlad, [group], [scored_by(make, receiver, group, start.sampler_logprobs)])
+    expected = step_of(alone, [group])
+    lab.assert_same(lab.gradient(found, rlad, model, start=start), lab.gradient(expected, alone, model, start=start))
+
+
+def test_gradient_with_a_teacher(build, make, receiver, lab, step_of):
+    """r = (pi_old / pi_T)^(1 - alpha) at the start of a step; inside the clip and the clamp it scales the score."""
+    model = lab.model()
+    group = make.sampled(receiver, [1, 0], logprobs=model.sampler_logprobs)
+    received = [scored_by(make, receiver, group, lambda ids: model.sampler_logprobs(ids) - 0.2)]
+    regime = build("rlad", alpha=0.5)
+    absorbed = step_of(regime, [group], received)
+
+    def slow(model):
+        total = 0.0
+        for row in absorbed.examples:
+            log_pi = model.logprobs(row.prompt_token_ids, row.answer_token_ids)
+            ratio = (0.5 * (log_pi - log_pi.detach()) + 0.5 * (log_pi - log_pi.detach() + 0.2)).exp()
+            total = total - (ratio * float(row.advantages[0])).mean() / 2
+        return total
+
+    lab.assert_same(lab.gradient(absorbed, regime, model), lab.score_of(model, slow))
+
+
+def test_who_teaches(build, make_setting, make, step_of):
+    """The named policy, or the first other by name; the teacher itself has none and trains by its own objective."""
+    setting = make_setting(peers=("b", "a"))
+    assert build("rlad", setting).publish(make.group([1, 0]), make.author())[0].scorer == "a"
+    assert build("rlad", setting, teacher="b").publish(make.group([1, 0]), make.author())[0].scorer == "b"
+    itself = build("rlad", setting, teacher="own")
+    assert itself.asking is itself.patience is None
+    assert itself.components == build("independent", setting).components
+    absorbed = step_of(itself, [make.group([1, 0])])
+    assert absorbed.counts["sharing/asked_rows"] == absorbed.counts["sharing/absent_rows"] == 0
+    assert "sharing/hit_rate" not in absorbed.counts
+    assert build("rlad", replace(setting, others=())).asking is None
+
+
+def test_term_and_patience(build, make_setting):
+    """The own clips, dual clip and correction; the table's waits."""
+    regime = build("rlad", make_setting(method="dapo", dual_clip=3), alpha=0.3, peer_hold_versions=2, peer_wait_s=4)
+    assert regime.components[0].term == Trrd(0.3, 0.2, 0.28, 1.0, 3.0, TIS)
+    assert (regime.patience.hold_versions, regime.patience.wait_s) == (2, 4)
+    assert (regime.asking.kinds, regime.asking.max_age_versions, regime.asking.watch) == (("score",), None, True)
+    assert build("rlad", make_setting(method="gspo"), teacher_clamp=None).components[0].term == Trrd(
+        0.5, 0.2, 0.2, None, None, TIS
+    )
+
+
+def test_rate_survives_json(build, make, receiver, step_of):
+    """What was asked before a restart still counts."""
+    regime = build("rlad")
+    step_of(regime, [make.sampled(receiver, [1, 0])])
+    restored = build("rlad")
+    restored.restore(json.loads(json.dumps(regime.state())))
+    assert step_of(restored, []).counts == step_of(regime, []).counts
+    assert step_of(restored, []).counts["sharing/hit_rate"] == 0.0

@@ -1,0 +1,139 @@
+"""XGRPO's baselines against twins in the notation of the method, and its identities."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mrl.sharing.advantages import group_advantages
+from mrl.sharing.xgrpo import cross_advantages
+
+REWARDS = st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=2, max_size=5)
+PEERS = st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=4), min_size=1, max_size=3)
+BASELINES = ["pooled", "peer_only", "rescaled", "mean_only", "leave_one_out"]
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+def slow(own, peers, baseline, omega, w, correction):
+    """A_i = (r_i - mu_i) / (sigma + eps), one answer at a time."""
+    pool = own + [r for rewards in peers for r in rewards]
+    if len(set(pool)) == 1:
+        return [0.0] * len(own)
+    sigma = math.sqrt(sum((r - mean(pool)) ** 2 for r in pool) / (len(pool) - correction))
+    theirs = [omega[m] * r if baseline == "rescaled" else r for m, rewards in enumerate(peers) for r in rewards]
+    advantages = []
+    for i, r in enumerate(own):
+        others = own[:i] + own[i + 1 :] if baseline == "leave_one_out" else own
+        if w is not None:
+            mu = (1 - w) * mean(others) + w * mean(theirs)
+        elif baseline == "peer_only":
+            mu = mean(theirs)
+        else:
+            mu = mean(others + theirs)
+        advantages.append(r - mu if baseline == "mean_only" else (r - mu) / (sigma + 1e-6))
+    return advantages
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+@given(own=REWARDS, peers=PEERS, w=st.sampled_from([None, 0.0, 0.3, 1.0]), correction=st.sampled_from([0, 1]))
+def test_baselines_equal_their_slow_twins(baseline, own, peers, w, correction):
+    """Every baseline, with the peers' share or a given weight, either deviation, one to three peers."""
+    omega = [0.5 + m for m in range(len(peers))]
+    found = cross_advantages(
+        np.array(own),
+        [np.array(rewards) for rewards in peers],
+        scales=omega if baseline == "rescaled" else [1.0] * len(peers),
+        baseline=baseline,
+        peer_weight=w,
+        std_correction=correction,
+    )
+    assert found.dtype == np.float32
+    assert found.tolist() == pytest.approx(slow(own, peers, baseline, omega, w, correction), rel=1e-5, abs=1e-6)
+
+
+@given(own=REWARDS)
+def test_equal_rewards_of_peers_change_nothing(own):
+    """The mean is GRPO's; so are the advantages with the population's deviation. With the corrected one they grow.
+
+    The pooled deviation of 2G rewards is the own one times sqrt(2 (G - 1) / (2G - 1)).
+    """
+    size, rewards = len(own), np.array(own)
+    if len(set(own)) == 1:
+        return
+    population = cross_advantages(rewards, [rewards], scales=[1.0], std_correction=0)
+    assert population.tolist() == pytest.approx(
+        ((rewards - rewards.mean()) / rewards.std()).tolist(), rel=1e-4, abs=1e-6
+    )
+    corrected = cross_advantages(rewards, [rewards], scales=[1.0])
+    factor = math.sqrt(2 * (size - 1) / (2 * size - 1))
+    assert (corrected * factor).tolist() == pytest.approx(group_advantages(own).tolist(), rel=1e-4, abs=1e-6)
+    undivided = cross_advantages(rewards, [rewards], scales=[1.0], divide=False)
+    assert undivided.tolist() == pytest.approx(group_advantages(own, "group_mean").tolist(), abs=1e-6)
+
+
+def test_left_out_alone_it_is_measured_against_peers():
+    """A single own answer has no other own one: the peers' mean alone is its baseline, whatever the weight."""
+    for weight in (None, 0.3):
+        found = cross_advantages(
+            np.array([1.0]),
+            [np.array([0.0, 1.0])],
+            scales=[1.0],
+            baseline="leave_one_out",
+            peer_weight=weight,
+            divide=False,
+        )
+        assert found.tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("own", "peers", "sign"), [([0, 0], [0, 1], -1), ([1, 1], [0, 1], 1), ([0, 0], [0, 0], 0), ([1, 1], [1, 1], 0)]
+)
+def test_uniform_own_groups_move_by_what_peers_reach(build, make, step_of, own, peers, sign):
+    """Own failures are pushed down where a peer succeeds, own successes up where one fails, equals not at all."""
+    absorbed = step_of(build("xgrpo"), [make.group(own)], [make.value(peers)])
+    assert len(absorbed.examples) == (2 if sign else 0)
+    assert all((np.sign(row.advantages) == sign).all() for row in absorbed.examples)
+    assert absorbed.denominators == {"policy_gradient": 2.0}
+
+
+@pytest.mark.parametrize("own_method", ["grpo", "dr_grpo"])
+def test_without_a_peer_it_is_the_own_objective(build, make_setting, make, step_of, own_method):
+    """Peers are optional, prompt by prompt; an undivided own objective stays undivided with them."""
+    setting = make_setting(method=own_method)
+    groups = [make.group([1, 0]), make.group([1, 0], "q")]
+    found = step_of(build("xgrpo", setting), groups, [make.value([1, 1], "q")])
+    alone = step_of(build("independent", setting), groups)
+    assert [row.advantages.tolist() for row in found.examples[:2]] == [
+        r.advantages.tolist() for r in alone.examples[:2]
+    ]
+    divisor = 0.5 + 1e-6 if own_method == "grpo" else 1.0
+    assert [float(row.advantages[0]) for row in found.examples[2:]] == pytest.approx([0.25 / divisor, -0.75 / divisor])
+    assert (found.counts["sharing/asked_prompts"], found.counts["sharing/hit_prompts"]) == (2, 1)
+
+
+def test_rescaled_by_running_means(build, make, step_of):
+    """omega = P(own) / P(peer) over the window, this step included; it survives a restart."""
+    regime = build("xgrpo", baseline="rescaled", window_steps=2)
+    step_of(regime, [make.group([1, 0])], [make.value([1, 1])])  # own 0.5, peer 1
+    restored = build("xgrpo", baseline="rescaled", window_steps=2)
+    restored.restore(json.loads(json.dumps(regime.state())))
+    for one in (regime, restored):
+        group = make.group([1, 0], "q")
+        absorbed = step_of(one, [group], [make.value([0, 1], "q")])  # means now .5 and .75: omega 2/3
+        expected = slow([1.0, 0.0], [[0.0, 1.0]], "rescaled", [2 / 3], None, 1)
+        assert [float(row.advantages[0]) for row in absorbed.examples] == pytest.approx(expected)
+        assert absorbed.counts["sharing/hit_rate"] == 1.0
+    assert regime.state() == restored.state()
+
+
+def test_publishes_rewards_and_nothing_else(build, make):
+    """8 bytes per answer; failures count too."""
+    (record,) = build("xgrpo").publish(make.group([0, 0.5], "q", step=3), make.author())
+    assert (record.rewards, record.prompt_id, record.source) == ([0, 0.5], "q", "own")
+    assert (record.newest.step, record.fingerprint, record.record_id) == (3, "print", "id0")

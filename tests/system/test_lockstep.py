@@ -1,0 +1,69 @@
+"""Synchronous runs: equal seeds give equal bits, also across the loss of a learner and a resume."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+POLICIES = ("qwen", "llama")
+SYNC = ["--run.sync=true", "--run.sync_timeout_s=60"]
+TIMED = ("time/", "rate/", "exchange/lost_s", "groups/repeated", "groups/granted_again")
+"""Names of what a clock, or a message that was sent twice, decides."""
+
+
+def tensors_at(folder: Path, policy: str, step: int) -> dict[str, torch.Tensor]:
+    """Parameters and optimizer state of a checkpoint."""
+    checkpoint = folder / "checkpoints" / policy / f"step_{step}"
+    found = {}
+    for name in ("model", "optimizer"):
+        tensors = safetensors.torch.load_file(checkpoint / f"{name}.safetensors")
+        found |= {f"{name}/{key}": tensor for key, tensor in tensors.items()}
+    return found
+
+
+def step_values(run, policy: str) -> dict[int, dict[str, float]]:
+    """Step -> what its learner said about it, of the last life that trained it."""
+    return {
+        record["step"]: {name: value for name, value in record["values"].items() if not name.startswith(TIMED)}
+        for record in run.metrics(f"learner/{policy}")
+    }
+
+
+def assert_equal_runs(run, other, steps: int) -> None:
+    """Every metric of every step, and every parameter and moment at the end, bit for bit."""
+    for policy in POLICIES:
+        values, others = step_values(run, policy), step_values(other, policy)
+        assert sorted(values) == sorted(others) == list(range(1, steps + 1))
+        for step, found in values.items():
+            assert found == others[step], f"{policy} step {step}"
+        tensors, expected = tensors_at(run.folder, policy, steps), tensors_at(other.folder, policy, steps)
+        assert tensors.keys() == expected.keys()
+        assert [key for key, tensor in tensors.items() if not torch.equal(tensor, expected[key])] == []
+
+
+def test_equal_seeds_give_equal_bits_also_across_the_loss_of_a_learner(make_run):
+    """A learner dies by SIGKILL, which ends its run by name; resumed, the run equals one that nothing happened to."""
+    broken = make_run(steps=100_000, name="broken")
+    broken.start(*SYNC)
+    broken.until(lambda: min(broken.step(policy) for policy in POLICIES) >= 5, "five steps of both policies", 200)
+    learner = broken.pid("learner/llama")
+    assert learner, "the learner of llama is there"
+    os.kill(learner, signal.SIGKILL)
+    assert broken.finish(60) == 1, broken.tail()
+    assert "learner/llama was killed by signal 9, and a synchronous run goes on from a common step" in broken.tail()
+    steps = max(broken.step(policy) for policy in POLICIES) + 2
+    broken.start(*SYNC, f"--run.steps={steps}", "--resume")
+    assert broken.finish(200) == 0, broken.tail()
+
+    whole = make_run(steps=steps, name="whole")
+    whole.start(*SYNC)
+    assert whole.finish(200) == 0, whole.tail()
+
+    records = whole.metrics("learner/")
+    assert {record["values"]["staleness/max_versions"] for record in records} == {0.0}
+    assert sum(record["values"]["sharing/rescues"] for record in records) > 0
+    assert_equal_runs(broken, whole, steps)
