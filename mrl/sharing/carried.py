@@ -86,12 +86,28 @@ def _read(answer: Told, fingerprint: str) -> tuple[PeerAnswer, str]:
     return checked, ""
 
 
+def traces_of(answers: Sequence[Answer], receiver: Receiver) -> list[TokenTrace | None]:
+    """How the own tokenizer cut own answers; None for one whose ids do not stand for its completion."""
+    described = describe_answers(
+        receiver,
+        [unpack_array(answer.token_ids, "i4") for answer in answers],
+        [unpack_array(answer.logprobs, "f4") for answer in answers],
+        [answer.finished for answer in answers],
+    )
+    return [
+        _trace(found) if found.completion == answer.completion else None
+        for answer, found in zip(answers, described, strict=True)
+    ]
+
+
 def trace_of(answer: Answer, receiver: Receiver) -> TokenTrace | None:
-    """How the own tokenizer cut an own answer; None when its ids do not stand for its completion."""
-    token_ids, logprobs = unpack_array(answer.token_ids, "i4"), unpack_array(answer.logprobs, "f4")
-    (described,) = describe_answers(receiver, [token_ids], [logprobs], [answer.finished])
+    """`traces_of` for one answer."""
+    return traces_of([answer], receiver)[0]
+
+
+def _trace(described: PeerAnswer) -> TokenTrace | None:
     fields = described.fields()
-    if described.completion != answer.completion or isinstance(validate(**fields), Rejected):
+    if isinstance(validate(**fields), Rejected):
         return None
     names = ("byte_lengths", "logprobs", "special", "noncanonical", "token_ids")
     return TokenTrace(**{name: fields[name] for name in names})
@@ -105,9 +121,11 @@ def rollout_record(group: ScoredGroup, author: Author, receiver: Receiver, advan
             finished=answer.finished,
             reward=answer.reward,
             advantage=float(advantage),
-            trace=trace_of(answer, receiver),
+            trace=trace,
         )
-        for answer, advantage in zip(group.answers, advantages_G, strict=True)
+        for answer, advantage, trace in zip(
+            group.answers, advantages_G, traces_of(group.answers, receiver), strict=True
+        )
     ]
     return RolloutRecord(
         record_id=author.make_id(),

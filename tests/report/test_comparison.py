@@ -1,0 +1,134 @@
+"""What a comparison says: curves, intervals against a slow twin, pairing by seed, spending, tables, figure."""
+
+import json
+import math
+import statistics
+
+import pytest
+
+from mrl.report.comparison import AVERAGE, Comparison, Outcome, interval, outcome_of
+from mrl.report.comparison_figure import learning_curves
+from mrl.report.comparison_table import as_json, grids, markdown
+from mrl.report.run_data import RunData
+
+
+def outcome(*ends: float, start: float = 0.2, best: float = 0.0, **spent: float) -> Outcome:
+    """Two policies whose curves go from `start` over `best` to their ends."""
+    curves = {f"p{n}": {0: start, 10: max(best, end / 2), 20: end} for n, end in enumerate(ends)}
+    steps = (0, 10, 20)
+    curves[AVERAGE] = {step: statistics.mean(curve[step] for curve in curves.values()) for step in steps}
+    fields = {"own_answers": 80.0, "own_tokens": 400.0, "trained_tokens": 500.0, "peer_tokens": 50.0}
+    return Outcome(curves, **(fields | {"shared_bytes": 2.0**20, "wall_s": 60.0} | spent))
+
+
+def comparison() -> Comparison:
+    return Comparison(
+        {
+            "independent": {1: outcome(0.4, 0.6), 2: outcome(0.5, 0.5), 3: outcome(0.3, 0.9)},
+            "sgt": {1: outcome(0.6, 0.8), 2: outcome(0.7, 0.9), 3: outcome(0.5, 0.9)},
+        }
+    )
+
+
+def test_interval_is_students():
+    """Mean plus or minus t_(n-1) s / sqrt(n); one value has no interval."""
+    values = [0.1, 0.4, 0.2, 0.7]
+    mean = sum(values) / 4
+    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / 3)
+    found = interval(values)
+    assert found.mean == pytest.approx(mean)
+    assert found.half == pytest.approx(3.182 * spread / 2)
+    assert (found.low, found.high) == pytest.approx((mean - found.half, mean + found.half))
+    assert interval([0.3]).mean == 0.3
+    assert math.isnan(interval([0.3]).half)
+
+
+def test_a_curve_is_told_by_its_start_end_best_and_area():
+    """The area is the mean height, trapezoid by trapezoid, whatever the distance of the points."""
+    one = Outcome({AVERAGE: {0: 0.0, 10: 0.8, 40: 0.2}}, 1, 1, 1, 1, 1, 1)
+    assert (one.start(), one.end(), one.best()) == (0.0, 0.2, 0.8)
+    assert one.area() == pytest.approx((10 * 0.4 + 30 * 0.5) / 40)
+    assert Outcome({AVERAGE: {5: 0.3}}, 1, 1, 1, 1, 1, 1).area() == 0.3
+
+
+def test_differences_are_paired_by_seed():
+    """Each seed against the same seed of the baseline; seeds that only one has are left out."""
+    found = comparison()
+    differences = [0.2, 0.3, 0.1]
+    assert found.against_baseline("sgt", "end").mean == pytest.approx(statistics.mean(differences))
+    assert found.against_baseline("sgt", "end").half == pytest.approx(
+        4.303 * statistics.stdev(differences) / math.sqrt(3)
+    )
+    partial = Comparison({"independent": {1: outcome(0.4, 0.6)}, "sgt": {1: outcome(0.6, 0.8), 2: outcome(0.0, 0.0)}})
+    assert partial.against_baseline("sgt", "end").mean == pytest.approx(0.2)
+    assert math.isnan(partial.against_baseline("sgt", "end").half)
+
+
+def test_mean_curve_takes_the_steps_that_every_seed_has():
+    """A seed that was evaluated at other steps does not bend the curve."""
+    shorter = Outcome({AVERAGE: {0: 0.0, 20: 1.0}}, 1, 1, 1, 1, 1, 1)
+    found = Comparison({"a": {1: shorter, 2: outcome(0.4, 0.6)}})
+    assert sorted(found.mean_curve("a")) == [0, 20]
+    assert found.mean_curve("a")[20].mean == pytest.approx(0.75)
+
+
+def run_data() -> RunData:
+    """Two learners of two steps and a frozen teacher."""
+    table = {"learner": {"prompts_per_step": 4}, "rollout": {"group_size": 2}}
+    config = {"policies": {"a": table, "b": table, "t": {"frozen": True, **table}}}
+    data = RunData("made-up", config, ["a", "b", "t"], [])
+    for name, tokens in (("a", 10.0), ("b", 20.0)):
+        data.steps[name] = {
+            step: {"tokens/answer_mean": tokens, "tokens/trained": 70.0, "sharing/rescue_tokens": 7.0}
+            for step in (1, 2)
+        }
+    data.accuracy = {"a": {"": {0: 0.1, 2: 0.5, 1: 0.3}}, "b": {"": {0: 0.3, 2: 0.9}}, "t": {"": {0: 1.0}}}
+    data.flows = {("a", "b"): {"bytes": 100.0}, ("b", "a"): {"bytes": 20.0}}
+    data.wall_s = 9.0
+    return data
+
+
+def test_outcome_counts_what_a_run_spent():
+    """Own answers and tokens from batch sizes, peers' tokens and bytes from what was told; teachers do not count."""
+    found = outcome_of(run_data())
+    assert found.curves[AVERAGE] == pytest.approx({0: 0.2, 2: 0.7})
+    assert found.own_answers == 2 * 2 * 8
+    assert found.own_tokens == 2 * 8 * (10 + 20)
+    assert found.trained_tokens == 4 * 70
+    assert found.peer_tokens == 4 * 7
+    assert (found.shared_bytes, found.wall_s) == (120.0, 9.0)
+    assert set(found.curves) == {"a", "b", AVERAGE}
+
+
+def test_tables_say_what_was_found():
+    """Averages with intervals and differences, every policy, what was spent."""
+    averages, policies, spent = grids(comparison())
+    assert list(averages.rows[1][:2]) == ["sgt", "0.200"]
+    assert averages.rows[1][2].startswith("0.733 ± ")
+    assert averages.rows[0][5] == ""
+    assert averages.rows[1][5].startswith("+0.200 [")
+    assert averages.title.endswith("3 seeds, 95 % interval")
+    assert policies.head[1:5] == ["p0 start", "p0 end", "p0 best", "p0 area"]
+    assert spent.rows[0][1:] == ["80", "400", "500", "10.0%", "1.00", "1.0"]
+    text = markdown(averages)
+    assert text.count("\n| ") == 4
+    assert "| sgt | 0.200 |" in text
+
+
+def test_json_holds_every_seed_and_no_nan():
+    """Numbers that do not exist are null, so that any reader can read them."""
+    one = Comparison({"independent": {1: outcome(0.4, 0.6)}})
+    found = json.loads(json.dumps(as_json(one), allow_nan=False))
+    assert found["independent"]["average"]["end"] == {"mean": 0.5, "half": None}
+    assert found["independent"]["seeds"]["1"]["curves"]["p0"]["20"] == 0.4
+
+
+def test_figure_has_a_panel_for_the_average_and_one_per_policy():
+    """A PNG, wider with more policies."""
+    picture = learning_curves(comparison())
+    assert picture.startswith(b"\x89PNG")
+    width = int.from_bytes(picture[16:20], "big")
+    lone = Comparison(
+        {"independent": {1: Outcome({"p0": {0: 0.1, 1: 0.2}, AVERAGE: {0: 0.1, 1: 0.2}}, 1, 1, 1, 1, 1, 1)}}
+    )
+    assert width == pytest.approx(int.from_bytes(learning_curves(lone)[16:20], "big") * 1.5, rel=0.02)
