@@ -1,9 +1,13 @@
-"""`mrl check CONFIG`: what `mrl train` would check, and the plan it would follow; starts and writes nothing."""
+"""`mrl check CONFIG`: what `mrl train` would check, and the plan it would follow; starts and writes nothing.
+
+A model, data file, package or GPU that is not there is no mistake in a configuration: it is listed, with the command
+that gets it.
+"""
 
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich import box
@@ -15,8 +19,9 @@ from mrl.cli.preflight import preflight
 from mrl.config.load import load_config
 from mrl.config.run_folder import RunFolder, run_folder_of
 from mrl.config.schema import RunConfig
+from mrl.errors import MissingError
 from mrl.launch.devices import visible_gpus
-from mrl.launch.memory import estimate_mib
+from mrl.launch.memory import FLOAT_BYTES, MIB, estimate_mib, num_parameters
 from mrl.launch.plan import Plan, ProcessSpec, build_plan
 from mrl.sharing.regimes import check_sharing
 
@@ -29,23 +34,74 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Validate and print the resolved plan."""
     config = load_config(arguments.config, arguments.overrides)
-    gpus = visible_gpus(os.environ)
+    here = visible_gpus(os.environ)
+    gpus = here if len(here) >= least_gpus(config) else [str(number) for number in range(most_gpus(config))]
     folder = run_folder_of(config)
     plan = build_plan(config, folder.path, gpus=gpus)
-    preflight(config, where=str(arguments.config))
+    missing: list[MissingError] = []
+    preflight(config, where=str(arguments.config), on_missing=missing.append)
     for line in _summary(config, folder, str(arguments.config)):
         print(line)
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(_policies(config))
     console.print(_processes(config, plan))
-    print(f"this host: {len(os.sched_getaffinity(0))} cores, {len(gpus)} GPUs")
+    memory = gpu_memory(config, plan)
+    if memory:
+        parts = (f"cuda {device} {mib / 1024:.0f} GiB" for device, mib in memory.items())
+        print(f"GPU memory (estimate, without engines' caches): {', '.join(parts)}")
+    print(f"this host: {len(os.sched_getaffinity(0))} cores, {len(here)} GPUs")
+    for line in _still_needed(missing, config, len(here)):
+        print(line)
     return 0
+
+
+def least_gpus(config: RunConfig) -> int:
+    """GPUs without which the run cannot start: those of its largest learner."""
+    return max(
+        (1 if p.frozen else p.learner.processes for p in config.policies.values() if p.device == "cuda"), default=0
+    )
+
+
+def most_gpus(config: RunConfig) -> int:
+    """GPUs of which each rank of a learner, each worker and the evaluator has one for itself."""
+    on_gpu = [policy for policy in config.policies.values() if policy.device == "cuda"]
+    return bool(on_gpu) + sum(
+        policy.rollout.workers + (0 if policy.frozen else policy.learner.processes) for policy in on_gpu
+    )
+
+
+def gpu_memory(config: RunConfig, plan: Plan) -> dict[str, float]:
+    """Device -> MiB that the plan needs there, estimated; the ranks of a learner need equal parts."""
+    on_gpu = {name: policy for name, policy in config.policies.items() if policy.device == "cuda"}
+    needs: dict[str, float] = {}
+    for spec in plan.processes if on_gpu else ():
+        need = 0.0
+        if spec.policy in on_gpu:
+            need = estimate_mib(spec, on_gpu[spec.policy])
+        elif spec.role == "evaluator":
+            need = sum(FLOAT_BYTES * num_parameters(policy) / MIB for policy in on_gpu.values())
+        devices = spec.env.get("CUDA_VISIBLE_DEVICES", "").split(",") if need else []
+        for device in devices:
+            needs[device] = needs.get(device, 0.0) + need / len(devices)
+    return dict(sorted(needs.items()))
+
+
+def _still_needed(missing: Sequence[MissingError], config: RunConfig, num_gpus: int) -> Iterator[str]:
+    short = num_gpus < least_gpus(config)
+    if missing or short:
+        yield "still needed before `mrl train` can start:"
+    for one in missing:
+        yield f"  {one.where}: {one.what}"
+        yield from (f"    {line}" for line in (one.wanted and f"wanted {one.wanted}", one.cure) if line)
+    if short:
+        yield f"  GPUs: at least {least_gpus(config)}, at best {most_gpus(config)}; this host shows {num_gpus}"
 
 
 def _summary(config: RunConfig, folder: RunFolder, where: str) -> Iterator[str]:
     yield f"{where} is valid"
     yield f"run folder  {folder.path}" + (" (exists)" if folder.path.exists() else "")
-    yield f"steps       {config.run.steps} per policy, seed {config.run.seed}"
+    pace = "all policies in step" if config.run.sync else "each policy at its own pace"
+    yield f"steps       {config.run.steps} per policy, seed {config.run.seed}, {pace}"
     yield "sharing     " + _sharing(config)
     yield "tasks       " + ", ".join(f"{name} ({task.source}/{task.dataset})" for name, task in config.tasks.items())
 
@@ -61,7 +117,7 @@ def _policies(config: RunConfig) -> Table:
     for heading in ("policy", "model", "learns"):
         table.add_column(heading, overflow="fold")
     for name, policy in config.policies.items():
-        model = policy.model
+        model = policy.model + ("" if Path(policy.model).exists() else f" (to be fetched: {policy.source})")
         if policy.make is not None:
             folder = cached_folder(recipe_of(config, name))
             state = "cached" if is_made(folder) else "to be made"
@@ -88,7 +144,6 @@ def _ranks(config: RunConfig, spec: ProcessSpec) -> int:
 
 
 def _device(config: RunConfig, spec: ProcessSpec) -> str:
-    policy = config.policies.get(spec.policy)
-    if policy is None or policy.device == "cpu":
-        return "cpu"
-    return "cuda " + spec.env.get("CUDA_VISIBLE_DEVICES", "")
+    served = [config.policies[spec.policy]] if spec.policy else list(config.policies.values())
+    on_gpu = spec.role in ("learner", "worker", "evaluator") and any(policy.device == "cuda" for policy in served)
+    return "cuda " + spec.env.get("CUDA_VISIBLE_DEVICES", "") if on_gpu else "cpu"

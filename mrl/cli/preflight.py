@@ -1,28 +1,78 @@
 """Everything that can be found wrong before a process is started or a file is written."""
 
 import json
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from mrl.config.schema import RunConfig
-from mrl.errors import AddressError, ModelFolderError
+from mrl.config.schema import PolicyTable, RunConfig
+from mrl.errors import AddressError, ConfigError, MissingError, ModelFolderError
 
 
-def preflight(config: RunConfig, *, where: str) -> None:
-    """Check sharing parameters, addresses, model folders and tasks. Raises UserError for the first that is wrong."""
-    from mrl.sharing.regimes import check_sharing
+def refuse(missing: MissingError) -> None:
+    """What is not there ends the command."""
+    raise missing
+
+
+def preflight(config: RunConfig, *, where: str, on_missing: Callable[[MissingError], None] = refuse) -> None:
+    """Check sharing parameters, addresses, model folders and tasks. Raises UserError for the first that is wrong.
+
+    `on_missing` is told of every model, data file and package that the configuration says how to get and that is not
+    there yet.
+    """
+    from mrl.sharing.regimes import check_sharing, scorers
     from mrl.transport.server import check_address
 
     check_sharing(config.sharing, where)
+    check_frozen(config, scorers(config.sharing, config.policies), where=where)
     try:
         check_address(config.exchange.host, config.exchange.port)
     except AddressError as error:
         raise AddressError(error.what, where=f"{where}: [exchange] {error.where}", cure=error.cure) from None
     for name, policy in config.policies.items():
-        if policy.model:
+        missing = missing_model(name, policy)
+        if missing is not None:
+            on_missing(missing)
+        elif policy.model:
             check_model_folder(Path(policy.model), key=f"policies.{name}.model")
-    from mrl.tasks.pool import build_pool
+    check_tasks(config, on_missing)
 
-    build_pool(config.tasks, config.pool)
+
+def check_tasks(config: RunConfig, on_missing: Callable[[MissingError], None] = refuse) -> None:
+    """Build the prompt pool; when something is missing, `on_missing` is told for every task. Raises TaskError."""
+    from mrl.tasks.pool import build_pool
+    from mrl.tasks.sources import open_source
+
+    try:
+        build_pool(config.tasks, config.pool)
+    except MissingError:
+        for task, table in config.tasks.items():
+            try:
+                open_source(task, table, seed=config.pool.seed)
+            except MissingError as missing:
+                on_missing(missing)
+
+
+def missing_model(name: str, policy: PolicyTable) -> MissingError | None:
+    """What to fetch when the policy's folder does not exist and the configuration says where the model comes from."""
+    if not policy.model or not policy.source or Path(policy.model).exists():
+        return None
+    command = f"hf download {policy.source} --local-dir {policy.model}"
+    return MissingError(
+        f"the model {policy.source} is not there", where=f"policies.{name}.model = {policy.model!r}", cure=command
+    )
+
+
+def check_frozen(config: RunConfig, scoring: Collection[str], *, where: str) -> None:
+    """Raises ConfigError for a frozen policy that the sharing regime never asks for a score."""
+    for name in config.policies:
+        if name not in config.learning and name not in scoring:
+            raise ConfigError(
+                f"policies.{name}.frozen: the sharing regime has no use for it",
+                where=where,
+                got=f"regime {config.sharing.get('regime')!r}",
+                wanted="a regime that asks it for scores, such as rlad",
+                cure=f"drop policies.{name}.frozen, or the policy",
+            )
 
 
 def check_model_folder(folder: Path, *, key: str) -> None:

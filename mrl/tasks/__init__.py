@@ -3,13 +3,16 @@
 - `source`               one prompt with its subject, and what a source must offer
 - `reasoning_gym_source` data sets of the `reasoning-gym` package with their own scorers
 - `words`                word tasks generated here, in the style of reasoning-gym
+- `math_source`          mathematics from a file (`math_rows`), judged by `math-verify` (`math_answers`)
 - `sources`              the dict of all sources
 - `operations`           the named operations that solve the tasks
-- `verify`               answer extraction, and the verdict on a completion
+- `extract`              where in a completion the answer stands
+- `verify`               the verdict on a completion
+- `verifier_pool`        verification in processes of its own (`verifier_process`), with hard limits
 - `pool`                 the finite training pool in seeded order, and the held-out split
 - `split`                which part of the data a prompt belongs to
 - `warm_start`           supervised examples with a skewed choice of operation
 
 Invariant: a subject (the word that a prompt is about) belongs to exactly one of warm start, training pool and held-out
-split, whatever the task. Nothing here imports torch or transformers.
+split, whatever the task; a file of problems is split by problem or by file. Nothing here imports torch or transformers.
 """

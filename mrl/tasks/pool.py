@@ -4,7 +4,8 @@ Which prompts exist depends on the task tables and `pool.seed` alone, so that al
 """
 
 import hashlib
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +16,12 @@ from mrl.errors import TaskError
 from mrl.tasks.source import Item, Source
 from mrl.tasks.sources import open_source
 from mrl.tasks.split import distinct_items, part_of
-from mrl.tasks.verify import Verdict, judge
+from mrl.tasks.verify import Judge, Question, Verdict
 
 MIN_ENTRIES = 2_000
 ENTRIES_PER_PROMPT = 25
 """A data set whose first so many entries hold too few distinct prompts counts as too small."""
+ALL = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,11 @@ class _Verifiable:
 class TaskPool:
     """Training prompts in seeded, resumable order; held-out prompts; verification of both. Not thread-safe."""
 
-    def __init__(self, train: list[_Verifiable], held_out: list[_Verifiable], *, order_seed: int) -> None:
+    def __init__(self, train: list[_Verifiable], held_out: list[_Verifiable], *, order_seed: int, judge: Judge) -> None:
         self._train = [one.prompt for one in train]
         self._held_out = [one.prompt for one in held_out]
         self._by_id = {one.prompt.prompt_id: one for one in (*train, *held_out)}
-        self._order_seed = order_seed
+        self._order_seed, self._judge = order_seed, judge
         self._epoch, self._order = 0, self._permutation(0)
 
     def __len__(self) -> int:
@@ -73,8 +75,23 @@ class TaskPool:
 
     def verify(self, prompt_id: str, completion_text: str) -> Verdict:
         """The verdict on a completion of this prompt. Raises TaskError for an unknown id."""
-        one = self._find(prompt_id)
-        return judge(one.source, one.item, completion_text)
+        return self.verify_all([(prompt_id, completion_text)])[0]
+
+    def verify_all(self, completions: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Verdicts on (prompt id, completion text) pairs, in order; in processes of their own where a task needs it.
+
+        Raises TaskError for an unknown id, RoleFailed when a task's verifier cannot be started.
+        """
+        found = [(self._find(prompt_id), text) for prompt_id, text in completions]
+        return self._judge.judge([Question(one.prompt.task, one.source, one.item, text) for one, text in found])
+
+    def verifier_values(self) -> dict[str, float]:
+        """Metrics of the verifier processes, totals since the start; empty when no task needs any."""
+        return self._judge.values()
+
+    def close(self) -> None:
+        """End the verifier processes."""
+        self._judge.close()
 
     def _find(self, prompt_id: str) -> _Verifiable:
         try:
@@ -91,7 +108,8 @@ def build_pool(tasks: Mapping[str, TaskTable], pool: PoolTable, *, order_seed: i
     """The pool that the configuration describes, its prompts spread evenly over the tasks.
 
     `order_seed` orders the training prompts (by default `pool.seed` does); it must be the same for all policies.
-    Raises TaskError for a task that does not exist or a data set with too few distinct prompts.
+    Raises TaskError for a task that does not exist or a data set with too few distinct prompts, MissingError for data
+    or packages that are not there.
     """
     num_train, num_held_out = _spread(pool.train_prompts, len(tasks)), _spread(pool.held_out_prompts, len(tasks))
     train: list[_Verifiable] = []
@@ -102,7 +120,8 @@ def build_pool(tasks: Mapping[str, TaskTable], pool: PoolTable, *, order_seed: i
         train += chosen[0]
         held_out += chosen[1]
     mixed = np.random.default_rng([pool.seed, len(held_out)]).permutation(len(held_out))
-    return TaskPool(train, [held_out[i] for i in mixed], order_seed=pool.seed if order_seed is None else order_seed)
+    chosen_seed = pool.seed if order_seed is None else order_seed
+    return TaskPool(train, [held_out[i] for i in mixed], order_seed=chosen_seed, judge=Judge(tasks))
 
 
 def prompt_id_of(task: str, text: str) -> str:
@@ -111,27 +130,39 @@ def prompt_id_of(task: str, text: str) -> str:
 
 
 def _spread(total: int, num_tasks: int) -> list[int]:
-    return [total // num_tasks + (index < total % num_tasks) for index in range(num_tasks)]
+    """How many prompts each task gives; a total of 0 means all it has."""
+    return [total // num_tasks + (index < total % num_tasks) if total else ALL for index in range(num_tasks)]
 
 
 def _choose(
     task: str, table: TaskTable, source: Source, num_train: int, num_held_out: int
 ) -> tuple[list[_Verifiable], list[_Verifiable]]:
-    train: list[_Verifiable] = []
-    held_out: list[_Verifiable] = []
+    if ALL in (num_train, num_held_out) and not source.is_finite:
+        cure = "give pool.train_prompts and pool.held_out_prompts as numbers"
+        raise TaskError(f"data set {table.dataset!r} has no end", where=f"tasks.{task}", got="all of it", cure=cure)
+    wanted = {"train": num_train, "held_out": num_held_out}
+    chosen: dict[str, list[_Verifiable]] = {"train": [], "held_out": []}
     limit = max(MIN_ENTRIES, ENTRIES_PER_PROMPT * (num_train + num_held_out))
     for item in distinct_items(source, table, limit):
-        part, prompt = part_of(item), Prompt(prompt_id_of(task, item.text), task, item.text)
-        if part == "train" and len(train) < num_train:
-            train.append(_Verifiable(prompt, source, item))
-        elif part == "held_out" and len(held_out) < num_held_out:
-            held_out.append(_Verifiable(prompt, source, item))
-        if len(train) == num_train and len(held_out) == num_held_out:
-            return train, held_out
-    raise TaskError(
+        part = part_of(item)
+        if len(chosen.get(part, ())) < wanted.get(part, 0):
+            prompt = Prompt(prompt_id_of(task, item.text), task, item.text)
+            chosen[part].append(_Verifiable(prompt, source, item))
+        if all(len(chosen[part]) == number for part, number in wanted.items()):
+            break
+    if any(len(found) < (wanted[part] if wanted[part] != ALL else 1) for part, found in chosen.items()):
+        raise _too_few(task, table, chosen, wanted)
+    return chosen["train"], chosen["held_out"]
+
+
+def _too_few(
+    task: str, table: TaskTable, chosen: Mapping[str, Sequence[object]], wanted: Mapping[str, int]
+) -> TaskError:
+    train, held_out = ("at least 1" if wanted[part] == ALL else str(wanted[part]) for part in ("train", "held_out"))
+    return TaskError(
         f"data set {table.dataset!r} has too few distinct prompts",
         where=f"tasks.{task}",
-        got=f"{len(train)} for training and {len(held_out)} held out",
-        wanted=f"{num_train} and {num_held_out}",
+        got=f"{len(chosen['train'])} for training and {len(chosen['held_out'])} held out",
+        wanted=f"{train} and {held_out}",
         cure="lower pool.train_prompts and pool.held_out_prompts, or give the data set wider options",
     )

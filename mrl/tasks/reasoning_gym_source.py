@@ -9,7 +9,8 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mrl.errors import TaskError
+from mrl.errors import MissingError, TaskError
+from mrl.tasks.extract import tagged_answer
 from mrl.tasks.source import Item
 
 INSTALL = "pip install 'mrl[tasks]' (it holds reasoning-gym)"
@@ -25,8 +26,11 @@ SUBJECTS: dict[str, Callable[[Mapping[str, Any]], tuple[str, str]]] = {
 class ReasoningGymSource:
     """One data set of reasoning-gym."""
 
-    def __init__(self, dataset: str, options: Mapping[str, Any], *, seed: int, where: str) -> None:
-        """Raises TaskError: the package is missing, no such data set, options that it refuses."""
+    is_finite = False
+    verifier = ""
+
+    def __init__(self, dataset: str, options: Mapping[str, Any], *, seed: int, where: str, get: str = "") -> None:
+        """Raises MissingError without the package, TaskError for an unknown data set or options that it refuses."""
         gym = _import("reasoning_gym", where)
         known = sorted(_import("reasoning_gym.factory", where).DATASETS)
         if dataset not in known:
@@ -53,6 +57,10 @@ print(*f.DATASETS)' lists them"
             subject, letter = self._subject(entry) if self._subject else ("", "")
             yield Item(entry["question"], subject, letter, number)
 
+    def extract(self, completion: str) -> str:
+        """What stands in the answer's tags."""
+        return tagged_answer(completion)
+
     def score(self, item: Item, answer: str) -> float:
         """The data set's own score of an extracted answer, between 0 and 1."""
         return float(self._dataset.score_answer(answer, self._dataset[item.number]))
@@ -62,4 +70,4 @@ def _import(name: str, where: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise TaskError("the package reasoning-gym is not installed", where=where, cure=INSTALL) from error
+        raise MissingError("the package reasoning-gym is not installed", where=where, cure=INSTALL) from error

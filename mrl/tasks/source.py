@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
+
+Part = Literal["held_out", "train", "warm_start"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,7 +12,9 @@ class Item:
     """One prompt of a data set.
 
     `subject` is the word that the prompt is about ("" when it has none), `letter` the letter asked for in counting
-    tasks ("" otherwise), `number` the entry's place in its data set, with which `Source.score` finds it again.
+    tasks ("" otherwise), `number` the entry's place in its data set, with which `Source.score` finds it again,
+    `reference` the right answer where the data set states one, and `part` the part of the data that the data set itself
+    puts the entry into (None leaves it to the hash of subject or text).
 
     Example: `Item('How many times does the letter "s" appear in the text: "bus"?', "bus", "s", 17)`.
     """
@@ -19,15 +23,29 @@ class Item:
     subject: str
     letter: str
     number: int
+    reference: str = ""
+    part: Part | None = None
 
 
 class Source(Protocol):
     """A data set opened once, with its scorer."""
 
+    is_finite: bool
+    """Whether it holds a fixed number of entries, or makes as many as are asked for."""
+    verifier: str
+    """"module:function" of a scorer that may hang, die or eat memory, and therefore runs in processes of its own.
+
+    It is called with (`item.reference`, extracted answer). "" when `score` is quick and safe.
+    """
+
     def items(self, limit: int) -> Iterator[Item]:
-        """The first `limit` entries, made one by one; may hold repeated prompts."""
+        """The first `limit` entries of an endless source, made one by one; all of a finite one. Prompts may repeat."""
+        ...
+
+    def extract(self, completion: str) -> str:
+        """The part of a completion that is scored; "" when it gives no answer."""
         ...
 
     def score(self, item: Item, answer: str) -> float:
-        """The data set's own score of an extracted answer; 1.0 is right."""
+        """The data set's own score of an extracted answer; 1.0 is right. Not called for sources with a `verifier`."""
         ...

@@ -1,14 +1,14 @@
-"""Which part of the data a prompt belongs to: decided by a hash of its subject, the same for every task and seed."""
+"""Which part of the data a prompt belongs to: as its data set says, or by a hash of its subject.
+
+The hash is the same for every task and seed.
+"""
 
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal
 
 from mrl.config.schema import TaskTable
-from mrl.tasks.source import Item, Source
-
-Part = Literal["held_out", "train", "warm_start"]
+from mrl.tasks.source import Item, Part, Source
 
 HELD_OUT_PERCENT = 15
 TRAIN_PERCENT = 40
@@ -16,11 +16,17 @@ TRAIN_PERCENT = 40
 
 def part_of(item: Item) -> Part:
     """The part of an item; prompts about the same word, in any case, share it. Without a subject the text decides."""
-    key = item.subject.lower() or item.text
-    percent = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") % 100
+    if item.part is not None:
+        return item.part
+    percent = hash_percent(item.subject.lower() or item.text)
     if percent < HELD_OUT_PERCENT:
         return "held_out"
     return "train" if percent < HELD_OUT_PERCENT + TRAIN_PERCENT else "warm_start"
+
+
+def hash_percent(text: str) -> int:
+    """0 to 99, evenly spread, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % 100
 
 
 def distinct_items(source: Source, table: TaskTable, limit: int) -> Iterator[Item]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mrl.errors import TaskError
+from mrl.tasks.extract import tagged_answer
 from mrl.tasks.operations import OPERATIONS
 from mrl.tasks.source import Item
 
@@ -26,7 +27,10 @@ CAPITALISED_SHARE = 0.2
 class WordSource:
     """Endless words of random letters, one prompt each; entry `i` depends on seed and `i` alone."""
 
-    def __init__(self, dataset: str, options: Mapping[str, Any], *, seed: int, where: str) -> None:
+    is_finite = False
+    verifier = ""
+
+    def __init__(self, dataset: str, options: Mapping[str, Any], *, seed: int, where: str, get: str = "") -> None:
         """Raises TaskError for an unknown data set, an unknown option or impossible lengths."""
         _check_name(dataset, TEMPLATES, "word data set does not exist", where)
         for option in options:
@@ -43,6 +47,10 @@ class WordSource:
         for number in range(limit):
             word = self._word(number)
             yield Item(TEMPLATES[self._dataset].format(word), word, "", number)
+
+    def extract(self, completion: str) -> str:
+        """What stands in the answer's tags."""
+        return tagged_answer(completion)
 
     def score(self, item: Item, answer: str) -> float:
         """1.0 for exactly the right text, else 0.0."""

@@ -119,7 +119,6 @@ def test_check_prints_the_plan_and_writes_nothing(
         (["--sharing.regime=sgt", "--sharing.lamda=0.3"], "sharing.lamda"),
         (["--policies.qwen.model=/nowhere"], "policies.qwen.model = '/nowhere': no such folder"),
         (["--tasks.backward.dataset=spel_backward"], "spel_backward"),
-        (["--policies.qwen.device=cuda"], "no GPU"),
         (["--run.stpes=3"], "did you mean run.steps?"),
         (["--exchange.host=192.0.2.1"], "[exchange] 192.0.2.1:0: cannot listen: Cannot assign requested address"),
         (["--exchange.host="], "exchange.host: not valid; wanted at least 1 character"),

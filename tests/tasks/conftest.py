@@ -1,8 +1,14 @@
 """Task tables that the tests of this room share."""
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
 
 from mrl.config.schema import PoolTable, TaskTable
+
+sys.path.insert(0, str(Path(__file__).parent))  # math_problems and hard_verifiers, beside the tests
 
 
 @pytest.fixture
@@ -24,3 +30,10 @@ def tables() -> dict[str, TaskTable]:
 def pool_table() -> PoolTable:
     """A small pool whose sizes do not divide by the number of tasks."""
     return PoolTable(train_prompts=31, held_out_prompts=14, seed=5)
+
+
+@pytest.fixture
+def verifiers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verifier processes find `hard_verifiers`, and this checkout of mrl."""
+    here = Path(__file__).parent
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(here), str(here.parents[1])]))

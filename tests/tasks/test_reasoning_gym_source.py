@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from mrl.errors import TaskError
+from mrl.errors import MissingError, TaskError
 from mrl.tasks.reasoning_gym_source import ReasoningGymSource
 
 
@@ -24,7 +24,7 @@ def test_refused_options_are_a_task_error(options):
 def test_missing_package_names_the_pip_command(monkeypatch):
     """Without reasoning-gym the cure is the command that installs it."""
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(TaskError, match=r"not installed; cure: pip install 'mrl\[tasks\]'"):
+    with pytest.raises(MissingError, match=r"not installed; cure: pip install 'mrl\[tasks\]'"):
         ReasoningGymSource("spell_backward", {}, seed=1, where="tasks.t")
 
 

@@ -2,8 +2,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from mrl.config.schema import TaskTable
 from mrl.tasks.source import Item
-from mrl.tasks.verify import extract_answer, judge
+from mrl.tasks.verify import Judge, Question, Verdict, judge
+from mrl.tasks.words import WordSource
 
 
 @dataclass
@@ -11,26 +13,53 @@ class Scores:
     """A source that gives every answer the same score."""
 
     value: float
+    is_finite: bool = False
+    verifier: str = ""
 
     def items(self, limit):
         return iter(())
+
+    def extract(self, completion):
+        return completion.strip()
 
     def score(self, item, answer):
         return self.value
 
 
-@pytest.mark.parametrize(
-    ("completion", "answer"),
-    [("<answer>4</answer>", "4"), ("<answer>3</answer> no, <answer> 4\n</answer> yes", "4"), (" 4\n", "4"),
-     ("<answer>4", "<answer>4"), ("a <answer></answer>", ""), ("", "")],
-)  # fmt: skip
-def test_the_last_answer_tag_counts(completion, answer):
-    """The last closed tag wins; without one the whole text is the answer."""
-    assert extract_answer(completion) == answer
-
-
 @pytest.mark.parametrize(("score", "reward"), [(1.0, 1.0), (0.999, 0.0), (0.5, 0.0), (0.0, 0.0)])
 def test_only_a_full_score_is_rewarded(score, reward):
     """Partial credit of a scorer is shown and never rewarded."""
-    verdict = judge(Scores(score), Item("p", "", "", 0), "x")
-    assert (verdict.reward, verdict.raw_score, verdict.extracted) == (reward, score, "x")
+    verdict = judge(Scores(score), Item("p", "", "", 0), " x\n")
+    assert verdict == Verdict(reward, score, "x")
+
+
+def test_verdicts_keep_the_order_of_mixed_tasks(verifiers):
+    """Quick answers are judged here, the others in processes, and every verdict stands at its question's place."""
+    words, outside = WordSource("rotate", {}, seed=1, where=""), Scores(0.5, verifier="hard_verifiers:by_text")
+    questions = [
+        Question("slow", outside, Item("p", "", "", 0, reference="right"), "right"),
+        Question("quick", words, Item("p", "abc", "", 0), "<answer>bca</answer>"),
+        Question("slow", outside, Item("p", "", "", 0, reference="right"), "die"),
+        Question("quick", words, Item("p", "abc", "", 0), "<answer>abc</answer>"),
+        Question("slow", outside, Item("p", "", "", 0, reference="right"), "  "),
+        Question("slow", outside, Item("p", "", "", 0, reference="right"), "wrong"),
+    ]
+    table = TaskTable(source="math", dataset="", verifier_processes=1)
+    judges = Judge({"slow": table, "quick": table})
+    assert judges.values() == {}
+    try:
+        verdicts = judges.judge(questions)
+        assert [verdict.reward for verdict in verdicts] == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+        failures = ["", "", "verifier_crash", "", "no_answer", ""]
+        assert [verdict.failure for verdict in verdicts] == failures
+        assert judges.values() == {"verify/answers": 3.0, "verify/timeouts": 0.0, "verify/crashes": 1.0}
+    finally:
+        judges.close()
+
+
+def test_quick_tasks_start_no_process():
+    """The quickstart pays nothing for verifiers that it does not use."""
+    words = WordSource("rotate", {}, seed=1, where="")
+    judges = Judge({})
+    assert judges.judge([Question("quick", words, Item("p", "abc", "", 0), "bca")])[0].reward == 1.0
+    assert judges.values() == {}

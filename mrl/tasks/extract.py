@@ -1,0 +1,71 @@
+r"""Where in a completion the answer stands: in tags, in \boxed{}, or after "the answer is".
+
+Every function takes time linear in the completion, which may be a megabyte of anything.
+"""
+
+import re
+
+ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
+STATED = re.compile(r"(?i)\banswer\s*(?:is\b|:|=)[ \t:=]*|####[ \t]*")
+SENTENCE_END = re.compile(r"\.(?:\s|$)|\n")
+TAIL_CHARS = 1_000
+"""A stated answer is looked for in the last so many characters."""
+MAX_ANSWER_CHARS = 1_000
+"""A longer answer is none."""
+
+
+def tagged_answer(completion: str) -> str:
+    """What stands in the last `<answer>...</answer>`, or the whole completion without one; stripped.
+
+    >>> tagged_answer("reverse <answer>nus</answer>")
+    'nus'
+    """
+    start = completion.rfind("<answer>", 0, completion.rfind("</answer>") + 1)
+    found = ANSWER.match(completion, start) if start >= 0 else None
+    return (found[1] if found else completion).strip()
+
+
+def boxed_answer(text: str) -> str:
+    r"""The content of the last \boxed{...} or \fbox{...}; "" without one, or when its brace is not closed.
+
+    >>> boxed_answer(r"so \boxed{3}, no, \boxed{\frac{1}{2}}")
+    '\\frac{1}{2}'
+    >>> boxed_answer(r"so \boxed 7$ it is")
+    '7'
+    """
+    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    found = BOX.match(text, start) if start >= 0 else None
+    if found is None:
+        return ""
+    inside = text[found.end() : found.end() + MAX_ANSWER_CHARS + 2]
+    return _braced(inside) if inside.startswith("{") else re.split(r"[\s$]", inside, maxsplit=1)[0]
+
+
+def stated_answer(text: str) -> str:
+    """What follows the last "answer is", "answer:" or "####", up to the end of the sentence; "" without one.
+
+    >>> stated_answer("Final Answer: The final answer is $12$. I hope it is correct.")
+    '12'
+    >>> stated_answer("5 + 4 = 9 so the answer is 9 apples.")
+    '9 apples'
+    """
+    tail = text[-TAIL_CHARS:]
+    ends = [found.end() for found in STATED.finditer(tail)]
+    if not ends:
+        return ""
+    rest = tail[ends[-1] :].strip().strip("*").strip()
+    for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
+        if rest.startswith(opening) and closing in rest[len(opening) :]:
+            return rest[len(opening) :].split(closing, 1)[0].strip()
+    return SENTENCE_END.split(rest, maxsplit=1)[0].strip().strip("*").strip()
+
+
+def _braced(text: str) -> str:
+    r"""The content of the braces that `text` begins with; an escaped one (as in \{1, 2\}) opens and closes nothing."""
+    depth = 0
+    for found in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+        depth += {"{": 1, "}": -1}.get(found[0], 0)
+        if depth == 0 and found[0] == "}":
+            return text[1 : found.start()].strip()
+    return ""

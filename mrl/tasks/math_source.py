@@ -1,0 +1,117 @@
+r"""Mathematics: problems from a file, answers in \boxed{}, judged by the `math-verify` package.
+
+[tasks.math]
+source = "math"
+dataset = "data/math/train.jsonl"                  or "hub:NAME"
+options = { held_out = "data/math/test.jsonl" }    or none: then 15 % of the problems, by hash, are held out
+
+Every problem is trained on or held out; one that stands in both files is held out.
+"""
+
+import importlib.util
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mrl.config.schema import Table
+from mrl.errors import MissingError, TaskError
+from mrl.tasks.extract import MAX_ANSWER_CHARS, boxed_answer, stated_answer, tagged_answer
+from mrl.tasks.math_rows import HUB, Keys, Problem, hub_rows, jsonl_rows, read_problems
+from mrl.tasks.source import Item, Part
+from mrl.tasks.split import HELD_OUT_PERCENT, hash_percent
+
+INSTALL = "pip install 'mrl[tasks]' (it holds math-verify)"
+PROMPT = "{problem}\nPlease reason step by step, and put your final answer within \\boxed{}."
+DEFAULT_KEYS = Keys()
+
+
+class MathOptions(Table):
+    """The `options` of a task of this source."""
+
+    held_out: str = ""
+    """Second JSONL file, or second split of the hub's data set, with the held-out problems."""
+    prompt: str = PROMPT
+    """The prompt; `{problem}` stands for the problem."""
+    boxed_only: bool = False
+    """Whether an answer has to stand in \\boxed{}; otherwise "the answer is ..." and <answer> tags count as well."""
+    problem_keys: tuple[str, ...] = DEFAULT_KEYS.problem
+    """Keys of a row that hold the problem; the first that is there counts."""
+    answer_keys: tuple[str, ...] = DEFAULT_KEYS.answer
+    """Keys that hold the reference answer."""
+    solution_keys: tuple[str, ...] = DEFAULT_KEYS.solution
+    """Keys that hold a solution with the reference answer in \\boxed{}."""
+    split: str = "train"
+    """Split of the hub's data set to train on."""
+    subset: str = ""
+    """Configuration of the hub's data set."""
+
+
+class MathSource:
+    """Problems of one file (or two, with the held-out ones), in an order drawn by `seed`."""
+
+    is_finite = True
+    verifier = "mrl.tasks.math_answers:score"
+
+    def __init__(self, dataset: str, options: Mapping[str, Any], *, seed: int, where: str, get: str = "") -> None:
+        """Raises MissingError for a file or package that is not there, TaskError for bad options or contents."""
+        self._options = _options(options, where)
+        if importlib.util.find_spec("math_verify") is None:
+            raise MissingError("the package math-verify is not installed", where=where, cure=INSTALL)
+        self._items = self._load(dataset, where, get)
+        random.Random(f"{seed}/{len(self._items)}").shuffle(self._items)
+
+    def items(self, limit: int) -> Iterator[Item]:
+        """All problems, the held-out ones of a second file first, so that a repeated problem is held out."""
+        yield from sorted(self._items, key=lambda item: item.part != "held_out")
+
+    def extract(self, completion: str) -> str:
+        r"""The content of the last \boxed{}, else (unless `boxed_only`) of <answer> tags or after "the answer is"."""
+        answer = boxed_answer(completion)
+        if not answer and not self._options.boxed_only:
+            tagged = tagged_answer(completion) if "</answer>" in completion else ""
+            answer = boxed_answer(tagged) or tagged or stated_answer(completion)
+        return answer if len(answer) <= MAX_ANSWER_CHARS else ""
+
+    def score(self, item: Item, answer: str) -> float:
+        """1.0 for an answer equal to the reference; in this process and without limits: pools use `verifier`."""
+        module = importlib.import_module(self.verifier.partition(":")[0])
+        return float(module.score(item.reference, answer))
+
+    def _load(self, dataset: str, where: str, get: str) -> list[Item]:
+        options = self._options
+        keys = Keys(options.problem_keys, options.answer_keys, options.solution_keys)
+
+        def read(place: str) -> list[Problem]:
+            if dataset.startswith(HUB):
+                name = dataset.removeprefix(HUB)
+                return read_problems(hub_rows(name, subset=options.subset, split=place, where=where), keys)
+            return read_problems(jsonl_rows(Path(place), where=where, get=get), keys)
+
+        known = read(options.split if dataset.startswith(HUB) else dataset)
+        held_out = read(options.held_out) if options.held_out else []
+        parts: list[tuple[Problem, Part]] = [(problem, "held_out") for problem in held_out]
+        parts += [(problem, "train" if held_out else _hashed_part(problem.problem)) for problem in known]
+        return [
+            Item(options.prompt.replace("{problem}", problem.problem), "", "", number, problem.reference, part)
+            for number, (problem, part) in enumerate(parts)
+        ]
+
+
+def _options(options: Mapping[str, Any], where: str) -> MathOptions:
+    try:
+        checked = MathOptions.model_validate(dict(options))
+    except ValidationError as error:
+        mistake = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in mistake["loc"])
+        wanted = "one of " + ", ".join(MathOptions.model_fields) if mistake["type"] == "extra_forbidden" else ""
+        raise TaskError(f"options.{key}: {mistake['msg']}", where=where, got=mistake["input"], wanted=wanted) from error
+    if "{problem}" not in checked.prompt:
+        raise TaskError("options.prompt: no place for the problem", where=where, got=checked.prompt, wanted="{problem}")
+    return checked
+
+
+def _hashed_part(problem: str) -> Part:
+    return "held_out" if hash_percent(problem) < HELD_OUT_PERCENT else "train"

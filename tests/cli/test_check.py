@@ -1,0 +1,164 @@
+"""`mrl check` on runs whose models, data or GPUs are still to be fetched, and on the configurations of papers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mrl.cli.check import least_gpus, most_gpus
+from mrl.cli.main import main
+from mrl.config.load import load_config
+
+ROOT = Path(__file__).parents[2]
+PAPERS = sorted((ROOT / "configs" / "paper").glob("*.toml"))
+
+CONFIG = """
+[run]
+name = "far"
+steps = 2
+folder = "{folder}/runs"
+[pool]
+train_prompts = 0
+held_out_prompts = 0
+[tasks.sums]
+source = "math"
+dataset = "{folder}/sums.jsonl"
+get = "fetch the sums"
+[policies.one]
+model = "{folder}/one"
+source = "maker/One-2B"
+device = "cuda"
+rollout = {{ workers = 2 }}
+[policies.two]
+model = "{folder}/two"
+source = "maker/Two-1B"
+device = "cuda"
+learner = {{ processes = 2 }}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two policies on GPUs and a file of sums; nothing of it is there."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    path = tmp_path / "far.toml"
+    path.write_text(CONFIG.format(folder=tmp_path))
+    return path
+
+
+def fetch(folder: Path) -> None:
+    """What the commands that `mrl check` names would fetch, at a glance."""
+    rows = [json.dumps({"problem": f"{n} + {n} = ?", "answer": str(2 * n)}) for n in range(40)]
+    (folder / "sums.jsonl").write_text("\n".join(rows))
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text('{"model_type": "qwen3"}')
+        (folder / name / "tokenizer.json").write_text("{}")
+        (folder / name / "model.safetensors").write_bytes(bytes(1000))
+
+
+def test_check_lists_what_is_still_to_be_fetched(
+    config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Models, data and GPUs, each with what gets it; the plan is shown as if they were there."""
+    assert main(["check", str(config)]) == 0
+    out = capsys.readouterr().out
+    assert f"hf download maker/One-2B --local-dir {tmp_path / 'one'}" in out
+    assert f"hf download maker/Two-1B --local-dir {tmp_path / 'two'}" in out
+    assert f"tasks.sums: data file '{tmp_path / 'sums.jsonl'}' is not there" in out
+    assert "fetch the sums" in out
+    assert "GPUs: at least 2, at best 7; this host shows 0" in out
+    assert "cuda 1,2" in out, "the two ranks of a learner"
+    assert "cuda 6" in next(line for line in out.splitlines() if "evaluator" in line), "a GPU that nobody else has"
+
+
+def test_check_estimates_gpu_memory_before_the_weights_are_there(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two billion parameters, as the name says: 16 bytes each to train, 4 to sample; ranks share."""
+    main(["check", str(config)])
+    told = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("GPU memory"))
+    gib = {part.split()[1]: float(part.split()[2]) for part in told.split(": ")[1].split(", ")}
+    assert 2e9 * 16 / 2**30 < gib["0"] < 2e9 * 16 / 2**30 + 40
+    assert gib["3"] == gib["4"] == pytest.approx(2e9 * 4 / 2**30 + 0.35, abs=1)
+    assert gib["1"] == gib["2"] == pytest.approx(1e9 * 16 / 2**30 + 23, abs=5), "23 GiB of activations"
+
+
+def test_nothing_is_listed_once_it_is_there(
+    config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same check after the fetching."""
+    fetch(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert main(["check", str(config)]) == 0
+    out = capsys.readouterr().out
+    assert "still needed" not in out
+    assert "to be fetched" not in out
+
+
+def test_train_refuses_with_the_one_command_that_helps(
+    config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First the GPUs, then the models, then the data; nothing is written."""
+
+    def refusal() -> str:
+        assert main(["train", str(config)]) == 2
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1
+        assert not (tmp_path / "runs").exists()
+        return line
+
+    assert "policies.one.device: this host shows no GPU" in refusal()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    command = f"hf download maker/One-2B --local-dir {tmp_path / 'one'}"
+    assert f"the model maker/One-2B is not there; cure: {command}" in refusal()
+    fetch(tmp_path)
+    (tmp_path / "sums.jsonl").unlink()
+    assert "sums.jsonl' is not there; " in (line := refusal())
+    assert "cure: fetch the sums" in line
+
+
+def test_a_missing_folder_without_a_source_stays_a_mistake(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody could say what to fetch."""
+    assert main(["check", str(config), "--policies.one.source="]) == 2
+    assert "policies.one.model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
+def test_configurations_of_papers_pass(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without their models and data, on a machine without GPUs; and train says what to fetch."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    few = ["--pool.train_prompts", "16", "--pool.held_out_prompts", "8", "--run.min_free_mib", "1"]
+    assert main(["check", str(path), *few]) == 0
+    out = capsys.readouterr().out
+    assert f"{path} is valid" in out
+    config = load_config(path)
+    for policy in config.policies.values():
+        assert f"hf download {policy.source} --local-dir {policy.model}" in out
+    assert most_gpus(config) >= least_gpus(config) == 1
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
+    assert main(["train", str(path), *few]) == 2
+    assert "is not there; cure: hf download" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
+def test_configurations_of_papers_open_with_what_they_are(path: Path) -> None:
+    """What it shows, on what, how long, what to expect, and what of it is inferred."""
+    head = path.read_text().split("\n[run]")[0]
+    for word in ("Shows", "On", "Takes", "Expect", "Trust"):
+        assert f"\n# {word:<9}" in head
+    assert "[inferred]" in head
+    assert max(map(len, path.read_text().splitlines())) <= 120
+
+
+@pytest.mark.parametrize("regime", ["independent", "prp", "xgrpo", "sgt", "hacpo", "graft"])
+def test_the_math_comparison_runs_under_every_regime(
+    regime: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One file, one override."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    path = ROOT / "configs" / "paper" / "mrl_math.toml"
+    assert main(["check", str(path), "--sharing.regime", regime, "--run.name", regime]) == 0
+    assert f"sharing     {regime}" in capsys.readouterr().out

@@ -1,0 +1,120 @@
+"""Verifier processes against verifiers that really hang, die and eat memory."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from contextlib import closing
+
+import psutil
+import pytest
+
+from mrl.errors import RoleFailed
+from mrl.tasks.verifier_pool import MAX_REQUEST_BYTES, Outcome, VerifierPool
+
+RIGHT = Outcome(1.0)
+pytestmark = pytest.mark.usefixtures("verifiers")
+
+
+def make_pool(**settings) -> VerifierPool:
+    """One process with half a second per answer and 256 MiB."""
+    settings = {"processes": 1, "timeout_s": 0.5, "memory_bytes": 256 * 1024**2} | settings
+    return VerifierPool("hard_verifiers:by_text", **settings)
+
+
+def outcomes(pool: VerifierPool, *answers: str) -> list[Outcome]:
+    """What the pool says; "right" is right."""
+    return pool.verify([("right", answer) for answer in answers])
+
+
+@pytest.mark.parametrize(
+    ("answer", "failure"),
+    [("loop", "verifier_timeout"), ("regex", "verifier_timeout"), ("die", "verifier_crash"),
+     ("eat", "verifier_memory"), ("raise", "verifier_error"), ("x" * MAX_REQUEST_BYTES, "too_long")],
+)  # fmt: skip
+def test_a_bad_answer_costs_itself_only(answer, failure):
+    """The answers before and behind it are judged, in order, by processes that work."""
+    with closing(make_pool()) as pool:
+        assert outcomes(pool, "right", answer, "right", "wrong") == [RIGHT, Outcome(0.0, failure), RIGHT, Outcome(0.0)]
+        assert pool.counts.answers == 4
+        assert pool.counts.timeouts == (failure == "verifier_timeout")
+        assert pool.counts.crashes == (failure in ("verifier_crash", "verifier_memory", "verifier_error"))
+        assert outcomes(pool, "right") == [RIGHT]
+
+
+def test_a_verifier_that_waits_without_using_cpu_is_ended_too():
+    """Sleep uses no CPU time; the limit of the wall clock, a multiple, ends it."""
+    with closing(make_pool(timeout_s=0.05)) as pool:
+        assert outcomes(pool, "sleep", "right") == [Outcome(0.0, "verifier_timeout"), RIGHT]
+        assert pool.counts.timeouts == 1
+
+
+def test_the_limit_is_cpu_time():
+    """A loop is ended by the limit of its own process, however patient the clock of a loaded machine is."""
+    with closing(make_pool(timeout_s=0.1, wall_factor=1000.0)) as pool:
+        assert outcomes(pool, "loop", "right") == [Outcome(0.0, "verifier_timeout"), RIGHT]
+
+
+def test_many_answers_over_several_processes_come_back_in_order():
+    """More answers than processes, failures among them."""
+    answers = ["right", "wrong", "die", "right"] * 10
+    wanted = [RIGHT, Outcome(0.0), Outcome(0.0, "verifier_crash"), RIGHT] * 10
+    with closing(make_pool(processes=3)) as pool:
+        assert outcomes(pool, *answers) == wanted
+        assert pool.counts.crashes == 10
+
+
+def test_processes_are_kept_and_started_only_as_needed():
+    """One answer starts one process, the next call uses the same; without answers there is none."""
+    with closing(make_pool(processes=4)) as pool:
+        assert outcomes(pool) == []
+        assert not pool.children()
+        assert outcomes(pool, "pid") == outcomes(pool, "pid")
+        assert len(pool.children()) == 1
+
+
+def test_what_a_verifier_prints_is_no_reply():
+    """Replies have a channel of their own."""
+    with closing(make_pool()) as pool:
+        assert outcomes(pool, "speak", "right") == [Outcome(0.0), RIGHT]
+
+
+def test_a_process_that_died_while_idle_is_replaced():
+    """Nobody's answer fails for it."""
+    with closing(make_pool()) as pool:
+        (before,) = outcomes(pool, "pid")
+        os.kill(int(before.score), signal.SIGKILL)
+        psutil.wait_procs([process for process in psutil.Process().children() if process.pid == before.score], 10)
+        assert outcomes(pool, "right") == [RIGHT]
+        assert pool.counts.crashes == 0
+
+
+def test_a_verifier_that_does_not_start_ends_the_role(capfd):
+    """A mistake in the installation is no wrong answer."""
+    pool = VerifierPool("no_such_module:score", processes=1, timeout_s=1.0)
+    with closing(pool), pytest.raises(RoleFailed, match="no_such_module:score does not start"):
+        pool.verify([("1", "1")])
+    assert "No module named 'no_such_module'" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("answer", ["loop", "sleep"])
+def test_no_process_is_left_when_the_parent_is_killed(answer, tmp_path, monkeypatch):
+    """An idle one sees its stdin end; one that hangs reaches its limit of CPU time, or of the clock."""
+    hanging = tmp_path / "hanging"
+    os.mkfifo(hanging)
+    monkeypatch.setenv("HANGING", str(hanging))
+    code = f"""
+        from mrl.tasks.verifier_pool import VerifierPool
+        pool = VerifierPool("hard_verifiers:by_text", processes=2, timeout_s=0.3)
+        pool.verify([("right", "pid")] * 40)
+        print(*[child.process.pid for child in pool.children()], flush=True)
+        pool.verify([("right", {answer!r})])
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout
+        children = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+        assert children
+        assert hanging.read_text() == "now"
+        parent.kill()
+    assert not psutil.wait_procs(children, timeout=20)[1]
