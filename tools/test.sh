@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes the environment and runs the tests: the fast ones on two processes, then those that start real processes.
+# Makes the environment and runs the tests: the fast ones and the planted bugs on two processes, then those that start
+# real processes.
 #   bash tools/test.sh [pytest arguments]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -13,5 +14,6 @@ run() {  # pytest's code 5, nothing collected, is fine where arguments chose the
 }
 
 num_arguments=$#
-run -n 2 -m "not system and not slow and not gpu" "$@"
+run -n 2 -m "not system and not mutation and not slow and not gpu" "$@"
+run -n 2 -m "mutation and not slow" "$@"
 run -m "system and not slow and not gpu" "$@"

@@ -18,6 +18,8 @@ from alignment_properties import CHECKS, bugs_in_figures, bugs_in_tokenizers, bu
 
 import mrl.alignment
 
+pytestmark = pytest.mark.mutation
+
 PACKAGE = Path(mrl.alignment.__file__).parent
 PROPERTIES = "alignment_properties"
 BUGS = [*bugs_in_translation.BUGS, *bugs_in_tokenizers.BUGS, *bugs_in_figures.BUGS]
