@@ -52,13 +52,15 @@ from mrl.alignment.aligned_batch import AlignedBatch, AlignedTrace
 from mrl.alignment.flags import Flag, Rejected
 from mrl.alignment.pair_card import PairCard, make_card
 from mrl.alignment.peer_answer import PeerAnswer, validate
+from mrl.alignment.rank_file import load_tekken, load_tiktoken_ranks
 from mrl.alignment.receiver import Receiver, load_receiver
-from mrl.alignment.residual import Residual, summarise
+from mrl.alignment.residual import Residual, RowResiduals, row_residuals, summarise
 from mrl.alignment.source import describe_answers
-from mrl.alignment.spreading import SPREADING
+from mrl.alignment.spreading import DEFAULT_SPREADING, SPREADING, advantages_to_receiver
 from mrl.alignment.translate import translate_batch, translate_texts
 
 __all__ = [
+    "DEFAULT_SPREADING",
     "SPREADING",
     "AlignedBatch",
     "AlignedTrace",
@@ -68,9 +70,14 @@ __all__ = [
     "Receiver",
     "Rejected",
     "Residual",
+    "RowResiduals",
+    "advantages_to_receiver",
     "describe_answers",
     "load_receiver",
+    "load_tekken",
+    "load_tiktoken_ranks",
     "make_card",
+    "row_residuals",
     "summarise",
     "translate_batch",
     "translate_texts",

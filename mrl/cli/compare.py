@@ -52,11 +52,21 @@ class Run:
         checkpoints = [self.folder / "checkpoints" / name for name in _learning(self.config)]
         return self._is_same() and all(any(path.glob("step_*")) for path in checkpoints)
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether its folder holds a run of another configuration."""
+        return self._earlier() is not None and not self._is_same()
+
+    def _earlier(self) -> RunConfig | None:
+        try:
+            return read_run_config(self.folder)
+        except RunFolderError:
+            return None
+
     def _is_same(self) -> bool:
         """Models are resolved when a run starts, and left out."""
-        try:
-            earlier = read_run_config(self.folder)
-        except RunFolderError:
+        earlier = self._earlier()
+        if earlier is None:
             return False
         policies = {
             name: table.model_copy(update={"model": self.config.policies[name].model})
@@ -81,11 +91,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Train what is missing, then write and print the comparison."""
     from mrl.cli.preflight import preflight
 
+    if arguments.jobs < 0:
+        raise ConfigError("not a number of runs", where="--jobs", got=arguments.jobs, wanted=">= 1, or 0 to choose")
     runs = plan(arguments)
     for one in {one.regime: one for one in runs}.values():
         preflight(one.config, where=str(arguments.config))
     folder = runs[0].folder.parent
     if not arguments.only_table:
+        check_earlier(runs)
         _train_all(runs, jobs=arguments.jobs or _jobs(runs[0].config))
     return _conclude(runs, folder)
 
@@ -101,10 +114,19 @@ def plan(arguments: argparse.Namespace) -> list[Run]:
 def _plan_one(arguments: argparse.Namespace, folder: Path, regime: str, seed: int) -> Run:
     name = f"{regime}-{seed}"
     chosen = ["--run.folder", str(folder), "--run.name", name, "--run.seed", str(seed), "--sharing.regime", regime]
-    chosen += [] if arguments.is_async else ["--run.sync", "true"]
+    chosen += ["--run.sync", "false" if arguments.is_async else "true"]
     overrides = [*arguments.overrides, *chosen]
     words = [str(arguments.config), *overrides]
     return Run(regime, seed, folder / name, words, load_config(arguments.config, overrides))
+
+
+def check_earlier(runs: Sequence[Run]) -> None:
+    """Raises ConfigError when a run would take the place of one of another configuration, which may have cost hours."""
+    foreign = [str(one.folder) for one in runs if one.is_foreign]
+    if foreign:
+        raise ConfigError(
+            "holds a run of another configuration", where=foreign[0], cure="name another --folder, or delete this one"
+        )
 
 
 def _seeds(text: str) -> list[int]:

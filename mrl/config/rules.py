@@ -2,7 +2,7 @@
 
 import re
 
-from mrl.config.schema import MakeTable, PolicyTable, RunConfig
+from mrl.config.schema import MakeTable, ObjectiveTable, PolicyTable, RunConfig
 from mrl.errors import ConfigError
 
 
@@ -49,6 +49,7 @@ def _check_policy(name: str, policy: PolicyTable, where: str) -> None:
         raise ConfigError(f"{key}.rollout.workers: a policy needs a worker", where=where, got=0, wanted=">= 1")
     if not policy.frozen:
         _check_learner(key, policy, where)
+        _check_objective(f"{key}.objective", policy.objective, where)
 
 
 def _check_learning(config: RunConfig, where: str) -> None:
@@ -110,6 +111,18 @@ def _check_learner(key: str, policy: PolicyTable, where: str) -> None:
         raise ConfigError(
             f"{key}.learner.betas: not valid", where=where, got=list(learner.betas), wanted="0 <= beta < 1"
         )
+
+
+def _check_objective(key: str, objective: ObjectiveTable, where: str) -> None:
+    """A key that the method has no place for would be read by nobody."""
+    unused = {"cispo": ("dual_clip",), "dppo": ("dual_clip", "clip_low")}.get(objective.method, ())
+    for name in unused:
+        value = getattr(objective, name)
+        if value is not None:
+            raise ConfigError(f"{key}.{name}: the method {objective.method} has none", where=where, got=value)
+    lower, upper = objective.correction.lower, objective.correction.upper
+    if lower > upper:
+        raise ConfigError(f"{key}.correction.lower: above upper", where=where, got=lower, wanted=f"<= {upper:g}")
 
 
 def _check_slots(config: RunConfig, where: str) -> None:

@@ -16,6 +16,9 @@ AVERAGE = "average"
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; 1.96 stands in beyond."""
 
+DROPPED_GROUPS = ("staleness/dropped_groups", "groups/uniform_dropped")
+DROPPED_TOKENS = ("staleness/dropped_tokens", "groups/uniform_dropped_tokens")
+
 Curve = dict[int, float]
 """Step -> held-out accuracy."""
 
@@ -45,6 +48,7 @@ class Outcome:
     curves: Mapping[str, Curve]
     """Policy -> curve; `AVERAGE` holds the mean over policies at steps that all of them have."""
     own_answers: float
+    """Sampled: trained on, or dropped as stale or uniform."""
     own_tokens: float
     trained_tokens: float
     peer_tokens: float
@@ -141,20 +145,22 @@ def outcome_of(data: RunData) -> Outcome:
         name: tables[name]["learner"]["prompts_per_step"] * tables[name]["rollout"]["group_size"] for name in learning
     }
     steps = {name: list(data.steps.get(name, {}).values()) for name in learning}
+    group = {name: tables[name]["rollout"]["group_size"] for name in learning}
     return Outcome(
         curves=curves,
-        own_answers=sum(answers[name] * len(steps[name]) for name in learning),
-        own_tokens=sum(answers[name] * _sum(steps[name], "tokens/answer_mean") for name in learning),
-        trained_tokens=sum(_sum(steps[name], "tokens/trained") for name in learning),
-        peer_tokens=sum(
-            _sum(steps[name], metric)
-            for name in learning
-            for metric in ("sharing/peer_tokens", "sharing/rescue_tokens")
+        own_answers=sum(
+            answers[name] * len(steps[name]) + group[name] * _sum(steps[name], *DROPPED_GROUPS) for name in learning
         ),
+        own_tokens=sum(
+            answers[name] * _sum(steps[name], "tokens/answer_mean") + _sum(steps[name], *DROPPED_TOKENS)
+            for name in learning
+        ),
+        trained_tokens=sum(_sum(steps[name], "tokens/trained") for name in learning),
+        peer_tokens=sum(_sum(steps[name], "sharing/peer_tokens", "sharing/rescue_tokens") for name in learning),
         shared_bytes=sum(flow.get("bytes", 0.0) for flow in data.flows.values()),
         wall_s=data.wall_s,
     )
 
 
-def _sum(steps: Iterable[Mapping[str, float]], metric: str) -> float:
-    return sum(values.get(metric, 0.0) for values in steps)
+def _sum(steps: Iterable[Mapping[str, float]], *metrics: str) -> float:
+    return sum(values.get(metric, 0.0) for values in steps for metric in metrics)

@@ -44,7 +44,8 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     """Every number of the comparison, with the curves of each seed."""
     return {
         regime: {
-            "average": {what: _pair(comparison.over_seeds(regime, what)) for what in ("start", "end", "best", "area")},
+            "average": _told(comparison, regime, AVERAGE),
+            "policies": {name: _told(comparison, regime, name) for name in comparison.policies},
             "end_against_baseline": _pair(comparison.against_baseline(regime, "end")),
             "area_against_baseline": _pair(comparison.against_baseline(regime, "area")),
             "seeds": {
@@ -88,10 +89,9 @@ def _policies(comparison: Comparison) -> Grid:
         cells = [regime]
         for name in names:
             cells.append(f"{comparison.over_seeds(regime, 'start', name).mean:.3f}")
-            cells.append(_plus_minus(comparison.over_seeds(regime, "end", name)))
-            cells += [f"{comparison.over_seeds(regime, what, name).mean:.3f}" for what in ("best", "area")]
+            cells += [_plus_minus(comparison.over_seeds(regime, what, name)) for what in ("end", "best", "area")]
         rows.append(cells)
-    return Grid("Held-out accuracy of each policy", head, rows)
+    return Grid("Held-out accuracy of each policy, 95 % interval", head, rows)
 
 
 def _spendings(comparison: Comparison) -> Grid:
@@ -124,6 +124,10 @@ def _difference(comparison: Comparison, regime: str, what: str) -> str:
     return (
         f"{found.mean:+.3f}" if math.isnan(found.half) else f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
     )
+
+
+def _told(comparison: Comparison, regime: str, name: str) -> dict[str, dict[str, float | None]]:
+    return {what: _pair(comparison.over_seeds(regime, what, name)) for what in ("start", "end", "best", "area")}
 
 
 def _pair(found: Interval) -> dict[str, float | None]:

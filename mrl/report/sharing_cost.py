@@ -14,10 +14,11 @@ from mrl.report.svg import Axes, Line, line_chart, moving_mean
 MAX_LINES = 8
 PREFIX = "align/"
 NOTE = (
-    "Peer answers that were tried as rescues. 1:1: own tokens that cover exactly one token of the peer. Length: own "
-    "tokens per token of the peer. Gap: own log-prob of the peer's text minus the peer's own; the more negative, the "
-    "stranger the text. Span std and out of band: log-ratios of common spans, and the share outside [0.8, 1.2]; how "
-    "much of that tokenizers alone make is on the pair card (mrl align card)."
+    "Peer answers that were looked at; the figures are of those trained on. 1:1: own tokens, or bytes in them, that "
+    "cover exactly one token of the peer. Length: own tokens per token of the peer. Gap: own log-prob of the peer's "
+    "text minus the peer's own; the more negative, the stranger the text. Span std and out of band: log-ratios of "
+    "common spans, and the share outside [0.8, 1.2]; how much of that tokenizers alone make is on the pair card (mrl "
+    "align card). ESS: effective share of the answers of a step, were they weighted by own over peer probability."
 )
 
 
@@ -31,6 +32,10 @@ class PairCost:
     rejected: float = 0.0
     reasons: Counter[str] = field(default_factory=Counter)
     flags: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    """Traces that were not believed, by reason."""
+    tokens: float = 0.0
+    """Own tokens of the answers trained on."""
     sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     weights: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
@@ -42,10 +47,14 @@ class PairCost:
         for name, value in values.items():
             room, _, rest = name.partition("/")
             if rest:
-                {"rejected": self.reasons, "flagged": self.flags}.get(room, Counter())[rest] += int(value)
+                counters = {"rejected": self.reasons, "flagged": self.flags, "trace_rejected": self.faults}
+                counters.get(room, Counter())[rest] += int(value)
         tokens, size, spans = (values.get(name, 0.0) for name in ("receiver_tokens", "bytes", "spans"))
         ratio = values.get("length_ratio", 0.0)
+        self.tokens += tokens
         self._weigh("one_to_one_tokens", values.get("one_to_one_tokens"), tokens)
+        self._weigh("one_to_one_bytes", values.get("one_to_one_bytes"), size)
+        self._weigh("sequence_ess", values.get("sequence_ess"), rows)
         self._weigh("length_ratio", ratio or None, tokens / ratio if ratio else 0.0)
         self._weigh("gap_nats_per_byte", values.get("gap_nats_per_byte"), size)
         self._weigh("gap_nats_per_token", values.get("gap_nats_per_token"), tokens)
@@ -85,9 +94,19 @@ def cost_table(data: RunData) -> str:
     if not costs:
         return ""
     rows = "".join(_row(data, cost) for cost in costs)
-    remarks = "<th>remarks</th>" if any(cost.reasons or cost.flags for cost in costs) else "<th></th>"
-    names = ["answers", "rejected", "1:1 tokens", "length", "gap, nats/byte", "nats/token", "span std, nats"]
-    cells = "".join(f'<th class="n">{name}</th>' for name in [*names, "out of band"])
+    remarks = "<th>remarks</th>" if any(cost.reasons or cost.flags or cost.faults for cost in costs) else "<th></th>"
+    names = [
+        "answers",
+        "rejected",
+        "own tokens",
+        "1:1 tokens",
+        "bytes",
+        "length",
+        "gap, nats/byte",
+        "nats/token",
+        "span std, nats",
+    ]
+    cells = "".join(f'<th class="n">{name}</th>' for name in [*names, "out of band", "ESS"])
     head = f"<thead><tr><th>from &rarr; to</th>{cells}{remarks}</tr></thead>"
     table = f'<div class="scroll"><table class="costs">{head}<tbody>{rows}</tbody></table></div>'
     return f"<h3>Cost of sharing per pair</h3>{table}<p class='note'>{escape(NOTE)}</p>"
@@ -120,15 +139,19 @@ def _row(data: RunData, cost: PairCost) -> str:
     numbers = (
         count(cost.answers),
         percent(cost.rejected / cost.answers),
+        count(cost.tokens),
         percent(cost.mean("one_to_one_tokens")),
+        percent(cost.mean("one_to_one_bytes")),
         fixed(cost.mean("length_ratio")),
         signed(cost.mean("gap_nats_per_byte"), 3),
         signed(cost.mean("gap_nats_per_token")),
         fixed(cost.span_std_nats),
         percent(cost.mean("outside_band")),
+        percent(cost.mean("sequence_ess")),
     )
     cells = "".join(f'<td class="n">{escape(words)}</td>' for words in numbers)
     marks = [f"{count(n)} rejected: {name}" for name, n in sorted(cost.reasons.items())]
+    marks += [f"{count(n)} without trace: {name}" for name, n in sorted(cost.faults.items())]
     marks += [f"{count(n)} {name}" for name, n in sorted(cost.flags.items())]
     names = f"{_policy(data, cost.source)} &rarr; {_policy(data, cost.receiver)}"
     return f"<tr><td>{names}</td>{cells}<td>{escape(', '.join(marks))}</td></tr>"

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mrl.alignment.aligned_batch import AlignedBatch
-from mrl.alignment.residual import summarise
+from mrl.alignment.residual import KINDS, summarise
 
 GAPS = (
     "gap_nats_per_byte",
@@ -64,7 +64,7 @@ def shared_values(shared: Sequence[SharedRows]) -> dict[str, float]:
     for rows in shared:
         residual = summarise(rows.batch)
         found = {
-            "one_to_one_tokens": residual.share_of("one_to_one"),
+            **{f"{kind}_tokens": residual.share_of(kind) for kind in KINDS},
             "one_to_one_bytes": residual.one_to_one_byte_share,
             "length_ratio": residual.length_ratio,
             "receiver_tokens": float(residual.receiver_tokens),

@@ -5,7 +5,8 @@ the trust region.
 
 The teacher is a frozen policy of the run or a live peer; with other tokens its log-probs are those of common spans,
 divided over own tokens. An answer that was not scored in time has the plain ratio: the policy's own objective. Groups
-that move nothing are not sent.
+that move nothing are not sent. Advantages are those of the policy's own objective, with the corrected deviation where
+the paper has the population's: smaller by sqrt((G - 1) / G).
 
 Reads of a peer: log-probs of own answers (score records). On the wire: the texts of a group to the teacher, and 9 bytes
 per token of the teacher's back. Costs: one forward pass of the teacher per answer of a mixed group.

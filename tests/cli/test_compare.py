@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.cli.compare import add_arguments, plan
+from mrl.cli.compare import add_arguments, check_earlier, plan, run
 from mrl.config.run_folder import dump_config
 from mrl.errors import ConfigError
 
@@ -61,6 +61,15 @@ def test_seeds_may_be_listed_and_pace_be_free(tmp_path):
     runs = plan(arguments(tmp_path, "--regimes", "sgt", "--seeds", "13,11", "--async"))
     assert [run.seed for run in runs] == [13, 11]
     assert not any(run.config.run.sync for run in runs)
+    asked = arguments(tmp_path, "--regimes", "sgt", "--seeds", "1", "--async")
+    asked.config.write_text(CONFIG.replace("steps = 4", "steps = 4\nsync = true"))
+    assert not plan(asked)[0].config.run.sync, "also where the configuration says otherwise"
+
+
+def test_a_number_of_jobs_below_zero_is_refused(tmp_path):
+    """In one line, before anything is trained."""
+    with pytest.raises(ConfigError, match="--jobs: not a number of runs"):
+        run(arguments(tmp_path, "--jobs=-1"))
 
 
 @pytest.mark.parametrize("seeds", ["", "three", "0", "-1", "1,x"])
@@ -77,14 +86,18 @@ def test_a_run_is_done_when_every_learning_policy_was_evaluated_at_its_end(tmp_p
     finish(first)
     finish(second, policies=("a",))
     assert first.is_done
+    check_earlier([first, second])
     assert not second.is_done
 
 
 def test_a_run_of_another_configuration_is_not_done(tmp_path):
-    """Other steps, or another learning rate: the earlier run says nothing about this one."""
+    """Other steps, or another learning rate: the earlier run says nothing about this one, and is not deleted for it."""
     (run,) = plan(arguments(tmp_path, "--regimes", "sgt", "--seeds", "7,7"))
+    check_earlier([run])
     finish(run, pool={"train_prompts": 5, "held_out_prompts": 5, "seed": 1})
     assert not run.is_done
+    with pytest.raises(ConfigError, match="sgt-7: holds a run of another configuration"):
+        check_earlier([run])
 
 
 def test_models_that_were_made_at_the_start_do_not_matter(tmp_path):

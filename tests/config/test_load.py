@@ -91,7 +91,7 @@ def test_override_values_are_read_as_toml_of_the_keys_type(
         (["--policies", "1"], ["one value, not a table"]),
         (["--run..steps", "1"], ["unknown key"]),
         (["steps=3"], ["not an override", "--key.path VALUE"]),
-        (["--tasks.copy.source", "wrds"], ["'reasoning_gym' or 'words'", "did you mean 'words'?"]),
+        (["--tasks.copy.source", "wrds"], ["'reasoning_gym', 'words' or 'math'", "did you mean 'words'?"]),
     ],
 )
 def test_a_wrong_override_is_one_clear_line(file: Path, words: list[str], parts: list[str]) -> None:
@@ -148,6 +148,11 @@ def test_a_wrong_file_is_one_line_with_file_and_key(file: Path, old: str, new: s
         (["--policies.qwen.device=gpu"], "'cpu' or 'cuda'"),
         (["--allocation.ttl_s=1.0"], "expire"),
         (["--sharing.regime=3"], "sharing.regime: not valid; got 3"),
+        (
+            ["--policies.qwen.objective.method=dppo", "--policies.qwen.objective.dual_clip=3"],
+            "policies.qwen.objective.dual_clip: the method dppo has none; got 3",
+        ),
+        (["--policies.qwen.objective.correction.lower=6"], "correction.lower: above upper; got 6.0; wanted <= 5"),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused(file: Path, words: list[str], part: str) -> None:

@@ -89,8 +89,16 @@ def run_data() -> RunData:
 
 
 def test_outcome_counts_what_a_run_spent():
-    """Own answers and tokens from batch sizes, peers' tokens and bytes from what was told; teachers do not count."""
+    """Own answers and tokens from batch sizes, peers' tokens and bytes from what was told; teachers do not count.
+
+    Groups that were sampled and dropped are spent too.
+    """
     found = outcome_of(run_data())
+    wasteful = run_data()
+    wasteful.steps["a"][2] |= {"groups/uniform_dropped": 3.0, "groups/uniform_dropped_tokens": 50.0}
+    wasteful.steps["b"][1] |= {"staleness/dropped_groups": 1.0, "staleness/dropped_tokens": 5.0}
+    assert outcome_of(wasteful).own_answers == found.own_answers + 2 * (3 + 1)
+    assert outcome_of(wasteful).own_tokens == found.own_tokens + 55
     assert found.curves[AVERAGE] == pytest.approx({0: 0.2, 2: 0.7})
     assert found.own_answers == 2 * 2 * 8
     assert found.own_tokens == 2 * 8 * (10 + 20)
@@ -109,6 +117,7 @@ def test_tables_say_what_was_found():
     assert averages.rows[1][5].startswith("+0.200 [")
     assert averages.title.endswith("3 seeds, 95 % interval")
     assert policies.head[1:5] == ["p0 start", "p0 end", "p0 best", "p0 area"]
+    assert all(" ± " in cell for cell in policies.rows[1][2:5])
     assert spent.rows[0][1:] == ["80", "400", "500", "10.0%", "1.00", "1.0"]
     text = markdown(averages)
     assert text.count("\n| ") == 4
@@ -120,6 +129,7 @@ def test_json_holds_every_seed_and_no_nan():
     one = Comparison({"independent": {1: outcome(0.4, 0.6)}})
     found = json.loads(json.dumps(as_json(one), allow_nan=False))
     assert found["independent"]["average"]["end"] == {"mean": 0.5, "half": None}
+    assert found["independent"]["policies"]["p1"]["end"] == {"mean": 0.6, "half": None}
     assert found["independent"]["seeds"]["1"]["curves"]["p0"]["20"] == 0.4
 
 

@@ -11,6 +11,8 @@ FIRST = {
     "align/rejected_share/b": 0.25,
     "align/rejected/bytes_differ/b": 1.0,
     "align/flagged/norm/b": 2.0,
+    "align/trace_rejected/logprobs/b": 1.0,
+    "align/sequence_ess/b": 0.5,
     "align/receiver_tokens/b": 10.0,
     "align/length_ratio/b": 2.0,
     "align/one_to_one_tokens/b": 0.5,
@@ -26,6 +28,8 @@ SECOND = {
     "align/receiver_tokens/b": 30.0,
     "align/length_ratio/b": 1.0,
     "align/one_to_one_tokens/b": 0.9,
+    "align/one_to_one_bytes/b": 0.7,
+    "align/sequence_ess/b": 1.0,
     "align/bytes/b": 90.0,
     "align/spans/b": 24.0,
     "align/gap_nats_per_byte/b": -0.1,
@@ -45,6 +49,8 @@ def test_steps_are_weighted_by_what_they_moved(data):
     assert dict(cost.reasons) == {"bytes_differ": 1}
     assert dict(cost.flags) == {"norm": 2}
     assert cost.mean("one_to_one_tokens") == pytest.approx((5 + 27) / 40)
+    assert cost.tokens == 40
+    assert cost.mean("sequence_ess") == pytest.approx((4 * 0.5 + 1.0) / 5)
     assert cost.mean("length_ratio") == pytest.approx(40 / 35)
     assert cost.mean("gap_nats_per_byte") == pytest.approx((-15 - 9) / 120)
     assert cost.span_std_nats == pytest.approx(((8 * 0.09 + 24 * 0.25) / 32) ** 0.5)
@@ -54,7 +60,17 @@ def test_steps_are_weighted_by_what_they_moved(data):
 def test_table_shows_the_pair(data):
     """One row with the numbers of the whole run, and what was rejected why."""
     table = cost_table(data)
-    for words in (">5<", ">20%<", ">80%<", ">1.14<", ">-0.200<", ">0.46<", "1 rejected: bytes_differ, 2 norm"):
+    for words in (
+        ">5<",
+        ">20%<",
+        ">80%<",
+        ">1.14<",
+        ">-0.200<",
+        ">0.46<",
+        ">70%<",
+        ">60%<",
+        "1 rejected: bytes_differ, 1 without trace: logprobs, 2 norm",
+    ):
         assert words in table
 
 

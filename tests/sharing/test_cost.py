@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from mrl.alignment.residual import KINDS
 from mrl.metrics.names import is_known
 from mrl.sharing.carried import carry
 from mrl.sharing.cost import GAPS, SharedRows, Tried, gap_values, shared_values, tried_values
@@ -23,6 +24,9 @@ def test_residual_of_a_shared_answer(receiver, shared):
     own_ids = receiver.retokenize(TEXT, finished=True, max_tokens=64).token_ids
     values = shared_values(shared)
     assert values["align/receiver_tokens/peer"] == own_ids.size
+    shares = [values[f"align/{kind}_tokens/peer"] for kind in KINDS]
+    assert sum(shares) == pytest.approx(1)
+    assert (shares[0] < 1) == (shares[2] > 0) == (own_ids.size < len(TEXT) + 1)
     assert values["align/length_ratio/peer"] == pytest.approx(own_ids.size / (len(TEXT) + 1))
     assert values["align/bytes/peer"] == len(TEXT)
     assert values["align/spans/peer"] == own_ids.size

@@ -51,6 +51,13 @@ def test_keys_that_are_given_win():
     assert resolved(method="cispo", clip_low=0.5, clip_high=4).term == Cispo(0.5, 4, TIS)
 
 
+def test_dapo_without_what_it_adds_is_grpo():
+    """Equal clips, GRPO's mean, no filtering, no KL and no penalty of length: one and the same objective."""
+    assert resolved(method="dapo") != resolved()
+    keys = {"clip_high": 0.2, "aggregation": "sequence_mean", "drop_uniform_groups": False}
+    assert resolved(method="dapo", **keys) == resolved(method="grpo")
+
+
 def test_correction_can_be_chosen_or_left_out():
     """The table's correction goes into the term; "off" leaves the term alone."""
     table = {"level": "geometric", "action": "gate", "lower": 0.5, "upper": 2}
