@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the environment and runs the tests: the fast ones and the planted bugs on two processes, then those that start
+# Makes the environment and runs the tests: the fast and the thorough ones on two processes, then those that start
 # real processes.
 #   bash tools/test.sh [pytest arguments]
 set -euo pipefail
@@ -14,6 +14,6 @@ run() {  # pytest's code 5, nothing collected, is fine where arguments chose the
 }
 
 num_arguments=$#
-run -n 2 -m "not system and not mutation and not slow and not gpu" "$@"
-run -n 2 -m "mutation and not slow" "$@"
+run -n 2 -m "not system and not thorough and not slow and not gpu" "$@"
+run -n 2 -m "thorough and not system and not slow and not gpu" "$@"
 run -m "system and not slow and not gpu" "$@"

@@ -18,7 +18,7 @@ from alignment_properties import CHECKS, bugs_in_figures, bugs_in_tokenizers, bu
 
 import mrl.alignment
 
-pytestmark = pytest.mark.mutation
+pytestmark = pytest.mark.thorough
 
 PACKAGE = Path(mrl.alignment.__file__).parent
 PROPERTIES = "alignment_properties"

@@ -21,7 +21,7 @@ import sentencepiece  # noqa: E402
 import tiktoken  # noqa: E402
 
 # Reading a vocabulary takes seconds of CPU, which a busy machine stretches.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
 
 TOOL = Path(__file__).parents[2] / "tools" / "real_vocabularies.py"
 SPEC = importlib.util.spec_from_file_location("real_vocabularies", TOOL)
