@@ -8,11 +8,13 @@ resumed, so that the command can be called again after anything. Table, figure a
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,31 +155,55 @@ def _jobs(config: RunConfig) -> int:
 
 
 def _train_all(runs: Sequence[Run], *, jobs: int) -> None:
+    """Every missing run, `jobs` at a time. A signal that ends this process ends the runs first."""
     missing = [one for one in runs if not one.is_done]
     print(f"{len(runs)} runs, {len(runs) - len(missing)} done before, {jobs} at once", flush=True)
+    waiting, running = deque(missing), dict[subprocess.Popen[bytes], Run]()
     started_s, done = time.monotonic(), 0
-    with ThreadPoolExecutor(jobs) as pool:
-        for one, code in zip(missing, pool.map(_train, missing), strict=True):
-            done += 1
-            minutes = (time.monotonic() - started_s) / 60
-            left = minutes / done * (len(missing) - done)
-            outcome = "done" if code == 0 else f"failed with exit code {code}, see {one.folder / 'logs'}"
-            print(f"{one.folder}: {outcome}; {minutes:.1f} minutes, about {left:.0f} left", flush=True)
+    with _terminated_as_interrupted():
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    one = waiting.popleft()
+                    running[_start(one)] = one
+                time.sleep(POLL_S)
+                for process in [process for process in running if process.poll() is not None]:
+                    done += 1
+                    minutes = (time.monotonic() - started_s) / 60
+                    _tell(running.pop(process), process.returncode, minutes, minutes / done * (len(missing) - done))
+        finally:
+            for process in running:
+                process.terminate()
+            for process in running:
+                process.wait()
 
 
-def _train(one: Run) -> int:
+def _tell(one: Run, code: int, minutes: float, minutes_left: float) -> None:
+    outcome = "done" if code == 0 else f"failed with exit code {code}, see {one.folder / 'logs'}"
+    print(f"{one.folder}: {outcome}; {minutes:.1f} minutes, about {minutes_left:.0f} left", flush=True)
+
+
+def _start(one: Run) -> subprocess.Popen[bytes]:
     how = "--resume" if one.can_resume else "--clean"
     argv = [sys.executable, "-m", "mrl", "train", how, *one.words]
     output = one.folder.with_suffix(".log")
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("wb") as log:
-        process = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
-        try:
-            return process.wait()
-        except BaseException:
-            process.terminate()
-            process.wait()
-            raise
+        return subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt, as Ctrl-C does, so that what was started is ended."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    earlier = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
 
 
 def _conclude(runs: Sequence[Run], folder: Path) -> int:

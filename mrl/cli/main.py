@@ -30,7 +30,9 @@ COMMANDS: dict[str, Command] = {
     "align": Command("mrl.cli.align", "compare two tokenizers: a pair card, or one text under both"),
     "bandit": Command("mrl.cli.bandit", "what sharing gains and costs, on a bandit: table, pictures, one page"),
     "schema": Command("mrl.cli.schema", "print the JSON schema of configurations, for editors"),
-    "compare": Command("mrl.cli.compare", "train CONFIG under several sharing regimes and compare", takes_overrides=True),
+    "compare": Command(
+        "mrl.cli.compare", "train CONFIG under several sharing regimes and compare", takes_overrides=True
+    ),
     "slurm": Command("mrl.cli.slurm", "print a SLURM batch script for several hosts", takes_overrides=True),
     "version": Command("mrl.cli.version", "print the version of mrl and of what it stands on"),
     "exchange": Command("mrl.cli.roles", "role: the exchange daemon"),

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from mrl.alignment.aligned_batch import AlignedBatch
 from mrl.alignment.residual import KINDS, summarise
+from mrl.alignment.selection import select_rows
 
 GAPS = (
     "gap_nats_per_byte",
@@ -81,16 +82,17 @@ def shared_values(shared: Sequence[SharedRows]) -> dict[str, float]:
 def gap_values(shared: Sequence[SharedRows], logprobs: Mapping[int, npt.NDArray[np.float32]]) -> dict[str, float]:
     """Per peer: own log-probs of its answers against its own, once they were trained on.
 
-    `logprobs` holds those of examples by place. A peer is left out when a row of it has none, or was trained on in
-    other tokens than it was aligned in.
+    `logprobs` holds those of examples by place. An answer is left out that has none, or was trained on in other tokens
+    than it was aligned in.
     """
     values: dict[str, float] = {}
     for rows in shared:
         own = [logprobs.get(place, np.zeros(0, np.float32)) for place in rows.places]
-        sizes = np.diff(rows.batch.row_offsets)
-        if [part.size for part in own] != sizes.tolist() or not sizes.sum():
+        sizes = np.diff(rows.batch.row_offsets).tolist()
+        usable = [row for row, part in enumerate(own) if part.size == sizes[row] and part.size]
+        if not usable:
             continue
-        residual = summarise(rows.batch, np.concatenate(own))
+        residual = summarise(select_rows(rows.batch, usable), np.concatenate([own[row] for row in usable]))
         found = {name: getattr(residual, name) for name in GAPS}
         values |= {f"align/{name}/{rows.source}": value for name, value in found.items() if value is not None}
     return values

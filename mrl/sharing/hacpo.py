@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import Field
 
+from mrl.alignment.selection import first_tokens
 from mrl.objectives.specs import CrossSequence
 from mrl.records.experience import ExperienceRecord, RolloutRecord
 from mrl.records.rollouts import ScoredGroup
@@ -94,7 +95,10 @@ class HacpoRegime(PeerGroupReader):
         ]
         num_own, num_cross = len(own.lengths), len(cross)
         lengths = [example.answer_token_ids.size for _, example in cross]
-        shared = peers.shared([(row, num_own + place) for place, (row, _) in enumerate(cross)])
+        shared = [
+            rows._replace(batch=first_tokens(rows.batch, [lengths[place - num_own] for place in rows.places]))
+            for rows in peers.shared([(row, num_own + place) for place, (row, _) in enumerate(cross)])
+        ]
         counts = {"sharing/peer_rows": float(num_cross), "sharing/peer_tokens": float(sum(lengths))}
         return Absorbed(
             own.examples + [example for _, example in cross],

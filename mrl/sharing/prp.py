@@ -26,6 +26,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from mrl.alignment.spreading import SPREADING
 from mrl.objectives.specs import Cispo, Clipped, Correction, Shaped, Term
 from mrl.records.experience import ExperienceRecord, RolloutRecord
 from mrl.records.rollouts import ScoredGroup
@@ -36,7 +37,7 @@ from mrl.sharing.own_objective import POLICY_GRADIENT, OwnObjective
 from mrl.sharing.own_rows import own_advantages, own_rows
 from mrl.sharing.peer_groups import PeerGroupParameters, PeerGroupReader
 from mrl.sharing.peer_rollouts import PeerRow, carry_groups, peer_example, rewards_of, rollouts_of
-from mrl.sharing.regime import Absorbed, Author, Component, TrainingExample
+from mrl.sharing.regime import Absorbed, Author, Component, Int32s, TrainingExample
 from mrl.sharing.setting import Setting
 
 PEER_ROLLOUTS = "peer_rollouts"
@@ -53,6 +54,8 @@ class PrpParameters(PeerGroupParameters):
     """How a peer's token enters the loss."""
     advantages: Literal["pooled", "source"] = "pooled"
     """Advantages over own and peers' answers together, or each within its own group."""
+    spreading: Literal["receiver_multiplicative", "bytes", "uniform"] = "receiver_multiplicative"
+    """How a span's log-prob is divided over own tokens: in proportion to own log-probs, to bytes, or equally."""
     weight_level: Literal["token", "sequence", "geometric"] = "geometric"
     """Of "decoupled": weight of each token, of the whole row, or the geometric mean over the row."""
     weight_cap: float = Field(2.0, ge=1)
@@ -114,7 +117,7 @@ class PrpRegime(PeerGroupReader):
         if self.parameters.variant == "sequence":
             behaviour = mean_logprobs(row.trace)
         elif self.parameters.variant in TRACED:
-            behaviour, spans = behaviour_of(row.trace)
+            behaviour, spans = self._peer_logprobs(row)
         return peer_example(
             row,
             component=PEER_ROLLOUTS,
@@ -123,6 +126,12 @@ class PrpRegime(PeerGroupReader):
             behaviour=behaviour,
             spans=spans,
         )
+
+    def _peer_logprobs(self, row: PeerRow) -> tuple[Float32s, Int32s | None]:
+        """The peer's log-probs for own tokens, and spans where the learner has yet to divide them."""
+        if self.parameters.spreading == "receiver_multiplicative":
+            return behaviour_of(row.trace)
+        return SPREADING[self.parameters.spreading](row.trace, None).astype(np.float32), None
 
 
 def _term(parameters: PrpParameters, objective: OwnObjective) -> Term:

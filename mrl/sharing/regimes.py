@@ -102,6 +102,8 @@ def _name(table: Mapping[str, Any]) -> str:
 
 
 def _explain(mistake: ErrorDetails, name: str, where: str) -> ConfigError:
+    if not mistake["loc"]:  # keys that are right alone and wrong together
+        return ConfigError(f"sharing.{name}: {mistake['msg'].removeprefix('Value error, ')}", where=where)
     key = str(mistake["loc"][0])
     if mistake["type"] != "extra_forbidden":
         return ConfigError(f"sharing.{name}.{key}: not valid", where=where, got=mistake["input"], wanted=mistake["msg"])

@@ -199,6 +199,10 @@ class RladRegime:
     def _counts(self, counts: Counter[str]) -> dict[str, float]:
         ignored, self._ignored = self._ignored, Counter()
         values = {f"sharing/{name}_rows": float(counts[name]) for name in ("asked", "scored", "absent", "unscored")}
+        answered = counts["asked"] - counts["absent"]
+        if answered:
+            values[f"align/rows/{self._teacher}"] = float(answered)
+            values[f"align/rejected_share/{self._teacher}"] = (answered - counts["scored"]) / answered
         values |= {
             f"align/trace_rejected/{name.removeprefix('rejected/')}/{self._teacher}": float(rows)
             for name, rows in counts.items()

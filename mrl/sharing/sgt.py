@@ -6,10 +6,10 @@
     y* ~ Uniform{ received successes on x }
 
 y* is the peer's text in own tokens, closed by the own EOS when the peer ended it itself. The normaliser Z is a choice
-of this code: "rescues" counts the rescued prompts of the batch, those that had been pending included; "prompts" counts
-the own groups of the batch. Policies run asynchronously, so a success may come after the failure it answers: `pending`
-says how a failure waits and how it is settled. A success that was verified before the failure lies in the exchange's
-memory, and answers at once.
+of this code: "prompts" counts the own groups of the batch; "rescues" its rescued prompts, those that had been pending
+included; "tokens" the tokens of its rescues, which then count alike in short and long ones. Policies run
+asynchronously, so a success may come after the failure it answers: `pending` says how a failure waits and how it is
+settled. A success that was verified before the failure lies in the exchange's memory, and answers at once.
 
 Reads of a peer: verified texts (outcome records) on prompts that failed here. On the wire: one text per group with a
 success, its length and 13 bytes per token (log-probs and lengths, for the residual). Costs: one forward and backward
@@ -40,7 +40,7 @@ from mrl.sharing.regime import (
     Asking,
     Author,
     Component,
-    Int32s,
+    DenominatorKind,
     Patience,
     Rescue,
     TrainingExample,
@@ -49,6 +49,8 @@ from mrl.sharing.setting import Setting
 
 RESCUE = "rescue"
 RECORDS_PER_ASK = 16
+DENOMINATORS: dict[str, DenominatorKind] = {"prompts": "constant", "rescues": "prompts", "tokens": "tokens"}
+"""What the rescue component counts, by normaliser; "prompts" are those of own groups, which do not depend on it."""
 MAX_HEARD = 4096
 """Records kept for the next batch; the oldest go first."""
 
@@ -68,8 +70,8 @@ class SgtParameters(Table):
 
     lambda_: float = Field(0.1, alias="lambda", ge=0, allow_inf_nan=False)
     """Coefficient of the rescue term."""
-    normaliser: Literal["rescues", "prompts"] = "rescues"
-    """What divides the rescue term: rescued prompts of the batch, or all prompts of the batch."""
+    normaliser: Literal["prompts", "rescues", "tokens"] = "prompts"
+    """What divides the rescue term: all prompts of the batch, its rescued prompts, or the tokens of its rescues."""
     gate_success_share: float = Field(0.0, ge=0, lt=1)
     """A group counts as failed when at most this share of its answers succeeded; 0 asks that all failed."""
     gate_age_versions: int = Field(8, ge=0)
@@ -94,7 +96,7 @@ class SgtRegime:
     def __init__(self, parameters: SgtParameters, setting: Setting) -> None:
         self.parameters = parameters
         self._setting = setting
-        kind: Literal["prompts", "constant"] = "prompts" if parameters.normaliser == "rescues" else "constant"
+        kind = DENOMINATORS[parameters.normaliser]
         rescue = Component(RESCUE, Imitation(), parameters.lambda_, kind, "peer")
         self.components = (setting.objective.component(), rescue)
         self.asking: Asking | None = Asking(("outcome",), RECORDS_PER_ASK, parameters.max_age_versions, watch=True)
@@ -154,11 +156,11 @@ class SgtRegime:
             chosen = self._choose(candidates, rng, tried)
             if chosen:
                 failure = self._pending.hit(prompt_id, chosen[0].record.source)
-                rescues += [_rescue_row(failure, one.record.source, one.row.token_ids, len(chosen)) for one in chosen]
+                rescues += [self._rescue_row(failure, one, rows_sharing=len(chosen)) for one in chosen]
                 used += chosen
                 num_rescued_prompts += 1
         shared = _shared_rows(used, first_place=len(own.examples))
-        divisor = num_rescued_prompts if self.parameters.normaliser == "rescues" else len(groups)
+        divisor = self._divisor(len(groups), num_rescued_prompts, rescues)
         return Absorbed(
             examples=own.examples + rescues,
             denominators={
@@ -181,6 +183,25 @@ class SgtRegime:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from `state()`; the caller asks again for `awaited()`."""
         self._pending.restore(state)
+
+    def _divisor(self, num_groups: int, num_rescued_prompts: int, rescues: Sequence[TrainingExample]) -> int:
+        num_tokens = sum(row.answer_token_ids.size for row in rescues)
+        return {"prompts": num_groups, "rescues": num_rescued_prompts, "tokens": num_tokens}[self.parameters.normaliser]
+
+    def _rescue_row(self, failure: Failure, success: Success, *, rows_sharing: int) -> TrainingExample:
+        """A row that is its token mean, shared by the `rows_sharing` rescues of its prompt; or tokens that count 1."""
+        token_ids = success.row.token_ids
+        weight = 1.0 if self.parameters.normaliser == "tokens" else 1.0 / (len(token_ids) * rows_sharing)
+        return TrainingExample(
+            prompt_token_ids=np.asarray(failure.prompt_token_ids, dtype=np.int32),
+            answer_token_ids=token_ids,
+            component=RESCUE,
+            advantages=np.zeros(len(token_ids), dtype=np.float32),
+            weights=np.full(len(token_ids), weight, dtype=np.float32),
+            behaviour_logprobs=None,
+            prompt_id=failure.prompt_id,
+            source=success.record.source,
+        )
 
     def _is_publishable(self, answer: Answer) -> bool:
         is_usable = answer.finished or not self.parameters.finished_only
@@ -249,21 +270,6 @@ class SgtRegime:
             if not reason:
                 chosen.append(Success(record, age_versions, carried.batch))
         return chosen
-
-
-def _rescue_row(failure: Failure, source: str, answer_token_ids: Int32s, rows_sharing: int) -> TrainingExample:
-    """A row that is its token mean, shared by the `rows_sharing` rescues of its prompt."""
-    num_tokens = len(answer_token_ids)
-    return TrainingExample(
-        prompt_token_ids=np.asarray(failure.prompt_token_ids, dtype=np.int32),
-        answer_token_ids=answer_token_ids,
-        component=RESCUE,
-        advantages=np.zeros(num_tokens, dtype=np.float32),
-        weights=np.full(num_tokens, 1.0 / (num_tokens * rows_sharing), dtype=np.float32),
-        behaviour_logprobs=None,
-        prompt_id=failure.prompt_id,
-        source=source,
-    )
 
 
 def _shared_rows(used: Sequence[Success], *, first_place: int) -> list[SharedRows]:

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mrl.records.experience import ExperienceRecord, ValueRecord
 from mrl.records.rollouts import ScoredGroup
@@ -47,6 +47,12 @@ class XgrpoParameters(PeerGroupParameters):
     """Degrees of freedom taken off the standard deviation; 0 is the population's."""
     window_steps: int = Field(5, ge=1)
     """Steps over which the running mean rewards of "rescaled" are taken."""
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> "XgrpoParameters":
+        if self.baseline == "peer_only" and self.peer_weight is not None:
+            raise ValueError("peer_only is peer_weight = 1; leave one of them out")
+        return self
 
 
 class XgrpoRegime(PeerGroupReader):

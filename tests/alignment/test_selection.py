@@ -8,7 +8,8 @@ import pytest
 from mrl.alignment.pair_card import written_by
 from mrl.alignment.peer_answer import bare_text
 from mrl.alignment.receiver import load_receiver
-from mrl.alignment.selection import select_rows
+from mrl.alignment.selection import first_tokens, select_rows
+from mrl.alignment.source import describe_answers
 from mrl.alignment.translate import translate_batch
 
 TEXTS = ["reverse: yah 12 + 34", "def f(x): return x\n", "na\u00efve caf\u00e9", "hay"]
@@ -27,3 +28,38 @@ def test_selecting_is_translating_these_alone(folders, rows):
         assert np.array_equal(one, other), field.name
         if field.name != "reject_reason":
             assert one.dtype == other.dtype, field.name
+
+
+@pytest.fixture(name="batch")
+def finished_answers(folders):
+    """Finished answers of a metaspace peer in byte-level tokens, a rejected one among them."""
+    peer, receiver = load_receiver(folders["metaspace"]), load_receiver(folders["byte_level"])
+    ids = [peer.retokenize(text.encode(), finished=True, max_tokens=99).token_ids for text in TEXTS]
+    logprobs = [-np.arange(1, len(one) + 1, dtype=np.float32) / 8 for one in ids]
+    answers = describe_answers(peer, ids, logprobs, [True] * len(ids))
+    return translate_batch([*answers, bare_text(b"\xff", finished=True)], receiver, max_tokens=99)
+
+
+def test_first_tokens_are_the_row_without_its_end(batch):
+    """Cut before the EOS: spans, tokens and bytes of the text alone, the peer's end booked as dropped."""
+    counts = np.diff(batch.row_offsets)
+    has_end = np.array([n > 1 and batch.row(r).span_bytes[-1] == 0 for r, n in enumerate(counts)])
+    cut = first_tokens(batch, (counts - has_end).tolist())
+    assert has_end.any()
+    assert np.array_equal(np.diff(cut.row_offsets), counts - has_end)
+    assert cut.dropped_tokens.sum() >= batch.dropped_tokens.sum() + has_end.sum()
+    for row in range(batch.num_rows):
+        one, whole = cut.row(row), batch.row(row)
+        assert np.array_equal(one.token_ids, whole.token_ids[: len(one.token_ids)])
+        assert np.array_equal(one.span_logprob, whole.span_logprob[: len(one.span_logprob)])
+        assert one.peer_logprob == pytest.approx(one.span_logprob.sum() + one.dropped_logprob)
+
+
+def test_a_cut_inside_a_span_is_a_mistake(batch):
+    """Half a span has no log-prob."""
+    row = next(r for r in range(batch.num_rows) if (batch.row(r).span_receiver_tokens > 1).any())
+    counts = np.diff(batch.row_offsets)
+    inside = int(np.flatnonzero(np.diff(batch.row(row).span_of_token, prepend=-1) == 0)[0])
+    counts[row] = inside
+    with pytest.raises(ValueError, match="inside a span"):
+        first_tokens(batch, counts.tolist())

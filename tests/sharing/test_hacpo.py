@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mrl.learner.order import StepOrder, split_minibatches
 from mrl.objectives.specs import CrossSequence
+from mrl.sharing.cost import gap_values
 from mrl.sharing.hacpo import joint_advantages
 
 REWARD = st.sampled_from([0.0, 0.5, 1.0])
@@ -174,3 +175,19 @@ def test_answers_without_a_trace_only_move_the_baseline(build, make, receiver, s
     assert [row.component for row in absorbed.examples] == ["policy_gradient"] * 2
     assert all((row.advantages < 0).all() for row in absorbed.examples)
     assert absorbed.expansion == 1.0
+
+
+def test_rows_without_their_end_still_show_what_sharing_costs(build, make, receiver, peer, step_of):
+    """The end is left out of the aligned rows as it is of the trained ones, so that own log-probs fit them."""
+    own = make.sampled(receiver, [1, 0])
+    told = make.rollout(make.sampled(peer, [1, 0], texts=[b"reverse: yah", b"copy: hay"]), peer)
+    found = step_of(build("hacpo"), [own], [told])
+    logprobs = {
+        place: np.full(row.answer_token_ids.size, -0.25, np.float32)
+        for place, row in enumerate(found.examples)
+        if row.component == "cross"
+    }
+    values = gap_values(found.shared, logprobs)
+    assert math.isfinite(values["align/gap_nats_per_byte/peer"])
+    (rows,) = found.shared
+    assert rows.batch.span_bytes.all()

@@ -183,3 +183,21 @@ def test_publishes_every_group_whole(build, make, receiver):
     assert [answer.advantage for answer in record.answers] == pytest.approx([-0.7071, 0.7071], rel=1e-3)
     ids = unpack_array(record.answers[0].trace.token_ids, "i4")
     assert pack_array(ids, "i4") == group.answers[0].token_ids
+
+
+@pytest.mark.parametrize("rule", ["receiver_multiplicative", "bytes", "uniform"])
+def test_every_rule_keeps_the_peers_log_likelihood(build, make, receiver, peer, step_of, rule):
+    """Divided by the learner, or here in proportion to bytes or equally: a row keeps the peer's total."""
+    own = make.sampled(receiver, [1, 0])
+    told = make.rollout(make.sampled(peer, [1, 0], texts=[b"reverse: yah", b"copy: hay"]), peer)
+    found = step_of(build("prp", variant="behaviour", spreading=rule), [own], [told])
+    rows = [row for row in found.examples if row.component == "peer_rollouts"]
+    assert rows
+    for row, answer in zip(rows, told.record.answers, strict=True):
+        wanted = unpack_array(answer.trace.logprobs, "f4").sum()
+        if rule == "receiver_multiplicative":
+            ends = np.append(np.diff(row.behaviour_spans) > 0, True)
+            assert row.behaviour_logprobs[ends].sum() == pytest.approx(wanted, rel=1e-5)
+        else:
+            assert row.behaviour_spans is None
+            assert row.behaviour_logprobs.sum() == pytest.approx(wanted, rel=1e-5)

@@ -65,10 +65,14 @@ def test_scorers_are_the_teachers_of_those_that_learn():
         ({"regime": "sgt", "sgt": {"lambda": float("nan")}}, "sharing.sgt.lambda: not valid"),
         (
             {"regime": "sgt", "sgt": {"normaliser": "rows"}},
-            "sgt.normaliser: not valid; got 'rows'.*'rescues' or 'prompts'",
+            "sgt.normaliser: not valid; got 'rows'.*'prompts', 'rescues' or 'tokens'",
         ),
         ({"regime": "sgt", "sgt": {"max_pending": 0, "lamda": 1}}, "sharing.sgt.lamda: unknown key"),
         ({"regime": "prp", "prp": {"variant": "plain"}}, "sharing.prp.variant: not valid; got 'plain'"),
+        (
+            {"regime": "xgrpo", "xgrpo": {"baseline": "peer_only", "peer_weight": 0.5}},
+            "sharing.xgrpo: peer_only is peer_weight = 1; leave one of them out",
+        ),
         ({"regime": "xgrpo", "xgrpo": {"peer_weight": 2}}, "sharing.xgrpo.peer_weight: not valid; got 2"),
         ({"regime": "hacpo", "hacpo": {"lower": 1.5}}, "sharing.hacpo.lower: not valid; got 1.5"),
         (

@@ -43,7 +43,7 @@ def test_without_rescue_it_is_independent_bit_for_bit(make_sgt, build, make_grou
     for one, other in zip(found.examples, expected.examples, strict=True):
         assert all(getattr(one, name).tobytes() == getattr(other, name).tobytes() for name in ROW_ARRAYS)
         assert (one.component, one.prompt_id, one.source) == (other.component, other.prompt_id, other.source)
-    assert found.denominators == expected.denominators | {"rescue": 1.0}
+    assert found.denominators == expected.denominators | {"rescue": 4.0}
     assert generator.bit_generator.state == rng().bit_generator.state
 
 
@@ -199,9 +199,9 @@ def test_several_successes_share_the_weight_of_one(make_sgt, make_group, make_su
         assert absorbed.counts["sharing/hit_prompts"] == 1
 
 
-@pytest.mark.parametrize(("normaliser", "expected"), [("rescues", 2.0), ("prompts", 3.0)])
+@pytest.mark.parametrize(("normaliser", "expected"), [("rescues", 2.0), ("prompts", 3.0), ("tokens", 0.0)])
 def test_normaliser_counts_rescues_or_prompts(make_sgt, make_group, make_success, normaliser, expected):
-    """Rescues of pending prompts count like those of the batch; "prompts" counts the own groups of the batch."""
+    """Rescues of pending prompts count like those of the batch; "prompts" counts own groups, "tokens" rescue tokens."""
     regime = make_sgt(normaliser=normaliser)
     absorb_failed(regime, make_group([0], "earlier"), [])
     groups = [make_group([0], "now"), make_group([0], "a"), make_group([0, 1], "b")]
@@ -209,7 +209,10 @@ def test_normaliser_counts_rescues_or_prompts(make_sgt, make_group, make_success
         regime.asks(group)
     received = [make_success(prompt_id="earlier"), make_success(prompt_id="now")]
     absorbed = absorb(regime, groups, received, step=1, rng=rng())
-    assert absorbed.denominators["rescue"] == expected
+    rescues = [row for row in absorbed.examples if row.component == "rescue"]
+    num_tokens = sum(row.answer_token_ids.size for row in rescues)
+    assert absorbed.denominators["rescue"] == (expected or num_tokens)
+    assert sum(row.weights.sum() for row in rescues) == pytest.approx(2.0 if expected else num_tokens)
     assert absorbed.counts["sharing/rescues"] == 2
 
 
