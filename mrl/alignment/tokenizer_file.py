@@ -78,6 +78,8 @@ def read_tokenizer_file(folder: Path) -> TokenizerFile:
     path = folder / "tokenizer.json"
     content = _read_json(path)
     model = content.get("model") or {}
+    if not isinstance(model, dict):
+        raise ModelFolderError("the tokenizer's model is no JSON object", where=str(path), got=type(model).__name__)
     decoders = list(steps(content.get("decoder")))
     names = {step.get("type") for step in decoders}
     if model.get("type") != "BPE" or not isinstance(model.get("vocab"), dict):

@@ -11,6 +11,7 @@ from mrl.alignment import rank_families
 from mrl.alignment.byte_table import byte_piece, piece_bytes
 from mrl.alignment.rank_families import PATTERNS, RankFamily
 from mrl.alignment.receiver import load_receiver
+from mrl.alignment.tokenizer_file import read_tokenizer_file
 from mrl.alignment.tokenizer_folder import find_tokenizer, read_tokenizer
 from mrl.errors import ModelFolderError, TokenizerRefused
 
@@ -157,3 +158,10 @@ def test_folders_without_a_usable_file_say_so(tmp_path):
     (tmp_path / "other.tiktoken").write_bytes(b"IQ== 0\n")
     with pytest.raises(ModelFolderError, match=r"several rank files.*other\.tiktoken, tokenizer\.model"):
         load_receiver(tmp_path)
+
+
+def test_a_model_that_is_no_object_is_one_clear_line(tmp_path):
+    """A broken file is the person's mistake, told as one."""
+    (tmp_path / "tokenizer.json").write_text('{"model": [1, 2]}')
+    with pytest.raises(ModelFolderError, match="the tokenizer's model is no JSON object; got 'list'"):
+        read_tokenizer_file(tmp_path)
