@@ -89,7 +89,7 @@ class RolloutRecord(Experience, frozen=True, kw_only=True, tag="rollout"):
 
 
 class ValueRecord(Experience, frozen=True, kw_only=True, tag="value"):
-    """The rewards of one group and nothing else. Read by XGRPO. No text and no tokens: 8 bytes per answer."""
+    """The rewards of one group and nothing else. Read by XGRPO. No text and no tokens: 9 bytes per answer."""
 
     rewards: Annotated[list[Reward], msgspec.Meta(min_length=1, max_length=MAX_GROUP)]
 

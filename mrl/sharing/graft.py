@@ -10,8 +10,7 @@ The denominator counts all rows, those that the gate closes included, so that it
 the paper removes them. Without `balance` a direction keeps all its prompts.
 
 Reads of a peer: whole groups (rollout records). On the wire: all answers of a group, their text and 13 bytes per token.
-Costs: no more training work than without sharing, since grafted groups stand in for own ones that would not have moved
-anything; one forward pass at the start of the step, which a step of one update has for nothing.
+Costs: forward and backward over the grafted rows, where the failed groups that they replace were left out of training.
 """
 
 from collections.abc import Sequence

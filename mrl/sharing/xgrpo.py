@@ -12,7 +12,7 @@
 The paper's formulas are not published; these are a reconstruction. A prompt that no peer answered has the policy's own
 advantages. Where all own answers fail and a peer succeeds every advantage is negative: own failures are pushed down.
 
-Reads of a peer: the rewards of one group (value records). On the wire: 8 bytes per answer. Costs: nothing; no text
+Reads of a peer: the rewards of one group (value records). On the wire: 9 bytes per answer and the record's tags. Costs: nothing; no text
 crosses, so nothing is aligned and nothing is lost.
 """
 
