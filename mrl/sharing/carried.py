@@ -128,14 +128,7 @@ def rollout_record(group: ScoredGroup, author: Author, receiver: Receiver, advan
         )
     ]
     return RolloutRecord(
-        record_id=author.make_id(),
-        source=author.policy,
-        oldest=group.oldest,
-        newest=group.newest,
-        fingerprint=author.fingerprint,
-        prompt_id=group.prompt_id,
-        task=group.task,
-        created_unix_s=author.now_unix_s,
+        **author.tags(group),
         answers=answers,
     )
 

@@ -119,6 +119,19 @@ class Author:
     """A new record id on every call; ids that follow from ticket and index make resends recognisable."""
     now_unix_s: float
 
+    def tags(self, group: ScoredGroup) -> dict[str, Any]:
+        """The fields that every record about a group carries, under a new record id."""
+        return {
+            "record_id": self.make_id(),
+            "source": self.policy,
+            "oldest": group.oldest,
+            "newest": group.newest,
+            "fingerprint": self.fingerprint,
+            "prompt_id": group.prompt_id,
+            "task": group.task,
+            "created_unix_s": self.now_unix_s,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Asking:

@@ -12,8 +12,8 @@
 The paper's formulas are not published; these are a reconstruction. A prompt that no peer answered has the policy's own
 advantages. Where all own answers fail and a peer succeeds every advantage is negative: own failures are pushed down.
 
-Reads of a peer: the rewards of one group (value records). On the wire: 9 bytes per answer and the record's tags. Costs: nothing; no text
-crosses, so nothing is aligned and nothing is lost.
+Reads of a peer: the rewards of one group (value records). On the wire: 9 bytes per answer and the record's tags.
+Costs: nothing; no text crosses, so nothing is aligned and nothing is lost.
 """
 
 from collections import defaultdict
@@ -69,14 +69,7 @@ class XgrpoRegime(PeerGroupReader):
         """The rewards of every group."""
         return [
             ValueRecord(
-                record_id=author.make_id(),
-                source=author.policy,
-                oldest=group.oldest,
-                newest=group.newest,
-                fingerprint=author.fingerprint,
-                prompt_id=group.prompt_id,
-                task=group.task,
-                created_unix_s=author.now_unix_s,
+                **author.tags(group),
                 rewards=[answer.reward for answer in group.answers],
             )
         ]
