@@ -39,7 +39,7 @@ class LocalExchange:
             started_s=0.0,
         )
         self.cut = False
-        self._posted: queue.SimpleQueue[tuple[str, bytes] | None] = queue.SimpleQueue()
+        self._posted: queue.Queue[tuple[str, bytes] | None] = queue.Queue()
         self._receive: dict[str, Callable[[bytes], None]] = {}
         self._thread = threading.Thread(target=self._carry, daemon=True)
         self._thread.start()
@@ -56,6 +56,10 @@ class LocalExchange:
 
         return ExchangeClient.connect(open_link, client=name, policy=policy, clock=clock)
 
+    def settle(self) -> None:
+        """Return when everything posted so far, and the answers to it, have been delivered."""
+        self._posted.join()
+
     def close(self) -> None:
         """Carry what is posted, then end."""
         self._posted.put(None)
@@ -63,11 +67,13 @@ class LocalExchange:
 
     def _carry(self) -> None:
         while (item := self._posted.get()) is not None:
-            name, body = item
-            if self.cut:
-                continue
-            for receiver, message in self.core.receive(name.encode(), body, time.monotonic()):
-                self._receive[receiver.decode()](encode(message))
+            if not self.cut:
+                self._deliver(*item)
+            self._posted.task_done()
+
+    def _deliver(self, name: str, body: bytes) -> None:
+        for receiver, message in self.core.receive(name.encode(), body, time.monotonic()):
+            self._receive[receiver.decode()](encode(message))
 
 
 class _Link:
