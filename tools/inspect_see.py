@@ -2,10 +2,10 @@
 
     python tools/inspect_see.py [RUN] [--watch [SECONDS]] [--json]
 
-RUN is a run folder, by default the newest in `runs/`. Prints two tables: what is held of every policy (records, bytes,
-refusals, evictions, watched prompts, last barrier) and what flows between each pair (rate, hit rate, mean age in
-versions). Rates are means since the daemon started; with --watch, since the previous look. Exit code 2 with one line
-when no daemon answers within 2 s.
+RUN is a run folder, by default the newest in `runs/`. Prints what is held of every policy (records, bytes, refusals,
+evictions, watched prompts, last barrier), what flows between each pair (rate, hit rate, mean age in versions), and how
+far the readers of streams have come. Rates are means since the daemon started; with --watch, since the previous look.
+Exit code 2 with one line when no daemon answers within 2 s.
 """
 
 import argparse
@@ -23,10 +23,11 @@ from rich.table import Column, Table
 from mrl.config.run_folder import RunFolder
 from mrl.errors import PeerLost, RunFolderError, UserError
 from mrl.records.codec import decode, encode
-from mrl.records.exchange import PairFlow, PolicyShelf, Stat, StatRequest, daemon_message_decoder
+from mrl.records.exchange import PairFlow, PolicyShelf, Stat, StatRequest, StreamState, daemon_message_decoder
 from mrl.transport.client import ClientSocket
 from mrl.transport.endpoints import read_endpoint
-from mrl.transport.keys import load_keys
+from mrl.transport.grants import Grant
+from mrl.transport.keys import load_client_keys
 
 ANSWER_S = 2.0
 PLAIN_WIDTH = 120
@@ -37,8 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     try:
         run = RunFolder(options.run or newest_run(Path("runs")))
-        name = f"inspect/{os.getpid()}"
-        client = ClientSocket(load_keys(run.keys), lambda: read_endpoint(run.endpoints, "exchange"), identity=name)
+        name = f"admin/{os.getpid()}"
+        keys = load_client_keys(run.keys, Grant("admin"))
+        client = ClientSocket(keys, lambda: read_endpoint(run.endpoints, "exchange"), identity=name)
         try:
             show(client, name, options)
         finally:
@@ -123,9 +125,11 @@ def tables(stat: Stat, rates: dict[tuple[str, str], float]) -> Group:
         f"{mib(stat.used_bytes)} of {mib(stat.budget_bytes)} MiB held, log {mib(stat.log_bytes)} MiB",
         f"deliveries: {stat.claims} unacknowledged, {stat.abandoned} abandoned; {stat.dropped_watches} watches dropped",
         f"requests: {stat.unserved} that nobody has been given",
+        f"storage: {stat.storage or 'well'}, {stat.unstored} Puts on their way to the log",
         f"dropped input: {listed(stat.malformed)}",
     )
-    return Group(*lines, "", shelf_table(stat.shelves), flow_table(stat, rates))
+    streams = [stream_table(stat.streams)] if stat.streams else []
+    return Group(*lines, "", shelf_table(stat.shelves), flow_table(stat, rates), *streams)
 
 
 def shelf_table(shelves: list[PolicyShelf]) -> Table:
@@ -149,6 +153,17 @@ def flow_table(stat: Stat, rates: dict[tuple[str, str], float]) -> Table:
         table.add_column(name, justify="right")
     for flow in stat.flows:
         table.add_row(flow.source, flow.receiver, *flow_cells(flow, rates[flow.source, flow.receiver]))
+    return table
+
+
+def stream_table(streams: list[StreamState]) -> Table:
+    table = Table(Column("policy", no_wrap=True), Column("stream", no_wrap=True), title="who reads", **LOOK)
+    for name in ("sent", "took", "committed", "waiting"):
+        table.add_column(name, justify="right")
+    table.add_column("reader", overflow="fold")
+    for state in streams:
+        numbers = (state.sent, state.took, state.committed, state.waiting)
+        table.add_row(state.policy, state.stream, *map(str, numbers), state.reader or "nobody")
     return table
 
 

@@ -35,6 +35,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "slurm": Command("mrl.cli.slurm", "print a SLURM batch script for several hosts", takes_overrides=True),
     "version": Command("mrl.cli.version", "print the version of mrl and of what it stands on"),
+    "exchange keys": Command("mrl.cli.exchange", "which keys may connect to a run: list, make, revoke"),
     "exchange": Command("mrl.cli.roles", "role: the exchange daemon"),
     "allocator": Command("mrl.cli.roles", "role: the allocator"),
     "learner": Command("mrl.cli.roles", "role: one rank of a policy's learner (under torchrun)"),
@@ -78,6 +79,8 @@ def _run(words: list[str]) -> int:
         print(_help())
         return 0 if words else 2
     name, *rest = words
+    if rest and f"{name} {rest[0]}" in COMMANDS:
+        name, rest = f"{name} {rest[0]}", rest[1:]
     name = "version" if name == "--version" else name
     if name not in COMMANDS:
         near = nearest(name, COMMANDS)
@@ -118,7 +121,7 @@ def split_overrides(words: Sequence[str], flags: set[str]) -> tuple[list[str], l
 
 def _help() -> str:
     lines = ["usage: mrl COMMAND ...", "", "mutual reinforcement learning of language models (arXiv 2605.07244)", ""]
-    lines += [f"  {name:<10} {command.summary}" for name, command in COMMANDS.items()]
+    lines += [f"  {name:<13} {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join([*lines, "", "`mrl COMMAND --help` shows the arguments of a command."])
 
 

@@ -22,6 +22,7 @@ from mrl.records.codec import decode, encode
 from mrl.records.leases import allocator_request_decoder
 from mrl.roles import wiring
 from mrl.transport.endpoints import port_of, publish_endpoint, read_endpoint
+from mrl.transport.grants import Grant
 from mrl.transport.keys import load_keys
 from mrl.transport.server import ServerSocket
 
@@ -63,20 +64,27 @@ def _bind(folder: RunFolder, host: str, port: int) -> ServerSocket:
     """On the port of the allocator before, if it is still free, so that its clients need not look for it."""
     keys = load_keys(folder.keys)
     try:
-        return ServerSocket(keys, host=host, port=port)
+        return ServerSocket(keys, admits=_admits, host=host, port=port)
     except AddressError:
-        return ServerSocket(keys, host=host)
+        return ServerSocket(keys, admits=_admits, host=host)
+
+
+def _admits(grant: Grant) -> bool:
+    return grant.role in ("learner", "worker")
 
 
 def _answer(server: ServerSocket, core: AllocatorCore) -> None:
-    for identity, body in server.receive(POLL_S):
+    for client, body, grant in server.receive(POLL_S):
         try:
             message = decode(body, allocator_request_decoder)
         except RecordError as error:
-            log.warning("message refused", client=identity.decode(errors="replace"), reason=str(error))
+            log.warning("message refused", client=client.decode(errors="replace"), reason=str(error))
+            continue
+        if message.policy != grant.policy:
+            server.refusals.note("impersonation", grant.name, claims=message.policy)
             continue
         for _, reply in core.handle(message, time.monotonic()):
-            server.send(identity, encode(reply))
+            server.send(client, encode(reply))
 
 
 def report(telemetry: Telemetry, decisions: list[Decision]) -> None:

@@ -7,6 +7,8 @@ Unblocked by: any client.
 If it dies: learners go on alone and count it; the restarted daemon replays its log, and its clients find it again.
 """
 
+import signal
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,13 +17,12 @@ import structlog
 
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
-from mrl.exchange.daemon import ExchangeDaemon
+from mrl.exchange.daemon import MIB, ExchangeDaemon, Limits
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.exchange import Stat
 from mrl.roles import wiring
 from mrl.transport.keys import load_keys
 
-MIB = 1024 * 1024
 ROUND_S = 0.2
 REPORT_S = 2.0
 
@@ -39,11 +40,16 @@ def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
     stop = wiring.stop_event()
     telemetry = wiring.connect_telemetry(folder, "exchange", "", closing)
     daemon = _open(config, folder)
+    reload = threading.Event()
+    signal.signal(signal.SIGHUP, lambda *_: reload.set())
     telemetry.doing("serving")
     next_report_s = time.monotonic()
     try:
         while not stop.is_set():
             daemon.round(ROUND_S)
+            if reload.is_set():
+                reload.clear()
+                daemon.reload_keys()
             if time.monotonic() >= next_report_s:
                 next_report_s = time.monotonic() + REPORT_S
                 _report(daemon.stat(), telemetry)
@@ -60,9 +66,14 @@ def _open(config: RunConfig, folder: RunFolder) -> ExchangeDaemon:
         load_keys(folder.keys),
         host=table.host,
         port=table.port,
-        budget_bytes=table.budget_mib * MIB,
-        per_prompt=table.successes_per_prompt,
-        max_age_versions=table.max_age_versions,
+        limits=Limits(
+            budget_bytes=table.budget_mib * MIB,
+            log_bytes=(table.log_mib or 4 * table.budget_mib) * MIB,
+            durability=table.durability,
+            when_full=table.when_full,
+            per_prompt=table.successes_per_prompt,
+            max_age_versions=table.max_age_versions,
+        ),
         clock=time.monotonic,
     )
     log.info(
@@ -90,6 +101,9 @@ def metrics_of(stat: Stat) -> dict[str, float]:
         "exchange/refused": sum(sum(shelf.refused.values()) for shelf in stat.shelves),
         "exchange/evicted": sum(sum(shelf.evicted.values()) for shelf in stat.shelves),
         "exchange/unserved_requests": stat.unserved,
+        "exchange/log_bytes": stat.log_bytes,
+        "exchange/unstored_puts": stat.unstored,
+        "exchange/malformed": sum(stat.malformed.values()),
     }
     for flow in stat.flows:
         pair = f"{flow.source}/{flow.receiver}"

@@ -28,7 +28,7 @@ from mrl.learner.gather import FreeGathering, Gathering
 from mrl.learner.intake import Intake
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.learner.lockstep import LockstepGathering
-from mrl.learner.loop import FirstRank, Learner, Schedule, next_run_epoch, restore
+from mrl.learner.loop import FirstRank, Learner, Milestones, next_run_epoch, restore
 from mrl.learner.loss import needs_reference
 from mrl.learner.trainer import Trainer
 from mrl.learner.world import World, join_world
@@ -43,6 +43,7 @@ from mrl.sharing.regimes import build_regime, shares
 from mrl.sharing.setting import policy_setting
 from mrl.tasks.pool import TaskPool, build_pool
 from mrl.transport.endpoints import publish_endpoint
+from mrl.transport.grants import Grant
 from mrl.transport.keys import load_keys
 from mrl.transport.server import ServerSocket
 from mrl.weights.publish import Publisher
@@ -87,7 +88,7 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
     first = None
     if world.is_first:
         first = _first_rank(config, folder, closing, policy, regime, start, checkpoint, store, telemetry)
-    learner = Learner(trainer, _schedule(config, policy), start, first, config.run.seed)
+    learner = Learner(trainer, _milestones(config, policy), start, first, config.run.seed)
     if checkpoint:
         learner.restore_rng(checkpoint.state["rng"])
     finished = learner.run(stop.is_set)
@@ -131,8 +132,8 @@ def _group_timeout_s(config: RunConfig, policy: str) -> float:
     return config.policies[policy].learner.data_timeout_s + sync_s + GROUP_TIMEOUT_MARGIN_S
 
 
-def _schedule(config: RunConfig, policy: str) -> Schedule:
-    return Schedule(
+def _milestones(config: RunConfig, policy: str) -> Milestones:
+    return Milestones(
         total=config.run.steps,
         checkpoint_every=config.policies[policy].learner.checkpoint_every,
         evaluate_every=config.evaluation.every,
@@ -161,8 +162,14 @@ def _first_rank(
     if checkpoint:
         ledger.restore(checkpoint.state["ledger"], start.step)
         regime.restore(checkpoint.state["regime"])
-    server = ServerSocket(load_keys(folder.keys), host=config.exchange.host)
-    publish_endpoint(folder.endpoints, f"learner-{policy}", server.address)
+    workers = Grant("worker", policy)
+    server = ServerSocket(
+        load_keys(folder.keys),
+        admits=lambda grant: grant == workers,
+        host=config.exchange.host,
+        ipc_path=folder.endpoints / "ipc" / f"learner-{policy}",
+    )
+    publish_endpoint(folder.endpoints, f"learner-{policy}", server.address, server.ipc_path)
     intake = Intake(server, ledger)
     closing.callback(intake.close)
     is_sharing = shares(config.sharing)

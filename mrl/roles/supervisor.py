@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -20,17 +20,25 @@ from mrl.config.schema import RunConfig
 from mrl.errors import RecordError
 from mrl.launch.lifecycle import Lifecycle
 from mrl.launch.log_lines import ERROR_PREFIX, loud_line
-from mrl.launch.plan import Plan
+from mrl.launch.plan import Plan, ProcessSpec
 from mrl.launch.restarts import EndRun, Exit, Finished, RestartPolicy, StartAgain, how_it_ended, is_silent
-from mrl.metrics.jsonl import MetricsWriter, SampleWriter
+from mrl.metrics.jsonl import MetricsWriter, ResidualWriter, SampleWriter
 from mrl.records.codec import decode
-from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, SampleRecord, TelemetryRecord, telemetry_decoder
+from mrl.records.telemetry import (
+    HeartbeatRecord,
+    MetricsRecord,
+    ResidualsRecord,
+    SampleRecord,
+    TelemetryRecord,
+    telemetry_decoder,
+)
 from mrl.roles.children import Child
 from mrl.roles.display import Display
 from mrl.roles.footprint import footprint_of
 from mrl.transport.endpoints import publish_endpoint
-from mrl.transport.keys import create_keys, load_keys
-from mrl.transport.server import ServerSocket
+from mrl.transport.grants import Grant
+from mrl.transport.keys import create_keys
+from mrl.transport.server import Incoming, ServerSocket
 
 TURN_S = 0.1
 MEMORY_EVERY_S = 5.0
@@ -41,21 +49,28 @@ LAST_RESORT_S = 2.0
 class Inbox(Protocol):
     """Where telemetry arrives; `mrl.transport.server.ServerSocket` in a run."""
 
-    def receive(self, timeout_s: float) -> list[tuple[bytes, bytes]]:
-        """Wait at most `timeout_s`, then (client, body) of what is there."""
+    def receive(self, timeout_s: float) -> list[Incoming]:
+        """Wait at most `timeout_s`, then take what is there."""
 
 
-def open_inbox(folder: RunFolder, host: str) -> ServerSocket:
-    """Bind the telemetry socket of a run and publish where it is; the run's keys are made if it has none.
+def open_inbox(folder: RunFolder, host: str, processes: Iterable[ProcessSpec]) -> ServerSocket:
+    """Bind the telemetry socket of a run and publish where it is; keys that `processes` lack are made.
 
-    Endpoints that an earlier attempt left are removed first. Raises AddressError when the host is not of this machine.
+    Endpoints that an earlier attempt left are removed first. Raises AddressError when the host is not of this machine,
+    RunFolderError when the keys cannot be made or used.
     """
     for stale in folder.endpoints.glob("*.json"):
         stale.unlink(missing_ok=True)
-    keys = load_keys(folder.keys) if any(folder.keys.glob("*")) else create_keys(folder.keys)
-    socket = ServerSocket(keys, host=host)
+    keys = create_keys(folder.keys, (Grant(spec.role, spec.policy) for spec in processes))
+    socket = ServerSocket(keys, admits=lambda grant: grant.role not in ("admin", "supervisor"), host=host)
     publish_endpoint(folder.endpoints, "telemetry", socket.address)
     return socket
+
+
+def _may_say(grant: Grant, record: TelemetryRecord) -> bool:
+    """Whether the record speaks for its sender: its role, and its policy where the sender has one."""
+    is_own_role = isinstance(record, SampleRecord) or grant.covers(record.role)
+    return is_own_role and grant.policy in ("", record.policy)
 
 
 class Supervisor:
@@ -82,6 +97,7 @@ class Supervisor:
         self._due_s: dict[str, float] = dict.fromkeys(self._children, 0.0)
         self._metrics = MetricsWriter(folder.metrics_jsonl)
         self._samples = SampleWriter(folder.rollouts)
+        self._residuals = ResidualWriter(folder.residuals)
         self._signals: list[int] = []
         self._sent: signal.Signals | None = None
         self._sent_s = self._turned_s = time.monotonic()
@@ -144,13 +160,16 @@ class Supervisor:
         return f"{error.strerror}: {error.filename or self._folder.path}"
 
     def _take_telemetry(self, _now_s: float) -> None:
-        for _client, body in self._inbox.receive(TURN_S):
+        for _client, body, grant in self._inbox.receive(TURN_S):
             try:
                 record: TelemetryRecord = decode(body, telemetry_decoder)
             except RecordError:
                 self.num_malformed += 1
                 continue
-            self._take(record, time.monotonic())
+            if _may_say(grant, record):
+                self._take(record, time.monotonic())
+            else:
+                self.num_malformed += 1
 
     def _take(self, record: TelemetryRecord, now_s: float) -> None:
         self._display.record(record, now_s)
@@ -158,6 +177,11 @@ class Supervisor:
             case SampleRecord():
                 try:
                     self._samples.write(record)
+                except RecordError:
+                    self.num_malformed += 1
+            case ResidualsRecord():
+                try:
+                    self._residuals.write(record)
                 except RecordError:
                     self.num_malformed += 1
             case HeartbeatRecord():

@@ -27,8 +27,9 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import encode
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client import ClientSocket
-from mrl.transport.endpoints import read_endpoint
-from mrl.transport.keys import load_keys
+from mrl.transport.endpoints import nearest_endpoint
+from mrl.transport.grants import grant_of
+from mrl.transport.keys import load_client_keys
 
 BEAT_S = 1.0
 FLUSH_S = 0.5
@@ -84,7 +85,8 @@ def link(
     closing: ExitStack,
 ) -> BackgroundClient:
     """A background link to another role, flushed and closed with `closing`; `server` is the name of its endpoint."""
-    socket = ClientSocket(load_keys(folder.keys), lambda: read_endpoint(folder.endpoints, server), identity=identity)
+    keys = load_client_keys(folder.keys, grant_of(identity))
+    socket = ClientSocket(keys, lambda: nearest_endpoint(folder.endpoints, server), identity=identity)
     client = BackgroundClient(socket, on_message=on_message, on_tick=on_tick, name=f"to-{server}")
     closing.callback(client.close, FLUSH_S)
     return client

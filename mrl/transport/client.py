@@ -5,8 +5,9 @@ from collections.abc import Callable
 import zmq
 
 from mrl.records.codec import MAX_MESSAGE_BYTES
-from mrl.transport.keys import RunKeys
-from mrl.transport.server import HANDSHAKE_IVL_MS, HEARTBEAT_IVL_MS, HEARTBEAT_TIMEOUT_MS
+from mrl.transport.keys import ClientKeys
+from mrl.transport.links import routing_id
+from mrl.transport.server import HANDSHAKE_S, HEARTBEAT_IVL_MS, HEARTBEAT_TIMEOUT_MS
 
 MAX_BURST_MESSAGES = 512
 
@@ -16,17 +17,17 @@ class ClientSocket:
 
     def __init__(
         self,
-        keys: RunKeys,
+        keys: ClientKeys,
         resolve: Callable[[], str | None],
         *,
         identity: str,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
-        """`identity` must be unique among the server's clients and stable over reconnects."""
+        """`identity` is unique among the server's clients, stable over reconnects, and covered by the key's grant."""
         self.max_message_bytes = max_message_bytes
         self.oversize = 0
         """Messages that `send` refused because they exceed the limit; the server would drop the link for them."""
-        self._keys, self._resolve, self._identity = keys, resolve, identity.encode()
+        self._keys, self._resolve, self._identity = keys, resolve, identity
         self._context = zmq.Context()
         self._socket: zmq.Socket | None = None
         self._connect()
@@ -90,11 +91,11 @@ class ClientSocket:
             return
         dealer = self._context.socket(zmq.DEALER)
         options: dict[int, int | bytes] = {
-            zmq.IDENTITY: self._identity,
+            zmq.IDENTITY: routing_id(self._identity),
             zmq.CURVE_SERVERKEY: self._keys.server_public,
-            zmq.CURVE_PUBLICKEY: self._keys.client_public,
-            zmq.CURVE_SECRETKEY: self._keys.client_secret,
-            zmq.HANDSHAKE_IVL: HANDSHAKE_IVL_MS,
+            zmq.CURVE_PUBLICKEY: self._keys.public,
+            zmq.CURVE_SECRETKEY: self._keys.secret,
+            zmq.HANDSHAKE_IVL: round(HANDSHAKE_S * 1000),
             zmq.HEARTBEAT_IVL: HEARTBEAT_IVL_MS,
             zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
             # Messages wait in the caller's hands, not in a pipe to a server that may never come.

@@ -2,29 +2,59 @@
 
 import json
 import os
+import socket
+from functools import cache
 from pathlib import Path
 
 from mrl.files import replace_file
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-def publish_endpoint(folder: Path, name: str, address: str) -> None:
-    """Write `<folder>/<name>.json` with the address and this process's pid, replacing an earlier one atomically."""
+
+def publish_endpoint(folder: Path, name: str, address: str, ipc_path: Path | None = None) -> None:
+    """Write `<folder>/<name>.json`, replacing an earlier one atomically.
+
+    It holds the tcp address, the pid, and of a server that also listens on a socket file the path and the host.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    content = json.dumps({"address": address, "pid": os.getpid()})
-    replace_file(folder / f"{name}.json", content.encode())
+    content: dict[str, object] = {"address": address, "pid": os.getpid()}
+    if ipc_path is not None:
+        content |= {"ipc_path": str(ipc_path), "ipc_host": _this_host()}
+    replace_file(folder / f"{name}.json", json.dumps(content).encode())
 
 
 def read_endpoint(folder: Path, name: str) -> str | None:
-    """The address that `name` published last, or None when there is none that can be read."""
-    try:
-        content = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    address = content.get("address") if isinstance(content, dict) else None
+    """The tcp address that `name` published last, or None when there is none that can be read."""
+    address = _read(folder, name).get("address")
     return address if isinstance(address, str) and address.startswith("tcp://") else None
+
+
+def nearest_endpoint(folder: Path, name: str) -> str | None:
+    """As `read_endpoint`, but the address of the socket file where that is on this host and there."""
+    content = _read(folder, name)
+    ipc_path = content.get("ipc_path")
+    is_here = isinstance(ipc_path, str) and content.get("ipc_host") == _this_host() and os.path.exists(ipc_path)
+    return f"ipc://{ipc_path}" if is_here else read_endpoint(folder, name)
 
 
 def port_of(address: str | None) -> int:
     """The port of "tcp://HOST:PORT"; 0 when there is none."""
     tail = (address or "").rpartition(":")[2]
     return int(tail) if tail.isdigit() and int(tail) <= 65535 else 0
+
+
+def _read(folder: Path, name: str) -> dict[str, object]:
+    try:
+        content = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+@cache
+def _this_host() -> str:
+    """Names of hosts may be equal; the id of a kernel's boot is not, and containers on one kernel share it."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return socket.gethostname()

@@ -1,59 +1,182 @@
-"""The run's CURVE keys: one pair for its servers, one for its clients, created once per run folder."""
+"""The CURVE keys of a run: one pair for its servers, one for every role and policy that connects to them.
 
+Everything lies in `keys/` of the run folder (0700), one file per pair (0600), each replaced whole. A client's file also
+holds the servers' public key, so that this one file is all that a client on another host needs.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
+import msgspec
 import zmq
 
-from mrl.errors import RunFolderError
+from mrl.errors import ConfigError, RunFolderError
 from mrl.files import replace_file
+from mrl.transport.allow_list import ALLOW_LIST, KeyEntry, PublicKey, read_entries, read_private, write_entries
+from mrl.transport.grants import STANDING_GRANTS, Grant
 
-_FILES = ("server_public", "server_secret", "client_public", "client_secret")
-_Z85_KEY_BYTES = 40
+_ONE_PAIR_FORM = "client_secret"
+_SERVER_FILE = "server.json"
+
+
+class _ServerFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    public: PublicKey
+    secret: PublicKey
+
+
+class _ClientFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    server_public: PublicKey
+    public: PublicKey
+    secret: PublicKey
 
 
 @dataclass(frozen=True, slots=True)
 class RunKeys:
-    """Two key pairs in Z85, 40 bytes each. The secret halves do not show in `repr`."""
+    """What a server of the run needs: its pair in Z85, and the folder with the allow-list. `repr` shows no secret."""
 
+    folder: Path
     server_public: bytes
     server_secret: bytes = field(repr=False)
-    client_public: bytes
-    client_secret: bytes = field(repr=False)
 
 
-def create_keys(folder: Path) -> RunKeys:
-    """Make fresh keys in `folder`, which only the owner can enter, and return them.
+@dataclass(frozen=True, slots=True)
+class ClientKeys:
+    """What a client needs: its own pair and the servers' public key, in Z85. `repr` shows no secret."""
 
-    Raises RunFolderError when the folder cannot be written.
+    server_public: bytes
+    public: bytes
+    secret: bytes = field(repr=False)
+
+
+def create_keys(folder: Path, grants: Iterable[Grant] = ()) -> RunKeys:
+    """Make the keys that `folder` lacks: the servers' pair, those of the standing roles and those of `grants`.
+
+    What is there stays; a grant whose key was revoked gets a new one. Raises RunFolderError when the folder cannot be
+    written, holds a damaged file, or keys of the form with one pair for all clients.
     """
-    server_public, server_secret = zmq.curve_keypair()
-    client_public, client_secret = zmq.curve_keypair()
-    keys = RunKeys(server_public, server_secret, client_public, client_secret)
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)
-        for name in _FILES:
-            replace_file(folder / name, getattr(keys, name), mode=0o600)
-    except OSError as error:
-        raise RunFolderError(f"cannot write the run's keys ({error.strerror})", where=str(folder)) from error
+    with _changing(folder):
+        if not (folder / _SERVER_FILE).exists():
+            public, secret = zmq.curve_keypair()
+            write_entries(folder, [])  # first, so that a death in between leaves no pair without a list
+            _write(folder / _SERVER_FILE, _ServerFile(public.decode(), secret.decode()))
+        keys = load_keys(folder)
+        entries = read_entries(folder)
+        living = {entry.grant for entry in entries if entry.is_living and client_file(folder, entry.grant).exists()}
+        missing = [grant for grant in dict.fromkeys((*STANDING_GRANTS, *grants)) if grant not in living]
+        if missing:
+            earlier = [_revoked(entry) if entry.grant in missing else entry for entry in entries]
+            write_entries(folder, [*earlier, *(_make(folder, keys, grant) for grant in missing)])
     return keys
 
 
 def load_keys(folder: Path) -> RunKeys:
-    """The keys that `create_keys` left in `folder`.
+    """The servers' side of what `create_keys` left in `folder`. Raises RunFolderError when it cannot be used."""
+    _check_form(folder)
+    pair = _decode(folder / _SERVER_FILE, _ServerFile)
+    return RunKeys(folder, pair.public.encode(), pair.secret.encode())
 
-    Raises RunFolderError when a key is missing, unreadable or damaged.
+
+def load_client_keys(folder: Path, grant: Grant) -> ClientKeys:
+    """A client's side of what `create_keys` left in `folder`. Raises RunFolderError when it cannot be used."""
+    _check_form(folder)
+    path = client_file(folder, grant)
+    if not path.exists() and (folder / _SERVER_FILE).exists():
+        words = f"{grant.role} {grant.policy}".strip()
+        cure = f"`mrl exchange keys {folder.parent} make {words}` makes one"
+        raise RunFolderError(f"there is no key of {grant.name}, or it was revoked", where=str(path), cure=cure)
+    pair = _decode(path, _ClientFile)
+    return ClientKeys(pair.server_public.encode(), pair.public.encode(), pair.secret.encode())
+
+
+def client_file(folder: Path, grant: Grant) -> Path:
+    """Where the pair of a grant lies."""
+    return folder / f"{grant.name.replace('/', '.')}.json"
+
+
+def make_client_key(folder: Path, grant: Grant) -> KeyEntry:
+    """Make and allow a key for `grant`. Raises ConfigError when there is a living one, RunFolderError as above."""
+    with _changing(folder):
+        keys, entries = load_keys(folder), read_entries(folder)
+        if any(entry.grant == grant and entry.is_living for entry in entries):
+            cure = f"revoke it first: `mrl exchange keys {folder.parent} revoke {grant.name}`"
+            raise ConfigError("there is a key of this name", where=str(folder), got=grant.name, cure=cure)
+        made = _make(folder, keys, grant)
+        write_entries(folder, [*entries, made])
+    return made
+
+
+def revoke_client_key(folder: Path, name: str) -> KeyEntry:
+    """Revoke the living key of the grant called `name` and delete its file.
+
+    Servers see it within a second. Raises ConfigError when there is no such key, RunFolderError as above.
     """
-    return RunKeys(*(_read_key(folder / name) for name in _FILES))
+    with _changing(folder):
+        load_keys(folder)
+        entries = read_entries(folder)
+        living = {entry.grant.name: entry for entry in entries if entry.is_living}
+        if name not in living:
+            known = any(entry.grant.name == name for entry in entries)
+            what = "the key is revoked already" if known else "there is no such key"
+            raise ConfigError(what, where=str(folder), got=name, wanted=", ".join(living))
+        revoked = _revoked(living[name])
+        write_entries(folder, [revoked if entry is living[name] else entry for entry in entries])
+        client_file(folder, revoked.grant).unlink(missing_ok=True)
+    return revoked
 
 
-def _read_key(path: Path) -> bytes:
+def _make(folder: Path, keys: RunKeys, grant: Grant) -> KeyEntry:
+    """The file comes before the entry: a key that is allowed can be used."""
+    public, secret = zmq.curve_keypair()
+    content = _ClientFile(keys.server_public.decode(), public.decode(), secret.decode())
+    _write(client_file(folder, grant), content)
+    return KeyEntry(public=public.decode(), role=grant.role, policy=grant.policy, made_unix_s=time.time())
+
+
+def _revoked(entry: KeyEntry) -> KeyEntry:
+    return msgspec.structs.replace(entry, revoked_unix_s=time.time()) if entry.is_living else entry
+
+
+@contextmanager
+def _changing(folder: Path) -> Iterator[None]:
+    """One writer at a time; every OSError becomes a RunFolderError."""
     try:
-        key = path.read_bytes()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        _check_form(folder)
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
     except OSError as error:
-        cure = "start the run with `mrl train`, which makes the keys"
-        raise RunFolderError(f"cannot read a key of the run ({error.strerror})", where=str(path), cure=cure) from error
-    if len(key) != _Z85_KEY_BYTES:
-        raise RunFolderError("damaged key", where=str(path), got=f"{len(key)} bytes", wanted=f"{_Z85_KEY_BYTES} bytes")
-    return key
+        raise RunFolderError(f"cannot write the run's keys ({error.strerror})", where=str(folder)) from error
+
+
+def _check_form(folder: Path) -> None:
+    if (folder / _ONE_PAIR_FORM).exists() and not (folder / ALLOW_LIST).exists():
+        cure = f"rm -r {folder}; `mrl train --resume` then makes new ones"
+        raise RunFolderError("keys of an earlier mrl, one pair for all clients", where=str(folder), cure=cure)
+
+
+def _write(path: Path, content: msgspec.Struct) -> None:
+    replace_file(path, msgspec.json.encode(content), mode=0o600)
+
+
+F = TypeVar("F", _ServerFile, _ClientFile)
+
+
+def _decode(path: Path, kind: type[F]) -> F:
+    data = read_private(path)
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # The decoder's own words could quote a secret.
+        cure = "delete the file, then `mrl train --resume` or `mrl exchange keys RUN make` makes a new key"
+        raise RunFolderError("damaged key", where=str(path), got=f"{len(data)} bytes", cure=cure) from None

@@ -2,43 +2,85 @@
 
 import errno
 import ipaddress
+import os
 import socket as os_socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
-from mrl.errors import AddressError
+from mrl.errors import AddressError, RunFolderError
 from mrl.records.codec import MAX_MESSAGE_BYTES
+from mrl.transport.allow_list import AllowList, fingerprint
+from mrl.transport.grants import Grant
 from mrl.transport.keys import RunKeys
+from mrl.transport.links import SEPARATOR, Admits, Link, Links
+from mrl.transport.refusals import Refusals
 
 MAX_BURST_MESSAGES = 512
 MAX_BURST_BYTES = 64 * 1024 * 1024
 HEARTBEAT_IVL_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 5000
-HANDSHAKE_IVL_MS = 5000
+HANDSHAKE_S = 5.0
+WATCH_S = 0.5
+"""How often the allow-list is looked at."""
+MAX_IPC_PATH_BYTES = 107
+"""What the kernel takes as the name of a socket file."""
 
 _ZAP_DOMAIN = b"mrl"
 _WILDCARDS = ("*", "0.0.0.0", "::")
-_HANDSHAKE_FAILURES = (
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-)
+_KEY_PROPERTY, _DESCRIPTOR_PROPERTY = "User-Id", "__fd"
+# Failures of authentication are counted where they are decided.
+_HANDSHAKE_FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+
+
+class Incoming(NamedTuple):
+    """One message. `client` is a name that `grant`, proved by the sender's key, covers; answers go to it."""
+
+    client: bytes
+    body: bytes
+    grant: Grant
+
+
+def any_role(_grant: Grant) -> bool:
+    """Admits every key of the run."""
+    return True
 
 
 class ServerSocket:
     """Receives from and answers to the clients of one run. Used by one thread."""
 
     def __init__(
-        self, keys: RunKeys, *, host: str = "127.0.0.1", port: int = 0, max_message_bytes: int = MAX_MESSAGE_BYTES
+        self,
+        keys: RunKeys,
+        *,
+        admits: Admits = any_role,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        ipc_path: Path | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        handshake_s: float = HANDSHAKE_S,
     ) -> None:
-        """Bind `host:port`; port 0 takes a free one. Raises AddressError when that cannot be done."""
-        self.malformed = 0
-        """Messages dropped because they had another number of frames than two (identity and body)."""
-        self.refused_handshakes = 0
-        """Connections refused: unknown key, no CURVE, or no ZeroMQ at all."""
+        """Bind `host:port`; port 0 takes a free one. With `ipc_path` also listen on that socket file, for this host.
+
+        The file is 0600 in a folder that is made 0700. A path that is too long or cannot be bound is counted as a
+        refusal ("ipc_path"), and the attribute `ipc_path` is None then: tcp remains.
+
+        Raises AddressError when the port cannot be bound, RunFolderError when the allow-list cannot be read.
+        """
+        self.refusals = Refusals()
+        """What was refused, by reason: unknown_key, revoked_key, role, handshake, impersonation, frames."""
+        self.ipc_path: Path | None = None
+        self._allowed = AllowList(keys.folder)
+        self._links = Links(self._allowed, admits)
+        self._watch_s = time.monotonic() + WATCH_S
         self._context = zmq.Context()
-        self._authenticator = _allow_only(self._context, keys.client_public)
-        self._socket = _router(self._context, keys, max_message_bytes)
+        self._authenticator = _authenticator(self._context, _Gate(self._links, self.refusals))
+        self._socket = _router(self._context, keys, max_message_bytes, handshake_s)
         self._monitor = self._socket.get_monitor_socket(_HANDSHAKE_FAILURES)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
@@ -49,23 +91,61 @@ class ServerSocket:
             self.close()
             raise _address_error(host, port, error) from error
         self.address = _reachable(self._socket.get_string(zmq.LAST_ENDPOINT), host)
+        if ipc_path is not None and self._bind_ipc(ipc_path):
+            self.ipc_path = ipc_path
 
-    def receive(self, timeout_s: float) -> list[tuple[bytes, bytes]]:
-        """Wait at most `timeout_s`, then take what is there: (client identity, body), at most 512 or 64 MiB."""
-        ready = dict(self._poller.poll(max(0, round(timeout_s * 1000))))
+    @property
+    def malformed(self) -> int:
+        """Messages dropped because they had another number of frames than two (routing id and body)."""
+        return self.refusals.count("frames")
+
+    @property
+    def refused_handshakes(self) -> int:
+        """Connections refused: a key that may not connect, no CURVE, or no ZeroMQ at all."""
+        return sum(map(self.refusals.count, ("unknown_key", "revoked_key", "role", "handshake")))
+
+    def receive(self, timeout_s: float) -> list[Incoming]:
+        """Wait at most `timeout_s` or half a second, then take what is there: at most 512 messages or 64 MiB."""
+        ready = dict(self._poller.poll(max(0, round(min(timeout_s, WATCH_S) * 1000))))
+        if time.monotonic() >= self._watch_s:
+            self._watch_s = time.monotonic() + WATCH_S
+            self.reload()
+            self.refusals.settle()
         if self._monitor in ready:
             self._count_failures()
         return self._drain() if self._socket in ready else []
 
-    def send(self, identity: bytes, body: bytes) -> bool:
+    def wake_on(self, descriptor: int) -> None:
+        """Let `receive` return at once whenever this file descriptor is readable."""
+        self._poller.register(descriptor, zmq.POLLIN)
+
+    def send(self, client: bytes, body: bytes) -> bool:
         """Queue `body` for one client; False when that client is gone or does not keep up."""
+        routing = self._links.route(client)
+        if routing is None:
+            return False
         try:
-            self._socket.send_multipart((identity, body), zmq.NOBLOCK)
+            self._socket.send_multipart((routing, body), zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 return False
             raise
         return True
+
+    def reload(self) -> None:
+        """Read the allow-list if it has changed, and end the links of keys that it no longer allows.
+
+        A list that cannot be read is refused and counted; the one before stays in force.
+        """
+        try:
+            if not self._allowed.reload():
+                return
+        except RunFolderError as error:
+            self.refusals.note("allow_list", "allow-list", error=str(error))
+            return
+        for link in self._links.drop_refused():
+            self.refusals.note("revoked_key", fingerprint(link.key), name=link.grant.name)
+            _cut(link.connection)
 
     def close(self) -> None:
         """Stop listening; what is still queued is dropped."""
@@ -73,46 +153,95 @@ class ServerSocket:
             self._authenticator.stop()
             self._socket.disable_monitor()
             self._context.destroy(linger=0)
+            if self.ipc_path is not None:
+                self.ipc_path.unlink(missing_ok=True)
 
-    def _drain(self) -> list[tuple[bytes, bytes]]:
-        received: list[tuple[bytes, bytes]] = []
+    def _bind_ipc(self, path: Path) -> bool:
+        try:
+            if len(os.fsencode(path)) > MAX_IPC_PATH_BYTES:
+                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.parent.chmod(0o700)  # before the socket is there, which is made with the process's mask
+            self._socket.bind(f"ipc://{path}")
+            path.chmod(0o600)
+        except (zmq.ZMQError, OSError) as error:
+            self.refusals.note("ipc_path", str(path), error=error.strerror)
+            return False
+        return True
+
+    def _drain(self) -> list[Incoming]:
+        received: list[Incoming] = []
         num_bytes = 0
-        while len(received) < MAX_BURST_MESSAGES and num_bytes < MAX_BURST_BYTES:
+        take, known = self._socket.recv, self._links.known
+        for _ in range(MAX_BURST_MESSAGES):  # dropped ones count, or a flood of them would hold the caller
+            if num_bytes >= MAX_BURST_BYTES:
+                break
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                routing = take(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            if len(frames) == 2:
-                received.append((frames[0], frames[1]))
-                num_bytes += len(frames[1])
-            else:
-                self.malformed += 1
+            # Only an uncopied frame tells whose key sent it. The frames of a message arrive together.
+            body = take(zmq.NOBLOCK, copy=False)
+            num_bytes += len(body)
+            key = str(body.get(_KEY_PROPERTY))
+            link = known(routing, key) or self._admit(routing, key, body)
+            if body.more:
+                num_bytes += self._skip_frames(key)
+            elif link is not None:
+                received.append(Incoming(link.client, body.bytes, link.grant))
         return received
 
+    def _skip_frames(self, key: str) -> int:
+        """Take the rest of a message of more than one body frame; returns its bytes."""
+        self.refusals.note("frames", fingerprint(key))
+        num_bytes, more = 0, True
+        while more:
+            frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+            num_bytes, more = num_bytes + len(frame), frame.more
+        return num_bytes
+
+    def _admit(self, routing: bytes, key: str, body: zmq.Frame) -> Link | None:
+        connection = _connection(int(body.get(_DESCRIPTOR_PROPERTY)))
+        found = self._links.admit(routing, key, connection)
+        if isinstance(found, Link):
+            return found
+        grant = self._allowed.find(key)
+        claims = ascii(routing.partition(SEPARATOR)[0][:64])  # never the nonce, nor a terminal's control characters
+        self.refusals.note(found, fingerprint(key), name=grant.name if grant else "", claims=claims)
+        if found != "impersonation":
+            _cut(connection)
+        return None
+
     def _count_failures(self) -> None:
-        while self._monitor.poll(0):
+        for _ in range(MAX_BURST_MESSAGES):
+            if not self._monitor.poll(0):
+                return
             parse_monitor_message(self._monitor.recv_multipart())
-            self.refused_handshakes += 1
+            self.refusals.note("handshake", "a connection")
 
 
-class _OneKey:
-    """Answers the authenticator: only this client key may connect."""
+class _Gate:
+    """Answers the authenticator, on its thread: may this key connect?"""
 
-    def __init__(self, client_public: bytes) -> None:
-        self._client_public = client_public
+    def __init__(self, links: Links, refusals: Refusals) -> None:
+        self._links, self._refusals = links, refusals
 
     def callback(self, _domain: str, key: bytes) -> bool:
-        return key == self._client_public
+        public = key.decode("ascii", errors="replace")
+        reason = self._links.refusal(public)
+        if reason:
+            self._refusals.note(reason, fingerprint(public))
+        return not reason
 
 
-def _allow_only(context: zmq.Context, client_public: bytes) -> ThreadAuthenticator:
+def _authenticator(context: zmq.Context, gate: _Gate) -> ThreadAuthenticator:
     authenticator = ThreadAuthenticator(context)
     authenticator.start()
-    authenticator.configure_curve_callback(domain=_ZAP_DOMAIN.decode(), credentials_provider=_OneKey(client_public))
+    authenticator.configure_curve_callback(domain=_ZAP_DOMAIN.decode(), credentials_provider=gate)
     return authenticator
 
 
-def _router(context: zmq.Context, keys: RunKeys, max_message_bytes: int) -> zmq.Socket:
+def _router(context: zmq.Context, keys: RunKeys, max_message_bytes: int, handshake_s: float) -> zmq.Socket:
     router = context.socket(zmq.ROUTER)
     options = {
         zmq.CURVE_SERVER: 1,
@@ -120,7 +249,7 @@ def _router(context: zmq.Context, keys: RunKeys, max_message_bytes: int) -> zmq.
         zmq.CURVE_SECRETKEY: keys.server_secret,
         zmq.ZAP_DOMAIN: _ZAP_DOMAIN,
         zmq.ZAP_ENFORCE_DOMAIN: 1,
-        zmq.HANDSHAKE_IVL: HANDSHAKE_IVL_MS,
+        zmq.HANDSHAKE_IVL: round(handshake_s * 1000),
         zmq.HEARTBEAT_IVL: HEARTBEAT_IVL_MS,
         zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
         zmq.LINGER: 0,
@@ -135,6 +264,23 @@ def _router(context: zmq.Context, keys: RunKeys, max_message_bytes: int) -> zmq.
     for option, value in options.items():
         router.setsockopt(option, value)
     return router
+
+
+def _connection(descriptor: int) -> tuple[int, int]:
+    """Descriptor and inode: together they say whether the descriptor still means the same connection."""
+    try:
+        return descriptor, os.fstat(descriptor).st_ino
+    except OSError:  # closed since
+        return -1, -1
+
+
+def _cut(connection: tuple[int, int]) -> None:
+    """End a connection under the socket, which offers no way to do so; a client that may not return is refused then."""
+    descriptor, inode = connection
+    with suppress(OSError):
+        if descriptor >= 0 and os.fstat(descriptor).st_ino == inode:
+            with os_socket.socket(fileno=os.dup(descriptor)) as same:
+                same.shutdown(os_socket.SHUT_RDWR)
 
 
 def check_address(host: str, port: int) -> None:

@@ -19,7 +19,8 @@ from mrl.roles.allocator import report
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client import ClientSocket
 from mrl.transport.endpoints import publish_endpoint, read_endpoint
-from mrl.transport.keys import RunKeys, create_keys
+from mrl.transport.grants import Grant, grant_of
+from mrl.transport.keys import RunKeys, create_keys, load_client_keys
 from mrl.transport.server import ServerSocket
 
 ROLE = "import sys, pathlib; from mrl.roles.allocator import main; sys.exit(main(pathlib.Path(sys.argv[1]), '', 0))"
@@ -57,7 +58,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def keys(run: Path) -> RunKeys:
     """The keys of that run."""
-    return create_keys(run / "keys")
+    return create_keys(run / "keys", [Grant("worker", "qwen"), Grant("worker", "llama")])
 
 
 @pytest.fixture
@@ -80,9 +81,10 @@ def connect(run: Path, keys: RunKeys) -> Iterator[Callable[[str], LeaseHolder]]:
     """Makes a lease holder with a link of its own."""
     clients: list[BackgroundClient] = []
 
-    def connect_holder(name: str) -> LeaseHolder:
-        holder = LeaseHolder(name, name.split("/")[1])
-        socket = ClientSocket(keys, lambda: read_endpoint(run / "endpoints", "allocator"), identity=name)
+    def connect_holder(name: str, policy: str = "") -> LeaseHolder:
+        holder = LeaseHolder(name, policy or name.split("/")[1])
+        own = load_client_keys(keys.folder, grant_of(name))
+        socket = ClientSocket(own, lambda: read_endpoint(run / "endpoints", "allocator"), identity=name)
         client = BackgroundClient(
             socket,
             on_message=lambda body: holder.on_message(body, time.monotonic()),
@@ -126,6 +128,21 @@ def test_two_workers_share_the_slots_through_a_restart(
 
 
 @pytest.mark.system
+def test_nobody_takes_the_slots_of_another_policy(start: Start, connect: Callable[..., LeaseHolder]) -> None:
+    """A worker of llama that asks in the name of qwen gets nothing, and qwen keeps what it has."""
+    start()
+    honest = connect("worker/qwen/0")
+    await_slots(honest, 100)
+    thief = connect("worker/llama/0", "qwen")
+    second = connect("worker/llama/1")
+    end_s = time.monotonic() + BOUND_S
+    while (honest.slots(time.monotonic()), second.slots(time.monotonic())) != (50, 50):
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    assert thief.slots(time.monotonic()) == 0
+
+
+@pytest.mark.system
 def test_decisions_reach_the_supervisor(start: Start, run: Path, keys: RunKeys) -> None:
     """Each policy's share arrives over the telemetry link without anybody asking."""
     server = ServerSocket(keys)
@@ -135,8 +152,8 @@ def test_decisions_reach_the_supervisor(start: Start, run: Path, keys: RunKeys) 
     shares: dict[str, float] = {}
     end_s = time.monotonic() + BOUND_S
     while len(shares) < 2 and time.monotonic() < end_s:
-        for _, body in server.receive(0.1):
-            record = decode(body, telemetry_decoder)
+        for message in server.receive(0.1):
+            record = decode(message.body, telemetry_decoder)
             if isinstance(record, MetricsRecord):
                 shares[record.policy] = record.values["allocation/slots"]
     server.close()

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from logged_core import LoggedCore
 
-from mrl.exchange.core import ExchangeCore
 from mrl.metrics.names import is_known
 from mrl.records.exchange import Announce, Fetch, Hello
 from mrl.records.version import Version
@@ -20,10 +20,9 @@ ROLE = "import sys, pathlib; from mrl.roles.exchange import main; sys.exit(main(
 
 def test_every_metric_is_in_the_table():
     """Also those of a pair of policies."""
-    core = ExchangeCore(
-        incarnation="one", budget_bytes=1000, per_prompt=1, max_age_versions=1, journal=lambda _: "", started_s=0.0
-    )
+    core = LoggedCore()
     core.handle(b"l", Hello(client="l", policy="llama"), 0.0)
+    core.handle(b"q", Hello(client="q", policy="qwen"), 0.0)
     core.handle(b"q", Announce(client="q", policy="qwen", version=Version(0, 3)), 0.0)
     ask = Fetch(client="l", policy="llama", prompt_ids=["p"], limit=1, max_age_versions=None, watch=True)
     core.handle(b"l", ask, 0.0)

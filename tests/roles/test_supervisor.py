@@ -28,7 +28,10 @@ from mrl.records.codec import encode
 from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, SampleRecord, TelemetryRecord
 from mrl.roles.children import Child
 from mrl.roles.display import Display
-from mrl.roles.supervisor import Supervisor
+from mrl.roles.supervisor import Supervisor, open_inbox
+from mrl.transport.grants import Grant, grant_of
+from mrl.transport.keys import load_client_keys
+from mrl.transport.server import Incoming
 
 pytestmark = [pytest.mark.timeout(60)]
 T = TypeVar("T")
@@ -62,14 +65,18 @@ class StillBoard:
 
 
 class Script:
-    """An inbox that calls `each_turn` once per turn and hands on what it returns."""
+    """An inbox that calls `each_turn` once per turn and hands on what it returns, from `sender` or whom it names."""
 
-    def __init__(self, each_turn: Callable[[], list[TelemetryRecord]] = list) -> None:
-        self._each_turn = each_turn
+    def __init__(self, each_turn: Callable[[], list[TelemetryRecord]] = list, sender: Grant | None = None) -> None:
+        self._each_turn, self._sender = each_turn, sender
 
-    def receive(self, timeout_s: float) -> list[tuple[bytes, bytes]]:
+    def receive(self, timeout_s: float) -> list[Incoming]:
         threading.Event().wait(min(timeout_s, 0.01))
-        return [(b"c", encode(record)) for record in self._each_turn()]
+        return [Incoming(b"c", encode(record), self._sender or _author(record)) for record in self._each_turn()]
+
+
+def _author(record: TelemetryRecord) -> Grant:
+    return Grant("learner", "a") if isinstance(record, SampleRecord) else grant_of(record.role)
 
 
 def python(name: str, code: str, *, restart: str = "always") -> ProcessSpec:
@@ -100,6 +107,7 @@ class Run:
         folder: Path,
         *specs: ProcessSpec,
         each_turn: Callable[[], list[TelemetryRecord]] = list,
+        sender: Grant | None = None,
         **supervision: float,
     ) -> None:
         config = config_in(folder, **supervision)
@@ -108,7 +116,7 @@ class Run:
         self.board, self.output = StillBoard(), io.StringIO()
         display = Display(self.board, Console(file=self.output, width=200))
         plan = Plan(tuple(specs))
-        self.supervisor = Supervisor(config, self.folder, plan, inbox=Script(each_turn), display=display)
+        self.supervisor = Supervisor(config, self.folder, plan, inbox=Script(each_turn, sender), display=display)
 
     def __call__(self) -> int:
         return self.supervisor.run()
@@ -212,7 +220,7 @@ def test_a_silent_role_is_killed_and_started_again(tmp_path: Path) -> None:
 def test_heartbeats_keep_a_role_alive(tmp_path: Path) -> None:
     """A role that speaks may take longer than both bounds; strangers are ignored."""
     wait = learner("import time; time.sleep(1.2)")
-    beats = ("learner/a", "stranger")
+    beats = ("learner/a", "evaluator")
     speak: Callable[[], list[TelemetryRecord]] = lambda: [beat(role, time.time()) for role in beats]  # noqa: E731
     run = Run(tmp_path, wait, each_turn=speak, silence_s=0.5, start_s=0.5)
     assert run() == 0
@@ -239,7 +247,7 @@ def test_telemetry_reaches_metrics_samples_and_screen(tmp_path: Path) -> None:
         sent.append(1)
         metrics = MetricsRecord(role="learner/a", policy="a", step=7, time_unix_s=1.0, values={"reward/mean": 0.5})
         sample = SampleRecord(policy="a", step=7, kind="rollout", task="t", prompt="p", completion="c", reward=1.0)
-        evil = SampleRecord(policy="../x", step=7, kind="rollout", task="t", prompt="p", completion="c", reward=1.0)
+        evil = SampleRecord(policy="b", step=7, kind="rollout", task="t", prompt="p", completion="c", reward=1.0)
         return [metrics, sample, evil]
 
     run = Run(tmp_path, learner("import time; time.sleep(0.3)"), each_turn=once)
@@ -250,6 +258,52 @@ def test_telemetry_reaches_metrics_samples_and_screen(tmp_path: Path) -> None:
     assert (run.folder.rollouts / "step_7" / "a.jsonl").exists()
     assert "step 7" in run.output.getvalue()
     assert run.supervisor.num_malformed == 1
+
+
+def test_a_sample_that_names_no_policy_is_dropped(tmp_path: Path) -> None:
+    """A policy that is a path is refused even from a role that may speak of all."""
+    evil = SampleRecord(policy="../x", step=7, kind="rollout", task="t", prompt="p", completion="c", reward=1.0)
+    turns = iter([[evil]])
+    wait = learner("import time; time.sleep(0.3)")
+    run = Run(tmp_path, wait, each_turn=lambda: next(turns, []), sender=Grant("evaluator"))
+    assert run() == 0
+    assert run.supervisor.num_malformed == 1
+
+
+@pytest.mark.parametrize(
+    ("sender", "num_taken"),
+    [
+        (Grant("learner", "a"), 2),
+        (Grant("evaluator"), 0),
+        (Grant("worker", "a"), 0),
+        (Grant("learner", "b"), 0),
+    ],
+    ids=["itself", "another role", "another role of the policy", "another policy"],
+)
+def test_nobody_speaks_for_another(tmp_path: Path, sender: Grant, num_taken: int) -> None:
+    """A record under a role or policy that its sender's key does not cover is counted and dropped."""
+    metrics = MetricsRecord(role="learner/a", policy="a", step=7, time_unix_s=1.0, values={"reward/mean": 0.5})
+    turns = iter([[beat("learner/a", time.time()), metrics]])
+    wait = learner("import time; time.sleep(0.3)")
+    run = Run(tmp_path, wait, each_turn=lambda: next(turns, []), sender=sender)
+    assert run() == 0
+    assert sum(record.role == "learner/a" for record in run.board.records) == num_taken
+    assert run.supervisor.num_malformed == 2 - num_taken
+
+
+def test_the_inbox_makes_a_key_for_every_process_and_admits_the_roles(tmp_path: Path) -> None:
+    """Opened again, as on --resume, it keeps the keys and makes those that a larger plan needs."""
+    folder = create_run_folder(config_in(tmp_path))
+    for specs in ([learner("")], [learner(""), replace(python("worker/a/0", ""), policy="a")]):
+        inbox = open_inbox(folder, "127.0.0.1", specs)
+        inbox.close()
+        made = {spec.name: load_client_keys(folder.keys, grant_of(spec.name)) for spec in specs}
+        if len(specs) == 1:
+            first = made["learner/a"]
+    assert made["learner/a"] == first
+    assert [inbox._links._admits(grant) for grant in map(Grant, ("exchange", "allocator", "evaluator", "admin"))] == [
+        True, True, True, False
+    ]  # fmt: skip
 
 
 def test_the_time_limit_ends_the_run_with_zero(tmp_path: Path) -> None:

@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mrl.transport.client import ClientSocket
-from mrl.transport.keys import RunKeys, create_keys
+from mrl.transport.grants import Grant, grant_of
+from mrl.transport.keys import ClientKeys, RunKeys, create_keys, load_client_keys
 from mrl.transport.server import ServerSocket
 
+GRANTS = tuple(Grant(role, policy) for role in ("learner", "worker") for policy in ("qwen", "llama"))
 
-@pytest.fixture(scope="session")
-def keys(tmp_path_factory) -> RunKeys:
-    """One run's keys."""
-    return create_keys(tmp_path_factory.mktemp("run") / "keys")
+
+@pytest.fixture
+def keys(tmp_path) -> RunKeys:
+    """The keys of a run with two policies."""
+    return create_keys(tmp_path / "keys", GRANTS)
 
 
 @pytest.fixture
@@ -40,9 +43,10 @@ def make_server(keys, opened) -> Callable[..., ServerSocket]:
 def make_client(keys, opened) -> Callable[..., ClientSocket]:
     """Makes clients of an address, or of a function that looks it up."""
 
-    def make(address, identity="client", keys=keys, **options) -> ClientSocket:
+    def make(address, identity="worker/qwen/0", with_keys: ClientKeys | None = None, **options) -> ClientSocket:
         resolve = address if callable(address) else lambda: address
-        opened.append(ClientSocket(keys, resolve, identity=identity, **options))
+        own = with_keys or load_client_keys(keys.folder, grant_of(identity))
+        opened.append(ClientSocket(own, resolve, identity=identity, **options))
         return opened[-1]
 
     return make

@@ -28,8 +28,8 @@ def test_posts_arrive_in_order_and_answers_come_back(make_server, make_client, u
     assert all(background.post(b"%d" % number) for number in range(100))
     received = []
     until(lambda: received.extend(server.receive(0.05)) or len(received) == 100)
-    assert [body for _, body in received] == [b"%d" % number for number in range(100)]
-    assert server.send(received[0][0], b"thanks")
+    assert [message.body for message in received] == [b"%d" % number for number in range(100)]
+    assert server.send(received[0].client, b"thanks")
     assert inbox.get(timeout=10) == b"thanks"
 
 
@@ -46,7 +46,7 @@ def test_a_message_too_large_is_refused_at_once(make_server, make_client, opened
     background, _ = start(opened, make_client(server.address, max_message_bytes=1000))
     assert background.post(bytes(1001)) is False
     assert background.post(b"small") is True
-    assert until(lambda: server.receive(0.05))[0][1] == b"small"
+    assert until(lambda: server.receive(0.05))[0].body == b"small"
 
 
 def test_a_server_that_appears_later_is_found(make_server, make_client, opened, until):
@@ -56,7 +56,7 @@ def test_a_server_that_appears_later_is_found(make_server, make_client, opened, 
     background.post(b"early")
     server = make_server()
     addresses.append(server.address)
-    assert until(lambda: server.receive(0.05))[0][1] == b"early"
+    assert until(lambda: server.receive(0.05))[0].body == b"early"
 
 
 def test_reconnect_on_request_finds_the_new_address(make_server, make_client, opened, until):
@@ -69,7 +69,7 @@ def test_reconnect_on_request_finds_the_new_address(make_server, make_client, op
     addresses.append(second.address)
     background.request_reconnect()
     background.post(b"two")
-    assert until(lambda: second.receive(0.05))[0][1] == b"two"
+    assert until(lambda: second.receive(0.05))[0].body == b"two"
 
 
 def test_what_is_posted_after_a_reconnect_request_waits_for_the_new_link(until):
@@ -112,7 +112,7 @@ def test_close_sends_what_is_queued(make_server, make_client, until):
     background.post(b"last words")
     background.close(10.0)
     assert not background.alive
-    assert until(lambda: server.receive(0.05))[0][1] == b"last words"
+    assert until(lambda: server.receive(0.05))[0].body == b"last words"
     assert background.post(b"too late") is False
 
 
