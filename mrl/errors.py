@@ -12,6 +12,8 @@
     +-- RecordError               bytes that are no valid record; the message names the field
     +-- WeightsError              published weights fail their checksum or canary
     +-- CheckpointError           a checkpoint is missing, torn or of another model
+    +-- DiskFull                  there is no room for now; nothing was written, and it may be tried again
+    +-- DiskBroken                nobody knows what is on the disk; its owner ends and reads it anew
     +-- PeerLost                  a bounded wait for another process ran out
     +-- RoleFailed                a role cannot continue; the supervisor ends the run with this reason
 
@@ -90,6 +92,18 @@ class WeightsError(MRLError, ValueError):
 
 class CheckpointError(MRLError, ValueError):
     """A checkpoint that is missing, torn, or belongs to another model."""
+
+
+class DiskFull(MRLError):
+    """There is no room; nothing of what was asked for remains, and it may be tried again."""
+
+
+class DiskBroken(MRLError):
+    """Nobody knows what is on the disk.
+
+    After a failed fsync the kernel may have dropped the pages, and the next fsync succeeds all the same: whoever owns
+    the log has to end, and to start again from what can be read.
+    """
 
 
 class PeerLost(MRLError, TimeoutError):

@@ -1,8 +1,13 @@
 """Small real models and values that tests of several rooms share."""
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+
+# What tests of several rooms need of the exchange lies there and is imported by name.
+sys.path.append(str(Path(__file__).parent / "exchange" / "rig"))
 
 
 @pytest.fixture

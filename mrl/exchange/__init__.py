@@ -4,27 +4,40 @@ Protocol: `mrl.records.exchange`. Learners and workers speak to it through `clie
 ask for it, and with a bound.
 
 Invariants: what was acknowledged is on the log, and is delivered, or evicted and counted; nothing is stored or
-delivered that is older than allowed, counted in versions of its source and never by a clock; memory, log and watches
-are bounded; a late or missing exchange costs peer data and nothing else (a synchronous run, which is made of waiting
-for each other, ends when a barrier's time runs out). No torch, no transformers.
+delivered that is older than allowed, counted in versions of its source and never by a clock; memory, log, queues and
+tables are bounded, and what is sent is bounded by what the other side has acknowledged; a client speaks for the policy
+of its key and for no other; a late or missing exchange costs peer data and nothing else (a synchronous run, which is
+made of waiting for each other, ends when a barrier's time runs out). No torch, no transformers.
 
-The daemon:
-- `kinds`          what depends on a record's type: how many are kept, for whom they are
-- `versions`       newest version and resume points of every policy: the age of a record, and whether it is void
+The daemon reads a record's tags and passes its bytes on as they came: encoded once by its source, decoded once by each
+receiver, which checks every field.
+
+What is held, and must be again after a restart:
+- `memory`         everything that the log rebuilds, and the rules by which it changes
 - `shelf`          per type, policy and prompt the newest records, within a byte budget
+- `entry`, `arrival_order`  one of them, and the order in which they came
+- `kinds`          how many are kept of every type
+- `versions`       newest version and resume points of every policy: the age of a record, and whether it is void
+- `intake`         which records are taken, and which are on their way to the log
+- `journal`        what stands on the log
+- `log`            the segments on the disk, and the thread that writes them
+
+Who gets what:
+- `streams`        everything of some types, sources and tasks, in order, each record once per reader
+- `matching`       what answers a question about a prompt, and whose watch takes a newcomer
 - `watches`        who waits for which prompt
-- `flows`          what went from which policy to which
-- `matching`       what answers a question, and whose watch takes a newcomer
 - `subscriptions`  requests to a policy, each handed to one of its clients at a time
+- `deliveries`     from entries to messages of bounded size
+- `parking`        Puts that wait for room
 - `barriers`       where policies in step wait for each other
 - `sessions`       what the daemon remembers about one client
-- `core`           every decision of the daemon, with no socket, clock or file in it
-- `log`            the append log that outlives the daemon
+- `flows`          what went from which policy to which
+- `core`           the conversation: every decision of the daemon, with no socket, clock or file in it
 - `daemon`         core, log and server socket put together
 
 The other end of the conversation:
-- `client`         what learners and workers call
-- `puts`           records checked and packed into messages
-- `outbox`         messages that are sent again until they are answered
-- `inbox`          what was delivered and nobody has taken yet
+- `client`         what learners and workers call, over a `link`
+- `puts`           records checked, encoded and packed into messages
+- `outbox`         messages that are sent again until they are answered, within the daemon's window
+- `arrivals`       what comes, decoded and sorted out: the `inbox` that nobody has emptied yet, the `reader` of a stream
 """

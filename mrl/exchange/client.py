@@ -8,12 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 
 from mrl.errors import RecordError
-from mrl.exchange.inbox import Inbox
+from mrl.exchange.arrivals import Arrivals
+from mrl.exchange.link import Link, OpenLink
 from mrl.exchange.outbox import RESEND_S, Outbox, Unanswered
 from mrl.exchange.puts import ENVELOPE_BYTES, packed
 from mrl.records.codec import decode, encode
@@ -21,7 +21,9 @@ from mrl.records.exchange import (
     Announce,
     Barrier,
     BarrierState,
+    Batch,
     ClientMessage,
+    Commit,
     Deliver,
     Done,
     Fetch,
@@ -30,6 +32,7 @@ from mrl.records.exchange import (
     Put,
     PutAck,
     RequestKind,
+    Stream,
     Subscribe,
     Unwatch,
     Welcome,
@@ -41,28 +44,13 @@ from mrl.records.version import Version
 PING_S = 1.0
 SILENCE_S = 3.0
 MAX_UNACKNOWLEDGED_BYTES = 16 * 1024 * 1024
+FIRST_WINDOW_BYTES = 1024 * 1024
+"""Before the daemon has said how much it takes."""
 MAX_UNANSWERED_FETCHES = 256
 MAX_IDS = 1024
 FETCH_NOW_IDS = 32
 """Prompts of one Fetch whose answer is waited for: few, so that no answer outgrows the queues on its way."""
 MAX_WATCHED = 4096
-
-
-class Link(Protocol):
-    """What the client needs of `mrl.transport.background.BackgroundClient`."""
-
-    def post(self, body: bytes) -> bool:
-        """Queue a message."""
-
-    def request_reconnect(self) -> None:
-        """Look up the daemon's address again."""
-
-    def close(self, timeout_s: float) -> None:
-        """End the link."""
-
-
-OpenLink = Callable[[Callable[[bytes], None], Callable[[float], None]], Link]
-"""Makes the link from (on_message, on_tick)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +67,23 @@ class ExchangeClient:
 
     def __init__(self, *, client: str, policy: str, clock: Callable[[], float] = time.monotonic) -> None:
         """`client` names the process, unique in the run and equal to its transport identity."""
+        self.storage = ""
+        """Why the daemon stores nothing at the moment ("disk_full"), so that what is published waits here."""
         self._client, self._policy, self._clock = client, policy, clock
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._link: Link | None = None
         self._counts: Counter[str] = Counter()
+        self._arrivals = Arrivals(self._counts)
         self._incarnation = ""
         self._seq = 0
         self._puts = Outbox()
+        self._window_bytes = FIRST_WINDOW_BYTES
         self._fetches = Outbox()
         self._watched: dict[str, _Question] = {}
         self._subscription: Subscribe | None = None
         self._barrier: Barrier | None = None
         self._missing: list[str] = []
-        self._inbox = Inbox()
         self._newest: Announce | None = None
         self._resumed: Announce | None = None
         self._heard_s = self._pinged_s = self._reconnected_s = self._greeted_s = clock()
@@ -110,8 +101,8 @@ class ExchangeClient:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Totals: stored, refused/<reason>, dropped, dropped_fetches, invalid, too_large, unsent, received, malformed,
-        reconnects, hellos."""
+        """Totals: stored, refused/<reason>, dropped, dropped_fetches, invalid, too_large, unsent, received, unreadable,
+        malformed, reconnects, hellos."""
         with self._lock:
             return dict(self._counts)
 
@@ -126,8 +117,8 @@ class ExchangeClient:
                 self._await_room(num_bytes + ENVELOPE_BYTES, end_s - time.monotonic())
                 self._seq += 1
                 body = encode(Put(client=self._client, seq=self._seq, records=part))
-                self._puts.add(self._seq, Unanswered(body, self._clock(), num_records=len(part)))
-                self._send(body)
+                self._puts.add(self._seq, Unanswered(body, self._clock(), is_sent=False, num_records=len(part)))
+                self._send_puts()
             while self._puts.num_bytes > MAX_UNACKNOWLEDGED_BYTES and (dropped := self._puts.drop_oldest()):
                 self._counts["dropped"] += dropped.num_records
 
@@ -165,7 +156,7 @@ class ExchangeClient:
         """
         with self._lock:
             ids, question = list(dict.fromkeys(prompt_ids)), _Question(tuple(kinds), limit, max_age_versions)
-            self._inbox.expect(ids)
+            self._arrivals.inbox.expect(ids)
             if watch:
                 self._watch(ids, question)
             self._ask(ids, question, watch=watch)
@@ -186,7 +177,7 @@ class ExchangeClient:
         end_s = time.monotonic() + timeout_s
         with self._lock:
             ids, question = list(dict.fromkeys(prompt_ids)), _Question(tuple(kinds), limit, max_age_versions)
-            self._inbox.expect(ids)
+            self._arrivals.inbox.expect(ids)
             for part in _slices(ids, FETCH_NOW_IDS):
                 seq = self._ask_part(part, question, watch=False, is_awaited=True)
                 if not self._await_answer(seq, end_s - time.monotonic()):
@@ -198,6 +189,40 @@ class ExchangeClient:
         with self._lock:
             self._subscription = Subscribe(client=self._client, kinds=list(kinds))
             self._post(self._subscription)
+
+    def read(
+        self,
+        stream: str,
+        *,
+        kinds: Sequence[RecordKind],
+        sources: Sequence[str] = (),
+        tasks: Sequence[str] = (),
+        max_age_versions: int | None = None,
+        after: int = 0,
+    ) -> None:
+        """Read all records of these kinds, sources and tasks (empty: of all) that came after number `after`.
+
+        `take` hands them out in the order in which they came, each once. A policy has one reader per stream.
+        """
+        with self._lock:
+            wish = Stream(
+                client=self._client,
+                stream=stream,
+                kinds=list(kinds),
+                sources=list(sources),
+                tasks=list(tasks),
+                max_age_versions=max_age_versions,
+                after=after,
+            )
+            self._arrivals.open(wish)
+            self._post(wish)
+
+    def commit(self, stream: str, upto: int) -> None:
+        """The effect of the stream's records up to this number is in a durable checkpoint; they may be forgotten."""
+        with self._lock:
+            message = Commit(client=self._client, policy=self._policy, stream=stream, upto=upto)
+            self._arrivals.commit(message)
+            self._post(message)
 
     def barrier(self, number: int, members: Sequence[str], timeout_s: float) -> list[str]:
         """Come to barrier `number` and wait there for the other `members` (policies), at most `timeout_s`.
@@ -223,7 +248,7 @@ class ExchangeClient:
     def take(self) -> list[Received]:
         """What came since the last call, each record once per asking."""
         with self._lock:
-            return self._inbox.take()
+            return self._arrivals.inbox.take()
 
     def lost_s(self, now_s: float | None = None) -> float:
         """Seconds without any answer from the daemon; 0 while it answers in time."""
@@ -248,15 +273,23 @@ class ExchangeClient:
             self._incarnation = message.incarnation
             match message:
                 case PutAck():
+                    self._window_bytes = message.window_bytes
                     self._puts.remove(message.seq)
+                    self.storage = ""
                     self._counts["stored"] += message.stored
                     self._counts.update({f"refused/{reason}": number for reason, number in message.refused.items()})
                 case Deliver():
                     self._take_in(message)
+                case Batch():
+                    if took := self._arrivals.read(message):
+                        self._post(took)
+                case Welcome():
+                    self.storage, self._window_bytes = message.storage, message.window_bytes
                 case BarrierState() if self._barrier is not None and message.number == self._barrier.number:
                     self._missing = message.missing
             if is_restarted or (isinstance(message, Welcome) and not message.known):
                 self._start_over(at_once=is_restarted)
+            self._send_puts()
             self._changed.notify_all()
 
     def on_tick(self, now_s: float) -> None:
@@ -286,7 +319,9 @@ class ExchangeClient:
         self._post(Hello(client=self._client, policy=self._policy))
         self._repeat_standing()
         self._fetches.drop_watches()
-        for body in (*self._puts.everything(now_s), *self._fetches.everything(now_s)):
+        for box in (self._puts, self._fetches):
+            box.start_over()
+        for body in self._fetches.next_to_send(MAX_UNACKNOWLEDGED_BYTES, now_s):
             self._send(body)
         by_question: dict[_Question, list[str]] = {}
         for prompt_id, question in self._watched.items():
@@ -296,17 +331,15 @@ class ExchangeClient:
 
     def _repeat_standing(self) -> None:
         """Say again what has no answer of its own; the daemon ignores what it knows."""
-        for message in (self._resumed, self._newest, self._subscription, self._barrier):
+        for message in (self._resumed, self._newest, self._subscription, self._barrier, *self._arrivals.standing()):
             if message is not None:
                 self._post(message)
 
     def _take_in(self, message: Deliver) -> None:
-        taken = self._inbox.put(zip(message.records, message.ages_versions, strict=False))
-        self._counts["received"] += len(taken)
-        seen = [record.record_id for record in message.records if self._inbox.has_seen(record)]
-        for part in _slices(seen, MAX_IDS):
+        done = self._arrivals.take_in(message)
+        for part in _slices(done, MAX_IDS):
             self._post(Done(client=self._client, record_ids=part))
-        if len(seen) == len(message.records):
+        if len(done) == len(message.records):
             self._fetches.note_part(message.seq, message.part, message.parts)
 
     def _watch(self, prompt_ids: list[str], question: _Question) -> None:
@@ -339,6 +372,10 @@ class ExchangeClient:
         self._fetches.add(self._seq, Unanswered(body, self._clock(), is_watch=watch, is_awaited=is_awaited))
         self._send(body)
         return self._seq
+
+    def _send_puts(self) -> None:
+        for body in self._puts.next_to_send(self._window_bytes, self._clock()):
+            self._send(body)
 
     def _await_room(self, num_bytes: int, timeout_s: float) -> None:
         self._changed.wait_for(lambda: self._puts.num_bytes + num_bytes <= MAX_UNACKNOWLEDGED_BYTES, timeout_s)

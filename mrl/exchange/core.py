@@ -1,16 +1,21 @@
 """Every decision of the exchange daemon, with no socket, clock or file in sight."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+import msgspec
 
 from mrl.errors import RecordError
 from mrl.exchange.barriers import Barriers
-from mrl.exchange.kinds import quotas
+from mrl.exchange.deliveries import Deliveries, Outgoing
+from mrl.exchange.entry import Entry
+from mrl.exchange.intake import Record
+from mrl.exchange.journal import LogEntry, Stored
 from mrl.exchange.matching import Matching
-from mrl.exchange.sessions import Session, remember
-from mrl.exchange.shelf import Entry, Shelf
-from mrl.exchange.subscriptions import Subscriptions
-from mrl.exchange.versions import VersionBook
+from mrl.exchange.memory import Memory, WhenFull
+from mrl.exchange.parking import Parking
+from mrl.exchange.sessions import Session
 from mrl.exchange.watches import Watches
 from mrl.records.codec import MAX_MESSAGE_BYTES, decode, encode
 from mrl.records.exchange import (
@@ -18,8 +23,7 @@ from mrl.records.exchange import (
     Barrier,
     BarrierState,
     ClientMessage,
-    DaemonMessage,
-    Deliver,
+    Commit,
     Done,
     Fetch,
     Hello,
@@ -29,24 +33,34 @@ from mrl.records.exchange import (
     PutAck,
     Stat,
     StatRequest,
+    Stream,
     Subscribe,
+    Took,
     Unwatch,
     Welcome,
     client_message_decoder,
 )
-from mrl.records.experience import ExperienceRecord, ScoreRecord, ScoreRequestRecord
+from mrl.transport.grants import Grant
 
-MAX_DELIVER_BYTES = 1024 * 1024
-MAX_REMEMBERED_IDS = 32_768
+MAX_MOVED_BYTES = 1024 * 1024
 MAX_POLICIES = 256
+TOTAL_WINDOW_BYTES = 64 * 1024 * 1024
+MIN_WINDOW_BYTES = 256 * 1024
+MAX_WINDOW_BYTES = 8 * 1024 * 1024
 
-Outgoing = list[tuple[bytes, DaemonMessage]]
-Journal = Callable[[Sequence[bytes]], str]
-"""Makes encoded entries durable before it returns: "" when it did, otherwise why not, for example "disk_full"."""
+
+class Append(Protocol):
+    """Begins to put an entry on the log; `ExchangeCore.stored` is told by the ticket how that ended."""
+
+    def __call__(self, ticket: int, entry: bytes, *, is_move: bool) -> None:
+        """`is_move`: the entry is on the log already, and is written anew so that its old place becomes free."""
 
 
 class ExchangeCore:
-    """Takes client messages, returns what to send to whom. `handle` never raises for anything a client sent."""
+    """Takes client messages and news of the log, returns what to send to whom.
+
+    `handle` never raises for anything a client sent. Nothing is acknowledged or passed on before the log has it.
+    """
 
     def __init__(
         self,
@@ -55,87 +69,124 @@ class ExchangeCore:
         budget_bytes: int,
         per_prompt: int,
         max_age_versions: int,
-        journal: Journal,
+        when_full: WhenFull = "evict",
+        append: Append,
         started_s: float,
         max_watches_per_client: int = 4096,
         max_watches: int = 65_536,
     ) -> None:
         self.malformed: Counter[str] = Counter()
         """Input that was dropped, by kind; the socket loop adds what never reached the core."""
-        self.versions = VersionBook()
-        self._subscriptions = Subscriptions()
-        self.shelf = Shelf(quotas=quotas(per_prompt), budget_bytes=budget_bytes, on_removal=self._subscriptions.drop)
+        self.memory = Memory(
+            budget_bytes=budget_bytes, per_prompt=per_prompt, max_age_versions=max_age_versions, when_full=when_full
+        )
+        self.shelf = self.memory.shelf
+        self._intake, self._streams = self.memory.intake, self.memory.streams
+        self._subscriptions = self.memory.subscriptions
         self._incarnation, self._started_s = incarnation, started_s
-        self._budget_bytes, self._max_age_versions, self._journal = budget_bytes, max_age_versions, journal
+        self._budget_bytes, self._append = budget_bytes, append
         self._watches = Watches(max_per_client=max_watches_per_client, max_total=max_watches)
-        self._matching = Matching(self.shelf, self.versions, self._watches)
+        self._matching = Matching(self.shelf, self.memory.versions, self._watches)
+        self._deliveries = Deliveries(self.shelf, self.memory.versions, incarnation)
         self._barriers = Barriers()
+        self._parking = Parking()
         self._sessions: dict[bytes, Session] = {}
-        self._remembered_ids: dict[str, None] = {}
-        self._policies: dict[str, None] = {}
-        self._put: Counter[str] = Counter()
-        self._refused: dict[str, Counter[str]] = {}
+        self._ticket = 0
+        self._moving: dict[int, list[str]] = {}
+        """Ids of held records that are written anew at the end of the log, by ticket."""
         self._abandoned = 0
 
-    def restore(self, entries: Iterable[ExperienceRecord | Announce | Done]) -> None:
-        """Rebuild the memory from what a journal kept, in its order."""
-        for entry in entries:
-            if isinstance(entry, Announce):
-                self._note_version(entry)
-            elif isinstance(entry, Done):
-                self._remove_served(entry.record_ids)
-            elif self._admits(entry.source) and not self._refusal(entry, entry.source):
-                self._hold(entry, len(encode(entry)))
-        for held in self.shelf.policies.values():
-            held.evicted.clear()
-
-    def snapshot(self) -> Iterator[bytes]:
-        """The encoded entries from which `restore` makes an equal memory."""
-        yield from map(encode, self.versions.announcements())
-        yield from map(encode, self.shelf.records())
-
-    def receive(self, client: bytes, body: bytes, now_s: float) -> Outgoing:
-        """Decode and handle one message; malformed ones are counted and dropped."""
+    def receive(self, client: bytes, body: bytes, grant: Grant, now_s: float) -> Outgoing:
+        """Decode and handle one message of a client that may be what `grant` says; malformed ones are dropped."""
         try:
             message = decode(body, client_message_decoder)
         except RecordError:
             self.malformed["record"] += 1
             return []
-        return self.handle(client, message, now_s)
+        return self.handle(client, message, grant, now_s)
 
-    def handle(self, client: bytes, message: ClientMessage, now_s: float) -> Outgoing:
-        """Act on one message of `client` (its transport identity) and return the messages to send."""
+    def handle(self, client: bytes, message: ClientMessage, grant: Grant, now_s: float) -> Outgoing:
+        """Act on one message of `client` (its transport identity) and return the messages to send.
+
+        A client speaks for the policy of its grant and for no other.
+        """
         session = self._sessions.get(client)
         if session is not None:
             session.heard_s = now_s
         match message:
             case Put():
-                return self._handle_put(client, session, message, now_s)
+                return self._handle_put(client, session, message)
             case Fetch():
                 return self._handle_fetch(client, session, message, now_s)
             case Done() if session is not None:
-                return self._handle_done(session, message, now_s)
-            case Subscribe() | Barrier() if session is None:
+                return self._handle_done(client, session, message, now_s)
+            case Subscribe() | Barrier() | Stream() if session is None:
                 return [(client, self._welcome(known=False))]
             case Subscribe() if session is not None:
                 self._subscriptions.subscribe(client, session.policy, message.kinds, now_s)
                 return self._hand_out(now_s)
+            case Stream() if session is not None:
+                self._streams.open(client, session.policy, message, now_s)
+                return self._read_on(now_s)
+            case Took() if session is not None:
+                self._streams.take(session.policy, message.stream, message.upto, now_s)
+                return self._read_on(now_s)
+            case Commit() if session is not None and message.policy == session.policy:
+                if self._streams.commit(message):
+                    self._post(message)
+                    return self._unpark()
             case Barrier() if session is not None:
                 told = self._barriers.arrive(client, session.policy, message.number, message.members)
                 return [(other, self._barrier_state(number, missing)) for other, number, missing in told]
-            case Announce():
-                if self._note_version(message):
-                    self._journal([encode(message)])
+            case Announce() if session is not None and message.policy == session.policy:
+                if self.memory.note_version(message):
+                    self._post(message)
+                    if message.resumed:
+                        self._barriers.reset(message.policy)
             case Unwatch():
                 for prompt_id in message.prompt_ids:
                     self._watches.remove(client, prompt_id)
             case Hello():
-                return self._handle_hello(client, message, now_s)
+                return self._handle_hello(client, message, grant, now_s)
             case Ping():
                 return [(client, self._welcome(known=session is not None))]
-            case StatRequest():
+            case StatRequest() if grant.role in ("admin", "supervisor"):
                 return [(client, self.stat(now_s))]
         return []
+
+    def stored(self, ticket: int, offset: int, failure: str, now_s: float) -> Outgoing:
+        """The log has the entries of this ticket, at `offset`; or it does not, for example because of "disk_full"."""
+        self._intake.storage = failure
+        moved = self._moving.pop(ticket, ())
+        verdict = self._intake.settle(ticket)
+        if failure:
+            return []
+        for record_id in moved:
+            self.shelf.move(record_id, offset)
+        if verdict is None:
+            return self._unpark()
+        out: Outgoing = [(verdict.client, self._ack(verdict.seq, len(verdict.records), verdict.refused))]
+        for number, record in enumerate(verdict.records, verdict.first_number):
+            self._intake.put[record[0].source] += 1
+            out += self._take_over(record, number, offset, now_s)
+        return out + self._hand_out(now_s) + self._read_on(now_s) + self._unpark()
+
+    def move_up(self, before_offset: int) -> bool:
+        """Write what is held of the log before this offset anew at its end, some at a time; True when that is done."""
+        if self._moving:
+            return False
+        moved: list[Entry] = []
+        num_bytes = 0
+        for entry in self.shelf.on_log_before(before_offset):
+            if num_bytes > MAX_MOVED_BYTES:
+                break
+            moved.append(entry)
+            num_bytes += len(entry.body)
+        if moved:
+            anew = _stored([entry.body for entry in moved], [entry.number for entry in moved])
+            ticket = self._post(anew, is_move=True)
+            self._moving[ticket] = [entry.tags.record_id for entry in moved]
+        return not moved
 
     def tick(self, now_s: float) -> Outgoing:
         """Deliver again what nobody acknowledged, and forget clients that fell silent."""
@@ -143,9 +194,9 @@ class ExchangeCore:
             self._forget(client)
         out: Outgoing = []
         for client, session in self._sessions.items():
-            entries = map(self.shelf.get, session.overdue(now_s))
-            out += self._deliveries(client, [entry for entry in entries if entry is not None])
-        return out + self._hand_out(now_s)
+            out += self._deliveries.repeat(client, session.overdue(now_s))
+            out += self._deliveries.dispatch(client, session, now_s)
+        return out + self._hand_out(now_s) + self._read_on(now_s) + self._unpark()
 
     def stat(self, now_s: float) -> Stat:
         """The daemon's account of itself; the log's size is filled in by who owns the log."""
@@ -157,185 +208,150 @@ class ExchangeCore:
             log_bytes=0,
             clients=sorted(session.name for session in self._sessions.values()),
             malformed=dict(self.malformed),
-            shelves=[self._policy_shelf(policy) for policy in sorted(self._policies)],
-            flows=self._matching.flows.table(self._policies),
+            shelves=[self._policy_shelf(policy) for policy in sorted(self.memory.policies)],
+            flows=self._matching.flows.table(self.memory.policies),
             claims=sum(len(session.claims) for session in self._sessions.values()) + self._subscriptions.num_given,
             abandoned=self._abandoned + sum(session.abandoned for session in self._sessions.values()),
             dropped_watches=self._watches.dropped,
             unserved=self._subscriptions.num_waiting,
+            streams=self._streams.states(),
+            storage=self._intake.storage,
+            unstored=self._intake.num_under_way + self._parking.num_waiting,
         )
 
-    def _welcome(self, *, known: bool) -> Welcome:
-        return Welcome(incarnation=self._incarnation, max_put_bytes=MAX_MESSAGE_BYTES, known=known)
+    @property
+    def _window_bytes(self) -> int:
+        """What every client may have unacknowledged: its part of what all may."""
+        if self._intake.storage:
+            return 0
+        return min(MAX_WINDOW_BYTES, max(MIN_WINDOW_BYTES, TOTAL_WINDOW_BYTES // max(1, len(self._sessions))))
 
-    def _handle_hello(self, client: bytes, message: Hello, now_s: float) -> Outgoing:
+    def _welcome(self, *, known: bool) -> Welcome:
+        return Welcome(
+            incarnation=self._incarnation,
+            max_put_bytes=MAX_MESSAGE_BYTES,
+            window_bytes=self._window_bytes,
+            known=known,
+            storage=self._intake.storage,
+        )
+
+    def _handle_hello(self, client: bytes, message: Hello, grant: Grant, now_s: float) -> Outgoing:
         self._forget(client)
-        if self._admits(message.policy):
+        if message.policy != grant.policy:
+            self.malformed["impersonation"] += 1
+        elif self.memory.admits(message.policy):
             self._sessions[client] = Session(message.client, message.policy, now_s)
         return [(client, self._welcome(known=client in self._sessions))]
 
     def _forget(self, client: bytes) -> None:
         self._watches.forget(client)
         self._subscriptions.forget(client)
+        self._streams.forget(client)
+        self._parking.forget(client)
         self._barriers.forget(client)
         if client in self._sessions:
             self._abandoned += self._sessions.pop(client).abandoned
 
-    def _handle_put(self, client: bytes, session: Session | None, message: Put, now_s: float) -> Outgoing:
-        refused: Counter[str] = Counter()
-        accepted: dict[str, tuple[ExperienceRecord, bytes]] = {}
-        for record in message.records:
-            payload = encode(record)
-            reason = self._refusal(record, session.policy if session else record.source)
-            if not reason and not self.shelf.fits(record, len(payload)):
-                reason = "too_large"
-            if record.record_id in accepted:
-                reason = "duplicate"
-            if reason:
-                self._count_refusal(record.source, reason, refused)
-            else:
-                accepted[record.record_id] = record, payload
-        reason = self._journal([payload for _, payload in accepted.values()]) if accepted else ""
-        if reason:
-            for record, _ in accepted.values():
-                self._count_refusal(record.source, reason, refused)
-            accepted = {}
-        out: Outgoing = [(client, self._ack(message.seq, len(accepted), refused))]
-        for record, payload in accepted.values():
-            self._put[record.source] += 1
-            self._hold(record, len(payload))
-            out += self._tell_watchers(record, now_s)
-        return out + self._hand_out(now_s)
+    def _handle_put(self, client: bytes, session: Session | None, message: Put) -> Outgoing:
+        if session is None:
+            return [(client, self._welcome(known=False))]
+        if self._parking.num_waiting or not self._intake.has_room(message):
+            self._parking.park(client, message)
+            return []
+        return self._judge(client, session, message)
 
-    def _ack(self, seq: int, stored: int, refused: Counter[str]) -> PutAck:
-        return PutAck(incarnation=self._incarnation, seq=seq, stored=stored, refused=dict(refused))
+    def _judge(self, client: bytes, session: Session, message: Put) -> Outgoing:
+        verdict = self._intake.judge(client, message, session.policy)
+        if verdict is None:
+            return []
+        if not verdict.records:
+            return [(client, self._ack(message.seq, 0, verdict.refused))]
+        numbers = range(verdict.first_number, verdict.first_number + len(verdict.records))
+        self._intake.send_off(self._post(_stored([body for _, body in verdict.records], numbers)), verdict)
+        return []
+
+    def _unpark(self) -> Outgoing:
+        """Go on with what waits for room, in order, as far as there is room now."""
+        out: Outgoing = []
+        while (waiting := self._parking.first()) and self._intake.has_room(waiting[1]):
+            client, message = self._parking.leave()
+            out += self._judge(client, self._sessions[client], message)
+        return out
+
+    def _post(self, entry: LogEntry, *, is_move: bool = False) -> int:
+        """Begin to put the entry on the log; returns its ticket."""
+        self._ticket += 1
+        self._append(self._ticket, encode(entry), is_move=is_move)
+        return self._ticket
+
+    def _ack(self, seq: int, stored: int, refused: Mapping[str, int]) -> PutAck:
+        return PutAck(
+            incarnation=self._incarnation,
+            seq=seq,
+            stored=stored,
+            refused=dict(refused),
+            window_bytes=self._window_bytes,
+        )
 
     def _handle_fetch(self, client: bytes, session: Session | None, message: Fetch, now_s: float) -> Outgoing:
         if session is None:
             return [(client, self._welcome(known=False))]
         found = self._matching.answer(client, session.policy, message, is_new=session.is_new_fetch(message.seq))
-        for entry in found:
-            session.claim(entry.record.record_id, now_s)
-        return self._deliveries(client, found, seq=message.seq)
+        return self._deliveries.give(client, session, found, now_s, seq=message.seq)
 
-    def _tell_watchers(self, record: ExperienceRecord, now_s: float) -> Outgoing:
+    def _take_over(self, record: Record, number: int, offset: int, now_s: float) -> Outgoing:
+        """Hold a record that the log has by now, and pass it on to those who wait for it."""
+        tags, body = record
+        self.memory.hold(tags, body, offset, number)
+        entry = self.shelf.get(tags.record_id)
         out: Outgoing = []
-        entry = self.shelf.get(record.record_id)
-        if entry is None:
-            return out
-        for client in self._matching.takers(entry):
-            self._sessions[client].claim(record.record_id, now_s)
-            out += self._deliveries(client, [entry])
+        if entry is not None:
+            for client in self._matching.takers(entry):
+                out += self._deliveries.give(client, self._sessions[client], [entry], now_s)
         return out
 
     def _hand_out(self, now_s: float) -> Outgoing:
         """Requests on their way to those who serve them."""
-        by_client: dict[bytes, list[Entry]] = {}
+        by_client: dict[bytes, list[str]] = {}
         for client, record_id in self._subscriptions.hand_out(now_s):
             entry = self.shelf.get(record_id)
             if entry is not None:
                 self._matching.pass_on(entry, self._sessions[client].policy)
-                by_client.setdefault(client, []).append(entry)
-        return [item for client, entries in by_client.items() for item in self._deliveries(client, entries)]
+                by_client.setdefault(client, []).append(record_id)
+        return [item for client, ids in by_client.items() for item in self._deliveries.repeat(client, ids)]
 
-    def _handle_done(self, session: Session, message: Done, now_s: float) -> Outgoing:
+    def _read_on(self, now_s: float) -> Outgoing:
+        """The next batches of all streams."""
+        return [(batch.client, self._deliveries.batch(batch)) for batch in self._streams.batches(now_s)]
+
+    def _handle_done(self, client: bytes, session: Session, message: Done, now_s: float) -> Outgoing:
         """End deliveries; a request that its policy has taken over is kept no longer."""
         session.acknowledge(message.record_ids)
         served = [record_id for record_id in message.record_ids if self._subscriptions.is_to(record_id, session.policy)]
         if served:
-            self._journal([encode(Done(client=message.client, record_ids=served))])
-            self._remove_served(served)
-        return self._hand_out(now_s)
-
-    def _remove_served(self, record_ids: Iterable[str]) -> None:
-        for record_id in record_ids:
-            self.shelf.remove(record_id)
-
-    def _deliveries(self, client: bytes, entries: list[Entry], *, seq: int = 0) -> Outgoing:
-        """Deliver messages of bounded size; with a `seq` there is at least one."""
-        parts: list[list[Entry]] = [[]]
-        part_bytes = 0
-        for entry in entries:
-            if parts[-1] and part_bytes + entry.payload_bytes > MAX_DELIVER_BYTES:
-                parts.append([])
-                part_bytes = 0
-            parts[-1].append(entry)
-            part_bytes += entry.payload_bytes
-        if not entries and not seq:
-            return []
-        return [(client, self._deliver(part, seq, number, len(parts))) for number, part in enumerate(parts, 1)]
-
-    def _deliver(self, entries: list[Entry], seq: int, part: int, parts: int) -> Deliver:
-        records = [entry.record for entry in entries]
-        ages = [self.versions.age(record) for record in records]
-        return Deliver(
-            incarnation=self._incarnation, records=records, ages_versions=ages, seq=seq, part=part, parts=parts
-        )
+            self._post(Done(client=message.client, record_ids=served))
+            self.memory.remove_served(served)
+        return self._deliveries.dispatch(client, session, now_s) + self._hand_out(now_s)
 
     def _barrier_state(self, number: int, missing: list[str]) -> BarrierState:
         return BarrierState(incarnation=self._incarnation, number=number, missing=missing)
-
-    def _refusal(self, record: ExperienceRecord, policy: str) -> str:
-        """Why this record is not taken, or ""."""
-        if record.source != policy:
-            return "foreign"
-        if not self._admits(record.source):
-            return "too_many_policies"
-        if record.record_id in self._remembered_ids or record.record_id in self.shelf:
-            return "duplicate"
-        if self.versions.is_void(record):
-            return "void"
-        return "stale" if self.versions.age(record) > self._max_age_versions else ""
-
-    def _count_refusal(self, source: str, reason: str, refused: Counter[str]) -> None:
-        refused[reason] += 1
-        if source in self._policies:
-            self._refused.setdefault(source, Counter())[reason] += 1
-
-    def _hold(self, record: ExperienceRecord, payload_bytes: int) -> None:
-        remember(self._remembered_ids, record.record_id, MAX_REMEMBERED_IDS)
-        self.shelf.add(record, payload_bytes)
-        if isinstance(record, ScoreRecord):
-            self._close_request(record)
-        elif isinstance(record, ScoreRequestRecord) and record.record_id in self.shelf:
-            self._subscriptions.post(record.record_id, (record.scorer, "score_request"))
-
-    def _close_request(self, score: ScoreRecord) -> None:
-        request = self.shelf.get(score.request_id)
-        if request and isinstance(request.record, ScoreRequestRecord) and request.record.scorer == score.source:
-            self.shelf.remove(score.request_id)
-
-    def _note_version(self, message: Announce) -> bool:
-        """Take over an announcement and evict what it made stale or void; False when it says nothing new."""
-        if not self._admits(message.policy):
-            return False
-        is_new = self.versions.announce(message.policy, message.version, resumed=message.resumed)
-        if is_new:
-            if message.resumed:
-                self._barriers.reset(message.policy)
-                self.shelf.evict_void(message.policy, self.versions.is_void)
-            newest = self.versions.newest[message.policy]
-            self.shelf.evict_stale(message.policy, before_step=newest.step - self._max_age_versions)
-        return is_new
-
-    def _admits(self, policy: str) -> bool:
-        """Whether this policy is known or may become so; keeps tables bounded whatever names arrive."""
-        if policy not in self._policies and len(self._policies) < MAX_POLICIES:
-            self._policies[policy] = None
-        return policy in self._policies
 
     def _policy_shelf(self, policy: str) -> PolicyShelf:
         held = self.shelf.policies.get(policy)
         return PolicyShelf(
             policy=policy,
-            newest=self.versions.newest.get(policy),
+            newest=self.memory.versions.newest.get(policy),
             prompts=len(held.prompts) if held else 0,
             records=held.kinds.total() if held else 0,
             bytes=held.held_bytes if held else 0,
-            put=self._put[policy],
-            refused=dict(self._refused.get(policy, {})),
+            put=self._intake.put[policy],
+            refused=dict(self._intake.refused.get(policy, {})),
             evicted=dict(held.evicted) if held else {},
             watched_prompts=self._watches.prompts_of(policy),
             kinds={kind: number for kind, number in held.kinds.items() if number} if held else {},
             barrier=self._barriers.reached(policy),
         )
+
+
+def _stored(bodies: Iterable[bytes], numbers: Iterable[int]) -> Stored:
+    return Stored(records=[msgspec.Raw(body) for body in bodies], numbers=list(numbers))

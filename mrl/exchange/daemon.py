@@ -1,27 +1,57 @@
 """The exchange daemon: core, log and server socket put together, one round at a time."""
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from mrl.errors import AddressError, RecordError
-from mrl.exchange.core import ExchangeCore, Outgoing
-from mrl.exchange.log import ExchangeLog
-from mrl.records.codec import decode, decoder, encode
-from mrl.records.exchange import Announce, Done, Stat
-from mrl.records.experience import ExperienceRecord
+from mrl.errors import AddressError, DiskBroken, RecordError
+from mrl.exchange.core import ExchangeCore
+from mrl.exchange.deliveries import Outgoing
+from mrl.exchange.journal import LogEntry, Snapshot, log_entry_decoder, snapshot_decoder
+from mrl.exchange.log.segments import Durability, SegmentLog
+from mrl.exchange.log.writer import LogWriter
+from mrl.exchange.memory import WhenFull
+from mrl.records.codec import decode, encode
+from mrl.records.exchange import Stat
 from mrl.transport.endpoints import port_of, publish_endpoint, read_endpoint
+from mrl.transport.grants import Grant
 from mrl.transport.keys import RunKeys
 from mrl.transport.server import ServerSocket
 
 ENDPOINT = "exchange"
-COMPACT_PAUSE_S = 30.0
+CLIENT_ROLES = ("learner", "worker", "supervisor", "admin")
+MIB = 1024 * 1024
+MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = MIB, 64 * MIB
+SEGMENTS_PER_LOG = 8
+TICK_S = 0.05
+WASTE_FACTOR = 2
+"""The log may be this much longer than what is held of it, before it is tended."""
+CLOSE_S = 10.0
 
-_entry_decoder: msgspec.msgpack.Decoder[ExperienceRecord | Announce | Done] = decoder(
-    ExperienceRecord | Announce | Done
-)
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the daemon may take of memory, disk and time."""
+
+    budget_bytes: int = 256 * MIB
+    """Records held in memory."""
+    log_bytes: int = 1024 * MIB
+    """All segments of the log together."""
+    durability: Durability = "synced"
+    """Whether a record is acknowledged once it is on the disk, or once the kernel has it."""
+    when_full: WhenFull = "evict"
+    per_prompt: int = 4
+    """Successes kept of every policy and prompt."""
+    max_age_versions: int = 200
+
+    @property
+    def segment_bytes(self) -> int:
+        """Length at which a segment of the log is full."""
+        return max(MIN_SEGMENT_BYTES, min(MAX_SEGMENT_BYTES, self.log_bytes // SEGMENTS_PER_LOG))
 
 
 class ExchangeDaemon:
@@ -35,9 +65,7 @@ class ExchangeDaemon:
         *,
         host: str,
         port: int,
-        budget_bytes: int,
-        per_prompt: int,
-        max_age_versions: int,
+        limits: Limits,
         clock: Callable[[], float],
     ) -> None:
         """Replay the log, listen, and publish where. Raises RunFolderError or AddressError when that cannot be done."""
@@ -45,64 +73,111 @@ class ExchangeDaemon:
         """Messages whose receiver was gone or did not keep up."""
         self.unreadable = 0
         """Log entries of another schema, skipped at the start."""
-        self._clock = clock
-        self._compact_not_before_s = clock()
-        self.log = ExchangeLog(folder)
+        self._clock, self._limits = clock, limits
+        self._tick_s = clock()
+        self._released_offset = 0
+        self.log = SegmentLog(
+            folder, max_bytes=limits.log_bytes, durability=limits.durability, segment_bytes=limits.segment_bytes
+        )
         self.core = ExchangeCore(
             incarnation=secrets.token_hex(8),
-            budget_bytes=budget_bytes,
-            per_prompt=per_prompt,
-            max_age_versions=max_age_versions,
-            journal=self.log.append,
+            budget_bytes=limits.budget_bytes,
+            per_prompt=limits.per_prompt,
+            max_age_versions=limits.max_age_versions,
+            when_full=limits.when_full,
+            append=self._append,
             started_s=clock(),
         )
-        self.core.restore(self._logged())
-        self._server = _bind(keys, host, port, previous=port_of(read_endpoint(endpoints, ENDPOINT)))
-        publish_endpoint(endpoints, ENDPOINT, self._server.address)
+        self.core.memory.restore(self._snapshot(), self._logged())
+        self._writer = LogWriter(self.log)
+        previous = port_of(read_endpoint(endpoints, ENDPOINT))
+        self._server = _bind(keys, host, port, previous=previous, ipc_path=endpoints / "ipc" / ENDPOINT)
+        self._server.wake_on(self._writer.wake_fd)
+        publish_endpoint(endpoints, ENDPOINT, self._server.address, self._server.ipc_path)
 
     def round(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` for messages, answer them, and do what the time asks for."""
+        """Wait at most `timeout_s` for messages or the log, answer, and do what the time asks for.
+
+        Raises DiskBroken when nobody knows any more what is on the disk: a new daemon has to read it.
+        """
+        for client, body, grant in self._server.receive(timeout_s):
+            self._send(self.core.receive(client, body, grant, self._clock()))
+        for done in self._writer.finished():
+            offset = done.offsets[0] if done.offsets else 0
+            self._send(self.core.stored(done.ticket, offset, done.failure, self._clock()))
         now_s = self._clock()
-        for client, body in self._server.receive(timeout_s):
-            now_s = self._clock()
-            self._send(self._stamped(self.core.receive(client, body, now_s)))
-        self._send(self.core.tick(now_s))
-        if now_s >= self._compact_not_before_s and self.log.is_wasteful(self.core.shelf.payload_bytes):
-            self._compact_not_before_s = now_s + COMPACT_PAUSE_S
-            self.log.compact(self.core.snapshot())
+        if now_s >= self._tick_s:
+            self._tick_s = now_s + TICK_S
+            self._send(self.core.tick(now_s))
+        self._tend_log()
+        if self._writer.failure:
+            raise DiskBroken(self._writer.failure)
 
     def stat(self) -> Stat:
         """The daemon's account of itself."""
-        self.core.malformed["frames"] = self._server.malformed
-        self.core.malformed["handshake"] = self._server.refused_handshakes
-        return msgspec.structs.replace(self.core.stat(self._clock()), log_bytes=self.log.size_bytes)
+        stat = self.core.stat(self._clock())
+        refused = dict(Counter(stat.malformed) + Counter(self._server.refusals.counts()))
+        return msgspec.structs.replace(stat, malformed=refused, log_bytes=self.log.size_bytes)
+
+    def reload_keys(self) -> None:
+        """Look at the allow-list at once instead of within half a second."""
+        self._server.reload()
 
     def close(self) -> None:
         """Stop listening and flush the log."""
         self._server.close()
-        self.log.close()
+        if self._writer.close(CLOSE_S):
+            self.log.close()
 
-    def _logged(self) -> Iterator[ExperienceRecord | Announce | Done]:
-        for payload in self.log.replay():
+    def _append(self, ticket: int, entry: bytes, *, is_move: bool) -> None:
+        self._writer.post(ticket, [entry], into_reserve=is_move)
+
+    def _tend_log(self) -> None:
+        """Begin a new segment when one is full; free the oldest when the log is much longer than what is held."""
+        if self._writer.is_rolling:
+            return
+        if self.log.wants_roll:
+            self._writer.roll(encode(self.core.memory.snapshot()))
+            return
+        second = self.log.second_offset
+        if second in (self.log.first_offset, self._released_offset):
+            return
+        needed_bytes = self.core.shelf.body_bytes + self._limits.segment_bytes
+        if self.log.size_bytes > WASTE_FACTOR * needed_bytes and self.core.move_up(second):
+            self._released_offset = second
+            self._writer.release(second)
+
+    def _snapshot(self) -> Snapshot | None:
+        if not self.log.snapshot:
+            return None
+        try:
+            return decode(self.log.snapshot, snapshot_decoder)
+        except RecordError:
+            self.unreadable += 1
+            return None
+
+    def _logged(self) -> Iterator[tuple[int, LogEntry]]:
+        for offset, payload in self.log.replay():
             try:
-                yield decode(payload, _entry_decoder)
+                yield offset, decode(payload, log_entry_decoder)
             except RecordError:
                 self.unreadable += 1
 
-    def _stamped(self, out: Outgoing) -> Outgoing:
-        return [(client, self.stat() if isinstance(message, Stat) else message) for client, message in out]
-
     def _send(self, out: Outgoing) -> None:
         for client, message in out:
-            if not self._server.send(client, encode(message)):
+            if not self._server.send(client, encode(self.stat() if isinstance(message, Stat) else message)):
                 self.undelivered += 1
 
 
-def _bind(keys: RunKeys, host: str, port: int, *, previous: int) -> ServerSocket:
+def _admits(grant: Grant) -> bool:
+    return grant.role in CLIENT_ROLES
+
+
+def _bind(keys: RunKeys, host: str, port: int, *, previous: int, ipc_path: Path) -> ServerSocket:
     """Listen on `port`; when any port will do, on the previous one if it is free, so that clients need not search."""
     if port == 0 and previous:
         try:
-            return ServerSocket(keys, host=host, port=previous)
+            return ServerSocket(keys, admits=_admits, host=host, port=previous, ipc_path=ipc_path)
         except AddressError:
-            return ServerSocket(keys, host=host)
-    return ServerSocket(keys, host=host, port=port)
+            return ServerSocket(keys, admits=_admits, host=host, ipc_path=ipc_path)
+    return ServerSocket(keys, admits=_admits, host=host, port=port, ipc_path=ipc_path)

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from mrl.exchange.sessions import remember
-from mrl.records.codec import encode
 from mrl.records.experience import ExperienceRecord, Received
 
 MAX_INBOX_RECORDS = 16_384
@@ -27,17 +26,18 @@ class Inbox:
         for prompt_id in prompt_ids:
             self._seen.pop(prompt_id, None)
 
-    def put(self, delivered: Iterable[tuple[ExperienceRecord, int]]) -> list[Received]:
-        """Take in what is new and fits, and return it."""
-        taken = []
-        for record, age_versions in delivered:
-            if self.has_seen(record) or self._is_full():
-                continue
-            self._remember(record)
-            taken.append(Received(record, age_versions))
-            self._waiting.append(taken[-1])
-            self._waiting_bytes += len(encode(record))
-        return taken
+    def put(self, record: ExperienceRecord, age_versions: int, num_bytes: int) -> bool:
+        """Take in a record of `num_bytes`; False when it is not new or does not fit."""
+        if self.has_seen(record) or self.is_full:
+            return False
+        self._remember(record)
+        self.add(Received(record, age_versions), num_bytes)
+        return True
+
+    def add(self, received: Received, num_bytes: int) -> None:
+        """Take in what is known to be new, full or not."""
+        self._waiting.append(received)
+        self._waiting_bytes += num_bytes
 
     def has_seen(self, record: ExperienceRecord) -> bool:
         """Whether this record was taken in for the present asking."""
@@ -48,7 +48,9 @@ class Inbox:
         taken, self._waiting, self._waiting_bytes = self._waiting, [], 0
         return taken
 
-    def _is_full(self) -> bool:
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more should come before the next `take`."""
         return len(self._waiting) >= self._max_records or self._waiting_bytes >= self._max_bytes
 
     def _remember(self, record: ExperienceRecord) -> None:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from mrl.exchange.entry import Entry
 from mrl.exchange.flows import Flows
-from mrl.exchange.kinds import is_for
-from mrl.exchange.shelf import Entry, Shelf
+from mrl.exchange.shelf import Shelf
 from mrl.exchange.versions import VersionBook
 from mrl.exchange.watches import Watch, Watches
 from mrl.records.exchange import Fetch
@@ -31,34 +31,34 @@ class Matching:
 
     def takers(self, entry: Entry) -> Iterator[bytes]:
         """The clients whose watches take this newcomer; their watches count it."""
-        record, age = entry.record, self._versions.age(entry.record)
-        for client, watch in self.watches.on(record.prompt_id, not_of=record.source):
-            if not _within(age, watch.max_age_versions) or entry.kind not in watch.kinds:
+        tags, age = entry.tags, self._versions.age(entry.tags)
+        for client, watch in self.watches.on(tags.prompt_id, not_of=tags.source):
+            if not is_within(age, watch.max_age_versions) or tags.type not in watch.kinds:
                 continue
-            if not is_for(record, watch.policy):
+            if not tags.is_for(watch.policy):
                 continue
-            if record.source not in watch.sources:
-                watch.sources.add(record.source)
-                self.flows.hit(record.source, watch.policy)
+            if tags.source not in watch.sources:
+                watch.sources.add(tags.source)
+                self.flows.hit(tags.source, watch.policy)
             self.pass_on(entry, watch.policy)
             watch.left -= 1
             if watch.left == 0:
-                self.watches.remove(client, record.prompt_id)
+                self.watches.remove(client, tags.prompt_id)
             yield client
 
     def pass_on(self, entry: Entry, receiver: str) -> None:
         """Count a record that goes over."""
-        self.flows.deliver(entry.record.source, receiver, entry.payload_bytes, self._versions.age(entry.record))
+        self.flows.deliver(entry.tags.source, receiver, len(entry.body), self._versions.age(entry.tags))
 
     def _youngest(self, message: Fetch, receiver: str, prompt_id: str) -> list[Entry]:
         """Youngest first, over all other policies."""
         dated = [
-            (self._versions.age(entry.record), entry)
+            (self._versions.age(entry.tags), entry)
             for entry in self._shelf.on_prompt(prompt_id, message.kinds, of_others_than=receiver)
-            if is_for(entry.record, receiver)
+            if entry.tags.is_for(receiver)
         ]
-        fresh = [item for item in dated if _within(item[0], message.max_age_versions)]
-        fresh.sort(key=lambda item: (item[0], -item[1].arrival))
+        fresh = [item for item in dated if is_within(item[0], message.max_age_versions)]
+        fresh.sort(key=lambda item: (item[0], -item[1].number))
         return [entry for _, entry in fresh[: message.limit]]
 
     def _settle(
@@ -66,7 +66,7 @@ class Matching:
     ) -> None:
         """Count what one asked prompt brought, and watch it for what is left of the limit."""
         watch = None if is_new else self.watches.get(client, prompt_id)
-        sources = {entry.record.source for entry in entries}
+        sources = {entry.tags.source for entry in entries}
         # A repeated Fetch was counted before, except for sources that its watch has not seen.
         counted = set() if is_new else watch.sources if watch is not None else sources
         for source in sources - counted:
@@ -83,5 +83,6 @@ class Matching:
             watch.sources |= sources
 
 
-def _within(age: int, max_age_versions: int | None) -> bool:
+def is_within(age: int, max_age_versions: int | None) -> bool:
+    """Whether a record of this age is young enough."""
     return max_age_versions is None or age <= max_age_versions

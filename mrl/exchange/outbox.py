@@ -12,6 +12,8 @@ class Unanswered:
 
     body: bytes
     sent_s: float
+    is_sent: bool = True
+    """False while the message waits for its turn."""
     num_records: int = 0
     """Records that a Put holds."""
     is_watch: bool = False
@@ -27,7 +29,9 @@ class Outbox:
 
     def __init__(self) -> None:
         self.num_bytes = 0
+        self._sent_bytes = 0
         self._messages: dict[int, Unanswered] = {}
+        self._unsent: dict[int, Unanswered] = {}
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -36,16 +40,35 @@ class Outbox:
         return seq in self._messages
 
     def add(self, seq: int, message: Unanswered) -> None:
-        """Keep a message that was just sent; numbers rise."""
+        """Keep a message; numbers rise."""
         self._messages[seq] = message
         self.num_bytes += len(message.body)
+        if message.is_sent:
+            self._sent_bytes += len(message.body)
+        else:
+            self._unsent[seq] = message
 
     def remove(self, seq: int) -> Unanswered | None:
         """The message was answered, or is given up."""
         message = self._messages.pop(seq, None)
         if message is not None:
             self.num_bytes -= len(message.body)
+            if self._unsent.pop(seq, None) is None:
+                self._sent_bytes -= len(message.body)
         return message
+
+    def next_to_send(self, window_bytes: int, now_s: float) -> list[bytes]:
+        """What may be sent now for the first time: no more than `window_bytes` unanswered, but always one message."""
+        bodies = []
+        while self._unsent:
+            seq, message = next(iter(self._unsent.items()))
+            if self._sent_bytes and self._sent_bytes + len(message.body) > window_bytes:
+                break
+            del self._unsent[seq]
+            message.is_sent, message.sent_s = True, now_s
+            self._sent_bytes += len(message.body)
+            bodies.append(message.body)
+        return bodies
 
     def note_part(self, seq: int, part: int, parts: int) -> None:
         """One part of an answer has come; the last one of an unbroken series answers the message."""
@@ -75,13 +98,14 @@ class Outbox:
 
     def overdue(self, now_s: float) -> list[bytes]:
         """What has to be sent again by now, each time after a longer pause."""
-        overdue = [message for message in self._messages.values() if now_s - message.sent_s >= message.wait_s]
+        sent = (message for message in self._messages.values() if message.is_sent)
+        overdue = [message for message in sent if now_s - message.sent_s >= message.wait_s]
         for message in overdue:
             message.sent_s, message.wait_s = now_s, min(2 * message.wait_s, MAX_RESEND_S)
         return [message.body for message in overdue]
 
-    def everything(self, now_s: float) -> list[bytes]:
-        """All of it, for a daemon that knows nothing of it."""
+    def start_over(self) -> None:
+        """Nothing of it has been sent, as far as a new daemon is concerned."""
+        self._sent_bytes, self._unsent = 0, dict(self._messages)
         for message in self._messages.values():
-            message.sent_s = now_s
-        return [message.body for message in self._messages.values()]
+            message.is_sent = False

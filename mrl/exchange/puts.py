@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from mrl.errors import RecordError
 from mrl.records.codec import MAX_MESSAGE_BYTES, decode, encode
 from mrl.records.experience import ExperienceRecord, experience_decoder
@@ -14,12 +16,12 @@ MAX_PUT_BYTES = 1024 * 1024
 MAX_PUT_RECORDS = 1024
 
 
-def packed(records: Iterable[ExperienceRecord], counts: Counter[str]) -> Iterator[tuple[list[ExperienceRecord], int]]:
-    """Consecutive parts with their bytes, each small enough for one Put.
+def packed(records: Iterable[ExperienceRecord], counts: Counter[str]) -> Iterator[tuple[list[msgspec.Raw], int]]:
+    """The encoded records in consecutive parts with their bytes, each small enough for one Put.
 
     What no daemon would take is left out and added to `counts`.
     """
-    part: list[ExperienceRecord] = []
+    part: list[msgspec.Raw] = []
     part_bytes = 0
     for record in records:
         body = encode(record)
@@ -29,7 +31,7 @@ def packed(records: Iterable[ExperienceRecord], counts: Counter[str]) -> Iterato
         if part and (part_bytes + len(body) > MAX_PUT_BYTES or len(part) == MAX_PUT_RECORDS):
             yield part, part_bytes
             part, part_bytes = [], 0
-        part.append(record)
+        part.append(msgspec.Raw(body))
         part_bytes += len(body)
     if part:
         yield part, part_bytes

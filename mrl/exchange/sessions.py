@@ -1,5 +1,6 @@
 """What the daemon remembers about one client: who it is, what it asked, what it was given and has not acknowledged."""
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -9,6 +10,7 @@ FORGET_AFTER_S = 60.0
 CLAIM_S = 3.0
 MAX_TRIES = 5
 MAX_CLAIMS = 4096
+MAX_UNACKNOWLEDGED_BYTES = 4 * 1024 * 1024
 MAX_REMEMBERED_FETCHES = 1024
 
 K = TypeVar("K")
@@ -21,12 +23,29 @@ def remember(remembered: dict[K, None], key: K, limit: int) -> None:
         del remembered[next(iter(remembered))]
 
 
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Records that go to a client in one message: one of `parts` that answer the Fetch `seq`, or none's answer (0)."""
+
+    sizes: dict[str, int]
+    """Record id -> bytes."""
+    seq: int = 0
+    part: int = 1
+    parts: int = 1
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all its records."""
+        return sum(self.sizes.values())
+
+
 @dataclass(slots=True)
 class _Claim:
     """A record that the client was given and has not acknowledged."""
 
+    num_bytes: int
     due_s: float
-    tries: int
+    tries: int = 1
 
 
 @dataclass(slots=True)
@@ -40,6 +59,10 @@ class Session:
     """Deliveries given up: too many tries, or too many at once."""
     claims: dict[str, _Claim] = field(default_factory=dict)
     """By record id, in order of `due_s`."""
+    _unacknowledged_bytes: int = 0
+    _parcels: deque[Parcel] = field(default_factory=deque)
+    _num_queued: int = 0
+    """Records in parcels."""
     _fetches: dict[int, None] = field(default_factory=dict)
 
     def is_silent(self, now_s: float) -> bool:
@@ -52,26 +75,60 @@ class Session:
         remember(self._fetches, seq, MAX_REMEMBERED_FETCHES)
         return is_new
 
-    def claim(self, record_id: str, now_s: float, *, tries: int = 1) -> None:
-        """Expect an acknowledgement of this record until `CLAIM_S` from now."""
-        self.claims.pop(record_id, None)
-        self.claims[record_id] = _Claim(now_s + CLAIM_S, tries)
-        if len(self.claims) > MAX_CLAIMS:
-            del self.claims[next(iter(self.claims))]
-            self.abandoned += 1
+    def queue(self, parcels: Iterable[Parcel]) -> None:
+        """Parcels for the client, sent as it acknowledges earlier ones. A repeated answer replaces what waits of it."""
+        for parcel in parcels:
+            if parcel.seq and parcel.part == 1:
+                self._unqueue_answer(parcel.seq)
+            if self._num_queued + len(parcel.sizes) > MAX_CLAIMS:
+                self.abandoned += len(parcel.sizes)
+            else:
+                self._parcels.append(parcel)
+                self._num_queued += len(parcel.sizes)
+
+    def next_parcel(self, now_s: float) -> Parcel | None:
+        """What may be sent now, its records claimed; None when there is nothing, or too much is unacknowledged."""
+        if not self._parcels:
+            return None
+        parcel = self._parcels[0]
+        if self._unacknowledged_bytes and self._unacknowledged_bytes + parcel.num_bytes > MAX_UNACKNOWLEDGED_BYTES:
+            return None
+        self._parcels.popleft()
+        self._num_queued -= len(parcel.sizes)
+        for record_id, num_bytes in parcel.sizes.items():
+            self._claim(record_id, _Claim(num_bytes, now_s + CLAIM_S))
+        return parcel
 
     def acknowledge(self, record_ids: Iterable[str]) -> None:
         """The client has taken these records over."""
         for record_id in record_ids:
-            self.claims.pop(record_id, None)
+            self._release(record_id)
 
     def overdue(self, now_s: float) -> list[str]:
         """Records to deliver again, their claims renewed; those tried often enough are given up."""
         due = list(takewhile(lambda item: item[1].due_s <= now_s, self.claims.items()))
         for record_id, claim in due:
+            self._release(record_id)
             if claim.tries < MAX_TRIES:
-                self.claim(record_id, now_s, tries=claim.tries + 1)
+                self._claim(record_id, _Claim(claim.num_bytes, now_s + CLAIM_S, claim.tries + 1))
             else:
-                del self.claims[record_id]
                 self.abandoned += 1
         return [record_id for record_id, claim in due if claim.tries < MAX_TRIES]
+
+    def _claim(self, record_id: str, claim: _Claim) -> None:
+        """Expect an acknowledgement of this record until the claim is due."""
+        self._release(record_id)
+        self.claims[record_id] = claim
+        self._unacknowledged_bytes += claim.num_bytes
+        if len(self.claims) > MAX_CLAIMS:
+            self._release(next(iter(self.claims)))
+            self.abandoned += 1
+
+    def _release(self, record_id: str) -> None:
+        claim = self.claims.pop(record_id, None)
+        if claim is not None:
+            self._unacknowledged_bytes -= claim.num_bytes
+
+    def _unqueue_answer(self, seq: int) -> None:
+        self._parcels = deque(parcel for parcel in self._parcels if parcel.seq != seq)
+        self._num_queued = sum(len(parcel.sizes) for parcel in self._parcels)

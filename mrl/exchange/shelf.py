@@ -4,31 +4,16 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 
-from mrl.exchange.kinds import held_bytes
-from mrl.records.experience import ExperienceRecord, RecordKind, kind_of
+from mrl.exchange.arrival_order import ArrivalOrder
+from mrl.exchange.entry import Entry
+from mrl.exchange.kinds import OVERHEAD_BYTES
+from mrl.records.experience import RecordKind
+from mrl.records.tags import Tags
 
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One held record; `arrival` numbers the records in the order in which they came."""
-
-    record: ExperienceRecord
-    payload_bytes: int
-    held_bytes: int
-    """What the entry counts against the budget."""
-    arrival: int
-
-    @property
-    def kind(self) -> RecordKind:
-        """The type of its record."""
-        return kind_of(self.record)
-
-    @property
-    def rank(self) -> tuple[int, int, int]:
-        """Sorts newest first."""
-        oldest = self.record.oldest
-        return -oldest.run_epoch, -oldest.step, -self.arrival
+MAX_NUMBER = 2**52
+"""Higher ones are nobody's honest claim; numbers on the wire end at 2**53."""
 
 
 @dataclass(slots=True)
@@ -57,10 +42,14 @@ class Shelf:
         """`quotas`: records per type, policy and prompt. `on_removal(record_id)` is told of whatever leaves."""
         self.policies: dict[str, PolicyRecords] = {}
         self.used_bytes = 0
-        self.payload_bytes = 0
+        self.body_bytes = 0
         self._quotas, self._budget_bytes, self._on_removal = quotas, budget_bytes, on_removal
         self._entries: dict[str, Entry] = {}
-        self._arrivals = 0
+        self._in_order = ArrivalOrder()
+        self._on_log: dict[str, Entry] = {}
+        """In the order of their places on the log."""
+        self.last_number = 0
+        """Of all records that ever came."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -68,35 +57,52 @@ class Shelf:
     def __contains__(self, record_id: str) -> bool:
         return record_id in self._entries
 
-    def fits(self, record: ExperienceRecord, payload_bytes: int) -> bool:
-        """Whether a record of this size can be held at all."""
-        return held_bytes(record, payload_bytes) <= self._budget_bytes
+    @property
+    def first_offset(self) -> int | None:
+        """Where the log begins to matter; None when nothing is held."""
+        return next((entry.offset for entry in self._on_log.values()), None)
+
+    def fits(self, num_bytes: int) -> bool:
+        """Whether a record of this encoded size can be held at all."""
+        return num_bytes + OVERHEAD_BYTES <= self._budget_bytes
 
     def get(self, record_id: str) -> Entry | None:
         """The entry of this id, if it is still held."""
         return self._entries.get(record_id)
 
-    def add(self, record: ExperienceRecord, payload_bytes: int) -> None:
-        """Hold a record that is not held yet, evicting what it displaces."""
-        self._arrivals += 1
-        entry = Entry(record, payload_bytes, held_bytes(record, payload_bytes), self._arrivals)
-        of_policy = self.policies.setdefault(record.source, PolicyRecords())
-        of_prompt = of_policy.prompts.setdefault(record.prompt_id, [])
+    def add(self, tags: Tags, body: bytes, *, offset: int = 0, number: int = 0) -> None:
+        """Hold a record that is not held yet, evicting what it displaces. Without a `number` it gets the next one."""
+        entry = Entry(tags, body, number or self.last_number + 1, offset)
+        self.last_number = max(self.last_number, entry.number)
+        of_policy = self.policies.setdefault(tags.source, PolicyRecords())
+        of_prompt = of_policy.prompts.setdefault(tags.prompt_id, [])
         insort(of_prompt, entry, key=lambda held: held.rank)
-        of_policy.steps.setdefault(record.oldest.step, {})[record.record_id] = entry
-        self._entries[record.record_id] = entry
+        of_policy.steps.setdefault(tags.oldest.step, {})[tags.record_id] = entry
+        self._entries[tags.record_id] = self._on_log[tags.record_id] = entry
+        self._in_order.add(entry)
         self._account(of_policy, entry, 1)
-        of_kind = [held for held in of_prompt if held.kind == entry.kind]
-        if len(of_kind) > self._quotas[entry.kind]:
-            self._evict(of_kind[-1], "surpassed")
+        of_kind = [held for held in of_prompt if held.tags.type == tags.type]
+        if len(of_kind) > self._quotas[tags.type]:
+            self.evict(of_kind[-1], "surpassed")
         while self.used_bytes > self._budget_bytes:
-            self._evict(next(iter(self._entries.values())), "full")
+            self.evict(next(self._in_order.after(0)), "full")
+
+    def make_room(self, num_bytes: int, freed: int) -> bool:
+        """Let go of records that nobody needs, those up to number `freed`, until so many bytes fit beside the rest."""
+        while self.used_bytes + num_bytes > self._budget_bytes:
+            oldest = next(self._in_order.after(0), None)
+            if oldest is None:
+                return True
+            if oldest.number > freed:
+                return False
+            self._remove(oldest)
+        return True
 
     def on_prompt(self, prompt_id: str, kinds: Collection[RecordKind], *, of_others_than: str) -> Iterator[Entry]:
         """What the other policies have on a prompt; newest first within a policy."""
         for policy, held in self.policies.items():
             if policy != of_others_than:
-                yield from (entry for entry in held.prompts.get(prompt_id, ()) if entry.kind in kinds)
+                yield from (entry for entry in held.prompts.get(prompt_id, ()) if entry.tags.type in kinds)
 
     def remove(self, record_id: str) -> None:
         """Let go of a record that has served its purpose, if it is held; this is no eviction."""
@@ -109,40 +115,70 @@ class Shelf:
         if held is not None:
             for step in [step for step in held.steps if step < before_step]:
                 for entry in list(held.steps[step].values()):
-                    self._evict(entry, "stale")
+                    self.evict(entry, "stale")
 
-    def evict_void(self, policy: str, is_void: Callable[[ExperienceRecord], bool]) -> None:
+    def evict_void(self, policy: str, is_void: Callable[[Tags], bool]) -> None:
         """Drop the policy's records that a resume made void."""
-        for entry in [entry for entry in self._entries.values() if entry.record.source == policy]:
-            if is_void(entry.record):
-                self._evict(entry, "void")
+        for entry in [entry for entry in self._entries.values() if entry.tags.source == policy]:
+            if is_void(entry.tags):
+                self.evict(entry, "void")
 
-    def records(self) -> Iterator[ExperienceRecord]:
+    def entries(self) -> Iterator[Entry]:
         """Everything held, in order of arrival."""
-        for entry in self._entries.values():
-            yield entry.record
+        return self._in_order.after(0)
 
-    def _evict(self, entry: Entry, reason: str) -> None:
+    def after(self, number: int) -> Iterator[Entry]:
+        """What came after this number and is held, in order of arrival; nothing may be added or removed meanwhile."""
+        return self._in_order.after(number)
+
+    def num_after(self, number: int) -> int:
+        """How many records came after this number, a few of those included that are held no longer."""
+        return self._in_order.num_after(number)
+
+    def reserve_numbers(self, how_many: int) -> int:
+        """The first of so many consecutive numbers for newcomers."""
+        self.last_number += how_many
+        return self.last_number - how_many + 1
+
+    def number_from(self, number: int) -> None:
+        """Somebody has seen this number: newcomers get higher ones, even when the log has lost its end."""
+        if number <= MAX_NUMBER:
+            self.last_number = max(self.last_number, number)
+
+    def on_log_before(self, offset: int) -> Iterator[Entry]:
+        """What stands on the log before `offset`, in its order there."""
+        return takewhile(lambda entry: entry.offset < offset, self._on_log.values())
+
+    def move(self, record_id: str, offset: int) -> None:
+        """The record, if it is still held, now stands at `offset`, the end of the log."""
+        entry = self._on_log.pop(record_id, None)
+        if entry is not None:
+            entry.offset = offset
+            self._on_log[record_id] = entry
+
+    def evict(self, entry: Entry, reason: str) -> None:
+        """Let go of a record before its time, and count it."""
         self._remove(entry)
-        self.policies[entry.record.source].evicted[reason] += 1
+        self.policies[entry.tags.source].evicted[reason] += 1
 
     def _remove(self, entry: Entry) -> None:
-        record = entry.record
-        held = self.policies[record.source]
-        del self._entries[record.record_id]
-        of_prompt = held.prompts[record.prompt_id]
+        tags = entry.tags
+        held = self.policies[tags.source]
+        del self._entries[tags.record_id], self._on_log[tags.record_id]
+        self._in_order.remove(entry)
+        of_prompt = held.prompts[tags.prompt_id]
         of_prompt.remove(entry)
         if not of_prompt:
-            del held.prompts[record.prompt_id]
-        of_step = held.steps[record.oldest.step]
-        del of_step[record.record_id]
+            del held.prompts[tags.prompt_id]
+        of_step = held.steps[tags.oldest.step]
+        del of_step[tags.record_id]
         if not of_step:
-            del held.steps[record.oldest.step]
+            del held.steps[tags.oldest.step]
         self._account(held, entry, -1)
-        self._on_removal(record.record_id)
+        self._on_removal(tags.record_id)
 
     def _account(self, held: PolicyRecords, entry: Entry, sign: int) -> None:
-        held.kinds[entry.kind] += sign
+        held.kinds[entry.tags.type] += sign
         held.held_bytes += sign * entry.held_bytes
         self.used_bytes += sign * entry.held_bytes
-        self.payload_bytes += sign * entry.payload_bytes
+        self.body_bytes += sign * len(entry.body)

@@ -10,13 +10,21 @@
     Unwatch          ------------------>
     Subscribe        ------------------>    Deliver      requests to the client's policy, each to one of its subscribers
     Done             ------------------>                 ends the delivery
+    Stream           ------------------>    Batch        all that comes of some types, sources and tasks, in order
+    Took             ------------------>                 everything of a stream up to a number is here
+    Commit           ------------------>                 ... and its effect is in a durable checkpoint
     Barrier          ------------------>    BarrierState who is missing; sent again when nobody is
     StatRequest      ------------------>    Stat         what tools/inspect_see.py shows
+
+Flow is bounded in bytes both ways. What a client has put and the daemon has not acknowledged stays within the window
+that the daemon states; what the daemon has delivered and the client has not ended with Done stays within a bound of
+the daemon. Both sides count what is unanswered, not what was ever sent: nothing leaks when a message is lost or a
+daemon restarts.
 
 Every daemon message carries the daemon's incarnation: when it changes, or the daemon says that it does not know the
 client, the client says Hello again, puts again what was not acknowledged, and renews its watches. A Put without PutAck
 and a Fetch without its Deliver are sent again with the same `seq`; repeated records are recognised by `record_id`.
-Announce, Subscribe and Barrier are repeated with every Ping: saying them twice changes nothing.
+Announce, Subscribe, Stream and Barrier are repeated with every Ping: saying them twice changes nothing.
 """
 
 from typing import Annotated, Literal
@@ -24,7 +32,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from mrl.records.codec import decoder
-from mrl.records.experience import ExperienceRecord, RecordKind
+from mrl.records.experience import RecordKind
 from mrl.records.version import Count, Name, Version
 
 RecordIds = Annotated[list[Name], msgspec.Meta(max_length=4096)]
@@ -51,10 +59,10 @@ class Ping(_FromClient, frozen=True, kw_only=True, tag="ping"):
 
 
 class Put(_FromClient, frozen=True, kw_only=True, tag="put"):
-    """Store these records."""
+    """Store these records, each as encoded by its source."""
 
     seq: Count
-    records: Annotated[list[ExperienceRecord], msgspec.Meta(max_length=4096)]
+    records: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=4096)]
 
 
 class Announce(_FromClient, frozen=True, kw_only=True, tag="announce"):
@@ -101,6 +109,39 @@ class Done(_FromClient, frozen=True, kw_only=True, tag="done"):
     record_ids: RecordIds
 
 
+class Stream(_FromClient, frozen=True, kw_only=True, tag="stream"):
+    """Send all records of other policies that came after number `after`, in the order in which they came.
+
+    A policy has one reader per stream name: the client that said this last. What its reader has said Took for is not
+    sent again, until somebody opens the stream anew with a smaller `after`, as a learner does that went back to a
+    checkpoint. Lapses unless repeated every second, with the number that the reader has come to.
+    """
+
+    stream: Name
+    kinds: Annotated[list[RecordKind], msgspec.Meta(min_length=1, max_length=16)]
+    sources: Policies = []
+    """Empty: all other policies."""
+    tasks: Annotated[list[Name], msgspec.Meta(max_length=1024)] = []
+    """Empty: all tasks."""
+    max_age_versions: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    after: Count = 0
+
+
+class Took(_FromClient, frozen=True, kw_only=True, tag="took"):
+    """The reader has all of the stream up to this number."""
+
+    stream: Name
+    upto: Count
+
+
+class Commit(_FromClient, frozen=True, kw_only=True, tag="commit"):
+    """What the policy has made of the stream up to this number is in a durable checkpoint: it may be forgotten."""
+
+    policy: Name
+    stream: Name
+    upto: Count
+
+
 class Barrier(_FromClient, frozen=True, kw_only=True, tag="barrier"):
     """The policy has come to barrier `number`, which opens when all `members` have come to it or a later one.
 
@@ -124,8 +165,12 @@ class Welcome(_FromDaemon, frozen=True, kw_only=True, tag="welcome"):
     """Answers Hello and Ping, and a Fetch of a client that has not said Hello."""
 
     max_put_bytes: Count
+    window_bytes: Count
+    """How many bytes of Puts the client may have unacknowledged; one Put is always allowed."""
     known: bool = True
     """False: say Hello (again)."""
+    storage: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    """Why nothing is stored at the moment ("disk_full"); what is put meanwhile has to be put again."""
 
 
 class PutAck(_FromDaemon, frozen=True, kw_only=True, tag="put_ack"):
@@ -134,18 +179,32 @@ class PutAck(_FromDaemon, frozen=True, kw_only=True, tag="put_ack"):
     seq: Count
     stored: Count
     refused: dict[str, int]
+    window_bytes: Count
+    """As in Welcome."""
 
 
 class Deliver(_FromDaemon, frozen=True, kw_only=True, tag="deliver"):
-    """Records for this client, with the age in versions that each has now."""
+    """Records for this client, as encoded by their sources, with the age in versions that each has now."""
 
-    records: list[ExperienceRecord]
+    records: list[msgspec.Raw]
     ages_versions: list[int]
     seq: Count = 0
     """The Fetch that this message answers; 0 for anything else."""
     part: Count = 1
     """Counts the messages of one answer, from 1 to `parts`."""
     parts: Count = 1
+
+
+class Batch(_FromDaemon, frozen=True, kw_only=True, tag="batch"):
+    """The next records of a stream. A reader that has not come to `previous` has lost a batch, and drops this one."""
+
+    stream: Name
+    previous: Count
+    """Number of the last record sent before; between it and the first of these lies nothing for this reader."""
+    numbers: list[Count]
+    """Rising."""
+    records: list[msgspec.Raw]
+    ages_versions: list[int]
 
 
 class BarrierState(_FromDaemon, frozen=True, kw_only=True, tag="barrier_state"):
@@ -187,6 +246,20 @@ class PolicyShelf(msgspec.Struct, frozen=True, kw_only=True):
     """The last barrier that the policy has come to."""
 
 
+class StreamState(msgspec.Struct, frozen=True, kw_only=True):
+    """How far one policy has read."""
+
+    policy: Name
+    stream: Name
+    reader: str
+    """Client that reads it now; "" when nobody does."""
+    sent: Count
+    took: Count
+    committed: Count
+    waiting: Count
+    """Held records behind the last one sent, of any type."""
+
+
 class Stat(_FromDaemon, frozen=True, kw_only=True, tag="stat"):
     """The daemon's own account of itself."""
 
@@ -206,10 +279,29 @@ class Stat(_FromDaemon, frozen=True, kw_only=True, tag="stat"):
     """Watches dropped because there were too many."""
     unserved: Count = 0
     """Requests that no client of their policy has been given."""
+    storage: str = ""
+    """Why nothing is stored at the moment; "" when all is well."""
+    streams: list[StreamState] = []
+    unstored: Count = 0
+    """Puts on their way to the log."""
 
 
-ClientMessage = Hello | Ping | Put | Announce | Fetch | Unwatch | Subscribe | Done | Barrier | StatRequest
-DaemonMessage = Welcome | PutAck | Deliver | BarrierState | Stat
+ClientMessage = (
+    Hello
+    | Ping
+    | Put
+    | Announce
+    | Fetch
+    | Unwatch
+    | Subscribe
+    | Done
+    | Stream
+    | Took
+    | Commit
+    | Barrier
+    | StatRequest
+)
+DaemonMessage = Welcome | PutAck | Deliver | Batch | BarrierState | Stat
 
 client_message_decoder: msgspec.msgpack.Decoder[ClientMessage] = decoder(ClientMessage)
 daemon_message_decoder: msgspec.msgpack.Decoder[DaemonMessage] = decoder(DaemonMessage)

@@ -16,14 +16,17 @@ from mrl.records.experience import (
     TokenTrace,
     ValueRecord,
 )
+from mrl.records.finish import FinishReason
 from mrl.records.version import Version
+from mrl.transport.grants import Grant
 from mrl.transport.keys import RunKeys, create_keys
 
 
 @pytest.fixture(scope="session")
 def keys(tmp_path_factory) -> RunKeys:
-    """One run's keys."""
-    return create_keys(tmp_path_factory.mktemp("run") / "keys")
+    """The keys of a run of two policies."""
+    grants = [Grant(role, policy) for role in ("learner", "worker") for policy in ("qwen", "llama")]
+    return create_keys(tmp_path_factory.mktemp("run") / "keys", grants)
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +44,7 @@ def outcome() -> Callable[..., OutcomeRecord]:
             task="t",
             created_unix_s=0.0,
             completion=completion,
-            finished=True,
+            finish_reason=FinishReason.STOP,
             verifier="v",
             reward=1.0,
         )
@@ -75,7 +78,13 @@ def rollout() -> Callable[..., RolloutRecord]:
 
     def make(record_id="g1", source="qwen", prompt_id="p1", step=0, *, group=2, tokens=3) -> RolloutRecord:
         answers = [
-            SharedAnswer(completion=b"y" * tokens, finished=True, reward=1.0, advantage=0.5, trace=trace(tokens))
+            SharedAnswer(
+                completion=b"y" * tokens,
+                finish_reason=FinishReason.STOP,
+                reward=1.0,
+                advantage=0.5,
+                trace=trace(tokens),
+            )
             for _ in range(group)
         ]
         return RolloutRecord(**tags(record_id, source, prompt_id, step), answers=answers)
@@ -100,7 +109,7 @@ def request_for() -> Callable[..., ScoreRequestRecord]:
     def make(
         scorer="llama", record_id="q1", source="qwen", prompt_id="p1", step=0, *, group=2, completion=b"yah"
     ) -> ScoreRequestRecord:
-        answers = [GivenAnswer(completion=completion, finished=True)] * group
+        answers = [GivenAnswer(completion=completion, finish_reason=FinishReason.STOP)] * group
         return ScoreRequestRecord(**tags(record_id, source, prompt_id, step), scorer=scorer, answers=answers)
 
     return make

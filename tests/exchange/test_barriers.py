@@ -2,9 +2,9 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from logged_core import LoggedCore
 
 from mrl.exchange.barriers import Barriers
-from mrl.exchange.core import ExchangeCore
 from mrl.records.exchange import Announce, Barrier, BarrierState, Hello, StatRequest, Welcome
 from mrl.records.version import Version
 
@@ -13,9 +13,7 @@ POLICIES = ["gemma", "llama", "qwen"]
 
 def make_core():
     """A core that knows a learner of every policy."""
-    core = ExchangeCore(
-        incarnation="one", budget_bytes=1, per_prompt=1, max_age_versions=1, journal=lambda _: "", started_s=0.0
-    )
+    core = LoggedCore()
     for policy in POLICIES:
         core.handle(policy.encode(), Hello(client=policy, policy=policy), 0.0)
     return core

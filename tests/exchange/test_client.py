@@ -2,17 +2,18 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import msgpack
 import msgspec
 import pytest
+from logged_core import LoggedCore
 
 from mrl.exchange import client as client_module
 from mrl.exchange.client import MAX_UNACKNOWLEDGED_BYTES, MAX_UNANSWERED_FETCHES, SILENCE_S, ExchangeClient
-from mrl.exchange.core import ExchangeCore
 from mrl.exchange.inbox import Inbox
 from mrl.exchange.outbox import RESEND_S
 from mrl.exchange.puts import MAX_RECORD_BYTES, fault_of
 from mrl.records.codec import MAX_MESSAGE_BYTES, decode, encode
-from mrl.records.exchange import BarrierState, Welcome, client_message_decoder
+from mrl.records.exchange import BarrierState, Put, Welcome, client_message_decoder
 from mrl.records.version import Version
 
 
@@ -30,9 +31,9 @@ class Network:
         self.answers_to_lose = set()
         self.restart("one")
 
-    def restart(self, incarnation, *, journal=lambda payloads: ""):
+    def restart(self, incarnation, *, failure=lambda: ""):
         """A fresh daemon that knows nobody."""
-        self.core = make_core(incarnation, journal=journal, started_s=self.now_s)
+        self.core = make_core(incarnation, failure=failure, started_s=self.now_s)
 
     def connect(self, name, policy):
         """A client of this network."""
@@ -67,7 +68,7 @@ class Network:
         if self.num_lost:
             self.num_lost -= 1
         elif self.is_up:
-            for receiver, message in self.core.receive(name.encode(), body, self.now_s):
+            for receiver, message in self.core.receive_body(name.encode(), body, self.now_s):
                 if not self.is_lost(message):
                     self.clients[receiver.decode()].on_message(encode(message))
 
@@ -102,12 +103,9 @@ class Network:
             self.run()
 
 
-def make_core(incarnation="one", *, budget_bytes=10_000_000, journal=lambda payloads: "", started_s=0.0):
+def make_core(incarnation="one", *, budget_bytes=10_000_000, failure=lambda: "", started_s=0.0):
     """A core that holds whatever fits."""
-    return ExchangeCore(
-        incarnation=incarnation, budget_bytes=budget_bytes, per_prompt=4, max_age_versions=100, journal=journal,
-        started_s=started_s,
-    )  # fmt: skip
+    return LoggedCore(incarnation=incarnation, budget_bytes=budget_bytes, failure=failure, started_s=started_s)
 
 
 @pytest.fixture
@@ -184,7 +182,7 @@ def test_a_lost_announcement_is_repeated(network, pair, outcome):
     worker.publish([outcome("void", step=5), outcome("good", step=4)])
     network.run()
     assert (worker.counts["stored"], worker.counts["refused/void"]) == (1, 1)
-    assert network.core.versions.newest["qwen"] == Version(1, 5)
+    assert network.core.memory.versions.newest["qwen"] == Version(1, 5)
 
 
 def test_a_lost_delivery_comes_again_and_is_taken_once(network, pair, outcome):
@@ -230,7 +228,7 @@ def test_a_restarted_daemon_is_told_everything(network, pair, outcome):
     worker.publish([outcome("new", step=7), outcome("unwanted", prompt_id="p2")])
     network.run()
     assert sorted(ids(learner.take())) == ["new", "unacknowledged"]
-    assert network.core.versions.newest["qwen"] == Version(0, 7)
+    assert network.core.memory.versions.newest["qwen"] == Version(0, 7)
     assert network.core.stat(network.now_s).clients == ["learner/llama", "worker/qwen/0"]
     assert learner.counts["hellos"] == 1
 
@@ -299,13 +297,27 @@ def test_without_a_daemon_memory_is_bounded_and_nothing_blocks(network, pair, ou
 
 
 def test_a_refusal_is_counted_by_its_reason_and_not_repeated(network, pair, outcome):
-    """A full disk costs the record, not the link."""
+    """A foreign record costs the record, not the link."""
     worker, _ = pair
-    network.restart("two", journal=lambda payloads: "disk_full")
-    worker.publish([outcome()])
+    worker.publish([outcome(source="llama")])
     network.run()
     network.pass_time(60)
-    assert worker.counts["refused/disk_full"] == 1
+    assert worker.counts["refused/foreign"] == 1
+    assert "stored" not in network.lose()
+
+
+def test_what_a_full_disk_does_not_take_is_put_again(network, pair, outcome):
+    """Nothing is acknowledged meanwhile, nothing is lost, and the client knows why."""
+    worker, _ = pair
+    failures = ["disk_full"]
+    network.restart("two", failure=lambda: failures[0])
+    worker.publish([outcome()])
+    network.pass_time(60)
+    assert worker.counts.get("stored", 0) == 0
+    assert worker.storage == "disk_full"
+    failures[0] = ""
+    network.pass_time(60)
+    assert (worker.counts["stored"], worker.storage) == (1, "")
 
 
 def test_invalid_records_are_dropped_and_counted(network, pair, outcome):
@@ -476,7 +488,7 @@ def test_a_full_inbox_is_no_complete_answer(network, pair, rollout):
     worker, learner = pair
     worker.publish([rollout(f"g{n}", prompt_id=f"p{n}") for n in range(3)])
     network.run()
-    learner._inbox = Inbox(max_records=2)
+    learner._arrivals.inbox = Inbox(max_records=2)
     assert network.run_during(lambda: fetch_now(learner, ["p0", "p1", "p2"], SHORT_S)) == [False]
     assert ids(learner.take()) == ["g0", "g1"]
 
@@ -596,6 +608,52 @@ def test_an_ended_subscription_brings_nothing_more(network, pair, request_for):
     assert engine.take() == []
 
 
+def test_a_stream_brings_everything_once_over_a_bad_link(network, pair, outcome):
+    """Batches, receipts and the daemon are lost; numbers rise, and what was committed is known to the next daemon."""
+    worker, learner = pair
+    learner.read("s", kinds=["outcome"])
+    received = []
+    for number in range(40):
+        worker.publish([outcome(f"r{number}", prompt_id=f"p{number}")])
+        if number % 4 == 1:
+            network.lose()
+        if number % 5 == 2:
+            network.answers_to_lose = {0, 2}
+        network.pass_time(1.0)
+        received += learner.take()
+        if number == 20:
+            learner.commit("s", received[-1].number)
+            network.lose()
+            network.pass_time(1.0)
+            entries = network.core.logged()
+            network.restart("two")
+            network.core.memory.restore(None, entries)
+    network.pass_time(60)
+    received += learner.take()
+    assert sorted(ids(received)) == sorted(f"r{number}" for number in range(40))
+    numbers = [item.number for item in received]
+    assert numbers == sorted(set(numbers))
+    [state] = network.core.stat(network.now_s).streams
+    assert 0 < state.committed < state.took == numbers[-1]
+
+
+def test_a_stream_goes_on_after_a_number(network, pair, outcome):
+    """As a learner does that has it in its checkpoint; a full inbox takes no batch, and loses none."""
+    worker, learner = pair
+    worker.publish([outcome(f"r{number}", prompt_id=f"p{number}") for number in range(4)])
+    network.run()
+    learner.read("s", kinds=["outcome"])
+    network.run()
+    second = learner.take()[1].number
+    learner._arrivals.inbox = Inbox(max_records=0)
+    learner.read("s", kinds=["outcome"], after=second)
+    network.pass_time(10)
+    assert learner.take() == []
+    learner._arrivals.inbox = Inbox()
+    network.pass_time(10)
+    assert ids(learner.take()) == ["r2", "r3"]
+
+
 def test_garbage_from_the_daemon_is_counted(pair):
     """It neither raises nor counts as life."""
     _, learner = pair
@@ -603,11 +661,31 @@ def test_garbage_from_the_daemon_is_counted(pair):
     assert learner.counts["malformed"] == 1
 
 
+def test_a_record_that_this_client_cannot_read_is_counted_and_done_with(network, pair, outcome):
+    """The daemon passes bodies on unread. It is not delivered for ever, and does not hide its neighbours."""
+    _, learner = pair
+    learner.fetch(["p1"], kinds=["outcome"], limit=4, max_age_versions=None, watch=True)
+    network.run()
+    bad = msgpack.packb(msgpack.unpackb(encode(outcome("bad"))) | {"reward": "high"})
+    put = Put(client="w", seq=99, records=[msgspec.Raw(bad), msgspec.Raw(encode(outcome("good")))])
+    network.under_way.append(("worker/qwen/0", encode(put)))
+    network.pass_time(60)
+    assert ids(learner.take()) == ["good"]
+    assert learner.counts["unreadable"] == 1
+    assert network.core.stat(network.now_s).claims == 0
+
+
 def test_a_full_inbox_takes_nothing_and_loses_nothing(outcome):
     """What did not fit is new when it comes again."""
     inbox = Inbox(max_records=2)
-    delivered = [(outcome(f"r{number}"), 0) for number in range(3)]
-    assert ids(inbox.put(delivered)) == ["r0", "r1"]
-    assert not inbox.has_seen(delivered[2][0])
+    records = [outcome(f"r{number}") for number in range(3)]
+    assert [inbox.put(record, 0, 100) for record in records] == [True, True, False]
+    assert not inbox.has_seen(records[2])
     assert ids(inbox.take()) == ["r0", "r1"]
-    assert ids(inbox.put(delivered)) == ["r2"]
+    assert [inbox.put(record, 0, 100) for record in records] == [False, False, True]
+
+
+def test_an_inbox_is_full_in_bytes_too(outcome):
+    """Whatever the number of records."""
+    inbox = Inbox(max_bytes=1000)
+    assert [inbox.put(outcome(f"r{number}"), 0, 600) for number in range(3)] == [True, True, False]

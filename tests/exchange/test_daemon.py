@@ -2,6 +2,8 @@
 
 import json
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,30 +12,35 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from logged_core import put_message
 
 from mrl.exchange.client import ExchangeClient
-from mrl.exchange.daemon import ExchangeDaemon
-from mrl.records.exchange import Put
+from mrl.exchange.daemon import ExchangeDaemon, Limits
+from mrl.records.exchange import Hello
 from mrl.records.version import Version
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client import ClientSocket
 from mrl.transport.endpoints import port_of, read_endpoint
+from mrl.transport.grants import Grant, grant_of
+from mrl.transport.keys import load_client_keys
 from mrl.transport.server import ServerSocket
 
 pytestmark = pytest.mark.system  # real processes
 
+GRANT = Grant("worker", "qwen")
+
 DAEMON = textwrap.dedent("""
     import resource, signal, sys, time
     from pathlib import Path
-    from mrl.exchange.daemon import ExchangeDaemon
+    from mrl.exchange.daemon import ExchangeDaemon, Limits
     from mrl.transport.keys import load_keys
 
     run, max_file_bytes = Path(sys.argv[1]), int(sys.argv[2])
     if max_file_bytes:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, max_file_bytes))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, resource.RLIM_INFINITY))
     daemon = ExchangeDaemon(
         run / "exchange", run / "endpoints", load_keys(run / "keys"), host="127.0.0.1", port=0,
-        budget_bytes=64_000_000, per_prompt=4, max_age_versions=100, clock=time.monotonic,
+        limits=Limits(budget_bytes=64_000_000), clock=time.monotonic,
     )
     print(len(daemon.core.shelf), daemon.log.cut_bytes, flush=True)
     while True:
@@ -44,9 +51,7 @@ DAEMON = textwrap.dedent("""
 @pytest.fixture
 def run(tmp_path, keys):
     """A run folder with keys."""
-    (tmp_path / "keys").mkdir()
-    for name in ("server_public", "server_secret", "client_public", "client_secret"):
-        (tmp_path / "keys" / name).write_bytes(getattr(keys, name))
+    shutil.copytree(keys.folder, tmp_path / "keys")
     return tmp_path
 
 
@@ -83,7 +88,8 @@ def connect(run, keys):
 
     def connect_client(name, policy):
         def open_link(on_message, on_tick):
-            socket = ClientSocket(keys, lambda: read_endpoint(run / "endpoints", "exchange"), identity=name)
+            own = load_client_keys(run / "keys", grant_of(name))
+            socket = ClientSocket(own, lambda: read_endpoint(run / "endpoints", "exchange"), identity=name)
             return BackgroundClient(socket, on_message=on_message, on_tick=on_tick)
 
         clients.append(ExchangeClient.connect(open_link, client=name, policy=policy))
@@ -157,17 +163,20 @@ def test_a_restarted_daemon_takes_its_old_port_again(start, run):
 
 
 def test_a_full_disk_is_said_and_survived(start, connect, outcome, until):
-    """A daemon that cannot write refuses with the reason, goes on, and its log stays readable."""
+    """Nothing is acknowledged that could not be written; as soon as there is room again, everything is."""
     process, _, _ = start(max_file_bytes=20_000)
     worker = connect("worker/qwen/0", "qwen")
     for number in range(20):
         worker.publish([outcome(f"r{number}", prompt_id=f"p{number}", completion=bytes(2000))])
-    until(lambda: worker.counts.get("stored", 0) + worker.counts.get("refused/disk_full", 0) == 20)
-    assert worker.counts["refused/disk_full"] > 0
-    assert process.poll() is None
+    until(lambda: worker.storage == "disk_full")
+    assert 0 < worker.counts["stored"] < 20
+    assert not worker.flush(0.5)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert worker.flush(20.0)
+    assert (worker.counts["stored"], worker.storage, process.poll()) == (20, "", None)
     kill(process)
     _, replayed, cut = start()
-    assert (replayed, cut) == (worker.counts["stored"], 0)
+    assert (replayed, cut) == (20, 0)
 
 
 def test_a_torn_tail_is_cut_at_the_start(start, run, connect, outcome, until):
@@ -177,29 +186,62 @@ def test_a_torn_tail_is_cut_at_the_start(start, run, connect, outcome, until):
     worker.publish([outcome("r1")])
     until(lambda: worker.counts.get("stored"))
     kill(process)
-    with (run / "exchange/log").open("ab") as file:
+    [segment] = (run / "exchange").glob("*.segment")
+    with segment.open("ab") as file:
         file.write(b"\x50\0\0\0torn")
     assert start()[1:] == (1, 8)
 
 
-def test_the_log_is_compacted(run, keys, outcome, until):
-    """When most of it is dead, it shrinks to the living, and a later daemon finds those."""
-    options = {"host": "127.0.0.1", "port": 0, "budget_bytes": 10_000_000, "max_age_versions": 100}
+@pytest.fixture
+def open_daemon(run, keys):
+    """Opens a daemon in this process, with a log of short segments."""
+    opened = []
 
-    def open_daemon():
-        return ExchangeDaemon(run / "exchange", run / "endpoints", keys, per_prompt=1, clock=time.monotonic, **options)
+    def open_one():
+        limits = Limits(budget_bytes=4_000_000, log_bytes=8 * 1024 * 1024, durability="written", per_prompt=1)
+        daemon = ExchangeDaemon(
+            run / "exchange", run / "endpoints", keys, host="127.0.0.1", port=0, limits=limits, clock=time.monotonic
+        )
+        opened.append(daemon)
+        daemon.core.handle(b"worker/qwen/0", Hello(client="w", policy="qwen"), GRANT, time.monotonic())
+        return daemon
 
+    yield open_one
+    for daemon in opened:
+        daemon.close()
+
+
+def test_the_log_is_freed_from_its_front(open_daemon, outcome, until):
+    """When most of it is dead, old segments go with what nobody holds; what is held moves up, and is found again."""
     daemon = open_daemon()
-    for number in range(50):
-        record = outcome(f"r{number}", step=number, completion=bytes(100_000))
-        daemon.core.handle(b"w", Put(client="w", seq=number, records=[record]), 0.0)
-    assert daemon.log.size_bytes > 5_000_000
-    daemon.round(0.0)
-    assert daemon.log.size_bytes < 110_000
+
+    def store(number, prompt_id, size):
+        record = outcome(f"r{number}", prompt_id=prompt_id, step=number, completion=bytes(size))
+
+        def is_stored():
+            if daemon.stat().unstored == 0:
+                daemon.core.handle(b"worker/qwen/0", put_message(record, seq=number), GRANT, time.monotonic())
+            daemon.round(0.01)
+            return record.record_id in daemon.core.shelf
+
+        until(is_stored)
+
+    store(0, "old and held", 100)
+    longest = 0
+    for number in range(1, 120):
+        store(number, "p", 200_000)
+        longest = max(longest, daemon.log.size_bytes)
+    until(lambda: daemon.round(0.01) or daemon.log.size_bytes < 3_000_000)
+    assert longest < 8 * 1024 * 1024 < 120 * 200_000
+    assert daemon.log.first_offset > 20_000_000
     daemon.close()
-    daemon = open_daemon()
-    assert [record.record_id for record in daemon.core.shelf.records()] == ["r49"]
-    daemon.close()
+    again = open_daemon()
+    assert [entry.tags.record_id for entry in again.core.shelf.entries()] == ["r0", "r119"]
+    assert again.core.shelf.last_number == 120
+    again.core.handle(
+        b"worker/qwen/0", put_message(outcome("r5", prompt_id="p", step=200), seq=5), GRANT, time.monotonic()
+    )
+    assert again.stat().unstored == 0  # a duplicate, though nothing of it is left
 
 
 def test_a_batch_of_groups_is_published_flushed_and_fetched(start, connect, rollout):

@@ -30,8 +30,28 @@ def test_only_what_is_due_is_sent_again():
     box = outbox(1)
     box.add(2, Unanswered(b"late", 1.0))
     assert box.overdue(RESEND_S) == [b"\x01"]
-    assert box.everything(2.5) == [b"\x01", b"late"]
+    box.start_over()
+    assert box.overdue(99.0) == []
+    assert box.next_to_send(100, 2.5) == [b"\x01", b"late"]
     assert box.overdue(4.4) == []
+    assert box.overdue(4.5) == [b"late"]
+
+
+@settings(deadline=None)
+@given(sizes=st.lists(st.integers(1, 9), max_size=12), window_bytes=st.integers(0, 20), data=st.data())
+def test_what_is_unanswered_stays_within_the_window(sizes, window_bytes, data):
+    """In order, whatever is answered when; one message goes however small the window; in the end all have gone."""
+    box, out, answered = Outbox(), [], []
+    for seq, size in enumerate(sizes):
+        box.add(seq, Unanswered(bytes([seq]) * size, 0.0, is_sent=False))
+    while len(answered) < len(sizes):
+        out += [body[0] for body in box.next_to_send(window_bytes, 0.0)]
+        waiting = [seq for seq in out if seq not in answered]
+        assert len(waiting) == 1 or sum(sizes[seq] for seq in waiting) <= window_bytes
+        answered.append(data.draw(st.sampled_from(waiting)))
+        box.remove(answered[-1])
+    assert out == list(range(len(sizes)))
+    assert (box.num_bytes, len(box)) == (0, 0)
 
 
 def test_bytes_are_those_of_what_waits():

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from mrl.exchange.kinds import quotas
 from mrl.exchange.shelf import Shelf
-from mrl.records.codec import decode, encode
-from mrl.records.experience import experience_decoder, kind_of
+from mrl.records.codec import encode
+from mrl.records.experience import kind_of
+from mrl.records.tags import tags_of
 
 KINDS = ("outcome", "rollout", "value", "score_request", "score")
 
@@ -36,6 +37,12 @@ def make(outcome, rollout, value, request_for, score_of):
     return make_record
 
 
+def hold(shelf, record, offset=0):
+    """Add a record."""
+    body = encode(record)
+    shelf.add(tags_of(body), body, offset=offset)
+
+
 @pytest.mark.parametrize("size", [1, 8, 256])
 @pytest.mark.parametrize("kind", KINDS)
 def test_used_bytes_bounds_the_memory_really_used(make, kind, size):
@@ -46,7 +53,7 @@ def test_used_bytes_bounds_the_memory_really_used(make, kind, size):
     tracemalloc.start()
     try:
         for body in bodies:
-            shelf.add(decode(body, experience_decoder), len(body))
+            shelf.add(tags_of(body), bytes(bytearray(body)))
         used, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -81,12 +88,14 @@ def test_every_type_keeps_the_newest_within_its_own_quota(make, records, success
     shelf, reference = Shelf(quotas=quotas(successes), budget_bytes=10**9), ReferenceQuotas(quotas(successes))
     for number, (kind, source, prompt_id, step) in enumerate(records):
         record = make(kind, f"r{number}", source, prompt_id, step)
-        shelf.add(record, len(encode(record)))
+        hold(shelf, record)
         reference.came.append(record)
-    assert {record.record_id for record in shelf.records()} == reference.held()
-    found = [entry.record for prompt_id in "pq" for entry in shelf.on_prompt(prompt_id, ["value"], of_others_than="a")]
+    assert {entry.tags.record_id for entry in shelf.entries()} == reference.held()
+    found = [entry.tags for prompt_id in "pq" for entry in shelf.on_prompt(prompt_id, ["value"], of_others_than="a")]
     held = [r for r in reference.came if r.record_id in reference.held()]
-    assert {r.record_id for r in found} == {r.record_id for r in held if kind_of(r) == "value" and r.source == "b"}
+    assert {tags.record_id for tags in found} == {
+        r.record_id for r in held if kind_of(r) == "value" and r.source == "b"
+    }
     for source in shelf.policies:
         kinds = Counter(kind_of(record) for record in held if record.source == source)
         assert +shelf.policies[source].kinds == kinds
@@ -97,10 +106,10 @@ def test_what_leaves_is_told_and_only_evictions_are_counted(make):
     gone = []
     shelf = Shelf(quotas=quotas(1), budget_bytes=10**9, on_removal=gone.append)
     for number in range(4):
-        shelf.add(make("value", f"r{number}", "a", f"p{number // 2}", number), 100)
+        hold(shelf, make("value", f"r{number}", "a", f"p{number // 2}", number))
     shelf.remove("r1")
     shelf.remove("r1")
     shelf.evict_stale("a", before_step=9)
     assert gone == ["r0", "r2", "r1", "r3"]
     assert shelf.policies["a"].evicted == {"surpassed": 2, "stale": 1}
-    assert (shelf.used_bytes, shelf.payload_bytes, len(shelf)) == (0, 0, 0)
+    assert (shelf.used_bytes, shelf.body_bytes, len(shelf)) == (0, 0, 0)

@@ -2,23 +2,19 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from logged_core import LoggedCore, put_message, records_of
 
-from mrl.exchange.core import ExchangeCore
-from mrl.exchange.daemon import _entry_decoder
 from mrl.exchange.sessions import FORGET_AFTER_S
 from mrl.exchange.subscriptions import CLAIM_S, LAPSE_S, MAX_GIVEN
-from mrl.records.codec import decode
-from mrl.records.exchange import Announce, Deliver, Done, Fetch, Hello, Ping, Put, StatRequest, Subscribe, Welcome
+from mrl.records.exchange import Announce, Deliver, Done, Fetch, Hello, Ping, StatRequest, Subscribe, Welcome
 from mrl.records.version import Version
 
 STUDENT, ENGINES = b"worker/qwen/0", [b"worker/llama/0", b"worker/llama/1", b"worker/llama/2"]
 
 
-def make_core(journal=lambda payloads: ""):
+def make_core():
     """A core that knows a student and three engines of llama."""
-    core = ExchangeCore(
-        incarnation="one", budget_bytes=10**8, per_prompt=4, max_age_versions=10, journal=journal, started_s=0.0
-    )
+    core = LoggedCore(budget_bytes=10**8, max_age_versions=10)
     core.handle(STUDENT, Hello(client=STUDENT.decode(), policy="qwen"), 0.0)
     for engine in ENGINES:
         core.handle(engine, Hello(client=engine.decode(), policy="llama"), 0.0)
@@ -27,12 +23,14 @@ def make_core(journal=lambda payloads: ""):
 
 def delivered(out):
     """(client, record id) of everything delivered."""
-    return [(to, record.record_id) for to, message in out if isinstance(message, Deliver) for record in message.records]
+    return [
+        (to, record.record_id) for to, message in out if isinstance(message, Deliver) for record in records_of(message)
+    ]
 
 
 def put(core, *records, client=STUDENT, now_s=0.0):
     """Returns what was delivered."""
-    return delivered(core.handle(client, Put(client="w", seq=1, records=list(records)), now_s))
+    return delivered(core.handle(client, put_message(*records), now_s))
 
 
 def subscribe(core, engine, now_s=0.0, kinds=("score_request",)):
@@ -201,17 +199,19 @@ def test_a_score_cannot_remove_another_record(outcome, request_for, score_of):
 
 
 def test_a_restarted_daemon_asks_what_is_still_open_and_nothing_else(request_for, score_of):
-    """From the journal and from a snapshot: without what was done or scored."""
-    journal = []
-    core = make_core(lambda payloads: journal.extend(payloads) or "")
+    """From the whole log, and from one that was moved up and cut: without what was done or scored."""
+    core = make_core()
     requests = [request_for("llama", f"q{n}", prompt_id=f"p{n}") for n in range(3)]
     put(core, *requests)
     subscribe(core, ENGINES[0])
     done(core, ENGINES[0], "q0")
     put(core, score_of(requests[1]), client=ENGINES[1])
-    for entries in (journal, list(core.snapshot())):
+    whole, snapshot, end = core.logged(), core.memory.snapshot(), len(core.log)
+    while not core.move_up(end):
+        subscribe(core, ENGINES[1])
+    for first, entries in ((None, whole), (snapshot, core.logged()[end:])):
         again = make_core()
-        again.restore([decode(entry, _entry_decoder) for entry in entries])
+        again.memory.restore(first, entries)
         assert subscribe(again, ENGINES[2]) == [(ENGINES[2], "q2")]
 
 

@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from logged_core import LoggedCore
 
 from mrl.exchange.client import ExchangeClient
-from mrl.exchange.core import ExchangeCore
 from mrl.learner.intake import Intake
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import encode
 from mrl.records.experience import OutcomeRecord, Received
+from mrl.records.finish import FinishReason
 from mrl.records.rollouts import ScoredGroup, WorkRequest
 from mrl.records.version import Version
 from mrl.sharing.regime import Asking, Patience
@@ -30,14 +31,7 @@ class LocalExchange:
     """Carries messages between clients and the core until closed; `cut` loses them all."""
 
     def __init__(self) -> None:
-        self.core = ExchangeCore(
-            incarnation="one",
-            budget_bytes=1 << 24,
-            per_prompt=4,
-            max_age_versions=100,
-            journal=lambda payloads: "",
-            started_s=0.0,
-        )
+        self.core = LoggedCore(budget_bytes=1 << 24)
         self.cut = False
         self._posted: queue.Queue[tuple[str, bytes] | None] = queue.Queue()
         self._receive: dict[str, Callable[[bytes], None]] = {}
@@ -72,7 +66,7 @@ class LocalExchange:
             self._posted.task_done()
 
     def _deliver(self, name: str, body: bytes) -> None:
-        for receiver, message in self.core.receive(name.encode(), body, time.monotonic()):
+        for receiver, message in self.core.receive_body(name.encode(), body, time.monotonic()):
             self._receive[receiver.decode()](encode(message))
 
 
@@ -186,7 +180,7 @@ def outcome() -> Callable[..., OutcomeRecord]:
             task="t",
             created_unix_s=0.0,
             completion=b"yah",
-            finished=True,
+            finish_reason=FinishReason.STOP,
             verifier="v",
             reward=1.0,
         )

@@ -1,0 +1,57 @@
+"""Held records in the order in which they came, so that a reader can go on after any number."""
+
+from bisect import bisect_right, insort
+from collections.abc import Iterator
+
+from mrl.exchange.entry import Entry
+
+MIN_GAPS = 1024
+
+
+class ArrivalOrder:
+    """A sorted list with gaps: what leaves is marked, and the gaps are closed when they outnumber the rest."""
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+        self._start = 0
+        """Index of the first that is held."""
+        self._gone: set[int] = set()
+        """Numbers of gaps behind it."""
+
+    def add(self, entry: Entry) -> None:
+        """Take a newcomer in: almost always the last one, after a restart any."""
+        if entry.number in self._gone:
+            self._close_gaps()
+        if self._start < len(self._entries) and entry.number < self._entries[-1].number:
+            insort(self._entries, entry, lo=self._start, key=_number_of)
+        else:
+            self._entries.append(entry)
+
+    def remove(self, entry: Entry) -> None:
+        """The entry is held no longer."""
+        self._gone.add(entry.number)
+        while self._start < len(self._entries) and self._entries[self._start].number in self._gone:
+            self._gone.discard(self._entries[self._start].number)
+            self._start += 1
+        num_gaps = self._start + len(self._gone)
+        if num_gaps > MIN_GAPS and 2 * num_gaps > len(self._entries):
+            self._close_gaps()
+
+    def after(self, number: int) -> Iterator[Entry]:
+        """What came later than `number`; neither `add` nor `remove` may be called before the iteration ends."""
+        for index in range(bisect_right(self._entries, number, lo=self._start, key=_number_of), len(self._entries)):
+            if self._entries[index].number not in self._gone:
+                yield self._entries[index]
+
+    def num_after(self, number: int) -> int:
+        """How many came later than `number`, gaps among them included."""
+        return len(self._entries) - bisect_right(self._entries, number, lo=self._start, key=_number_of)
+
+    def _close_gaps(self) -> None:
+        self._entries = [entry for entry in self._entries[self._start :] if entry.number not in self._gone]
+        self._start = 0
+        self._gone.clear()
+
+
+def _number_of(entry: Entry) -> int:
+    return entry.number

@@ -1,0 +1,152 @@
+"""Frames of a segment file: how an entry lies on the disk, and how entries are found again in what is left of a file.
+
+    file    prefix | frame | frame | ...
+    prefix  magic 12 bytes | format u32 | crc u32 of both
+    frame   mark u16 = 0x4D52 | kind u8 | flags u8 = 0 | length u32 | payload crc u32 | head crc u32 | payload
+
+All numbers are little-endian. The head's checksum covers the twelve bytes before it, the segment's salt and the
+frame's absolute offset. So nothing that a client can put inside a payload is ever taken for a frame, however the bytes
+around it were damaged, and no frame counts at another place than its own.
+"""
+
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+MAGIC = b"mrl exchange"
+FORMAT = 1
+
+HEADER, ENTRY = 1, 2
+"""Kinds of frames: the first of a segment, which carries its snapshot, and an entry."""
+
+MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
+BLOCK_BYTES = 1024 * 1024
+
+_PREFIX = struct.Struct("<12sII")
+_HEAD = struct.Struct("<HBBIII")
+_SUMMED = struct.Struct("<HBBIIQQ")
+_MARK = 0x4D52
+_MARK_BYTES = struct.pack("<H", _MARK)
+
+PREFIX_BYTES = _PREFIX.size
+HEAD_BYTES = _HEAD.size
+
+ReadAt = Callable[[int, int], bytes]
+"""(length, position) to at most that many bytes; fewer only at the end of the file."""
+
+
+class Frame(NamedTuple):
+    """A whole frame whose checksums hold."""
+
+    position: int
+    """In the file, of its first byte."""
+    kind: int
+    payload: bytes
+
+    @property
+    def end(self) -> int:
+        """Position of the first byte after it."""
+        return self.position + HEAD_BYTES + len(self.payload)
+
+
+class Damage(NamedTuple):
+    """A stretch in which no frame begins: up to the next whole frame, or to the end of the file."""
+
+    position: int
+    end: int
+
+
+def prefix() -> bytes:
+    """What every segment file begins with."""
+    summed = struct.pack("<12sI", MAGIC, FORMAT)
+    return summed + struct.pack("<I", zlib.crc32(summed))
+
+
+def format_of(data: bytes) -> int:
+    """Format number of a file that begins with `data`; 0 when that is no whole prefix."""
+    if len(data) < PREFIX_BYTES:
+        return 0
+    magic, number, crc = _PREFIX.unpack_from(data)
+    is_whole = magic == MAGIC and crc == zlib.crc32(data[: PREFIX_BYTES - 4])
+    return int(number) if is_whole else 0
+
+
+def head(kind: int, payload: bytes, offset: int, salt: int) -> bytes:
+    """The bytes before `payload` in a frame at this absolute offset of a segment with this salt."""
+    payload_crc = zlib.crc32(payload)
+    crc = _head_crc(kind, len(payload), payload_crc, offset, salt)
+    return _HEAD.pack(_MARK, kind, 0, len(payload), payload_crc, crc)
+
+
+def _head_crc(kind: int, length: int, payload_crc: int, offset: int, salt: int) -> int:
+    return zlib.crc32(_SUMMED.pack(_MARK, kind, 0, length, payload_crc, offset, salt))
+
+
+class FrameScan:
+    """The frames of one file, read through a bounded block of it."""
+
+    def __init__(self, read_at: ReadAt, *, size_bytes: int, first_offset: int, salt: int) -> None:
+        """`first_offset` is the absolute offset of the file's first byte; nothing behind `size_bytes` is looked at."""
+        self._read_at, self._size, self._first_offset, self._salt = read_at, size_bytes, first_offset, salt
+        self._start, self._block = 0, b""
+
+    def __iter__(self) -> Iterator[Frame | Damage]:
+        """Frames and damaged stretches in the order of the file, which together cover all of it after the prefix.
+
+        A prefix that is not whole counts as damage.
+        """
+        position = PREFIX_BYTES if format_of(self._bytes(0, PREFIX_BYTES)) else 0
+        while position < self._size:
+            frame = self._frame_at(position)
+            if frame is None:
+                frame = self._next_frame(position + 1)
+                yield Damage(position, frame.position if frame else self._size)
+            if frame is None:
+                return
+            yield frame
+            position = frame.end
+
+    def _frame_at(self, position: int) -> Frame | None:
+        data = self._bytes(position, HEAD_BYTES)
+        if len(data) < HEAD_BYTES:
+            return None
+        mark, kind, flags, length, payload_crc, crc = _HEAD.unpack(data)
+        begin = position + HEAD_BYTES
+        if mark != _MARK or flags or kind not in (HEADER, ENTRY) or length > min(MAX_PAYLOAD_BYTES, self._size - begin):
+            return None
+        if crc != _head_crc(kind, length, payload_crc, self._first_offset + position, self._salt):
+            return None
+        payload = self._bytes(begin, length)
+        return Frame(position, kind, payload) if zlib.crc32(payload) == payload_crc else None
+
+    def _next_frame(self, position: int) -> Frame | None:
+        """The first whole frame that begins at `position` or later."""
+        while (position := self._next_mark(position)) < self._size:
+            frame = self._frame_at(position)
+            if frame is not None:
+                return frame
+            position += 1
+        return None
+
+    def _next_mark(self, position: int) -> int:
+        """Where a frame may begin next; the file's size when nowhere."""
+        while position + HEAD_BYTES <= self._size:
+            self._load(position, HEAD_BYTES)
+            found = self._block.find(_MARK_BYTES, position - self._start)
+            if found >= 0:
+                return self._start + found
+            # The last byte of the block may be the first one of a mark.
+            position = max(position + 1, self._start + len(self._block) - 1)
+        return self._size
+
+    def _bytes(self, position: int, length: int) -> bytes:
+        self._load(position, length)
+        offset = position - self._start
+        return self._block[offset : offset + min(length, self._size - position)]
+
+    def _load(self, position: int, length: int) -> None:
+        """Have `length` bytes from `position` on in the block, as far as there are so many."""
+        if self._start <= position and position + length <= self._start + len(self._block):
+            return
+        self._start, self._block = position, self._read_at(max(length, BLOCK_BYTES), position)

@@ -1,0 +1,179 @@
+"""Streams: all records of some types, sources and tasks, in the order in which they came, each exactly once per reader.
+
+A reader takes batches only in their order and says how far it has come (Took), so one number per stream is all there is
+to remember, and a lost batch is sent again from there. What it says once a durable checkpoint has the effect (Commit)
+frees the records; a learner that went back to a checkpoint opens the stream at the number that lies in it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from mrl.exchange.entry import Entry
+from mrl.exchange.matching import is_within
+from mrl.exchange.shelf import Shelf
+from mrl.exchange.versions import VersionBook
+from mrl.records.exchange import Commit, Stream, StreamState
+
+LAPSE_S = 2.5
+"""Living readers repeat themselves every second."""
+RESEND_S = 3.0
+MAX_STREAMS = 1024
+MAX_BATCH_BYTES = 256 * 1024
+MAX_BATCH_RECORDS = 1024
+WINDOW_BYTES = 4 * 1024 * 1024
+"""What a reader may have been sent and not taken; one batch is always allowed."""
+MAX_PASSED_OVER = 10_000
+"""Records of no interest that one call passes over, so that nobody else waits long."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One stream of one policy."""
+
+    committed: int = 0
+    took: int = 0
+    sent: int = 0
+    """Number of the last record sent."""
+    looked_at: int = 0
+    """Number of the last record that was sent or passed over."""
+    client: bytes = b""
+    wish: Stream | None = None
+    renewed_s: float = 0.0
+    resend_s: float = 0.0
+    """When what was sent and not taken is sent again."""
+    untaken: list[tuple[int, int]] = field(default_factory=list)
+    """(last number, bytes) of every batch that was sent and not taken."""
+
+    def go_to(self, number: int) -> None:
+        """Whatever was sent later than this number is sent again."""
+        self.took = self.sent = self.looked_at = number
+        self.untaken.clear()
+
+    @property
+    def freed(self) -> int:
+        """Nothing up to this number is needed any more, whether it was sent or passed over."""
+        return self.looked_at if self.committed >= self.sent else self.committed
+
+
+@dataclass(frozen=True, slots=True)
+class NextBatch:
+    """What goes to a reader in one message."""
+
+    client: bytes
+    stream: str
+    previous: int
+    entries: list[Entry]
+
+
+class Streams:
+    """Who reads what, and how far it has come."""
+
+    def __init__(self, shelf: Shelf, versions: VersionBook) -> None:
+        self._shelf, self._versions = shelf, versions
+        self._readings: dict[tuple[str, str], _Reading] = {}
+
+    def open(self, client: bytes, policy: str, message: Stream, now_s: float) -> bool:
+        """Open a stream, or renew it; False when there are too many."""
+        key = (policy, message.stream)
+        if key not in self._readings and len(self._readings) >= MAX_STREAMS:
+            return False
+        reading = self._readings.setdefault(key, _Reading())
+        is_new = reading.client != client or reading.wish is None
+        if is_new or message.after < reading.took:
+            reading.go_to(message.after)
+            self._shelf.number_from(message.after)
+        self.take(policy, message.stream, message.after, now_s)
+        reading.client, reading.wish, reading.renewed_s = client, message, now_s
+        return True
+
+    def take(self, policy: str, stream: str, upto: int, now_s: float) -> None:
+        """The reader has everything up to this number."""
+        reading = self._readings.get((policy, stream))
+        if reading is not None and reading.took < upto <= reading.sent:
+            reading.took, reading.resend_s = upto, now_s + RESEND_S
+            reading.untaken = [item for item in reading.untaken if item[0] > upto]
+
+    def commit(self, message: Commit) -> bool:
+        """What was taken up to this number may be forgotten; False when that was known."""
+        key = (message.policy, message.stream)
+        if key not in self._readings and len(self._readings) >= MAX_STREAMS:
+            return False
+        reading = self._readings.setdefault(key, _Reading())
+        is_new = message.upto > reading.committed
+        reading.committed = max(message.upto, reading.committed)
+        return is_new
+
+    def forget(self, client: bytes) -> None:
+        """The client reads no longer; what its streams have come to stays."""
+        for reading in self._readings.values():
+            if reading.client == client:
+                reading.client, reading.wish = b"", None
+
+    def commits(self) -> Iterator[Commit]:
+        """What a restored daemon has to know."""
+        for (policy, stream), reading in self._readings.items():
+            yield Commit(client="log", policy=policy, stream=stream, upto=reading.committed)
+
+    @property
+    def freed(self) -> int:
+        """Everything up to this number has been committed by every stream; 0 without streams."""
+        return min((reading.freed for reading in self._readings.values()), default=0)
+
+    def batches(self, now_s: float) -> Iterator[NextBatch]:
+        """What is to be sent now. The shelf may change between two batches, but not while one is made."""
+        for (policy, stream), reading in self._readings.items():
+            if reading.wish is None or now_s - reading.renewed_s > LAPSE_S:
+                continue
+            if reading.untaken and now_s >= reading.resend_s:
+                reading.go_to(reading.took)
+            while batch := self._next(policy, stream, reading, reading.wish, now_s):
+                yield batch
+
+    def states(self) -> list[StreamState]:
+        """All streams, for display."""
+        return [
+            StreamState(
+                policy=policy,
+                stream=stream,
+                reader=reading.client.decode(errors="replace"),
+                sent=reading.sent,
+                took=reading.took,
+                committed=reading.committed,
+                waiting=self._shelf.num_after(reading.looked_at),
+            )
+            for (policy, stream), reading in sorted(self._readings.items())
+        ]
+
+    def _next(self, policy: str, stream: str, reading: _Reading, wish: Stream, now_s: float) -> NextBatch | None:
+        """The next batch of one stream within its window."""
+        if reading.untaken and sum(num_bytes for _, num_bytes in reading.untaken) >= WINDOW_BYTES:
+            return None
+        entries: list[Entry] = []
+        num_bytes = 0
+        for passed, entry in enumerate(self._shelf.after(reading.looked_at)):
+            if passed == MAX_PASSED_OVER:
+                break
+            if self._is_wanted(entry, policy, wish):
+                if entries and (num_bytes + len(entry.body) > MAX_BATCH_BYTES or len(entries) == MAX_BATCH_RECORDS):
+                    break
+                entries.append(entry)
+                num_bytes += len(entry.body)
+            reading.looked_at = entry.number
+        if not entries:
+            return None
+        previous, reading.sent = reading.sent, entries[-1].number
+        if not reading.untaken:
+            reading.resend_s = now_s + RESEND_S
+        reading.untaken.append((reading.sent, num_bytes))
+        return NextBatch(reading.client, stream, previous, entries)
+
+    def _is_wanted(self, entry: Entry, policy: str, wish: Stream) -> bool:
+        tags = entry.tags
+        return (
+            tags.source != policy
+            and tags.type in wish.kinds
+            and tags.is_for(policy)
+            and (not wish.sources or tags.source in wish.sources)
+            and (not wish.tasks or tags.task in wish.tasks)
+            and is_within(self._versions.age(tags), wish.max_age_versions)
+        )

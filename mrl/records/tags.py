@@ -1,0 +1,63 @@
+"""What the exchange reads of a record. Everything else it stores and passes on unread, byte for byte."""
+
+from typing import Annotated
+
+import msgspec
+
+from mrl.errors import RecordError
+from mrl.records.codec import SCHEMA, decode, decoder
+from mrl.records.experience import RecordKind
+from mrl.records.version import Name, Version
+
+OptionalName = Annotated[str, msgspec.Meta(max_length=200)]
+
+
+class Tags(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The fields of `mrl.records.experience` that decide where a record goes, under the same names and bounds."""
+
+    type: RecordKind
+    record_id: Name
+    source: Name
+    oldest: Version
+    newest: Version
+    prompt_id: Name
+    task: Name
+    schema: Annotated[int, msgspec.Meta(ge=SCHEMA, le=SCHEMA)]
+    scorer: OptionalName = ""
+    """Whom a score request asks."""
+    request_id: OptionalName = ""
+    """What a score answers."""
+    receiver: OptionalName = ""
+    """Who asked for a score."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the record carries what its type needs."""
+        match self.type:
+            case "score_request":
+                return bool(self.scorer)
+            case "score":
+                return bool(self.request_id and self.receiver)
+            case _:
+                return True
+
+    @property
+    def addressee(self) -> str:
+        """The one policy that may have the record; "" when all may."""
+        return self.scorer if self.type == "score_request" else self.receiver if self.type == "score" else ""
+
+    def is_for(self, policy: str) -> bool:
+        """Whether this policy may have the record."""
+        return self.addressee in ("", policy)
+
+
+_tags_decoder: msgspec.msgpack.Decoder[Tags] = decoder(Tags)
+
+
+def tags_of(body: bytes | memoryview) -> Tags | None:
+    """The tags of an encoded record; None when they are missing, out of bounds or of an unknown type."""
+    try:
+        tags = decode(body, _tags_decoder)
+    except RecordError:
+        return None
+    return tags if tags.is_complete else None

@@ -1,0 +1,309 @@
+"""Streams: every record that is wanted comes once, in order, whatever is lost and whoever is restarted."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from logged_core import LoggedCore, put_message, records_of
+
+from mrl.exchange import streams
+from mrl.exchange.reader import Reader
+from mrl.exchange.streams import LAPSE_S, MAX_BATCH_RECORDS, MAX_STREAMS, RESEND_S, WINDOW_BYTES
+from mrl.records.codec import encode
+from mrl.records.exchange import Announce, Batch, Commit, Hello, PutAck, StatRequest, Stream, Took, Welcome
+from mrl.records.version import Version
+
+LEARNER, WORKER = b"learner/llama", b"worker/qwen/0"
+
+
+def make_core(**options):
+    """A core that knows a learner of llama and a worker of qwen."""
+    core = LoggedCore(**({"budget_bytes": 10**9} | options))
+    core.handle(LEARNER, Hello(client="l", policy="llama"), 0.0)
+    core.handle(WORKER, Hello(client="w", policy="qwen"), 0.0)
+    return core
+
+
+def wish(**options):
+    """A Stream message."""
+    return Stream(**({"client": "l", "stream": "s", "kinds": ["outcome"]} | options))
+
+
+def open_stream(core, now_s=0.0, client=LEARNER, **options):
+    """Returns the batches that come at once."""
+    return batches(core.handle(client, wish(**options), now_s))
+
+
+def put(core, *records, client=WORKER, now_s=0.0):
+    """Returns the batches that come at once."""
+    return batches(core.handle(client, put_message(*records), now_s))
+
+
+def took(core, batch, now_s=0.0):
+    """Returns the batches that come at once."""
+    message = Took(client="l", stream=batch.stream, upto=batch.numbers[-1])
+    return batches(core.handle(LEARNER, message, now_s))
+
+
+def batches(out):
+    """The stream messages among those sent."""
+    return [message for _, message in out if isinstance(message, Batch)]
+
+
+def ids(sent):
+    """Record ids in the order in which they were sent."""
+    return [record.record_id for batch in sent for record in records_of(batch)]
+
+
+def state(core):
+    """The daemon's account of the only stream."""
+    [(_, stat)] = core.handle(b"x", StatRequest(client="x"), 0.0)
+    [only] = stat.streams
+    return only
+
+
+def test_what_is_there_and_what_comes(outcome):
+    """In the order of arrival, with ages, and not one's own."""
+    core = make_core()
+    core.handle(LEARNER, put_message(outcome("own", source="llama")), 0.0)
+    put(core, outcome("r1", step=2), outcome("r2", step=1))
+    core.handle(WORKER, Announce(client="w", policy="qwen", version=Version(0, 3)), 0.0)
+    [first] = open_stream(core)
+    assert (ids([first]), first.ages_versions, first.previous) == (["r1", "r2"], [1, 2], 0)
+    [second] = put(core, outcome("r3", step=3))
+    assert (ids([second]), second.previous) == (["r3"], first.numbers[-1])
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({}, ["r1", "g1"]),
+        ({"kinds": ["outcome", "value"]}, ["r1", "v1", "g1"]),
+        ({"sources": ["gemma"]}, ["g1"]),
+        ({"tasks": ["other"]}, []),
+        ({"tasks": ["t", "other"], "sources": ["qwen", "gemma"]}, ["r1", "g1"]),
+        ({"max_age_versions": 0}, ["g1"]),
+    ],
+)
+def test_a_stream_is_of_some_types_sources_tasks_and_ages(outcome, value, limits, expected):
+    """What it is not of is passed over."""
+    core = make_core()
+    core.handle(b"gemma", Hello(client="g", policy="gemma"), 0.0)
+    put(core, outcome("r1"), value("v1"))
+    put(core, outcome("g1", source="gemma"), client=b"gemma")
+    core.handle(WORKER, Announce(client="w", policy="qwen", version=Version(0, 1)), 0.0)
+    assert ids(open_stream(core, **limits)) == expected
+
+
+def test_a_stream_has_a_window_and_batches_have_bounds(outcome):
+    """Nothing beyond it goes until something was taken, and then the rest does."""
+    core = make_core()
+    records = [outcome(f"r{n}", prompt_id=f"p{n}", completion=bytes(100_000)) for n in range(100)]
+    for record in records:
+        put(core, record)
+    sent = open_stream(core)
+    came, unread = [], list(sent)
+    while unread:
+        assert sum(len(encode(batch)) for batch in unread) < WINDOW_BYTES + streams.MAX_BATCH_BYTES + 10_000
+        batch = unread.pop(0)
+        assert len(encode(batch)) < streams.MAX_BATCH_BYTES + 10_000
+        came += ids([batch])
+        unread += took(core, batch)
+    assert came == [record.record_id for record in records]
+
+
+def test_small_records_come_in_large_batches(outcome):
+    """Up to 1024 at once."""
+    core = make_core()
+    for start in range(0, 3000, 500):
+        put(core, *(outcome(f"r{start + n}", prompt_id=f"p{start + n}", completion=b"") for n in range(500)))
+    assert len(ids(open_stream(core)[:1])) <= MAX_BATCH_RECORDS
+    assert len(open_stream(core, stream="again")) <= 5
+
+
+def test_what_is_not_taken_is_sent_again_from_there(outcome):
+    """After a while, and only what was not taken."""
+    core = make_core()
+    open_stream(core)
+    [first] = put(core, outcome("r1"))
+    [_] = put(core, outcome("r2", prompt_id="p2"))
+    took(core, first, now_s=1.0)
+    open_stream(core, now_s=3.0, after=first.numbers[-1])
+    assert batches(core.tick(RESEND_S + 0.9)) == []
+    assert ids(batches(core.tick(RESEND_S + 1.0))) == ["r2"]
+
+
+def test_a_reader_that_does_not_renew_gets_nothing(outcome):
+    """It may be dead; it goes on where it stood."""
+    core = make_core()
+    open_stream(core)
+    assert put(core, outcome("r1"), now_s=LAPSE_S + 0.1) == []
+    assert ids(open_stream(core, now_s=10.0)) == ["r1"]
+
+
+def test_the_last_to_open_a_stream_reads_it(outcome):
+    """A policy has one reader per stream; each stream stands for itself."""
+    core = make_core()
+    core.handle(b"second", Hello(client="s", policy="llama"), 0.0)
+    put(core, outcome("r1"))
+    assert ids(open_stream(core)) == ["r1"]
+    assert ids(open_stream(core, client=b"second")) == ["r1"]
+    assert ids(open_stream(core, stream="other")) == ["r1"]
+    out = core.handle(WORKER, put_message(outcome("r2", prompt_id="p2")), 0.0)
+    assert sorted((client, message.stream) for client, message in out if isinstance(message, Batch)) == [
+        (LEARNER, "other"),
+        (b"second", "s"),
+    ]
+
+
+def test_a_learner_that_went_back_reads_again_what_follows_its_checkpoint(outcome):
+    """It names the number that lies in the checkpoint."""
+    core = make_core()
+    open_stream(core)
+    [first] = put(core, outcome("r1"))
+    [second] = put(core, outcome("r2", prompt_id="p2"))
+    took(core, second)
+    assert ids(open_stream(core, after=first.numbers[-1])) == ["r2"]
+
+
+def test_a_restarted_daemon_goes_on_where_the_reader_stands(outcome):
+    """From the whole log, or from one that was cut; numbers are given out once and for all."""
+    core = make_core()
+    open_stream(core)
+    [first] = put(core, outcome("r1"))
+    [second] = put(core, outcome("r2", prompt_id="p2"))
+    core.handle(LEARNER, Commit(client="l", policy="llama", stream="s", upto=first.numbers[-1]), 0.0)
+    whole, snapshot, end = core.logged(), core.memory.snapshot(), len(core.log)
+    while not core.move_up(end):
+        core.handle(WORKER, Announce(client="w", policy="qwen", version=Version(0, 0)), 0.0)
+    for opening, entries in ((None, whole), (snapshot, core.logged()[end:])):
+        again = make_core()
+        again.memory.restore(opening, entries)
+        assert state(again).committed == first.numbers[-1]
+        [batch] = open_stream(again, after=first.numbers[-1])
+        assert (ids([batch]), batch.numbers) == (["r2"], second.numbers)
+        [later] = put(again, outcome("r3", prompt_id="p3"))
+        assert later.numbers > second.numbers
+
+
+def test_a_log_that_lost_its_end_gives_no_number_twice(outcome):
+    """A reader has seen more than the daemon knows: what comes now comes behind that."""
+    core = make_core()
+    assert open_stream(core, after=1000) == []
+    [batch] = put(core, outcome("r1"))
+    assert (ids([batch]), batch.numbers) == (["r1"], [1001])
+
+
+def test_only_what_all_streams_have_committed_is_free(outcome):
+    """Records that a stream is not of do not hold it back."""
+    core = make_core()
+    memory = core.memory
+    core.handle(b"gemma", Hello(client="g", policy="gemma"), 0.0)
+    open_stream(core)
+    open_stream(core, client=b"gemma", tasks=["none of these"])
+    [batch] = put(core, outcome("r1"), outcome("r2", prompt_id="p2"))
+    assert memory.streams.freed == 0
+    took(core, batch)
+    for committed, upto in enumerate(batch.numbers, 1):
+        core.handle(LEARNER, Commit(client="l", policy="llama", stream="s", upto=upto), 0.0)
+        assert memory.streams.freed == committed
+    core.handle(LEARNER, Commit(client="l", policy="gemma", stream="s", upto=10**6), 0.0)
+    assert memory.streams.freed == 2
+
+
+def test_streams_are_bounded_and_belong_to_clients_that_said_hello():
+    """Names cannot grow the tables without bound."""
+    core = make_core()
+    for number in range(MAX_STREAMS + 5):
+        open_stream(core, stream=f"s{number}")
+    [(_, stat)] = core.handle(b"x", StatRequest(client="x"), 0.0)
+    assert len(stat.streams) == MAX_STREAMS
+    [(_, answer)] = core.handle(b"stranger", wish(), 0.0)
+    assert isinstance(answer, Welcome)
+    assert not answer.known
+
+
+def test_a_full_memory_that_refuses_keeps_what_is_not_committed(outcome):
+    """Puts wait in order, their acknowledgements come as soon as streams commit, and nothing is evicted."""
+    core = make_core(budget_bytes=50_000, when_full="refuse")
+    core.handle(b"gemma", Hello(client="g", policy="gemma"), 0.0)
+    open_stream(core)
+    acks, sent = [], []
+
+    def see(out):
+        acks.extend(message.seq for _, message in out if isinstance(message, PutAck))
+        sent.extend(batches(out))
+
+    for number in range(12):
+        size = 8000 if number % 2 else 100
+        record = outcome(f"r{number}", prompt_id=f"p{number}", completion=bytes(size))
+        for _ in range(2):  # the second one is a repetition
+            see(core.handle(WORKER, put_message(record, seq=number), 0.0))
+    assert sorted(set(acks)) == list(range(8))  # 8 Puts hold 4 x 8000 + 4 x 100 bytes, and 8 overheads
+    while sent:
+        batch = sent.pop(0)
+        see(core.handle(LEARNER, Took(client="l", stream="s", upto=batch.numbers[-1]), 0.0))
+        see(core.handle(LEARNER, Commit(client="l", policy="llama", stream="s", upto=batch.numbers[-1]), 0.0))
+    assert sorted(set(acks)) == list(range(12))
+    [(_, stat)] = core.handle(b"x", StatRequest(client="x"), 0.0)
+    [shelf] = [shelf for shelf in stat.shelves if shelf.policy == "qwen"]
+    assert (shelf.put, shelf.evicted, stat.unstored) == (12, {}, 0)
+
+
+def test_parked_puts_are_bounded_and_go_with_their_client(outcome):
+    """Whatever a client sends while nothing is committed; what is left out is put again by its sender."""
+    core = make_core(budget_bytes=50_000, when_full="refuse")
+    for number in range(200):
+        core.handle(WORKER, put_message(outcome(f"r{number}", completion=bytes(250_000)), seq=number), 0.0)
+        core.handle(WORKER, put_message(outcome(f"s{number}", completion=bytes(30_000)), seq=1000 + number), 0.0)
+    [(_, stat)] = core.handle(b"x", StatRequest(client="x"), 0.0)
+    assert 32 * 2**20 / 300_000 < stat.unstored < 32 * 2**20 / 30_000
+    core.handle(WORKER, Hello(client="w", policy="qwen"), 0.0)
+    [(_, stat)] = core.handle(b"x", StatRequest(client="x"), 0.0)
+    assert stat.unstored == 0
+
+
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(["put", "put", "carry", "lose", "wait", "restart reader", "restart daemon"]),
+              st.integers(0, 5)),
+    max_size=60,
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(actions=ACTIONS)
+def test_every_record_comes_once_and_in_order(outcome, actions):
+    """Messages of both directions are lost, the reader goes back to its checkpoint, the daemon to its log."""
+    core, reader, now_s, num_put = make_core(), Reader(wish()), 0.0, 0
+    link, came, saved = [], [], (0, 0)
+    for action, value in [*actions, *[("wait", 0), ("carry", 99)] * 3]:
+        match action:
+            case "put":
+                link += put(core, outcome(f"r{num_put}", prompt_id=f"p{num_put}"), now_s=now_s)
+                num_put += 1
+            case "carry":
+                while link and value >= 0:
+                    batch, value = link.pop(0), value - 1
+                    new = reader.new_of(batch)
+                    came += [record.record_id for record in records_of(batch)][-len(new) :] if new else []
+                    link += took_upto(core, reader, now_s)
+            case "lose":
+                del link[value : value + 2]
+            case "wait":
+                now_s += RESEND_S
+                link += batches(core.handle(LEARNER, reader.wish, now_s)) + batches(core.tick(now_s))
+            case "restart reader":
+                if value:
+                    saved = reader.came_to, len(came)
+                reader, link = Reader(wish(after=saved[0])), []
+                del came[saved[1] :]
+                link += batches(core.handle(LEARNER, reader.wish, now_s))
+            case "restart daemon":
+                entries, core, link = core.logged(), make_core(), []
+                core.memory.restore(None, entries)
+                core.log = [encode(entry) for _, entry in entries]
+    assert came == [f"r{number}" for number in range(num_put)]
+
+
+def took_upto(core, reader, now_s):
+    """The reader says how far it has come."""
+    return batches(core.handle(LEARNER, Took(client="l", stream="s", upto=reader.came_to), now_s))
