@@ -1,8 +1,9 @@
 """`mrl compare CONFIG --regimes A,B,... --seeds N`: one configuration under several sharing regimes, measured alike.
 
-Every run is `mrl train CONFIG --sharing.regime R --run.seed S` in `FOLDER/R-S`: same prompts, same initial policies,
-same number of steps and own answers; synchronous unless `--async`. Finished runs are not repeated and begun ones are
-resumed, so that the command can be called again after anything. Table, figure and numbers are written beside the runs.
+Every run is CONFIG with `--sharing.regime R --run.seed S`, written to `FOLDER/R-S.toml` and trained in `FOLDER/R-S`:
+same prompts, same initial policies, same number of steps and own answers; synchronous unless `--async`. A frozen policy
+is left out of the runs whose regime never asks it. Finished runs are not repeated and begun ones are resumed, so that
+the command can be called again after anything. Table, figure and numbers are written beside the runs.
 """
 
 import argparse
@@ -24,8 +25,11 @@ from rich.console import Console
 from mrl.config.load import load_config
 from mrl.config.run_folder import read_run_config
 from mrl.config.schema import RunConfig
+from mrl.config.toml_text import config_toml
 from mrl.errors import ConfigError, RoleFailed, RunFolderError
 from mrl.files import replace_file
+from mrl.launch.log_lines import reason_in
+from mrl.launch.parent_death import command
 
 MIB_PER_RUN = 3_000
 POLL_S = 0.5
@@ -38,9 +42,19 @@ class Run:
     regime: str
     seed: int
     folder: Path
-    words: list[str]
-    """Configuration and overrides, as `mrl train` takes them."""
     config: RunConfig
+    left_out: tuple[str, ...] = ()
+    """Frozen policies of the comparison that this regime has no use for."""
+
+    @property
+    def config_toml(self) -> Path:
+        """The configuration, as `mrl train` takes it."""
+        return self.folder.with_name(f"{self.folder.name}.toml")
+
+    @property
+    def output(self) -> Path:
+        """What `mrl train` printed last."""
+        return self.folder.with_name(f"{self.folder.name}.log")
 
     @property
     def is_done(self) -> bool:
@@ -70,10 +84,10 @@ class Run:
         earlier = self._earlier()
         if earlier is None:
             return False
+        wanted = self.config.policies
         policies = {
-            name: table.model_copy(update={"model": self.config.policies[name].model})
+            name: table.model_copy(update={"model": wanted[name].model}) if name in wanted else table
             for name, table in earlier.policies.items()
-            if name in self.config.policies
         }
         return earlier.model_copy(update={"policies": policies}) == self.config
 
@@ -101,25 +115,28 @@ def run(arguments: argparse.Namespace) -> int:
     folder = runs[0].folder.parent
     if not arguments.only_table:
         check_earlier(runs)
-        _train_all(runs, jobs=arguments.jobs or _jobs(runs[0].config))
+        _train_all(runs, jobs=arguments.jobs or min(_jobs(one.config) for one in runs))
     return _conclude(runs, folder)
 
 
 def plan(arguments: argparse.Namespace) -> list[Run]:
     """All runs, seed by seed, so that every regime has some early. Raises ConfigError for mistaken arguments."""
     regimes, seeds = arguments.regimes.split(","), _seeds(arguments.seeds)
-    name = load_config(arguments.config, arguments.overrides).run.name
+    name = load_config(arguments.config, [*arguments.overrides, "--sharing.regime", regimes[0]]).run.name
     folder = arguments.folder or Path("runs") / f"compare-{name}"
     return [_plan_one(arguments, folder, regime, seed) for seed in seeds for regime in dict.fromkeys(regimes)]
 
 
 def _plan_one(arguments: argparse.Namespace, folder: Path, regime: str, seed: int) -> Run:
+    from mrl.cli.preflight import unasked
+
     name = f"{regime}-{seed}"
     chosen = ["--run.folder", str(folder), "--run.name", name, "--run.seed", str(seed), "--sharing.regime", regime]
     chosen += ["--run.sync", "false" if arguments.is_async else "true"]
-    overrides = [*arguments.overrides, *chosen]
-    words = [str(arguments.config), *overrides]
-    return Run(regime, seed, folder / name, words, load_config(arguments.config, overrides))
+    config = load_config(arguments.config, [*arguments.overrides, *chosen])
+    left_out = tuple(unasked(config, where=str(arguments.config)))
+    policies = {policy: table for policy, table in config.policies.items() if policy not in left_out}
+    return Run(regime, seed, folder / name, config.model_copy(update={"policies": policies}), left_out)
 
 
 def check_earlier(runs: Sequence[Run]) -> None:
@@ -171,6 +188,9 @@ def _train_all(runs: Sequence[Run], *, jobs: int) -> None:
                     done += 1
                     minutes = (time.monotonic() - started_s) / 60
                     _tell(running.pop(process), process.returncode, minutes, minutes / done * (len(missing) - done))
+        except KeyboardInterrupt:
+            print("interrupted; the same command goes on from here", flush=True)
+            raise
         finally:
             for process in running:
                 process.terminate()
@@ -179,17 +199,23 @@ def _train_all(runs: Sequence[Run], *, jobs: int) -> None:
 
 
 def _tell(one: Run, code: int, minutes: float, minutes_left: float) -> None:
-    outcome = "done" if code == 0 else f"failed with exit code {code}, see {one.folder / 'logs'}"
+    outcome = "done"
+    if code:
+        reason = reason_in(one.output.read_text(errors="replace").splitlines())
+        outcome = f"failed with exit code {code} ({reason}), see {one.output} and {one.folder / 'logs'}"
     print(f"{one.folder}: {outcome}; {minutes:.1f} minutes, about {minutes_left:.0f} left", flush=True)
 
 
 def _start(one: Run) -> subprocess.Popen[bytes]:
+    """Begin or resume a run; it dies with this process, so that no later call finds it still going on."""
     how = "--resume" if one.can_resume else "--clean"
-    argv = [sys.executable, "-m", "mrl", "train", how, *one.words]
-    output = one.folder.with_suffix(".log")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("wb") as log:
-        return subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    one.config_toml.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(one.config_toml, config_toml(one.config).encode())
+    argv = (sys.executable, "-m", "mrl", "train", how, str(one.config_toml))
+    with one.output.open("wb") as log:
+        return subprocess.Popen(
+            command(os.getpid(), argv), stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )
 
 
 @contextmanager
@@ -207,30 +233,35 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 
 def _conclude(runs: Sequence[Run], folder: Path) -> int:
-    from mrl.report.comparison import Comparison, read_outcome
-    from mrl.report.comparison_table import as_json, grids, markdown, rich_table
+    from mrl.cli.compare_tables import comparison_grids, comparison_json, comparison_of, measure
+    from mrl.report.comparison_table import markdown, rich_table
 
     done = [one for one in runs if one.is_done]
-    outcomes = {
-        regime: {one.seed: read_outcome(one.folder) for one in done if one.regime == regime}
-        for regime in dict.fromkeys(one.regime for one in runs)
-    }
-    outcomes = {regime: found for regime, found in outcomes.items() if found}
-    if not outcomes:
+    if not done:
         raise RoleFailed(f"no run has come to its end, see {folder}/*.log")
-    comparison = Comparison(outcomes)
-    tables = grids(comparison)
+    found = {
+        regime: {one.seed: measure(one.folder) for one in done if one.regime == regime}
+        for regime in dict.fromkeys(one.regime for one in runs if one in done)
+    }
+    tables, told = comparison_grids(found), notes(runs, done)
     console = Console(width=None if sys.stdout.isatty() else 140)
     for grid in tables:
         console.print(rich_table(grid))
-    replace_file(folder / "comparison.md", "\n".join(map(markdown, tables)).encode())
-    replace_file(folder / "comparison.json", json.dumps(as_json(comparison), indent=1).encode())
-    written = ["comparison.md", "comparison.json", *_draw(comparison, folder)]
+    for note in told:
+        print(note)
+    texts = [*map(markdown, tables), *(f"{note}\n" for note in told)]
+    replace_file(folder / "comparison.md", "\n".join(texts).encode())
+    replace_file(folder / "comparison.json", json.dumps(comparison_json(found), indent=1).encode())
+    written = ["comparison.md", "comparison.json", *_draw(comparison_of(found), folder)]
     print("wrote " + ", ".join(str(folder / name) for name in written))
-    for one in runs:
-        if one not in done:
-            print(f"not in the table: {one.folder} did not come to its end")
     return 0 if len(done) == len(runs) else 1
+
+
+def notes(runs: Sequence[Run], done: Sequence[Run]) -> list[str]:
+    """What a reader of the tables must know of the runs: policies left out of some, and runs that are missing."""
+    left_out = {one.regime: ", ".join(one.left_out) for one in runs if one.left_out}
+    told = [f"{regime}: without {names} (frozen), which it never asks" for regime, names in left_out.items()]
+    return told + [f"not in the tables: {one.folder} did not come to its end" for one in runs if one not in done]
 
 
 def _draw(comparison: object, folder: Path) -> list[str]:

@@ -1,9 +1,10 @@
 """Everything that can be found wrong before a process is started or a file is written."""
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 
+from mrl.config.keys import nearest
 from mrl.config.schema import PolicyTable, RunConfig
 from mrl.errors import AddressError, ConfigError, MissingError, ModelFolderError
 
@@ -19,11 +20,10 @@ def preflight(config: RunConfig, *, where: str, on_missing: Callable[[MissingErr
     `on_missing` is told of every model, data file and package that the configuration says how to get and that is not
     there yet.
     """
-    from mrl.sharing.regimes import check_sharing, scorers
     from mrl.transport.server import check_address
 
-    check_sharing(config.sharing, where)
-    check_frozen(config, scorers(config.sharing, config.policies), where=where)
+    check_teacher(config, where=where)
+    check_frozen(config, where=where)
     try:
         check_address(config.exchange.host, config.exchange.port)
     except AddressError as error:
@@ -62,17 +62,42 @@ def missing_model(name: str, policy: PolicyTable) -> MissingError | None:
     )
 
 
-def check_frozen(config: RunConfig, scoring: Collection[str], *, where: str) -> None:
+def check_teacher(config: RunConfig, *, where: str) -> None:
+    """Raises ConfigError when the regime's teacher is no policy of the run, which would be plain GRPO unsaid."""
+    from mrl.sharing.regimes import check_sharing
+    from mrl.sharing.rlad import RladParameters
+
+    parameters = check_sharing(config.sharing, where)
+    if isinstance(parameters, RladParameters) and parameters.teacher and parameters.teacher not in config.policies:
+        near = nearest(parameters.teacher, config.policies)
+        raise ConfigError(
+            "sharing.rlad.teacher: no such policy",
+            where=where,
+            got=parameters.teacher,
+            wanted="one of " + ", ".join(config.policies),
+            cure=f"did you mean {near!r}?" if near else "",
+        )
+
+
+def check_frozen(config: RunConfig, *, where: str) -> None:
     """Raises ConfigError for a frozen policy that the sharing regime never asks for a score."""
-    for name in config.policies:
-        if name not in config.learning and name not in scoring:
-            raise ConfigError(
-                f"policies.{name}.frozen: the sharing regime has no use for it",
-                where=where,
-                got=f"regime {config.sharing.get('regime')!r}",
-                wanted="a regime that asks it for scores, such as rlad",
-                cure=f"drop policies.{name}.frozen, or the policy",
-            )
+    for name in unasked(config, where=where):
+        raise ConfigError(
+            f"policies.{name}.frozen: the sharing regime has no use for it",
+            where=where,
+            got=f"regime {config.sharing.get('regime')!r}",
+            wanted="a regime that asks it for scores, such as rlad",
+            cure=f"drop policies.{name}.frozen, or the policy; `mrl compare` leaves it out by itself",
+        )
+
+
+def unasked(config: RunConfig, *, where: str) -> list[str]:
+    """Frozen policies that nobody asks for a score under the sharing regime. Raises ConfigError as `check_sharing`."""
+    from mrl.sharing.regimes import check_sharing, scorers
+
+    check_sharing(config.sharing, where)
+    asked = scorers(config.sharing, config.policies)
+    return [name for name, policy in config.policies.items() if policy.frozen and name not in asked]
 
 
 def check_model_folder(folder: Path, *, key: str) -> None:

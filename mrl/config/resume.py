@@ -4,7 +4,7 @@ Tasks in their order, the prompt pool, the run's seed and mode, the sharing regi
 learning rates, evaluation, machine and supervision may change between two attempts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,27 @@ def check_same_meaning(before: RunConfig, after: RunConfig, *, where: str) -> No
         wanted=repr(has) if isinstance(has, str) and path[-1] in ("regime", "model", "dataset") else str(has),
         cure="resume with the same value, or choose another --run.name",
     )
+
+
+def check_steps_left(saved: Mapping[str, Collection[int]], config: RunConfig, *, where: str) -> None:
+    """Raises RunFolderError when a learner would go on from a step that lies beyond the end of the run.
+
+    `saved` holds the steps of every learner's checkpoints. Policies that step together go on from their newest common
+    one, all others from their own newest.
+    """
+    newest = {policy: max(steps) for policy, steps in saved.items() if steps}
+    if config.run.sync:
+        common = set.intersection(*map(set, saved.values()))
+        newest = dict.fromkeys(saved, max(common)) if common else {}
+    for policy, step in newest.items():
+        if step > config.run.steps:
+            raise RunFolderError(
+                f"run.steps: the run is past that, {policy} has a checkpoint of step {step}",
+                where=where,
+                got=config.run.steps,
+                wanted=f">= {step}",
+                cure=f"--run.steps {step} or more, or choose another --run.name",
+            )
 
 
 def _meaning(config: RunConfig) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 import re
 
-from mrl.config.schema import MakeTable, ObjectiveTable, PolicyTable, RunConfig
+from mrl.config.objective_rules import check_objective
+from mrl.config.schema import MakeTable, PolicyTable, RunConfig
 from mrl.errors import ConfigError
 
 
@@ -12,6 +13,7 @@ def check_rules(config: RunConfig, *, where: str) -> None:
         _check_policy(name, policy, where)
     _check_learning(config, where)
     _check_slots(config, where)
+    _check_exchange(config, where)
     if not isinstance(config.sharing.get("regime"), str):
         raise ConfigError(
             "sharing.regime: missing" if "regime" not in config.sharing else "sharing.regime: not valid",
@@ -26,6 +28,19 @@ def check_rules(config: RunConfig, *, where: str) -> None:
             where=where,
             got=config.pool.train_prompts,
             wanted=f">= {len(config.tasks)}",
+        )
+
+
+def _check_exchange(config: RunConfig, where: str) -> None:
+    """The log holds what is dead for a while, and what is held is written anew at its end."""
+    table = config.exchange
+    if 0 < table.log_mib < 4 * table.budget_mib:
+        raise ConfigError(
+            "exchange.log_mib: too little for what is held",
+            where=where,
+            got=table.log_mib,
+            wanted=f">= {4 * table.budget_mib}, four times exchange.budget_mib",
+            cure="raise it, or lower exchange.budget_mib",
         )
 
 
@@ -49,7 +64,7 @@ def _check_policy(name: str, policy: PolicyTable, where: str) -> None:
         raise ConfigError(f"{key}.rollout.workers: a policy needs a worker", where=where, got=0, wanted=">= 1")
     if not policy.frozen:
         _check_learner(key, policy, where)
-        _check_objective(f"{key}.objective", policy.objective, where)
+        check_objective(name, policy, where=where)
 
 
 def _check_learning(config: RunConfig, where: str) -> None:
@@ -111,18 +126,6 @@ def _check_learner(key: str, policy: PolicyTable, where: str) -> None:
         raise ConfigError(
             f"{key}.learner.betas: not valid", where=where, got=list(learner.betas), wanted="0 <= beta < 1"
         )
-
-
-def _check_objective(key: str, objective: ObjectiveTable, where: str) -> None:
-    """A key that the method has no place for would be read by nobody."""
-    unused = {"cispo": ("dual_clip",), "dppo": ("dual_clip", "clip_low")}.get(objective.method, ())
-    for name in unused:
-        value = getattr(objective, name)
-        if value is not None:
-            raise ConfigError(f"{key}.{name}: the method {objective.method} has none", where=where, got=value)
-    lower, upper = objective.correction.lower, objective.correction.upper
-    if lower > upper:
-        raise ConfigError(f"{key}.correction.lower: above upper", where=where, got=lower, wanted=f"<= {upper:g}")
 
 
 def _check_slots(config: RunConfig, where: str) -> None:

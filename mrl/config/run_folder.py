@@ -1,8 +1,9 @@
 """The folder of one run: where everything lies, and the rules for making, clearing and continuing it.
 
-`<run.folder>/<run.name>/` holds config.json (resolved), metrics.jsonl, logs/attempt_N, rollouts, checkpoints, weights,
-evaluation, exchange, endpoints, keys, rendezvous, crash and report.html. A folder appears whole or not at all. It is
-never overwritten without `clean`, never continued without `resume`, and never touched while a supervisor lives in it.
+`<run.folder>/<run.name>/` holds config.json (resolved), metrics.jsonl, logs/attempt_N, rollouts, residuals, pair_cards,
+checkpoints, weights, evaluation, exchange, endpoints, keys, rendezvous, crash, report.html. A folder appears whole or
+not at all. It is never overwritten without `clean`, never continued without `resume`, and never touched while a
+supervisor lives in it.
 """
 
 import fcntl
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mrl.config.resume import check_same_meaning
+from mrl.config.resume import check_same_meaning, check_steps_left
 from mrl.config.schema import RunConfig
 from mrl.errors import RunFolderError
 from mrl.files import replace_file
@@ -82,6 +83,16 @@ class RunFolder:
     def rollouts(self) -> Path:
         """Sample answers, step_N/<policy>.jsonl."""
         return self.path / "rollouts"
+
+    @property
+    def residuals(self) -> Path:
+        """What became of every answer of a peer, <receiver>.jsonl."""
+        return self.path / "residuals"
+
+    @property
+    def pair_cards(self) -> Path:
+        """What the tokenizers of the run alone make of a log-ratio, one JSON file per pair."""
+        return self.path / "pair_cards"
 
     @property
     def rendezvous(self) -> Path:
@@ -220,6 +231,13 @@ def _check_filled(path: Path, config: RunConfig, *, clean: bool, resume: bool) -
     _check_unused(path)
     if resume:
         check_same_meaning(read_run_config(path), config, where=where)
+        check_steps_left({name: _saved_steps(path, name) for name in config.learning}, config, where=where)
+
+
+def _saved_steps(path: Path, policy: str) -> set[int]:
+    """Steps of which `policy` has a whole checkpoint."""
+    names = (found.name.removeprefix("step_") for found in RunFolder(path).checkpoints(policy).glob("step_*"))
+    return {int(name) for name in names if name.isdecimal()}
 
 
 def _is_run(path: Path) -> bool:

@@ -227,8 +227,14 @@ class ExchangeTable(Table):
 
     The run's keys guard all of them, on loopback too.
     """
-    budget_mib: int = Field(default=64, ge=1)
+    budget_mib: int = Field(default=256, ge=1)
     """Bytes of records that the daemon holds at most, in MiB."""
+    when_full: Literal["evict", "refuse"] = "evict"
+    """Beyond the budget the oldest records go, or producers wait until the readers of streams have committed."""
+    durability: Literal["synced", "written"] = "synced"
+    """When a record is acknowledged: on the disk, or once it survives the death of the daemon, but not a power cut."""
+    log_mib: int = Field(default=0, ge=0)
+    """Length of the daemon's log on the disk at most, in MiB: four times `budget_mib`, which 0 stands for, or more."""
     successes_per_prompt: int = Field(default=4, ge=1, le=64)
     """Successes per prompt and policy that the memory keeps, newest first."""
     max_age_versions: int = Field(default=200, ge=0)

@@ -2,12 +2,19 @@
 
 import argparse
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from mrl.cli.compare import add_arguments, check_earlier, plan, run
+from mrl.cli import compare
+from mrl.cli.compare import add_arguments, check_earlier, notes, plan, run
+from mrl.cli.main import split_overrides
+from mrl.config.load import load_config
 from mrl.config.run_folder import dump_config
+from mrl.config.toml_text import config_toml
 from mrl.errors import ConfigError
 
 CONFIG = """
@@ -26,14 +33,17 @@ model = "models/t"
 frozen = true
 """
 
+TEACHER = ("--sharing.rlad.teacher", "t")
+
 
 def arguments(folder: Path, *words: str) -> argparse.Namespace:
     config = folder / "small.toml"
     config.write_text(CONFIG)
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    found = parser.parse_args([str(config), "--folder", str(folder / "runs"), *words])
-    found.overrides = ["--run.steps", "3"]
+    own, overrides = split_overrides(words, {"--regimes", "--seeds", "--async", "--jobs"})
+    found = parser.parse_args([str(config), "--folder", str(folder / "runs"), *own])
+    found.overrides = ["--run.steps", "3", *overrides]
     return found
 
 
@@ -54,6 +64,69 @@ def test_every_regime_meets_every_seed_and_seeds_come_first(tmp_path):
     assert all(run.config.run.sync and run.config.run.steps == 3 for run in runs)
     assert {run.config.run.seed for run in runs} == {1, 2}
     assert runs[1].config.sharing["regime"] == "sgt"
+
+
+def test_a_frozen_policy_is_left_out_where_nobody_asks_it(tmp_path):
+    """Under its regime it stays; the file that is trained says the same as the plan, and the tables say what is out."""
+    independent, rlad = both = plan(arguments(tmp_path, "--regimes", "independent,rlad", "--seeds", "1", *TEACHER))
+    assert (list(independent.config.policies), independent.left_out) == (["a", "b"], ("t",))
+    assert (list(rlad.config.policies), rlad.left_out) == (["a", "b", "t"], ())
+    for one in both:
+        one.config_toml.parent.mkdir(exist_ok=True)
+        one.config_toml.write_text(config_toml(one.config))
+        assert load_config(one.config_toml) == one.config
+    assert notes(both, both) == ["independent: without t (frozen), which it never asks"]
+    assert notes(both, [independent])[1:] == [f"not in the tables: {rlad.folder} did not come to its end"]
+
+
+def test_a_run_with_one_policy_more_is_another_run(tmp_path):
+    """As one that an earlier comparison trained with its frozen policy."""
+    run, whole = plan(arguments(tmp_path, "--regimes", "independent,rlad", "--seeds", "7,7", *TEACHER))
+    finish(run)
+    assert run.is_done
+    earlier = dump_config(run.config) | {"policies": dump_config(whole.config)["policies"]}
+    (run.folder / "config.json").write_text(json.dumps(earlier))
+    assert not run.is_done
+    with pytest.raises(ConfigError, match="independent-7: holds a run of another configuration"):
+        check_earlier([run])
+
+
+def test_an_unknown_regime_is_refused_by_the_name_of_the_file(tmp_path):
+    """Before anything is written."""
+    with pytest.raises(ConfigError, match=r"small\.toml: sharing\.regime: no such regime; got 'sgd'.*did you mean sgt"):
+        plan(arguments(tmp_path, "--regimes", "independent,sgd"))
+
+
+def test_a_signal_ends_the_runs_that_were_begun(tmp_path, monkeypatch, capsys):
+    """As Ctrl-C does; a line says that nothing is lost."""
+    (one,) = plan(arguments(tmp_path, "--regimes", "sgt", "--seeds", "7,7"))
+    started = []
+
+    def start(_run):
+        started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
+        return started[-1]
+
+    monkeypatch.setattr(compare, "_start", start)
+    monkeypatch.setattr(compare.time, "sleep", lambda _seconds: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt):
+        compare._train_all([one], jobs=1)
+    assert [process.poll() for process in started] == [-signal.SIGTERM]
+    assert "interrupted; the same command goes on from here" in capsys.readouterr().out
+
+
+def test_a_run_that_fails_says_why_and_where(tmp_path, monkeypatch, capsys):
+    """The reason that `mrl train` gave, and the file that holds the rest."""
+    (one,) = plan(arguments(tmp_path, "--regimes", "sgt", "--seeds", "7,7"))
+
+    def start(run):
+        run.output.parent.mkdir(parents=True)
+        run.output.write_text("going\nmrl: error: learner/a: no memory\n")
+        return subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+
+    monkeypatch.setattr(compare, "_start", start)
+    compare._train_all([one], jobs=1)
+    told = capsys.readouterr().out
+    assert f"{one.folder}: failed with exit code 3 (learner/a: no memory), see {one.output} and" in told
 
 
 def test_seeds_may_be_listed_and_pace_be_free(tmp_path):

@@ -1,22 +1,48 @@
 """What is refused before anything is started."""
 
+from typing import Any
+
 import pytest
 
-from mrl.cli.preflight import check_frozen
+from mrl.cli.preflight import check_frozen, check_teacher, unasked
 from mrl.config.load import validate
+from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError
 
 
-def test_a_frozen_policy_that_nobody_asks_is_refused() -> None:
-    """It would only take memory; one that scores is fine, and so are policies that learn and score."""
+def config_with(sharing: dict[str, Any]) -> RunConfig:
     tables = {
         "run": {"name": "r", "steps": 3},
         "tasks": {"trim": {"source": "words", "dataset": "trim"}},
-        "policies": {"a": {"model": "m"}, "teacher": {"model": "m", "frozen": True}},
+        "sharing": sharing,
+        "policies": {"a": {"model": "m"}, "b": {"model": "m"}, "teacher": {"model": "m", "frozen": True}},
     }
-    config = validate(tables, where="test")
+    return validate(tables, where="test")
 
-    with pytest.raises(ConfigError, match=r"policies\.teacher\.frozen: the sharing regime has no use for it"):
-        check_frozen(config, frozenset(), where="test")
-    check_frozen(config, {"teacher"}, where="test")
-    check_frozen(config, {"teacher", "a"}, where="test")
+
+@pytest.mark.parametrize("sharing", [{"regime": "independent"}, {"regime": "rlad", "rlad": {"teacher": "b"}}])
+def test_a_frozen_policy_that_nobody_asks_is_refused(sharing: dict[str, Any]) -> None:
+    """It would only take memory; the line names the command that leaves it out."""
+    with pytest.raises(ConfigError, match=r"policies\.teacher\.frozen: the sharing regime has no use for it") as caught:
+        check_frozen(config_with(sharing), where="test")
+    assert "`mrl compare` leaves it out" in str(caught.value)
+    assert unasked(config_with(sharing), where="test") == ["teacher"]
+
+
+def test_a_frozen_policy_that_scores_passes() -> None:
+    """As the teacher that the regime names."""
+    config = config_with({"regime": "rlad", "rlad": {"teacher": "teacher"}})
+    check_frozen(config, where="test")
+    check_teacher(config, where="test")
+    assert unasked(config, where="test") == []
+
+
+def test_a_teacher_that_is_no_policy_is_refused() -> None:
+    """Unsaid, the run would be plain GRPO; other regimes do not read the name."""
+    with pytest.raises(ConfigError) as caught:
+        check_teacher(config_with({"regime": "rlad", "rlad": {"teacher": "teachr"}}), where="test")
+    assert str(caught.value) == (
+        "test: sharing.rlad.teacher: no such policy; got 'teachr'; wanted one of a, b, teacher; "
+        "cure: did you mean 'teacher'?"
+    )
+    check_teacher(config_with({"regime": "sgt", "rlad": {"teacher": "teachr"}}), where="test")

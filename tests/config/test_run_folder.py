@@ -164,6 +164,39 @@ def test_resume_takes_new_values_of_everything_else(tmp_path: Path, dotted: str,
     create_run_folder(changed(config_in(tmp_path), dotted, value), resume=True)
 
 
+@pytest.mark.parametrize(
+    ("sync", "saved", "refused"),
+    [
+        (False, {"a": [3, 6]}, "a has a checkpoint of step 6; got 5; wanted >= 6; cure: --run.steps 6 or more"),
+        (False, {"a": [3], "b": [10]}, "b has a checkpoint of step 10; got 5; wanted >= 10"),
+        (False, {"a": [3, 5]}, ""),
+        (False, {}, ""),
+        (True, {"a": [3, 6], "b": [3, 6]}, "a has a checkpoint of step 6; got 5; wanted >= 6"),
+        (True, {"a": [3, 6], "b": [3]}, ""),
+        (True, {"a": [6], "b": [9]}, ""),
+        (True, {"a": [6]}, ""),
+    ],
+)
+def test_resume_refuses_an_end_before_the_step_that_it_goes_on_from(
+    tmp_path: Path, sync: bool, saved: dict[str, list[int]], refused: str
+) -> None:
+    """Policies that step together go on from their newest common step; what is half written does not count."""
+    config = changed(config_in(tmp_path, "a", "b", steps=5), "run.sync", sync)
+    folder = create_run_folder(changed(config, "run.steps", 99))
+    for policy, steps in saved.items():
+        for step in steps:
+            (folder.checkpoints(policy) / f"step_{step}").mkdir(parents=True)
+        (folder.checkpoints(policy) / ".incomplete-step_50").mkdir()
+        (folder.checkpoints(policy) / "run_epoch").write_text("1")
+    if not refused:
+        create_run_folder(config, resume=True)
+        return
+    line = refusal(config, resume=True)
+    assert f"{folder.path}: run.steps: the run is past that, " in line
+    assert refused in line
+    assert read_run_config(folder.path).run.steps == 99
+
+
 def test_the_meeting_place_of_ranks_is_private_and_new_in_every_attempt(tmp_path: Path) -> None:
     """What an earlier attempt left there is gone, and nobody else may write there."""
     folder = create_run_folder(config_in(tmp_path))

@@ -45,6 +45,30 @@ def assert_equal_runs(run, other, steps: int) -> None:
         assert [key for key, tensor in tensors.items() if not torch.equal(tensor, expected[key])] == []
 
 
+SHARING = """
+[sharing]
+regime = "{regime}"
+[sharing.{regime}]
+peer_wait_s = 60
+"""
+TINY = ["--evaluation.every=0", "--pool.held_out_prompts=8"]
+"""Held-out prompts cost more than the steps."""
+STEPS = 3
+
+
+@pytest.mark.parametrize(("regime", "heard"), [("hacpo", "sharing/peer_rows"), ("rlad", "sharing/scored_rows")])
+def test_equal_seeds_give_equal_bits_under_a_regime_that_hears_a_live_peer(make_run, regime, heard):
+    """Whole groups of a peer that learns too; and its scores, which it gives under the weights of the same step."""
+    runs = [make_run(steps=STEPS, name=name, more=SHARING.format(regime=regime)) for name in ("first", "second")]
+    for run in runs:
+        run.start(*SYNC, *TINY)
+    for run in runs:
+        assert run.finish(200) == 0, run.tail()
+    for policy in POLICIES:
+        assert sum(values[heard] for values in step_values(runs[0], policy).values()) > 0
+    assert_equal_runs(*runs, STEPS)
+
+
 def test_equal_seeds_give_equal_bits_also_across_the_loss_of_a_learner(make_run):
     """A learner dies by SIGKILL, which ends its run by name; resumed, the run equals one that nothing happened to."""
     broken = make_run(steps=100_000, name="broken")

@@ -7,9 +7,11 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 
 from mrl.config.load import load_config
@@ -21,8 +23,9 @@ from mrl.tasks.math_source import PROMPT
 PAPERS = sorted((Path(__file__).parents[2] / "configs" / "paper").glob("*.toml"))
 REGIMES = [(path, "") for path in PAPERS]
 REGIMES += [(path, regime) for path in PAPERS if path.stem == "mrl_math" for regime in ("independent", "prp", "xgrpo")]
-QUICK = ("mrl_math", "hacpo_qwen3_base_1.7b_4b", "graft_smollm3_qwen3", "rlad_math")
-"""One of each regime; the others, which differ in numbers and models only, are run by name."""
+QUICK = ("mrl_math", "hacpo_qwen3_base_1.7b_4b", "graft_smollm3_qwen3")
+"""One of each regime, but for RLAD, which is compared below; the others, which differ in numbers and models only, are
+run by name."""
 RUNS = [
     pytest.param(
         path,
@@ -33,6 +36,7 @@ RUNS = [
     for path, regime in REGIMES
 ]
 STEPS = 2
+ENVIRONMENT = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
@@ -111,7 +115,12 @@ def test_two_steps_of_every_configuration(path, regime, models, problems, tmp_pa
     words = tiny(config, models, problems, tmp_path) + ([f"--sharing.regime={regime}"] if regime else [])
     assert run([sys.executable, "-m", "mrl", "train", str(path), *words], tmp_path / "log") == 0, tail(tmp_path)
 
-    records = [record for record in read_metrics(tmp_path / "tiny" / "metrics.jsonl") if "values" in record]
+    assert_trained(config, tmp_path / "tiny")
+
+
+def assert_trained(config: RunConfig, folder: Path) -> None:
+    """Two steps of every learner, and what the verifier said of answers."""
+    records = [record for record in read_metrics(folder / "metrics.jsonl") if "values" in record]
     for name in config.learning:
         steps = {one["step"]: one["values"] for one in records if one["role"].startswith(f"learner/{name}")}
         assert sorted(steps) == list(range(1, STEPS + 1))
@@ -122,11 +131,43 @@ def test_two_steps_of_every_configuration(path, regime, models, problems, tmp_pa
             assert any(0 < values["reward/mean"] < 1 for values in steps.values())
 
 
+def test_grpo_against_rlad_is_one_command_that_goes_on_after_a_kill(models, problems, tmp_path):
+    """The baseline trains without the teacher; a killed comparison takes its run along, and a second call ends it."""
+    path = next(path for path in PAPERS if path.stem == "rlad_math")
+    folder, log = tmp_path / "compare", tmp_path / "log"
+    words = ["--regimes", "independent,rlad", "--seeds", "1", "--jobs", "1", "--folder", str(folder)]
+    argv = [sys.executable, "-m", "mrl", "compare", str(path), *words]
+    argv += tiny(load_config(path), models, problems, tmp_path)
+    with log.open("wb") as out:
+        process = subprocess.Popen(argv, env=ENVIRONMENT, stdout=out, stderr=out)
+    lock = folder / "rlad-1" / "lock"
+    try:
+        while process.poll() is None and not (lock.exists() and lock.read_text().strip()):
+            time.sleep(0.05)
+    finally:
+        process.kill()
+    assert process.wait() == -signal.SIGKILL, log.read_text()
+    supervisor = int(lock.read_text())
+    while psutil.pid_exists(supervisor) and psutil.Process(supervisor).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.05)
+
+    assert run(argv, log) == 0, log.read_text() + (folder / "rlad-1.log").read_text()
+    assert "2 runs, 1 done before" in log.read_text()
+    found = {name: json.loads((folder / name / "config.json").read_text()) for name in ("independent-1", "rlad-1")}
+    for name in found:
+        assert_trained(load_config(path), folder / name)
+    assert [sorted(one["policies"]) for one in found.values()] == [["student"], ["student", "teacher"]]
+    tables = (folder / "comparison.md").read_text()
+    assert "mean over policies and seeds (1 each)" in tables
+    assert "independent: without teacher (frozen), which it never asks" in tables
+    seeds = {name: told["seeds"]["1"] for name, told in json.loads((folder / "comparison.json").read_text()).items()}
+    assert seeds["independent"]["scored_tokens"] == 0 < seeds["rlad"]["scored_tokens"]
+
+
 def run(argv: list[str], log: Path) -> int:
     """Exit code of the command; it is killed, and all it started with it, when it takes longer than five minutes."""
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     with log.open("wb") as out:
-        process = subprocess.Popen(argv, env=environment, stdout=out, stderr=out, start_new_session=True)
+        process = subprocess.Popen(argv, env=ENVIRONMENT, stdout=out, stderr=out, start_new_session=True)
     try:
         return process.wait(300)
     except subprocess.TimeoutExpired:

@@ -1,0 +1,100 @@
+"""Keys of a `[policies.X.objective]` table that would be read by nobody, or that contradict each other.
+
+A key is refused only when the configuration sets it; a default that is not in use says nothing.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from mrl.config.schema import ObjectiveTable, PolicyTable
+from mrl.errors import ConfigError
+
+FOREIGN = {"cispo": ("dual_clip",), "dppo": ("dual_clip", "clip_low")}
+"""Method -> keys that it has no place for."""
+UNCORRECTED = ("dppo",)
+
+
+class Fault(NamedTuple):
+    """A key of the objective, and why it cannot stand as it does."""
+
+    key: str
+    what: str
+    got: object
+    wanted: str = ""
+    cure: str = ""
+
+
+def check_objective(name: str, policy: PolicyTable, *, where: str) -> None:
+    """Raises ConfigError for the first key of the policy's objective that is not in use or contradicts another."""
+    for fault in _faults(policy):
+        raise ConfigError(
+            f"policies.{name}.objective.{fault.key}: {fault.what}",
+            where=where,
+            got=fault.got,
+            wanted=fault.wanted,
+            cure=fault.cure,
+        )
+
+
+def _faults(policy: PolicyTable) -> Iterator[Fault]:
+    objective = policy.objective
+    yield from _foreign(objective)
+    yield from _correction(objective)
+    yield from _idle(objective)
+    yield from _overlong(policy)
+    if _drops_uniform(objective) and policy.rollout.group_size == 1:
+        yield Fault(
+            "drop_uniform_groups",
+            "a group of one answer is always uniform, and nothing would be trained on",
+            got=f"{objective.method} with rollout.group_size = 1",
+            wanted="rollout.group_size >= 2",
+        )
+
+
+def _foreign(objective: ObjectiveTable) -> Iterator[Fault]:
+    for key in FOREIGN.get(objective.method, ()):
+        value = getattr(objective, key)
+        if value is not None:
+            yield Fault(key, f"the method {objective.method} has none", value, cure="leave it out")
+
+
+def _correction(objective: ObjectiveTable) -> Iterator[Fault]:
+    correction = objective.correction
+    if correction.lower > correction.upper:
+        yield Fault("correction.lower", "above upper", correction.lower, wanted=f"<= {correction.upper:g}")
+    for key in sorted(correction.model_fields_set):
+        value = getattr(correction, key)
+        if objective.method in UNCORRECTED and value != "off":
+            what = f"the method {objective.method} has no correction, for its ratio is to the sampler"
+            yield Fault(f"correction.{key}", what, value, cure="leave it out")
+        elif correction.level == "off" and key != "level":
+            yield _unused(f"correction.{key}", value, 'a correction.level other than "off"')
+
+
+def _idle(objective: ObjectiveTable) -> Iterator[Fault]:
+    """Keys that refine what another key switches on."""
+    switches = {
+        "kl_estimator": (bool(objective.kl_coefficient), "kl_coefficient > 0"),
+        "overlong_penalty": (bool(objective.overlong_buffer_tokens), "overlong_buffer_tokens >= 1"),
+        "max_resampling": (_drops_uniform(objective), "drop_uniform_groups = true"),
+    }
+    for key, (is_on, wanted) in switches.items():
+        if key in objective.model_fields_set and not is_on:
+            yield _unused(key, getattr(objective, key), wanted)
+
+
+def _overlong(policy: PolicyTable) -> Iterator[Fault]:
+    buffer, limit = policy.objective.overlong_buffer_tokens, policy.rollout.max_new_tokens
+    if buffer > limit:
+        yield Fault(
+            "overlong_buffer_tokens", "longer than any answer", buffer, wanted=f"<= rollout.max_new_tokens = {limit}"
+        )
+
+
+def _drops_uniform(objective: ObjectiveTable) -> bool:
+    dropping = objective.drop_uniform_groups
+    return objective.method == "dapo" if dropping is None else dropping
+
+
+def _unused(key: str, got: object, wanted: str) -> Fault:
+    return Fault(key, "not in use", got, wanted=wanted, cure="set that, or leave this key out")
