@@ -8,7 +8,10 @@ align      spans of a whole batch from byte lengths            against spacy-ali
                                                                and the receiver's own encode_batch
 path       bytes and log-probs to an aligned batch             against encode_batch, with and without tiktoken
 growth     time per token and peak memory at 0.1, 1, 10 M      against the same at the smallest size
-Times are the best of several. Ends with one line of JSON.
+Times are process time, of which a neighbour on the machine takes nothing, and the best of several. Growth compares
+sizes measured one after the other, as long each, since the clock of a core wanders over minutes; what is left of it is
+the kernel, which gives a large result its pages (of 1 us per token, 0.1 us at 10 M and none at 0.1 M). Ends with one
+line of JSON.
 """
 
 import argparse
@@ -43,6 +46,8 @@ from mrl.alignment.spans import align_batch  # noqa: E402
 from mrl.alignment.translate import CHUNK_BYTES, translate_batch  # noqa: E402
 
 REPEATS = 5
+ROUNDS = 3
+TOKENS_PER_SIZE = 2_000_000
 SPACY_ROWS = 60
 PAIRS = (("tekken", "qwen"), ("qwen", "tekken"))
 
@@ -79,16 +84,20 @@ class Sides(NamedTuple):
 
 
 def best_s(work: Callable[[], Any], repeats: int = REPEATS) -> float:
-    """The shortest of several times, without pauses of the garbage collector: the heap here is full of vocabularies."""
-    times = []
+    """The shortest of several process times."""
+    return min(mean_s(work, 1) for _ in range(repeats))
+
+
+def mean_s(work: Callable[[], Any], repeats: int) -> float:
+    """Process time of one, without pauses of the garbage collector: the heap here is full of vocabularies."""
     gc.collect()
     gc.disable()
+    start = time.process_time()
     for _ in range(repeats):
-        start = time.perf_counter()
         work()
-        times.append(time.perf_counter() - start)
+    took = time.process_time() - start
     gc.enable()
-    return min(times)
+    return took / repeats
 
 
 def two_pointer(peer: Sequence[int], receiver: Sequence[int]) -> list[tuple[list[int], list[int]]]:
@@ -207,33 +216,53 @@ def _status(key: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
 
+class Load(NamedTuple):
+    """One size of batch: receiver tokens, and what is done with it by name."""
+
+    tokens: int
+    work: dict[str, Callable[[], Any]]
+
+
+def load_of(receiver: Receiver, peer: Receiver, texts: list[str], whole: list[PeerAnswer], copies: float) -> Load:
+    """The whole path by tiktoken, and the alignment alone in the same chunks."""
+    answers: list[PeerAnswer] = (whole * (int(copies) + 1))[: max(1, round(copies * len(whole)))]
+    sides = sides_of(peer, receiver, (texts * (int(copies) + 1))[: len(answers)])
+    chunks = in_chunks(sides)
+    return Load(
+        sides.tokens,
+        {
+            "align": lambda: [align_batch(*chunk) for chunk in chunks],
+            "path": lambda: translate_batch(answers, receiver, max_tokens=MAX_TOKENS),
+        },
+    )
+
+
 def bench_growth(folders: Path, sizes: Sequence[int]) -> list[Row]:
-    """The whole path by tiktoken, and the alignment alone in the same chunks, from small batches to large ones."""
+    """From small batches to large ones, in rounds of all sizes."""
     peer, receiver = load_receiver(folders / "qwen"), load_receiver(folders / "tekken")
     texts = [text for kind in ("math", "prose") for text in card_texts()[kind]]
-    whole = written_by(peer, texts)
+    whole, per_pass = written_by(peer, texts), sides_of(peer, receiver, texts).tokens
+    loads = [load_of(receiver, peer, texts, whole, size / per_pass) for size in sizes]
     rows: list[Row] = []
-    first: dict[str, float] = {}
-    per_pass = sides_of(peer, receiver, texts).tokens
-    for size in sizes:
-        copies = size / per_pass
-        answers: list[PeerAnswer] = (whole * (int(copies) + 1))[: max(1, round(copies * len(whole)))]
-        sides = sides_of(peer, receiver, (texts * (int(copies) + 1))[: len(answers)])
-        chunks = in_chunks(sides)
-        for name, work in (
-            ("align", lambda chunks=chunks: [align_batch(*chunk) for chunk in chunks]),
-            ("path", lambda answers=answers: translate_batch(answers, receiver, max_tokens=MAX_TOKENS)),
-        ):
-            each = best_s(work, 3 if size < 5_000_000 else 2) / sides.tokens * 1e9
-            first.setdefault(name, each)
-            mega = f"{sides.tokens / 1e6:.1f} M tokens"
-            rows.append(Row(f"{name}, {mega}", each, "ns/token", "the smallest", each / first[name], "<=1.5"))
+    for name in ("align", "path"):
+        rounds = [[ns_per_token(load, name) for load in loads] for _ in range(ROUNDS)]
+        for place, load in enumerate(loads):
+            mega = f"{load.tokens / 1e6:.1f} M tokens"
+            each = min(times[place] for times in rounds)
+            growth = min(times[place] / times[0] for times in rounds)
+            rows.append(Row(f"{name}, {mega}", each, "ns/token", "the smallest", growth, "<=1.5"))
             note = ""
             if name == "path":
-                peak, arrays = peak_mib(work)
+                peak, arrays = peak_mib(load.work[name])
                 note = f", memory at its peak +{max(0.0, peak):.0f} MiB, of which {arrays:.0f} MiB are the result"
             print(f"{name}, {mega}: {each:.0f} ns per token{note}", flush=True)
     return rows
+
+
+def ns_per_token(load: Load, name: str) -> float:
+    """Process time, the mean over about `TOKENS_PER_SIZE` tokens at least."""
+    repeats = max(1, TOKENS_PER_SIZE // load.tokens)
+    return mean_s(load.work[name], repeats) / load.tokens * 1e9
 
 
 def print_table(rows: Sequence[Row]) -> None:

@@ -12,11 +12,11 @@ tokenizer.json, a tekken.json or a rank file, and says which token ends an answe
 
 >>> from pathlib import Path
 >>> import numpy as np
->>> from mrl.alignment import SPREADING, describe_answers, load_receiver, summarise, translate_batch
+>>> from mrl.alignment import SPREADING, FinishReason, describe_answers, load_receiver, summarise, translate_batch
 >>> peer, receiver = load_receiver(Path("models/peer")), load_receiver(Path("models/receiver"))
 >>> sampled = peer.retokenize(b"12 + 34 = 46", finished=True, max_tokens=64).token_ids   # what the peer's engine gave
 >>> logprobs = np.full(len(sampled), -0.25, dtype=np.float32)
->>> answers = describe_answers(peer, [sampled], [logprobs], [True])      # bytes, byte lengths, log-probs: goes anywhere
+>>> answers = describe_answers(peer, [sampled], [logprobs], [FinishReason.STOP])   # text and log-probs: goes anywhere
 >>> batch = translate_batch(answers, receiver, max_tokens=4096)
 >>> receiver.completion_bytes(batch.row(0).token_ids), batch.reject_reason
 (b'12 + 34 = 46', ('',))
@@ -27,7 +27,7 @@ True
 (12, {}, 0)
 
 reading tokenizers
-- `tokenizer_file` reads `tokenizer.json`: kind, dummy prefix, fingerprint
+- `tokenizer_file` reads `tokenizer.json`: kind, dummy prefix, fingerprint; `refusals` why a kind is refused
 - `rank_table`     raw tiktoken and tekken files as such files; `rank_families` what known ones leave open
 - `tokenizer_folder`, `eos`        which file of a model folder, and which ids end an answer
 - `byte_table`     token id -> bytes
@@ -58,12 +58,14 @@ from mrl.alignment.residual import Residual, RowResiduals, row_residuals, summar
 from mrl.alignment.source import describe_answers
 from mrl.alignment.spreading import DEFAULT_SPREADING, SPREADING, advantages_to_receiver
 from mrl.alignment.translate import translate_batch, translate_texts
+from mrl.records.finish import FinishReason
 
 __all__ = [
     "DEFAULT_SPREADING",
     "SPREADING",
     "AlignedBatch",
     "AlignedTrace",
+    "FinishReason",
     "Flag",
     "PairCard",
     "PeerAnswer",

@@ -52,7 +52,11 @@ class FileEncoder:
             found = self._tokenizer.token_to_id(token["content"])
             if found != token["id"] and not token.get("special"):
                 got = f"{found} for {token['content']}, listed as {token['id']}"
-                raise TokenizerRefused("an added token is given another id", where=str(file.path), got=got)
+                raise TokenizerRefused(
+                    "an added token is given another id, so its id would stand for another token than the model learnt",
+                    where=str(file.path),
+                    got=got,
+                )
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """The ids of every text."""

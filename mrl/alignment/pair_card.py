@@ -24,6 +24,7 @@ from mrl.alignment.receiver import Receiver
 from mrl.alignment.residual import KINDS, summarise
 from mrl.alignment.translate import AlignedBatch, translate_batch
 from mrl.errors import TokenizerRefused
+from mrl.records.finish import FinishReason
 
 MAX_TOKENS = 1 << 20
 FLOOR_TEXTS = 3_000
@@ -158,7 +159,9 @@ def written_by(peer: Receiver, texts: Sequence[str]) -> list[PeerAnswer]:
         nothing = np.zeros(end - start, dtype=np.float32)
         special = peer.table.is_special(ids)
         answers.append(
-            PeerAnswer(peer.completion_bytes(ids), lengths, nothing, special, False, peer.fingerprint, token_ids=ids)
+            PeerAnswer(
+                peer.completion_bytes(ids), lengths, nothing, special, FinishReason.LENGTH, peer.fingerprint, ids
+            )
         )
     return answers
 

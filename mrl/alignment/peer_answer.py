@@ -3,7 +3,7 @@
 Shapes: T tokens of one answer, a closing EOS included.
 
 Example: "yah" as two tokens and an EOS is completion b"yah", byte_lengths [2, 1, 0], logprobs [-0.5, -0.1, -0.02],
-special [False, False, True], finished True.
+special [False, False, True], finish_reason "stop".
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from mrl.alignment.flags import Reason, Rejected
 from mrl.alignment.ragged import offsets_of, row_sums, rows_of
+from mrl.records.finish import FinishReason
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -28,6 +29,7 @@ FREE_TOKENS = 64
 MAX_FINGERPRINT_CHARACTERS = 128
 LOGPROB_ROUNDING_NATS = 1e-5
 MIN_LOGPROB_NATS = -1e4
+REASONS = frozenset(FinishReason)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,16 +37,16 @@ class PeerAnswer:
     """One answer of a peer. Only `validate` makes one from data that came from elsewhere."""
 
     completion: bytes
-    """The answer's bytes; specials and EOS have none. May end inside a character when `finished` is false."""
+    """The answer's bytes; specials and EOS have none. May end inside a character unless `finished`."""
     byte_lengths: Int32s
     """[T] bytes of every token, 0 for zero-width ones; they sum to the length of `completion`."""
     logprobs: Floats
     """[T] log-probability of every token under the policy that sampled it, in nats."""
     special: Bools
     """[T] True where the token is a special one."""
-    finished: bool
-    """Whether the peer ended the answer itself. Then its last token is the EOS: special, zero-width; where it is not,
-    the EOS was not recorded."""
+    finish_reason: FinishReason
+    """After "stop" the last token is the EOS: special, zero-width; where it is not, the EOS was not recorded. A special
+    last token of an answer that was cut or given up ends nothing."""
     fingerprint: str
     """Which tokenizer cut the text."""
     token_ids: Int32s | None = None
@@ -62,12 +64,17 @@ class PeerAnswer:
             "byte_lengths": self.byte_lengths.astype("<i4").tobytes(),
             "logprobs": self.logprobs.astype("<f4").tobytes(),
             "special": self.special.astype("u1").tobytes(),
-            "finished": self.finished,
+            "finish_reason": str(self.finish_reason),
             "fingerprint": self.fingerprint,
             "token_ids": ids,
             "noncanonical": self.noncanonical,
             "traced": self.traced,
         }
+
+    @property
+    def finished(self) -> bool:
+        """Whether the peer ended the answer itself."""
+        return self.finish_reason is FinishReason.STOP
 
     @property
     def ends_with_eos(self) -> bool:
@@ -76,14 +83,17 @@ class PeerAnswer:
 
 
 def bare_text(completion: bytes, *, finished: bool) -> PeerAnswer:
-    """An answer of which only the text is known: one token for all of it, and an EOS when it is `finished`."""
+    """An answer of which only the text is known: one token for all of it, and an EOS when it is `finished`.
+
+    Why one that is not has no end makes no difference to its text; it counts as cut.
+    """
     num_tokens = 1 + finished
     return PeerAnswer(
         completion=completion,
         byte_lengths=np.array([len(completion), 0][:num_tokens], dtype=np.int32),
         logprobs=np.zeros(num_tokens, dtype=np.float32),
         special=np.array([False, True][:num_tokens], dtype=bool),
-        finished=finished,
+        finish_reason=FinishReason.STOP if finished else FinishReason.LENGTH,
         fingerprint="",
         traced=False,
     )
@@ -95,7 +105,7 @@ def validate(
     byte_lengths: Any,
     logprobs: Any,
     special: Any,
-    finished: Any,
+    finish_reason: Any,
     fingerprint: Any,
     token_ids: Any = None,
     noncanonical: Any = False,
@@ -106,9 +116,8 @@ def validate(
     ids = None if token_ids is None else _array(token_ids, "<i4")
     if lengths is None or numbers is None or marks is None or (token_ids is not None and ids is None):
         return Rejected("type")
-    answer = PeerAnswer(
-        completion, lengths, numbers, marks.astype(bool), finished, fingerprint, ids, noncanonical, traced
-    )
+    ended = FinishReason(finish_reason) if type(finish_reason) is str and finish_reason in REASONS else finish_reason
+    answer = PeerAnswer(completion, lengths, numbers, marks.astype(bool), ended, fingerprint, ids, noncanonical, traced)
     reason = form_fault(answer) or next(iter(number_faults([answer]).values()), None)
     return Rejected(reason) if reason else answer
 
@@ -138,7 +147,9 @@ def form_fault(answer: PeerAnswer) -> Reason | None:
             return "type"
     if type(answer.completion) is not bytes or type(answer.fingerprint) is not str:
         return "type"
-    if not all(type(mark) is bool for mark in (answer.finished, answer.noncanonical, answer.traced)):
+    if type(answer.finish_reason) is not FinishReason or not all(
+        type(mark) is bool for mark in (answer.noncanonical, answer.traced)
+    ):
         return "type"
     shape = lengths.shape
     if len(shape) != 1 or not shape == logprobs.shape == special.shape == (shape if ids is None else ids.shape):

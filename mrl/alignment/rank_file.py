@@ -28,7 +28,7 @@ def load_tiktoken_ranks(
     """
     splits, ends = PATTERNS.get(pattern, pattern), () if eos is None else (eos,)
     file = read_tiktoken_ranks(path, pattern=splits, special_tokens=special_tokens, eos_tokens=ends, nfc=nfc)
-    return prove(Receiver(file, eos_ids=file.eos_ids, use_tiktoken=use_tiktoken), path)
+    return prove(Receiver(file, eos_ids=file.eos_ids, use_tiktoken=use_tiktoken), file)
 
 
 def load_tekken(path: Path, *, eos: str = "</s>", use_tiktoken: bool = True) -> Receiver:
@@ -37,4 +37,4 @@ def load_tekken(path: Path, *, eos: str = "</s>", use_tiktoken: bool = True) -> 
     Raises ModelFolderError for a malformed file or one that does not reproduce the probe texts.
     """
     file = read_tekken(path, eos=eos)
-    return prove(Receiver(file, eos_ids=file.eos_ids, use_tiktoken=use_tiktoken), path)
+    return prove(Receiver(file, eos_ids=file.eos_ids, use_tiktoken=use_tiktoken), file)

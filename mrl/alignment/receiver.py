@@ -18,8 +18,9 @@ from mrl.alignment.eos import find_eos
 from mrl.alignment.flags import Flag, Reason, Rejected
 from mrl.alignment.probes import CUTTING_PROBES, PROBES
 from mrl.alignment.ragged import offsets_of, row_sums
+from mrl.alignment.refusals import text_fault
 from mrl.alignment.tiktoken_encoder import build_tiktoken_encoder
-from mrl.alignment.tokenizer_file import TokenizerFile
+from mrl.alignment.tokenizer_file import TokenizerFile, steps
 from mrl.alignment.tokenizer_folder import read_tokenizer
 from mrl.errors import TokenizerRefused
 
@@ -137,17 +138,19 @@ def load_receiver(folder: Path, *, use_tiktoken: bool = True) -> Receiver:
     supported, or one whose byte table does not reproduce the probe texts.
     """
     file = read_tokenizer(folder)
-    return prove(Receiver(file, eos_ids=find_eos(file.path.parent, file), use_tiktoken=use_tiktoken), file.path)
+    return prove(Receiver(file, eos_ids=find_eos(file.path.parent, file), use_tiktoken=use_tiktoken), file)
 
 
-def prove(receiver: Receiver, path: Path) -> Receiver:
+def prove(receiver: Receiver, file: TokenizerFile) -> Receiver:
     """The receiver, once its byte table has reproduced the probe texts. Raises TokenizerRefused where it does not."""
     faults = receiver.cut_texts(PROBES, [probe.encode() for probe in PROBES]).faults
     if faults:
         first = min(faults)
+        own_bytes = {receiver.table.pieces[token_id] for token_id in file.pieces}
+        why = text_fault(steps(file.content.get("normalizer")), sum(bytes([byte]) in own_bytes for byte in range(256)))
         raise TokenizerRefused(
-            "the tokenizer does not reproduce a probe text byte for byte",
-            where=str(path),
+            "the tokenizer does not reproduce a probe text byte for byte" + (f": {why}" if why else ""),
+            where=str(file.path),
             got=f"{faults[first]} on {PROBES[first]!r}",
             wanted="byte-level BPE (NFC at most), or metaspace BPE with all 256 byte tokens",
         )

@@ -137,10 +137,17 @@ class Residual:
         return None if self.gap_nats is None else _ratio(self.gap_nats, self.receiver_tokens)
 
     def excess_std_nats(self, floor_std_nats: float) -> float | None:
-        """Span std beyond what the two tokenizers make of equal policies, if both parts are independent."""
-        if self.span_std_nats is None:
-            return None
-        return float(max(0.0, self.span_std_nats**2 - floor_std_nats**2) ** 0.5)
+        """`excess_std_nats` of the batch."""
+        return None if self.span_std_nats is None else excess_std_nats(self.span_std_nats, floor_std_nats)
+
+
+def excess_std_nats(span_std_nats: float, floor_std_nats: float) -> float:
+    """Span std beyond what the two tokenizers make of equal policies, if both parts are independent.
+
+    >>> round(excess_std_nats(0.5, 0.3), 12)
+    0.4
+    """
+    return float(max(0.0, span_std_nats**2 - floor_std_nats**2) ** 0.5)
 
 
 def span_ratios(batch: AlignedBatch, receiver_logprobs: npt.NDArray[np.floating]) -> Floats:

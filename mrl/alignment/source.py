@@ -12,24 +12,25 @@ import numpy.typing as npt
 from mrl.alignment.peer_answer import PeerAnswer
 from mrl.alignment.ragged import offsets_of
 from mrl.alignment.receiver import Receiver
+from mrl.records.finish import FinishReason
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
 Float32s: TypeAlias = npt.NDArray[np.float32]
 
 
 def describe_answers(
-    source: Receiver, token_ids: Sequence[Int32s], logprobs: Sequence[Float32s], finished: Sequence[bool]
+    source: Receiver, token_ids: Sequence[Int32s], logprobs: Sequence[Float32s], finish_reasons: Sequence[FinishReason]
 ) -> list[PeerAnswer]:
-    """What the policy of `source` sampled, in bytes. An answer is finished when it ends with an EOS of its own.
+    """What the policy of `source` sampled, in bytes. An answer that stopped ends with an EOS of its own.
 
     `noncanonical` is told for finished answers only: the end of a cut one is cut otherwise by every tokenizer.
-    Raises ValueError for a negative id.
+    Raises ValueError for a negative id or another reason.
     """
     offsets = offsets_of(np.array([len(ids) for ids in token_ids], dtype=np.int64))
     flat = np.concatenate([np.zeros(0, np.int32), *token_ids])
     lengths, special = source.byte_lengths(flat, offsets), source.table.is_special(flat)
     completions = [source.completion_bytes(ids) for ids in token_ids]
-    odd = _noncanonical(source, token_ids, completions, finished)
+    odd = _noncanonical(source, token_ids, completions, finish_reasons)
     bounds = list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
     return [
         PeerAnswer(
@@ -37,7 +38,7 @@ def describe_answers(
             byte_lengths=lengths[start:end],
             logprobs=np.asarray(logprobs[row], dtype=np.float32),
             special=special[start:end],
-            finished=bool(finished[row]),
+            finish_reason=FinishReason(finish_reasons[row]),
             fingerprint=source.fingerprint,
             token_ids=np.asarray(token_ids[row], dtype=np.int32),
             noncanonical=row in odd,
@@ -47,10 +48,13 @@ def describe_answers(
 
 
 def _noncanonical(
-    source: Receiver, token_ids: Sequence[Int32s], completions: Sequence[bytes], finished: Sequence[bool]
+    source: Receiver,
+    token_ids: Sequence[Int32s],
+    completions: Sequence[bytes],
+    finish_reasons: Sequence[FinishReason],
 ) -> set[int]:
     """Finished rows whose text their own tokenizer would cut otherwise, or could not read."""
-    rows = [row for row, is_finished in enumerate(finished) if is_finished]
+    rows = [row for row, reason in enumerate(finish_reasons) if reason == FinishReason.STOP]
     texts = {row: completions[row].decode(errors="replace") for row in rows}
     cut = source.cut_texts([texts[row] for row in rows], [completions[row] for row in rows])
     odd = {rows[place] for place in cut.faults}

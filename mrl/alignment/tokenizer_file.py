@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from mrl.alignment.refusals import model_fault
 from mrl.errors import ModelFolderError, TokenizerRefused
 
 Kind = Literal["byte_level", "metaspace"]
@@ -83,12 +84,12 @@ def read_tokenizer_file(folder: Path) -> TokenizerFile:
     decoders = list(steps(content.get("decoder")))
     names = {step.get("type") for step in decoders}
     if model.get("type") != "BPE" or not isinstance(model.get("vocab"), dict):
-        raise _refused(path, f"model {model.get('type')}")
+        raise _refused(path, content, f"model {model.get('type')}")
     if "ByteLevel" in names:
         return TokenizerFile(path, content, "byte_level", has_dummy_prefix=False)
     if model.get("byte_fallback") and names & {"ByteFallback", "Metaspace"}:
         return TokenizerFile(path, content, "metaspace", has_dummy_prefix=_strips_prefix(decoders))
-    raise _refused(path, f"decoder {'+'.join(sorted(map(str, names))) or 'none'}")
+    raise _refused(path, content, f"decoder {'+'.join(sorted(map(str, names))) or 'none'}")
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
@@ -115,9 +116,9 @@ def optional_json(path: Path) -> Mapping[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _refused(path: Path, got: str) -> TokenizerRefused:
+def _refused(path: Path, content: Mapping[str, Any], got: str) -> TokenizerRefused:
     return TokenizerRefused(
-        "a tokenizer of this kind cannot be aligned exactly",
+        f"a tokenizer of this kind cannot be aligned exactly: {model_fault(content)}",
         where=str(path),
         got=got,
         wanted="byte-level BPE, or metaspace BPE with byte fallback",

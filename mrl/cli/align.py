@@ -1,6 +1,7 @@
 """`mrl align card A B [--text FILE] [--out DIR]`, `mrl align show A B "text"`: what two tokenizers are to each other.
 
 A and B are model folders, or tokenizer files of such: `tokenizer.json`, `tekken.json`, a rank file.
+`mrl align floors RUN` measures, of every pair of policies of a run, what its report sets the residual against.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from mrl.alignment.pair_card import Direction, PairCard, make_card
 from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.alignment.residual import KINDS
 from mrl.cli.align_show import show
+from mrl.cli.pair_cards import write_pair_cards
 from mrl.errors import ConfigError, TokenizerRefused
 from mrl.files import replace_file
 from mrl.report.card_picture import KIND_WORDS, card_picture, visible
@@ -30,8 +32,10 @@ PLAIN_WIDTH = 140
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The two actions."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="card|show")
+    """The three actions."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="card|show|floors")
+    floors = actions.add_parser("floors", help="measure the pairs of a run that have no floor yet", allow_abbrev=False)
+    floors.add_argument("run", type=Path, metavar="RUN", help="folder of the run, runs/<name>")
     card = actions.add_parser("card", help="what to expect of the pair, before any training", allow_abbrev=False)
     both = actions.add_parser("show", help="both segmentations of a text, common spans in colour", allow_abbrev=False)
     for action in (card, both):
@@ -48,7 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make a card, or show a text."""
+    """Make a card, show a text, or measure the pairs of a run."""
+    if arguments.action == "floors":
+        for path in write_pair_cards(arguments.run):
+            print(path)
+        return 0
     names = _names(arguments.first, arguments.second)
     if arguments.action == "show":
         receivers = (load_receiver(arguments.first), load_receiver(arguments.second))

@@ -60,20 +60,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _supervise(config: RunConfig, folder: RunFolder, plan: "Plan", console: Console) -> int:
+    from mrl.cli.pair_cards import measured_beside
     from mrl.metrics.jsonl import read_metrics
     from mrl.report.board import Board
     from mrl.roles.display import Display
     from mrl.roles.supervisor import Supervisor, open_inbox
 
     board = Board(config)
-    inbox = open_inbox(folder, config.exchange.host)
+    inbox = open_inbox(folder, config.exchange.host, plan.processes)
     try:
         earlier = read_metrics(folder.metrics_jsonl)
         supervisor = Supervisor(config, folder, plan, inbox=inbox, display=Display(board, console))
         if earlier:
             board.replay(earlier, time.monotonic())
         print(f"run folder {folder.path}, logs in {supervisor.attempt}", flush=True)
-        code = supervisor.run()
+        with measured_beside(config, folder, supervisor.attempt / "pair_cards.log"):
+            code = supervisor.run()
     finally:
         inbox.close()
     return conclude(folder, supervisor, board, console, code)

@@ -18,6 +18,7 @@ from mrl.engines.sampling import SeededSampler
 from mrl.errors import WeightsError
 from mrl.models.parameters import replace_weights
 from mrl.models.scoring import score_answers, score_tokens
+from mrl.records.finish import FinishReason
 from mrl.records.version import Version, VersionSpan
 
 
@@ -127,7 +128,7 @@ class EmbeddedEngine:
                 tokens[row, :length].numpy().astype(np.int32),
                 logprobs[row, :length].numpy().astype(np.float32),
                 [VersionSpan(length, version)],
-                done,
+                FinishReason.STOP if done else FinishReason.LENGTH,
             )
             for row, (length, done) in enumerate(zip(lengths.tolist(), finished.tolist(), strict=True))
         ]

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from mrl.records.finish import FinishReason
 from mrl.records.version import Version, VersionSpan
 
 
@@ -29,7 +30,12 @@ class Generation:
     logprobs: npt.NDArray[np.float32]
     """[T] of the sampling distribution, in nats."""
     versions: list[VersionSpan]
-    finished: bool
+    finish_reason: FinishReason
+
+    @property
+    def finished(self) -> bool:
+        """Whether the policy ended the answer itself."""
+        return self.finish_reason is FinishReason.STOP
 
 
 @dataclass(frozen=True, slots=True)

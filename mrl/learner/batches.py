@@ -11,7 +11,7 @@ from mrl.learner.order import StepOrder
 from mrl.learner.peers import PeerSource
 from mrl.records.rollouts import ScoredGroup
 from mrl.records.version import Version, age_versions
-from mrl.sharing.cost import SharedRows
+from mrl.sharing.cost import SharedRows, Tried
 from mrl.sharing.regime import Absorbed, Regime, Rescue
 
 
@@ -27,6 +27,8 @@ class PreparedStep:
     """Answer tokens of the own groups."""
     shared: Sequence[SharedRows] = ()
     """Peer answers among the order's examples, aligned."""
+    tried: Sequence[Tried] = ()
+    """All peer answers that were looked at."""
 
 
 class BatchMaker:
@@ -53,7 +55,15 @@ class BatchMaker:
             self._peers.unwatch(absorbed.forget)
         values = batch_values(groups, step) | dict(absorbed.counts) | self._drops() | dict(gathered.values)
         values["exchange/lost_s"] = self._peers.lost_s() if self._peers else 0.0
-        return PreparedStep(_order(absorbed), values, groups, absorbed.rescued, _num_tokens(groups), absorbed.shared)
+        return PreparedStep(
+            order=_order(absorbed),
+            values=values,
+            groups=groups,
+            rescued=absorbed.rescued,
+            tokens=_num_tokens(groups),
+            shared=absorbed.shared,
+            tried=absorbed.tried,
+        )
 
     def _drops(self) -> dict[str, float]:
         counts = self._intake.take_counts()

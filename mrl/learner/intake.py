@@ -100,13 +100,13 @@ class Intake:
 
     def _answer_until_closed(self) -> None:
         while not self._stopping:
-            for identity, body in self._server.receive(POLL_S):
+            for client, body, _grant in self._server.receive(POLL_S):
                 try:
                     message = decode(body, worker_message_decoder)
                 except RecordError:
                     self.malformed += 1
                     continue
-                self._server.send(identity, encode(self._answer(message)))
+                self._server.send(client, encode(self._answer(message)))
             with self._changed:
                 self._ledger.expire(self._clock(), WORKER_SILENCE_S)
 

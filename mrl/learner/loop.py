@@ -32,6 +32,7 @@ from mrl.records.rollouts import WeightsNotice
 from mrl.records.version import Version
 from mrl.sharing.cost import gap_values
 from mrl.sharing.regime import Regime
+from mrl.sharing.row_cost import row_residuals_of
 from mrl.weights.canary import canary_sequences
 from mrl.weights.publish import Publisher, snapshot
 
@@ -41,8 +42,8 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """When a learner does what, in steps."""
+class Milestones:
+    """The steps at which a learner saves, asks for an evaluation, and ends."""
 
     total: int
     checkpoint_every: int
@@ -79,12 +80,12 @@ class FirstRank:
 
 
 class Learner:
-    """Trains one policy from `start` to the end of its schedule."""
+    """Trains one policy from `start` to its last step."""
 
     def __init__(
-        self, trainer: Trainer, schedule: Schedule, start: Version, first: FirstRank | None, seed: int
+        self, trainer: Trainer, milestones: Milestones, start: Version, first: FirstRank | None, seed: int
     ) -> None:
-        self._trainer, self._schedule, self._first = trainer, schedule, first
+        self._trainer, self._milestones, self._first = trainer, milestones, first
         self._version, self._seed = start, seed
         self._rng = np.random.default_rng([seed, 0, 1])
         self._canary_ids = canary_sequences(trainer.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
@@ -97,11 +98,11 @@ class Learner:
 
     def run(self, stopping: Callable[[], bool]) -> bool:
         """Train until the last step; returns False when `stopping` ended it early."""
-        log.info("learning", start=str(self._version), steps=self._schedule.total)
+        log.info("learning", start=str(self._version), steps=self._milestones.total)
         if self._first:
             self._publish(self._first, resumed=self._version.run_epoch > 0)
             self._first.batches.begin()
-        while self._version.step < self._schedule.total:
+        while self._version.step < self._milestones.total:
             started_s = time.monotonic()
             prepared = self._prepare(stopping)
             order = self._trainer.world.broadcast_bytes(self._encode(prepared))
@@ -141,7 +142,7 @@ class Learner:
         first.telemetry.doing("publishing")
         self._publish(first, resumed=False)
         step, end_s = self._version.step, time.monotonic()
-        if step == self._schedule.total or _due(step, self._schedule.checkpoint_every):
+        if step == self._milestones.total or _due(step, self._milestones.checkpoint_every):
             self._save(first)
         first.on_step(step, prepared)
         first.totals.trained_tokens += prepared.tokens
@@ -165,6 +166,8 @@ class Learner:
         }
         gaps = gap_values(prepared.shared, self._trainer.peer_logprobs)
         first.telemetry.metrics(step, prepared.values | values | gaps | times)
+        rows = row_residuals_of(prepared.tried, prepared.shared, self._trainer.peer_logprobs)
+        first.telemetry.residuals(step, rows)
 
     def _publish(self, first: FirstRank, *, resumed: bool) -> None:
         manifest = first.publisher.publish(self._trainer.model.eval(), self._version, self._canary_ids)
@@ -174,9 +177,9 @@ class Learner:
         self._request_evaluation(first, manifest)
 
     def _request_evaluation(self, first: FirstRank, manifest: Path) -> None:
-        step, schedule = self._version.step, self._schedule
-        edge = step in (0, schedule.total)
-        if not edge and not _due(step, schedule.evaluate_every):
+        step, milestones = self._version.step, self._milestones
+        edge = step in (0, milestones.total)
+        if not edge and not _due(step, milestones.evaluate_every):
             return
         queue = first.evaluation_folder / "queue"
         if result_version(first.evaluation_folder / f"{first.policy}-{step}.json") == self._version:
@@ -185,7 +188,7 @@ class Learner:
             policy=first.policy,
             version=self._version,
             manifest_path=str(snapshot(manifest, queue / "weights" / first.policy)),
-            num_prompts=0 if edge else schedule.evaluation_prompts,
+            num_prompts=0 if edge else milestones.evaluation_prompts,
         )
         replace_file(queue / request.file_name, msgspec.json.encode(request))
 

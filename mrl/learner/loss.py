@@ -84,12 +84,25 @@ def term_inputs(values: TokenValues, batch: PackedBatch, mine_T: Tensor, update_
     )
 
 
-def spread_spans(logprobs_T: Tensor, span_T: Tensor | None, proximal_T: Tensor) -> Tensor:
-    """[T] another policy's log-probs by token.
+def behaviour_by_token(batch: PackedBatch, components: Sequence[Component], proximal_T: Tensor) -> Tensor:
+    """[T] log-probs of who sampled, those of spans read as the component of their row says.
 
-    Spans are divided by what the policy gave to their tokens when the step began, so that all its updates see the same.
+    Spans are read by what the policy gave to their tokens when the step began, so that all its updates see the same.
     """
-    return logprobs_T if span_T is None else spread(logprobs_T, proximal_T, span_T)
+    found_T = batch.behaviour_logprobs_T
+    if batch.behaviour_span_T is None:
+        return found_T
+    for index, component in enumerate(components):
+        of_rule_T = spread(batch.behaviour_logprobs_T, proximal_T, batch.behaviour_span_T, component.spreading)
+        found_T = torch.where(batch.component_T == index, of_rule_T, found_T)
+    return found_T
+
+
+def teacher_by_token(batch: PackedBatch, proximal_T: Tensor) -> Tensor:
+    """[T] a teacher's log-probs, those of spans divided in proportion to the policy's own when the step began."""
+    if batch.teacher_span_T is None:
+        return batch.teacher_logprobs_T
+    return spread(batch.teacher_logprobs_T, proximal_T, batch.teacher_span_T)
 
 
 def shares(components: Sequence[Component], denominators: Mapping[str, float]) -> list[float]:

@@ -7,7 +7,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mrl.learner.forward import ForwardSettings, answer_logprobs, answer_logprobs_and_entropy, frozen_logprobs
-from mrl.learner.loss import TokenValues, component_losses, needs_entropy, needs_reference, shares, spread_spans
+from mrl.learner.loss import (
+    TokenValues,
+    behaviour_by_token,
+    component_losses,
+    needs_entropy,
+    needs_reference,
+    shares,
+    teacher_by_token,
+)
 from mrl.learner.packing import PackedBatch
 from mrl.learner.world import World
 from mrl.sharing.regime import Component
@@ -74,8 +82,8 @@ class Updater:
         return TokenValues(
             logprobs_T,
             proximal_T,
-            spread_spans(batch.behaviour_logprobs_T, batch.behaviour_span_T, proximal_T),
-            spread_spans(batch.teacher_logprobs_T, batch.teacher_span_T, proximal_T),
+            behaviour_by_token(batch, self._components, proximal_T),
+            teacher_by_token(batch, proximal_T),
             reference_T,
             entropy_T,
         )

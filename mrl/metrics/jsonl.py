@@ -1,18 +1,22 @@
-"""`metrics.jsonl` and `rollouts/step_N/<policy>.jsonl`: one JSON object per line, one writing process.
+"""`metrics.jsonl`, `rollouts/step_N/<policy>.jsonl`, `residuals/<policy>.jsonl`: one JSON object per line, one writer.
 
 A line is written with one system call. A tail that a killed writer left torn is cut off before anything is appended, so
 only the last line of a file can ever be torn, and readers skip it. Values that are no finite number are stored as null,
 which keeps every line valid JSON, and read back as NaN.
 """
 
+import itertools
 import json
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from mrl.errors import RecordError, RunFolderError
-from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, SampleRecord
+from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, ResidualsRecord, SampleRecord
 
 HEARTBEAT_EVERY_S = 30.0
 
@@ -69,15 +73,24 @@ class SampleWriter:
 
         Raises RecordError for a policy that is no plain file name, OSError when the disk is full.
         """
-        if sample.policy != Path(sample.policy).name or sample.policy in {"", ".", ".."} or "\0" in sample.policy:
-            raise RecordError(f"policy: {sample.policy!r} is no plain name")
-        path = self._rollouts / f"step_{sample.step}" / f"{sample.policy}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = _open_for_append(path)
-        try:
-            _append(file, {name: getattr(sample, name) for name in SampleRecord.__struct_fields__})
-        finally:
-            os.close(file)
+        path = self._rollouts / f"step_{sample.step}" / f"{_plain_name(sample.policy)}.jsonl"
+        _append_to(path, [{name: getattr(sample, name) for name in SampleRecord.__struct_fields__}])
+        return path
+
+
+class ResidualWriter:
+    """Appends what became of peers' answers to `residuals/<policy>.jsonl`, a line each, the policy the receiver."""
+
+    def __init__(self, residuals: Path) -> None:
+        self._residuals = residuals
+
+    def write(self, record: ResidualsRecord) -> Path:
+        """Append the lines {"step", "source", "prompt_id", ...} of one record at once, and return the file.
+
+        Raises RecordError for a policy that is no plain file name, OSError when the disk is full.
+        """
+        path = self._residuals / f"{_plain_name(record.policy)}.jsonl"
+        _append_to(path, [{"step": record.step} | msgspec.structs.asdict(row) for row in record.rows])
         return path
 
 
@@ -101,6 +114,45 @@ def read_samples(rollouts: Path) -> list[dict[str, Any]]:
     return [line for path in paths for line in _read_lines(path)]
 
 
+def read_residuals(residuals: Path) -> dict[str, list[dict[str, Any]]]:
+    """Policy -> lines of its answers from peers, in order, without those of steps that a resume took back.
+
+    Raises RunFolderError, naming the line, for what is no line.
+    """
+    return {path.stem: _without_voided(_read_lines(path)) for path in sorted(residuals.glob("*.jsonl"))}
+
+
+def _without_voided(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lines up to the step that is written again stand; read from the end, a step never rises."""
+    kept: list[dict[str, Any]] = []
+    newest = math.inf
+    for block in reversed(_blocks(lines)):
+        if block[0]["step"] < newest:
+            newest = block[0]["step"]
+            kept += reversed(block)
+    return kept[::-1]
+
+
+def _blocks(lines: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    steps = (line for line in lines if isinstance(line.get("step"), int))
+    return [list(block) for _, block in itertools.groupby(steps, key=lambda line: line["step"])]
+
+
+def _plain_name(policy: str) -> str:
+    if policy != Path(policy).name or policy in {"", ".", ".."} or "\0" in policy:
+        raise RecordError(f"policy: {policy!r} is no plain name")
+    return policy
+
+
+def _append_to(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = _open_for_append(path)
+    try:
+        _append(file, *lines)
+    finally:
+        os.close(file)
+
+
 def _open_for_append(path: Path) -> int:
     """A descriptor at the end of the last whole line of `path`, made if missing."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -110,9 +162,9 @@ def _open_for_append(path: Path) -> int:
     return file
 
 
-def _append(file: int, line: dict[str, Any]) -> None:
-    data = json.dumps(_finite(line), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
-    data += b"\n"
+def _append(file: int, *lines: dict[str, Any]) -> None:
+    texts = (json.dumps(_finite(line), ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines)
+    data = "".join(texts).encode("utf-8", "backslashreplace")
     start = os.lseek(file, 0, os.SEEK_END)
     try:
         written = 0

@@ -7,15 +7,23 @@ Heartbeats are built by `beat`, which another thread may call while the role its
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from mrl.metrics.names import is_known
-from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, SampleRecord, TelemetryRecord
+from mrl.records.telemetry import (
+    HeartbeatRecord,
+    MetricsRecord,
+    ResidualsRecord,
+    RowResidual,
+    SampleRecord,
+    TelemetryRecord,
+)
 
 MAX_LABEL_CHARS = 200
 MAX_SAMPLE_CHARS = 20_000
+ROWS_PER_RECORD = 500
 
 
 class _Wait(NamedTuple):
@@ -91,6 +99,12 @@ class Telemetry:
                 source=source,
             )
         )
+
+    def residuals(self, step: int, rows: Sequence[RowResidual]) -> None:
+        """Emit what became of the peers' answers of one step, in several records where they are many."""
+        for start in range(0, len(rows), ROWS_PER_RECORD):
+            part = list(rows[start : start + ROWS_PER_RECORD])
+            self._sink(ResidualsRecord(role=self.role, policy=self.policy, step=step, rows=part))
 
     def doing(self, text: str) -> None:
         """Say what the role does from now on, for example "training"; repeating the same text keeps its start."""

@@ -6,8 +6,10 @@ only appended, with defaults; unknown fields of a newer writer are ignored; a ch
 refused.
 
 - `version`    (run_epoch, step) of a policy
+- `finish`     why an answer has no further token
 - `evaluation` requests and results of held-out evaluation, as files
 - `experience` what crosses between policies through the exchange
+- `tags`       what the exchange reads of it
 - `rollouts`   own answers on the direct link from worker to learner
 - `exchange`   the conversation with the exchange daemon
 - `leases`     the conversation with the allocator

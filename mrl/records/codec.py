@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from mrl.errors import RecordError
 
-SCHEMA = 1
+SCHEMA = 2
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 
 T = TypeVar("T")

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from mrl.records.codec import SCHEMA, decoder
+from mrl.records.finish import FinishReason
 from mrl.records.version import Name, Version
 
 MAX_COMPLETION_BYTES = 256 * 1024
@@ -59,24 +60,33 @@ class OutcomeRecord(Experience, frozen=True, kw_only=True, tag="outcome"):
     """
 
     completion: Annotated[bytes, msgspec.Meta(max_length=MAX_COMPLETION_BYTES)]
-    finished: bool
-    """Whether the source ended the answer itself (EOS) rather than being cut off."""
+    finish_reason: FinishReason
     verifier: Name
     reward: Reward
     trace: TokenTrace | None = None
     """From it a receiver measures what sharing costs; training does not need it."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the policy ended the answer itself."""
+        return self.finish_reason is FinishReason.STOP
 
 
 class SharedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One answer of a shared group."""
 
     completion: Annotated[bytes, msgspec.Meta(max_length=MAX_COMPLETION_BYTES)]
-    finished: bool
+    finish_reason: FinishReason
     reward: Reward
     advantage: Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
     """Within the source's own group."""
     trace: TokenTrace | None = None
     """None when the sampled ids do not stand for the completion's bytes."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the policy ended the answer itself."""
+        return self.finish_reason is FinishReason.STOP
 
 
 class RolloutRecord(Experience, frozen=True, kw_only=True, tag="rollout"):
@@ -98,7 +108,12 @@ class GivenAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A text to be scored."""
 
     completion: Annotated[bytes, msgspec.Meta(max_length=MAX_COMPLETION_BYTES)]
-    finished: bool
+    finish_reason: FinishReason
+
+    @property
+    def finished(self) -> bool:
+        """Whether the policy ended the answer itself."""
+        return self.finish_reason is FinishReason.STOP
 
 
 class ScoreRequestRecord(Experience, frozen=True, kw_only=True, tag="score_request"):
@@ -140,3 +155,5 @@ class Received:
 
     record: ExperienceRecord
     age_versions: int
+    number: int = 0
+    """Its place in the order of a stream; 0 for what did not come by one."""

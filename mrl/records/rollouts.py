@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 
 from mrl.records.codec import decoder
+from mrl.records.finish import FinishReason
 from mrl.records.version import Count, Name, Version, VersionSpan
 
 TokenBytes = Annotated[bytes, msgspec.Meta(max_length=4 * 1024 * 1024)]
@@ -28,9 +29,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Run-length coded version of every token; the lengths sum to T."""
     completion: TextBytes
     """The bytes of the answer without EOS."""
-    finished: bool
-    """False when the answer was cut at the token limit."""
+    finish_reason: FinishReason
     reward: Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the policy ended the answer itself."""
+        return self.finish_reason is FinishReason.STOP
 
 
 class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,5 @@
 """Learning curves of a comparison: held-out accuracy over steps, first the average of the policies, then each."""
 
-import math
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -11,10 +9,14 @@ from mrl.report.palette import colour_of
 
 MARKS = "osD^vP<>"
 PANEL_INCHES = (4.3, 3.9)
+MIN_BAND_SEEDS = 5
 
 
 def learning_curves(comparison: Comparison) -> bytes:
-    """A PNG: one panel for the average, one per policy; a line per regime, its 95 % interval over seeds as a band."""
+    """A PNG: one panel for the average, one per policy; a line per regime, thin lines for its seeds.
+
+    From five seeds on a band shows the 95 % interval instead; with fewer, Student's interval is wider than the picture.
+    """
     with quiet_style():
         names = [AVERAGE, *comparison.policies]
         size = (PANEL_INCHES[0] * len(names), PANEL_INCHES[1])
@@ -42,13 +44,20 @@ def _draw(axes: Axes, comparison: Comparison, name: str) -> None:
         colour, dashes = colour_of(place).light, "--" if place == 0 else "-"
         means = [one.mean for one in found]
         axes.plot(steps, means, dashes, marker=MARKS[place % len(MARKS)], ms=4, lw=1.6, color=colour, label=regime)
-        if not any(math.isnan(one.half) for one in found):
-            axes.fill_between(steps, [one.low for one in found], [one.high for one in found], color=colour, alpha=0.10)
+        outcomes = comparison.of(regime).values()
+        if len(outcomes) >= MIN_BAND_SEEDS:
+            low, high = [max(0.0, one.low) for one in found], [min(1.0, one.high) for one in found]
+            axes.fill_between(steps, low, high, color=colour, alpha=0.10)
+        elif len(outcomes) > 1:
+            for outcome in outcomes:
+                of_seed = outcome.curves[name]
+                axes.plot(list(of_seed), list(of_seed.values()), dashes, lw=0.6, color=colour, alpha=0.45)
     seeds = len(comparison.of(comparison.regimes[0]))
     axes.set_title("average of the policies" if name == AVERAGE else name)
     axes.set_xlabel("step")
     if name == AVERAGE:
-        note = f"mean of {seeds} seeds, band: 95 % interval" if seeds > 1 else "one seed"
+        spread = "band: 95 % interval" if seeds >= MIN_BAND_SEEDS else "thin lines: single seeds"
+        note = f"mean of {seeds} seeds, {spread}" if seeds > 1 else "one seed"
         axes.text(0.98, 0.03, note, transform=axes.transAxes, ha="right", color=SOFT, fontsize=8.5)
 
 

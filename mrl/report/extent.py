@@ -8,7 +8,9 @@ from mrl.config.run_folder import RunFolder
 
 
 def is_small(folder: RunFolder, *, max_bytes: int, max_files: int) -> bool:
-    """Whether metrics, evaluations and samples stay within both bounds; stops looking as soon as they do not.
+    """Whether what a report reads (metrics, evaluations, samples, residuals) stays within both bounds.
+
+    Stops looking as soon as it does not.
 
     What cannot be looked at counts nothing.
     """
@@ -23,7 +25,7 @@ def is_small(folder: RunFolder, *, max_bytes: int, max_files: int) -> bool:
 def _inputs(folder: RunFolder) -> Iterator[Path]:
     if folder.metrics_jsonl.exists():
         yield folder.metrics_jsonl
-    for root in (folder.evaluation, folder.rollouts):
+    for root in (folder.evaluation, folder.rollouts, folder.residuals):
         for parent, _, names in os.walk(root):
             yield from (Path(parent) / name for name in names)
 

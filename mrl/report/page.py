@@ -16,6 +16,7 @@ from mrl.report.page_style import style_sheet
 from mrl.report.readable import count, elapsed, fixed, percent, signed
 from mrl.report.run_data import RunData, read_run
 from mrl.report.sharing_cost import cost_table, gap_chart
+from mrl.report.strange_answers import strange_table
 from mrl.report.tables import accuracy_table, flow_table, sample_table
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -107,7 +108,7 @@ def _learning(data: RunData) -> str:
 
 def _sharing(data: RunData) -> str:
     figures = [charts.rescues(data), charts.rescued_share(data)]
-    costs = cost_table(data)
+    costs = cost_table(data) + strange_table(data)
     figures += [gap_chart(data)] if costs else []
     parts = (charts.figure_html(flow_diagram(data)), flow_table(data), costs, _grid(figures))
     return _section("Learning from each other", "".join(parts))

@@ -11,7 +11,7 @@ from typing import Any
 
 from mrl.config.run_folder import RunFolder
 from mrl.errors import RunFolderError
-from mrl.metrics.jsonl import read_metrics, read_samples
+from mrl.metrics.jsonl import read_metrics, read_residuals, read_samples
 from mrl.report.progress import ALL_TASKS, kind_of
 
 Points = list[tuple[float, float]]
@@ -35,6 +35,10 @@ class RunData:
     slots: dict[str, Points] = field(default_factory=dict)
     """Policy -> (minutes since the first metric, slots)."""
     samples: list[dict[str, Any]] = field(default_factory=list)
+    residuals: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Receiver -> what became of every answer of its peers."""
+    floors: dict[tuple[str, str], float | None] = field(default_factory=dict)
+    """(source, receiver) -> span std in nats that their tokenizers make of equal policies; None: not measurable."""
     restarts: float = 0.0
     wall_s: float = 0.0
     started_unix_s: float | None = None
@@ -71,6 +75,11 @@ def read_run(path: Path) -> RunData:
     except RunFolderError as error:
         data.problems.append(str(error))
     data.samples = _without_repeats(data.samples)
+    try:
+        data.residuals = read_residuals(run.residuals)
+    except RunFolderError as error:
+        data.problems.append(str(error))
+    _take_floors(data, run)
     return data
 
 
@@ -124,6 +133,20 @@ def _take_step(data: RunData, policy: str, step: int, values: dict[str, float]) 
         for voided in [known for known in by_step if known > step]:
             del by_step[voided]
     by_step[step] = values
+
+
+def _take_floors(data: RunData, run: RunFolder) -> None:
+    for path in sorted(run.pair_cards.glob("*.json")):
+        try:
+            card = json.loads(path.read_text(encoding="utf-8"))
+            first, second = card["names"]
+            if card["fingerprints"][0] and card["fingerprints"][0] == card["fingerprints"][1]:
+                data.floors |= {(first, second): 0.0, (second, first): 0.0}
+            for direction in card["directions"]:
+                std = direction["floor"].get("span_std_nats")
+                data.floors[direction["peer"], direction["receiver"]] = None if std is None else float(std)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            data.problems.append(f"{path.name} cannot be read ({type(error).__name__})")
 
 
 def _take_evaluations(data: RunData, run: RunFolder) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
 
+from mrl.alignment.residual import excess_std_nats
 from mrl.report.charts import STEP, Figure
-from mrl.report.readable import count, fixed, percent, signed
+from mrl.report.readable import MISSING, count, fixed, percent, signed
 from mrl.report.run_data import RunData
 from mrl.report.svg import Axes, Line, line_chart, moving_mean
 
@@ -17,8 +18,10 @@ NOTE = (
     "Peer answers that were looked at; the figures are of those trained on. 1:1: own tokens, or bytes in them, that "
     "cover exactly one token of the peer. Length: own tokens per token of the peer. Gap: own log-prob of the peer's "
     "text minus the peer's own; the more negative, the stranger the text. Span std and out of band: log-ratios of "
-    "common spans, and the share outside [0.8, 1.2]; how much of that tokenizers alone make is on the pair card (mrl "
-    "align card). ESS: effective share of the answers of a step, were they weighted by own over peer probability."
+    "common spans, and the share outside [0.8, 1.2]. Floor: the span std that the two tokenizers alone make of equal "
+    "policies; excess: what is left without it, if the two are independent. A tokenizer that joins words, or cuts them "
+    "by what follows, has no measurable floor. ESS: effective share of the answers of a step, were they weighted by "
+    "own over peer probability."
 )
 
 
@@ -105,6 +108,8 @@ def cost_table(data: RunData) -> str:
         "gap, nats/byte",
         "nats/token",
         "span std, nats",
+        "floor",
+        "excess",
     ]
     cells = "".join(f'<th class="n">{name}</th>' for name in [*names, "out of band", "ESS"])
     head = f"<thead><tr><th>from &rarr; to</th>{cells}{remarks}</tr></thead>"
@@ -146,6 +151,7 @@ def _row(data: RunData, cost: PairCost) -> str:
         signed(cost.mean("gap_nats_per_byte"), 3),
         signed(cost.mean("gap_nats_per_token")),
         fixed(cost.span_std_nats),
+        *_floor_and_excess(data, cost),
         percent(cost.mean("outside_band")),
         percent(cost.mean("sequence_ess")),
     )
@@ -155,6 +161,18 @@ def _row(data: RunData, cost: PairCost) -> str:
     marks += [f"{count(n)} {name}" for name, n in sorted(cost.flags.items())]
     names = f"{_policy(data, cost.source)} &rarr; {_policy(data, cost.receiver)}"
     return f"<tr><td>{names}</td>{cells}<td>{escape(', '.join(marks))}</td></tr>"
+
+
+def _floor_and_excess(data: RunData, cost: PairCost) -> tuple[str, str]:
+    """What tokenizers alone make of the span std, and what is left without it."""
+    pair = (cost.source, cost.receiver)
+    if pair not in data.floors:
+        return MISSING, MISSING
+    floor = data.floors[pair]
+    if floor is None:
+        return "not measurable", MISSING
+    std = cost.span_std_nats
+    return fixed(floor), MISSING if std is None else fixed(excess_std_nats(std, floor))
 
 
 def _policy(data: RunData, name: str) -> str:

@@ -67,7 +67,7 @@ class Sampler:
                 logprobs=pack_array(generation.logprobs, "f4"),
                 versions=generation.versions,
                 completion=completion,
-                finished=generation.finished,
+                finish_reason=generation.finish_reason,
                 reward=verdict.reward,
             )
             for generation, completion, verdict in zip(generations, completions, verdicts, strict=True)

@@ -18,6 +18,7 @@ from mrl.alignment.source import describe_answers
 from mrl.alignment.translate import translate_batch
 from mrl.records.codec import unpack_array
 from mrl.records.experience import RolloutRecord, SharedAnswer, TokenTrace
+from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.advantages import Float32s
 from mrl.sharing.regime import Author
@@ -32,6 +33,11 @@ class Told(Protocol):
     @property
     def completion(self) -> bytes:
         """Its bytes."""
+        ...
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why it has no further token."""
         ...
 
     @property
@@ -76,7 +82,7 @@ def _read(answer: Told, fingerprint: str) -> tuple[PeerAnswer, str]:
         byte_lengths=trace.byte_lengths,
         logprobs=trace.logprobs,
         special=trace.special,
-        finished=answer.finished,
+        finish_reason=answer.finish_reason,
         fingerprint=fingerprint,
         token_ids=trace.token_ids,
         noncanonical=trace.noncanonical,
@@ -92,7 +98,7 @@ def traces_of(answers: Sequence[Answer], receiver: Receiver) -> list[TokenTrace 
         receiver,
         [unpack_array(answer.token_ids, "i4") for answer in answers],
         [unpack_array(answer.logprobs, "f4") for answer in answers],
-        [answer.finished for answer in answers],
+        [answer.finish_reason for answer in answers],
     )
     return [
         _trace(found) if found.completion == answer.completion else None
@@ -118,7 +124,7 @@ def rollout_record(group: ScoredGroup, author: Author, receiver: Receiver, advan
     answers = [
         SharedAnswer(
             completion=answer.completion,
-            finished=answer.finished,
+            finish_reason=answer.finish_reason,
             reward=answer.reward,
             advantage=float(advantage),
             trace=trace,

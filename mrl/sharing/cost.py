@@ -34,6 +34,10 @@ class Tried(NamedTuple):
     """Why it could not be used, "" that it could."""
     trace_fault: str = ""
     """Why its trace was not believed, "" that it was."""
+    prompt_id: str = ""
+    record_id: str = ""
+    answer: int = 0
+    """Its place in the record."""
 
 
 class SharedRows(NamedTuple):
@@ -43,6 +47,8 @@ class SharedRows(NamedTuple):
     places: tuple[int, ...]
     """Of every row, its place among the step's examples; -1 for one that is not trained on."""
     batch: AlignedBatch
+    answers: tuple[Tried, ...] = ()
+    """Which answer every row is."""
 
 
 def tried_values(tried: Sequence[Tried]) -> dict[str, float]:
@@ -87,12 +93,18 @@ def gap_values(shared: Sequence[SharedRows], logprobs: Mapping[int, npt.NDArray[
     """
     values: dict[str, float] = {}
     for rows in shared:
-        own = [logprobs.get(place, np.zeros(0, np.float32)) for place in rows.places]
-        sizes = np.diff(rows.batch.row_offsets).tolist()
-        usable = [row for row, part in enumerate(own) if part.size == sizes[row] and part.size]
+        usable = usable_rows(rows, logprobs)
         if not usable:
             continue
-        residual = summarise(select_rows(rows.batch, usable), np.concatenate([own[row] for row in usable]))
+        own = np.concatenate([logprobs[rows.places[row]] for row in usable])
+        residual = summarise(select_rows(rows.batch, usable), own)
         found = {name: getattr(residual, name) for name in GAPS}
         values |= {f"align/{name}/{rows.source}": value for name, value in found.items() if value is not None}
     return values
+
+
+def usable_rows(rows: SharedRows, logprobs: Mapping[int, npt.NDArray[np.float32]]) -> list[int]:
+    """Rows that were trained on in the very tokens that they were aligned in, so that own log-probs can be laid on."""
+    sizes = np.diff(rows.batch.row_offsets).tolist()
+    own = [logprobs.get(place, np.zeros(0, np.float32)) for place in rows.places]
+    return [row for row, part in enumerate(own) if part.size == sizes[row] and part.size]

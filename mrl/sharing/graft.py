@@ -83,6 +83,7 @@ class GraftRegime(PeerGroupReader):
             forget=self.peer_groups.take_forgotten(),
             counts=self.peer_groups.take_counts() | counts | tried_values(peers.tried) | shared_values(shared),
             shared=shared,
+            tried=peers.tried,
         )
 
     def _example(self, row: PeerRow) -> TrainingExample:

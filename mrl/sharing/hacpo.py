@@ -109,6 +109,7 @@ class HacpoRegime(PeerGroupReader):
             forget=self.peer_groups.take_forgotten(),
             counts=self.peer_groups.take_counts() | counts | tried_values(peers.tried) | shared_values(shared),
             shared=shared,
+            tried=peers.tried,
             expansion=(num_own + num_cross) / max(1, num_own),
         )
 

@@ -41,6 +41,7 @@ class PeerRows(NamedTuple):
     of_group: list[list[PeerRow]]
     """Usable ones, per own group."""
     tried: list[Tried]
+    """Every answer that was looked at, by source, those of a source by row."""
     carried: Mapping[str, Carried]
     """By source, every answer that was looked at."""
 
@@ -49,14 +50,34 @@ class PeerRows(NamedTuple):
         places: defaultdict[str, dict[int, int]] = defaultdict(dict)
         for row, place in trained:
             places[row.source][row.number] = place
+        tried: defaultdict[str, list[Tried]] = defaultdict(list)
+        for one in self.tried:
+            tried[one.source].append(one)
         return [
             SharedRows(
                 source,
                 tuple(of_row[number] for number in sorted(of_row)),
                 select_rows(self.carried[source].batch, sorted(of_row)),
+                tuple(tried[source][number] for number in sorted(of_row)),
             )
             for source, of_row in sorted(places.items())
         ]
+
+
+class _Told(NamedTuple):
+    """One answer of a peer."""
+
+    group: int
+    """Which own group it is about."""
+    place: int
+    """Among all answers of peers to that group's prompt."""
+    record: RolloutRecord
+    number: int
+    """Its place in the record."""
+
+    @property
+    def answer(self) -> SharedAnswer:
+        return self.record.answers[self.number]
 
 
 def rollouts_of(received: Sequence[Received]) -> list[RolloutRecord]:
@@ -73,24 +94,25 @@ def carry_groups(
     groups: Sequence[ScoredGroup], heard: Sequence[Sequence[RolloutRecord]], setting: Setting, *, needs_trace: bool
 ) -> PeerRows:
     """Peers' answers in own tokens; `heard[i]` are the groups of peers on the prompt of `groups[i]`."""
-    by_source: defaultdict[str, list[tuple[int, int, RolloutRecord, SharedAnswer]]] = defaultdict(list)
-    for place, records in enumerate(heard):
-        told_here = [(record, answer) for record in records for answer in record.answers]
-        for index, (record, answer) in enumerate(told_here):
-            by_source[record.source].append((place, index, record, answer))
+    by_source: defaultdict[str, list[_Told]] = defaultdict(list)
+    for group, records in enumerate(heard):
+        told_here = [(record, number) for record in records for number in range(len(record.answers))]
+        for place, (record, number) in enumerate(told_here):
+            by_source[record.source].append(_Told(group, place, record, number))
     of_group: list[list[PeerRow]] = [[] for _ in groups]
     tried: list[Tried] = []
     carried: dict[str, Carried] = {}
     for source, told in sorted(by_source.items()):
-        answers = [answer for *_, answer in told]
-        fingerprints = [record.fingerprint for _, _, record, _ in told]
-        carried[source] = carry(answers, fingerprints, setting.receiver, max_tokens=setting.max_answer_tokens)
-        for number, (place, index, _, answer) in enumerate(told):
-            reason = carried[source].reason(number, needs_trace=needs_trace)
-            tried.append(Tried(source, reason, carried[source].trace_faults[number]))
+        fingerprints = [one.record.fingerprint for one in told]
+        texts = [one.answer for one in told]
+        carried[source] = carry(texts, fingerprints, setting.receiver, max_tokens=setting.max_answer_tokens)
+        for row, one in enumerate(told):
+            reason = carried[source].reason(row, needs_trace=needs_trace)
+            fault, record = carried[source].trace_faults[row], one.record
+            tried.append(Tried(source, reason, fault, record.prompt_id, record.record_id, one.number))
             if not reason:
-                trace = carried[source].batch.row(number)
-                of_group[place].append(PeerRow(groups[place], source, answer, trace, index, number))
+                trace = carried[source].batch.row(row)
+                of_group[one.group].append(PeerRow(groups[one.group], source, one.answer, trace, one.place, row))
     return PeerRows(of_group, tried, carried)
 
 

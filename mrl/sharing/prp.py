@@ -21,13 +21,13 @@ Costs: forward and backward over every peer answer, twice the training work with
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from pydantic import Field
 
 from mrl.alignment.spreading import SPREADING
-from mrl.objectives.specs import Cispo, Clipped, Correction, Shaped, Term
+from mrl.objectives.specs import Cispo, Clipped, Correction, Shaped, Spreading, Term
 from mrl.records.experience import ExperienceRecord, RolloutRecord
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.advantages import Float32s, group_advantages
@@ -54,8 +54,9 @@ class PrpParameters(PeerGroupParameters):
     """How a peer's token enters the loss."""
     advantages: Literal["pooled", "source"] = "pooled"
     """Advantages over own and peers' answers together, or each within its own group."""
-    spreading: Literal["receiver_multiplicative", "bytes", "uniform"] = "receiver_multiplicative"
-    """How a span's log-prob is divided over own tokens: in proportion to own log-probs, to bytes, or equally."""
+    spreading: Spreading | Literal["bytes", "uniform"] = "receiver_multiplicative"
+    """How a span's log-prob is read at own tokens: own log-probs scaled to it; moved to it; not divided, so that each
+    token has the ratio of its span; or parts by bytes; or equal parts."""
     weight_level: Literal["token", "sequence", "geometric"] = "geometric"
     """Of "decoupled": weight of each token, of the whole row, or the geometric mean over the row."""
     weight_cap: float = Field(2.0, ge=1)
@@ -75,7 +76,15 @@ class PrpRegime(PeerGroupReader):
         self._setting = setting
         objective = setting.objective
         own = objective.component()
-        peer = Component(PEER_ROLLOUTS, _term(parameters, objective), 1.0, own.denominator, "peer", own.regularizer)
+        peer = Component(
+            PEER_ROLLOUTS,
+            _term(parameters, objective),
+            1.0,
+            own.denominator,
+            "peer",
+            own.regularizer,
+            _spreading(parameters),
+        )
         self.components = (own, peer)
 
     def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
@@ -110,6 +119,7 @@ class PrpRegime(PeerGroupReader):
             forget=self.peer_groups.take_forgotten(),
             counts=self.peer_groups.take_counts() | counts | tried_values(peers.tried) | shared_values(shared),
             shared=shared,
+            tried=peers.tried,
         )
 
     def _example(self, row: PeerRow, advantage: np.float32) -> TrainingExample:
@@ -129,9 +139,24 @@ class PrpRegime(PeerGroupReader):
 
     def _peer_logprobs(self, row: PeerRow) -> tuple[Float32s, Int32s | None]:
         """The peer's log-probs for own tokens, and spans where the learner has yet to divide them."""
-        if self.parameters.spreading == "receiver_multiplicative":
+        if self.parameters.spreading in get_args(Spreading):
             return behaviour_of(row.trace)
         return SPREADING[self.parameters.spreading](row.trace, None).astype(np.float32), None
+
+
+def _spreading(parameters: PrpParameters) -> Spreading:
+    """What the learner does with spans.
+
+    A weight of a whole row sums over it, which every rule that divides serves alike and "none" does not.
+    """
+    by_row = parameters.variant == "decoupled" and parameters.weight_level != "token"
+    match parameters.spreading:
+        case "receiver_additive":
+            return "receiver_additive"
+        case "none" if not by_row:
+            return "none"
+        case _:
+            return "receiver_multiplicative"
 
 
 def _term(parameters: PrpParameters, objective: OwnObjective) -> Term:

@@ -10,10 +10,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mrl.objectives.specs import Regularizer, Term
+from mrl.objectives.specs import Regularizer, Spreading, Term
 from mrl.records.experience import ExperienceRecord, Received, RecordKind
 from mrl.records.rollouts import ScoredGroup
-from mrl.sharing.cost import SharedRows
+from mrl.sharing.cost import SharedRows, Tried
 
 Int32s = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
@@ -39,6 +39,8 @@ class Component:
     rows: Literal["own", "peer"]
     """Who wrote the answers."""
     regularizer: Regularizer | None = None
+    spreading: Spreading = "receiver_multiplicative"
+    """How `behaviour_logprobs` of spans are read by token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,8 +69,8 @@ class TrainingExample:
     phase: int = 0
     """Rows of a lower phase are trained before rows of a higher one, for regimes that order minibatches."""
     behaviour_spans: Int32s | None = None
-    """[T] number of the common span of each token, from 0, never falling. The learner divides a span's log-prob over
-    its tokens in proportion to its own log-probs. None: every token is a span of its own."""
+    """[T] number of the common span of each token, from 0, never falling. The learner reads a span's log-prob at its
+    tokens by its own log-probs, as the component's `spreading` says. None: every token is a span of its own."""
     teacher_logprobs: Float32s | None = None
     """[T] that a scoring peer gave the token's span; NaN, or None for the whole row, where it said nothing."""
     teacher_spans: Int32s | None = None
@@ -104,6 +106,8 @@ class Absorbed:
     rescued: Sequence[Rescue] = ()
     shared: Sequence[SharedRows] = ()
     """Peer answers among `examples`, aligned, so that the learner can say what they cost."""
+    tried: Sequence[Tried] = ()
+    """All peer answers that were looked at, those among them."""
     expansion: float = 1.0
     """Optimizer updates of the step, as a multiple of the policy's minibatches: 2 for a batch twice as large."""
 

@@ -31,12 +31,14 @@ class RegimeKind(NamedTuple):
 
     parameters: type[Table]
     build: Callable[[Any, Setting], Regime]
+    carries_text: bool = True
+    """Whether policies read each other's texts, so that their tokenizers are aligned."""
 
 
 REGIMES: dict[str, RegimeKind] = {
-    "independent": RegimeKind(IndependentParameters, IndependentRegime),
+    "independent": RegimeKind(IndependentParameters, IndependentRegime, carries_text=False),
     "prp": RegimeKind(PrpParameters, PrpRegime),
-    "xgrpo": RegimeKind(XgrpoParameters, XgrpoRegime),
+    "xgrpo": RegimeKind(XgrpoParameters, XgrpoRegime, carries_text=False),
     "sgt": RegimeKind(SgtParameters, SgtRegime),
     "hacpo": RegimeKind(HacpoParameters, HacpoRegime),
     "graft": RegimeKind(GraftParameters, GraftRegime),
@@ -53,6 +55,11 @@ def build_regime(table: Mapping[str, Any], setting: Setting) -> Regime:
 def shares(table: Mapping[str, Any]) -> bool:
     """Whether policies hear of each other at all under this `[sharing]` table."""
     return _name(table) != "independent"
+
+
+def aligns(table: Mapping[str, Any]) -> bool:
+    """Whether tokenizers are aligned under this `[sharing]` table."""
+    return REGIMES[_name(table)].carries_text
 
 
 def scorers(table: Mapping[str, Any], policies: Mapping[str, PolicyTable]) -> frozenset[str]:

@@ -89,16 +89,11 @@ class RladRegime:
         assert self._teacher is not None
         return [
             ScoreRequestRecord(
-                record_id=request_id(author.policy, group.ticket),
-                source=author.policy,
-                oldest=group.oldest,
-                newest=group.newest,
-                fingerprint=author.fingerprint,
-                prompt_id=group.prompt_id,
-                task=group.task,
-                created_unix_s=author.now_unix_s,
+                **author.tags(group) | {"record_id": request_id(author.policy, group.ticket)},
                 scorer=self._teacher,
-                answers=[GivenAnswer(completion=one.completion, finished=one.finished) for one in group.answers],
+                answers=[
+                    GivenAnswer(completion=one.completion, finish_reason=one.finish_reason) for one in group.answers
+                ],
             )
         ]
 

@@ -43,7 +43,7 @@ def teacher_view(
         byte_lengths=score.byte_lengths,
         logprobs=score.logprobs,
         special=score.special,
-        finished=answer.finished,
+        finish_reason=answer.finish_reason,
         fingerprint=fingerprint,
     )
     return told if isinstance(told, Rejected) else _lay_on(own_ids, own_lengths, told, receiver)

@@ -61,6 +61,7 @@ class Success(NamedTuple):
     record: OutcomeRecord
     age_versions: int
     row: AlignedBatch
+    tried: Tried
 
 
 class SgtParameters(Table):
@@ -174,6 +175,7 @@ class SgtRegime:
             | shared_values(shared),
             rescued=[Rescue(one.record.prompt_id, one.record.source, one.record.completion) for one in used],
             shared=shared,
+            tried=tried,
         )
 
     def state(self) -> dict[str, Any]:
@@ -210,16 +212,9 @@ class SgtRegime:
     def _outcome(self, group: ScoredGroup, answer: Answer, author: Author) -> OutcomeRecord:
         versions = [span.version for span in answer.versions]
         return OutcomeRecord(
-            record_id=author.make_id(),
-            source=author.policy,
-            oldest=min(versions),
-            newest=max(versions),
-            fingerprint=author.fingerprint,
-            prompt_id=group.prompt_id,
-            task=group.task,
-            created_unix_s=author.now_unix_s,
+            **author.tags(group) | {"oldest": min(versions), "newest": max(versions)},
             completion=answer.completion,
-            finished=answer.finished,
+            finish_reason=answer.finish_reason,
             verifier=author.verifier,
             reward=answer.reward,
             trace=trace_of(answer, self._setting.receiver),
@@ -266,9 +261,10 @@ class SgtRegime:
             setting = self._setting
             carried = carry([record], [record.fingerprint], setting.receiver, max_tokens=setting.max_answer_tokens)
             reason = carried.reason(0, needs_trace=False)
-            tried.append(Tried(record.source, reason, carried.trace_faults[0]))
+            fault = carried.trace_faults[0]
+            tried.append(Tried(record.source, reason, fault, record.prompt_id, record.record_id))
             if not reason:
-                chosen.append(Success(record, age_versions, carried.batch))
+                chosen.append(Success(record, age_versions, carried.batch, tried[-1]))
         return chosen
 
 
@@ -282,6 +278,7 @@ def _shared_rows(used: Sequence[Success], *, first_place: int) -> list[SharedRow
             source,
             tuple(first_place + place for place in places),
             merge([used[place].row for place in places], len(places)),
+            tuple(used[place].tried for place in places),
         )
         for source, places in sorted(by_source.items())
     ]

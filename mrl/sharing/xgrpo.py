@@ -52,6 +52,10 @@ class XgrpoParameters(PeerGroupParameters):
     def _no_contradiction(self) -> "XgrpoParameters":
         if self.baseline == "peer_only" and self.peer_weight is not None:
             raise ValueError("peer_only is peer_weight = 1; leave one of them out")
+        if self.baseline != "rescaled" and "window_steps" in self.model_fields_set:
+            raise ValueError(f"window_steps is not in use; got baseline {self.baseline!r}; wanted 'rescaled'")
+        if self.baseline == "mean_only" and "std_correction" in self.model_fields_set:
+            raise ValueError("std_correction is not in use, for mean_only has no standard deviation; leave it out")
         return self
 
 

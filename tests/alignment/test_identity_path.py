@@ -11,6 +11,7 @@ from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.alignment.source import describe_answers
 from mrl.alignment.tokenizer_file import read_tokenizer_file
 from mrl.alignment.translate import translate_batch
+from mrl.records.finish import FinishReason
 
 TEXT = "reverse: yah"
 KINDS = ("byte_level", "metaspace_prepend")
@@ -24,7 +25,9 @@ def receiver(request, folders) -> Receiver:
 def sampled(source: Receiver, ids: list[int], *, finished: bool) -> PeerAnswer:
     """An answer with these ids, as its source tells it."""
     logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32) / 8
-    return describe_answers(source, [np.array(ids, dtype=np.int32)], [logprobs], [finished])[0]
+    return describe_answers(
+        source, [np.array(ids, dtype=np.int32)], [logprobs], [FinishReason.STOP if finished else FinishReason.LENGTH]
+    )[0]
 
 
 def ids_of(receiver: Receiver) -> list[int]:

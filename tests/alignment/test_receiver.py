@@ -191,22 +191,53 @@ def test_wordpiece_is_refused(save_folder):
     tokenizer.decoder = decoders.WordPiece()
     trainer = trainers.WordPieceTrainer(vocab_size=100, special_tokens=["[UNK]", "</s>"], show_progress=False)
     tokenizer.train_from_iterator(["a small text"], trainer)
-    with pytest.raises(ModelFolderError, match=r"cannot be aligned exactly.*WordPiece.*byte-level BPE"):
+    with pytest.raises(ModelFolderError, match=r"exactly: its pieces do not say where.*WordPiece.*byte-level BPE"):
         load_receiver(save_folder(tokenizer))
 
 
-@pytest.mark.parametrize("normalizer", [normalizers.NFKC(), normalizers.Lowercase()], ids=["nfkc", "lowercase"])
-def test_probe_refuses_a_normalizer_that_changes_text(save_folder, folders, normalizer):
-    """A tokenizer of a supported kind that does not reproduce the probes is refused at load."""
+@pytest.mark.parametrize(
+    ("model", "decoder", "why"),
+    [
+        (models.Unigram([("<unk>", 0.0), ("a", -1.0)], unk_id=0), decoders.Metaspace(), "without byte fallback a char"),
+        (models.Unigram([("<0x41>", 0.0)], byte_fallback=True), decoders.Metaspace(), "emits a special token wherever"),
+        (models.WordLevel({"a": 0}, unk_token="a"), None, "a word that it does not know becomes one <unk>"),
+        (models.BPE({"a": 0}, []), decoders.Fuse(), "decoder is not byte-level, and without byte fallback"),
+        (models.BPE({"a": 0}, [], byte_fallback=True), decoders.Fuse(), "decoder does not say which bytes"),
+    ],
+    ids=["unigram", "unigram_with_bytes", "word_level", "bpe", "bpe_with_bytes"],
+)
+def test_every_refused_kind_says_why(save_folder, model, decoder, why):
+    """Not only that it is refused: what of a text would be lost."""
+    tokenizer = Tokenizer(model)
+    if decoder:
+        tokenizer.decoder = decoder
+    with pytest.raises(ModelFolderError, match=f"cannot be aligned exactly: .*{why}"):
+        load_receiver(save_folder(tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "why"),
+    [
+        (normalizers.NFKC(), "NFKC rewrites characters such as \ufb01"),
+        (normalizers.Lowercase(), "Lowercase loses case"),
+        (
+            normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()]),
+            "Nmt makes line breaks.* and its normalizer NFKC",
+        ),
+    ],
+    ids=["nfkc", "lowercase", "t5_like"],
+)
+def test_probe_refuses_a_normalizer_that_changes_text(save_folder, folders, normalizer, why):
+    """A tokenizer of a supported kind that does not reproduce the probes is refused at load, with the step to blame."""
     tokenizer = Tokenizer.from_file(str(folders["byte_level"] / "tokenizer.json"))
     tokenizer.normalizer = normalizer
-    with pytest.raises(ModelFolderError, match=r"byte for byte.*bytes_differ"):
+    with pytest.raises(ModelFolderError, match=f"byte for byte: its normalizer {why}.*bytes_differ"):
         load_receiver(save_folder(tokenizer))
 
 
 def test_missing_byte_tokens_are_refused(save_folder, make_metaspace):
     """Byte fallback with holes cannot express every text."""
-    with pytest.raises(ModelFolderError, match="byte for byte"):
+    with pytest.raises(ModelFolderError, match=r"byte for byte: \d+ of the 256 bytes have no piece of their own"):
         load_receiver(save_folder(make_metaspace(num_bytes=128)))
 
 

@@ -12,6 +12,7 @@ from mrl.alignment.peer_answer import PeerAnswer, bare_text
 from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.alignment.residual import KINDS, effective_share, row_residuals, summarise
 from mrl.alignment.translate import translate_batch
+from mrl.records.finish import FinishReason
 
 TEXTS = ["reverse: yah 12 + 34", "def f(x): return x\n", "a\u2581b", "na\u00efve caf\u00e9 \U0001f469", "hay"]
 
@@ -28,7 +29,7 @@ def answers_of(peer: Receiver, rng: np.random.Generator) -> list[PeerAnswer]:
     first = made[0]
     made[0] = dataclasses.replace(
         first,
-        finished=True,
+        finish_reason=FinishReason.STOP,
         byte_lengths=np.append(first.byte_lengths, np.int32(0)),
         logprobs=np.append(first.logprobs, np.float32(-0.25)),
         special=np.append(first.special, True),

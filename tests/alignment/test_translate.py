@@ -16,6 +16,7 @@ from mrl.alignment.source import describe_answers
 from mrl.alignment.spreading import SPREADING
 from mrl.alignment.tokenizer_file import read_tokenizer_file
 from mrl.alignment.translate import translate_batch, translate_texts
+from mrl.records.finish import FinishReason
 
 TEXTS = ["reverse: yah 12 + 34", "naïve café \U0001f469", "cafe\u0301 sun", "a\u2581b", "hay"]
 
@@ -30,7 +31,7 @@ def written(source: Receiver, texts: list[str], rng: np.random.Generator, *, fin
     cuts = [source.cut_texts([text], [text.encode()]).token_ids for text in texts]
     ids = [np.append(cut, np.int32(source.eos_id)) if finished else cut for cut in cuts]
     logprobs = [-rng.random(len(row)).astype(np.float32) for row in ids]
-    return describe_answers(source, ids, logprobs, [finished] * len(ids))
+    return describe_answers(source, ids, logprobs, [FinishReason.STOP if finished else FinishReason.LENGTH] * len(ids))
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def test_silent_tokens_fill_a_chunk(receivers, monkeypatch):
         byte_lengths=np.array([3] + [0] * 49, dtype=np.int32),
         logprobs=np.zeros(50, dtype=np.float32),
         special=np.zeros(50, dtype=bool),
-        finished=False,
+        finish_reason=FinishReason.LENGTH,
         fingerprint="peer",
     )
     odd = dataclasses.replace(many, special=None, completion=None)

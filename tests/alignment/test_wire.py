@@ -6,17 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_st
 
-from mrl.alignment.flags import Rejected
+from mrl.alignment.flags import Flag, Rejected
 from mrl.alignment.peer_answer import FREE_TOKENS, MAX_TOKENS_PER_BYTE, PeerAnswer, bare_text, validate
 from mrl.alignment.receiver import load_receiver
 from mrl.alignment.translate import translate_batch
+from mrl.records.finish import FinishReason
 
 TRUE = {
     "completion": b"yah",
     "byte_lengths": np.array([2, 1, 0], dtype=np.int32),
     "logprobs": np.array([-0.5, -0.1, -0.02], dtype=np.float32),
     "special": np.array([False, False, True]),
-    "finished": True,
+    "finish_reason": FinishReason.STOP,
     "fingerprint": "peer",
 }
 
@@ -74,6 +75,24 @@ def test_a_flood_of_silent_tokens_is_refused():
         }
         assert isinstance(validate(**TRUE | fields), wanted)
     assert validate(**TRUE | fields) == Rejected("size")
+
+
+@pytest.mark.parametrize("reason", FinishReason)
+def test_only_an_answer_that_stopped_has_an_end(folders, reason):
+    """On the wire the reason is a word; a special last token of an answer that was cut or given up ends nothing."""
+    told = validate(**validate(**TRUE | {"finish_reason": str(reason)}).fields())
+    assert told.finish_reason is reason
+    assert told.finished == told.ends_with_eos == (reason == "stop")
+    receiver = load_receiver(folders["metaspace"])
+    row = translate_batch([told], receiver, max_tokens=9).row(0)
+    assert (row.token_ids[-1] == receiver.eos_id) == (reason == "stop")
+    assert bool(row.flags & Flag.TAIL) == (reason != "stop")
+
+
+@pytest.mark.parametrize("reason", ["", "eos", "STOP", b"stop", None, 0, True])
+def test_another_reason_is_no_answer(reason):
+    """The set is closed."""
+    assert validate(**TRUE | {"finish_reason": reason}) == Rejected("type")
 
 
 def test_a_bare_text_survives_the_wire():

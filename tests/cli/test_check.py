@@ -1,6 +1,8 @@
 """`mrl check` on runs whose models, data or GPUs are still to be fetched, and on the configurations of papers."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from mrl.config.load import load_config
 
 ROOT = Path(__file__).parents[2]
 PAPERS = sorted((ROOT / "configs" / "paper").glob("*.toml"))
+FEW = ["--pool.train_prompts", "16", "--pool.held_out_prompts", "8", "--run.min_free_mib", "1"]
 
 CONFIG = """
 [run]
@@ -130,8 +133,7 @@ def test_configurations_of_papers_pass(
 ) -> None:
     """Without their models and data, on a machine without GPUs; and train says what to fetch."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    few = ["--pool.train_prompts", "16", "--pool.held_out_prompts", "8", "--run.min_free_mib", "1"]
-    assert main(["check", str(path), *few]) == 0
+    assert main(["check", str(path), *FEW]) == 0
     out = capsys.readouterr().out
     assert f"{path} is valid" in out
     config = load_config(path)
@@ -139,8 +141,69 @@ def test_configurations_of_papers_pass(
         assert f"hf download {policy.source} --local-dir {policy.model}" in out
     assert most_gpus(config) >= least_gpus(config) == 1
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
-    assert main(["train", str(path), *few]) == 2
+    assert main(["train", str(path), *FEW]) == 2
     assert "is not there; cure: hf download" in capsys.readouterr().err
+
+
+def commands_in(path: Path) -> list[list[str]]:
+    """The commands in the comment at the head of a configuration; a backslash at the end of a line continues one."""
+    head = path.read_text().split("\n[run]")[0].replace("\n#", "\n")
+    told = re.findall(r"^ *(?:.*: )?(mrl (?:train|compare) .*)$", re.sub(r"\\\n *", "", head), re.MULTILINE)
+    return [shlex.split(line)[1:] for line in told]
+
+
+COMMANDS = [words for path in PAPERS for words in commands_in(path)]
+
+
+@pytest.mark.parametrize("words", [words for words in COMMANDS if words[0] == "train"], ids=lambda words: words[3])
+def test_every_pair_that_a_configuration_names_is_one_command(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it stands in the file, it passes the check and says what to fetch."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert main(["check", *words[1:], *FEW]) == 0
+    out = capsys.readouterr().out
+    for key in ("model", "source"):
+        assert [word for word in words if word.endswith(f".{key}")]
+    for source in sources_of(words):
+        assert f"hf download {source} --local-dir models/{source.partition('/')[2]}" in out
+
+
+def sources_of(words: list[str]) -> set[str]:
+    """Where the policies of a command come from."""
+    config = load_config(Path(ROOT / words[1]), words[2:])
+    return {policy.source for policy in config.policies.values()}
+
+
+def test_all_six_pairs_of_hacpo_can_be_started() -> None:
+    """Three by a file, three by a command on one of the files; each under the alpha and bounds of the paper."""
+    files = [["train", str(path)] for path in PAPERS if path.stem.startswith("hacpo")]
+    started = {}
+    for words in [*files, *(words for words in COMMANDS if "/hacpo" in words[1])]:
+        sharing = load_config(ROOT / words[1], words[2:]).sharing["hacpo"]
+        names = sorted(source.partition("/")[2].removesuffix("-Instruct") for source in sources_of(words))
+        started[tuple(names)] = (sharing["alpha"], sharing["lower"], sharing["lower_step"])
+    assert started == {
+        ("Qwen3-4B", "Qwen3-4B-Instruct-2507"): (3.0, 0.8, 0.01),
+        ("Qwen3-1.7B-Base", "Qwen3-4B-Base"): (1.0, 0.8, 0.025),
+        ("Qwen3-4B-Base", "Qwen3-8B-Base"): (3, 0.8, 0.025),
+        ("Llama-3.2-1B", "Llama-3.2-3B"): (1.0, 0.9, 0.01),
+        ("Llama-3.2-1B", "Qwen3-1.7B-Base"): (1.0, 0.8, 0.025),
+        ("Llama-3.2-3B", "Qwen3-4B-Base"): (1.0, 0.8, 0.025),
+    }
+
+
+@pytest.mark.parametrize("words", [words for words in COMMANDS if words[0] == "compare"], ids=lambda words: words[1])
+def test_comparisons_that_configurations_name_lack_nothing_but_models(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A teacher that the baseline has no use for is no obstacle."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert main([*words, *FEW]) == 2
+    assert "the model Qwen/Qwen3-" in capsys.readouterr().err
+    assert not (ROOT / "runs" / f"compare-{load_config(ROOT / words[1]).run.name}").exists()
 
 
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)

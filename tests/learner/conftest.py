@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mrl.records.codec import pack_array
+from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.records.version import Version, VersionSpan
 from mrl.sharing.regime import TrainingExample
@@ -23,7 +24,7 @@ def make_group() -> Callable[..., ScoredGroup]:
                 logprobs=pack_array(-np.ones(i + 2), "f4"),
                 versions=[VersionSpan(i + 2, Version(epoch, step))],
                 completion=b"x",
-                finished=True,
+                finish_reason=FinishReason.STOP,
                 reward=reward,
             )
             for i, reward in enumerate(rewards)

@@ -10,7 +10,8 @@ from mrl.records.version import Version
 from mrl.rollout.link import WorkerLink
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client import ClientSocket
-from mrl.transport.keys import create_keys
+from mrl.transport.grants import Grant
+from mrl.transport.keys import create_keys, load_client_keys
 from mrl.transport.server import ServerSocket
 
 NOTICE = WeightsNotice(version=Version(0, 0), manifest_path="m")
@@ -19,12 +20,13 @@ NOTICE = WeightsNotice(version=Version(0, 0), manifest_path="m")
 @contextmanager
 def connected(folder: Path):
     """An intake and one worker's link to it."""
-    keys = create_keys(folder)
+    keys = create_keys(folder / "keys", [Grant("worker", "a")])
     server = ServerSocket(keys)
     ledger = WorkLedger(Pace(2, 2, 1, 100), lambda position: f"p{position}", Version(0, 0))
     intake = Intake(server, ledger)
-    link = WorkerLink("w")
-    socket = ClientSocket(keys, lambda: server.address, identity="w")
+    link = WorkerLink("worker/a/0")
+    own = load_client_keys(keys.folder, Grant("worker", "a"))
+    socket = ClientSocket(own, lambda: server.address, identity="worker/a/0")
     client = BackgroundClient(socket, on_message=link.on_message, on_tick=link.on_tick)
     link.open(client.post, client.request_reconnect)
     try:

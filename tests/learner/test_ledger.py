@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mrl.learner.ledger import Pace, WorkLedger
+from mrl.records.finish import FinishReason
 from mrl.records.rollouts import WorkRequest
 from mrl.records.version import Version
 
@@ -336,7 +337,7 @@ def _group(ticket: str, step: int, passed: int):
             logprobs=pack_array([-1.0], "f4"),
             versions=[VersionSpan(1, Version(0, step))],
             completion=b"",
-            finished=True,
+            finish_reason=FinishReason.STOP,
             reward=float(place < passed),
         )
         for place in range(2)

@@ -1,6 +1,6 @@
 """Log-probs of spans, divided over tokens."""
 
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 import pytest
@@ -8,10 +8,11 @@ import torch
 
 from mrl.alignment.spreading import SPREADING
 from mrl.objectives.rows import row_sum
+from mrl.objectives.specs import Spreading
 from mrl.objectives.spreading import spread
 
 SPANS = [0, 0, 1, 2, 2, 2, 3, 4, 4, 5, 5]
-OWN = [-1.0, -3.0, -0.5, -0.1, 0.2, -2.0, 0.0, 0.0, 0.0, float("-inf"), -1.0]
+OWN = [-1.0, -3.0, -123.4, -0.1, 0.2, -2.0, 0.0, 0.0, 0.0, float("-inf"), -1.0]
 OF_SPANS = [-2.0, -0.7, -0.3, -5.0, -1.5, -4.0]
 
 
@@ -24,32 +25,62 @@ class Spanned(NamedTuple):
     span_receiver_tokens: np.ndarray
 
 
-def spread_all(own=OWN, dtype=torch.float64) -> torch.Tensor:
+def spread_all(rule, own=OWN, dtype=torch.float64) -> torch.Tensor:
     told = torch.tensor([OF_SPANS[span] for span in SPANS], dtype=dtype)
-    return spread(told, torch.tensor(own, dtype=dtype), torch.tensor(SPANS))
+    return spread(told, torch.tensor(own, dtype=dtype), torch.tensor(SPANS), rule)
 
 
-def test_the_rule_is_that_of_alignment():
-    """Multiplicative, uniform where own log-probs say nothing."""
+def slow_rule(rule) -> list[float]:
+    """Alignment's rule; of "none", which leaves the number on the span, what gives every token the span's ratio."""
     sizes = np.bincount(SPANS)
     spanned = Spanned(np.ones(len(SPANS)), np.array(SPANS), np.array(OF_SPANS), sizes)
-    slow = SPREADING["receiver_multiplicative"](spanned, np.array(OWN))
-    assert spread_all().tolist() == pytest.approx(slow.tolist(), rel=1e-14)
+    found = SPREADING[rule](spanned, np.array(OWN)).tolist()
+    if rule != "none":
+        return found
+    totals = [sum(found[t] for t in range(len(SPANS)) if SPANS[t] == span) for span in range(len(OF_SPANS))]
+    own = [sum(OWN[t] for t in range(len(SPANS)) if SPANS[t] == span) for span in range(len(OF_SPANS))]
+    return [
+        OWN[t] - (own[span] - totals[span]) if np.isfinite(own[span]) else totals[span] / sizes[span]
+        for t, span in enumerate(SPANS)
+    ]
 
 
-def test_every_span_keeps_its_total_and_one_token_its_bits():
-    """The mass is the peer's; only its place inside the span is a guess."""
-    found = spread_all(dtype=torch.float32)
+@pytest.mark.parametrize("rule", get_args(Spreading))
+def test_the_rule_is_that_of_alignment(rule):
+    """Each against its slow twin, uniform where own log-probs say nothing."""
+    assert spread_all(rule).tolist() == pytest.approx(slow_rule(rule), rel=1e-14)
+
+
+@pytest.mark.parametrize("rule", ["receiver_multiplicative", "receiver_additive"])
+def test_every_span_keeps_its_total(rule):
+    """The mass is the peer's; only its place inside the span is a guess. Scaled numbers stay probabilities."""
+    found = spread_all(rule, dtype=torch.float32)
     totals = row_sum(found, torch.tensor(SPANS))
     torch.testing.assert_close(totals, torch.tensor([OF_SPANS[span] for span in SPANS]))
+    assert rule == "receiver_additive" or (found <= 0).all()
+
+
+def test_what_is_not_divided_keeps_the_ratio_of_its_span():
+    """Own log-prob less what is found is, at each token of a span, the log-ratio of the whole span."""
+    found = spread_all("none")
+    ratios = (torch.tensor(OWN, dtype=torch.float64) - found).tolist()
+    for token, span in enumerate(SPANS[:9]):
+        own = sum(o for o, s in zip(OWN, SPANS, strict=True) if s == span)
+        assert ratios[token] == pytest.approx(own - OF_SPANS[span], abs=1e-12)
+
+
+@pytest.mark.parametrize("rule", get_args(Spreading))
+def test_one_token_keeps_its_bits(rule):
+    """Nothing is read into a span of one token, in single precision neither."""
+    found = spread_all(rule, dtype=torch.float32)
     alone = [place for place, span in enumerate(SPANS) if SPANS.count(span) == 1]
     assert found[alone].tolist() == torch.tensor([OF_SPANS[SPANS[place]] for place in alone]).tolist()
-    assert (found <= 0).all()
 
 
-def test_an_absent_number_stays_absent_and_nothing_has_gradient():
+@pytest.mark.parametrize("rule", get_args(Spreading))
+def test_an_absent_number_stays_absent_and_nothing_has_gradient(rule):
     """NaN says that the teacher was silent about the span; own log-probs only divide."""
     own = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
-    found = spread(torch.tensor([float("nan"), float("nan"), -1.0]), own, torch.tensor([0, 0, 1]))
+    found = spread(torch.tensor([float("nan"), float("nan"), -1.0]), own, torch.tensor([0, 0, 1]), rule)
     assert found.isnan().tolist() == [True, True, False]
     assert not found.requires_grad

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from logged_core import put_message
 
 from mrl.errors import RecordError
 from mrl.records.codec import SCHEMA, decode, decoder, encode, pack_array, unpack_array
-from mrl.records.exchange import Put, client_message_decoder, daemon_message_decoder
+from mrl.records.exchange import client_message_decoder, daemon_message_decoder
 from mrl.records.experience import MAX_COMPLETION_BYTES, OutcomeRecord, experience_decoder
 from mrl.records.leases import allocator_reply_decoder, allocator_request_decoder
 from mrl.records.rollouts import learner_message_decoder, worker_message_decoder
@@ -40,7 +41,7 @@ def outcome(**changes):
         "task": "spell_backward",
         "created_unix_s": 1.7e9,
         "completion": b"reverse: \xff yah",
-        "finished": True,
+        "finish_reason": "stop",
         "verifier": "spell_backward",
         "reward": 1.0,
     }
@@ -59,7 +60,7 @@ def test_a_record_comes_back_equal():
 
 def test_plain_msgpack_reads_a_record():
     """A reader without mrl sees a map with names, a type tag and raw bytes."""
-    content = msgpack.unpackb(encode(Put(client="worker/qwen/0", seq=5, records=[outcome()])))
+    content = msgpack.unpackb(encode(put_message(outcome(), seq=5)))
     assert (content["type"], content["seq"]) == ("put", 5)
     [record] = content["records"]
     assert record["type"] == "outcome"
@@ -106,7 +107,7 @@ def test_another_schema_is_refused(schema):
         ({"oldest": {"run_epoch": 0, "step": -1}}, r"\$\.oldest\.step"),
         ({"newest": {"run_epoch": 0}}, "step"),
         ({"completion": bytes(MAX_COMPLETION_BYTES + 1)}, r"\$\.completion"),
-        ({"finished": 1}, r"\$\.finished"),
+        ({"finish_reason": "eos"}, r"\$\.finish_reason"),
         ({"type": "pickle"}, r"type"),
     ],
 )
@@ -126,10 +127,8 @@ def test_a_missing_field_is_named():
 
 def test_an_error_names_the_place_in_a_list():
     """The index of the bad record is part of the path."""
-    content = msgpack.unpackb(encode(Put(client="w", seq=1, records=[outcome(), outcome()])))
-    content["records"][1]["reward"] = None
-    with pytest.raises(RecordError, match=r"\$\.records\[1\]\.reward|\$\.records\[\.\.\.\]\.reward"):
-        decode(msgpack.packb(content), client_message_decoder)
+    with pytest.raises(RecordError, match=r"\$\.record_ids\[1\]|\$\.record_ids\[\.\.\.\]"):
+        decode(msgpack.packb({"type": "done", "client": "w", "record_ids": ["a", None]}), client_message_decoder)
 
 
 def test_too_many_records_in_one_message_are_refused():
@@ -172,7 +171,7 @@ def test_random_bytes_raise_nothing_but_record_error(using, body):
 @given(position=st.integers(0, 2000), value=st.integers(0, 255))
 def test_a_changed_byte_raises_nothing_but_record_error(position, value):
     """Nor does a valid message with one byte changed, or cut short."""
-    body = bytearray(encode(Put(client="worker/qwen/0", seq=5, records=[outcome(), outcome()])))
+    body = bytearray(encode(put_message(outcome(), outcome(), seq=5)))
     body[position % len(body)] = value
     for damaged in (bytes(body), bytes(body[: position % len(body)])):
         try:

@@ -4,10 +4,11 @@ from typing import get_args
 
 import msgpack
 import pytest
+from logged_core import put_message
 
 from mrl.errors import RecordError
 from mrl.records.codec import decode, encode, pack_array, unpack_array
-from mrl.records.exchange import Put, Subscribe, client_message_decoder
+from mrl.records.exchange import Subscribe, client_message_decoder
 from mrl.records.experience import (
     MAX_GROUP,
     ExperienceRecord,
@@ -23,6 +24,7 @@ from mrl.records.experience import (
     experience_decoder,
     kind_of,
 )
+from mrl.records.finish import FinishReason
 from mrl.records.version import Version
 
 TAGS = {
@@ -34,17 +36,19 @@ TRACE = TokenTrace(
     token_ids=pack_array([17, 2], "i4"),
 )  # fmt: skip
 RECORDS = {
-    "outcome": OutcomeRecord(**TAGS, completion=b"yah", finished=True, verifier="v", reward=1.0, trace=TRACE),
+    "outcome": OutcomeRecord(
+        **TAGS, completion=b"yah", finish_reason=FinishReason.STOP, verifier="v", reward=1.0, trace=TRACE
+    ),
     "rollout": RolloutRecord(
         **TAGS,
         answers=[
-            SharedAnswer(completion=b"yah", finished=True, reward=1.0, advantage=0.5, trace=TRACE),
-            SharedAnswer(completion=b"\xff", finished=False, reward=0.0, advantage=-0.5),
+            SharedAnswer(completion=b"yah", finish_reason=FinishReason.STOP, reward=1.0, advantage=0.5, trace=TRACE),
+            SharedAnswer(completion=b"\xff", finish_reason=FinishReason.LENGTH, reward=0.0, advantage=-0.5),
         ],
     ),
     "value": ValueRecord(**TAGS, rewards=[0.0, 1.0, 0.5]),
     "score_request": ScoreRequestRecord(
-        **TAGS, scorer="llama", answers=[GivenAnswer(completion=b"yah", finished=True)]
+        **TAGS, scorer="llama", answers=[GivenAnswer(completion=b"yah", finish_reason=FinishReason.STOP)]
     ),
     "score": ScoreRecord(**TAGS, request_id="q", receiver="llama", scores=[TRACE, None]),
 }
@@ -61,8 +65,8 @@ def test_every_type_comes_back_equal(kind):
     """Alone and inside a message, and `kind_of` names it as the wire does."""
     record = RECORDS[kind]
     assert decode(encode(record), experience_decoder) == record
-    put = Put(client="w", seq=1, records=[record])
-    assert decode(encode(put), client_message_decoder) == put
+    [body] = decode(encode(put_message(record)), client_message_decoder).records
+    assert decode(bytes(body), experience_decoder) == record
     assert kind_of(record) == msgpack.unpackb(encode(record))["type"] == kind
 
 
@@ -80,7 +84,11 @@ def changed(kind, **changes):
         ("value", {"rewards": [float("nan")]}, r"\$\.rewards\["),
         ("value", {"rewards": [1e7]}, r"\$\.rewards\["),
         ("score_request", {"scorer": ""}, r"\$\.scorer"),
-        ("score_request", {"answers": [{"completion": b"", "finished": 1}]}, r"\$\.answers\[.+\]\.finished"),
+        (
+            "score_request",
+            {"answers": [{"completion": b"", "finish_reason": "eos"}]},
+            r"\$\.answers\[.+\]\.finish_reason",
+        ),
         ("score", {"scores": []}, r"\$\.scores"),
         ("score", {"receiver": "x" * 201}, r"\$\.receiver"),
     ],

@@ -1,9 +1,13 @@
 """The cost of sharing per pair, from metrics to the page."""
 
+import json
+import re
+
 import pytest
 
+from mrl.config.run_folder import RunFolder
 from mrl.report.page import write_report
-from mrl.report.run_data import RunData
+from mrl.report.run_data import RunData, read_run
 from mrl.report.sharing_cost import cost_table, gap_chart, pair_costs
 
 FIRST = {
@@ -86,3 +90,43 @@ def test_page_holds_the_cost_of_every_pair(make_run):
     page = write_report(make_run(steps=60)).read_text()
     assert page.count("Cost of sharing per pair") == 1
     assert "How strange peers&#x27; answers are" in page
+
+
+@pytest.mark.parametrize(
+    ("floors", "cells"),
+    [
+        ({}, ("-", "-")),
+        ({("b", "a"): None}, ("not measurable", "-")),
+        ({("a", "b"): 0.1}, ("-", "-")),
+        ({("b", "a"): 0.28}, ("0.28", "0.36")),
+        ({("b", "a"): 0.9}, ("0.90", "0.00")),
+    ],
+)
+def test_span_std_stands_beside_its_floor(data, floors, cells):
+    """sqrt(0.457^2 - 0.28^2) = 0.361; a floor above what was seen leaves nothing, one of the other way is not taken."""
+    data.floors = floors
+    found = re.findall(r'class="n">([^<]*)</td>', cost_table(data))
+    assert tuple(found[8:11]) == ("0.46", *cells)
+
+
+def test_floors_are_read_from_pair_cards(make_run):
+    """Both directions; one tokenizer for both has none to pay; what is no card is named and the rest is shown."""
+    run = RunFolder(make_run(steps=20))
+    run.pair_cards.mkdir()
+    measured = [
+        {"peer": "qwen", "receiver": "llama", "floor": {"span_std_nats": 0.25}},
+        {"peer": "llama", "receiver": "qwen", "floor": {"not_measurable": "joins words"}},
+    ]
+    cards = {
+        "one": {"names": ["qwen", "llama"], "fingerprints": ["f", "g"], "directions": measured},
+        "two": {"names": ["a", "b"], "fingerprints": ["f", "f"], "directions": []},
+        "three": {"names": ["c", "d"], "fingerprints": ["", ""], "directions": []},
+        "four": ["no card"],
+    }
+    for name, card in cards.items():
+        (run.pair_cards / f"{name}.json").write_text(json.dumps(card))
+    data = read_run(run.path)
+    same = {("a", "b"): 0.0, ("b", "a"): 0.0}
+    assert data.floors == {("qwen", "llama"): 0.25, ("llama", "qwen"): None} | same
+    assert [problem.split()[0] for problem in data.problems] == ["four.json"]
+    assert "not measurable" in write_report(run.path).read_text()

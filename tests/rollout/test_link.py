@@ -5,6 +5,7 @@ import threading
 import msgspec
 
 from mrl.records.codec import decode, encode, pack_array
+from mrl.records.finish import FinishReason
 from mrl.records.rollouts import (
     Answer,
     Groups,
@@ -49,7 +50,7 @@ def group(ticket: str) -> ScoredGroup:
         logprobs=pack_array([-1.0], "f4"),
         versions=[VersionSpan(1, Version(0, 4))],
         completion=b"",
-        finished=True,
+        finish_reason=FinishReason.STOP,
         reward=0.0,
     )
     return ScoredGroup(ticket=ticket, prompt_id="p", task="t", prompt_token_ids=b"", answers=[answer])

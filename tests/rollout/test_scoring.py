@@ -16,6 +16,7 @@ from mrl.records.experience import (
     ScoreRequestRecord,
     TokenTrace,
 )
+from mrl.records.finish import FinishReason
 from mrl.records.version import Version
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.scoring import Scorer
@@ -66,9 +67,13 @@ def request(pool: TaskPool, *texts: tuple[bytes, bool], number: int = 0, step: i
         task="trim",
         created_unix_s=0.0,
         scorer=fields.pop("scorer", "teacher"),
-        answers=[GivenAnswer(completion=text, finished=finished) for text, finished in texts],
+        answers=[GivenAnswer(completion=text, finish_reason=reason_of(finished)) for text, finished in texts],
     )
     return Received(record, 0)
+
+
+def reason_of(finished: bool) -> FinishReason:
+    return FinishReason.STOP if finished else FinishReason.LENGTH
 
 
 def believed(trace: TokenTrace | None, completion: bytes, finished: bool):
@@ -78,7 +83,7 @@ def believed(trace: TokenTrace | None, completion: bytes, finished: bool):
         byte_lengths=trace.byte_lengths,
         logprobs=trace.logprobs,
         special=trace.special,
-        finished=finished,
+        finish_reason=reason_of(finished),
         fingerprint="f",
     )
     assert not isinstance(answer, Rejected), answer

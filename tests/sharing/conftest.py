@@ -19,6 +19,7 @@ from mrl.learner.step import Updater
 from mrl.learner.world import World
 from mrl.records.codec import decode, encode, pack_array
 from mrl.records.experience import OutcomeRecord, Received, ScoreRecord, TokenTrace, ValueRecord, experience_decoder
+from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.records.version import Version, VersionSpan
 from mrl.sharing.carried import rollout_record
@@ -43,7 +44,7 @@ def _answer(ids, logprobs, step: int, text: bytes, finished: bool, reward: float
         logprobs=pack_array(np.broadcast_to(logprobs, len(ids)), "f4"),
         versions=[VersionSpan(len(ids), Version(0, step))],
         completion=text,
-        finished=finished,
+        finish_reason=FinishReason.STOP if finished else FinishReason.LENGTH,
         reward=reward,
     )
 
@@ -106,7 +107,13 @@ def success(
     text: bytes = b"reverse: yah", prompt_id: str = "p", *, source: str = "peer", age: int = 0, **how
 ) -> Received:
     """A peer's success as the learner gets it."""
-    fields = {"reward": 1.0, "finished": True, "task": "words", "fingerprint": "f", "verifier": "exact"} | how
+    fields = {
+        "reward": 1.0,
+        "finish_reason": FinishReason.STOP,
+        "task": "words",
+        "fingerprint": "f",
+        "verifier": "exact",
+    } | how
     record = OutcomeRecord(
         record_id=f"{source}/{next(_tickets)}",
         source=source,

@@ -20,6 +20,7 @@ from mrl.records.experience import (
     ValueRecord,
     experience_decoder,
 )
+from mrl.records.finish import FinishReason
 from mrl.records.version import Version
 from mrl.sharing.regimes import REGIMES
 from mrl.sharing.rlad import request_id
@@ -62,12 +63,17 @@ def peer_records(draw, fingerprint, request_ids):
     }
     said = {
         "completion": draw(TEXTS),
-        "finished": draw(st.booleans()),
+        "finish_reason": draw(st.sampled_from(FinishReason)),
         "reward": draw(REWARDS),
         "trace": draw(traces()),
     }
     answers = st.builds(
-        SharedAnswer, completion=TEXTS, finished=st.booleans(), reward=REWARDS, advantage=REWARDS, trace=traces()
+        SharedAnswer,
+        completion=TEXTS,
+        finish_reason=st.sampled_from(FinishReason),
+        reward=REWARDS,
+        advantage=REWARDS,
+        trace=traces(),
     )
     match draw(st.sampled_from(["outcome", "rollout", "rollout", "value", "score"])):
         case "outcome":

@@ -6,6 +6,7 @@ from msgspec import structs
 
 from mrl.records.codec import pack_array, unpack_array
 from mrl.records.experience import SharedAnswer
+from mrl.records.finish import FinishReason
 from mrl.sharing.carried import UNTRACED, behaviour_of, carry, ended_text, mean_logprobs, trace_of
 
 TEXT = b"reverse: yah"
@@ -22,7 +23,9 @@ def sampled(make, peer):
 
 
 def shared(answer, trace):
-    return SharedAnswer(completion=answer.completion, finished=answer.finished, reward=1.0, advantage=0.5, trace=trace)
+    return SharedAnswer(
+        completion=answer.completion, finish_reason=answer.finish_reason, reward=1.0, advantage=0.5, trace=trace
+    )
 
 
 def test_trace_says_how_the_source_cut(peer, sampled):
@@ -131,7 +134,7 @@ def test_every_answer_has_a_tokenizer_of_its_own(peer, receiver, sampled):
 
 def test_rejected_text_wins_over_its_trace(peer, receiver, sampled):
     """What cannot be expressed is not used, whatever its trace says."""
-    broken = SharedAnswer(completion=b"\xff", finished=True, reward=1.0, advantage=0.0)
+    broken = SharedAnswer(completion=b"\xff", finish_reason=FinishReason.STOP, reward=1.0, advantage=0.0)
     carried = carry([broken], ["f"], receiver, max_tokens=64)
     assert carried.reason(0, needs_trace=False) == carried.reason(0, needs_trace=True) == "utf8"
 

@@ -5,11 +5,12 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrl.objectives.specs import Clipped, Grafted
 from mrl.records.experience import RolloutRecord, SharedAnswer
+from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.records.version import Version
 from mrl.sharing.graft import choose_grafts
@@ -20,14 +21,24 @@ PASSED = st.integers(0, N)
 
 def own(passed):
     answers = [
-        Answer(token_ids=b"", logprobs=b"", versions=[], completion=b"", finished=True, reward=float(i < passed))
+        Answer(
+            token_ids=b"",
+            logprobs=b"",
+            versions=[],
+            completion=b"",
+            finish_reason=FinishReason.STOP,
+            reward=float(i < passed),
+        )
         for i in range(N)
     ]
     return ScoredGroup(ticket="t", prompt_id="p", task="w", prompt_token_ids=b"", answers=answers)
 
 
 def theirs(passed, source):
-    answers = [SharedAnswer(completion=b"", finished=True, reward=float(i < passed), advantage=0.0) for i in range(N)]
+    answers = [
+        SharedAnswer(completion=b"", finish_reason=FinishReason.STOP, reward=float(i < passed), advantage=0.0)
+        for i in range(N)
+    ]
     tags = {"record_id": "r", "fingerprint": "f", "prompt_id": "p", "task": "w", "created_unix_s": 0.0}
     return RolloutRecord(source=source, oldest=Version(0, 0), newest=Version(0, 0), answers=answers, **tags)
 
@@ -57,6 +68,7 @@ def slow_choice(own_passed, peers_passed, balance):
     return {q: source for q, (_, source) in wins.items()}
 
 
+@settings(deadline=None)
 @given(
     own_passed=st.lists(st.sampled_from([0, 0, 1, N]), min_size=1, max_size=6),
     answers=st.data(),
@@ -148,7 +160,7 @@ def test_balance_needs_a_prompt_the_other_way(build, make, receiver, step_of):
     assert [row.component for row in absorbed.examples] == ["policy_gradient"] * 2 + ["grafted"] * 2
     assert [row.prompt_id for row in absorbed.examples] == ["q", "q", "p", "p"]
     assert absorbed.denominators == {"policy_gradient": 4.0, "grafted": 4.0}
-    ((source, places, _),) = absorbed.shared
+    ((source, places, *_),) = absorbed.shared
     assert (source, places) == ("peer", (2, 3))
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mrl.records.finish import FinishReason
 from mrl.sharing.peer_rollouts import carry_groups, peer_example, rewards_of, rollouts_of
 
 
@@ -14,7 +15,7 @@ def heard(make, peer, receiver):
     broken = make.rollout(make.sampled(peer, [1, 0], "q"), peer, source="a")
     answers = [
         broken.record.answers[0],
-        type(broken.record.answers[0])(completion=b"\xff", finished=True, reward=0.5, advantage=0.0),
+        type(broken.record.answers[0])(completion=b"\xff", finish_reason=FinishReason.STOP, reward=0.5, advantage=0.0),
     ]
     record = type(broken.record)(
         **{name: getattr(broken.record, name) for name in broken.record.__struct_fields__} | {"answers": answers}

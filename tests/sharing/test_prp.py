@@ -1,9 +1,11 @@
 """PRP against its formula: pooled advantages, terms of the variants, and the identity with a larger group."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +26,7 @@ def test_pooled_advantages_equal_their_slow_twin(own, theirs):
     """One mean and one deviation over all answers, whoever wrote them."""
     from mrl.config.schema import ObjectiveTable
     from mrl.records.experience import RolloutRecord, SharedAnswer
+    from mrl.records.finish import FinishReason
     from mrl.records.rollouts import Answer, ScoredGroup
     from mrl.records.version import Version
     from mrl.sharing.own_objective import own_objective
@@ -31,7 +34,8 @@ def test_pooled_advantages_equal_their_slow_twin(own, theirs):
 
     peers = theirs.draw(st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=3), min_size=1, max_size=2))
     answers = [
-        Answer(token_ids=b"", logprobs=b"", versions=[], completion=b"", finished=True, reward=reward) for reward in own
+        Answer(token_ids=b"", logprobs=b"", versions=[], completion=b"", finish_reason=FinishReason.STOP, reward=reward)
+        for reward in own
     ]
     group = ScoredGroup(ticket="t", prompt_id="p", task="w", prompt_token_ids=b"", answers=answers)
     at = Version(0, 0)
@@ -39,7 +43,9 @@ def test_pooled_advantages_equal_their_slow_twin(own, theirs):
         RolloutRecord(
             **{"record_id": "r", "source": f"s{n}", "oldest": at, "newest": at, "fingerprint": "f", "prompt_id": "p"},
             **{"task": "w", "created_unix_s": 0.0},
-            answers=[SharedAnswer(completion=b"", finished=True, reward=r, advantage=9.0) for r in rewards],
+            answers=[
+                SharedAnswer(completion=b"", finish_reason=FinishReason.STOP, reward=r, advantage=9.0) for r in rewards
+            ],
         )
         for n, rewards in enumerate(peers)
     ]
@@ -107,8 +113,6 @@ def test_gradient_of_every_variant_at_the_start_of_a_step(build, make, receiver,
 
 
 def min_clipped(ratio, advantage):
-    import torch
-
     return torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
 
 
@@ -185,19 +189,58 @@ def test_publishes_every_group_whole(build, make, receiver):
     assert pack_array(ids, "i4") == group.answers[0].token_ids
 
 
-@pytest.mark.parametrize("rule", ["receiver_multiplicative", "bytes", "uniform"])
+@pytest.mark.parametrize("rule", ["none", "receiver_additive", "receiver_multiplicative", "bytes", "uniform"])
 def test_every_rule_keeps_the_peers_log_likelihood(build, make, receiver, peer, step_of, rule):
     """Divided by the learner, or here in proportion to bytes or equally: a row keeps the peer's total."""
     own = make.sampled(receiver, [1, 0])
     told = make.rollout(make.sampled(peer, [1, 0], texts=[b"reverse: yah", b"copy: hay"]), peer)
-    found = step_of(build("prp", variant="behaviour", spreading=rule), [own], [told])
+    regime = build("prp", variant="behaviour", spreading=rule)
+    found = step_of(regime, [own], [told])
     rows = [row for row in found.examples if row.component == "peer_rollouts"]
     assert rows
     for row, answer in zip(rows, told.record.answers, strict=True):
         wanted = unpack_array(answer.trace.logprobs, "f4").sum()
-        if rule == "receiver_multiplicative":
+        if rule not in ("bytes", "uniform"):
+            assert regime.components[1].spreading == rule
             ends = np.append(np.diff(row.behaviour_spans) > 0, True)
             assert row.behaviour_logprobs[ends].sum() == pytest.approx(wanted, rel=1e-5)
         else:
             assert row.behaviour_spans is None
             assert row.behaviour_logprobs.sum() == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["none", "receiver_additive", "receiver_multiplicative"])
+def test_gradient_by_every_rule_of_own_log_probs(build, make, make_setting, receiver, peer, lab, step_of, rule):
+    """A peer that merges what the learner splits, at the start of a step, against the ratios of tokens as written."""
+    model = lab.model()
+    theirs = make.sampled(receiver, [1, -1], texts=[b"copy: hay", b"reverse: yah"], logprobs=-1.5)
+    own = make.sampled(peer, [0, 0])
+    regime = build("prp", replace(make_setting(), receiver=peer), variant="behaviour", spreading=rule)
+    absorbed = step_of(regime, [own], [make.rollout(theirs, receiver)])
+    deviation = math.sqrt(2 / 3)
+
+    def slow(model):
+        total = 0.0
+        for text, advantage in ((b"copy: hay", 1 / deviation), (b"reverse: yah", -1 / deviation)):
+            ids = receiver.retokenize(text, finished=True, max_tokens=64).token_ids
+            sizes = [max(1, n) for n in receiver.byte_lengths(ids, np.array([0, len(ids)])).tolist()]
+            log_pi = model.logprobs(np.array([3]), peer.retokenize(text, finished=True, max_tokens=64).token_ids)
+            assert sum(sizes) == len(log_pi) > len(sizes)
+            ratios, place = [], 0
+            for size in sizes:
+                old = log_pi[place : place + size].detach()
+                gap = old.sum() + 1.5
+                part = {"none": gap, "receiver_additive": gap / size}.get(rule, old - -1.5 * old / old.sum())
+                ratios.append((log_pi[place : place + size] - old + part).exp())
+                place += size
+            total = total - min_clipped(torch.cat(ratios), advantage).mean()
+        return total / 4
+
+    lab.assert_same(lab.gradient(absorbed, regime, model), lab.score_of(model, slow))
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+def test_a_weight_of_a_row_does_not_depend_on_what_is_divided(build, level):
+    """Without division a token has its span's ratio, which a sum over the row would count more than once."""
+    regime = build("prp", variant="decoupled", weight_level=level, spreading="none")
+    assert regime.components[1].spreading == ("none" if level == "token" else "receiver_multiplicative")

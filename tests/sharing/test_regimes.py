@@ -73,6 +73,14 @@ def test_scorers_are_the_teachers_of_those_that_learn():
             {"regime": "xgrpo", "xgrpo": {"baseline": "peer_only", "peer_weight": 0.5}},
             "sharing.xgrpo: peer_only is peer_weight = 1; leave one of them out",
         ),
+        (
+            {"regime": "xgrpo", "xgrpo": {"window_steps": 3}},
+            "sharing.xgrpo: window_steps is not in use; got baseline 'pooled'; wanted 'rescaled'",
+        ),
+        (
+            {"regime": "xgrpo", "xgrpo": {"baseline": "mean_only", "std_correction": 0}},
+            "sharing.xgrpo: std_correction is not in use, for mean_only has no standard deviation",
+        ),
         ({"regime": "xgrpo", "xgrpo": {"peer_weight": 2}}, "sharing.xgrpo.peer_weight: not valid; got 2"),
         ({"regime": "hacpo", "hacpo": {"lower": 1.5}}, "sharing.hacpo.lower: not valid; got 1.5"),
         (

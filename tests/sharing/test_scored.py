@@ -7,6 +7,7 @@ from msgspec import structs
 from mrl.alignment.flags import Rejected
 from mrl.records.codec import pack_array, unpack_array
 from mrl.records.experience import TokenTrace
+from mrl.records.finish import FinishReason
 from mrl.sharing.scored import teacher_view
 
 
@@ -70,7 +71,7 @@ def test_end_without_counterpart_is_silent(receiver, sampled):
 
 def test_end_of_the_teacher_alone_is_left_out(receiver, sampled):
     """An own answer that ended otherwise than by its EOS gets nothing of the teacher's EOS."""
-    answer = structs.replace(sampled(pieces=[b"y", b"a", b"h"], finished=False), finished=True)
+    answer = structs.replace(sampled(pieces=[b"y", b"a", b"h"], finished=False), finish_reason=FinishReason.STOP)
     view = teacher_view(answer, told([1, 1, 1, 0]), "f", receiver)
     assert view.logprobs.tolist() == [-1, -2, -3]
 

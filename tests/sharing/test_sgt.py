@@ -7,6 +7,7 @@ from msgspec import structs
 
 from mrl.records.codec import decode, encode
 from mrl.records.experience import experience_decoder
+from mrl.records.finish import FinishReason
 from mrl.records.version import Version, VersionSpan
 from mrl.sharing.regime import Author, Rescue
 from mrl.sharing.sgt import MAX_HEARD
@@ -135,7 +136,7 @@ def test_pending_table_is_bounded(make_sgt, make_group):
     [
         ({"source": "own"}, "own"),
         ({"reward": 0.9}, "failed"),
-        ({"finished": False}, "unfinished"),
+        ({"finish_reason": FinishReason.LENGTH}, "unfinished"),
         ({"age": 8}, "stale"),
         ({"prompt_id": "other"}, "not_pending"),
     ],
@@ -149,7 +150,9 @@ def test_unusable_records_are_ignored_and_counted(make_sgt, make_group, make_suc
 
 def test_unfinished_answers_can_be_allowed(make_sgt, make_group, make_success, receiver):
     """With finished_only off, a cut answer is imitated without an EOS."""
-    absorbed = absorb_failed(make_sgt(finished_only=False), make_group([0]), [make_success(finished=False)])
+    absorbed = absorb_failed(
+        make_sgt(finished_only=False), make_group([0]), [make_success(finish_reason=FinishReason.LENGTH)]
+    )
     assert receiver.eos_id not in absorbed.examples[0].answer_token_ids
 
 

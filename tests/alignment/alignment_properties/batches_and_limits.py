@@ -14,6 +14,7 @@ from mrl.alignment.flags import Flag
 from mrl.alignment.peer_answer import PeerAnswer
 from mrl.alignment.receiver import Receiver
 from mrl.alignment.translate import AlignedTrace, _chunks, translate_batch, translate_texts
+from mrl.records.finish import FinishReason
 
 NO_LIMIT = 10_000
 
@@ -87,7 +88,10 @@ def check_chunks_hold_bytes_and_tokens(receivers: Receivers, random: Random) -> 
     answers = mixed_batch(random, receivers, "byte_level", 24)
     silent = np.zeros(60, np.int32)
     silent[0] = 1
-    answers += [PeerAnswer(b"y", silent, np.zeros(60, np.float32), np.zeros(60, bool), False, "p") for _ in range(6)]
+    answers += [
+        PeerAnswer(b"y", silent, np.zeros(60, np.float32), np.zeros(60, bool), FinishReason.LENGTH, "p")
+        for _ in range(6)
+    ]
     random.shuffle(answers)
     for chunk_bytes in (1, 100, 10**6):
         groups = list(_chunks(answers, chunk_bytes))

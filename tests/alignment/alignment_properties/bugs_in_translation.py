@@ -142,6 +142,12 @@ BUGS: list[tuple[str, str, str, str]] = [
     ),
     (
         "peer_answer",
+        "return self.finish_reason is FinishReason.STOP",
+        "return self.finish_reason is not FinishReason.LENGTH",
+        "rows_stand_for_the_peer_text",
+    ),
+    (
+        "peer_answer",
         "return self.finished and len(self.special) > 0",
         "return len(self.special) > 0",
         "truncation_at_any_token_is_read",

@@ -9,6 +9,7 @@ import numpy as np
 from mrl.alignment.peer_answer import PeerAnswer
 from mrl.alignment.receiver import Receiver
 from mrl.alignment.source import describe_answers
+from mrl.records.finish import FinishReason
 
 PLAIN = ("reverse", " yah", "  two", " ", "12", "345 ", "\n", "\r\n\t", "=", ".", "def f(x):", "sun nus")
 EMOJI = (
@@ -42,6 +43,9 @@ def make_lengths(random: Random, num_bytes: int) -> list[int]:
     return lengths + [0] * (random.random() < 0.15)
 
 
+CUT = (FinishReason.LENGTH, FinishReason.ABORT)
+
+
 def make_answer(random: Random, text: str | None = None) -> PeerAnswer:
     """A peer whose tokens end anywhere, cut anywhere, with specials anywhere."""
     data = (make_text(random) if text is None else text).encode()
@@ -59,7 +63,7 @@ def make_answer(random: Random, text: str | None = None) -> PeerAnswer:
         byte_lengths=np.array(lengths, dtype=np.int32),
         logprobs=make_logprobs(random, len(lengths)),
         special=np.array(special, dtype=bool),
-        finished=finished,
+        finish_reason=FinishReason.STOP if finished else CUT[len(data) % 2],
         fingerprint="peer",
         noncanonical=random.random() < 0.2,
     )
@@ -105,7 +109,9 @@ def sampled_answer(random: Random, source: Receiver, text: str) -> PeerAnswer:
 
 def described(source: Receiver, ids: list[int], logprobs: np.ndarray, *, finished: bool) -> PeerAnswer:
     """One answer of this policy."""
-    return describe_answers(source, [np.array(ids, dtype=np.int32)], [logprobs], [finished])[0]
+    return describe_answers(
+        source, [np.array(ids, dtype=np.int32)], [logprobs], [FinishReason.STOP if finished else FinishReason.LENGTH]
+    )[0]
 
 
 def as_stranger(answer: PeerAnswer) -> PeerAnswer:

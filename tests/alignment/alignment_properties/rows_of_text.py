@@ -14,6 +14,7 @@ from mrl.alignment.normalization import normalize_nfc
 from mrl.alignment.peer_answer import PeerAnswer
 from mrl.alignment.receiver import Receiver
 from mrl.alignment.translate import AlignedTrace, translate_batch
+from mrl.records.finish import FinishReason
 
 EXAMPLES = 25
 NO_LIMIT = 10_000
@@ -74,7 +75,7 @@ def expect_booked(answer: PeerAnswer, trace: AlignedTrace) -> None:
 def _expect_text(receiver: Receiver, answer: PeerAnswer, trace: AlignedTrace, count: int, text: str) -> None:
     read = unicodedata.normalize("NFC", text) if receiver.reads_nfc else text
     whole = count == len(answer.special)
-    has_eos = whole and answer.finished and bool(answer.special[-1]) and not answer.byte_lengths[-1]
+    has_eos = whole and answer.finish_reason == "stop" and bool(answer.special[-1]) and not answer.byte_lengths[-1]
     body = trace.token_ids[:-1] if has_eos else trace.token_ids
     assert receiver.completion_bytes(body) == read.encode()
     assert not set(body.tolist()) & receiver.table.special_ids
@@ -85,10 +86,10 @@ def _expect_text(receiver: Receiver, answer: PeerAnswer, trace: AlignedTrace, co
         assert trace.span_receiver_tokens[-1] == 1
         assert trace.span_bytes[-1] == 0
     assert (trace.peer_span_of_token >= 0).tolist() == [place < count for place in range(len(answer.special))]
-    assert bool(trace.flags & Flag.TAIL) == (not answer.finished or not whole)
+    assert bool(trace.flags & Flag.TAIL) == (answer.finish_reason != "stop" or not whole)
     assert bool(trace.flags & Flag.NORM) == (read != text)
     assert bool(trace.flags & Flag.NONCANON) == answer.noncanonical
-    assert bool(trace.flags & Flag.EOS_UNMAPPED) == (answer.finished and whole and not has_eos)
+    assert bool(trace.flags & Flag.EOS_UNMAPPED) == (answer.finish_reason == "stop" and whole and not has_eos)
     assert bool(trace.flags & Flag.SPECIAL_IN) == (int(answer.special.sum()) > answer.ends_with_eos)
     assert not trace.flags & (Flag.REJECT | Flag.RECV_TRUNC | Flag.SPECIAL_OUT)
     _expect_boundaries(receiver, answer, trace, count, has_eos)
@@ -152,7 +153,7 @@ def first_tokens(answer: PeerAnswer, count: int) -> PeerAnswer:
         byte_lengths=answer.byte_lengths[:count],
         logprobs=answer.logprobs[:count],
         special=answer.special[:count],
-        finished=False,
+        finish_reason=FinishReason.LENGTH,
         fingerprint=answer.fingerprint,
         noncanonical=answer.noncanonical,
     )

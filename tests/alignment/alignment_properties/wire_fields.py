@@ -13,6 +13,7 @@ from alignment_properties.rows_of_text import expect_booked, expect_row
 from mrl.alignment.flags import Rejected
 from mrl.alignment.peer_answer import FREE_TOKENS, MAX_TOKENS_PER_BYTE, PeerAnswer, validate
 from mrl.alignment.translate import AlignedTrace, translate_batch
+from mrl.records.finish import FinishReason
 
 NO_LIMIT = 10_000
 
@@ -50,7 +51,8 @@ def lies(answer: PeerAnswer) -> list[tuple[str, dict]]:
         ("size", {"completion": b"x" * (2 << 20)}),
         ("type", {"fingerprint": 7}),
         ("type", {"completion": "text"}),
-        ("type", {"finished": 1}),
+        ("type", {"finish_reason": "eos"}),
+        ("type", {"finish_reason": True}),
         ("type", {"byte_lengths": None}),
         ("type", {"byte_lengths": np.ma.array(lengths, mask=last)}),
         ("type", {"logprobs": np.ma.array(logprobs, mask=last)}),
@@ -169,7 +171,11 @@ def check_odd_receivers_of_odd_rows_never_raise(receivers: Receivers, random: Ra
     for kind in KINDS:
         receiver = receivers[kind]
         ids = {"token_ids": np.zeros(0, np.int32)}
-        frame = {"completion": b"", "finished": bool(random.getrandbits(1)), "fingerprint": receiver.fingerprint}
+        frame = {
+            "completion": b"",
+            "finish_reason": random.choice(list(FinishReason)),
+            "fingerprint": receiver.fingerprint,
+        }
         silent = {
             "byte_lengths": np.zeros(2, np.int32),
             "logprobs": make_logprobs(random, 2),
@@ -195,7 +201,9 @@ def check_floods_of_silent_tokens_are_refused(receivers: Receivers, random: Rand
         for size, wanted in ((limit, ""), (limit + 1, "size")):
             lengths = np.zeros(size, np.int32)
             lengths[random.randrange(size)] = len(text)
-            flood = PeerAnswer(text, lengths, np.zeros(size, np.float32), np.zeros(size, bool), False, "peer")
+            flood = PeerAnswer(
+                text, lengths, np.zeros(size, np.float32), np.zeros(size, bool), FinishReason.LENGTH, "peer"
+            )
             told = validate(**flood.fields())
             assert isinstance(told, PeerAnswer) if not wanted else told == Rejected("size")
             assert translate_batch([flood], receivers["metaspace"], max_tokens=99).reject_reason == (wanted,)

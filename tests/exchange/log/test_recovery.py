@@ -9,7 +9,7 @@ import zlib
 import pytest
 
 from mrl.errors import RunFolderError
-from mrl.exchange import recovery
+from mrl.exchange.log import recovery
 from mrl.exchange.log.disk import Disk
 from mrl.exchange.log.frames import HEAD_BYTES, MAGIC, PREFIX_BYTES
 from mrl.exchange.log.segments import SegmentLog
