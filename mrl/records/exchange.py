@@ -287,19 +287,7 @@ class Stat(_FromDaemon, frozen=True, kw_only=True, tag="stat"):
 
 
 ClientMessage = (
-    Hello
-    | Ping
-    | Put
-    | Announce
-    | Fetch
-    | Unwatch
-    | Subscribe
-    | Done
-    | Stream
-    | Took
-    | Commit
-    | Barrier
-    | StatRequest
+    Hello | Ping | Put | Announce | Fetch | Unwatch | Subscribe | Done | Stream | Took | Commit | Barrier | StatRequest
 )
 DaemonMessage = Welcome | PutAck | Deliver | Batch | BarrierState | Stat
 

@@ -18,23 +18,28 @@ def learning_curves(comparison: Comparison) -> bytes:
     From five seeds on a band shows the 95 % interval instead; with fewer, Student's interval is wider than the picture.
     """
     with quiet_style():
-        names = [AVERAGE, *comparison.policies]
-        size = (PANEL_INCHES[0] * len(names), PANEL_INCHES[1])
-        figure = Figure(figsize=size, layout="constrained")
-        panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
-        for axes, name in zip(panels, names, strict=True):
-            _draw(axes, comparison, name)
-        panels[0].set_ylabel("held-out accuracy")
-        handles, labels = panels[0].get_legend_handles_labels()
-        order = _by_end(comparison)
-        figure.legend(
-            [handles[place] for place in order],
-            [labels[place] for place in order],
-            loc="outside lower center",
-            ncols=min(len(labels), 7),
-            frameon=False,
-        )
-        return png(figure)
+        return png(drawn(comparison))
+
+
+def drawn(comparison: Comparison) -> Figure:
+    """The same as a figure of matplotlib."""
+    names = [AVERAGE, *comparison.policies]
+    size = (PANEL_INCHES[0] * len(names), PANEL_INCHES[1])
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    for axes, name in zip(panels, names, strict=True):
+        _draw(axes, comparison, name)
+    panels[0].set_ylabel("held-out accuracy")
+    handles, labels = panels[0].get_legend_handles_labels()
+    order = _by_end(comparison)
+    figure.legend(
+        [handles[place] for place in order],
+        [labels[place] for place in order],
+        loc="outside lower center",
+        ncols=min(len(labels), 7),
+        frameon=False,
+    )
+    return figure
 
 
 def _draw(axes: Axes, comparison: Comparison, name: str) -> None:

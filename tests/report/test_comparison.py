@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from mrl.report.comparison import AVERAGE, Comparison, Outcome, interval, outcome_of
-from mrl.report.comparison_figure import learning_curves
+from mrl.report.comparison_figure import drawn, learning_curves
 from mrl.report.comparison_table import as_json, grids, markdown
 from mrl.report.run_data import RunData
 
@@ -142,3 +142,17 @@ def test_figure_has_a_panel_for_the_average_and_one_per_policy():
         {"independent": {1: Outcome({"p0": {0: 0.1, 1: 0.2}, AVERAGE: {0: 0.1, 1: 0.2}}, 1, 1, 1, 1, 1, 1)}}
     )
     assert width == pytest.approx(int.from_bytes(learning_curves(lone)[16:20], "big") * 1.5, rel=0.02)
+
+
+@pytest.mark.parametrize("num_seeds", [1, 2, 4, 5])
+def test_figure_shows_seeds_as_lines_and_from_five_on_a_band(num_seeds):
+    """Four thin lines say more than a band that is wider than the picture."""
+    curves = {"p0": {0: 0.1, 1: 0.2}, AVERAGE: {0: 0.1, 1: 0.2}}
+    found = {
+        regime: {seed: Outcome(curves, 1, 1, 1, 1, 1, 1) for seed in range(num_seeds)}
+        for regime in ("independent", "sgt")
+    }
+    figure = drawn(Comparison(found))
+    lines = [len(axes.lines) for axes in figure.axes]
+    bands = [len(axes.collections) for axes in figure.axes]
+    assert (set(lines), set(bands)) == ({2 + 2 * num_seeds * (1 < num_seeds < 5)}, {2 * (num_seeds >= 5)})
