@@ -1,0 +1,277 @@
+#!/usr/bin/env python3
+"""Speed of the exchange beside real peers: producer -> broker -> consumer, three processes of this host, over loopback.
+
+    .venv/bin/python tools/bench_exchange.py [--quick] [--only NAME ...] [--folder PATH]
+
+Rollout groups of 37 KB and outcomes of 1 KB go from a producer's hands into a consumer's: every system encodes and
+decodes the same records, except the relay, which moves ready bytes. Each record is acknowledged to the producer, and
+taken and committed by the consumer, which checks that each comes once.
+rate            records per second from the first put to the last commit
+broker us       CPU of its threads, per record: what carries over to a machine with more cores
+all us          CPU of the three processes, per record: what the rate comes from on two cores, and what a neighbour
+                on the machine hardly changes
+ack ms          from when a record is due to its acknowledgement, at half of the rate (p50, p99)
+The systems take turns, so that what else runs on the machine meets all of them; the best round counts, the median
+stands beside it, and a line tells when the machine was not quiet. Redis and NATS are started here, in temporary
+folders on free ports: apt-get install redis-server nats-server; .venv/bin/pip install -c constraints.txt -e '.[bench]'.
+Exit code 1 when a required ratio is missed or could not be measured. Ends with one line of JSON.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from bench_peers import brokers
+from bench_peers.loads import KINDS
+from bench_peers.trial import Figures, Size, System, measure
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+ROUNDS = 3
+FULL = Size({"rollout": 200, "outcome": 2000}, {"rollout": 4000, "outcome": 50_000}, half_load_s=1.0)
+QUICK = Size({"rollout": 100, "outcome": 1000}, {"rollout": 1000, "outcome": 20_000}, half_load_s=0.5)
+MAX_P99_MS = 20.0
+QUIET = 0.1
+"""Share of the cores that others may take."""
+
+_NO_REDIS = brokers.missing("redis-server", "redis", "redis")
+_NO_NATS = brokers.missing("nats-server", "nats", "nats-py")
+POWER, KILL, NOTHING = "power loss", "kill -9", "nothing"
+SYSTEMS = {
+    "exchange-synced": System(
+        "exchange, synced", "exchange", POWER, partial(brokers.exchange, durability="synced", curve=True)
+    ),
+    "exchange-written": System(
+        "exchange, written", "exchange", KILL, partial(brokers.exchange, durability="written", curve=True)
+    ),
+    "exchange-plain": System(
+        "exchange, synced, no CURVE", "exchange", POWER, partial(brokers.exchange, durability="synced", curve=False)
+    ),
+    "redis-everysec": System(
+        "Redis, AOF everysec", "redis_streams", KILL, partial(brokers.redis, fsync="everysec"), missing=_NO_REDIS
+    ),
+    "redis-always": System(
+        "Redis, AOF always", "redis_streams", POWER, partial(brokers.redis, fsync="always"), missing=_NO_REDIS
+    ),
+    "jetstream": System("NATS JetStream, file", "jetstream", KILL, brokers.jetstream, missing=_NO_NATS),
+    "relay": System("raw socket relay, tcp", "relay", NOTHING, brokers.relay, acknowledges=False),
+}
+
+Rounds = dict[str, list[dict[str, Figures]]]
+"""Name of a system -> its rounds -> kind of record -> figures."""
+
+
+class Bound(NamedTuple):
+    """A ratio of rates that is required."""
+
+    kind: str
+    name: str
+    against: str
+    at_least: float
+
+
+BOUNDS = (
+    Bound("rollout", "exchange-synced", "redis-everysec", 1.5),
+    Bound("rollout", "exchange-synced", "redis-always", 4.0),
+    Bound("outcome", "exchange-synced", "redis-everysec", 8.0),
+    Bound("rollout", "exchange-written", "relay", 0.25),
+    Bound("rollout", "exchange-synced", "exchange-plain", 0.6),
+)
+
+
+class Row(NamedTuple):
+    """One figure. `ratio` is how many times as fast, or a share of what is allowed; `required` bounds it."""
+
+    name: str
+    value: float | None
+    unit: str
+    against: str
+    ratio: float | None
+    required: str | None
+    ratio_of_medians: float | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the ratio keeps its bound; one that was not measured does not."""
+        if self.required is None:
+            return True
+        if self.ratio is None:
+            return False
+        bound, number = self.required[:2], float(self.required[2:])
+        return self.ratio >= number if bound == ">=" else self.ratio <= number
+
+
+def rates(rounds: Rounds, name: str, kind: str) -> list[float]:
+    """Records per second of every round; [] for what was not measured."""
+    return [figures[kind].records_per_s for figures in rounds.get(name, [])]
+
+
+def ratio_row(rounds: Rounds, bound: Bound) -> Row:
+    """Best against best, and median against median."""
+    own, other = rates(rounds, bound.name, bound.kind), rates(rounds, bound.against, bound.kind)
+    both = bool(own and other)
+    return Row(
+        f"{bound.kind}s, {SYSTEMS[bound.name].title}",
+        max(own, default=None),
+        "records/s",
+        SYSTEMS[bound.against].title,
+        max(own) / max(other) if both else None,
+        f">={bound.at_least}",
+        median(own) / median(other) if both else None,
+    )
+
+
+def latency_row(rounds: Rounds, name: str, kind: str) -> Row:
+    """The p99 of an acknowledgement as a share of what is allowed."""
+    found = [figures[kind].p99_ms for figures in rounds.get(name, [])]
+    p99_ms = [value for value in found if value is not None]
+    return Row(
+        f"{kind}s, {SYSTEMS[name].title}: p99 of acknowledgement at half load",
+        min(p99_ms, default=None),
+        "ms",
+        f"{MAX_P99_MS:g} ms",
+        min(p99_ms) / MAX_P99_MS if p99_ms else None,
+        "<=1",
+        median(p99_ms) / MAX_P99_MS if p99_ms else None,
+    )
+
+
+def required_rows(rounds: Rounds, chosen: Sequence[str]) -> list[Row]:
+    """All bounds whose systems were asked for."""
+    rows = [ratio_row(rounds, bound) for bound in BOUNDS if {bound.name, bound.against} <= {*chosen}]
+    if "exchange-synced" in chosen:
+        rows += [latency_row(rounds, "exchange-synced", kind) for kind in KINDS]
+    return rows
+
+
+def figure_rows(rounds: Rounds) -> list[Row]:
+    """Every rate and the CPU behind it, which nothing bounds."""
+    rows = []
+    for name, found in rounds.items():
+        for kind in KINDS:
+            title = f"{kind}s, {SYSTEMS[name].title}"
+            rows.append(Row(title, max(rates(rounds, name, kind)), "records/s", "", None, None, None))
+            for part, cpu_us in (
+                ("broker CPU", min(figures[kind].broker_us for figures in found)),
+                ("CPU of all three", min(figures[kind].chain_us for figures in found)),
+            ):
+                rows.append(Row(f"{title}: {part}", cpu_us, "us/record", "", None, None, None))
+    return rows
+
+
+def take_turns(chosen: Sequence[str], size: Size, num_rounds: int, folder: Path | None) -> Rounds:
+    """Rounds of all systems, one after the other, in the opposite order every other time."""
+    rounds: Rounds = {name: [] for name in chosen}
+    for number in range(num_rounds):
+        for name in chosen[:: -1 if number % 2 else 1]:
+            rounds[name].append(measure(SYSTEMS[name], size, folder))
+            told = ", ".join(
+                f"{figures.records_per_s:.0f} {kind}s/s ({figures.others:.0%} of the cores went to others)"
+                for kind, figures in rounds[name][-1].items()
+            )
+            print(f"round {number + 1} of {num_rounds}, {SYSTEMS[name].title}: {told}", flush=True)
+    return rounds
+
+
+def print_figures(rounds: Rounds) -> None:
+    table = Table("system", "acknowledged survives", box=box.SIMPLE_HEAD)
+    for kind in KINDS:
+        for heading in (f"{kind}s/s", "median", "broker us", "all us", "ack p50 ms", "p99 ms"):
+            table.add_column(heading, justify="right")
+    for name, found in rounds.items():
+        cells = [cell for kind in KINDS for cell in cells_of([figures[kind] for figures in found])]
+        table.add_row(SYSTEMS[name].title, SYSTEMS[name].durable, *cells)
+    Console(width=170).print(table)
+
+
+def cells_of(found: Sequence[Figures]) -> list[str]:
+    """Best and median rate, least CPU, best quantiles."""
+    found_per_s = [figures.records_per_s for figures in found]
+    quantiles = [[figures.p50_ms for figures in found], [figures.p99_ms for figures in found]]
+    return [
+        f"{max(found_per_s):.0f}",
+        f"{median(found_per_s):.0f}",
+        f"{min(figures.broker_us for figures in found):.1f}",
+        f"{min(figures.chain_us for figures in found):.1f}",
+        *(least(values) for values in quantiles),
+    ]
+
+
+def least(values: Iterable[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{min(known):.2f}" if known else "-"
+
+
+def print_required(rows: Sequence[Row]) -> None:
+    table = Table("required", box=box.SIMPLE_HEAD)
+    for heading in ("value", "unit", "against", "ratio", "of medians", "required", ""):
+        table.add_column(heading, justify="left" if heading in ("unit", "against", "") else "right")
+    for row in rows:
+        verdict = "ok" if row.ok else "not measured" if row.ratio is None else "MISSED"
+        numbers = [f"{row.value:.1f}" if row.value is not None else "-", row.unit, row.against]
+        ratios = [f"{ratio:.2f}" if ratio is not None else "-" for ratio in (row.ratio, row.ratio_of_medians)]
+        table.add_row(row.name, *numbers, *ratios, row.required, verdict)
+    Console(width=170).print(table)
+
+
+def print_disturbance(rounds: Rounds) -> None:
+    """Whether the figures can be trusted."""
+    shares = [figures.others for found in rounds.values() for one in found for figures in one.values()]
+    disturbed = sum(share > QUIET for share in shares)
+    if disturbed:
+        print(f"NOT QUIET: in {disturbed} of {len(shares)} measurements others took over {QUIET:.0%} of the cores")
+
+
+def chosen_systems(prefixes: Sequence[str]) -> list[str]:
+    """Names that begin with one of the prefixes; all without any."""
+    return [name for name in SYSTEMS if not prefixes or name.startswith(tuple(prefixes))]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Speed of the exchange beside real peers.")
+    parser.add_argument("--quick", action="store_true", help="one round of small sizes")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help=f"of {', '.join(SYSTEMS)}, or how they begin"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="where the brokers' files go (default: the system's folder for temporary ones)"
+    )
+    found = parser.parse_args()
+    if unknown := [name for name in found.only if not chosen_systems([name])]:
+        parser.error(f"--only: no system {unknown[0]}; wanted one of {', '.join(SYSTEMS)}, or how they begin")
+    if found.folder is not None and not found.folder.is_dir():
+        parser.error(f"--folder: {found.folder} is no folder")
+    return found
+
+
+def main() -> int:
+    asked = arguments()
+    chosen = chosen_systems(asked.only)
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the first round", flush=True)
+    for name in chosen:
+        if SYSTEMS[name].missing:
+            print(f"skipped {SYSTEMS[name].title}: {SYSTEMS[name].missing}", flush=True)
+    present = [name for name in chosen if not SYSTEMS[name].missing]
+    began_s = time.monotonic()
+    rounds = take_turns(present, QUICK if asked.quick else FULL, 1 if asked.quick else ROUNDS, asked.folder)
+    rows = required_rows(rounds, chosen)
+    print_figures(rounds)
+    if rows:
+        print_required(rows)
+    print_disturbance(rounds)
+    print(f"{time.monotonic() - began_s:.0f} s, load {os.getloadavg()[0]:.1f} after the last round")
+    figures = [{**row._asdict(), "ok": row.ok} for row in [*rows, *figure_rows(rounds)]]
+    print(json.dumps({"bench": "exchange", "rows": figures}))
+    return 0 if all(row.ok for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""Starts the broker of each system in a folder of its own, on a free port, and ends it by its pid."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from bench_peers.part import Settings
+from bench_peers.process import Child, await_listener, end, free_port
+from mrl.launch import parent_death
+
+
+class Broker(NamedTuple):
+    """A broker that listens."""
+
+    pid: int
+    settings: Settings
+    """For its clients."""
+
+
+@contextmanager
+def python_broker(system: str, settings: Settings) -> Iterator[Broker]:
+    """A broker that is a process of the benchmark."""
+    with closing(Child("broker", system, settings)) as child:
+        yield Broker(child.pid, child.answer())
+
+
+@contextmanager
+def exchange(folder: Path, durability: str, *, curve: bool) -> Iterator[Broker]:
+    """The daemon of mrl with its log in the folder."""
+    with python_broker("exchange", {"run": str(folder), "durability": durability, "curve": curve}) as broker:
+        yield broker
+
+
+@contextmanager
+def relay(_folder: Path) -> Iterator[Broker]:
+    """The loop between two sockets."""
+    with python_broker("relay", {}) as broker:
+        yield broker
+
+
+@contextmanager
+def redis(folder: Path, fsync: str) -> Iterator[Broker]:
+    """A Redis that logs every write (AOF), with `appendfsync` as given; it neither rewrites the log nor snapshots."""
+    port = free_port()
+    options = {
+        "--bind": "127.0.0.1",
+        "--port": str(port),
+        "--dir": str(folder),
+        "--save": "",
+        "--appendonly": "yes",
+        "--appendfsync": fsync,
+        "--auto-aof-rewrite-percentage": "0",
+        "--logfile": str(folder / "redis.log"),
+    }
+    with _server(("redis-server", *(word for option in options.items() for word in option)), port) as broker:
+        yield broker
+
+
+@contextmanager
+def jetstream(folder: Path) -> Iterator[Broker]:
+    """A NATS server with JetStream in the folder."""
+    port = free_port()
+    options = ("-js", "-sd", str(folder), "-a", "127.0.0.1", "-p", str(port), "-l", str(folder / "nats.log"))
+    with _server(("nats-server", *options), port) as broker:
+        yield broker
+
+
+@contextmanager
+def _server(argv: tuple[str, ...], port: int) -> Iterator[Broker]:
+    process = subprocess.Popen(parent_death.command(os.getpid(), argv), stdout=subprocess.DEVNULL)
+    try:
+        await_listener(port, argv[0], process)
+        yield Broker(process.pid, {"port": port})
+    finally:
+        end(process)
+
+
+def missing(program: str, package: str, distribution: str) -> str:
+    """What a peer lacks on this machine, and how to get it; "" when all is there."""
+    if shutil.which(program) is None:
+        return f"no {program} on PATH (apt-get install {program})"
+    if importlib.util.find_spec(package) is None:
+        return f"no Python package {distribution} (.venv/bin/pip install -c constraints.txt -e '.[bench]')"
+    return ""

@@ -1,0 +1,150 @@
+"""The exchange of mrl: the daemon as its role runs it, and its client library at both ends.
+
+Settings: `run` (folder with keys, endpoints and log), `durability`, `curve` (False: links without encryption).
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench_peers.loads import KINDS, SOURCE, Checklist
+from bench_peers.part import DEADLINE_S, Settings, Stamp, stamp
+from mrl.exchange.client import ExchangeClient
+from mrl.exchange.daemon import ENDPOINT, ExchangeDaemon, Limits
+from mrl.records.experience import ExperienceRecord
+from mrl.transport.background import BackgroundClient
+from mrl.transport.client import ClientSocket
+from mrl.transport.endpoints import nearest_endpoint
+from mrl.transport.grants import Grant, grant_of
+from mrl.transport.keys import create_keys, load_client_keys, load_keys
+
+PRODUCER, CONSUMER, READER = f"worker/{SOURCE}/0", "learner/llama", "llama"
+STREAM = "bench"
+ROUND_S = 0.2
+POLL_S = 0.0005
+"""The client has no call that waits for records: a learner looks between two steps."""
+
+
+def serve(settings: Settings) -> Iterator[Settings]:
+    """The daemon, one round at a time."""
+    run = Path(str(settings["run"]))
+    use_links(settings)
+    create_keys(run / "keys", [Grant("worker", SOURCE), Grant("learner", READER)])
+    daemon = ExchangeDaemon(
+        run / "exchange",
+        run / "endpoints",
+        load_keys(run / "keys"),
+        host="127.0.0.1",
+        port=0,
+        limits=Limits(durability=settings["durability"], when_full="refuse"),  # type: ignore[arg-type]
+        clock=time.monotonic,
+    )
+    yield settings | {"address": nearest_endpoint(run / "endpoints", ENDPOINT)}
+    while True:
+        daemon.round(ROUND_S)
+        yield settings
+
+
+def use_links(settings: Settings) -> None:
+    """Without CURVE when the settings say so; this concerns the whole process."""
+    if not settings["curve"]:
+        from bench_peers import plain_links
+
+        plain_links.use()
+
+
+class WatchedClient(ExchangeClient):
+    """Notes when the daemon acknowledged how much."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.acknowledged: list[tuple[int, float]] = []
+
+    def on_message(self, body: bytes) -> None:
+        """As the client does, and then look at its count."""
+        super().on_message(body)
+        stored = self.counts.get("stored", 0)
+        if not self.acknowledged or stored > self.acknowledged[-1][0]:
+            self.acknowledged.append((stored, time.monotonic()))
+
+
+def connect(settings: Settings, client: str) -> WatchedClient:
+    """A client as the roles connect theirs."""
+    use_links(settings)
+    run, grant = Path(str(settings["run"])), grant_of(client)
+    socket = ClientSocket(
+        load_client_keys(run / "keys", grant), lambda: nearest_endpoint(run / "endpoints", ENDPOINT), identity=client
+    )
+    found = WatchedClient.connect(
+        lambda on_message, on_tick: BackgroundClient(socket, on_message=on_message, on_tick=on_tick),
+        client=client,
+        policy=grant.policy,
+    )
+    assert isinstance(found, WatchedClient)
+    return found
+
+
+class Producer:
+    """Publishes with room to wait in, as a worker of a synchronous run does."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._client = connect(settings, PRODUCER)
+        self._stored_before = self._num_twice = 0
+
+    def prepare(self, records: Sequence[ExperienceRecord]) -> Sequence[ExperienceRecord]:
+        """The client takes records as they are."""
+        self._stored_before = self._client.counts.get("stored", 0)
+        self._client.acknowledged.clear()
+        return records
+
+    def send(self, part: Sequence[ExperienceRecord], *, is_paced: bool) -> None:
+        """Never waits for the acknowledgement of these."""
+        self._client.publish(part, room_within_s=DEADLINE_S)
+
+    def finish(self) -> None:
+        """Tells of what was put twice. Raises RuntimeError when something was refused otherwise, or dropped."""
+        if not self._client.flush(DEADLINE_S):
+            raise RuntimeError(f"not everything was acknowledged: {self._client.counts}")
+        refused = {name: number for name, number in self._client.counts.items() if name.startswith("refused/")}
+        num_twice = refused.pop("refused/duplicate", 0)
+        if refused:
+            raise RuntimeError(f"the daemon has refused records: {refused}")
+        if num_twice > self._num_twice:
+            sys.stderr.write(f"{num_twice - self._num_twice} records were put twice: the daemon was silent for long\n")
+            self._num_twice = num_twice
+
+    def acknowledgements(self) -> list[tuple[int, float]]:
+        """From the counts of the client, seen after every message of the daemon."""
+        return [(total - self._stored_before, at_s) for total, at_s in self._client.acknowledged]
+
+    def close(self) -> None:
+        """End the link."""
+        self._client.close(0.0)
+
+
+class Consumer:
+    """Reads a stream and commits whatever it has taken."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._client = connect(settings, CONSUMER)
+        self._client.read(STREAM, kinds=KINDS)  # type: ignore[arg-type]
+
+    def take_all(self, checklist: Checklist) -> Stamp:
+        """Raises RuntimeError after a minute."""
+        end_s = time.monotonic() + DEADLINE_S
+        while checklist.num_missing:
+            received = self._client.take()
+            if received:
+                checklist.tick_off(one.record for one in received)
+                self._client.commit(STREAM, received[-1].number)
+            elif time.monotonic() > end_s:
+                raise RuntimeError(f"records are missing: {self._client.counts}")
+            else:
+                time.sleep(POLL_S)
+        return stamp()
+
+    def close(self) -> None:
+        """End the link."""
+        self._client.close(0.0)

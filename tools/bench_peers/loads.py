@@ -1,0 +1,76 @@
+"""The records that travel, and the check that they arrive.
+
+rollout   a RolloutRecord of 37 KB: 8 answers of 352 tokens, each with its text, byte lengths, log-probs and flags
+outcome   an OutcomeRecord of 1 KB: an answer of 49 tokens with the same
+"""
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from mrl.records.codec import pack_array
+from mrl.records.experience import ExperienceRecord, OutcomeRecord, RolloutRecord, SharedAnswer, TokenTrace
+from mrl.records.finish import FinishReason
+from mrl.records.version import Version
+
+KINDS = ("rollout", "outcome")
+SOURCE = "qwen"
+GROUP_SIZE, ROLLOUT_TOKENS, OUTCOME_TOKENS = 8, 352, 49
+BYTES_PER_TOKEN = 4
+
+
+def make_records(kind: str, phase: str, count: int) -> list[ExperienceRecord]:
+    """So many different records; `phase` makes their ids different from those of other calls."""
+    rng = np.random.default_rng(0)
+    tags: dict[str, Any] = {
+        "source": SOURCE,
+        "oldest": Version(1, 1),
+        "newest": Version(1, 1),
+        "fingerprint": "0" * 64,
+        "task": "bench",
+        "created_unix_s": time.time(),
+    }
+    if kind == "rollout":
+        answers = [
+            SharedAnswer(**_answer(rng, ROLLOUT_TOKENS), reward=float(place % 2), advantage=0.5)
+            for place in range(GROUP_SIZE)
+        ]
+        return [RolloutRecord(record_id=name, prompt_id=name, answers=answers, **tags) for name in ids_of(phase, count)]
+    content = _answer(rng, OUTCOME_TOKENS) | {"verifier": "exact", "reward": 1.0} | tags
+    return [OutcomeRecord(record_id=name, prompt_id=name, **content) for name in ids_of(phase, count)]
+
+
+def ids_of(phase: str, count: int) -> list[str]:
+    """The ids of the records of a phase, in their order."""
+    return [f"{phase}/{number}" for number in range(count)]
+
+
+def _answer(rng: np.random.Generator, tokens: int) -> dict[str, Any]:
+    trace = TokenTrace(
+        byte_lengths=pack_array(np.full(tokens, BYTES_PER_TOKEN), "i4"),
+        logprobs=pack_array(-rng.exponential(1.0, tokens), "f4"),
+        special=pack_array(np.zeros(tokens), "u1"),
+    )
+    text = rng.integers(97, 123, tokens * BYTES_PER_TOKEN).astype(np.uint8).tobytes()
+    return {"completion": text, "finish_reason": FinishReason.STOP, "trace": trace}
+
+
+class Checklist:
+    """What is still to come of a phase: each record once, in any order, since what is put again comes later."""
+
+    def __init__(self, phase: str, count: int) -> None:
+        self._missing = set(ids_of(phase, count))
+
+    @property
+    def num_missing(self) -> int:
+        """How many are still to come."""
+        return len(self._missing)
+
+    def tick_off(self, records: Iterable[ExperienceRecord]) -> None:
+        """These came. Raises RuntimeError when one came before, or is of another phase."""
+        for record in records:
+            if record.record_id not in self._missing:
+                raise RuntimeError(f"{record.record_id} came twice, or nobody sent it")
+            self._missing.remove(record.record_id)
