@@ -227,10 +227,8 @@ class ExchangeTable(Table):
 
     The run's keys guard all of them, on loopback too.
     """
-    budget_mib: int = Field(default=256, ge=1)
-    """Bytes of records that the daemon holds at most, in MiB."""
-    when_full: Literal["evict", "refuse"] = "evict"
-    """Beyond the budget the oldest records go, or producers wait until the readers of streams have committed."""
+    budget_mib: int = Field(default=256, ge=2)
+    """Bytes of records that the daemon holds at most, in MiB; beyond that the oldest go."""
     durability: Literal["synced", "written"] = "synced"
     """When a record is acknowledged: on the disk, or once it survives the death of the daemon, but not a power cut."""
     log_mib: int = Field(default=0, ge=0)

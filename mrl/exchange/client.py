@@ -3,6 +3,7 @@
 Nothing waits but `flush`, `fetch_now` and `barrier`, which synchronous runs need, and these within their bounds.
 """
 
+import secrets
 import threading
 import time
 from collections import Counter
@@ -76,7 +77,8 @@ class ExchangeClient:
         self._counts: Counter[str] = Counter()
         self._arrivals = Arrivals(self._counts)
         self._incarnation = ""
-        self._seq = 0
+        # An acknowledgement that was meant for an earlier process of this name must fit nothing here.
+        self._seq = secrets.randbits(48)
         self._puts = Outbox()
         self._window_bytes = FIRST_WINDOW_BYTES
         self._fetches = Outbox()

@@ -12,6 +12,7 @@ from mrl.errors import AddressError, DiskBroken, RecordError
 from mrl.exchange.core import ExchangeCore
 from mrl.exchange.deliveries import Outgoing
 from mrl.exchange.journal import LogEntry, Snapshot, log_entry_decoder, snapshot_decoder
+from mrl.exchange.log.frames import MAX_PAYLOAD_BYTES
 from mrl.exchange.log.segments import Durability, SegmentLog
 from mrl.exchange.log.writer import LogWriter
 from mrl.exchange.memory import WhenFull
@@ -102,6 +103,8 @@ class ExchangeDaemon:
         """
         for client, body, grant in self._server.receive(timeout_s):
             self._send(self.core.receive(client, body, grant, self._clock()))
+        # Looked at before the news is taken: what the writer reports later stands behind these places.
+        is_rolling, second_offset = self._writer.is_rolling, self.log.second_offset
         for done in self._writer.finished():
             offset = done.offsets[0] if done.offsets else 0
             self._send(self.core.stored(done.ticket, offset, done.failure, self._clock()))
@@ -109,7 +112,9 @@ class ExchangeDaemon:
         if now_s >= self._tick_s:
             self._tick_s = now_s + TICK_S
             self._send(self.core.tick(now_s))
-        self._tend_log()
+            self._roll_when_full()
+        if not is_rolling:
+            self._free_front(second_offset)
         if self._writer.failure:
             raise DiskBroken(self._writer.failure)
 
@@ -132,26 +137,25 @@ class ExchangeDaemon:
     def _append(self, ticket: int, entry: bytes, *, is_move: bool) -> None:
         self._writer.post(ticket, [entry], into_reserve=is_move)
 
-    def _tend_log(self) -> None:
-        """Begin a new segment when one is full; free the oldest when the log is much longer than what is held."""
-        if self._writer.is_rolling:
-            return
-        if self.log.wants_roll:
+    def _roll_when_full(self) -> None:
+        """Begin a new segment when one is full; where there is no room for it, the old one goes on for now."""
+        if self.log.wants_roll and not self._writer.is_rolling:
             self._writer.roll(encode(self.core.memory.snapshot()))
-            return
-        second = self.log.second_offset
-        if second in (self.log.first_offset, self._released_offset):
+
+    def _free_front(self, second_offset: int) -> None:
+        """Let the oldest segment go when the log is much longer than what is held; what is held of it moves up."""
+        if second_offset in (self.log.first_offset, self._released_offset):
             return
         needed_bytes = self.core.shelf.body_bytes + self._limits.segment_bytes
-        if self.log.size_bytes > WASTE_FACTOR * needed_bytes and self.core.move_up(second):
-            self._released_offset = second
-            self._writer.release(second)
+        if self.log.size_bytes > WASTE_FACTOR * needed_bytes and self.core.move_up(second_offset):
+            self._released_offset = second_offset
+            self._writer.release(second_offset)
 
     def _snapshot(self) -> Snapshot | None:
         if not self.log.snapshot:
             return None
         try:
-            return decode(self.log.snapshot, snapshot_decoder)
+            return decode(self.log.snapshot, snapshot_decoder, max_bytes=MAX_PAYLOAD_BYTES)
         except RecordError:
             self.unreadable += 1
             return None
@@ -159,7 +163,7 @@ class ExchangeDaemon:
     def _logged(self) -> Iterator[tuple[int, LogEntry]]:
         for offset, payload in self.log.replay():
             try:
-                yield offset, decode(payload, log_entry_decoder)
+                yield offset, decode(payload, log_entry_decoder, max_bytes=MAX_PAYLOAD_BYTES)
             except RecordError:
                 self.unreadable += 1
 

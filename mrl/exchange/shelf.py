@@ -91,9 +91,7 @@ class Shelf:
         """Let go of records that nobody needs, those up to number `freed`, until so many bytes fit beside the rest."""
         while self.used_bytes + num_bytes > self._budget_bytes:
             oldest = next(self._in_order.after(0), None)
-            if oldest is None:
-                return True
-            if oldest.number > freed:
+            if oldest is None or oldest.number > freed:
                 return False
             self._remove(oldest)
         return True

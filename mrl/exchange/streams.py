@@ -52,7 +52,7 @@ class _Reading:
     @property
     def freed(self) -> int:
         """Nothing up to this number is needed any more, whether it was sent or passed over."""
-        return self.looked_at if self.committed >= self.sent else self.committed
+        return max(self.committed, self.looked_at) if self.committed >= self.sent else self.committed
 
 
 @dataclass(frozen=True, slots=True)

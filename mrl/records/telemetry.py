@@ -76,11 +76,17 @@ class RowResidual(msgspec.Struct, frozen=True, kw_only=True):
     own_tokens: int | None = None
     bytes: int | None = None
     spans: int | None = None
+    spans_of_kind: list[int] | None = None
+    """Of one token on both sides, one of the peer's, one of one's own, several on both sides."""
+    max_tokens_per_span: int | None = None
+    """Own tokens of the widest one."""
     one_to_one_tokens: float | None = None
     """Share of own tokens that cover exactly one of the peer's."""
     one_to_one_bytes: float | None = None
     length_ratio: float | None = None
     """Own tokens per token of the peer."""
+    peer_nats: float | None = None
+    """Log-prob of all the peer's tokens."""
     dropped_nats: float | None = None
     """Log-prob of the peer's tokens that have no place here."""
     gap_nats: float | None = None
@@ -89,6 +95,8 @@ class RowResidual(msgspec.Struct, frozen=True, kw_only=True):
     gap_nats_per_token: float | None = None
     span_std_nats: float | None = None
     """Of the log-ratios of its spans."""
+    span_p95_nats: float | None = None
+    """95th percentile of their absolute values."""
     outside_band: float | None = None
     """Share of its spans whose ratio lies outside [0.8, 1.2]."""
     ess_weight: float | None = None

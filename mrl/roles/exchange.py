@@ -70,7 +70,6 @@ def _open(config: RunConfig, folder: RunFolder) -> ExchangeDaemon:
             budget_bytes=table.budget_mib * MIB,
             log_bytes=(table.log_mib or 4 * table.budget_mib) * MIB,
             durability=table.durability,
-            when_full=table.when_full,
             per_prompt=table.successes_per_prompt,
             max_age_versions=table.max_age_versions,
         ),

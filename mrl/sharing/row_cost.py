@@ -66,9 +66,12 @@ def _coverage(rows: RowResiduals, row: int) -> dict[str, Any]:
     return found | {
         "peer_tokens": peer,
         "spans": int(rows.spans[row]),
+        "spans_of_kind": rows.spans_of_kind[row].tolist(),
+        "max_tokens_per_span": int(rows.max_tokens_per_span[row]),
         "one_to_one_tokens": float(rows.one_to_one_tokens[row] / own),
         "one_to_one_bytes": float(rows.one_to_one_bytes[row] / max(1, rows.bytes[row])),
         "length_ratio": own / peer,
+        "peer_nats": float(rows.peer_nats[row]),
         "dropped_nats": float(rows.dropped_nats[row]),
     }
 
@@ -82,6 +85,7 @@ def _gaps(rows: SharedRows, logprobs: Logprobs) -> dict[int, dict[str, Any]]:
     found = row_residuals(batch, np.concatenate([logprobs[rows.places[row]] for row in usable]))
     assert found.gap_nats is not None
     assert found.span_std_nats is not None
+    assert found.span_p95_nats is not None
     assert found.outside_band is not None
     weights = _shares(found.gap_nats)
     return {
@@ -90,6 +94,7 @@ def _gaps(rows: SharedRows, logprobs: Logprobs) -> dict[int, dict[str, Any]]:
             "gap_nats_per_byte": _known(found.gap_nats[n] / max(1, found.bytes[n])),
             "gap_nats_per_token": _known(found.gap_nats[n] / max(1, found.receiver_tokens[n])),
             "span_std_nats": _known(found.span_std_nats[n]),
+            "span_p95_nats": _known(found.span_p95_nats[n]),
             "outside_band": _known(found.outside_band[n]),
             "ess_weight": _known(weights[n]),
         }

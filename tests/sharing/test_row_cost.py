@@ -60,13 +60,17 @@ def test_figures_are_those_of_the_row(absorbed, receiver):
         assert line.one_to_one_tokens == pytest.approx((widths <= 1).mean())
         assert line.one_to_one_bytes == pytest.approx((widths == 1).sum() / len(text))
         assert line.length_ratio == pytest.approx(ids.size / (len(text) + 1))
-        assert line.dropped_nats == 0
+        wide = int((widths > 1).sum())  # one own token, several of the peer's
+        assert line.spans_of_kind == [ids.size - wide, 0, wide, 0]
+        assert (line.max_tokens_per_span, line.dropped_nats) == (1, 0)
+        assert line.peer_nats == pytest.approx(-0.5 * (len(text) + 1), rel=1e-5)
         gaps.append(float(own[place].sum()) + 0.5 * (len(text) + 1))
         assert line.gap_nats == pytest.approx(gaps[-1], rel=1e-5)
         assert line.gap_nats_per_byte == pytest.approx(gaps[-1] / len(text), rel=1e-5)
         assert line.gap_nats_per_token == pytest.approx(gaps[-1] / ids.size, rel=1e-5)
         ratios = own[place] + 0.5 * np.maximum(widths, 1)
         assert line.span_std_nats == pytest.approx(ratios.std(), rel=1e-5)
+        assert line.span_p95_nats == pytest.approx(np.quantile(np.abs(ratios), 0.95), rel=1e-5)
         assert line.outside_band == pytest.approx(np.mean((ratios < math.log(0.8)) | (ratios > math.log(1.2))))
     weights = np.exp(np.array(gaps) - max(gaps))
     assert [line.ess_weight for line in lines] == pytest.approx((weights / weights.sum()).tolist(), rel=1e-4)
