@@ -29,6 +29,7 @@ MIB = 1024 * 1024
 MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = MIB, 64 * MIB
 SEGMENTS_PER_LOG = 8
 TICK_S = 0.05
+ROLL_AGAIN_S = 1.0
 WASTE_FACTOR = 2
 """The log may be this much longer than what is held of it, before it is tended."""
 CLOSE_S = 10.0
@@ -77,6 +78,7 @@ class ExchangeDaemon:
         self._clock, self._limits = clock, limits
         self._tick_s = clock()
         self._released_offset = 0
+        self._refused_rolls, self._roll_s = 0, 0.0
         self.log = SegmentLog(
             folder, max_bytes=limits.log_bytes, durability=limits.durability, segment_bytes=limits.segment_bytes
         )
@@ -112,7 +114,7 @@ class ExchangeDaemon:
         if now_s >= self._tick_s:
             self._tick_s = now_s + TICK_S
             self._send(self.core.tick(now_s))
-            self._roll_when_full()
+        self._roll_when_full(now_s)
         if not is_rolling:
             self._free_front(second_offset)
         if self._writer.failure:
@@ -137,9 +139,11 @@ class ExchangeDaemon:
     def _append(self, ticket: int, entry: bytes, *, is_move: bool) -> None:
         self._writer.post(ticket, [entry], into_reserve=is_move)
 
-    def _roll_when_full(self) -> None:
-        """Begin a new segment when one is full; where there is no room for it, the old one goes on for now."""
-        if self.log.wants_roll and not self._writer.is_rolling:
+    def _roll_when_full(self, now_s: float) -> None:
+        """Begin a new segment when one is full; where there is no room for it, the old one goes on for a second."""
+        if self._writer.refused_rolls > self._refused_rolls:
+            self._refused_rolls, self._roll_s = self._writer.refused_rolls, now_s + ROLL_AGAIN_S
+        if self.log.wants_roll and not self._writer.is_rolling and now_s >= self._roll_s:
             self._writer.roll(encode(self.core.memory.snapshot()))
 
     def _free_front(self, second_offset: int) -> None:

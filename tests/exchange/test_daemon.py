@@ -234,10 +234,11 @@ def test_the_log_is_freed_from_its_front(open_daemon, outcome, until):
     until(lambda: daemon.round(0.01) or daemon.log.size_bytes < 3_000_000)
     assert longest < 8 * 1024 * 1024 < 120 * 200_000
     assert daemon.log.first_offset > 20_000_000
+    last_number = daemon.core.shelf.last_number
     daemon.close()
     again = open_daemon()
     assert [entry.tags.record_id for entry in again.core.shelf.entries()] == ["r0", "r119"]
-    assert again.core.shelf.last_number == 120
+    assert again.core.shelf.last_number == last_number >= 120
     again.core.handle(
         b"worker/qwen/0", put_message(outcome("r5", prompt_id="p", step=200), seq=5), GRANT, time.monotonic()
     )
