@@ -210,6 +210,26 @@ def test_only_what_all_streams_have_committed_is_free(outcome):
     assert memory.streams.freed == 2
 
 
+def test_what_was_committed_before_a_restart_stays_free(outcome):
+    """Also while nobody has opened the stream again."""
+    core = make_core()
+    open_stream(core)
+    [batch] = put(core, outcome("r1"))
+    took(core, batch)
+    core.handle(LEARNER, Commit(client="l", policy="llama", stream="s", upto=batch.numbers[-1]), 0.0)
+    again = make_core()
+    again.memory.restore(None, core.logged())
+    assert again.memory.streams.freed == batch.numbers[-1]
+
+
+def test_an_empty_memory_does_not_take_more_than_its_budget(outcome):
+    """What would be evicted before anybody read it waits instead."""
+    core = make_core(budget_bytes=20_000, when_full="refuse", is_slow=True)
+    for number in range(10):
+        core.handle(WORKER, put_message(outcome(f"r{number}", prompt_id=f"p{number}", completion=bytes(5000))), 0.0)
+    assert len(core.posted) <= 3
+
+
 def test_streams_are_bounded_and_belong_to_clients_that_said_hello():
     """Names cannot grow the tables without bound."""
     core = make_core()
