@@ -233,17 +233,19 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 
 def _conclude(runs: Sequence[Run], folder: Path) -> int:
-    from mrl.cli.compare_tables import comparison_grids, comparison_json, comparison_of, measure
-    from mrl.report.comparison_table import markdown, rich_table
+    from mrl.report.comparison import Comparison, read_outcome
+    from mrl.report.comparison_table import as_json, grids, markdown, rich_table
 
     done = [one for one in runs if one.is_done]
     if not done:
         raise RoleFailed(f"no run has come to its end, see {folder}/*.log")
-    found = {
-        regime: {one.seed: measure(one.folder) for one in done if one.regime == regime}
-        for regime in dict.fromkeys(one.regime for one in runs if one in done)
-    }
-    tables, told = comparison_grids(found), notes(runs, done)
+    comparison = Comparison(
+        {
+            regime: {one.seed: read_outcome(one.folder) for one in done if one.regime == regime}
+            for regime in dict.fromkeys(one.regime for one in runs if one in done)
+        }
+    )
+    tables, told = grids(comparison), notes(runs, done)
     console = Console(width=None if sys.stdout.isatty() else 140)
     for grid in tables:
         console.print(rich_table(grid))
@@ -251,8 +253,8 @@ def _conclude(runs: Sequence[Run], folder: Path) -> int:
         print(note)
     texts = [*map(markdown, tables), *(f"{note}\n" for note in told)]
     replace_file(folder / "comparison.md", "\n".join(texts).encode())
-    replace_file(folder / "comparison.json", json.dumps(comparison_json(found), indent=1).encode())
-    written = ["comparison.md", "comparison.json", *_draw(comparison_of(found), folder)]
+    replace_file(folder / "comparison.json", json.dumps(as_json(comparison), indent=1).encode())
+    written = ["comparison.md", "comparison.json", *_draw(comparison, folder)]
     print("wrote " + ", ".join(str(folder / name) for name in written))
     return 0 if len(done) == len(runs) else 1
 

@@ -1,4 +1,4 @@
-"""What a policy gives to the peer answers that it trains on: their log-probs, read off the training pass itself."""
+"""What a policy gives to the answers that peers wrote or scored: their log-probs, read off the training pass itself."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ Float32s = npt.NDArray[np.float32]
 
 
 class PeerLogprobs:
-    """Log-probs of the rows of peers, gathered over minibatches and ranks.
+    """Log-probs of the rows of peers, and of own rows with a teacher, gathered over minibatches and ranks.
 
     A row is read when its turn comes: with several minibatches, after the updates before it.
     """
@@ -24,7 +24,11 @@ class PeerLogprobs:
     def __init__(self, order: StepOrder, components: Sequence[Component], world: World) -> None:
         of_peers = {component.name for component in components if component.rows == "peer"}
         self._world = world
-        sizes = {p: e.answer_token_ids.size for p, e in enumerate(order.examples) if e.component in of_peers}
+        sizes = {
+            place: example.answer_token_ids.size
+            for place, example in enumerate(order.examples)
+            if example.component in of_peers or example.teacher_logprobs is not None
+        }
         starts = np.cumsum([0, *sizes.values()]).tolist()
         self._parts = {place: slice(*starts[n : n + 2]) for n, place in enumerate(sizes)}
         self._start_of = {id(order.examples[place]): part.start for place, part in self._parts.items()}

@@ -3,6 +3,7 @@
 - `names`     the one table of metric names with units
 - `telemetry` what a role calls; records go to a sink that the role gives
 - `jsonl`     `metrics.jsonl` and `rollouts/step_N/<policy>.jsonl`, written by the supervisor alone
+- `residuals` `residuals/<policy>.jsonl`, bounded in bytes, likewise
 - `logging`   structlog for every process
 
 A name that is not in the table is never emitted. Nothing here blocks, and nothing here knows a socket.

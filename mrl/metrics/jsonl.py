@@ -1,11 +1,10 @@
-"""`metrics.jsonl`, `rollouts/step_N/<policy>.jsonl`, `residuals/<policy>.jsonl`: one JSON object per line, one writer.
+"""`metrics.jsonl` and `rollouts/step_N/<policy>.jsonl`: one JSON object per line, one writer.
 
 A line is written with one system call. A tail that a killed writer left torn is cut off before anything is appended, so
 only the last line of a file can ever be torn, and readers skip it. Values that are no finite number are stored as null,
 which keeps every line valid JSON, and read back as NaN.
 """
 
-import itertools
 import json
 import math
 import os
@@ -13,10 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from mrl.errors import RecordError, RunFolderError
-from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, ResidualsRecord, SampleRecord
+from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, SampleRecord
 
 HEARTBEAT_EVERY_S = 30.0
 
@@ -73,24 +70,8 @@ class SampleWriter:
 
         Raises RecordError for a policy that is no plain file name, OSError when the disk is full.
         """
-        path = self._rollouts / f"step_{sample.step}" / f"{_plain_name(sample.policy)}.jsonl"
-        _append_to(path, [{name: getattr(sample, name) for name in SampleRecord.__struct_fields__}])
-        return path
-
-
-class ResidualWriter:
-    """Appends what became of peers' answers to `residuals/<policy>.jsonl`, a line each, the policy the receiver."""
-
-    def __init__(self, residuals: Path) -> None:
-        self._residuals = residuals
-
-    def write(self, record: ResidualsRecord) -> Path:
-        """Append the lines {"step", "source", "prompt_id", ...} of one record at once, and return the file.
-
-        Raises RecordError for a policy that is no plain file name, OSError when the disk is full.
-        """
-        path = self._residuals / f"{_plain_name(record.policy)}.jsonl"
-        _append_to(path, [{"step": record.step} | msgspec.structs.asdict(row) for row in record.rows])
+        path = file_of(self._rollouts / f"step_{sample.step}", sample.policy)
+        append_lines(path, [{name: getattr(sample, name) for name in SampleRecord.__struct_fields__}])
         return path
 
 
@@ -114,43 +95,36 @@ def read_samples(rollouts: Path) -> list[dict[str, Any]]:
     return [line for path in paths for line in _read_lines(path)]
 
 
-def read_residuals(residuals: Path) -> dict[str, list[dict[str, Any]]]:
-    """Policy -> lines of its answers from peers, in order, without those of steps that a resume took back.
-
-    Raises RunFolderError, naming the line, for what is no line.
-    """
-    return {path.stem: _without_voided(_read_lines(path)) for path in sorted(residuals.glob("*.jsonl"))}
-
-
-def _without_voided(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lines up to the step that is written again stand; read from the end, a step never rises."""
-    kept: list[dict[str, Any]] = []
-    newest = math.inf
-    for block in reversed(_blocks(lines)):
-        if block[0]["step"] < newest:
-            newest = block[0]["step"]
-            kept += reversed(block)
-    return kept[::-1]
-
-
-def _blocks(lines: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    steps = (line for line in lines if isinstance(line.get("step"), int))
-    return [list(block) for _, block in itertools.groupby(steps, key=lambda line: line["step"])]
-
-
-def _plain_name(policy: str) -> str:
+def file_of(folder: Path, policy: str) -> Path:
+    """`<folder>/<policy>.jsonl`. Raises RecordError for a policy that is no plain file name."""
     if policy != Path(policy).name or policy in {"", ".", ".."} or "\0" in policy:
         raise RecordError(f"policy: {policy!r} is no plain name")
-    return policy
+    return folder / f"{policy}.jsonl"
 
 
-def _append_to(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+def append_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    """Append all at once, to a file and folder that are made if missing. Raises OSError when the disk is full."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = _open_for_append(path)
     try:
         _append(file, *lines)
     finally:
         os.close(file)
+
+
+def parse_line(row: bytes) -> dict[str, Any] | None:
+    """The object on a line; None when it holds none."""
+    try:
+        line = json.loads(row)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def damaged_line(path: Path, number: int, row: bytes) -> RunFolderError:
+    """What to raise for line `number` of a file, which holds no object."""
+    cure = "delete this line; every other line is independent of it"
+    return RunFolderError("not a JSON object", where=f"{path}:{number}", got=row[:60], cure=cure)
 
 
 def _open_for_append(path: Path) -> int:
@@ -189,12 +163,8 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     whole = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is torn or empty
     lines = []
     for number, row in enumerate(whole, start=1):
-        try:
-            line = json.loads(row)
-        except ValueError:
-            line = None
-        if not isinstance(line, dict):
-            cure = "delete this line; every other line is independent of it"
-            raise RunFolderError("not a JSON object", where=f"{path}:{number}", got=row[:60], cure=cure)
+        line = parse_line(row)
+        if line is None:
+            raise damaged_line(path, number, row)
         lines.append(line)
     return lines

@@ -54,9 +54,10 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
 
 
 class RowResidual(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one answer of a peer that was looked at; log-probs in nats, shares from 0 to 1.
+    """What became of one answer of a peer that was looked at, or of an own one that the peer `source` has scored.
 
-    A number is None where it is not known: of an answer that was not trained on, or had no trace.
+    Log-probs in nats, shares from 0 to 1. A number is None where it is not known: of an answer that was not trained on,
+    or had no trace.
     """
 
     source: Name

@@ -6,11 +6,14 @@ Shapes: N seeds. Accuracies are held-out shares; the average of a run is over it
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
 
+from mrl.config.run_folder import RunFolder
+from mrl.metrics.jsonl import read_metrics
 from mrl.report.run_data import RunData, read_run
+from mrl.report.spent import spent_of
 
 AVERAGE = "average"
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
@@ -55,6 +58,9 @@ class Outcome:
     """Of these, tokens of peers' answers."""
     shared_bytes: float
     wall_s: float
+    """Without the pauses between attempts."""
+    scored_tokens: float = 0.0
+    """Answer tokens that engines scored for other policies."""
 
     def start(self, name: str = AVERAGE) -> float:
         """Accuracy at the first evaluation."""
@@ -131,11 +137,12 @@ def interval(values: Sequence[float]) -> Interval:
 
 def read_outcome(folder: Path) -> Outcome:
     """What the run in `folder` reached and spent. Raises RunFolderError when it is none."""
-    return outcome_of(read_run(folder))
+    spent = spent_of(read_metrics(RunFolder(folder).metrics_jsonl))
+    return replace(outcome_of(read_run(folder)), wall_s=spent.running_s, scored_tokens=spent.scored_tokens)
 
 
 def outcome_of(data: RunData) -> Outcome:
-    """The same from its data; frozen policies are left out."""
+    """The same from its data alone, which do not tell pauses and scored tokens; frozen policies are left out."""
     tables = data.config["policies"]
     learning = [name for name in tables if not tables[name].get("frozen")]
     curves: dict[str, Curve] = {name: dict(sorted(data.accuracy[name][""].items())) for name in learning}

@@ -57,6 +57,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                     "peer_tokens": outcome.peer_tokens,
                     "shared_bytes": outcome.shared_bytes,
                     "wall_s": outcome.wall_s,
+                    "scored_tokens": outcome.scored_tokens,
                 }
                 for seed, outcome in comparison.of(regime).items()
             },
@@ -77,8 +78,9 @@ def _averages(comparison: Comparison) -> Grid:
         ]
         for regime in comparison.regimes
     ]
-    seeds = len(comparison.of(base))
-    return Grid(f"Held-out accuracy, mean over policies and {seeds} seeds, 95 % interval", head, rows)
+    return Grid(
+        f"Held-out accuracy, mean over policies and seeds ({_num_seeds(comparison)}), 95 % interval", head, rows
+    )
 
 
 def _policies(comparison: Comparison) -> Grid:
@@ -95,22 +97,44 @@ def _policies(comparison: Comparison) -> Grid:
 
 
 def _spendings(comparison: Comparison) -> Grid:
-    head = ["regime", "own answers", "own tokens", "trained tokens", "of peers", "MiB shared", "minutes"]
-    rows = []
-    for regime in comparison.regimes:
-        trained, peers = (comparison.spent(regime, field) for field in ("trained_tokens", "peer_tokens"))
-        rows.append(
-            [
-                regime,
-                f"{comparison.spent(regime, 'own_answers'):,.0f}",
-                f"{comparison.spent(regime, 'own_tokens'):,.0f}",
-                f"{trained:,.0f}",
-                f"{peers / trained:.1%}" if trained else "-",
-                f"{comparison.spent(regime, 'shared_bytes') / MEBIBYTE:.2f}",
-                f"{comparison.spent(regime, 'wall_s') / 60:.1f}",
-            ]
-        )
+    """Tokens scored for others have a column where any run scored."""
+    scores = any(comparison.spent(regime, "scored_tokens") for regime in comparison.regimes)
+    head = [
+        "regime",
+        "own answers",
+        "own tokens",
+        "trained tokens",
+        "of peers",
+        "scored tokens",
+        "MiB shared",
+        "minutes",
+    ]
+    rows = [head, *(_spent(comparison, regime) for regime in comparison.regimes)]
+    shown = [place for place, name in enumerate(head) if scores or name != "scored tokens"]
+    head, *rows = [[row[place] for place in shown] for row in rows]
     return Grid("Spent per run, all policies, mean over seeds", head, rows)
+
+
+def _spent(comparison: Comparison, regime: str) -> list[str]:
+    trained, peers = (comparison.spent(regime, field) for field in ("trained_tokens", "peer_tokens"))
+    return [
+        regime,
+        f"{comparison.spent(regime, 'own_answers'):,.0f}",
+        f"{comparison.spent(regime, 'own_tokens'):,.0f}",
+        f"{trained:,.0f}",
+        f"{peers / trained:.1%}" if trained else "-",
+        f"{comparison.spent(regime, 'scored_tokens'):,.0f}",
+        f"{comparison.spent(regime, 'shared_bytes') / MEBIBYTE:.2f}",
+        f"{comparison.spent(regime, 'wall_s') / 60:.1f}",
+    ]
+
+
+def _num_seeds(comparison: Comparison) -> str:
+    """How many seeds every row has: one number where all have as many."""
+    numbers = {regime: len(comparison.of(regime)) for regime in comparison.regimes}
+    if len(set(numbers.values())) == 1:
+        return f"{next(iter(numbers.values()))} each"
+    return ", ".join(f"{regime} {number}" for regime, number in numbers.items())
 
 
 def _plus_minus(found: Interval) -> str:

@@ -16,7 +16,7 @@ from mrl.report.page_style import style_sheet
 from mrl.report.readable import count, elapsed, fixed, percent, signed
 from mrl.report.run_data import RunData, read_run
 from mrl.report.sharing_cost import cost_table, gap_chart
-from mrl.report.strange_answers import strange_table
+from mrl.report.strange_answers import StrangeAnswers, strange_answers, strange_table
 from mrl.report.tables import accuracy_table, flow_table, sample_table
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -28,15 +28,18 @@ def write_report(run_folder: Path) -> Path:
     Raises RunFolderError when the folder is no run or cannot be written; anything else that is missing or damaged is
     named on the page.
     """
-    target = RunFolder(run_folder).report_html
+    run = RunFolder(run_folder)
+    target, data = run.report_html, read_run(run_folder)
+    strange = strange_answers(run.residuals)
+    data.problems += strange.problems
     try:
-        replace_file(target, page(read_run(run_folder)).encode("utf-8", errors="backslashreplace"))
+        replace_file(target, page(data, strange).encode("utf-8", errors="backslashreplace"))
     except OSError as error:
         raise RunFolderError(f"the report cannot be written ({error.strerror})", where=str(target)) from error
     return target
 
 
-def page(data: RunData) -> str:
+def page(data: RunData, strange: StrangeAnswers) -> str:
     """The whole page as text."""
     title = f"mrl run {data.name}"
     return (
@@ -44,7 +47,7 @@ def page(data: RunData) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{style_sheet(len(data.policies))}</style></head>\n"
-        f"<body><main>{_header(data)}{_problems(data)}{_accuracy(data)}{_learning(data)}{_sharing(data)}"
+        f"<body><main>{_header(data)}{_problems(data)}{_accuracy(data)}{_learning(data)}{_sharing(data, strange)}"
         f"{_machine(data)}{_answers(data)}</main></body></html>\n"
     )
 
@@ -106,9 +109,9 @@ def _learning(data: RunData) -> str:
     return _section("Learning", _grid(figures) + small)
 
 
-def _sharing(data: RunData) -> str:
+def _sharing(data: RunData, strange: StrangeAnswers) -> str:
     figures = [charts.rescues(data), charts.rescued_share(data)]
-    costs = cost_table(data) + strange_table(data)
+    costs = cost_table(data) + strange_table(strange)
     figures += [gap_chart(data)] if costs else []
     parts = (charts.figure_html(flow_diagram(data)), flow_table(data), costs, _grid(figures))
     return _section("Learning from each other", "".join(parts))

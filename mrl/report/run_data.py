@@ -11,8 +11,9 @@ from typing import Any
 
 from mrl.config.run_folder import RunFolder
 from mrl.errors import RunFolderError
-from mrl.metrics.jsonl import read_metrics, read_residuals, read_samples
+from mrl.metrics.jsonl import read_metrics, read_samples
 from mrl.report.progress import ALL_TASKS, kind_of
+from mrl.report.shards import Shards
 
 Points = list[tuple[float, float]]
 """(x, y) in order of x; y may be NaN."""
@@ -31,12 +32,11 @@ class RunData:
     accuracy: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
     """Policy -> task -> step -> held-out accuracy; the task "" stands for all."""
     flows: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
-    """(source, receiver) -> records, bytes, hit_rate, age_versions."""
+    """(source, receiver) -> records, bytes, hit_rate, age_versions; of all the exchange's daemons together."""
+    shards: Shards = field(default_factory=Shards, repr=False)
     slots: dict[str, Points] = field(default_factory=dict)
     """Policy -> (minutes since the first metric, slots)."""
     samples: list[dict[str, Any]] = field(default_factory=list)
-    residuals: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Receiver -> what became of every answer of its peers."""
     floors: dict[tuple[str, str], float | None] = field(default_factory=dict)
     """(source, receiver) -> span std in nats that their tokenizers make of equal policies; None: not measurable."""
     restarts: float = 0.0
@@ -75,10 +75,6 @@ def read_run(path: Path) -> RunData:
     except RunFolderError as error:
         data.problems.append(str(error))
     data.samples = _without_repeats(data.samples)
-    try:
-        data.residuals = read_residuals(run.residuals)
-    except RunFolderError as error:
-        data.problems.append(str(error))
     _take_floors(data, run)
     return data
 
@@ -124,7 +120,8 @@ def _take_line(data: RunData, line: dict[str, Any]) -> None:
             data.restarts = max(data.restarts, value)
         elif room == "exchange" and rest.startswith("flow_") and rest.count("/") == 2:
             what, source, receiver = rest.removeprefix("flow_").split("/")
-            data.flows.setdefault((source, receiver), {})[what] = value
+            together = data.shards.together(str(line.get("role", "")), name, value)
+            data.flows.setdefault((source, receiver), {})[what] = together
 
 
 def _take_step(data: RunData, policy: str, step: int, values: dict[str, float]) -> None:

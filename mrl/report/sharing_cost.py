@@ -15,13 +15,13 @@ from mrl.report.svg import Axes, Line, line_chart, moving_mean
 MAX_LINES = 8
 PREFIX = "align/"
 NOTE = (
-    "Peer answers that were looked at; the figures are of those trained on. 1:1: own tokens, or bytes in them, that "
-    "cover exactly one token of the peer. Length: own tokens per token of the peer. Gap: own log-prob of the peer's "
-    "text minus the peer's own; the more negative, the stranger the text. Span std and out of band: log-ratios of "
-    "common spans, and the share outside [0.8, 1.2]. Floor: the span std that the two tokenizers alone make of equal "
-    "policies; excess: what is left without it, if the two are independent. A tokenizer that joins words, or cuts them "
-    "by what follows, has no measurable floor. ESS: effective share of the answers of a step, were they weighted by "
-    "own over peer probability."
+    "Peer answers that were looked at, or own ones that the peer scored; the figures are of those trained on. 1:1: "
+    "own tokens, or bytes in them, that cover exactly one token of the peer. Length: own tokens per token of the peer. "
+    "Gap: own log-prob of the text minus the peer's; the more negative, the stranger the text. Span std and out of "
+    "band: log-ratios of common spans, and the share outside [0.8, 1.2]. Floor: the span std that the two tokenizers "
+    "alone make of equal policies; excess: what is left without it, if the two are independent. A tokenizer that joins "
+    "words, or cuts them by what follows, has no measurable floor. ESS: effective share of the answers of a step, were "
+    "they weighted by own over peer probability."
 )
 
 

@@ -22,7 +22,8 @@ from mrl.launch.lifecycle import Lifecycle
 from mrl.launch.log_lines import ERROR_PREFIX, loud_line
 from mrl.launch.plan import Plan, ProcessSpec
 from mrl.launch.restarts import EndRun, Exit, Finished, RestartPolicy, StartAgain, how_it_ended, is_silent
-from mrl.metrics.jsonl import MetricsWriter, ResidualWriter, SampleWriter
+from mrl.metrics.jsonl import MetricsWriter, SampleWriter
+from mrl.metrics.residuals import ResidualWriter
 from mrl.records.codec import decode
 from mrl.records.telemetry import (
     HeartbeatRecord,

@@ -27,7 +27,7 @@ GAPS = (
 
 
 class Tried(NamedTuple):
-    """A peer's answer that was looked at."""
+    """A peer's answer that was looked at, or an own one that a peer has scored."""
 
     source: str
     reason: str
@@ -41,7 +41,7 @@ class Tried(NamedTuple):
 
 
 class SharedRows(NamedTuple):
-    """A peer's answers of one step in own tokens."""
+    """A peer's answers of one step in own tokens, or own ones with the log-probs that it gave them."""
 
     source: str
     places: tuple[int, ...]

@@ -19,12 +19,12 @@ Reads of a peer: whole groups (rollout records). On the wire: all answers of a g
 Costs: forward and backward over every peer answer, twice the training work with one peer; the residual of alignment.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mrl.alignment.spreading import SPREADING
 from mrl.objectives.specs import Cispo, Clipped, Correction, Shaped, Spreading, Term
@@ -45,6 +45,14 @@ PEER_ROLLOUTS = "peer_rollouts"
 Variant = Literal["behaviour", "recompute", "decoupled", "sequence", "luffy"]
 TRACED: frozenset[Variant] = frozenset({"behaviour", "decoupled", "sequence"})
 """Variants that need the peer's log-probs."""
+READERS: Mapping[str, tuple[Variant, ...]] = {
+    "spreading": ("behaviour", "decoupled"),
+    "dual_clip": ("behaviour",),
+    "weight_level": ("decoupled",),
+    "weight_cap": ("decoupled",),
+    "shaping_gamma": ("luffy",),
+}
+"""Key -> variants that it means something to; keys that are not here concern all."""
 
 
 class PrpParameters(PeerGroupParameters):
@@ -55,8 +63,8 @@ class PrpParameters(PeerGroupParameters):
     advantages: Literal["pooled", "source"] = "pooled"
     """Advantages over own and peers' answers together, or each within its own group."""
     spreading: Spreading | Literal["bytes", "uniform"] = "receiver_multiplicative"
-    """How a span's log-prob is read at own tokens: own log-probs scaled to it; moved to it; not divided, so that each
-    token has the ratio of its span; or parts by bytes; or equal parts."""
+    """Of "behaviour" and "decoupled", how a span's log-prob is read at own tokens: own log-probs scaled to it; moved to
+    it; not divided, so that each token has the ratio of its span; or parts by bytes; or equal parts."""
     weight_level: Literal["token", "sequence", "geometric"] = "geometric"
     """Of "decoupled": weight of each token, of the whole row, or the geometric mean over the row."""
     weight_cap: float = Field(2.0, ge=1)
@@ -65,6 +73,22 @@ class PrpParameters(PeerGroupParameters):
     """Of "behaviour": bound of the term for negative advantages, as a multiple of the advantage."""
     shaping_gamma: float = Field(0.1, gt=0)
     """Of "luffy": the gamma of x / (x + gamma)."""
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> "PrpParameters":
+        """Raises ValueError for a key that was set and that nothing reads, or that contradicts another."""
+        for key, variants in READERS.items():
+            if key in self.model_fields_set and self.variant not in variants:
+                wanted = " or ".join(map(repr, variants))
+                raise ValueError(
+                    f"{key} is not in use; got variant {self.variant!r}; wanted {wanted}; cure: leave {key} out"
+                )
+        if self.variant == "decoupled" and self.weight_level != "token" and self.spreading == "none":
+            raise ValueError(
+                "spreading 'none' counts a span once per own token in a sum over the row; "
+                f"got weight_level {self.weight_level!r}; wanted 'token'; cure: set that, or leave spreading out"
+            )
+        return self
 
 
 class PrpRegime(PeerGroupReader):
@@ -145,18 +169,12 @@ class PrpRegime(PeerGroupReader):
 
 
 def _spreading(parameters: PrpParameters) -> Spreading:
-    """What the learner does with spans.
-
-    A weight of a whole row sums over it, which every rule that divides serves alike and "none" does not.
-    """
-    by_row = parameters.variant == "decoupled" and parameters.weight_level != "token"
+    """What the learner does with spans; rules that need no own log-probs leave none to it."""
     match parameters.spreading:
-        case "receiver_additive":
-            return "receiver_additive"
-        case "none" if not by_row:
-            return "none"
-        case _:
+        case "bytes" | "uniform":
             return "receiver_multiplicative"
+        case rule:
+            return rule
 
 
 def _term(parameters: PrpParameters, objective: OwnObjective) -> Term:

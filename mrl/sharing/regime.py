@@ -105,9 +105,10 @@ class Absorbed:
     """Metric name -> value of this step."""
     rescued: Sequence[Rescue] = ()
     shared: Sequence[SharedRows] = ()
-    """Peer answers among `examples`, aligned, so that the learner can say what they cost."""
+    """Peer answers among `examples`, and own ones that a peer scored, aligned, so that the learner can say what they
+    cost."""
     tried: Sequence[Tried] = ()
-    """All peer answers that were looked at, those among them."""
+    """All that were looked at, those among them."""
     expansion: float = 1.0
     """Optimizer updates of the step, as a multiple of the policy's minibatches: 2 for a batch twice as large."""
 

@@ -5,11 +5,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mrl.alignment.flags import Rejected
+from mrl.alignment.aligned_batch import AlignedBatch
+from mrl.alignment.flags import Flag, Rejected
 from mrl.alignment.peer_answer import PeerAnswer, validate
 from mrl.alignment.ragged import offsets_of, sums_at
 from mrl.alignment.receiver import Receiver
-from mrl.alignment.spans import align_batch
+from mrl.alignment.spans import Spans, align_batch
 from mrl.records.codec import unpack_array
 from mrl.records.experience import TokenTrace
 from mrl.records.rollouts import Answer
@@ -25,6 +26,9 @@ class TeacherView(NamedTuple):
     """[T] sum over the token's common span, in nats; NaN where the peer says nothing, as of an end that it lacks."""
     spans: Int32s
     """[T]"""
+    aligned: AlignedBatch
+    """The same as one row, without an end that only one side has: flagged EOS_UNMAPPED, the own token left out, the
+    peer's dropped."""
 
 
 def teacher_view(
@@ -59,9 +63,37 @@ def _lay_on(own_ids: Int32s, own_lengths: Int32s, told: PeerAnswer, receiver: Re
     num_own -= has_own_end and not told.ends_with_eos
     num_told -= told.ends_with_eos and not has_own_end
     spans = align_batch(told_lengths[:num_told], np.array([0, num_told]), lengths[:num_own], np.array([0, num_own]))
-    sums = sums_at(spans.of_peer, told.logprobs[:num_told].astype(np.float64), spans.num_spans)
+    flags = Flag(0) if told.finished else Flag.TAIL
+    flags |= Flag.EOS_UNMAPPED if has_own_end != told.ends_with_eos else Flag(0)
+    aligned = _book(own_ids[:num_own], own_lengths[:num_own], told, spans, flags)
     logprobs = np.full(len(own_ids), np.nan, dtype=np.float32)
-    logprobs[:num_own] = sums[spans.of_receiver]
+    logprobs[:num_own] = aligned.span_logprob[spans.of_receiver]
     of_token = np.full(len(own_ids), spans.num_spans, dtype=np.int32)
     of_token[:num_own] = spans.of_receiver
-    return TeacherView(logprobs, of_token)
+    return TeacherView(logprobs, of_token, aligned)
+
+
+def _book(own_ids: Int32s, own_lengths: Int32s, told: PeerAnswer, spans: Spans, flags: Flag) -> AlignedBatch:
+    """One row with every log-prob of the peer in a span, or dropped when it is of the end that `spans` lacks."""
+    num_told, num_spans = len(spans.of_peer), spans.num_spans
+    nats, dropped = told.logprobs.astype(np.float64), len(told.logprobs) - num_told
+    return AlignedBatch(
+        token_ids=own_ids,
+        row_offsets=np.array([0, len(own_ids)]),
+        token_bytes=own_lengths,
+        span_of_token=spans.of_receiver,
+        peer_offsets=np.array([0, len(nats)]),
+        peer_logprobs=told.logprobs,
+        peer_token_bytes=told.byte_lengths,
+        peer_span_of_token=np.append(spans.of_peer, np.full(dropped, -1, dtype=np.int32)),
+        span_row=np.zeros(num_spans, dtype=np.int32),
+        span_logprob=sums_at(spans.of_peer, nats[:num_told], num_spans),
+        span_peer_tokens=np.bincount(spans.of_peer, minlength=num_spans).astype(np.int32),
+        span_receiver_tokens=np.bincount(spans.of_receiver, minlength=num_spans).astype(np.int32),
+        span_bytes=sums_at(spans.of_receiver, own_lengths, num_spans).astype(np.int32),
+        flags=np.array([flags], dtype=np.int32),
+        reject_reason=("",),
+        dropped_logprob=np.array([nats[num_told:].sum()]),
+        dropped_tokens=np.array([dropped]),
+        peer_logprob=np.array([nats.sum()]),
+    )

@@ -1,4 +1,4 @@
-"""Log-probs of the rows of peers, read off the training pass."""
+"""Log-probs of what peers wrote or scored, read off the training pass."""
 
 import numpy as np
 import pytest
@@ -29,11 +29,13 @@ def train(model, rows, **settings) -> Trainer:
 
 
 @pytest.mark.parametrize("settings", [{}, {"minibatches": 3}, {"microbatch_tokens": 48}], ids=str)
-def test_every_row_of_a_peer_has_its_log_probs(tiny_model, make_rows, settings):
+def test_every_row_that_a_peer_wrote_or_scored_has_its_log_probs(tiny_model, make_rows, settings):
     """However rows are packed and dealt out, each place holds what the model gives to that row."""
     rows, model = make_rows(21, shared=True), tiny_model()
     found = train(model, rows, **settings).peer_logprobs
-    assert set(found) == {place for place, row in enumerate(rows) if row.source == "peer"}
+    scored = {place for place, row in enumerate(rows) if row.teacher_logprobs is not None}
+    assert 0 < len(scored) < len(rows)
+    assert set(found) == scored | {place for place, row in enumerate(rows) if row.source == "peer"}
     model.eval()
     for place, logprobs in found.items():
         row = rows[place]

@@ -9,15 +9,8 @@ from pathlib import Path
 import pytest
 
 from mrl.errors import RecordError, RunFolderError
-from mrl.metrics.jsonl import (
-    MetricsWriter,
-    ResidualWriter,
-    SampleWriter,
-    read_metrics,
-    read_residuals,
-    read_samples,
-)
-from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, ResidualsRecord, RowResidual, SampleRecord
+from mrl.metrics.jsonl import MetricsWriter, SampleWriter, read_metrics, read_samples
+from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, SampleRecord
 
 
 def metrics(step: int = 1, **values: float) -> MetricsRecord:
@@ -176,39 +169,3 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     writer.write(metrics(3))
     writer.close()
     assert [line["step"] for line in read_metrics(path)] == [1, 3]
-
-
-def residuals(step: int, *record_ids: str, policy: str = "qwen") -> ResidualsRecord:
-    rows = [
-        RowResidual(
-            source="llama", prompt_id="p", record_id=name, answer=0, trained=True, gap_nats=-1.5, flags=["NORM"]
-        )
-        for name in record_ids
-    ]
-    return ResidualsRecord(role=f"learner/{policy}", policy=policy, step=step, rows=rows)
-
-
-def test_residuals_are_filed_by_receiver_a_line_per_answer(tmp_path: Path) -> None:
-    """Every line says its step, and numbers that are not known are null."""
-    writer = ResidualWriter(tmp_path / "residuals")
-    for record in (residuals(1, "a", "b"), residuals(2, "c"), residuals(1, "d", policy="llama")):
-        path = writer.write(record)
-    assert path == tmp_path / "residuals" / "llama.jsonl"
-    found = read_residuals(tmp_path / "residuals")
-    assert {name: [(line["step"], line["record_id"]) for line in lines] for name, lines in found.items()} == {
-        "llama": [(1, "d")],
-        "qwen": [(1, "a"), (1, "b"), (2, "c")],
-    }
-    first = found["qwen"][0]
-    assert (first["gap_nats"], first["flags"], first["ess_weight"], first["trained"]) == (-1.5, ["NORM"], None, True)
-    with pytest.raises(RecordError, match="no plain name"):
-        writer.write(residuals(1, "a", policy="../qwen"))
-
-
-def test_steps_that_a_resume_took_back_are_left_out(tmp_path: Path) -> None:
-    """A step that is made again stands once, with what came of it the second time; so do all that followed it."""
-    writer = ResidualWriter(tmp_path)
-    for step, name in ((1, "a"), (2, "b"), (3, "c"), (4, "d"), (2, "e"), (4, "f"), (4, "g")):
-        writer.write(residuals(step, name))
-    lines = read_residuals(tmp_path)["qwen"]
-    assert [(line["step"], line["record_id"]) for line in lines] == [(1, "a"), (2, "e"), (4, "f"), (4, "g")]

@@ -6,7 +6,9 @@ import statistics
 
 import pytest
 
-from mrl.report.comparison import AVERAGE, Comparison, Outcome, interval, outcome_of
+from mrl.metrics.jsonl import MetricsWriter, read_metrics
+from mrl.records.telemetry import MetricsRecord
+from mrl.report.comparison import AVERAGE, Comparison, Outcome, interval, outcome_of, read_outcome
 from mrl.report.comparison_figure import drawn, learning_curves
 from mrl.report.comparison_table import as_json, grids, markdown
 from mrl.report.run_data import RunData
@@ -115,13 +117,51 @@ def test_tables_say_what_was_found():
     assert averages.rows[1][2].startswith("0.733 ± ")
     assert averages.rows[0][5] == ""
     assert averages.rows[1][5].startswith("+0.200 [")
-    assert averages.title.endswith("3 seeds, 95 % interval")
+    assert averages.title.endswith("mean over policies and seeds (3 each), 95 % interval")
     assert policies.head[1:5] == ["p0 start", "p0 end", "p0 best", "p0 area"]
     assert all(" ± " in cell for cell in policies.rows[1][2:5])
     assert spent.rows[0][1:] == ["80", "400", "500", "10.0%", "1.00", "1.0"]
     text = markdown(averages)
     assert text.count("\n| ") == 4
     assert "| sgt | 0.200 |" in text
+
+
+def test_what_a_teacher_scored_stands_among_the_spendings():
+    """The mean over seeds, beside the tokens that were trained on; no column where nobody scored."""
+    scored = {1: outcome(0.5, scored_tokens=1000.0), 2: outcome(0.5, scored_tokens=2000.0)}
+    found = Comparison({"independent": {1: outcome(0.5)}, "rlad": scored})
+    spendings = grids(found)[2]
+    place = list(spendings.head).index("scored tokens")
+    assert spendings.head[place - 1 : place + 2] == ["of peers", "scored tokens", "MiB shared"]
+    assert [row[place] for row in spendings.rows] == ["0", "1,500"]
+    assert {len(row) for row in spendings.rows} == {len(spendings.head)}
+    assert as_json(found)["rlad"]["seeds"]["2"]["scored_tokens"] == 2000
+    assert "scored tokens" not in grids(comparison())[2].head
+
+
+@pytest.mark.parametrize(
+    ("seeds", "told"),
+    [({"sgt": 3, "prp": 3}, "3 each"), ({"sgt": 3, "prp": 1}, "sgt 3, prp 1"), ({"sgt": 1}, "1 each")],
+)
+def test_the_title_says_how_many_seeds_every_row_has(seeds, told):
+    """An interrupted comparison may have more of one than of another."""
+    found = {regime: {seed: outcome(0.5) for seed in range(number)} for regime, number in seeds.items()}
+    assert f"mean over policies and seeds ({told})" in grids(Comparison(found))[0].title
+
+
+def test_an_outcome_of_a_folder_has_time_and_scored_tokens_of_all_attempts(make_run):
+    """A pause between attempts is no time spent, and every life of a worker counts from 0."""
+    folder = make_run(steps=40)
+    before = read_outcome(folder)
+    last_s = max(line["time_unix_s"] for line in read_metrics(folder / "metrics.jsonl"))
+    writer = MetricsWriter(folder / "metrics.jsonl")
+    for time_s, tokens in ((last_s, 5.0), (last_s + 86_400, 2.0), (last_s + 86_407, 3.0)):
+        scored = {"scoring/tokens": tokens}
+        writer.write(MetricsRecord(role="worker/t/0", policy="t", step=1, time_unix_s=time_s, values=scored))
+    writer.close()
+    after = read_outcome(folder)
+    assert (before.scored_tokens, after.scored_tokens) == (0, 5 + 3)
+    assert after.wall_s == pytest.approx(before.wall_s + 7)
 
 
 def test_json_holds_every_seed_and_no_nan():

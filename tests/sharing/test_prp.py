@@ -9,6 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mrl.errors import ConfigError
+from mrl.learner.loss import behaviour_by_token
+from mrl.learner.packing import pack
 from mrl.objectives.specs import Cispo, Clipped, Correction, Shaped
 from mrl.records.codec import pack_array, unpack_array
 
@@ -83,7 +86,7 @@ def test_gradient_of_every_variant_at_the_start_of_a_step(build, make, receiver,
     model = lab.model()
     theirs = make.sampled(peer, [1, -1], texts=[b"copy: hay", b"reverse: yah"], logprobs=-0.2)
     own = make.sampled(receiver, [0, 0])
-    regime = build("prp", variant=variant, weight_cap=2.0)
+    regime = build("prp", variant=variant, **({"weight_cap": 2.0} if variant == "decoupled" else {}))
     absorbed = step_of(regime, [own], [make.rollout(theirs, peer)])
     deviation = math.sqrt(2 / 3)
 
@@ -189,24 +192,45 @@ def test_publishes_every_group_whole(build, make, receiver):
     assert pack_array(ids, "i4") == group.answers[0].token_ids
 
 
+def spans_as_written(own_lengths, peer_lengths):
+    """Span of every own and of every peer token, from where both cuts meet; an end is a byte of its own."""
+    ends, peer_ends = (np.cumsum(np.maximum(lengths, 1)) for lengths in (own_lengths, peer_lengths))
+    common = np.intersect1d(ends, peer_ends)
+    return np.searchsorted(common, ends), np.searchsorted(common, peer_ends)
+
+
+@pytest.mark.parametrize("own_is_finer", [True, False])
 @pytest.mark.parametrize("rule", ["none", "receiver_additive", "receiver_multiplicative", "bytes", "uniform"])
-def test_every_rule_keeps_the_peers_log_likelihood(build, make, receiver, peer, step_of, rule):
-    """Divided by the learner, or here in proportion to bytes or equally: a row keeps the peer's total."""
-    own = make.sampled(receiver, [1, 0])
-    told = make.rollout(make.sampled(peer, [1, 0], texts=[b"reverse: yah", b"copy: hay"]), peer)
-    regime = build("prp", variant="behaviour", spreading=rule)
-    found = step_of(regime, [own], [told])
-    rows = [row for row in found.examples if row.component == "peer_rollouts"]
-    assert rows
-    for row, answer in zip(rows, told.record.answers, strict=True):
-        wanted = unpack_array(answer.trace.logprobs, "f4").sum()
-        if rule not in ("bytes", "uniform"):
-            assert regime.components[1].spreading == rule
-            ends = np.append(np.diff(row.behaviour_spans) > 0, True)
-            assert row.behaviour_logprobs[ends].sum() == pytest.approx(wanted, rel=1e-5)
+def test_every_rule_keeps_the_peers_log_likelihood(
+    build, make, make_setting, receiver, peer, lab, step_of, rule, own_is_finer
+):
+    """As the loss reads a row: each span of several tokens, and so the row, has the peer's sum; "none" the ratio."""
+    coarse_and_fine = (receiver, peer)
+    theirs, mine = coarse_and_fine if own_is_finer else coarse_and_fine[::-1]
+    texts = [b"reverse: yah", b"copy: hay"]
+    shared = make.sampled(theirs, [1, -1], texts=texts, logprobs=lambda ids: -0.2 - 0.3 * np.arange(len(ids)))
+    told = make.rollout(shared, theirs)
+    regime = build("prp", replace(make_setting(), receiver=mine), variant="behaviour", spreading=rule)
+    rows = [
+        row
+        for row in step_of(regime, [make.sampled(mine, [0, 0])], [told]).examples
+        if row.component == "peer_rollouts"
+    ]
+    assert len(rows) == 2
+    for row, answer in zip(rows, shared.answers, strict=True):
+        ids = [row.answer_token_ids, unpack_array(answer.token_ids, "i4")]
+        lengths = [t.byte_lengths(i, np.array([0, len(i)])) for t, i in zip((mine, theirs), ids, strict=True)]
+        span, peer_span = spans_as_written(*lengths)
+        assert (np.bincount(span).max() > 1) == own_is_finer == (np.bincount(peer_span).max() == 1)
+        wanted = np.bincount(peer_span, unpack_array(answer.logprobs, "f4"))
+        own = lab.model().sampler_logprobs(row.answer_token_ids)
+        (batch,) = pack([row], regime.components, pack_tokens=64, microbatch_tokens=64)
+        read = behaviour_by_token(batch, regime.components, torch.tensor(own, dtype=torch.float32)).numpy()
+        if rule == "none":
+            assert own - read == pytest.approx((np.bincount(span, own) - wanted)[span], rel=1e-4, abs=1e-5)
         else:
-            assert row.behaviour_spans is None
-            assert row.behaviour_logprobs.sum() == pytest.approx(wanted, rel=1e-5)
+            assert np.bincount(span, read) == pytest.approx(wanted, rel=1e-5)
+            assert read.sum() == pytest.approx(unpack_array(answer.logprobs, "f4").sum(), rel=1e-5)
 
 
 @pytest.mark.parametrize("rule", ["none", "receiver_additive", "receiver_multiplicative"])
@@ -239,8 +263,37 @@ def test_gradient_by_every_rule_of_own_log_probs(build, make, make_setting, rece
     lab.assert_same(lab.gradient(absorbed, regime, model), lab.score_of(model, slow))
 
 
-@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
-def test_a_weight_of_a_row_does_not_depend_on_what_is_divided(build, level):
-    """Without division a token has its span's ratio, which a sum over the row would count more than once."""
-    regime = build("prp", variant="decoupled", weight_level=level, spreading="none")
-    assert regime.components[1].spreading == ("none" if level == "token" else "receiver_multiplicative")
+READ = {
+    "behaviour": {"spreading": "bytes", "dual_clip": 3.0},
+    "recompute": {},
+    "decoupled": {"spreading": "uniform", "weight_level": "token", "weight_cap": 3.0},
+    "sequence": {},
+    "luffy": {"shaping_gamma": 0.2},
+}
+"""Variant -> the keys that it reads, each with some value."""
+KEYS = {key: value for keys in READ.values() for key, value in keys.items()}
+
+
+@pytest.mark.parametrize("variant", READ)
+def test_a_key_that_the_variant_does_not_read_is_refused(build, variant):
+    """When it is set, even to its default; what is read is taken, and defaults say nothing."""
+    parameters = build("prp", variant=variant, **READ[variant]).parameters
+    assert {key: getattr(parameters, key) for key in READ[variant]} == READ[variant]
+    for key in KEYS.keys() - READ[variant].keys():
+        for value in (KEYS[key], getattr(parameters, key)):
+            with pytest.raises(ConfigError, match=f"sharing.prp: {key} is not in use; got variant '{variant}'") as one:
+                build("prp", variant=variant, **{key: value})
+            assert "\n" not in str(one.value)
+            assert str(one.value).endswith(f"cure: leave {key} out")
+
+
+@pytest.mark.parametrize("level", [None, "sequence", "geometric"])
+def test_a_weight_of_a_row_needs_a_division(build, level):
+    """Without one a token has its span's ratio, which a sum over the row would count more than once."""
+    levels = {} if level is None else {"weight_level": level}
+    with pytest.raises(ConfigError, match=rf"got weight_level '{level or 'geometric'}'; wanted 'token'; cure"):
+        build("prp", variant="decoupled", spreading="none", **levels)
+    by_token = build("prp", variant="decoupled", weight_level="token", spreading="none")
+    assert by_token.components[1].spreading == "none"
+    for rule in ("receiver_additive", "receiver_multiplicative"):
+        assert build("prp", variant="decoupled", spreading=rule, **levels).components[1].spreading == rule

@@ -1,13 +1,16 @@
 """A teacher's log-probs on the own tokens that were sampled."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 from msgspec import structs
 
-from mrl.alignment.flags import Rejected
+from mrl.alignment.flags import Flag, Rejected
 from mrl.records.codec import pack_array, unpack_array
-from mrl.records.experience import TokenTrace
+from mrl.records.experience import SharedAnswer, TokenTrace
 from mrl.records.finish import FinishReason
+from mrl.sharing.carried import carry
 from mrl.sharing.scored import teacher_view
 
 
@@ -51,6 +54,38 @@ def test_spans_hold_the_sum_at_each_own_token(receiver, sampled):
     assert view.spans.tolist() == [0, 0, 1, 2]
 
 
+def test_a_view_books_every_log_prob_of_the_teacher(receiver, sampled):
+    """As the path of texts books one: where that gives the ids that were sampled, the two are equal field by field."""
+    text = b"reverse: yah"
+    answer = sampled(text)
+    score = told([3, 4, 2, 3, 0])
+    view = teacher_view(answer, score, "f", receiver).aligned
+    shared = SharedAnswer(completion=text, finish_reason=FinishReason.STOP, reward=0.0, advantage=0.0, trace=score)
+    wanted = carry([shared], ["f"], receiver, max_tokens=99).batch
+    assert (view.span_peer_tokens.tolist(), view.span_receiver_tokens.tolist()) == ([2, 2, 1], [1, 2, 1])
+    for field in fields(view):
+        np.testing.assert_array_equal(getattr(view, field.name), getattr(wanted, field.name), err_msg=field.name)
+
+
+@pytest.mark.parametrize(
+    ("finished", "lengths", "own_tokens", "dropped", "flags"),
+    [
+        (True, [2, 1, 0], 4, 0.0, Flag(0)),
+        (True, [2, 1], 3, 0.0, Flag.EOS_UNMAPPED),
+        (False, [2, 1, 0], 3, -3.0, Flag.EOS_UNMAPPED),
+        (False, [2, 1], 3, 0.0, Flag(0)),
+    ],
+)
+def test_an_end_that_one_side_lacks_is_in_no_span(receiver, sampled, finished, lengths, own_tokens, dropped, flags):
+    """The own token is left out, the teacher's is dropped with its log-prob."""
+    answer = structs.replace(sampled(pieces=[b"y", b"a", b"h"], finished=finished), finish_reason=FinishReason.STOP)
+    row = teacher_view(answer, told(lengths), "f", receiver).aligned.row(0)
+    assert (len(row.token_ids), row.flags, row.span_logprob[:2].tolist()) == (own_tokens, flags, [-1, -2])
+    assert (row.dropped_logprob, row.dropped_tokens) == (dropped, int(dropped < 0))
+    assert (row.peer_span_of_token < 0).sum() == row.dropped_tokens
+    assert row.peer_logprob == row.span_logprob.sum() + row.dropped_logprob == -sum(range(1, len(lengths) + 1))
+
+
 def test_coarse_own_tokens_get_the_sum(receiver, sampled):
     """What the teacher cut finer is added up."""
     answer = sampled(b"reverse: yah")
@@ -86,7 +121,9 @@ def test_answer_cut_inside_a_character(receiver, sampled):
         token_ids=pack_array([*receiver.retokenize(b"y", finished=False, max_tokens=9).token_ids, whole[0]], "i4"),
         logprobs=pack_array([-1, -1], "f4"),
     )
-    assert teacher_view(cut, told([2]), "f", receiver).logprobs.tolist() == [-1, -1]
+    view = teacher_view(cut, told([2]), "f", receiver)
+    assert view.logprobs.tolist() == [-1, -1]
+    assert view.aligned.flags.tolist() == [Flag.TAIL]
     assert teacher_view(cut, None, "f", receiver) is None
 
 
