@@ -1,10 +1,20 @@
-"""Show what the exchange daemon of a run holds and passes on.
+"""Show what the exchange daemons of a run hold and pass on.
 
     python tools/inspect_see.py [RUN] [--watch [SECONDS]] [--json]
+    python tools/inspect_see.py [RUN] --dump ID|FILE
+    python tools/inspect_see.py [RUN] --drain [SECONDS] | --undrain
 
-RUN is a run folder, by default the newest in `runs/`. Prints what is held of every policy (records, bytes, refusals,
-evictions, watched prompts, last barrier), what flows between each pair (rate, hit rate, mean age in versions), and how
-far the readers of streams have come. Rates are means since the daemon started; with --watch, since the previous look.
+RUN is a run folder, by default the newest in `runs/`. Prints what is held of every policy (records, ages, refusals,
+evictions, watched prompts, last barrier), what flows between each pair (rate, hit rate, mean age in versions), how far
+the readers of streams have come, and who waits. Rates are means since the daemon started; with --watch, since the
+previous look.
+
+--dump shows a record by its id: from the daemon that holds it, or else from the log, also when no daemon runs. Of a
+file (a segment, or a stretch in `exchange/quarantine/`) it shows whatever can be made out.
+
+--drain lets the daemons take no new Puts and waits, at most SECONDS (60), until everything was delivered; what then is
+left is named, with exit code 1. They take Puts again after --undrain or a restart.
+
 Exit code 2 with one line when no daemon answers within 2 s.
 """
 
@@ -12,52 +22,54 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich import box
-from rich.console import Console, Group
-from rich.table import Column, Table
+from rich.console import Console
+from see_daemon import Daemon, connect, left_over
+from see_dump import file_lines, find_on_log, record_lines
+from see_tables import Rates, rates_per_s, tables
 
 from mrl.config.run_folder import RunFolder
-from mrl.errors import PeerLost, RunFolderError, UserError
-from mrl.records.codec import decode, encode
-from mrl.records.exchange import PairFlow, PolicyShelf, Stat, StatRequest, StreamState, daemon_message_decoder
-from mrl.transport.client import ClientSocket
-from mrl.transport.endpoints import read_endpoint
-from mrl.transport.grants import Grant
-from mrl.transport.keys import load_client_keys
+from mrl.errors import MRLError, PeerLost, RunFolderError
+from mrl.records.exchange import Drain, Peek, Peeked, Stat, StatRequest
 
-ANSWER_S = 2.0
+DRAIN_LOOK_S = 0.5
 PLAIN_WIDTH = 120
-LOOK: dict[str, Any] = {"title_justify": "left", "box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        run = RunFolder(options.run or newest_run(Path("runs")))
-        name = f"admin/{os.getpid()}"
-        keys = load_client_keys(run.keys, Grant("admin"))
-        client = ClientSocket(keys, lambda: read_endpoint(run.endpoints, "exchange"), identity=name)
-        try:
-            show(client, name, options)
-        finally:
-            client.close()
+        code = act(RunFolder(options.run or newest_run(Path("runs"))), options)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         return 0
-    except (UserError, PeerLost) as error:
+    except BrokenPipeError:
+        # Whatever Python still writes at its end has no reader either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except MRLError as error:
         sys.stderr.write(f"inspect_see: {error}\n")
         return 2
-    return 0
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder")
-    parser.add_argument("--json", action="store_true", help="one JSON object per look")
-    parser.add_argument("--watch", nargs="?", type=float, const=2.0, metavar="SECONDS", help="look again and again")
+    parser.add_argument("--json", action="store_true", help="one JSON object per daemon and look")
+    actions = parser.add_mutually_exclusive_group()
+    actions.add_argument("--watch", nargs="?", type=float, const=2.0, metavar="SECONDS", help="look again and again")
+    actions.add_argument("--dump", metavar="ID|FILE", help="show one record, or a file of the exchange's folder")
+    actions.add_argument("--drain", nargs="?", type=float, const=60.0, metavar="SECONDS", help="take no new Puts")
+    actions.add_argument("--undrain", action="store_true", help="take Puts again")
     return parser.parse_args(arguments)
 
 
@@ -68,117 +80,104 @@ def newest_run(folder: Path) -> Path:
     return max(runs, key=lambda run: (run / "config.json").stat().st_mtime)
 
 
-def show(client: ClientSocket, name: str, options: argparse.Namespace) -> None:
-    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
-    before: Stat | None = None
-    while True:
-        stat = ask(client, name)
-        rates = rates_per_s(stat, before)
-        if options.json:
-            sys.stdout.write(msgspec.json.encode(as_json(stat, rates)).decode() + "\n")
-            sys.stdout.flush()
+def act(run: RunFolder, options: argparse.Namespace) -> int:
+    if options.dump is not None:
+        return dump(run, options.dump)
+    with ExitStack() as closing:
+        daemons = connect(run, closing)
+        if options.drain is not None:
+            return drain(daemons, options.drain)
+        if options.undrain:
+            turn(daemons, is_on=False)
+            print("Puts are taken again")
         else:
-            if options.watch and console.is_terminal:
-                console.clear()
-            console.print(tables(stat, rates))
+            show(daemons, options)
+    return 0
+
+
+def show(daemons: Sequence[Daemon], options: argparse.Namespace) -> None:
+    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+    before: dict[int, Stat] = {}
+    while True:
+        stats = {daemon.shard: daemon.ask(StatRequest(client=daemon.name), Stat) for daemon in daemons}
+        if options.watch and console.is_terminal and not options.json:
+            console.clear()
+        for shard, stat in stats.items():
+            rates = rates_per_s(stat, before.get(shard))
+            if options.json:
+                sys.stdout.write(msgspec.json.encode(as_json(stat, rates, shard)).decode() + "\n")
+                sys.stdout.flush()
+            else:
+                console.print(tables(stat, rates, shard=shard if len(stats) > 1 else None))
         if not options.watch:
             return
-        before = stat
+        before = stats
         time.sleep(options.watch)
 
 
-def ask(client: ClientSocket, name: str) -> Stat:
-    """The daemon's account. Raises PeerLost when none comes within 2 s."""
-    end_s = time.monotonic() + ANSWER_S
-    is_asked = False
-    while time.monotonic() < end_s:
-        is_asked = is_asked or client.send(encode(StatRequest(client=name)))
-        client.wait(0.05, until_sendable=not is_asked)
-        for body in client.receive(0.0):
-            message = decode(body, daemon_message_decoder)
-            if isinstance(message, Stat):
-                return message
-    raise PeerLost(f"no exchange daemon of this run answered within {ANSWER_S:.0f} s; is the run still going?")
-
-
-def rates_per_s(stat: Stat, before: Stat | None) -> dict[tuple[str, str], float]:
-    """Records per second of each pair: since `before` if that is the same daemon, otherwise since its start."""
-    if before is None or before.incarnation != stat.incarnation:
-        return {(flow.source, flow.receiver): flow.records / max(stat.uptime_s, 1e-9) for flow in stat.flows}
-    passed_s = max(stat.uptime_s - before.uptime_s, 1e-9)
-    earlier = {(flow.source, flow.receiver): flow.records for flow in before.flows}
-    pairs = {(flow.source, flow.receiver): flow.records for flow in stat.flows}
-    return {pair: (records - earlier.get(pair, 0)) / passed_s for pair, records in pairs.items()}
-
-
-def as_json(stat: Stat, rates: dict[tuple[str, str], float]) -> dict[str, Any]:
-    content = msgspec.to_builtins(stat)
+def as_json(stat: Stat, rates: Rates, shard: int) -> dict[str, Any]:
+    content = {"shard": shard} | msgspec.to_builtins(stat)
     for row, flow in zip(content["flows"], stat.flows, strict=True):
-        row["records_per_s"] = rates[flow.source, flow.receiver]
+        row["records_per_s"] = rates.delivered[flow.source, flow.receiver]
         row["hit_rate"] = flow.hits / max(1, flow.asked)
+    for row in content["shelves"]:
+        row["put_per_s"] = rates.put[row["policy"]]
+        row["refused_per_s"] = {reason: rates.refused[row["policy"], reason] for reason in row["refused"]}
     return content
 
 
-def tables(stat: Stat, rates: dict[tuple[str, str], float]) -> Group:
-    lines = (
-        f"exchange {stat.incarnation}, up {stat.uptime_s:.0f} s, {len(stat.clients)} clients",
-        f"{mib(stat.used_bytes)} of {mib(stat.budget_bytes)} MiB held, log {mib(stat.log_bytes)} MiB",
-        f"deliveries: {stat.claims} unacknowledged, {stat.abandoned} abandoned; {stat.dropped_watches} watches dropped",
-        f"requests: {stat.unserved} that nobody has been given",
-        f"storage: {stat.storage or 'well'}, {stat.unstored} Puts on their way to the log",
-        f"dropped input: {listed(stat.malformed)}",
-    )
-    streams = [stream_table(stat.streams)] if stat.streams else []
-    return Group(*lines, "", shelf_table(stat.shelves), flow_table(stat, rates), *streams)
+def dump(run: RunFolder, what: str) -> int:
+    """Print a record of this id, or the file of this name."""
+    path = Path(what)
+    if path.is_file():
+        lines = file_lines(path)
+    else:
+        body, where = find(run, what)
+        lines = record_lines(body, found=where)
+    for line in lines:
+        print(line)
+    return 0
 
 
-def shelf_table(shelves: list[PolicyShelf]) -> Table:
-    table = Table(Column("policy", no_wrap=True), Column("version", no_wrap=True), title="what is held", **LOOK)
-    for name in ("prompts", "records", "MiB", "put", "watched", "barrier"):
-        table.add_column(name, justify="right")
-    for name in ("by type", "refused", "evicted"):
-        table.add_column(name, overflow="fold")
-    for shelf in shelves:
-        barrier = "-" if shelf.barrier is None else shelf.barrier
-        numbers = (shelf.prompts, shelf.records, mib(shelf.bytes), shelf.put, shelf.watched_prompts, barrier)
-        version = str(shelf.newest) if shelf.newest else "-"
-        counts = (shelf.kinds, shelf.refused, shelf.evicted)
-        table.add_row(shelf.policy, version, *map(str, numbers), *map(listed, counts))
-    return table
+def find(run: RunFolder, record_id: str) -> tuple[bytes, str]:
+    """A record and where it was found: held by a daemon, or on a log. Raises RunFolderError when it is nowhere."""
+    with ExitStack() as closing:
+        try:
+            for daemon in connect(run, closing):
+                answer = daemon.ask(Peek(client=daemon.name, record_id=record_id), Peeked)
+                if answer.body:
+                    place = f"record number {answer.number} of the exchange"
+                    return answer.body, f"held by the daemon, {place}, {answer.age_versions} versions old"
+            whose = "held by no daemon"
+        except (PeerLost, RunFolderError):
+            whose = "no daemon answers"
+    for folder in (run.exchange, *sorted(run.exchange.glob("shard_*"))):
+        found = find_on_log(folder, record_id)
+        if found is not None:
+            return found[1], f"{whose}; on the log in {folder} at offset {found[0]}"
+    raise RunFolderError(f"no such record or file ({whose}, and not on the log)", where=str(run.path), got=record_id)
 
 
-def flow_table(stat: Stat, rates: dict[tuple[str, str], float]) -> Table:
-    table = Table(Column("from", no_wrap=True), Column("to", no_wrap=True), title="what flows", **LOOK)
-    for name in ("records", "per s", "MiB", "asked", "hits", "hit rate", "mean age"):
-        table.add_column(name, justify="right")
-    for flow in stat.flows:
-        table.add_row(flow.source, flow.receiver, *flow_cells(flow, rates[flow.source, flow.receiver]))
-    return table
+def drain(daemons: Sequence[Daemon], within_s: float) -> int:
+    """Take no new Puts, and wait until all is delivered; 1 when something is left at the end."""
+    end_s = time.monotonic() + within_s
+    before: dict[int, Stat] = {}
+    while True:
+        stats = turn(daemons, is_on=True)
+        left = [line for shard, stat in stats.items() for line in left_over(stat, before.get(shard))]
+        if not left:
+            print("drained: everything was delivered; Puts are taken again after --undrain or a restart")
+            return 0
+        if time.monotonic() >= end_s:
+            sys.stderr.write(f"inspect_see: not drained within {within_s:g} s: {'; '.join(left)}\n")
+            return 1
+        before = stats
+        time.sleep(DRAIN_LOOK_S)
 
 
-def stream_table(streams: list[StreamState]) -> Table:
-    table = Table(Column("policy", no_wrap=True), Column("stream", no_wrap=True), title="who reads", **LOOK)
-    for name in ("sent", "took", "committed", "waiting"):
-        table.add_column(name, justify="right")
-    table.add_column("reader", overflow="fold")
-    for state in streams:
-        numbers = (state.sent, state.took, state.committed, state.waiting)
-        table.add_row(state.policy, state.stream, *map(str, numbers), state.reader or "nobody")
-    return table
-
-
-def flow_cells(flow: PairFlow, rate_per_s: float) -> tuple[str, ...]:
-    hit_rate = f"{flow.hits / flow.asked:.2f}" if flow.asked else "-"
-    age = f"{flow.mean_age_versions:.1f}" if flow.records else "-"
-    return str(flow.records), f"{rate_per_s:.2f}", mib(flow.bytes), str(flow.asked), str(flow.hits), hit_rate, age
-
-
-def mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.2f}"
-
-
-def listed(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} {number}" for name, number in sorted(counts.items()) if number) or "none"
+def turn(daemons: Sequence[Daemon], *, is_on: bool) -> dict[int, Stat]:
+    """Let all daemons drain, or take Puts again; their accounts after that."""
+    return {daemon.shard: daemon.ask(Drain(client=daemon.name, is_on=is_on), Stat) for daemon in daemons}
 
 
 if __name__ == "__main__":

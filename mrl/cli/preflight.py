@@ -25,7 +25,10 @@ def preflight(config: RunConfig, *, where: str, on_missing: Callable[[MissingErr
     check_teacher(config, where=where)
     check_frozen(config, where=where)
     try:
-        check_address(config.exchange.host, config.exchange.port)
+        for shard in range(config.exchange.shards):
+            check_address(config.exchange.host, config.exchange.port_of(shard))
+            if config.exchange.metrics_host:
+                check_address(config.exchange.metrics_host, config.exchange.metrics_port_of(shard))
     except AddressError as error:
         raise AddressError(error.what, where=f"{where}: [exchange] {error.where}", cure=error.cure) from None
     for name, policy in config.policies.items():

@@ -6,6 +6,8 @@ from mrl.config.objective_rules import check_objective
 from mrl.config.schema import MakeTable, PolicyTable, RunConfig
 from mrl.errors import ConfigError
 
+MAX_PORT = 65535
+
 
 def check_rules(config: RunConfig, *, where: str) -> None:
     """Raises ConfigError for the first pair of keys that contradict each other."""
@@ -32,8 +34,29 @@ def check_rules(config: RunConfig, *, where: str) -> None:
 
 
 def _check_exchange(config: RunConfig, where: str) -> None:
-    """The log holds what is dead for a while, and what is held is written anew at its end."""
+    """Every shard has a port; its log holds what is dead for a while, and what is held is written anew at its end."""
     table = config.exchange
+    if table.port + table.shards - 1 > MAX_PORT:
+        raise ConfigError(
+            "exchange.port: no port is left for the last shard",
+            where=where,
+            got=f"{table.port} and {table.shards} shards",
+            wanted=f"<= {MAX_PORT - table.shards + 1}, or 0 for free ports",
+        )
+    if table.metrics_port + table.shards - 1 > MAX_PORT:
+        raise ConfigError(
+            "exchange.metrics_port: no port is left for the last shard",
+            where=where,
+            got=f"{table.metrics_port} and {table.shards} shards",
+            wanted=f"<= {MAX_PORT - table.shards + 1}, or 0 for free ports",
+        )
+    if table.metrics_host and _overlap(table.port, table.metrics_port, table.shards):
+        raise ConfigError(
+            "exchange.metrics_port: a port of the exchange itself",
+            where=where,
+            got=table.metrics_port,
+            wanted=f"none of {table.port} to {table.port + table.shards - 1}, or 0 for free ports",
+        )
     if 0 < table.log_mib < 4 * table.budget_mib:
         raise ConfigError(
             "exchange.log_mib: too little for what is held",
@@ -42,6 +65,11 @@ def _check_exchange(config: RunConfig, where: str) -> None:
             wanted=f">= {4 * table.budget_mib}, four times exchange.budget_mib",
             cure="raise it, or lower exchange.budget_mib",
         )
+
+
+def _overlap(first: int, second: int, how_many: int) -> bool:
+    """Whether two ranges of so many ports meet; a range that begins at 0 is none."""
+    return bool(first and second) and abs(first - second) < how_many
 
 
 def _check_policy(name: str, policy: PolicyTable, where: str) -> None:

@@ -218,10 +218,15 @@ class PolicyTable(Table):
 
 
 class ExchangeTable(Table):
-    """The exchange daemon. `host` is also where telemetry, allocator and learner links listen."""
+    """The exchange's daemons. `host` is also where telemetry, allocator and learner links listen."""
 
+    shards: int = Field(default=1, ge=1, le=64)
+    """Daemons that share the prompts between them; memory and log below are those of each one.
+
+    May change at a resume: records on prompts that then live on another daemon are not found there.
+    """
     port: int = Field(default=0, ge=0, le=65535)
-    """TCP port; 0 takes a free one."""
+    """TCP port of the first daemon, the next ones follow; 0 takes free ones."""
     host: str = Field(default="127.0.0.1", min_length=1)
     """Address that the exchange, the supervisor's telemetry, the allocator and the learners' links to workers bind.
 
@@ -237,6 +242,21 @@ class ExchangeTable(Table):
     """Successes per prompt and policy that the memory keeps, newest first."""
     max_age_versions: int = Field(default=200, ge=0)
     """Records older than this are evicted."""
+    metrics_host: str = "127.0.0.1"
+    """Address of the pages /metrics and /health of every daemon; empty: there are none.
+
+    They have no keys: whoever reaches the address may read them.
+    """
+    metrics_port: int = Field(default=0, ge=0, le=65535)
+    """Port of these pages of the first daemon, the next ones follow; 0 takes free ones, see `endpoints/`."""
+
+    def port_of(self, shard: int) -> int:
+        """TCP port of one daemon; 0 stands for any."""
+        return self.port + shard if self.port else 0
+
+    def metrics_port_of(self, shard: int) -> int:
+        """Port of one daemon's pages; 0 stands for any."""
+        return self.metrics_port + shard if self.metrics_port else 0
 
 
 class AllocationTable(Table):

@@ -35,8 +35,14 @@ Who gets what:
 - `core`           the conversation: every decision of the daemon, with no socket, clock or file in it
 - `daemon`         core, log and server socket put together
 
+What a person sees of it:
+- `inspection`     one record, and for whom something is open
+- `exposition`     its account as Prometheus metrics and as a state of health, for another thread
+- `pages`          the HTTP server that shows these, bounded against slow and hostile readers
+
 The other end of the conversation:
 - `client`         what learners and workers call, over a `link`
+- `shards`         which of several daemons a prompt lives on, and their clients as one
 - `puts`           records checked, encoded and packed into messages
 - `outbox`         messages that are sent again until they are answered, within the daemon's window
 - `arrivals`       what comes, decoded and sorted out: the `inbox` that nobody has emptied yet, the `reader` of a stream

@@ -10,6 +10,7 @@ from mrl.errors import RecordError
 from mrl.exchange.barriers import Barriers
 from mrl.exchange.deliveries import Deliveries, Outgoing
 from mrl.exchange.entry import Entry
+from mrl.exchange.inspection import client_states, oldest_age_versions, peeked
 from mrl.exchange.intake import Record
 from mrl.exchange.journal import LogEntry, Stored
 from mrl.exchange.matching import Matching
@@ -25,8 +26,10 @@ from mrl.records.exchange import (
     ClientMessage,
     Commit,
     Done,
+    Drain,
     Fetch,
     Hello,
+    Peek,
     Ping,
     PolicyShelf,
     Put,
@@ -95,6 +98,7 @@ class ExchangeCore:
         self._moving: dict[int, list[str]] = {}
         """Ids of held records that are written anew at the end of the log, by ticket."""
         self._abandoned = 0
+        self._is_draining = False
 
     def receive(self, client: bytes, body: bytes, grant: Grant, now_s: float) -> Outgoing:
         """Decode and handle one message of a client that may be what `grant` says; malformed ones are dropped."""
@@ -152,6 +156,12 @@ class ExchangeCore:
                 return [(client, self._welcome(known=session is not None))]
             case StatRequest() if grant.role in ("admin", "supervisor"):
                 return [(client, self.stat(now_s))]
+            case Drain() if grant.role == "admin":
+                self._is_draining = message.is_on
+                return [(client, self.stat(now_s))]
+            case Peek() if grant.role == "admin":
+                entry = self.shelf.get(message.record_id)
+                return [(client, peeked(entry, self.memory.versions, self._incarnation))]
         return []
 
     def stored(self, ticket: int, offset: int, failure: str, now_s: float) -> Outgoing:
@@ -215,14 +225,21 @@ class ExchangeCore:
             dropped_watches=self._watches.dropped,
             unserved=self._subscriptions.num_waiting,
             streams=self._streams.states(),
-            storage=self._intake.storage,
+            storage=self._storage,
             unstored=self._intake.num_under_way + self._parking.num_waiting,
+            sessions=client_states(self._sessions, self._parking.counts(), now_s),
+            parked=self._parking.num_waiting,
         )
+
+    @property
+    def _storage(self) -> str:
+        """Why nothing is stored at the moment; "" when all is well."""
+        return self._intake.storage or ("draining" if self._is_draining else "")
 
     @property
     def _window_bytes(self) -> int:
         """What every client may have unacknowledged: its part of what all may."""
-        if self._intake.storage:
+        if self._storage:
             return 0
         return min(MAX_WINDOW_BYTES, max(MIN_WINDOW_BYTES, TOTAL_WINDOW_BYTES // max(1, len(self._sessions))))
 
@@ -232,7 +249,7 @@ class ExchangeCore:
             max_put_bytes=MAX_MESSAGE_BYTES,
             window_bytes=self._window_bytes,
             known=known,
-            storage=self._intake.storage,
+            storage=self._storage,
         )
 
     def _handle_hello(self, client: bytes, message: Hello, grant: Grant, now_s: float) -> Outgoing:
@@ -253,8 +270,8 @@ class ExchangeCore:
             self._abandoned += self._sessions.pop(client).abandoned
 
     def _handle_put(self, client: bytes, session: Session | None, message: Put) -> Outgoing:
-        if session is None:
-            return [(client, self._welcome(known=False))]
+        if session is None or self._is_draining:
+            return [(client, self._welcome(known=session is not None))]
         if self._parking.num_waiting or not self._intake.has_room(message):
             self._parking.park(client, message)
             return []
@@ -350,6 +367,7 @@ class ExchangeCore:
             watched_prompts=self._watches.prompts_of(policy),
             kinds={kind: number for kind, number in held.kinds.items() if number} if held else {},
             barrier=self._barriers.reached(policy),
+            oldest_age_versions=oldest_age_versions(held, self.memory.versions.newest.get(policy)),
         )
 
 

@@ -69,6 +69,7 @@ class ExchangeDaemon:
         port: int,
         limits: Limits,
         clock: Callable[[], float],
+        endpoint: str = ENDPOINT,
     ) -> None:
         """Replay the log, listen, and publish where. Raises RunFolderError or AddressError when that cannot be done."""
         self.undelivered = 0
@@ -93,10 +94,10 @@ class ExchangeDaemon:
         )
         self.core.memory.restore(self._snapshot(), self._logged())
         self._writer = LogWriter(self.log)
-        previous = port_of(read_endpoint(endpoints, ENDPOINT))
-        self._server = _bind(keys, host, port, previous=previous, ipc_path=endpoints / "ipc" / ENDPOINT)
+        previous = port_of(read_endpoint(endpoints, endpoint))
+        self._server = _bind(keys, host, port, previous=previous, ipc_path=endpoints / "ipc" / endpoint)
         self._server.wake_on(self._writer.wake_fd)
-        publish_endpoint(endpoints, ENDPOINT, self._server.address, self._server.ipc_path)
+        publish_endpoint(endpoints, endpoint, self._server.address, self._server.ipc_path)
 
     def round(self, timeout_s: float) -> None:
         """Wait at most `timeout_s` for messages or the log, answer, and do what the time asks for.
@@ -124,7 +125,16 @@ class ExchangeDaemon:
         """The daemon's account of itself."""
         stat = self.core.stat(self._clock())
         refused = dict(Counter(stat.malformed) + Counter(self._server.refusals.counts()))
-        return msgspec.structs.replace(stat, malformed=refused, log_bytes=self.log.size_bytes)
+        return msgspec.structs.replace(
+            stat,
+            malformed=refused,
+            undelivered=self.undelivered,
+            log_bytes=self.log.size_bytes,
+            log_max_bytes=self._limits.log_bytes,
+            log_syncs=self.log.num_syncs,
+            log_sync_s=self.log.sync_s,
+            log_damaged=self.log.damaged,
+        )
 
     def reload_keys(self) -> None:
         """Look at the allow-list at once instead of within half a second."""

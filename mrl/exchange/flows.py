@@ -55,4 +55,5 @@ class Flows:
             records=pair.records,
             bytes=pair.num_bytes,
             mean_age_versions=pair.ages_versions / max(1, pair.records),
+            ages_versions=pair.ages_versions,
         )

@@ -1,5 +1,7 @@
 """Puts that wait for room: in the order of their arrival, within a bound of bytes."""
 
+from collections import Counter
+
 from mrl.records.exchange import Put
 
 MAX_PARKED_BYTES = 32 * 1024 * 1024
@@ -16,6 +18,10 @@ class Parking:
     def num_waiting(self) -> int:
         """How many Puts."""
         return len(self._waiting)
+
+    def counts(self) -> Counter[bytes]:
+        """How many Puts of every client that has some here."""
+        return Counter(client for client, _ in self._waiting)
 
     def park(self, client: bytes, message: Put) -> None:
         """Let a Put wait at the end of the queue, unless it waits already."""

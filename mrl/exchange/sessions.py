@@ -65,6 +65,11 @@ class Session:
     """Records in parcels."""
     _fetches: dict[int, None] = field(default_factory=dict)
 
+    @property
+    def num_queued(self) -> int:
+        """Records that wait for acknowledgements of what was sent."""
+        return self._num_queued
+
     def is_silent(self, now_s: float) -> bool:
         """Whether nothing was heard for so long that the client can be forgotten; living clients ping every second."""
         return now_s - self.heard_s > FORGET_AFTER_S

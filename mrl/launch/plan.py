@@ -8,6 +8,7 @@ from typing import Literal
 
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import PolicyTable, RunConfig
+from mrl.exchange.shards import role_of
 from mrl.launch.devices import place
 from mrl.launch.parent_death import SUPERVISOR_PID
 from mrl.launch.torchrun import torchrun_argv, torchrun_environment
@@ -60,7 +61,8 @@ def build_plan(
     placement: dict[tuple[str, str, int], tuple[str, ...]] = {}
     for host in dict.fromkeys(lives_on.values()):
         placement |= place(config, gpus, names=[name for name, at in lives_on.items() if at == host])
-    specs = [_daemon("exchange", run_folder, python), _daemon("allocator", run_folder, python)]
+    specs = [_shard(index, run_folder, python) for index in range(config.exchange.shards)]
+    specs.append(_daemon("allocator", run_folder, python))
     for name, policy in config.policies.items():
         if not policy.frozen:
             specs.append(_learner(name, policy, run_folder, python, placement.get(("learner", name, 0), ())))
@@ -75,8 +77,10 @@ def build_plan(
 
 def role_argv(role: Role, run_folder: Path, *, python: str, policy: str = "", index: int = 0) -> tuple[str, ...]:
     """The command of one role process."""
-    argv = (python, "-m", "mrl", role, "--run-folder", str(run_folder))
-    return (*argv, "--policy", policy, "--index", str(index)) if policy else argv
+    argv: tuple[str, ...] = (python, "-m", "mrl", role, "--run-folder", str(run_folder))
+    if policy:
+        argv = (*argv, "--policy", policy)
+    return (*argv, "--index", str(index)) if policy or index else argv
 
 
 def learner_argv(run_folder: Path, *, python: str, policy: str, processes: int) -> tuple[str, ...]:
@@ -115,6 +119,11 @@ def _on_host(spec: ProcessSpec, host: str, here: str) -> ProcessSpec:
 def _daemon(role: Literal["exchange", "allocator"], run_folder: Path, python: str) -> ProcessSpec:
     argv = role_argv(role, run_folder, python=python)
     return ProcessSpec(name=role, role=role, policy="", index=0, argv=argv, env=environment(1))
+
+
+def _shard(index: int, run_folder: Path, python: str) -> ProcessSpec:
+    argv = role_argv("exchange", run_folder, python=python, index=index)
+    return replace(_daemon("exchange", run_folder, python), name=role_of(index), index=index, argv=argv)
 
 
 def _learner(name: str, policy: PolicyTable, run_folder: Path, python: str, gpus: tuple[str, ...]) -> ProcessSpec:

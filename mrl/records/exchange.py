@@ -15,6 +15,8 @@
     Commit           ------------------>                 ... and its effect is in a durable checkpoint
     Barrier          ------------------>    BarrierState who is missing; sent again when nobody is
     StatRequest      ------------------>    Stat         what tools/inspect_see.py shows
+    Peek             ------------------>    Peeked       one held record; for the admin's key alone
+    Drain            ------------------>    Stat         no more Puts are taken, or again; for the admin's key alone
 
 Flow is bounded in bytes both ways. What a client has put and the daemon has not acknowledged stays within the window
 that the daemon states; what the daemon has delivered and the client has not ended with Done stays within a bound of
@@ -157,6 +159,18 @@ class StatRequest(_FromClient, frozen=True, kw_only=True, tag="stat_request"):
     """Show yourself."""
 
 
+class Peek(_FromClient, frozen=True, kw_only=True, tag="peek"):
+    """Show one held record."""
+
+    record_id: Name
+
+
+class Drain(_FromClient, frozen=True, kw_only=True, tag="drain"):
+    """Take no new Puts while `is_on`, and go on delivering. A restarted daemon takes them again."""
+
+    is_on: bool
+
+
 class _FromDaemon(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     incarnation: Name
 
@@ -170,7 +184,7 @@ class Welcome(_FromDaemon, frozen=True, kw_only=True, tag="welcome"):
     known: bool = True
     """False: say Hello (again)."""
     storage: Annotated[str, msgspec.Meta(max_length=200)] = ""
-    """Why nothing is stored at the moment ("disk_full"); what is put meanwhile has to be put again."""
+    """Why nothing is stored at the moment (disk_full, draining); what is put meanwhile has to be put again."""
 
 
 class PutAck(_FromDaemon, frozen=True, kw_only=True, tag="put_ack"):
@@ -226,6 +240,8 @@ class PairFlow(msgspec.Struct, frozen=True, kw_only=True):
     records: Count
     bytes: Count
     mean_age_versions: float
+    ages_versions: Count = 0
+    """Ages of all these records together; with `records` the mean age over any stretch of time."""
 
 
 class PolicyShelf(msgspec.Struct, frozen=True, kw_only=True):
@@ -244,6 +260,8 @@ class PolicyShelf(msgspec.Struct, frozen=True, kw_only=True):
     """Records held, by type."""
     barrier: Count | None = None
     """The last barrier that the policy has come to."""
+    oldest_age_versions: Count = 0
+    """Age of the oldest record held, counted from its step to that of `newest`."""
 
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,6 +276,30 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     committed: Count
     waiting: Count
     """Held records behind the last one sent, of any type."""
+
+
+class ClientState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is open between the daemon and one client."""
+
+    client: Name
+    policy: Name
+    silent_s: float
+    """Since it was last heard; living clients ping every second."""
+    parked_puts: Count
+    """Its Puts that wait for room."""
+    claims: Count
+    """Records that it was given and has not acknowledged."""
+    queued: Count
+    """Records for it that wait for these acknowledgements."""
+
+
+class Peeked(_FromDaemon, frozen=True, kw_only=True, tag="peeked"):
+    """A held record as its source encoded it; without a body it is not held."""
+
+    body: bytes = b""
+    number: Count = 0
+    """Its place in the order in which all records came."""
+    age_versions: Count = 0
 
 
 class Stat(_FromDaemon, frozen=True, kw_only=True, tag="stat"):
@@ -284,12 +326,39 @@ class Stat(_FromDaemon, frozen=True, kw_only=True, tag="stat"):
     streams: list[StreamState] = []
     unstored: Count = 0
     """Puts on their way to the log."""
+    sessions: list[ClientState] = []
+    """The clients for which most is open, at most 256."""
+    parked: Count = 0
+    """Of the unstored Puts, those that wait for room."""
+    undelivered: Count = 0
+    """Messages whose receiver was gone or did not keep up."""
+    log_max_bytes: Count = 0
+    log_syncs: Count = 0
+    """How often the log waited for the disk."""
+    log_sync_s: float = 0.0
+    """Seconds it waited, in all."""
+    log_damaged: Count = 0
+    """Stretches of the log that the replay found damaged or missing."""
 
 
 ClientMessage = (
-    Hello | Ping | Put | Announce | Fetch | Unwatch | Subscribe | Done | Stream | Took | Commit | Barrier | StatRequest
+    Hello
+    | Ping
+    | Put
+    | Announce
+    | Fetch
+    | Unwatch
+    | Subscribe
+    | Done
+    | Stream
+    | Took
+    | Commit
+    | Barrier
+    | StatRequest
+    | Peek
+    | Drain
 )
-DaemonMessage = Welcome | PutAck | Deliver | Batch | BarrierState | Stat
+DaemonMessage = Welcome | PutAck | Deliver | Batch | BarrierState | Stat | Peeked
 
 client_message_decoder: msgspec.msgpack.Decoder[ClientMessage] = decoder(ClientMessage)
 daemon_message_decoder: msgspec.msgpack.Decoder[DaemonMessage] = decoder(DaemonMessage)

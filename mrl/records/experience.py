@@ -157,3 +157,5 @@ class Received:
     age_versions: int
     number: int = 0
     """Its place in the order of a stream; 0 for what did not come by one."""
+    shard: int = 0
+    """Which daemon's stream that was."""

@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, TelemetryRecord
+from mrl.report.shards import Shards
 
 STALE_AFTER_S = 10.0
 """A role whose last heartbeat is older than this is shown as silent."""
@@ -81,6 +82,8 @@ class Progress:
         self.policies = {name: PolicyProgress() for name in policies}
         self.flows: dict[tuple[str, str], dict[str, float]] = {}
         self.exchange: dict[str, float] = {}
+        """Of all its daemons together, as the flows are."""
+        self._shards = Shards()
         self.process: dict[str, float] = {}
         self.roles: dict[tuple[str, str], RoleSign] = {}
         self.events: deque[tuple[float, str]] = deque(maxlen=50)
@@ -125,7 +128,7 @@ class Progress:
 
     def _metrics(self, record: MetricsRecord, now_s: float) -> None:
         if not record.policy:
-            self._of_the_run(record.values)
+            self._of_the_run(record)
             return
         policy = self.policies.setdefault(record.policy, PolicyProgress())
         kind = kind_of(record.role)
@@ -147,16 +150,17 @@ class Progress:
         policy.rewards[record.step] = record.values.get("reward/mean", math.nan)
         policy.rescues[record.step] = record.values.get("sharing/rescues", 0.0)
 
-    def _of_the_run(self, values: dict[str, float]) -> None:
-        for name, value in values.items():
+    def _of_the_run(self, record: MetricsRecord) -> None:
+        for name, value in record.values.items():
             room, _, rest = name.partition("/")
             if room == "process":
                 self.process[rest] = value
             elif room == "exchange" and rest.startswith("flow_"):
                 what, source, receiver = rest.removeprefix("flow_").split("/")
-                self.flows.setdefault((source, receiver), {})[what] = value
+                together = self._shards.together(record.role, name, value)
+                self.flows.setdefault((source, receiver), {})[what] = together
             elif room == "exchange":
-                self.exchange[rest] = value
+                self.exchange[rest] = self._shards.together(record.role, name, value)
 
 
 def kind_of(role: str) -> str:

@@ -1,10 +1,12 @@
-"""The exchange daemon of one run.
+"""The exchange daemon of one run, or one of its shards.
 
-Owns: the records that policies share, and their log, in `exchange/`.
-Speaks: acknowledgements, deliveries and barrier states to learners and workers; metrics to the supervisor.
+Owns: the records that policies share on its prompts, and their log, in `exchange/` or `exchange/shard_N`.
+Speaks: acknowledgements, deliveries and barrier states to learners and workers; metrics to the supervisor;
+    /metrics and /health to whoever asks.
 Waits for: messages, without a bound of its own: an idle exchange says so and costs nothing.
 Unblocked by: any client.
-If it dies: learners go on alone and count it; the restarted daemon replays its log, and its clients find it again.
+If it dies: learners go on without what it has and count it; the restarted daemon replays its log, and its clients find
+    it again.
 """
 
 import signal
@@ -18,9 +20,11 @@ import structlog
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.exchange.daemon import MIB, ExchangeDaemon, Limits
+from mrl.exchange.exposition import Exposition
+from mrl.exchange.shards import endpoint_of, folder_of, role_of
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.exchange import Stat
-from mrl.roles import wiring
+from mrl.roles import exchange_pages, wiring
 from mrl.transport.keys import load_keys
 
 ROUND_S = 0.2
@@ -33,39 +37,46 @@ log = structlog.get_logger()
 
 def main(run_folder: Path, policy: str, index: int) -> int:
     """Serve until told to stop."""
-    return wiring.run_role(run_folder, "exchange", "", _serve)
+
+    def body(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
+        return _serve(config, folder, closing, index)
+
+    return wiring.run_role(run_folder, role_of(index), "", body)
 
 
-def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
+def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack, shard: int) -> int:
     stop = wiring.stop_event()
-    telemetry = wiring.connect_telemetry(folder, "exchange", "", closing)
-    daemon = _open(config, folder)
+    telemetry = wiring.connect_telemetry(folder, role_of(shard), "", closing)
+    daemon = _open(config, folder, shard)
+    closing.callback(daemon.close)
+    exposition = Exposition(daemon.stat(), time.monotonic)
+    closing.enter_context(exchange_pages.served(exposition, config.exchange, folder, shard))
     reload = threading.Event()
     signal.signal(signal.SIGHUP, lambda *_: reload.set())
     telemetry.doing("serving")
     next_report_s = time.monotonic()
-    try:
-        while not stop.is_set():
-            daemon.round(ROUND_S)
-            if reload.is_set():
-                reload.clear()
-                daemon.reload_keys()
-            if time.monotonic() >= next_report_s:
-                next_report_s = time.monotonic() + REPORT_S
-                _report(daemon.stat(), telemetry)
-    finally:
-        daemon.close()
+    while not stop.is_set():
+        daemon.round(ROUND_S)
+        exposition.beat()
+        if reload.is_set():
+            reload.clear()
+            daemon.reload_keys()
+        if time.monotonic() >= next_report_s:
+            next_report_s = time.monotonic() + REPORT_S
+            stat = daemon.stat()
+            exposition.hand_over(stat)
+            _report(stat, telemetry)
     return 0
 
 
-def _open(config: RunConfig, folder: RunFolder) -> ExchangeDaemon:
+def _open(config: RunConfig, folder: RunFolder, shard: int) -> ExchangeDaemon:
     table = config.exchange
     daemon = ExchangeDaemon(
-        folder.exchange,
+        folder_of(folder.exchange, shard),
         folder.endpoints,
         load_keys(folder.keys),
         host=table.host,
-        port=table.port,
+        port=table.port_of(shard),
         limits=Limits(
             budget_bytes=table.budget_mib * MIB,
             log_bytes=(table.log_mib or 4 * table.budget_mib) * MIB,
@@ -74,6 +85,7 @@ def _open(config: RunConfig, folder: RunFolder) -> ExchangeDaemon:
             max_age_versions=table.max_age_versions,
         ),
         clock=time.monotonic,
+        endpoint=endpoint_of(shard),
     )
     log.info(
         "exchange replayed its log",

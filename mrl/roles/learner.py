@@ -22,7 +22,7 @@ from mrl.checkpoint.store import Checkpoint, CheckpointStore
 from mrl.checkpoint.together import MIN_KEPT, newest_common_step
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
-from mrl.exchange.client import ExchangeClient
+from mrl.exchange.shards import Exchange
 from mrl.learner.batches import BatchMaker, PreparedStep
 from mrl.learner.gather import FreeGathering, Gathering
 from mrl.learner.intake import Intake
@@ -173,7 +173,8 @@ def _first_rank(
     intake = Intake(server, ledger)
     closing.callback(intake.close)
     is_sharing = shares(config.sharing)
-    peers = wiring.connect_exchange(folder, f"learner/{policy}", policy, closing) if is_sharing else None
+    shards = config.exchange.shards
+    peers = wiring.connect_exchange(folder, shards, f"learner/{policy}", policy, closing) if is_sharing else None
     gathering = _gathering(config, policy, intake, regime, peers, telemetry)
     return FirstRank(
         policy=policy,
@@ -209,7 +210,7 @@ def _gathering(
     policy: str,
     intake: Intake,
     regime: Regime,
-    peers: ExchangeClient | None,
+    peers: Exchange | None,
     telemetry: Telemetry,
 ) -> Gathering:
     data_timeout_s = config.policies[policy].learner.data_timeout_s

@@ -22,6 +22,7 @@ from mrl.config.run_folder import RunFolder, read_run_config, write_json
 from mrl.config.schema import RunConfig
 from mrl.errors import MRLError, UserError
 from mrl.exchange.client import ExchangeClient
+from mrl.exchange.shards import Exchange, ShardedExchange, endpoint_of
 from mrl.metrics.logging import configure_logging
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import encode
@@ -92,11 +93,20 @@ def link(
     return client
 
 
-def connect_exchange(folder: RunFolder, role: str, policy: str, closing: ExitStack) -> ExchangeClient:
-    """A learner's or worker's end of the exchange; it never waits for the daemon to be there."""
+def connect_exchange(folder: RunFolder, shards: int, role: str, policy: str, closing: ExitStack) -> Exchange:
+    """A learner's or worker's end of the exchange; it never waits for a daemon to be there."""
+    clients = [_connect_shard(folder, shard, role, policy, closing) for shard in range(shards)]
+    if shards == 1:
+        return clients[0]
+    exchange = ShardedExchange(clients)
+    closing.callback(exchange.close, FLUSH_S)  # together: one after the other they could take seconds
+    return exchange
+
+
+def _connect_shard(folder: RunFolder, shard: int, role: str, policy: str, closing: ExitStack) -> ExchangeClient:
     return ExchangeClient.connect(
         lambda on_message, on_tick: link(
-            folder, "exchange", identity=role, on_message=on_message, on_tick=on_tick, closing=closing
+            folder, endpoint_of(shard), identity=role, on_message=on_message, on_tick=on_tick, closing=closing
         ),
         client=role,
         policy=policy,

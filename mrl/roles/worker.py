@@ -21,7 +21,7 @@ from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.errors import PeerLost
-from mrl.exchange.client import ExchangeClient
+from mrl.exchange.shards import Exchange
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.load import load_policy
 from mrl.models.prompting import PromptEncoder
@@ -84,7 +84,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
     table = config.policies[policy]
     sampler, receiver = build_sampler(config, policy)
     closing.callback(sampler.pool.close)
-    exchange = wiring.connect_exchange(folder, role, policy, closing)
+    exchange = wiring.connect_exchange(folder, config.exchange.shards, role, policy, closing)
     scorer = _scorer(config, sampler, receiver, exchange)
     if table.frozen:
         assert scorer is not None, "checked before the start: a frozen policy scores"
@@ -113,7 +113,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
     return 0
 
 
-def _scorer(config: RunConfig, sampler: Sampler, receiver: Receiver, exchange: ExchangeClient) -> Scorer | None:
+def _scorer(config: RunConfig, sampler: Sampler, receiver: Receiver, exchange: Exchange) -> Scorer | None:
     """What answers the peers' score requests, where the regime lets this policy score."""
     policy = sampler.policy
     if policy not in scorers(config.sharing, config.policies):
@@ -133,7 +133,7 @@ def _max_groups(config: RunConfig, policy: str, lease: LeaseHolder) -> Callable[
 
 
 def _sender(
-    config: RunConfig, exchange: ExchangeClient, telemetry: Telemetry, stop: threading.Event
+    config: RunConfig, exchange: Exchange, telemetry: Telemetry, stop: threading.Event
 ) -> Callable[[Sequence[ExperienceRecord]], None]:
     """A synchronous run waits until the exchange has what was published, and only then gives the learner the groups."""
     if not config.run.sync:

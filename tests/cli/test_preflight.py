@@ -1,13 +1,14 @@
 """What is refused before anything is started."""
 
+import socket
 from typing import Any
 
 import pytest
 
-from mrl.cli.preflight import check_frozen, check_teacher, unasked
+from mrl.cli.preflight import check_frozen, check_teacher, preflight, unasked
 from mrl.config.load import validate
 from mrl.config.schema import RunConfig
-from mrl.errors import ConfigError
+from mrl.errors import AddressError, ConfigError, ModelFolderError
 
 
 def config_with(sharing: dict[str, Any]) -> RunConfig:
@@ -46,3 +47,21 @@ def test_a_teacher_that_is_no_policy_is_refused() -> None:
         "cure: did you mean 'teacher'?"
     )
     check_teacher(config_with({"regime": "sgt", "rlad": {"teacher": "teachr"}}), where="test")
+
+
+def test_a_busy_port_of_the_exchange_s_pages_is_refused_unless_they_are_off() -> None:
+    """Before anything is started; free ports are always there."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        config = config_with({"regime": "rlad", "rlad": {"teacher": "teacher"}})
+
+        def changed(**exchange: object) -> RunConfig:
+            return config.model_copy(update={"exchange": config.exchange.model_copy(update=exchange)})
+
+        with pytest.raises(
+            AddressError, match=rf"test: \[exchange\] 127.0.0.1:{port}: cannot listen: the port is busy"
+        ):
+            preflight(changed(metrics_port=port), where="test")
+        for fine in (changed(metrics_port=port, metrics_host=""), changed()):
+            with pytest.raises(ModelFolderError):  # what comes next: the policies' folders are not there
+                preflight(fine, where="test")

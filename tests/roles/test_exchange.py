@@ -4,6 +4,9 @@ import json
 import signal
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 
 import pytest
 from logged_core import LoggedCore
@@ -61,9 +64,9 @@ def start(run):
 
 
 def wait_until_serving(process):
-    """Read its log until the replay is reported, after which it listens."""
+    """Read its log until it shows its metrics, which comes last."""
     for line in process.stderr:
-        if "replayed" in line:
+        if "shows its metrics" in line:
             return
     raise AssertionError("the role ended early")
 
@@ -86,3 +89,26 @@ def test_a_second_daemon_of_the_run_is_refused(start):
     _, stderr = second.communicate(timeout=20)
     assert second.returncode == 2
     assert "another exchange daemon" in stderr.splitlines()[-1]
+
+
+@pytest.mark.system
+def test_the_role_shows_its_metrics_while_it_serves(start, run):
+    """Handed over anew while it runs; gone with the role."""
+    process = start()
+    wait_until_serving(process)
+    url = read_endpoint(run / "endpoints", "exchange-metrics").replace("tcp://", "http://")
+
+    def uptime_s():
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return float(next(line for line in lines if line.startswith("mrl_exchange_uptime_seconds ")).split()[1])
+
+    first_s, end_s = uptime_s(), time.monotonic() + 10
+    while uptime_s() == first_s:
+        assert time.monotonic() < end_s
+    with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
+        assert json.load(answer)["loop_silence_s"] < 2
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=5) == 0
+    with pytest.raises(urllib.error.URLError):
+        uptime_s()

@@ -58,10 +58,13 @@ STEPS = 3
 
 @pytest.mark.parametrize(("regime", "heard"), [("hacpo", "sharing/peer_rows"), ("rlad", "sharing/scored_rows")])
 def test_equal_seeds_give_equal_bits_under_a_regime_that_hears_a_live_peer(make_run, regime, heard):
-    """Whole groups of a peer that learns too; and its scores, which it gives under the weights of the same step."""
+    """Whole groups of a peer that learns too; and its scores, which it gives under the weights of the same step.
+
+    Whatever the number of daemons over which they come.
+    """
     runs = [make_run(steps=STEPS, name=name, more=SHARING.format(regime=regime)) for name in ("first", "second")]
-    for run in runs:
-        run.start(*SYNC, *TINY)
+    for shards, run in enumerate(runs, 1):
+        run.start(*SYNC, *TINY, f"--exchange.shards={shards}")
     for run in runs:
         assert run.finish(200) == 0, run.tail()
     for policy in POLICIES:

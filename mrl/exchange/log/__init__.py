@@ -7,6 +7,7 @@ their bound, and a full disk costs time, not entries.
 - `disk`      the system calls, and how they may fail
 - `frames`    entries on the disk, and how they are found again
 - `recovery`  what a folder still holds at the start
+- `reading`   the same for a person: it changes nothing, and needs no lock
 - `segments`  the log itself: append, roll, release
 - `writer`    the thread that appends in groups, so that the daemon's loop never waits for the disk
 """

@@ -57,6 +57,34 @@ class Damage(NamedTuple):
     end: int
 
 
+class Claim(NamedTuple):
+    """A stretch of bytes that says of itself that it is a frame, whether or not that was ever true."""
+
+    position: int
+    kind: int
+    length: int
+    """Of the payload, as the head has it."""
+    payload: bytes
+    """As much of it as there is."""
+    is_whole: bool
+    """Whether the payload's own checksum holds."""
+
+
+def claims_in(data: bytes) -> Iterator[Claim]:
+    """Whatever looks like the head of a frame in bytes from anywhere: nothing in it is to be relied on.
+
+    For a person who looks at damaged bytes. The head's checksum needs salt and offset, and is not looked at.
+    """
+    position = data.find(_MARK_BYTES)
+    while 0 <= position <= len(data) - HEAD_BYTES:
+        _, kind, flags, length, payload_crc, _ = _HEAD.unpack_from(data, position)
+        begin = position + HEAD_BYTES
+        if kind in (HEADER, ENTRY) and not flags and length <= MAX_PAYLOAD_BYTES:
+            payload = data[begin : begin + length]
+            yield Claim(position, kind, length, payload, zlib.crc32(payload) == payload_crc)
+        position = data.find(_MARK_BYTES, position + 1)
+
+
 def prefix() -> bytes:
     """What every segment file begins with."""
     summed = struct.pack("<12sI", MAGIC, FORMAT)

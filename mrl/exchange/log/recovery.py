@@ -53,6 +53,24 @@ def segment_path(folder: Path, first_offset: int, salt: int) -> Path:
     return folder / f"{first_offset:020d}-{salt:016x}.segment"
 
 
+def segment_at(path: Path) -> Segment | None:
+    """The segment of this name; None when it is no segment's name, or the file is gone. Raises OSError."""
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        return None
+    try:
+        size_bytes = path.stat().st_size
+    except FileNotFoundError:
+        return None
+    return Segment(path, int(match[1]), int(match[2], 16), size_bytes)
+
+
+def segments_in(folder: Path) -> list[Segment]:
+    """The segments of a log, oldest first. Raises OSError."""
+    found = [segment for path in folder.iterdir() if (segment := segment_at(path))]
+    return sorted(found, key=lambda segment: segment.first_offset)
+
+
 class Recovery:
     """Reads the segments of one folder, once and in order. The caller holds the folder's lock."""
 
@@ -71,7 +89,7 @@ class Recovery:
         with _readable(folder):
             _refuse_earlier_log(folder)
             (folder / NEW_SEGMENT).unlink(missing_ok=True)
-            self.segments = self._listed()
+            self.segments = segments_in(folder)
         for segment in self.segments:
             self._check_format(segment)
         self._set_aside_unusable_end()
@@ -87,13 +105,6 @@ class Recovery:
             yield from self._entries_of_last(self.segments[-1])
         with _readable(self._folder):
             self._disk.sync_folder(self._folder)
-
-    def _listed(self) -> list[Segment]:
-        found = []
-        for path in self._folder.iterdir():
-            if match := _NAME.fullmatch(path.name):
-                found.append(Segment(path, int(match[1]), int(match[2], 16), path.stat().st_size))
-        return sorted(found, key=lambda segment: segment.first_offset)
 
     def _check_format(self, segment: Segment) -> None:
         with self._opened(segment, os.O_RDONLY) as file:

@@ -1,0 +1,181 @@
+"""The tables of `inspect_see.py`: what is held, what flows, who reads, and who waits."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.table import Column, Table
+from rich.text import Text
+from see_values import shown_text
+
+from mrl.records.exchange import ClientState, PairFlow, PolicyShelf, Stat, StreamState
+
+LOOK: dict[str, Any] = {"title_justify": "left", "box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "title_style": "bold"}
+SILENT_S = 3.0
+"""Living clients are heard every second."""
+MAX_CLIENTS = 12
+
+Pair = tuple[str, str]
+
+
+class Rates(NamedTuple):
+    """Records per second: since the previous look, or since the daemon started."""
+
+    delivered: Mapping[Pair, float]
+    """By source and receiver."""
+    put: Mapping[str, float]
+    """By policy."""
+    refused: Mapping[Pair, float]
+    """By policy and reason."""
+
+
+def rates_per_s(stat: Stat, before: Stat | None) -> Rates:
+    """Since `before` if that is the same daemon, otherwise since its start."""
+    if before is not None and before.incarnation != stat.incarnation:
+        before = None
+    passed_s = max(stat.uptime_s - (before.uptime_s if before else 0.0), 1e-9)
+
+    def rates(now: dict[Any, int], then: dict[Any, int]) -> dict[Any, float]:
+        return {key: (number - then.get(key, 0)) / passed_s for key, number in now.items()}
+
+    return Rates(
+        rates(_delivered(stat), _delivered(before) if before else {}),
+        rates(_put(stat), _put(before) if before else {}),
+        rates(_refused(stat), _refused(before) if before else {}),
+    )
+
+
+def _delivered(stat: Stat) -> dict[Pair, int]:
+    return {(flow.source, flow.receiver): flow.records for flow in stat.flows}
+
+
+def _put(stat: Stat) -> dict[str, int]:
+    return {shelf.policy: shelf.put for shelf in stat.shelves}
+
+
+def _refused(stat: Stat) -> dict[Pair, int]:
+    return {(shelf.policy, reason): number for shelf in stat.shelves for reason, number in shelf.refused.items()}
+
+
+def tables(stat: Stat, rates: Rates, *, shard: int | None = None) -> Group:
+    """Everything about one daemon."""
+    flows: list[RenderableType] = [flow_table(stat, rates)]
+    if any(rates.refused):
+        flows.append(refusal_table(stat, rates))
+    waits = [stream_table(stat.streams)] if stat.streams else []
+    if stat.sessions:
+        waits.append(client_table(stat.sessions))
+    parts = (Columns(items, padding=(0, 4)) for items in (flows, waits) if items)
+    return Group(*_summary(stat, shard), Text(), shelf_table(stat.shelves, rates), *parts)
+
+
+def _summary(stat: Stat, shard: int | None) -> list[Text]:
+    name = "exchange" if shard is None else f"exchange shard {shard}"
+    storage = Text("storage: ")
+    storage.append(stat.storage or "well", "green" if not stat.storage else "bold red")
+    parked = f", {stat.parked} of them for room" if stat.parked else ""
+    storage.append(f", {stat.unstored} Puts wait{parked}; log {_log_size(stat)}{_log_pace(stat)}")
+    lines = (
+        f"deliveries: {stat.claims} unacknowledged, {stat.abandoned} abandoned, {stat.undelivered} found nobody",
+        f"requests: {stat.unserved} that nobody has been given; {stat.dropped_watches} watches dropped",
+        f"dropped input: {listed(stat.malformed)}",
+    )
+    held = f"{mib(stat.used_bytes)} of {mib(stat.budget_bytes)} MiB held ({stat.used_bytes / stat.budget_bytes:.0%})"
+    title = Text.assemble((f"{name} {stat.incarnation}", "bold"), f", up {stat.uptime_s:.0f} s, ")
+    title.append(f"{len(stat.clients)} clients, {held}")
+    return [title, storage, *(Text(shown_text(line)) for line in lines)]
+
+
+def _log_size(stat: Stat) -> str:
+    damaged = f", {stat.log_damaged} stretches damaged at the start" if stat.log_damaged else ""
+    return f"{mib(stat.log_bytes)} of {mib(stat.log_max_bytes)} MiB{damaged}"
+
+
+def _log_pace(stat: Stat) -> str:
+    return f", {1e3 * stat.log_sync_s / stat.log_syncs:.1f} ms per sync" if stat.log_syncs else ""
+
+
+def shelf_table(shelves: list[PolicyShelf], rates: Rates) -> Table:
+    """What is held of every policy; `oldest` is its age in versions."""
+    table = Table(Column("policy", no_wrap=True), Column("version", no_wrap=True), title="what is held", **LOOK)
+    for name in ("oldest", "prompts", "records", "MiB", "put", "put/s", "refused", "watched", "barrier"):
+        table.add_column(name, justify="right")
+    for name in ("by type", "evicted"):
+        table.add_column(name, overflow="fold")
+    for shelf in shelves:
+        barrier = "-" if shelf.barrier is None else shelf.barrier
+        rate = f"{rates.put[shelf.policy]:.1f}"
+        sizes = (shelf.oldest_age_versions, shelf.prompts, shelf.records, mib(shelf.bytes))
+        numbers = (*sizes, shelf.put, rate, sum(shelf.refused.values()), shelf.watched_prompts, barrier)
+        counts = (shelf.kinds, shelf.evicted)
+        _add(table, shelf.policy, shelf.newest or "-", *numbers, *map(listed, counts))
+    return table
+
+
+def refusal_table(stat: Stat, rates: Rates) -> Table:
+    """What was refused, by reason."""
+    table = Table(Column("policy", no_wrap=True), "reason", title="what is refused", **LOOK)
+    for name in ("records", "per s"):
+        table.add_column(name, justify="right")
+    for (policy, reason), number in sorted(_refused(stat).items()):
+        _add(table, policy, reason, number, f"{rates.refused[policy, reason]:.2f}")
+    return table
+
+
+def flow_table(stat: Stat, rates: Rates) -> Table:
+    """What went from which policy to which."""
+    table = Table(Column("from", no_wrap=True), Column("to", no_wrap=True), title="what flows", **LOOK)
+    for name in ("records", "per s", "MiB", "asked", "hits", "hit rate", "mean age"):
+        table.add_column(name, justify="right")
+    for flow in stat.flows:
+        _add(table, flow.source, flow.receiver, *_flow_cells(flow, rates.delivered[flow.source, flow.receiver]))
+    return table
+
+
+def stream_table(streams: list[StreamState]) -> Table:
+    """How far the readers of streams have come; `behind` counts held records that were not sent to them yet."""
+    table = Table(Column("policy", no_wrap=True), Column("stream", no_wrap=True), title="who reads", **LOOK)
+    for name in ("sent", "took", "committed", "behind"):
+        table.add_column(name, justify="right")
+    table.add_column("reader", overflow="fold")
+    for state in streams:
+        numbers = (state.sent, state.took, state.committed, state.waiting)
+        _add(table, state.policy, state.stream, *numbers, state.reader or Text("nobody", "yellow"))
+    return table
+
+
+def client_table(clients: list[ClientState]) -> Table:
+    """For whom something is open; those first for whom most is, and those that were silent longest."""
+    table = Table(Column("client", no_wrap=True), "policy", title="who waits", **LOOK)
+    for name in ("heard", "parked", "unacknowledged", "queued"):
+        table.add_column(name, justify="right")
+    for state in clients[:MAX_CLIENTS]:
+        heard = Text(f"{state.silent_s:.1f} s ago", "yellow" if state.silent_s > SILENT_S else "")
+        numbers = (state.parked_puts, state.claims, state.queued)
+        _add(table, state.client, state.policy, heard, *(number or "-" for number in numbers))
+    if len(clients) > MAX_CLIENTS:
+        _add(table, f"... and {len(clients) - MAX_CLIENTS} more")
+    return table
+
+
+def _add(table: Table, *cells: object) -> None:
+    """A row; names are what their clients say, neither markup nor anything else that a terminal acts upon."""
+    table.add_row(*(cell if isinstance(cell, Text) else Text(shown_text(str(cell))) for cell in cells))
+
+
+def _flow_cells(flow: PairFlow, rate_per_s: float) -> tuple[object, ...]:
+    hit_rate = f"{flow.hits / flow.asked:.2f}" if flow.asked else "-"
+    age = f"{flow.mean_age_versions:.1f}" if flow.records else "-"
+    return flow.records, f"{rate_per_s:.2f}", mib(flow.bytes), flow.asked, flow.hits, hit_rate, age
+
+
+def mib(num_bytes: int) -> str:
+    """Two digits behind the point."""
+    return f"{num_bytes / 2**20:.2f}"
+
+
+def listed(counts: Mapping[str, int]) -> str:
+    """Those that are not 0, by name."""
+    return ", ".join(f"{name} {number}" for name, number in sorted(counts.items()) if number) or "none"
