@@ -1,23 +1,22 @@
 """Every decision of the exchange daemon, with no socket, clock or file in sight."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
-
-import msgspec
 
 from mrl.errors import RecordError
 from mrl.exchange.barriers import Barriers
 from mrl.exchange.deliveries import Deliveries, Outgoing
 from mrl.exchange.entry import Entry
-from mrl.exchange.intake import Record
-from mrl.exchange.journal import LogEntry, Stored
+from mrl.exchange.intake import bodies_of, stored_of
+from mrl.exchange.journal import Indexed, Stored, written
+from mrl.exchange.log.frames import HEAD_BYTES
 from mrl.exchange.matching import Matching
 from mrl.exchange.memory import Memory, WhenFull
 from mrl.exchange.parking import Parking
 from mrl.exchange.sessions import Session
 from mrl.exchange.watches import Watches
-from mrl.records.codec import MAX_MESSAGE_BYTES, decode, encode
+from mrl.records.codec import MAX_MESSAGE_BYTES, Buffer, decode
 from mrl.records.exchange import (
     Announce,
     Barrier,
@@ -31,6 +30,7 @@ from mrl.records.exchange import (
     PolicyShelf,
     Put,
     PutAck,
+    Spooled,
     Stat,
     StatRequest,
     Stream,
@@ -52,8 +52,38 @@ MAX_WINDOW_BYTES = 8 * 1024 * 1024
 class Append(Protocol):
     """Begins to put an entry on the log; `ExchangeCore.stored` is told by the ticket how that ended."""
 
-    def __call__(self, ticket: int, entry: bytes, *, is_move: bool) -> None:
-        """`is_move`: the entry is on the log already, and is written anew so that its old place becomes free."""
+    def __call__(self, ticket: int, entry: Sequence[Buffer], *, is_move: bool) -> None:
+        """`entry` comes in parts that belong together.
+
+        `is_move`: it is on the log already, and is written anew so that its old place becomes free.
+        """
+
+
+class Spools(Protocol):
+    """Files in which clients of this host leave the records of their Puts."""
+
+    def open(self, client: str) -> bool:
+        """Open the file of a client anew; False when it cannot be read."""
+
+    def has(self, client: str) -> bool:
+        """Whether the file of this client is open."""
+
+    def read(self, client: str, where: Spooled) -> bytes | None:
+        """The bytes that the client means; None when they are not there."""
+
+
+class NoSpools:
+    """For a daemon whose clients send everything."""
+
+    def open(self, client: str) -> bool:
+        """Never."""
+        return False
+
+    has = open
+
+    def read(self, client: str, where: Spooled) -> bytes | None:
+        """Nothing."""
+        return None
 
 
 class ExchangeCore:
@@ -71,6 +101,7 @@ class ExchangeCore:
         max_age_versions: int,
         when_full: WhenFull = "evict",
         append: Append,
+        spools: Spools | None = None,
         started_s: float,
         max_watches_per_client: int = 4096,
         max_watches: int = 65_536,
@@ -90,10 +121,12 @@ class ExchangeCore:
         self._deliveries = Deliveries(self.shelf, self.memory.versions, incarnation)
         self._barriers = Barriers()
         self._parking = Parking()
+        self._spools = spools or NoSpools()
         self._sessions: dict[bytes, Session] = {}
         self._ticket = 0
-        self._moving: dict[int, list[str]] = {}
-        """Ids of held records that are written anew at the end of the log, by ticket."""
+        self._placing: dict[int, tuple[list[Entry], int]] = {}
+        """By ticket, entries on their way to the log, and how much precedes their bodies there."""
+        self._num_moving = 0
         self._abandoned = 0
 
     def receive(self, client: bytes, body: bytes, grant: Grant, now_s: float) -> Outgoing:
@@ -121,7 +154,7 @@ class ExchangeCore:
             case Done() if session is not None:
                 return self._handle_done(client, session, message, now_s)
             case Subscribe() | Barrier() | Stream() if session is None:
-                return [(client, self._welcome(known=False))]
+                return [(client, self._welcome())]
             case Subscribe() if session is not None:
                 self._subscriptions.subscribe(client, session.policy, message.kinds, now_s)
                 return self._hand_out(now_s)
@@ -149,7 +182,9 @@ class ExchangeCore:
             case Hello():
                 return self._handle_hello(client, message, grant, now_s)
             case Ping():
-                return [(client, self._welcome(known=session is not None))]
+                if session is not None and message.has_spool and not self._spools.has(session.name):
+                    self._spools.open(session.name)
+                return [(client, self._welcome(session))]
             case StatRequest() if grant.role in ("admin", "supervisor"):
                 return [(client, self.stat(now_s))]
         return []
@@ -157,23 +192,28 @@ class ExchangeCore:
     def stored(self, ticket: int, offset: int, failure: str, now_s: float) -> Outgoing:
         """The log has the entries of this ticket, at `offset`; or it does not, for example because of "disk_full"."""
         self._intake.storage = failure
-        moved = self._moving.pop(ticket, ())
+        entries, begin = self._placing.pop(ticket, ((), 0))
         verdict = self._intake.settle(ticket)
+        if entries and verdict is None:
+            self._num_moving = 0
         if failure:
             return []
-        for record_id in moved:
-            self.shelf.move(record_id, offset)
+        places = _places(entries, offset + HEAD_BYTES + begin)
         if verdict is None:
+            for entry, place in places:
+                self.shelf.move(entry.number, offset, place)
             return self._unpark()
-        out: Outgoing = [(verdict.client, self._ack(verdict.seq, len(verdict.records), verdict.refused))]
-        for number, record in enumerate(verdict.records, verdict.first_number):
-            self._intake.put[record[0].source] += 1
-            out += self._take_over(record, number, offset, now_s)
+        self._intake.remember_put(verdict.name, verdict.seq, verdict.num_records)
+        out: Outgoing = [(verdict.client, self._ack(verdict.seq, verdict.num_records, verdict.refused))]
+        for entry, place in places:
+            entry.offset, entry.place = offset, place
+            self._intake.put[entry.tags.source] += entry.count
+            out += self._take_over(entry, now_s)
         return out + self._hand_out(now_s) + self._read_on(now_s) + self._unpark()
 
     def move_up(self, before_offset: int) -> bool:
         """Write what is held of the log before this offset anew at its end, some at a time; True when that is done."""
-        if self._moving:
+        if self._num_moving:
             return False
         moved: list[Entry] = []
         num_bytes = 0
@@ -183,9 +223,8 @@ class ExchangeCore:
             moved.append(entry)
             num_bytes += len(entry.body)
         if moved:
-            anew = _stored([entry.body for entry in moved], [entry.number for entry in moved])
-            ticket = self._post(anew, is_move=True)
-            self._moving[ticket] = [entry.tags.record_id for entry in moved]
+            self._num_moving = len(moved)
+            self._post_records(stored_of(moved), moved, is_move=True)
         return not moved
 
     def tick(self, now_s: float) -> Outgoing:
@@ -226,13 +265,16 @@ class ExchangeCore:
             return 0
         return min(MAX_WINDOW_BYTES, max(MIN_WINDOW_BYTES, TOTAL_WINDOW_BYTES // max(1, len(self._sessions))))
 
-    def _welcome(self, *, known: bool) -> Welcome:
+    def _welcome(self, session: Session | None = None) -> Welcome:
+        """To a client that is known, or not."""
+        name, known = (session.name, True) if session is not None else ("", False)
         return Welcome(
             incarnation=self._incarnation,
             max_put_bytes=MAX_MESSAGE_BYTES,
             window_bytes=self._window_bytes,
             known=known,
             storage=self._intake.storage,
+            reads_spool=self._spools.has(name),
         )
 
     def _handle_hello(self, client: bytes, message: Hello, grant: Grant, now_s: float) -> Outgoing:
@@ -241,7 +283,9 @@ class ExchangeCore:
             self.malformed["impersonation"] += 1
         elif self.memory.admits(message.policy):
             self._sessions[client] = Session(message.client, message.policy, now_s)
-        return [(client, self._welcome(known=client in self._sessions))]
+            if message.has_spool:
+                self._spools.open(message.client)
+        return [(client, self._welcome(self._sessions.get(client)))]
 
     def _forget(self, client: bytes) -> None:
         self._watches.forget(client)
@@ -254,21 +298,36 @@ class ExchangeCore:
 
     def _handle_put(self, client: bytes, session: Session | None, message: Put) -> Outgoing:
         if session is None:
-            return [(client, self._welcome(known=False))]
+            return [(client, self._welcome())]
+        if self._intake.is_under_way(session.name, message.seq):
+            return []
+        if (num_stored := self._intake.num_stored(session.name, message.seq)) is not None:
+            return [(client, self._ack(message.seq, num_stored, {}))]
         if self._parking.num_waiting or not self._intake.has_room(message):
             self._parking.park(client, message)
             return []
         return self._judge(client, session, message)
 
     def _judge(self, client: bytes, session: Session, message: Put) -> Outgoing:
-        verdict = self._intake.judge(client, message, session.policy)
+        whole = self._unspooled(session.name, message)
+        if whole is None:
+            self.malformed["spool"] += 1
+            return []
+        verdict = self._intake.judge(client, session.name, whole, session.policy)
         if verdict is None:
             return []
-        if not verdict.records:
+        if not verdict.entries:
             return [(client, self._ack(message.seq, 0, verdict.refused))]
-        numbers = range(verdict.first_number, verdict.first_number + len(verdict.records))
-        self._intake.send_off(self._post(_stored([body for _, body in verdict.records], numbers)), verdict)
+        self._intake.send_off(self._post_records(verdict.stored(), verdict.entries), verdict)
         return []
+
+    def _unspooled(self, name: str, message: Put) -> Put | None:
+        """The Put with its records; None when they are not where they should be."""
+        where = message.spooled
+        if where is None:
+            return message
+        data = self._spools.read(name, where) if where.num_bytes == message.num_bytes else None
+        return message.with_records(data) if data is not None else None
 
     def _unpark(self) -> Outgoing:
         """Go on with what waits for room, in order, as far as there is room now."""
@@ -278,10 +337,17 @@ class ExchangeCore:
             out += self._judge(client, self._sessions[client], message)
         return out
 
-    def _post(self, entry: LogEntry, *, is_move: bool = False) -> int:
-        """Begin to put the entry on the log; returns its ticket."""
+    def _post(self, message: Announce | Done | Commit | Indexed) -> None:
+        """Begin to put a message on the log."""
         self._ticket += 1
-        self._append(self._ticket, encode(entry), is_move=is_move)
+        self._append(self._ticket, written(message), is_move=False)
+
+    def _post_records(self, head: Stored, entries: Sequence[Entry], *, is_move: bool = False) -> int:
+        """Begin to put records on the log; returns the ticket."""
+        self._ticket += 1
+        parts = written(head, bodies_of(entries))
+        self._placing[self._ticket] = list(entries), len(parts[0])
+        self._append(self._ticket, parts, is_move=is_move)
         return self._ticket
 
     def _ack(self, seq: int, stored: int, refused: Mapping[str, int]) -> PutAck:
@@ -295,19 +361,23 @@ class ExchangeCore:
 
     def _handle_fetch(self, client: bytes, session: Session | None, message: Fetch, now_s: float) -> Outgoing:
         if session is None:
-            return [(client, self._welcome(known=False))]
+            return [(client, self._welcome())]
+        if new := self.memory.index(message.kinds):
+            self._post(Indexed(kinds=new))
         found = self._matching.answer(client, session.policy, message, is_new=session.is_new_fetch(message.seq))
         return self._deliveries.give(client, session, found, now_s, seq=message.seq)
 
-    def _take_over(self, record: Record, number: int, offset: int, now_s: float) -> Outgoing:
-        """Hold a record that the log has by now, and pass it on to those who wait for it."""
-        tags, body = record
-        self.memory.hold(tags, body, offset, number)
-        entry = self.shelf.get(tags.record_id)
+    def _take_over(self, entry: Entry, now_s: float) -> Outgoing:
+        """Hold what the log has by now, and pass it on to those who wait for it."""
+        # Somebody may have begun to ask for records of this type while the pack was under way.
+        is_late = not entry.record_id and entry.tags.type in self.shelf.indexed
+        entries = self.memory.singles(entry) if is_late else [entry]
         out: Outgoing = []
-        if entry is not None:
-            for client in self._matching.takers(entry):
-                out += self._deliveries.give(client, self._sessions[client], [entry], now_s)
+        for one in entries:
+            self.memory.hold(one)
+            if one.record_id and self.shelf.holds(one.number):
+                for client in self._matching.takers(one):
+                    out += self._deliveries.give(client, self._sessions[client], [one], now_s)
         return out
 
     def _hand_out(self, now_s: float) -> Outgoing:
@@ -353,5 +423,8 @@ class ExchangeCore:
         )
 
 
-def _stored(bodies: Iterable[bytes], numbers: Iterable[int]) -> Stored:
-    return Stored(records=[msgspec.Raw(body) for body in bodies], numbers=list(numbers))
+def _places(entries: Sequence[Entry], begin: int) -> Iterator[tuple[Entry, int]]:
+    """Entries with the places of their arrays on the log, the first at `begin`."""
+    for entry in entries:
+        yield entry, begin
+        begin += entry.array_bytes

@@ -11,6 +11,9 @@ from mrl.errors import RecordError
 SCHEMA = 2
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 
+Buffer = bytes | bytearray | memoryview
+"""Bytes, owned or not."""
+
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
 
@@ -20,12 +23,17 @@ def encode(record: msgspec.Struct) -> bytes:
     return _encoder.encode(record)
 
 
+def append_encoded(record: msgspec.Struct, buffer: bytearray) -> None:
+    """The same at the end of a buffer."""
+    _encoder.encode_into(record, buffer, -1)
+
+
 def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
     """A reusable typed decoder for `kind`, a Struct or a union of tagged Structs."""
     return msgspec.msgpack.Decoder(kind)
 
 
-def decode(data: bytes | memoryview, using: msgspec.msgpack.Decoder[T], *, max_bytes: int = MAX_MESSAGE_BYTES) -> T:
+def decode(data: Buffer, using: msgspec.msgpack.Decoder[T], *, max_bytes: int = MAX_MESSAGE_BYTES) -> T:
     """Decode one record.
 
     Raises RecordError for oversize, truncated or malformed bytes; the message names the field (`$.answers[3].reward`).

@@ -53,6 +53,15 @@ def segment_path(folder: Path, first_offset: int, salt: int) -> Path:
     return folder / f"{first_offset:020d}-{salt:016x}.segment"
 
 
+def listed(folder: Path) -> list[Segment]:
+    """The segments in a folder, in order. Raises OSError."""
+    found = []
+    for path in folder.iterdir():
+        if match := _NAME.fullmatch(path.name):
+            found.append(Segment(path, int(match[1]), int(match[2], 16), path.stat().st_size))
+    return sorted(found, key=lambda segment: segment.first_offset)
+
+
 class Recovery:
     """Reads the segments of one folder, once and in order. The caller holds the folder's lock."""
 
@@ -71,7 +80,7 @@ class Recovery:
         with _readable(folder):
             _refuse_earlier_log(folder)
             (folder / NEW_SEGMENT).unlink(missing_ok=True)
-            self.segments = self._listed()
+            self.segments = listed(folder)
         for segment in self.segments:
             self._check_format(segment)
         self._set_aside_unusable_end()
@@ -87,13 +96,6 @@ class Recovery:
             yield from self._entries_of_last(self.segments[-1])
         with _readable(self._folder):
             self._disk.sync_folder(self._folder)
-
-    def _listed(self) -> list[Segment]:
-        found = []
-        for path in self._folder.iterdir():
-            if match := _NAME.fullmatch(path.name):
-                found.append(Segment(path, int(match[1]), int(match[2], 16), path.stat().st_size))
-        return sorted(found, key=lambda segment: segment.first_offset)
 
     def _check_format(self, segment: Segment) -> None:
         with self._opened(segment, os.O_RDONLY) as file:
