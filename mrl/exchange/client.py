@@ -7,8 +7,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import msgspec
@@ -16,8 +15,9 @@ import msgspec
 from mrl.errors import RecordError
 from mrl.exchange.arrivals import Arrivals
 from mrl.exchange.link import Link, OpenLink
-from mrl.exchange.outbox import RESEND_S, Outbox, Unanswered
-from mrl.exchange.publisher import MAX_UNACKNOWLEDGED_BYTES, Publisher
+from mrl.exchange.outbox import RESEND_S
+from mrl.exchange.publisher import Publisher
+from mrl.exchange.questions import MAX_IDS, Question, Questions, slices
 from mrl.exchange.shared_files import Locate, SharedFiles
 from mrl.records.codec import decode, encode
 from mrl.records.exchange import (
@@ -29,14 +29,12 @@ from mrl.records.exchange import (
     Commit,
     Deliver,
     Done,
-    Fetch,
     Hello,
     Ping,
     PutAck,
     RequestKind,
     Stream,
     Subscribe,
-    Unwatch,
     Welcome,
     daemon_message_decoder,
 )
@@ -45,20 +43,8 @@ from mrl.records.version import Version
 
 PING_S = 1.0
 SILENCE_S = 3.0
-MAX_UNANSWERED_FETCHES = 256
-MAX_IDS = 1024
 FETCH_NOW_IDS = 32
 """Prompts of one Fetch whose answer is waited for: few, so that no answer outgrows the queues on its way."""
-MAX_WATCHED = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """What is asked about a prompt."""
-
-    kinds: tuple[RecordKind, ...]
-    limit: int
-    max_age_versions: int | None
 
 
 class ExchangeClient:
@@ -91,8 +77,7 @@ class ExchangeClient:
         self._publisher = Publisher(
             client, self._files, self._counts, send=self._send, next_seq=self._next_seq, clock=clock
         )
-        self._fetches = Outbox()
-        self._watched: dict[str, _Question] = {}
+        self._questions = Questions(client, policy, self._counts, send=self._send, next_seq=self._next_seq, clock=clock)
         self._subscription: Subscribe | None = None
         self._barrier: Barrier | None = None
         self._missing: list[str] = []
@@ -119,7 +104,7 @@ class ExchangeClient:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Totals: stored, refused/<reason>, dropped, dropped_fetches, invalid, too_large, unsent, received, unreadable,
+        """Totals: stored, refused/<reason>, dropped, dropped_fetches, too_large, unsent, received, unreadable,
         malformed, reconnects, hellos."""
         with self._lock:
             return dict(self._counts)
@@ -131,8 +116,8 @@ class ExchangeClient:
         """
         end_s = time.monotonic() + room_within_s
         with self._lock:
-            for num_bytes in self._publisher.gather(records):
-                self._changed.wait_for(partial(self._publisher.has_room, num_bytes), end_s - time.monotonic())
+            for put in self._publisher.gather(records):
+                self._changed.wait_for(partial(self._publisher.has_room, put), end_s - time.monotonic())
 
     def flush(self, timeout_s: float) -> bool:
         """Wait at most `timeout_s` until everything published so far was acknowledged or refused.
@@ -167,11 +152,9 @@ class ExchangeClient:
         With `watch`, records that come later are delivered too; at most 4096 prompts are watched, the oldest go.
         """
         with self._lock:
-            ids, question = list(dict.fromkeys(prompt_ids)), _Question(tuple(kinds), limit, max_age_versions)
+            ids, question = list(dict.fromkeys(prompt_ids)), Question(tuple(kinds), limit, max_age_versions)
             self._arrivals.inbox.expect(ids)
-            if watch:
-                self._watch(ids, question)
-            self._ask(ids, question, watch=watch)
+            self._questions.ask(ids, question, watch=watch)
 
     def fetch_now(
         self,
@@ -188,10 +171,10 @@ class ExchangeClient:
         """
         end_s = time.monotonic() + timeout_s
         with self._lock:
-            ids, question = list(dict.fromkeys(prompt_ids)), _Question(tuple(kinds), limit, max_age_versions)
+            ids, question = list(dict.fromkeys(prompt_ids)), Question(tuple(kinds), limit, max_age_versions)
             self._arrivals.inbox.expect(ids)
-            for part in _slices(ids, FETCH_NOW_IDS):
-                seq = self._ask_part(part, question, watch=False, is_awaited=True)
+            for part in slices(ids, FETCH_NOW_IDS):
+                seq = self._questions.ask_now(part, question)
                 if not self._await_answer(seq, end_s - time.monotonic()):
                     return False
         return True
@@ -252,9 +235,7 @@ class ExchangeClient:
     def unwatch(self, prompt_ids: Iterable[str]) -> None:
         """No longer interested in these prompts."""
         with self._lock:
-            ids = [prompt_id for prompt_id in prompt_ids if self._watched.pop(prompt_id, None) is not None]
-            for part in _slices(ids, MAX_IDS):
-                self._post(Unwatch(client=self._client, prompt_ids=part))
+            self._questions.unwatch(prompt_ids)
 
     def take(self) -> list[Received]:
         """What came since the last call, each record once per asking."""
@@ -321,8 +302,7 @@ class ExchangeClient:
                 self._post(Ping(client=self._client, has_spool=self._files.has_spool))
                 self._repeat_standing()
                 self._publisher.send_again(now_s)
-                for body in self._fetches.overdue(now_s):
-                    self._send(body)
+                self._questions.ask_again(now_s)
 
     def _start_over(self, *, at_once: bool) -> None:
         """Tell a daemon that does not know this client everything that it needs to know."""
@@ -334,16 +314,8 @@ class ExchangeClient:
         self._files.forget_log()
         self._post(self._hello())
         self._repeat_standing()
-        self._fetches.drop_watches()
         self._publisher.start_over()
-        self._fetches.start_over()
-        for body in self._fetches.next_to_send(MAX_UNACKNOWLEDGED_BYTES, now_s):
-            self._send(body)
-        by_question: dict[_Question, list[str]] = {}
-        for prompt_id, question in self._watched.items():
-            by_question.setdefault(question, []).append(prompt_id)
-        for question, ids in by_question.items():
-            self._ask(ids, question, watch=True)
+        self._questions.start_over()
 
     def _repeat_standing(self) -> None:
         """Say again what has no answer of its own; the daemon ignores what it knows."""
@@ -353,42 +325,10 @@ class ExchangeClient:
 
     def _take_in(self, message: Deliver) -> None:
         done = self._arrivals.take_in(message)
-        for part in _slices(done, MAX_IDS):
+        for part in slices(done, MAX_IDS):
             self._post(Done(client=self._client, record_ids=part))
         if len(done) == len(message.records):
-            self._fetches.note_part(message.seq, message.part, message.parts)
-
-    def _watch(self, prompt_ids: list[str], question: _Question) -> None:
-        for prompt_id in prompt_ids:
-            self._watched.pop(prompt_id, None)
-            self._watched[prompt_id] = question
-        while len(self._watched) > MAX_WATCHED:
-            del self._watched[next(iter(self._watched))]
-
-    def _ask(self, prompt_ids: list[str], question: _Question, *, watch: bool) -> None:
-        for part in _slices(prompt_ids, MAX_IDS):
-            self._ask_part(part, question, watch=watch)
-        while len(self._fetches) > MAX_UNANSWERED_FETCHES and (seq := self._fetches.oldest()):
-            self._fetches.remove(seq)
-            self._counts["dropped_fetches"] += 1
-
-    def _ask_part(self, prompt_ids: list[str], question: _Question, *, watch: bool, is_awaited: bool = False) -> int:
-        """Returns the number of the Fetch."""
-        seq = self._next_seq()
-        message = Fetch(
-            client=self._client,
-            policy=self._policy,
-            prompt_ids=prompt_ids,
-            kinds=list(question.kinds),
-            limit=question.limit,
-            max_age_versions=question.max_age_versions,
-            watch=watch,
-            seq=seq,
-        )
-        body = encode(message)
-        self._fetches.add(seq, Unanswered(body, self._clock(), is_watch=watch, is_awaited=is_awaited))
-        self._send(body)
-        return seq
+            self._questions.note_part(message.seq, message.part, message.parts)
 
     def _hello(self) -> Hello:
         self._files.look()
@@ -399,8 +339,8 @@ class ExchangeClient:
         return self._seq
 
     def _await_answer(self, seq: int, timeout_s: float) -> bool:
-        is_answered = self._changed.wait_for(lambda: seq not in self._fetches, timeout_s)
-        self._fetches.remove(seq)
+        is_answered = self._changed.wait_for(lambda: self._questions.is_answered(seq), timeout_s)
+        self._questions.give_up(seq)
         return is_answered
 
     def _post(self, message: ClientMessage) -> None:
@@ -409,7 +349,3 @@ class ExchangeClient:
     def _send(self, body: bytes) -> None:
         if self._link is None or not self._link.post(body):
             self._counts["unsent"] += 1
-
-
-def _slices(ids: list[str], length: int) -> Iterator[list[str]]:
-    return (ids[start : start + length] for start in range(0, len(ids), length))

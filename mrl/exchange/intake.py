@@ -197,9 +197,7 @@ def stored_of(entries: Iterable[Entry], *, client: str = "", seq: int = 0) -> St
         client=client,
         seq=seq,
         packs=[
-            StoredPack(
-                tags=pack_tags(entry.tags), number=entry.number, count=entry.count, num_bytes=entry.array_bytes
-            )
+            StoredPack(tags=pack_tags(entry.tags), number=entry.number, count=entry.count, num_bytes=entry.array_bytes)
             for entry in entries
         ],
     )

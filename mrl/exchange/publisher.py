@@ -40,25 +40,24 @@ class Publisher:
         self._puts = Outbox()
         self._last_seq = 0
 
-    def gather(self, records: Iterable[ExperienceRecord]) -> Iterator[int]:
-        """Take records in. Stops with the bytes of a Put each time before one is made, so that there may be room."""
+    def gather(self, records: Iterable[ExperienceRecord]) -> Iterator[OpenPut]:
+        """Take records in. Stops before a Put is made of what was gathered, so that there may be room for it."""
         for record in records:
             while (verdict := self._open.add(record)) == "no_room":
-                yield self._open.num_bytes
+                yield self._open
                 self.send_off()
             if verdict == "too_large":
                 self._counts[verdict] += 1
             if self._open.is_full:
-                yield self._open.num_bytes
+                yield self._open
                 self.send_off()
         if not len(self._puts):
             self.send_off()
         self._drop_oldest()
 
-    def has_room(self, num_bytes: int) -> bool:
-        """Whether a Put of this size could wait beside the others."""
-        is_short = len(self._puts) < MAX_UNACKNOWLEDGED_PUTS
-        return is_short and self._puts.num_bytes + num_bytes <= MAX_UNACKNOWLEDGED_BYTES
+    def has_room(self, put: OpenPut) -> bool:
+        """Whether this Put can wait beside the others, or waits there already."""
+        return put is not self._open or self._fits(put.num_bytes)
 
     def send_off(self) -> int:
         """Make a Put of what was gathered, if there is anything; returns the number of the last Put."""
@@ -119,8 +118,12 @@ class Publisher:
             return None
         return encode(message.with_records(data))
 
+    def _fits(self, num_bytes: int) -> bool:
+        is_short = len(self._puts) < MAX_UNACKNOWLEDGED_PUTS
+        return is_short and self._puts.num_bytes + num_bytes <= MAX_UNACKNOWLEDGED_BYTES
+
     def _drop_oldest(self) -> None:
-        while not self.has_room(0) and (seq := self._puts.oldest()):
+        while not self._fits(0) and (seq := self._puts.oldest()):
             dropped = self._give_up(seq)
             self._counts["dropped"] += dropped.num_records if dropped is not None else 0
 
