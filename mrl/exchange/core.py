@@ -1,22 +1,22 @@
 """Every decision of the exchange daemon, with no socket, clock or file in sight."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
 
 from mrl.errors import RecordError
 from mrl.exchange.barriers import Barriers
 from mrl.exchange.deliveries import Deliveries, Outgoing
 from mrl.exchange.entry import Entry
-from mrl.exchange.intake import bodies_of, stored_of
-from mrl.exchange.journal import Indexed, Stored, written
-from mrl.exchange.log.frames import HEAD_BYTES
+from mrl.exchange.intake import stored_of
+from mrl.exchange.journal import Indexed
 from mrl.exchange.matching import Matching
 from mrl.exchange.memory import Memory, WhenFull
+from mrl.exchange.outside import Append, NoSpools, Spools
 from mrl.exchange.parking import Parking
+from mrl.exchange.postings import Postings
 from mrl.exchange.sessions import Session
 from mrl.exchange.watches import Watches
-from mrl.records.codec import MAX_MESSAGE_BYTES, Buffer, decode
+from mrl.records.codec import MAX_MESSAGE_BYTES, decode
 from mrl.records.exchange import (
     Announce,
     Barrier,
@@ -30,7 +30,6 @@ from mrl.records.exchange import (
     PolicyShelf,
     Put,
     PutAck,
-    Spooled,
     Stat,
     StatRequest,
     Stream,
@@ -47,43 +46,6 @@ MAX_POLICIES = 256
 TOTAL_WINDOW_BYTES = 64 * 1024 * 1024
 MIN_WINDOW_BYTES = 256 * 1024
 MAX_WINDOW_BYTES = 8 * 1024 * 1024
-
-
-class Append(Protocol):
-    """Begins to put an entry on the log; `ExchangeCore.stored` is told by the ticket how that ended."""
-
-    def __call__(self, ticket: int, entry: Sequence[Buffer], *, is_move: bool) -> None:
-        """`entry` comes in parts that belong together.
-
-        `is_move`: it is on the log already, and is written anew so that its old place becomes free.
-        """
-
-
-class Spools(Protocol):
-    """Files in which clients of this host leave the records of their Puts."""
-
-    def open(self, client: str) -> bool:
-        """Open the file of a client anew; False when it cannot be read."""
-
-    def has(self, client: str) -> bool:
-        """Whether the file of this client is open."""
-
-    def read(self, client: str, where: Spooled) -> bytes | None:
-        """The bytes that the client means; None when they are not there."""
-
-
-class NoSpools:
-    """For a daemon whose clients send everything."""
-
-    def open(self, client: str) -> bool:
-        """Never."""
-        return False
-
-    has = open
-
-    def read(self, client: str, where: Spooled) -> bytes | None:
-        """Nothing."""
-        return None
 
 
 class ExchangeCore:
@@ -115,7 +77,7 @@ class ExchangeCore:
         self._intake, self._streams = self.memory.intake, self.memory.streams
         self._subscriptions = self.memory.subscriptions
         self._incarnation, self._started_s = incarnation, started_s
-        self._budget_bytes, self._append = budget_bytes, append
+        self._budget_bytes, self._postings = budget_bytes, Postings(append)
         self._watches = Watches(max_per_client=max_watches_per_client, max_total=max_watches)
         self._matching = Matching(self.shelf, self.memory.versions, self._watches)
         self._deliveries = Deliveries(self.shelf, self.memory.versions, incarnation)
@@ -123,10 +85,6 @@ class ExchangeCore:
         self._parking = Parking()
         self._spools = spools or NoSpools()
         self._sessions: dict[bytes, Session] = {}
-        self._ticket = 0
-        self._placing: dict[int, tuple[list[Entry], int]] = {}
-        """By ticket, entries on their way to the log, and how much precedes their bodies there."""
-        self._num_moving = 0
         self._abandoned = 0
 
     def receive(self, client: bytes, body: bytes, grant: Grant, now_s: float) -> Outgoing:
@@ -166,14 +124,14 @@ class ExchangeCore:
                 return self._read_on(now_s)
             case Commit() if session is not None and message.policy == session.policy:
                 if self._streams.commit(message):
-                    self._post(message)
+                    self._postings.post(message)
                     return self._unpark()
             case Barrier() if session is not None:
                 told = self._barriers.arrive(client, session.policy, message.number, message.members)
                 return [(other, self._barrier_state(number, missing)) for other, number, missing in told]
             case Announce() if session is not None and message.policy == session.policy:
                 if self.memory.note_version(message):
-                    self._post(message)
+                    self._postings.post(message)
                     if message.resumed:
                         self._barriers.reset(message.policy)
             case Unwatch():
@@ -192,13 +150,10 @@ class ExchangeCore:
     def stored(self, ticket: int, offset: int, failure: str, now_s: float) -> Outgoing:
         """The log has the entries of this ticket, at `offset`; or it does not, for example because of "disk_full"."""
         self._intake.storage = failure
-        entries, begin = self._placing.pop(ticket, ((), 0))
+        places = self._postings.settle(ticket, offset)
         verdict = self._intake.settle(ticket)
-        if entries and verdict is None:
-            self._num_moving = 0
         if failure:
             return []
-        places = _places(entries, offset + HEAD_BYTES + begin)
         if verdict is None:
             for entry, place in places:
                 self.shelf.move(entry.number, offset, place)
@@ -213,7 +168,7 @@ class ExchangeCore:
 
     def move_up(self, before_offset: int) -> bool:
         """Write what is held of the log before this offset anew at its end, some at a time; True when that is done."""
-        if self._num_moving:
+        if self._postings.is_moving:
             return False
         moved: list[Entry] = []
         num_bytes = 0
@@ -223,8 +178,7 @@ class ExchangeCore:
             moved.append(entry)
             num_bytes += len(entry.body)
         if moved:
-            self._num_moving = len(moved)
-            self._post_records(stored_of(moved), moved, is_move=True)
+            self._postings.post_records(stored_of(moved), moved, is_move=True)
         return not moved
 
     def tick(self, now_s: float) -> Outgoing:
@@ -318,7 +272,7 @@ class ExchangeCore:
             return []
         if not verdict.entries:
             return [(client, self._ack(message.seq, 0, verdict.refused))]
-        self._intake.send_off(self._post_records(verdict.stored(), verdict.entries), verdict)
+        self._intake.send_off(self._postings.post_records(verdict.stored(), verdict.entries), verdict)
         return []
 
     def _unspooled(self, name: str, message: Put) -> Put | None:
@@ -337,19 +291,6 @@ class ExchangeCore:
             out += self._judge(client, self._sessions[client], message)
         return out
 
-    def _post(self, message: Announce | Done | Commit | Indexed) -> None:
-        """Begin to put a message on the log."""
-        self._ticket += 1
-        self._append(self._ticket, written(message), is_move=False)
-
-    def _post_records(self, head: Stored, entries: Sequence[Entry], *, is_move: bool = False) -> int:
-        """Begin to put records on the log; returns the ticket."""
-        self._ticket += 1
-        parts = written(head, bodies_of(entries))
-        self._placing[self._ticket] = list(entries), len(parts[0])
-        self._append(self._ticket, parts, is_move=is_move)
-        return self._ticket
-
     def _ack(self, seq: int, stored: int, refused: Mapping[str, int]) -> PutAck:
         return PutAck(
             incarnation=self._incarnation,
@@ -363,7 +304,7 @@ class ExchangeCore:
         if session is None:
             return [(client, self._welcome())]
         if new := self.memory.index(message.kinds):
-            self._post(Indexed(kinds=new))
+            self._postings.post(Indexed(kinds=new))
         found = self._matching.answer(client, session.policy, message, is_new=session.is_new_fetch(message.seq))
         return self._deliveries.give(client, session, found, now_s, seq=message.seq)
 
@@ -399,7 +340,7 @@ class ExchangeCore:
         session.acknowledge(message.record_ids)
         served = [record_id for record_id in message.record_ids if self._subscriptions.is_to(record_id, session.policy)]
         if served:
-            self._post(Done(client=message.client, record_ids=served))
+            self._postings.post(Done(client=message.client, record_ids=served))
             self.memory.remove_served(served)
         return self._deliveries.dispatch(client, session, now_s) + self._hand_out(now_s)
 
@@ -421,10 +362,3 @@ class ExchangeCore:
             kinds={kind: number for kind, number in held.kinds.items() if number} if held else {},
             barrier=self._barriers.reached(policy),
         )
-
-
-def _places(entries: Sequence[Entry], begin: int) -> Iterator[tuple[Entry, int]]:
-    """Entries with the places of their arrays on the log, the first at `begin`."""
-    for entry in entries:
-        yield entry, begin
-        begin += entry.array_bytes

@@ -16,7 +16,7 @@ from logged_core import put_message
 
 from mrl.exchange.client import ExchangeClient
 from mrl.exchange.daemon import ExchangeDaemon, Limits
-from mrl.records.exchange import Hello
+from mrl.records.exchange import Fetch, Hello
 from mrl.records.version import Version
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client import ClientSocket
@@ -28,6 +28,9 @@ from mrl.transport.server import ServerSocket
 pytestmark = pytest.mark.system  # real processes
 
 GRANT = Grant("worker", "qwen")
+FETCH = Fetch(
+    client="worker/qwen/0", policy="qwen", prompt_ids=["p"], limit=1, max_age_versions=None, watch=False, seq=1
+)
 
 DAEMON = textwrap.dedent("""
     import resource, signal, sys, time
@@ -226,6 +229,7 @@ def test_the_log_is_freed_from_its_front(open_daemon, outcome, until):
 
         until(is_stored)
 
+    daemon.core.handle(b"worker/qwen/0", FETCH, GRANT, time.monotonic())
     store(0, "old and held", 100)
     longest = 0
     for number in range(1, 120):
@@ -240,7 +244,7 @@ def test_the_log_is_freed_from_its_front(open_daemon, outcome, until):
     assert [entry.tags.record_id for entry in again.core.shelf.entries()] == ["r0", "r119"]
     assert again.core.shelf.last_number == last_number >= 120
     again.core.handle(
-        b"worker/qwen/0", put_message(outcome("r5", prompt_id="p", step=200), seq=5), GRANT, time.monotonic()
+        b"worker/qwen/0", put_message(outcome("r5", prompt_id="p", step=200)), GRANT, time.monotonic()
     )
     assert again.stat().unstored == 0  # a duplicate, though nothing of it is left
 

@@ -313,8 +313,8 @@ CHILD = textwrap.dedent("""
     while True:
         while writer.queued_bytes < 30_000:
             ticket = next(tickets)
-            payloads = [b"%d.%d " % (ticket, part) + bytes(ticket % 700) for part in range(ticket % 3 + 1)]
-            writer.post(ticket, whole(payloads))
+            payloads = [[b"%d.%d " % (ticket, part), bytes(ticket % 700)] for part in range(ticket % 3 + 1)]
+            writer.post(ticket, payloads)
         select.select([writer.wake_fd], [], [], 10)
         done = writer.finished()
         sys.stdout.write("".join(f"{one.ticket}:{','.join(map(str, one.offsets))}\\n" for one in done))
