@@ -107,8 +107,15 @@ class Memory:
     def index(self, kinds: Iterable[RecordKind]) -> list[RecordKind]:
         """From now on records of these types are asked for one by one. Returns those that were not so before."""
         new = [kind for kind in kinds if kind not in self.shelf.indexed]
+        found: set[str] = set()
+
+        def split_once(pack: Entry) -> list[Entry]:
+            singles = [one for one in self.singles(pack) if one.record_id not in found]
+            found.update(one.record_id for one in singles)
+            return singles
+
         for kind in new:
-            self.shelf.index(kind, self.singles)
+            self.shelf.index(kind, split_once)
         return new
 
     def remove_served(self, record_ids: Iterable[str]) -> None:

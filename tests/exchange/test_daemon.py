@@ -243,9 +243,7 @@ def test_the_log_is_freed_from_its_front(open_daemon, outcome, until):
     again = open_daemon()
     assert [entry.tags.record_id for entry in again.core.shelf.entries()] == ["r0", "r119"]
     assert again.core.shelf.last_number == last_number >= 120
-    again.core.handle(
-        b"worker/qwen/0", put_message(outcome("r5", prompt_id="p", step=200)), GRANT, time.monotonic()
-    )
+    again.core.handle(b"worker/qwen/0", put_message(outcome("r5", prompt_id="p", step=200)), GRANT, time.monotonic())
     assert again.stat().unstored == 0  # a duplicate, though nothing of it is left
 
 
