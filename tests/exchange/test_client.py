@@ -7,13 +7,14 @@ import msgspec
 import pytest
 from logged_core import LoggedCore, put_of_bodies
 
-from mrl.exchange import publisher
+from mrl.exchange import publisher, spool
 from mrl.exchange.client import SILENCE_S, ExchangeClient
 from mrl.exchange.inbox import Inbox
 from mrl.exchange.outbox import RESEND_S
 from mrl.exchange.packing import MAX_RECORD_BYTES
 from mrl.exchange.publisher import MAX_UNACKNOWLEDGED_BYTES
 from mrl.exchange.questions import MAX_UNANSWERED
+from mrl.exchange.spool import Spools
 from mrl.records.codec import MAX_MESSAGE_BYTES, decode, encode
 from mrl.records.exchange import BarrierState, Welcome, client_message_decoder
 from mrl.records.version import Version
@@ -22,7 +23,9 @@ from mrl.records.version import Version
 class Network:
     """Daemon and links in one thread: `run` carries messages until none is left; `lose` drops those under way."""
 
-    def __init__(self):
+    def __init__(self, folder=None):
+        """With a `folder`, daemon and clients are on one host. There is no log in it, but it takes a look to know."""
+        self.folder = folder
         self.now_s = 0.0
         self.clients = {}
         self.under_way = []
@@ -35,7 +38,8 @@ class Network:
 
     def restart(self, incarnation, *, failure=lambda: ""):
         """A fresh daemon that knows nobody."""
-        self.core = make_core(incarnation, failure=failure, started_s=self.now_s)
+        spools = Spools(self.folder) if self.folder is not None else None
+        self.core = make_core(incarnation, failure=failure, started_s=self.now_s, spools=spools)
 
     def connect(self, name, policy):
         """A client of this network."""
@@ -53,7 +57,11 @@ class Network:
                 del network.clients[name]
 
         client = ExchangeClient.connect(
-            lambda on_message, on_tick: Link(), client=name, policy=policy, clock=lambda: self.now_s
+            lambda on_message, on_tick: Link(),
+            client=name,
+            policy=policy,
+            clock=lambda: self.now_s,
+            locate=lambda: self.folder,
         )
         self.clients[name] = client
         return client
@@ -105,15 +113,16 @@ class Network:
             self.run()
 
 
-def make_core(incarnation="one", *, budget_bytes=10_000_000, failure=lambda: "", started_s=0.0):
+def make_core(incarnation="one", **options):
     """A core that holds whatever fits."""
-    return LoggedCore(incarnation=incarnation, budget_bytes=budget_bytes, failure=failure, started_s=started_s)
+    return LoggedCore(incarnation=incarnation, **({"budget_bytes": 10_000_000, "started_s": 0.0} | options))
 
 
-@pytest.fixture
-def network():
-    """A daemon that is up."""
-    return Network()
+@pytest.fixture(params=["far", "near"])
+def network(request, tmp_path, monkeypatch):
+    """A daemon that is up, on another host or on this one, where everything that is put goes by file."""
+    monkeypatch.setattr(spool, "MIN_BYTES", 1)
+    return Network(tmp_path if request.param == "near" else None)
 
 
 @pytest.fixture
@@ -692,3 +701,79 @@ def test_an_inbox_is_full_in_bytes_too(outcome):
     """Whatever the number of records."""
     inbox = Inbox(max_bytes=1000)
     assert [inbox.put(outcome(f"r{number}"), 0, 600) for number in range(3)] == [True, True, False]
+
+
+@pytest.fixture
+def near(tmp_path, monkeypatch):
+    """A daemon of this host with its folder, and a worker that knows it."""
+    monkeypatch.setattr(spool, "MIN_BYTES", 1)
+    network = Network(tmp_path)
+    worker = network.connect("worker/qwen/0", "qwen")
+    network.run()
+    return network, worker
+
+
+def put_under_way(network):
+    """The only Put that is being sent."""
+    [message] = [decode(body, client_message_decoder) for _, body in network.under_way if kind_of(body) == "Put"]
+    return message
+
+
+def test_on_one_host_records_go_by_file_and_a_second_time_by_link(near, outcome):
+    """Whatever was wrong with the file, the second copy does not need it."""
+    network, worker = near
+    worker.publish([outcome(completion=bytes(5000))])
+    first = put_under_way(network)
+    assert (first.spooled is not None, len(encode(first)) < 500) == (True, True)
+    network.lose()
+    network.now_s += RESEND_S
+    worker.on_tick(network.now_s)
+    second = put_under_way(network)
+    assert (second.seq, second.spooled, len(encode(second)) > 5000) == (first.seq, None, True)
+    network.run()
+    assert worker.counts["stored"] == 1
+
+
+def test_a_file_that_was_tampered_with_is_not_believed(near, outcome):
+    """The daemon says nothing and counts; what comes by link is what was meant."""
+    network, worker = near
+    [path] = network.folder.glob("spool/*.ring")
+    worker.publish([outcome(completion=b"y" * 5000)])
+    path.write_bytes(path.read_bytes().replace(b"yyy", b"zzz"))
+    network.run()
+    assert (worker.counts.get("stored", 0), network.core.malformed["spool"]) == (0, 1)
+    worker._publisher._puts._messages[put_seq(worker)].whole = lambda: None  # nor has the client the bytes any more
+    network.pass_time(10)
+    assert worker.counts.get("stored", 0) == 0
+
+
+def put_seq(worker):
+    """Number of the only unanswered Put."""
+    [seq] = worker._publisher._puts._messages
+    return seq
+
+
+def test_a_daemon_that_moves_to_another_host_gets_everything_by_link(near, outcome):
+    """What lay in the file and was not answered, too."""
+    network, worker = near
+    worker.publish([outcome("r1", completion=bytes(5000))])
+    network.lose()
+    network.folder = None
+    network.restart("two")
+    network.pass_time(10)
+    worker.publish([outcome("r2", completion=bytes(5000))])
+    assert put_under_way(network).spooled is None
+    network.run()
+    assert (worker.counts["stored"], "r1" in network.core.shelf) == (2, True)
+
+
+def test_small_publishes_are_gathered_while_the_daemon_is_at_work(network, pair, outcome):
+    """One message for all that came meanwhile, in their order; nothing waits for more."""
+    worker, learner = pair
+    learner.read("s", kinds=["outcome"])
+    for number in range(50):
+        worker.publish([outcome(f"r{number}", prompt_id=f"p{number}")])
+    network.run()
+    assert network.carried.count("Put") == 2
+    assert ids(learner.take()) == [f"r{number}" for number in range(50)]
+    assert worker.counts["stored"] == 50
