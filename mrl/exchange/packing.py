@@ -5,10 +5,12 @@ the more each of its answers covers.
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Literal
 
-from mrl.records.codec import MAX_MESSAGE_BYTES, append_encoded
+from mrl.records.codec import MAX_MESSAGE_BYTES, MIN_TOGETHER, append_all_encoded, append_encoded
 from mrl.records.exchange import MAX_PACK_RECORDS, MAX_PUT_PACKS, Pack
 from mrl.records.experience import ExperienceRecord, RecordKind, kind_of
 from mrl.records.version import Version
@@ -33,6 +35,8 @@ class OpenPack:
     newest: Version
     task: str
     count: int = 0
+    last_bytes: int = 1
+    """Length of the record that was appended last alone."""
     array: bytearray = field(default_factory=lambda: bytearray(_ARRAY.size))
 
     @classmethod
@@ -55,12 +59,20 @@ class OpenPack:
         before = len(self.array)
         append_encoded(record, self.array)
         self.count += 1
+        self.last_bytes = len(self.array) - before
+        return self.last_bytes
+
+    def append_all(self, records: Sequence[ExperienceRecord]) -> int:
+        """The same for many records at once."""
+        before = len(self.array)
+        append_all_encoded(records, self.array)
+        self.count += len(records)
         return len(self.array) - before
 
-    def drop_last(self, num_bytes: int) -> None:
-        """Take back the last record, which has this length."""
+    def drop_last(self, num_bytes: int, count: int = 1) -> None:
+        """Take back the last records, which have this length."""
         del self.array[len(self.array) - num_bytes :]
-        self.count -= 1
+        self.count -= count
 
     def seal(self) -> bytearray:
         """The array; nothing more comes."""
@@ -106,6 +118,21 @@ class OpenPut:
         self.num_bytes += num_bytes
         self.num_records += 1
         return "taken"
+
+    def add_alike(self, records: Sequence[ExperienceRecord], begin: int) -> int:
+        """Take records from `begin` on that are like the last one taken, many at once; returns how many."""
+        pack = self._packs[-1]
+        room = min((FULL_BYTES - self.num_bytes) // pack.last_bytes, MAX_PACK_RECORDS - pack.count)
+        alike = list(takewhile(pack.takes, records[begin : begin + max(0, room)]))
+        if len(alike) < MIN_TOGETHER:
+            return 0
+        num_bytes = pack.append_all(alike)
+        if self.num_bytes + num_bytes > MAX_RECORD_BYTES:
+            pack.drop_last(num_bytes, len(alike))
+            return 0
+        self.num_bytes += num_bytes
+        self.num_records += len(alike)
+        return len(alike)
 
     def sealed(self) -> tuple[list[Pack], list[bytearray]]:
         """Heads and arrays of its packs; nothing more comes."""

@@ -1,7 +1,7 @@
 """The sending end of a client: records gathered into Puts, which are sent again until the daemon has answered."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -40,14 +40,18 @@ class Publisher:
         self._puts = Outbox()
         self._last_seq = 0
 
-    def gather(self, records: Iterable[ExperienceRecord]) -> Iterator[OpenPut]:
+    def gather(self, records: Sequence[ExperienceRecord]) -> Iterator[OpenPut]:
         """Take records in. Stops before a Put is made of what was gathered, so that there may be room for it."""
-        for record in records:
-            while (verdict := self._open.add(record)) == "no_room":
+        place = 0
+        while place < len(records):
+            while (verdict := self._open.add(records[place])) == "no_room":
                 yield self._open
                 self.send_off()
+            place += 1
             if verdict == "too_large":
                 self._counts[verdict] += 1
+            else:
+                place += self._open.add_alike(records, place)
             if self._open.is_full:
                 yield self._open
                 self.send_off()

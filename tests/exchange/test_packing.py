@@ -11,7 +11,7 @@ from mrl.records.codec import encode
 from mrl.records.exchange import MAX_PACK_RECORDS
 from mrl.records.experience import kind_of
 
-TAGS = st.lists(st.tuples(st.sampled_from(["outcome", "value"]), st.integers(0, 2)), max_size=30)
+TAGS = st.lists(st.tuples(st.sampled_from(["outcome", "value"]), st.integers(0, 1)), max_size=60)
 
 
 @settings(deadline=None)
@@ -19,8 +19,10 @@ TAGS = st.lists(st.tuples(st.sampled_from(["outcome", "value"]), st.integers(0, 
 def test_packs_are_runs_of_equal_tags_in_order(outcome, value, tags):
     """Each an array that plain msgpack reads, with a head that says what is in it."""
     records = [{"outcome": outcome, "value": value}[kind](f"r{n}", step=step) for n, (kind, step) in enumerate(tags)]
-    put = OpenPut()
-    assert [put.add(record) for record in records] == ["taken"] * len(records)
+    put, place = OpenPut(), 0
+    while place < len(records):
+        assert put.add(records[place]) == "taken"
+        place += 1 + put.add_alike(records, place + 1)
     heads, arrays = put.sealed()
     found = [(head, body) for head, array in zip(heads, arrays, strict=True) for body in msgpack.unpackb(array)]
     assert [body for _, body in found] == [msgpack.unpackb(encode(record)) for record in records]
@@ -78,6 +80,26 @@ def test_a_pack_has_a_bounded_number_of_records(value):
     for number in range(MAX_PACK_RECORDS + 1):
         put.add(value(f"v{number}"))
     assert [head.count for head in put.sealed()[0]] == [MAX_PACK_RECORDS, 1]
+
+
+def test_many_alike_are_taken_at_once_and_none_is_lost(outcome):
+    """Up to a full Put; what would not fit into any is left to be tried alone."""
+    records = [outcome(f"r{n}") for n in range(5000)] + [outcome(f"x{n}", step=1) for n in range(100)]
+    put, place, steps = OpenPut(), 0, 0
+    while not put.is_full and place < len(records):
+        put.add(records[place])
+        place += 1 + put.add_alike(records, place + 1)
+        steps += 1
+    heads, arrays = put.sealed()
+    ids = [body["record_id"] for array in arrays for body in msgpack.unpackb(array)]
+    assert ids == [record.record_id for record in records[:place]]
+    assert (sum(head.count for head in heads), put.num_records, steps < 5) == (place, place, True)
+    growing = [outcome(), *(outcome(f"l{n}", completion=bytes(250_000)) for n in range(50))]
+    put = OpenPut()
+    put.add(growing[0])
+    before = put.num_bytes
+    assert (put.add_alike(growing, 1), put.num_bytes, put.num_records) == (0, before, 1)
+    assert [len(msgpack.unpackb(array)) for array in put.sealed()[1]] == [1]
 
 
 @pytest.mark.parametrize("count", [0, 1])
