@@ -7,6 +7,7 @@ their bound, and a full disk costs time, not entries.
 - `disk`      the system calls, and how they may fail
 - `frames`    entries on the disk, and how they are found again
 - `recovery`  what a folder still holds at the start
+- `places`    the log as readers of the same host see it
 - `segments`  the log itself: append, roll, release
 - `writer`    the thread that appends in groups, so that the daemon's loop never waits for the disk
 """
