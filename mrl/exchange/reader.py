@@ -8,6 +8,9 @@ from mrl.records.codec import Buffer, decode
 from mrl.records.exchange import Batch, Parcel, Stream, Took
 from mrl.records.experience import ExperienceRecord, Received, experience_decoder, pack_decoder, raw_pack_decoder
 
+MAX_LOST = 10
+"""A log that is lost so often is not there."""
+
 
 class LogLost(Exception):
     """The daemon's log cannot be read from here (any more), or holds something else."""
@@ -19,6 +22,7 @@ class Reader:
     def __init__(self, wish: Stream, files: SharedFiles) -> None:
         self._wish, self._files = wish, files
         self._leaves_log = False
+        self._num_lost = 0
         self.came_to = wish.after
         self.unreadable = 0
         """Records that came and could not be read."""
@@ -49,6 +53,7 @@ class Reader:
             ]
             num_bytes += len(data)
         self.came_to = max([self.came_to, *(parcel.last_number for parcel in batch.parcels)])
+        self._leaves_log &= not new or self._num_lost >= MAX_LOST
         return found, num_bytes
 
     def took(self) -> Took:
@@ -56,8 +61,8 @@ class Reader:
         return Took(client=self._wish.client, stream=self._wish.stream, upto=self.came_to)
 
     def leave_log(self) -> Stream:
-        """Have the records sent from now on, instead of their places."""
-        self._leaves_log = True
+        """Have the records sent instead of their places: once, since they may only have moved, in the end for good."""
+        self._leaves_log, self._num_lost = True, self._num_lost + 1
         return self.wish
 
     def _bytes_of(self, parcel: Parcel) -> Buffer:

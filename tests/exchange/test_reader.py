@@ -7,7 +7,7 @@ import pytest
 from mrl.exchange.log.frames import HEAD_BYTES
 from mrl.exchange.log.segments import SegmentLog
 from mrl.exchange.packing import OpenPut
-from mrl.exchange.reader import LogLost, Reader
+from mrl.exchange.reader import MAX_LOST, LogLost, Reader
 from mrl.exchange.shared_files import SharedFiles
 from mrl.records.codec import encode
 from mrl.records.exchange import Batch, Parcel, Stream
@@ -112,8 +112,14 @@ def test_a_log_that_cannot_be_read_costs_nothing_but_the_way(log, reader, outcom
         with pytest.raises(LogLost):
             reader.take(batch(good, wrong, previous=1))
         assert reader.came_to == 1
-    wish = reader.leave_log()
-    assert (wish.reads_log, wish.after, reader.wish.reads_log) == (False, 1, False)
+    for _ in range(MAX_LOST - 1):
+        wish = reader.leave_log()
+        assert (wish.reads_log, wish.after, reader.wish.reads_log) == (False, reader.came_to, False)
+        reader.take(batch(parcel(array, 1, number=reader.came_to + 1), previous=reader.came_to))
+        assert reader.wish.reads_log
+    reader.leave_log()
+    reader.take(batch(parcel(array, 1, number=reader.came_to + 1), previous=reader.came_to))
+    assert not reader.wish.reads_log
 
 
 def test_a_reader_far_away_wants_no_places():
