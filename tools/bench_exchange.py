@@ -46,14 +46,16 @@ _NO_REDIS = brokers.missing("redis-server", "redis", "redis")
 _NO_NATS = brokers.missing("nats-server", "nats", "nats-py")
 POWER, KILL, NOTHING = "power loss", "kill -9", "nothing"
 SYSTEMS = {
-    "exchange-synced": System(
-        "exchange, synced", "exchange", POWER, partial(brokers.exchange, durability="synced", curve=True)
-    ),
-    "exchange-written": System(
-        "exchange, written", "exchange", KILL, partial(brokers.exchange, durability="written", curve=True)
+    "exchange-synced": System("exchange, synced", "exchange", POWER, partial(brokers.exchange, durability="synced")),
+    "exchange-written": System("exchange, written", "exchange", KILL, partial(brokers.exchange, durability="written")),
+    "exchange-far": System(
+        "exchange, synced, tcp", "exchange", POWER, partial(brokers.exchange, durability="synced", is_near=False)
     ),
     "exchange-plain": System(
-        "exchange, synced, no CURVE", "exchange", POWER, partial(brokers.exchange, durability="synced", curve=False)
+        "exchange, synced, tcp, no CURVE",
+        "exchange",
+        POWER,
+        partial(brokers.exchange, durability="synced", is_near=False, curve=False),
     ),
     "redis-everysec": System(
         "Redis, AOF everysec", "redis_streams", KILL, partial(brokers.redis, fsync="everysec"), missing=_NO_REDIS
@@ -83,7 +85,7 @@ BOUNDS = (
     Bound("rollout", "exchange-synced", "redis-always", 4.0),
     Bound("outcome", "exchange-synced", "redis-everysec", 8.0),
     Bound("rollout", "exchange-written", "relay", 0.25),
-    Bound("rollout", "exchange-synced", "exchange-plain", 0.6),
+    Bound("rollout", "exchange-far", "exchange-plain", 0.6),
 )
 
 

@@ -1,7 +1,7 @@
 """Held records in the order in which they came, so that a reader can go on after any number."""
 
 from bisect import bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from mrl.exchange.entry import Entry
 
@@ -37,15 +37,26 @@ class ArrivalOrder:
         if num_gaps > MIN_GAPS and 2 * num_gaps > len(self._entries):
             self._close_gaps()
 
+    def split(self, parts: Mapping[int, Sequence[Entry]]) -> None:
+        """Put other entries, with the same numbers, in the place of those that have these numbers."""
+        self._close_gaps()
+        self._entries = [one for entry in self._entries for one in parts.get(entry.number, (entry,))]
+
     def after(self, number: int) -> Iterator[Entry]:
-        """What came later than `number`; neither `add` nor `remove` may be called before the iteration ends."""
-        for index in range(bisect_right(self._entries, number, lo=self._start, key=_number_of), len(self._entries)):
+        """What came later than `number`, in part or whole.
+
+        Neither `add` nor `remove` may be called before the iteration ends.
+        """
+        for index in range(self._index_after(number), len(self._entries)):
             if self._entries[index].number not in self._gone:
                 yield self._entries[index]
 
     def num_after(self, number: int) -> int:
-        """How many came later than `number`, gaps among them included."""
-        return len(self._entries) - bisect_right(self._entries, number, lo=self._start, key=_number_of)
+        """How many entries came later than `number`, gaps among them included."""
+        return len(self._entries) - self._index_after(number)
+
+    def _index_after(self, number: int) -> int:
+        return bisect_right(self._entries, number, lo=self._start, key=_last_number_of)
 
     def _close_gaps(self) -> None:
         self._entries = [entry for entry in self._entries[self._start :] if entry.number not in self._gone]
@@ -55,3 +66,7 @@ class ArrivalOrder:
 
 def _number_of(entry: Entry) -> int:
     return entry.number
+
+
+def _last_number_of(entry: Entry) -> int:
+    return entry.last_number

@@ -1,28 +1,31 @@
 """What comes from the daemon, decoded and sorted out: new or not, readable or not, in its place in a stream."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from mrl.errors import RecordError
 from mrl.exchange.inbox import Inbox
-from mrl.exchange.reader import Reader
+from mrl.exchange.reader import LogLost, Reader
+from mrl.exchange.shared_files import SharedFiles
 from mrl.records.codec import decode
 from mrl.records.exchange import Batch, ClientMessage, Commit, Deliver, Stream, Took
-from mrl.records.experience import ExperienceRecord, Received, experience_decoder
+from mrl.records.experience import ExperienceRecord, experience_decoder
 from mrl.records.tags import tags_of
 
 
 class Arrivals:
     """Inbox and streams of one client. Adds to `counts`: received, unreadable."""
 
-    def __init__(self, counts: Counter[str]) -> None:
+    def __init__(self, counts: Counter[str], files: SharedFiles) -> None:
         self.inbox = Inbox()
         self._readers: dict[str, Reader] = {}
         self._commits: dict[str, Commit] = {}
-        self._counts = counts
+        self._counts, self._files = counts, files
 
-    def open(self, wish: Stream) -> None:
-        """Batches of this stream are expected from now on."""
-        self._readers[wish.stream] = Reader(wish)
+    def open(self, wish: Stream) -> Stream:
+        """Batches of this stream are expected from now on; returns what the daemon is to be told."""
+        reader = self._readers[wish.stream] = Reader(wish, self._files)
+        return reader.wish
 
     def commit(self, message: Commit) -> None:
         """Said again until the next one, because nobody acknowledges it."""
@@ -46,18 +49,22 @@ class Arrivals:
             done += [record.record_id] if self.inbox.has_seen(record) else []
         return done
 
-    def read(self, batch: Batch) -> Took | None:
-        """Take a batch whole or not at all: what is not taken comes again. Returns how far the stream has come."""
+    def read(self, batch: Batch) -> Sequence[Took | Stream]:
+        """Take a batch whole or not at all: what is not taken comes again. Returns what the daemon has to know."""
         reader = self._readers.get(batch.stream)
         if reader is None or self.inbox.is_full:
-            return None
-        for number, raw, age_versions in reader.new_of(batch) or ():
-            body = bytes(raw)
-            record = self._decoded(body)
-            if record is not None:
-                self._counts["received"] += 1
-                self.inbox.add(Received(record, age_versions, number), len(body))
-        return Took(client=reader.wish.client, stream=batch.stream, upto=reader.came_to)
+            return ()
+        try:
+            taken = reader.take(batch)
+        except LogLost:
+            return (reader.leave_log(),)
+        if taken is not None:
+            received, num_bytes = taken
+            self.inbox.add(received, num_bytes)
+            self._counts["received"] += len(received)
+            self._counts["unreadable"] += reader.unreadable
+            reader.unreadable = 0
+        return (reader.took(),)
 
     def _decoded(self, body: bytes) -> ExperienceRecord | None:
         """None, and counted, when this client cannot read it: the daemon passes bodies on unread."""

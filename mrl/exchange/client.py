@@ -7,16 +7,18 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import msgspec
 
 from mrl.errors import RecordError
 from mrl.exchange.arrivals import Arrivals
 from mrl.exchange.link import Link, OpenLink
-from mrl.exchange.outbox import RESEND_S, Outbox, Unanswered
-from mrl.exchange.puts import ENVELOPE_BYTES, packed
+from mrl.exchange.outbox import RESEND_S
+from mrl.exchange.publisher import Publisher
+from mrl.exchange.questions import MAX_IDS, Question, Questions, slices
+from mrl.exchange.shared_files import Locate, SharedFiles
 from mrl.records.codec import decode, encode
 from mrl.records.exchange import (
     Announce,
@@ -27,15 +29,12 @@ from mrl.records.exchange import (
     Commit,
     Deliver,
     Done,
-    Fetch,
     Hello,
     Ping,
-    Put,
     PutAck,
     RequestKind,
     Stream,
     Subscribe,
-    Unwatch,
     Welcome,
     daemon_message_decoder,
 )
@@ -44,30 +43,25 @@ from mrl.records.version import Version
 
 PING_S = 1.0
 SILENCE_S = 3.0
-MAX_UNACKNOWLEDGED_BYTES = 16 * 1024 * 1024
-FIRST_WINDOW_BYTES = 1024 * 1024
-"""Before the daemon has said how much it takes."""
-MAX_UNANSWERED_FETCHES = 256
-MAX_IDS = 1024
 FETCH_NOW_IDS = 32
 """Prompts of one Fetch whose answer is waited for: few, so that no answer outgrows the queues on its way."""
-MAX_WATCHED = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """What is asked about a prompt."""
-
-    kinds: tuple[RecordKind, ...]
-    limit: int
-    max_age_versions: int | None
 
 
 class ExchangeClient:
     """One process's end of the conversation. May be called from one or more threads, but not from the link's own."""
 
-    def __init__(self, *, client: str, policy: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """`client` names the process, unique in the run and equal to its transport identity."""
+    def __init__(
+        self,
+        *,
+        client: str,
+        policy: str,
+        clock: Callable[[], float] = time.monotonic,
+        locate: Locate = lambda: None,
+    ) -> None:
+        """`client` names the process, unique in the run and equal to its transport identity.
+
+        `locate()` finds the daemon's folder while it runs on this host: records go through files there.
+        """
         self.storage = ""
         """Why the daemon stores nothing at the moment ("disk_full"), so that what is published waits here."""
         self._client, self._policy, self._clock = client, policy, clock
@@ -75,14 +69,15 @@ class ExchangeClient:
         self._changed = threading.Condition(self._lock)
         self._link: Link | None = None
         self._counts: Counter[str] = Counter()
-        self._arrivals = Arrivals(self._counts)
+        self._files = SharedFiles(locate, client)
+        self._arrivals = Arrivals(self._counts, self._files)
         self._incarnation = ""
         # An acknowledgement that was meant for an earlier process of this name must fit nothing here.
         self._seq = secrets.randbits(48)
-        self._puts = Outbox()
-        self._window_bytes = FIRST_WINDOW_BYTES
-        self._fetches = Outbox()
-        self._watched: dict[str, _Question] = {}
+        self._publisher = Publisher(
+            client, self._files, self._counts, send=self._send, next_seq=self._next_seq, clock=clock
+        )
+        self._questions = Questions(client, policy, self._counts, send=self._send, next_seq=self._next_seq, clock=clock)
         self._subscription: Subscribe | None = None
         self._barrier: Barrier | None = None
         self._missing: list[str] = []
@@ -92,37 +87,37 @@ class ExchangeClient:
 
     @classmethod
     def connect(
-        cls, open_link: OpenLink, *, client: str, policy: str, clock: Callable[[], float] = time.monotonic
+        cls,
+        open_link: OpenLink,
+        *,
+        client: str,
+        policy: str,
+        clock: Callable[[], float] = time.monotonic,
+        locate: Locate = lambda: None,
     ) -> "ExchangeClient":
         """A client that talks over the link that `open_link(on_message, on_tick)` makes."""
-        self = cls(client=client, policy=policy, clock=clock)
+        self = cls(client=client, policy=policy, clock=clock, locate=locate)
         with self._lock:
             self._link = open_link(self.on_message, self.on_tick)
-            self._post(Hello(client=client, policy=policy))
+            self._post(self._hello())
         return self
 
     @property
     def counts(self) -> dict[str, int]:
-        """Totals: stored, refused/<reason>, dropped, dropped_fetches, invalid, too_large, unsent, received, unreadable,
+        """Totals: stored, refused/<reason>, dropped, dropped_fetches, too_large, unsent, received, unreadable,
         malformed, reconnects, hellos."""
         with self._lock:
             return dict(self._counts)
 
     def publish(self, records: Sequence[ExperienceRecord], *, room_within_s: float = 0.0) -> None:
-        """Hand records to the exchange. Invalid ones are counted and dropped; so are the oldest when too many wait.
+        """Hand records to the exchange. What is too large is counted and dropped; so is the oldest when too much waits.
 
         Before anything is dropped, the daemon has `room_within_s` in all to acknowledge what waits.
         """
         end_s = time.monotonic() + room_within_s
         with self._lock:
-            for part, num_bytes in packed(records, self._counts):
-                self._await_room(num_bytes + ENVELOPE_BYTES, end_s - time.monotonic())
-                self._seq += 1
-                body = encode(Put(client=self._client, seq=self._seq, records=part))
-                self._puts.add(self._seq, Unanswered(body, self._clock(), is_sent=False, num_records=len(part)))
-                self._send_puts()
-            while self._puts.num_bytes > MAX_UNACKNOWLEDGED_BYTES and (dropped := self._puts.drop_oldest()):
-                self._counts["dropped"] += dropped.num_records
+            for put in self._publisher.gather(records):
+                self._changed.wait_for(partial(self._publisher.has_room, put), end_s - time.monotonic())
 
     def flush(self, timeout_s: float) -> bool:
         """Wait at most `timeout_s` until everything published so far was acknowledged or refused.
@@ -130,8 +125,8 @@ class ExchangeClient:
         False when it was not, and for good once records had to be dropped.
         """
         with self._lock:
-            published = self._seq
-            is_clear = self._changed.wait_for(lambda: self._puts.is_clear(published), timeout_s)
+            published = self._publisher.send_off()
+            is_clear = self._changed.wait_for(lambda: self._publisher.is_clear(published), timeout_s)
             return is_clear and not self._counts["dropped"]
 
     def announce(self, version: Version, *, resumed: bool = False) -> None:
@@ -157,11 +152,9 @@ class ExchangeClient:
         With `watch`, records that come later are delivered too; at most 4096 prompts are watched, the oldest go.
         """
         with self._lock:
-            ids, question = list(dict.fromkeys(prompt_ids)), _Question(tuple(kinds), limit, max_age_versions)
+            ids, question = list(dict.fromkeys(prompt_ids)), Question(tuple(kinds), limit, max_age_versions)
             self._arrivals.inbox.expect(ids)
-            if watch:
-                self._watch(ids, question)
-            self._ask(ids, question, watch=watch)
+            self._questions.ask(ids, question, watch=watch)
 
     def fetch_now(
         self,
@@ -178,10 +171,10 @@ class ExchangeClient:
         """
         end_s = time.monotonic() + timeout_s
         with self._lock:
-            ids, question = list(dict.fromkeys(prompt_ids)), _Question(tuple(kinds), limit, max_age_versions)
+            ids, question = list(dict.fromkeys(prompt_ids)), Question(tuple(kinds), limit, max_age_versions)
             self._arrivals.inbox.expect(ids)
-            for part in _slices(ids, FETCH_NOW_IDS):
-                seq = self._ask_part(part, question, watch=False, is_awaited=True)
+            for part in slices(ids, FETCH_NOW_IDS):
+                seq = self._questions.ask_now(part, question)
                 if not self._await_answer(seq, end_s - time.monotonic()):
                     return False
         return True
@@ -216,8 +209,7 @@ class ExchangeClient:
                 max_age_versions=max_age_versions,
                 after=after,
             )
-            self._arrivals.open(wish)
-            self._post(wish)
+            self._post(self._arrivals.open(wish))
 
     def commit(self, stream: str, upto: int) -> None:
         """The effect of the stream's records up to this number is in a durable checkpoint; they may be forgotten."""
@@ -243,9 +235,7 @@ class ExchangeClient:
     def unwatch(self, prompt_ids: Iterable[str]) -> None:
         """No longer interested in these prompts."""
         with self._lock:
-            ids = [prompt_id for prompt_id in prompt_ids if self._watched.pop(prompt_id, None) is not None]
-            for part in _slices(ids, MAX_IDS):
-                self._post(Unwatch(client=self._client, prompt_ids=part))
+            self._questions.unwatch(prompt_ids)
 
     def take(self) -> list[Received]:
         """What came since the last call, each record once per asking."""
@@ -259,8 +249,12 @@ class ExchangeClient:
 
     def close(self, timeout_s: float) -> None:
         """Send what is queued for at most `timeout_s` and end the link."""
+        with self._lock:
+            self._publisher.send_off()
         if self._link is not None:
             self._link.close(timeout_s)
+        with self._lock:
+            self._files.close()
 
     def on_message(self, body: bytes) -> None:
         """Take in one message of the daemon; the link's thread calls this."""
@@ -275,23 +269,21 @@ class ExchangeClient:
             self._incarnation = message.incarnation
             match message:
                 case PutAck():
-                    self._window_bytes = message.window_bytes
-                    self._puts.remove(message.seq)
                     self.storage = ""
-                    self._counts["stored"] += message.stored
-                    self._counts.update({f"refused/{reason}": number for reason, number in message.refused.items()})
+                    self._publisher.note_answer(message)
                 case Deliver():
                     self._take_in(message)
                 case Batch():
-                    if took := self._arrivals.read(message):
-                        self._post(took)
+                    for said in self._arrivals.read(message):
+                        self._post(said)
                 case Welcome():
-                    self.storage, self._window_bytes = message.storage, message.window_bytes
+                    self.storage, self._publisher.window_bytes = message.storage, message.window_bytes
+                    self._files.is_spool_read = message.reads_spool
                 case BarrierState() if self._barrier is not None and message.number == self._barrier.number:
                     self._missing = message.missing
             if is_restarted or (isinstance(message, Welcome) and not message.known):
                 self._start_over(at_once=is_restarted)
-            self._send_puts()
+            self._publisher.send()
             self._changed.notify_all()
 
     def on_tick(self, now_s: float) -> None:
@@ -306,10 +298,11 @@ class ExchangeClient:
                 self._post(Ping(client=self._client))
             elif now_s - self._pinged_s >= PING_S and now_s - self._heard_s <= SILENCE_S:
                 self._pinged_s = now_s
-                self._post(Ping(client=self._client))
+                self._files.look()
+                self._post(Ping(client=self._client, has_spool=self._files.has_spool))
                 self._repeat_standing()
-                for body in (*self._puts.overdue(now_s), *self._fetches.overdue(now_s)):
-                    self._send(body)
+                self._publisher.send_again(now_s)
+                self._questions.ask_again(now_s)
 
     def _start_over(self, *, at_once: bool) -> None:
         """Tell a daemon that does not know this client everything that it needs to know."""
@@ -318,18 +311,11 @@ class ExchangeClient:
             return
         self._greeted_s = now_s
         self._counts["hellos"] += 1
-        self._post(Hello(client=self._client, policy=self._policy))
+        self._files.forget_log()
+        self._post(self._hello())
         self._repeat_standing()
-        self._fetches.drop_watches()
-        for box in (self._puts, self._fetches):
-            box.start_over()
-        for body in self._fetches.next_to_send(MAX_UNACKNOWLEDGED_BYTES, now_s):
-            self._send(body)
-        by_question: dict[_Question, list[str]] = {}
-        for prompt_id, question in self._watched.items():
-            by_question.setdefault(question, []).append(prompt_id)
-        for question, ids in by_question.items():
-            self._ask(ids, question, watch=True)
+        self._publisher.start_over()
+        self._questions.start_over()
 
     def _repeat_standing(self) -> None:
         """Say again what has no answer of its own; the daemon ignores what it knows."""
@@ -339,52 +325,22 @@ class ExchangeClient:
 
     def _take_in(self, message: Deliver) -> None:
         done = self._arrivals.take_in(message)
-        for part in _slices(done, MAX_IDS):
+        for part in slices(done, MAX_IDS):
             self._post(Done(client=self._client, record_ids=part))
         if len(done) == len(message.records):
-            self._fetches.note_part(message.seq, message.part, message.parts)
+            self._questions.note_part(message.seq, message.part, message.parts)
 
-    def _watch(self, prompt_ids: list[str], question: _Question) -> None:
-        for prompt_id in prompt_ids:
-            self._watched.pop(prompt_id, None)
-            self._watched[prompt_id] = question
-        while len(self._watched) > MAX_WATCHED:
-            del self._watched[next(iter(self._watched))]
+    def _hello(self) -> Hello:
+        self._files.look()
+        return Hello(client=self._client, policy=self._policy, has_spool=self._files.has_spool)
 
-    def _ask(self, prompt_ids: list[str], question: _Question, *, watch: bool) -> None:
-        for part in _slices(prompt_ids, MAX_IDS):
-            self._ask_part(part, question, watch=watch)
-        while len(self._fetches) > MAX_UNANSWERED_FETCHES and self._fetches.drop_oldest():
-            self._counts["dropped_fetches"] += 1
-
-    def _ask_part(self, prompt_ids: list[str], question: _Question, *, watch: bool, is_awaited: bool = False) -> int:
-        """Returns the number of the Fetch."""
+    def _next_seq(self) -> int:
         self._seq += 1
-        message = Fetch(
-            client=self._client,
-            policy=self._policy,
-            prompt_ids=prompt_ids,
-            kinds=list(question.kinds),
-            limit=question.limit,
-            max_age_versions=question.max_age_versions,
-            watch=watch,
-            seq=self._seq,
-        )
-        body = encode(message)
-        self._fetches.add(self._seq, Unanswered(body, self._clock(), is_watch=watch, is_awaited=is_awaited))
-        self._send(body)
         return self._seq
 
-    def _send_puts(self) -> None:
-        for body in self._puts.next_to_send(self._window_bytes, self._clock()):
-            self._send(body)
-
-    def _await_room(self, num_bytes: int, timeout_s: float) -> None:
-        self._changed.wait_for(lambda: self._puts.num_bytes + num_bytes <= MAX_UNACKNOWLEDGED_BYTES, timeout_s)
-
     def _await_answer(self, seq: int, timeout_s: float) -> bool:
-        is_answered = self._changed.wait_for(lambda: seq not in self._fetches, timeout_s)
-        self._fetches.remove(seq)
+        is_answered = self._changed.wait_for(lambda: self._questions.is_answered(seq), timeout_s)
+        self._questions.give_up(seq)
         return is_answered
 
     def _post(self, message: ClientMessage) -> None:
@@ -393,7 +349,3 @@ class ExchangeClient:
     def _send(self, body: bytes) -> None:
         if self._link is None or not self._link.post(body):
             self._counts["unsent"] += 1
-
-
-def _slices(ids: list[str], length: int) -> Iterator[list[str]]:
-    return (ids[start : start + length] for start in range(0, len(ids), length))

@@ -1,24 +1,23 @@
 """Every decision of the exchange daemon, with no socket, clock or file in sight."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Protocol
-
-import msgspec
+from collections.abc import Mapping
 
 from mrl.errors import RecordError
 from mrl.exchange.barriers import Barriers
 from mrl.exchange.deliveries import Deliveries, Outgoing
 from mrl.exchange.entry import Entry
 from mrl.exchange.inspection import client_states, oldest_age_versions, peeked
-from mrl.exchange.intake import Record
-from mrl.exchange.journal import LogEntry, Stored
+from mrl.exchange.intake import stored_of
+from mrl.exchange.journal import Indexed
 from mrl.exchange.matching import Matching
 from mrl.exchange.memory import Memory, WhenFull
+from mrl.exchange.outside import Append, NoSpools, Spools
 from mrl.exchange.parking import Parking
+from mrl.exchange.postings import Postings
 from mrl.exchange.sessions import Session
 from mrl.exchange.watches import Watches
-from mrl.records.codec import MAX_MESSAGE_BYTES, decode, encode
+from mrl.records.codec import MAX_MESSAGE_BYTES, decode
 from mrl.records.exchange import (
     Announce,
     Barrier,
@@ -52,13 +51,6 @@ MIN_WINDOW_BYTES = 256 * 1024
 MAX_WINDOW_BYTES = 8 * 1024 * 1024
 
 
-class Append(Protocol):
-    """Begins to put an entry on the log; `ExchangeCore.stored` is told by the ticket how that ended."""
-
-    def __call__(self, ticket: int, entry: bytes, *, is_move: bool) -> None:
-        """`is_move`: the entry is on the log already, and is written anew so that its old place becomes free."""
-
-
 class ExchangeCore:
     """Takes client messages and news of the log, returns what to send to whom.
 
@@ -74,6 +66,7 @@ class ExchangeCore:
         max_age_versions: int,
         when_full: WhenFull = "evict",
         append: Append,
+        spools: Spools | None = None,
         started_s: float,
         max_watches_per_client: int = 4096,
         max_watches: int = 65_536,
@@ -87,16 +80,14 @@ class ExchangeCore:
         self._intake, self._streams = self.memory.intake, self.memory.streams
         self._subscriptions = self.memory.subscriptions
         self._incarnation, self._started_s = incarnation, started_s
-        self._budget_bytes, self._append = budget_bytes, append
+        self._budget_bytes, self._postings = budget_bytes, Postings(append)
         self._watches = Watches(max_per_client=max_watches_per_client, max_total=max_watches)
         self._matching = Matching(self.shelf, self.memory.versions, self._watches)
         self._deliveries = Deliveries(self.shelf, self.memory.versions, incarnation)
         self._barriers = Barriers()
         self._parking = Parking()
+        self._spools = spools or NoSpools()
         self._sessions: dict[bytes, Session] = {}
-        self._ticket = 0
-        self._moving: dict[int, list[str]] = {}
-        """Ids of held records that are written anew at the end of the log, by ticket."""
         self._abandoned = 0
         self._is_draining = False
 
@@ -125,7 +116,7 @@ class ExchangeCore:
             case Done() if session is not None:
                 return self._handle_done(client, session, message, now_s)
             case Subscribe() | Barrier() | Stream() if session is None:
-                return [(client, self._welcome(known=False))]
+                return [(client, self._welcome())]
             case Subscribe() if session is not None:
                 self._subscriptions.subscribe(client, session.policy, message.kinds, now_s)
                 return self._hand_out(now_s)
@@ -137,14 +128,14 @@ class ExchangeCore:
                 return self._read_on(now_s)
             case Commit() if session is not None and message.policy == session.policy:
                 if self._streams.commit(message):
-                    self._post(message)
+                    self._postings.post(message)
                     return self._unpark()
             case Barrier() if session is not None:
                 told = self._barriers.arrive(client, session.policy, message.number, message.members)
                 return [(other, self._barrier_state(number, missing)) for other, number, missing in told]
             case Announce() if session is not None and message.policy == session.policy:
                 if self.memory.note_version(message):
-                    self._post(message)
+                    self._postings.post(message)
                     if message.resumed:
                         self._barriers.reset(message.policy)
             case Unwatch():
@@ -153,7 +144,9 @@ class ExchangeCore:
             case Hello():
                 return self._handle_hello(client, message, grant, now_s)
             case Ping():
-                return [(client, self._welcome(known=session is not None))]
+                if session is not None and message.has_spool and not self._spools.has(session.name):
+                    self._spools.open(session.name)
+                return [(client, self._welcome(session))]
             case StatRequest() if grant.role in ("admin", "supervisor"):
                 return [(client, self.stat(now_s))]
             case Drain() if grant.role == "admin":
@@ -167,23 +160,25 @@ class ExchangeCore:
     def stored(self, ticket: int, offset: int, failure: str, now_s: float) -> Outgoing:
         """The log has the entries of this ticket, at `offset`; or it does not, for example because of "disk_full"."""
         self._intake.storage = failure
-        moved = self._moving.pop(ticket, ())
+        places = self._postings.settle(ticket, offset)
         verdict = self._intake.settle(ticket)
         if failure:
             return []
-        for record_id in moved:
-            self.shelf.move(record_id, offset)
         if verdict is None:
+            for entry, place in places:
+                self.shelf.move(entry.number, offset, place)
             return self._unpark()
-        out: Outgoing = [(verdict.client, self._ack(verdict.seq, len(verdict.records), verdict.refused))]
-        for number, record in enumerate(verdict.records, verdict.first_number):
-            self._intake.put[record[0].source] += 1
-            out += self._take_over(record, number, offset, now_s)
+        self._intake.remember_put(verdict.name, verdict.seq, verdict.num_records)
+        out: Outgoing = [(verdict.client, self._ack(verdict.seq, verdict.num_records, verdict.refused))]
+        for entry, place in places:
+            entry.offset, entry.place = offset, place
+            self._intake.put[entry.tags.source] += entry.count
+            out += self._take_over(entry, now_s)
         return out + self._hand_out(now_s) + self._read_on(now_s) + self._unpark()
 
     def move_up(self, before_offset: int) -> bool:
         """Write what is held of the log before this offset anew at its end, some at a time; True when that is done."""
-        if self._moving:
+        if self._postings.is_moving:
             return False
         moved: list[Entry] = []
         num_bytes = 0
@@ -193,9 +188,7 @@ class ExchangeCore:
             moved.append(entry)
             num_bytes += len(entry.body)
         if moved:
-            anew = _stored([entry.body for entry in moved], [entry.number for entry in moved])
-            ticket = self._post(anew, is_move=True)
-            self._moving[ticket] = [entry.tags.record_id for entry in moved]
+            self._postings.post_records(stored_of(moved), moved, is_move=True)
         return not moved
 
     def tick(self, now_s: float) -> Outgoing:
@@ -243,13 +236,16 @@ class ExchangeCore:
             return 0
         return min(MAX_WINDOW_BYTES, max(MIN_WINDOW_BYTES, TOTAL_WINDOW_BYTES // max(1, len(self._sessions))))
 
-    def _welcome(self, *, known: bool) -> Welcome:
+    def _welcome(self, session: Session | None = None) -> Welcome:
+        """To a client that is known, or not."""
+        name, known = (session.name, True) if session is not None else ("", False)
         return Welcome(
             incarnation=self._incarnation,
             max_put_bytes=MAX_MESSAGE_BYTES,
             window_bytes=self._window_bytes,
             known=known,
             storage=self._storage,
+            reads_spool=self._spools.has(name),
         )
 
     def _handle_hello(self, client: bytes, message: Hello, grant: Grant, now_s: float) -> Outgoing:
@@ -258,7 +254,9 @@ class ExchangeCore:
             self.malformed["impersonation"] += 1
         elif self.memory.admits(message.policy):
             self._sessions[client] = Session(message.client, message.policy, now_s)
-        return [(client, self._welcome(known=client in self._sessions))]
+            if message.has_spool:
+                self._spools.open(message.client)
+        return [(client, self._welcome(self._sessions.get(client)))]
 
     def _forget(self, client: bytes) -> None:
         self._watches.forget(client)
@@ -270,22 +268,39 @@ class ExchangeCore:
             self._abandoned += self._sessions.pop(client).abandoned
 
     def _handle_put(self, client: bytes, session: Session | None, message: Put) -> Outgoing:
-        if session is None or self._is_draining:
-            return [(client, self._welcome(known=session is not None))]
+        if session is None:
+            return [(client, self._welcome())]
+        if self._intake.is_under_way(session.name, message.seq):
+            return []
+        if (num_stored := self._intake.num_stored(session.name, message.seq)) is not None:
+            return [(client, self._ack(message.seq, num_stored, {}))]
+        if self._is_draining:
+            return [(client, self._welcome(session))]
         if self._parking.num_waiting or not self._intake.has_room(message):
             self._parking.park(client, message)
             return []
         return self._judge(client, session, message)
 
     def _judge(self, client: bytes, session: Session, message: Put) -> Outgoing:
-        verdict = self._intake.judge(client, message, session.policy)
+        whole = self._unspooled(session.name, message)
+        if whole is None:
+            self.malformed["spool"] += 1
+            return []
+        verdict = self._intake.judge(client, session.name, whole, session.policy)
         if verdict is None:
             return []
-        if not verdict.records:
+        if not verdict.entries:
             return [(client, self._ack(message.seq, 0, verdict.refused))]
-        numbers = range(verdict.first_number, verdict.first_number + len(verdict.records))
-        self._intake.send_off(self._post(_stored([body for _, body in verdict.records], numbers)), verdict)
+        self._intake.send_off(self._postings.post_records(verdict.stored(), verdict.entries), verdict)
         return []
+
+    def _unspooled(self, name: str, message: Put) -> Put | None:
+        """The Put with its records; None when they are not where they should be."""
+        where = message.spooled
+        if where is None:
+            return message
+        data = self._spools.read(name, where) if where.num_bytes == message.num_bytes else None
+        return message.with_records(data) if data is not None else None
 
     def _unpark(self) -> Outgoing:
         """Go on with what waits for room, in order, as far as there is room now."""
@@ -294,12 +309,6 @@ class ExchangeCore:
             client, message = self._parking.leave()
             out += self._judge(client, self._sessions[client], message)
         return out
-
-    def _post(self, entry: LogEntry, *, is_move: bool = False) -> int:
-        """Begin to put the entry on the log; returns its ticket."""
-        self._ticket += 1
-        self._append(self._ticket, encode(entry), is_move=is_move)
-        return self._ticket
 
     def _ack(self, seq: int, stored: int, refused: Mapping[str, int]) -> PutAck:
         return PutAck(
@@ -312,19 +321,23 @@ class ExchangeCore:
 
     def _handle_fetch(self, client: bytes, session: Session | None, message: Fetch, now_s: float) -> Outgoing:
         if session is None:
-            return [(client, self._welcome(known=False))]
+            return [(client, self._welcome())]
+        if new := self.memory.index(message.kinds):
+            self._postings.post(Indexed(kinds=new))
         found = self._matching.answer(client, session.policy, message, is_new=session.is_new_fetch(message.seq))
         return self._deliveries.give(client, session, found, now_s, seq=message.seq)
 
-    def _take_over(self, record: Record, number: int, offset: int, now_s: float) -> Outgoing:
-        """Hold a record that the log has by now, and pass it on to those who wait for it."""
-        tags, body = record
-        self.memory.hold(tags, body, offset, number)
-        entry = self.shelf.get(tags.record_id)
+    def _take_over(self, entry: Entry, now_s: float) -> Outgoing:
+        """Hold what the log has by now, and pass it on to those who wait for it."""
+        # Somebody may have begun to ask for records of this type while the pack was under way.
+        is_late = not entry.record_id and entry.tags.type in self.shelf.indexed
+        entries = self.memory.singles(entry) if is_late else [entry]
         out: Outgoing = []
-        if entry is not None:
-            for client in self._matching.takers(entry):
-                out += self._deliveries.give(client, self._sessions[client], [entry], now_s)
+        for one in entries:
+            self.memory.hold(one)
+            if one.record_id and self.shelf.holds(one.number):
+                for client in self._matching.takers(one):
+                    out += self._deliveries.give(client, self._sessions[client], [one], now_s)
         return out
 
     def _hand_out(self, now_s: float) -> Outgoing:
@@ -346,7 +359,7 @@ class ExchangeCore:
         session.acknowledge(message.record_ids)
         served = [record_id for record_id in message.record_ids if self._subscriptions.is_to(record_id, session.policy)]
         if served:
-            self._post(Done(client=message.client, record_ids=served))
+            self._postings.post(Done(client=message.client, record_ids=served))
             self.memory.remove_served(served)
         return self._deliveries.dispatch(client, session, now_s) + self._hand_out(now_s)
 
@@ -369,7 +382,3 @@ class ExchangeCore:
             barrier=self._barriers.reached(policy),
             oldest_age_versions=oldest_age_versions(held, self.memory.versions.newest.get(policy)),
         )
-
-
-def _stored(bodies: Iterable[bytes], numbers: Iterable[int]) -> Stored:
-    return Stored(records=[msgspec.Raw(body) for body in bodies], numbers=list(numbers))

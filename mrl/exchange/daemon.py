@@ -2,7 +2,7 @@
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +11,13 @@ import msgspec
 from mrl.errors import AddressError, DiskBroken, RecordError
 from mrl.exchange.core import ExchangeCore
 from mrl.exchange.deliveries import Outgoing
-from mrl.exchange.journal import LogEntry, Snapshot, log_entry_decoder, snapshot_decoder
+from mrl.exchange.journal import Snapshot, snapshot_decoder
 from mrl.exchange.log.frames import MAX_PAYLOAD_BYTES
 from mrl.exchange.log.segments import Durability, SegmentLog
 from mrl.exchange.log.writer import LogWriter
 from mrl.exchange.memory import WhenFull
-from mrl.records.codec import decode, encode
+from mrl.exchange.spool import Spools
+from mrl.records.codec import Buffer, decode, encode
 from mrl.records.exchange import Stat
 from mrl.transport.endpoints import port_of, publish_endpoint, read_endpoint
 from mrl.transport.grants import Grant
@@ -80,6 +81,7 @@ class ExchangeDaemon:
         self._tick_s = clock()
         self._released_offset = 0
         self._refused_rolls, self._roll_s = 0, 0.0
+        self._spools = Spools(folder)
         self.log = SegmentLog(
             folder, max_bytes=limits.log_bytes, durability=limits.durability, segment_bytes=limits.segment_bytes
         )
@@ -90,9 +92,10 @@ class ExchangeDaemon:
             max_age_versions=limits.max_age_versions,
             when_full=limits.when_full,
             append=self._append,
+            spools=self._spools,
             started_s=clock(),
         )
-        self.core.memory.restore(self._snapshot(), self._logged())
+        self.unreadable += self.core.memory.restore(self._snapshot(), self.log.replay())
         self._writer = LogWriter(self.log)
         previous = port_of(read_endpoint(endpoints, endpoint))
         self._server = _bind(keys, host, port, previous=previous, ipc_path=endpoints / "ipc" / endpoint)
@@ -143,10 +146,11 @@ class ExchangeDaemon:
     def close(self) -> None:
         """Stop listening and flush the log."""
         self._server.close()
+        self._spools.close()
         if self._writer.close(CLOSE_S):
             self.log.close()
 
-    def _append(self, ticket: int, entry: bytes, *, is_move: bool) -> None:
+    def _append(self, ticket: int, entry: Sequence[Buffer], *, is_move: bool) -> None:
         self._writer.post(ticket, [entry], into_reserve=is_move)
 
     def _roll_when_full(self, now_s: float) -> None:
@@ -173,13 +177,6 @@ class ExchangeDaemon:
         except RecordError:
             self.unreadable += 1
             return None
-
-    def _logged(self) -> Iterator[tuple[int, LogEntry]]:
-        for offset, payload in self.log.replay():
-            try:
-                yield offset, decode(payload, log_entry_decoder, max_bytes=MAX_PAYLOAD_BYTES)
-            except RecordError:
-                self.unreadable += 1
 
     def _send(self, out: Outgoing) -> None:
         for client, message in out:

@@ -31,12 +31,12 @@ class Inbox:
         if self.has_seen(record) or self.is_full:
             return False
         self._remember(record)
-        self.add(Received(record, age_versions), num_bytes)
+        self.add([Received(record, age_versions)], num_bytes)
         return True
 
-    def add(self, received: Received, num_bytes: int) -> None:
+    def add(self, received: Iterable[Received], num_bytes: int) -> None:
         """Take in what is known to be new, full or not."""
-        self._waiting.append(received)
+        self._waiting += received
         self._waiting_bytes += num_bytes
 
     def has_seen(self, record: ExperienceRecord) -> bool:

@@ -5,21 +5,26 @@ no answer, its sender asks again. When the log cannot store at all, nothing is a
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from mrl.errors import RecordError
+from mrl.exchange.entry import Entry
+from mrl.exchange.journal import Stored, StoredPack
 from mrl.exchange.kinds import OVERHEAD_BYTES
 from mrl.exchange.sessions import remember
 from mrl.exchange.shelf import Shelf
 from mrl.exchange.versions import VersionBook
-from mrl.records.exchange import Put
-from mrl.records.tags import Tags, tags_of
+from mrl.records.codec import Buffer, decode
+from mrl.records.exchange import Pack, Put
+from mrl.records.experience import raw_pack_decoder
+from mrl.records.tags import PackTags, Tags, tags_of
 
 MAX_REMEMBERED_IDS = 32_768
+MAX_REMEMBERED_CLIENTS = 4096
+MAX_REMEMBERED_PUTS = 1024
+"""Of one client: more than a client has unanswered."""
 MAX_UNDER_WAY_BYTES = 64 * 1024 * 1024
-
-Record = tuple[Tags, bytes]
-"""A record's tags and its encoded form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +32,26 @@ class Verdict:
     """What became of one Put."""
 
     client: bytes
+    name: str
     seq: int
-    records: Sequence[Record]
-    """What is taken."""
-    first_number: int
-    """Of its first record; the others follow."""
-    refused: Mapping[str, int]
+    entries: Sequence[Entry]
+    """What is taken, numbered."""
+    refused: Mapping[str, int] = field(default_factory=dict)
     """How many records were not, by reason."""
+
+    @property
+    def num_records(self) -> int:
+        """Records that are taken."""
+        return sum(entry.count for entry in self.entries)
+
+    @property
+    def num_bytes(self) -> int:
+        """What is taken, as it counts against the budget."""
+        return sum(entry.held_bytes for entry in self.entries)
+
+    def stored(self) -> Stored:
+        """What goes on the log before the arrays of the entries."""
+        return stored_of(self.entries, client=self.name, seq=self.seq)
 
 
 class Intake:
@@ -52,53 +70,78 @@ class Intake:
         self._shelf, self._versions, self._freed = shelf, versions, freed
         self._max_age_versions, self._keeps_all = max_age_versions, keeps_all
         self._under_way: dict[int, Verdict] = {}
+        self._puts_under_way: set[tuple[str, int]] = set()
         self._ids_under_way: set[str] = set()
         self._bytes_under_way = 0
         self._remembered_ids: dict[str, None] = {}
+        self._stored_puts: dict[str, dict[int, int]] = {}
+        """Client -> number of a Put -> records of it that were stored."""
 
     @property
     def num_under_way(self) -> int:
         """Puts on their way to the log."""
         return len(self._under_way)
 
-    def judge(self, client: bytes, message: Put, policy: str) -> Verdict | None:
+    def is_under_way(self, name: str, seq: int) -> bool:
+        """Whether the Put of this number of the client called `name` is on its way to the log."""
+        return (name, seq) in self._puts_under_way
+
+    def num_stored(self, name: str, seq: int) -> int | None:
+        """Records of a Put that were stored when it came before; None when it is new."""
+        return self._stored_puts.get(name, {}).get(seq)
+
+    def judge(self, client: bytes, name: str, message: Put, policy: str) -> Verdict | None:
         """Which records of a client of `policy` are taken; None while some of them are on their way."""
         refused: Counter[str] = Counter()
-        taken: dict[str, Record] = {}
-        for body in map(bytes, message.records):
-            tags = tags_of(body)
-            if tags is None:
-                refused["invalid"] += 1
-            elif tags.record_id in self._ids_under_way:
-                return None
-            elif reason := "duplicate" if tags.record_id in taken else self._refusal(tags, len(body), policy):
-                refused[reason] += 1
-            else:
-                taken[tags.record_id] = tags, body
+        taken: list[Entry] = []
+        ids: set[str] = set()
+        for pack in message.packs:
+            for entry in self._entries_of(pack, policy, 2 * pack.num_bytes < message.num_bytes, refused):
+                record_id = entry.record_id
+                if record_id and record_id in self._ids_under_way:
+                    return None
+                if reason := "duplicate" if record_id and record_id in ids else self._refusal(entry, policy):
+                    refused[reason] += entry.count
+                    continue
+                ids.add(record_id)
+                taken.append(entry)
         self.refused.setdefault(policy, Counter()).update(refused)
-        first_number = self._shelf.reserve_numbers(len(taken))
-        return Verdict(client, message.seq, list(taken.values()), first_number, refused)
+        number = self._shelf.reserve_numbers(sum(entry.count for entry in taken))
+        for entry in taken:
+            entry.number, number = number, number + entry.count
+        return Verdict(client, name, message.seq, taken, refused)
 
     def has_room(self, message: Put) -> bool:
         """Whether records of this size may be sent off now: the log keeps up, and what is held leaves room for them."""
-        num_bytes = sum(len(memoryview(body)) + OVERHEAD_BYTES for body in message.records)
         if self._bytes_under_way > MAX_UNDER_WAY_BYTES:
             return False
-        return not self._keeps_all or self._shelf.make_room(num_bytes + self._bytes_under_way, self._freed())
+        held = sum(pack.num_bytes + self._num_entries(pack) * OVERHEAD_BYTES for pack in message.packs)
+        return not self._keeps_all or self._shelf.make_room(held + self._bytes_under_way, self._freed())
 
     def send_off(self, ticket: int, verdict: Verdict) -> None:
         """The verdict's records are on their way to the log."""
         self._under_way[ticket] = verdict
-        self._ids_under_way.update(tags.record_id for tags, _ in verdict.records)
-        self._bytes_under_way += _num_bytes(verdict)
+        self._puts_under_way.add((verdict.name, verdict.seq))
+        self._ids_under_way.update(entry.record_id for entry in verdict.entries if entry.record_id)
+        self._bytes_under_way += verdict.num_bytes
 
     def settle(self, ticket: int) -> Verdict | None:
         """The log has dealt with this ticket; None when it was not that of a Put."""
         verdict = self._under_way.pop(ticket, None)
         if verdict is not None:
-            self._ids_under_way.difference_update(tags.record_id for tags, _ in verdict.records)
-            self._bytes_under_way -= _num_bytes(verdict)
+            self._puts_under_way.discard((verdict.name, verdict.seq))
+            self._ids_under_way.difference_update(entry.record_id for entry in verdict.entries)
+            self._bytes_under_way -= verdict.num_bytes
         return verdict
+
+    def remember_put(self, name: str, seq: int, num_stored: int) -> None:
+        """This Put was stored once, so many records of it; it is not stored again."""
+        puts = self._stored_puts[name] = self._stored_puts.pop(name, {})
+        puts[seq] = num_stored
+        if len(puts) > MAX_REMEMBERED_PUTS:
+            del puts[next(iter(puts))]
+        if len(self._stored_puts) > MAX_REMEMBERED_CLIENTS:
+            del self._stored_puts[next(iter(self._stored_puts))]
 
     def remember(self, record_ids: Iterable[str]) -> None:
         """These records have been stored once; they are refused from now on."""
@@ -109,19 +152,82 @@ class Intake:
         """The ids of what was stored last, the newest at the end."""
         return list(self._remembered_ids)
 
-    def fault_of_age(self, tags: Tags) -> str:
+    def remembered_puts(self) -> dict[str, dict[int, int]]:
+        """Client -> numbers of its Puts that were stored last -> records of them."""
+        return {name: dict(puts) for name, puts in self._stored_puts.items()}
+
+    def fault_of_age(self, tags: Tags | PackTags) -> str:
         """Why a record of these versions is of no use any more, or ""."""
         if self._versions.is_void(tags):
             return "void"
         return "stale" if self._versions.age(tags) > self._max_age_versions else ""
 
-    def _refusal(self, tags: Tags, num_bytes: int, policy: str) -> str:
-        if tags.source != policy:
+    def _entries_of(self, pack: Pack, policy: str, is_part: bool, refused: Counter[str]) -> Iterator[Entry]:
+        """The pack as one entry, or as many when its type is asked for one by one; `is_part` of something larger."""
+        body = memoryview(pack.records)
+        if len(body) != pack.num_bytes:
+            refused["invalid"] += pack.count
+            return
+        tags = PackTags(type=pack.type, source=policy, oldest=pack.oldest, newest=pack.newest, task=pack.task)
+        # A small part would keep the whole message in memory.
+        entry = Entry(tags, bytes(body) if is_part else body, 0, pack.count)
+        if pack.type not in self._shelf.indexed:
+            yield entry
+            return
+        singles = split(entry)
+        if len(singles) < pack.count:
+            refused["invalid"] += pack.count - len(singles)
+        yield from singles[: pack.count]
+
+    def _num_entries(self, pack: Pack) -> int:
+        return pack.count if pack.type in self._shelf.indexed else 1
+
+    def _refusal(self, entry: Entry, policy: str) -> str:
+        if entry.tags.source != policy:
             return "foreign"
-        if tags.record_id in self._remembered_ids or tags.record_id in self._shelf:
+        record_id = entry.record_id
+        if record_id and (record_id in self._remembered_ids or record_id in self._shelf):
             return "duplicate"
-        return self.fault_of_age(tags) or ("" if self._shelf.fits(num_bytes) else "too_large")
+        return self.fault_of_age(entry.tags) or ("" if self._shelf.fits(len(entry.body)) else "too_large")
 
 
-def _num_bytes(verdict: Verdict) -> int:
-    return sum(len(body) + OVERHEAD_BYTES for _, body in verdict.records)
+def stored_of(entries: Iterable[Entry], *, client: str = "", seq: int = 0) -> Stored:
+    """What goes on the log before the arrays of the entries."""
+    return Stored(
+        client=client,
+        seq=seq,
+        packs=[
+            StoredPack(tags=pack_tags(entry.tags), number=entry.number, count=entry.count, num_bytes=entry.array_bytes)
+            for entry in entries
+        ],
+    )
+
+
+def pack_tags(tags: Tags | PackTags) -> PackTags:
+    """The part of the tags that packs have."""
+    if isinstance(tags, PackTags):
+        return tags
+    return PackTags(type=tags.type, source=tags.source, oldest=tags.oldest, newest=tags.newest, task=tags.task)
+
+
+def bodies_of(entries: Iterable[Entry]) -> list[Buffer]:
+    """The arrays of the entries, in parts, one behind the other."""
+    return [part for entry in entries for part in entry.array]
+
+
+def split(entry: Entry) -> list[Entry]:
+    """The records of a pack as single entries with their numbers, without those whose tags are not what they should be.
+
+    The records of another source are among them.
+    """
+    try:
+        raws = decode(entry.body, raw_pack_decoder, max_bytes=len(entry.body))
+    except RecordError:
+        return []
+    found = []
+    for number, raw in enumerate(raws, entry.number):
+        body = bytes(raw)
+        tags = tags_of(body)
+        if tags is not None and tags.type == entry.tags.type:
+            found.append(Entry(tags, body, number, 1, entry.offset))
+    return found

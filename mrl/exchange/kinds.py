@@ -1,9 +1,12 @@
-"""What depends on a record's type: how many are kept. And what a held record weighs, which does not."""
+"""What depends on a record's type: how many are kept, and whether in packs. And what all weigh beside their bytes."""
 
 from mrl.records.experience import RecordKind
 
 OVERHEAD_BYTES = 1200
 """Memory that one held record costs beyond its encoded form: tags, keys, indices (a test measures it)."""
+
+ALWAYS_INDEXED: tuple[RecordKind, ...] = ("score_request", "score")
+"""Types of which each record has an addressee."""
 
 
 def quotas(successes_per_prompt: int) -> dict[RecordKind, int]:

@@ -31,7 +31,7 @@ class Matching:
 
     def takers(self, entry: Entry) -> Iterator[bytes]:
         """The clients whose watches take this newcomer; their watches count it."""
-        tags, age = entry.tags, self._versions.age(entry.tags)
+        tags, age = entry.own_tags, self._versions.age(entry.tags)
         for client, watch in self.watches.on(tags.prompt_id, not_of=tags.source):
             if not is_within(age, watch.max_age_versions) or tags.type not in watch.kinds:
                 continue

@@ -3,15 +3,20 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from mrl.exchange.intake import Intake
-from mrl.exchange.journal import LogEntry, Snapshot, Stored
+from mrl.errors import RecordError
+from mrl.exchange.entry import Entry
+from mrl.exchange.intake import Intake, split
+from mrl.exchange.journal import Indexed, LogEntry, Snapshot, Stored, StoredPack, bodies_of, read
 from mrl.exchange.kinds import quotas
+from mrl.exchange.log.frames import HEAD_BYTES
 from mrl.exchange.shelf import Shelf
 from mrl.exchange.streams import Streams
 from mrl.exchange.subscriptions import Subscriptions
 from mrl.exchange.versions import VersionBook
+from mrl.records.codec import Buffer
 from mrl.records.exchange import Announce, Commit, Done
-from mrl.records.tags import Tags, tags_of
+from mrl.records.experience import RecordKind
+from mrl.records.tags import Tags
 
 MAX_POLICIES = 256
 
@@ -37,19 +42,24 @@ class Memory:
         self.policies: dict[str, None] = {}
         self._max_age_versions = max_age_versions
 
-    def restore(self, snapshot: Snapshot | None, entries: Iterable[tuple[int, LogEntry]]) -> None:
-        """Rebuild everything from what the log kept: its snapshot, and its entries with their offsets."""
+    def restore(self, snapshot: Snapshot | None, entries: Iterable[tuple[int, bytes]]) -> int:
+        """Rebuild everything from what the log kept: its snapshot, and its entries with their offsets.
+
+        Returns how many entries could not be read.
+        """
         if snapshot is not None:
-            self.shelf.number_from(snapshot.last_number)
-            self.intake.remember(snapshot.record_ids)
-            for announcement in snapshot.announcements:
-                self.note_version(announcement)
-            for commit in snapshot.commits:
-                self.streams.commit(commit)
-        for offset, entry in entries:
-            self._restore_entry(entry, offset)
+            self._restore_snapshot(snapshot)
+        unreadable = 0
+        for offset, payload in entries:
+            try:
+                entry, begin = read(payload)
+            except RecordError:
+                unreadable += 1
+                continue
+            self._restore_entry(entry, payload, offset, begin)
         for held in self.shelf.policies.values():
             held.evicted.clear()
+        return unreadable
 
     def snapshot(self) -> Snapshot:
         """What a restored memory needs to know beside the entries of the log that it is still given."""
@@ -58,6 +68,8 @@ class Memory:
             announcements=list(self.versions.announcements()),
             commits=list(self.streams.commits()),
             record_ids=self.intake.remembered(),
+            puts=self.intake.remembered_puts(),
+            indexed=sorted(self.shelf.indexed),
         )
 
     def admits(self, policy: str) -> bool:
@@ -66,17 +78,45 @@ class Memory:
             self.policies[policy] = None
         return policy in self.policies
 
-    def hold(self, tags: Tags, body: bytes, offset: int, number: int) -> None:
-        """Hold a record that the log has."""
-        self.intake.remember([tags.record_id])
-        self.shelf.add(tags, body, offset=offset, number=number)
-        entry = self.shelf.get(tags.record_id)
-        if entry is not None and (fault := self.intake.fault_of_age(tags)):
+    def hold(self, entry: Entry) -> None:
+        """Hold what the log has: a pack, or a single record of a type that is held so."""
+        tags = entry.tags
+        if isinstance(tags, Tags):
+            self.intake.remember([tags.record_id])
+        self.shelf.add(entry)
+        is_held = self.shelf.holds(entry.number)
+        if is_held and (fault := self.intake.fault_of_age(tags)):
             self.shelf.evict(entry, fault)
-        elif tags.type == "score":
+        elif isinstance(tags, Tags) and tags.type == "score":
             self._close_request(tags)
-        elif entry is not None and tags.type == "score_request":
+        elif isinstance(tags, Tags) and is_held and tags.type == "score_request":
             self.subscriptions.post(tags.record_id, (tags.scorer, "score_request"))
+
+    def singles(self, pack: Entry) -> list[Entry]:
+        """The records of a pack, each once, without those that say they are another policy's."""
+        found: dict[str, Entry] = {}
+        for one in split(pack):
+            is_moved = self.shelf.holds(one.number) and one.record_id in self.shelf
+            if one.tags.source == pack.tags.source and (is_moved or one.record_id not in self.shelf):
+                found.setdefault(one.record_id, one)
+        if pack.count == 1:
+            for one in found.values():
+                one.place = pack.place
+        return list(found.values())
+
+    def index(self, kinds: Iterable[RecordKind]) -> list[RecordKind]:
+        """From now on records of these types are asked for one by one. Returns those that were not so before."""
+        new = [kind for kind in kinds if kind not in self.shelf.indexed]
+        found: set[str] = set()
+
+        def split_once(pack: Entry) -> list[Entry]:
+            singles = [one for one in self.singles(pack) if one.record_id not in found]
+            found.update(one.record_id for one in singles)
+            return singles
+
+        for kind in new:
+            self.shelf.index(kind, split_once)
+        return new
 
     def remove_served(self, record_ids: Iterable[str]) -> None:
         """These requests were done."""
@@ -95,7 +135,19 @@ class Memory:
             self.shelf.evict_stale(message.policy, before_step=newest.step - self._max_age_versions)
         return is_new
 
-    def _restore_entry(self, entry: LogEntry, offset: int) -> None:
+    def _restore_snapshot(self, snapshot: Snapshot) -> None:
+        self.shelf.number_from(snapshot.last_number)
+        self.index(snapshot.indexed)
+        self.intake.remember(snapshot.record_ids)
+        for name, puts in snapshot.puts.items():
+            for seq, num_stored in puts.items():
+                self.intake.remember_put(name, seq, num_stored)
+        for announcement in snapshot.announcements:
+            self.note_version(announcement)
+        for commit in snapshot.commits:
+            self.streams.commit(commit)
+
+    def _restore_entry(self, entry: LogEntry, payload: bytes, offset: int, begin: int) -> None:
         match entry:
             case Announce():
                 self.note_version(entry)
@@ -103,18 +155,25 @@ class Memory:
                 self.remove_served(entry.record_ids)
             case Commit():
                 self.streams.commit(entry)
+            case Indexed():
+                self.index(entry.kinds)
             case Stored():
-                self._restore_records(entry, offset)
+                if entry.client:
+                    self.intake.remember_put(entry.client, entry.seq, sum(pack.count for pack in entry.packs))
+                for pack, body, start in bodies_of(entry, payload, begin):
+                    self._restore_pack(pack, body, offset, offset + HEAD_BYTES + start)
 
-    def _restore_records(self, entry: Stored, offset: int) -> None:
-        for number, body in zip(entry.numbers, map(bytes, entry.records), strict=False):
-            tags = tags_of(body)
-            if tags is not None and tags.record_id in self.shelf:
-                self.shelf.move(tags.record_id, offset)
-            elif tags is not None and self.admits(tags.source):
-                self.hold(tags, body, offset, number)
+    def _restore_pack(self, pack: StoredPack, body: Buffer, offset: int, place: int) -> None:
+        if not self.admits(pack.tags.source):
+            return
+        entry = Entry(pack.tags, body, pack.number, pack.count, offset, place)
+        for one in self.singles(entry) if pack.tags.type in self.shelf.indexed else [entry]:
+            if not self.shelf.holds(one.number):
+                self.hold(one)
+            else:
+                self.shelf.move(one.number, offset, place)
 
     def _close_request(self, score: Tags) -> None:
         request = self.shelf.get(score.request_id)
-        if request and request.tags.scorer == score.source:
+        if request and request.own_tags.scorer == score.source:
             self.shelf.remove(score.request_id)

@@ -1,5 +1,6 @@
 """Messages that are sent again until the daemon answers them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 RESEND_S = 2.0
@@ -12,6 +13,8 @@ class Unanswered:
 
     body: bytes
     sent_s: float
+    num_bytes: int = 0
+    """What it weighs; its own length, if nothing else is said."""
     is_sent: bool = True
     """False while the message waits for its turn."""
     num_records: int = 0
@@ -22,6 +25,16 @@ class Unanswered:
     parts: int = 0
     """Parts of the answer that have come, in order."""
     wait_s: float = RESEND_S
+    whole: Callable[[], bytes | None] | None = None
+    """Makes the body that is sent a second time, where it is another one."""
+
+    def __post_init__(self) -> None:
+        self.num_bytes = self.num_bytes or len(self.body)
+
+    def complete(self) -> None:
+        """Whatever kept the first copy from being answered: the next one depends on nothing but the link."""
+        if self.whole is not None:
+            self.body, self.whole = self.whole() or self.body, None
 
 
 class Outbox:
@@ -42,9 +55,9 @@ class Outbox:
     def add(self, seq: int, message: Unanswered) -> None:
         """Keep a message; numbers rise."""
         self._messages[seq] = message
-        self.num_bytes += len(message.body)
+        self.num_bytes += message.num_bytes
         if message.is_sent:
-            self._sent_bytes += len(message.body)
+            self._sent_bytes += message.num_bytes
         else:
             self._unsent[seq] = message
 
@@ -52,9 +65,9 @@ class Outbox:
         """The message was answered, or is given up."""
         message = self._messages.pop(seq, None)
         if message is not None:
-            self.num_bytes -= len(message.body)
+            self.num_bytes -= message.num_bytes
             if self._unsent.pop(seq, None) is None:
-                self._sent_bytes -= len(message.body)
+                self._sent_bytes -= message.num_bytes
         return message
 
     def next_to_send(self, window_bytes: int, now_s: float) -> list[bytes]:
@@ -62,11 +75,11 @@ class Outbox:
         bodies = []
         while self._unsent:
             seq, message = next(iter(self._unsent.items()))
-            if self._sent_bytes and self._sent_bytes + len(message.body) > window_bytes:
+            if self._sent_bytes and self._sent_bytes + message.num_bytes > window_bytes:
                 break
             del self._unsent[seq]
             message.is_sent, message.sent_s = True, now_s
-            self._sent_bytes += len(message.body)
+            self._sent_bytes += message.num_bytes
             bodies.append(message.body)
         return bodies
 
@@ -80,12 +93,9 @@ class Outbox:
         if message.parts == part == parts:
             self.remove(seq)
 
-    def drop_oldest(self) -> Unanswered | None:
-        """Give up the oldest message that nobody stands still for."""
-        for seq, message in self._messages.items():
-            if not message.is_awaited:
-                return self.remove(seq)
-        return None
+    def oldest(self) -> int | None:
+        """The oldest message that nobody stands still for."""
+        return next((seq for seq, message in self._messages.items() if not message.is_awaited), None)
 
     def drop_watches(self) -> None:
         """Give up what asks for watches."""
@@ -102,6 +112,7 @@ class Outbox:
         overdue = [message for message in sent if now_s - message.sent_s >= message.wait_s]
         for message in overdue:
             message.sent_s, message.wait_s = now_s, min(2 * message.wait_s, MAX_RESEND_S)
+            message.complete()
         return [message.body for message in overdue]
 
     def start_over(self) -> None:
@@ -109,3 +120,10 @@ class Outbox:
         self._sent_bytes, self._unsent = 0, dict(self._messages)
         for message in self._messages.values():
             message.is_sent = False
+            message.complete()
+
+    def postpone(self, now_s: float) -> None:
+        """The daemon is at work: what it has not come to yet waits from now on."""
+        for message in self._messages.values():
+            if message.is_sent:
+                message.sent_s = now_s

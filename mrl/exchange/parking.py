@@ -5,6 +5,8 @@ from collections import Counter
 from mrl.records.exchange import Put
 
 MAX_PARKED_BYTES = 32 * 1024 * 1024
+PUT_BYTES = 512
+"""What a Put weighs beside its records."""
 
 
 class Parking:
@@ -50,4 +52,4 @@ class Parking:
 
 
 def _num_bytes(message: Put) -> int:
-    return sum(len(memoryview(body)) for body in message.records)
+    return message.num_bytes + PUT_BYTES

@@ -2,29 +2,104 @@
 
 import msgspec
 
-from mrl.records.exchange import Batch, Stream
+from mrl.errors import RecordError
+from mrl.exchange.shared_files import SharedFiles
+from mrl.records.codec import Buffer, decode
+from mrl.records.exchange import Batch, Parcel, Stream, Took
+from mrl.records.experience import ExperienceRecord, Received, experience_decoder, pack_decoder, raw_pack_decoder
+
+MAX_LOST = 10
+"""A log that is lost so often is not there."""
+
+
+class LogLost(Exception):
+    """The daemon's log cannot be read from here (any more), or holds something else."""
 
 
 class Reader:
     """One open stream. `came_to` is the number to go on after, for the daemon and for a checkpoint."""
 
-    def __init__(self, wish: Stream) -> None:
-        self._wish = wish
+    def __init__(self, wish: Stream, files: SharedFiles) -> None:
+        self._wish, self._files = wish, files
+        self._leaves_log = False
+        self._num_lost = 0
         self.came_to = wish.after
+        self.unreadable = 0
+        """Records that came and could not be read."""
 
     @property
     def wish(self) -> Stream:
         """The message that opens or renews the stream where it stands now."""
-        return msgspec.structs.replace(self._wish, after=self.came_to)
+        reads_log = self._files.has_log and not self._leaves_log
+        return msgspec.structs.replace(self._wish, after=self.came_to, reads_log=reads_log)
 
-    def new_of(self, batch: Batch) -> list[tuple[int, msgspec.Raw, int]] | None:
-        """(number, encoded record, age in versions) of what has not come yet; None when something before it is missing.
+    def take(self, batch: Batch) -> tuple[list[Received], int] | None:
+        """The records of a batch that have not come yet, and their bytes; None when something before them is missing.
 
-        The records count as come: the caller keeps them.
+        They count as come: the caller keeps them. Raises LogLost, and then nothing has come.
         """
         if batch.previous > self.came_to:
             return None
-        rows = zip(batch.numbers, batch.records, batch.ages_versions, strict=False)
-        new = [row for row in rows if row[0] > self.came_to]
-        self.came_to = max([self.came_to, *batch.numbers])
-        return new
+        new = [(parcel, self._bytes_of(parcel)) for parcel in batch.parcels if parcel.last_number > self.came_to]
+        found: list[Received] = []
+        num_bytes = 0
+        for parcel, data in new:
+            records = self._records_of(parcel, data)
+            number, age_versions, came_to = parcel.number, parcel.age_versions, self.came_to
+            found += [
+                Received(record, age_versions, place)
+                for place, record in enumerate(records, number)
+                if record is not None and place > came_to
+            ]
+            num_bytes += len(data)
+        self.came_to = max([self.came_to, *(parcel.last_number for parcel in batch.parcels)])
+        self._leaves_log &= not new or self._num_lost >= MAX_LOST
+        return found, num_bytes
+
+    def took(self) -> Took:
+        """Says how far the stream has come."""
+        return Took(client=self._wish.client, stream=self._wish.stream, upto=self.came_to)
+
+    def leave_log(self) -> Stream:
+        """Have the records sent instead of their places: once, since they may only have moved, in the end for good."""
+        self._leaves_log, self._num_lost = True, self._num_lost + 1
+        return self.wish
+
+    def _bytes_of(self, parcel: Parcel) -> Buffer:
+        if not parcel.place:
+            return memoryview(parcel.records)
+        data = self._files.read_log(parcel.place, parcel.num_bytes)
+        if data is None:
+            raise LogLost
+        return data
+
+    def _records_of(self, parcel: Parcel, data: Buffer) -> list[ExperienceRecord | None]:
+        """The records by their places; None for those that cannot be read, or say that they are another source's."""
+        records = _decoded(data)
+        if parcel.place and len(records) != parcel.count:
+            raise LogLost
+        records = [one if one is not None and one.source == parcel.source else None for one in records[: parcel.count]]
+        self.unreadable += parcel.count - len(records) + records.count(None)
+        return records
+
+
+def _decoded(data: Buffer) -> list[ExperienceRecord | None]:
+    try:
+        return [*decode(data, pack_decoder, max_bytes=len(data))]
+    except RecordError:
+        return _one_by_one(data)
+
+
+def _one_by_one(data: Buffer) -> list[ExperienceRecord | None]:
+    """What can be read of an array of which something cannot."""
+    try:
+        raws = decode(data, raw_pack_decoder, max_bytes=len(data))
+    except RecordError:
+        return []
+    found: list[ExperienceRecord | None] = []
+    for raw in raws:
+        try:
+            found.append(decode(memoryview(raw), experience_decoder))
+        except RecordError:
+            found.append(None)
+    return found

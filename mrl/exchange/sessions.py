@@ -24,7 +24,7 @@ def remember(remembered: dict[K, None], key: K, limit: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class Shipment:
     """Records that go to a client in one message: one of `parts` that answer the Fetch `seq`, or none's answer (0)."""
 
     sizes: dict[str, int]
@@ -60,9 +60,9 @@ class Session:
     claims: dict[str, _Claim] = field(default_factory=dict)
     """By record id, in order of `due_s`."""
     _unacknowledged_bytes: int = 0
-    _parcels: deque[Parcel] = field(default_factory=deque)
+    _shipments: deque[Shipment] = field(default_factory=deque)
     _num_queued: int = 0
-    """Records in parcels."""
+    """Records in shipments."""
     _fetches: dict[int, None] = field(default_factory=dict)
 
     @property
@@ -80,29 +80,29 @@ class Session:
         remember(self._fetches, seq, MAX_REMEMBERED_FETCHES)
         return is_new
 
-    def queue(self, parcels: Iterable[Parcel]) -> None:
-        """Parcels for the client, sent as it acknowledges earlier ones. A repeated answer replaces what waits of it."""
-        for parcel in parcels:
-            if parcel.seq and parcel.part == 1:
-                self._unqueue_answer(parcel.seq)
-            if self._num_queued + len(parcel.sizes) > MAX_CLAIMS:
-                self.abandoned += len(parcel.sizes)
+    def queue(self, shipments: Iterable[Shipment]) -> None:
+        """Send these as the client acknowledges earlier ones. A repeated answer replaces what waits of it."""
+        for shipment in shipments:
+            if shipment.seq and shipment.part == 1:
+                self._unqueue_answer(shipment.seq)
+            if self._num_queued + len(shipment.sizes) > MAX_CLAIMS:
+                self.abandoned += len(shipment.sizes)
             else:
-                self._parcels.append(parcel)
-                self._num_queued += len(parcel.sizes)
+                self._shipments.append(shipment)
+                self._num_queued += len(shipment.sizes)
 
-    def next_parcel(self, now_s: float) -> Parcel | None:
+    def next_shipment(self, now_s: float) -> Shipment | None:
         """What may be sent now, its records claimed; None when there is nothing, or too much is unacknowledged."""
-        if not self._parcels:
+        if not self._shipments:
             return None
-        parcel = self._parcels[0]
-        if self._unacknowledged_bytes and self._unacknowledged_bytes + parcel.num_bytes > MAX_UNACKNOWLEDGED_BYTES:
+        shipment = self._shipments[0]
+        if self._unacknowledged_bytes and self._unacknowledged_bytes + shipment.num_bytes > MAX_UNACKNOWLEDGED_BYTES:
             return None
-        self._parcels.popleft()
-        self._num_queued -= len(parcel.sizes)
-        for record_id, num_bytes in parcel.sizes.items():
+        self._shipments.popleft()
+        self._num_queued -= len(shipment.sizes)
+        for record_id, num_bytes in shipment.sizes.items():
             self._claim(record_id, _Claim(num_bytes, now_s + CLAIM_S))
-        return parcel
+        return shipment
 
     def acknowledge(self, record_ids: Iterable[str]) -> None:
         """The client has taken these records over."""
@@ -135,5 +135,5 @@ class Session:
             self._unacknowledged_bytes -= claim.num_bytes
 
     def _unqueue_answer(self, seq: int) -> None:
-        self._parcels = deque(parcel for parcel in self._parcels if parcel.seq != seq)
-        self._num_queued = sum(len(parcel.sizes) for parcel in self._parcels)
+        self._shipments = deque(shipment for shipment in self._shipments if shipment.seq != seq)
+        self._num_queued = sum(len(shipment.sizes) for shipment in self._shipments)

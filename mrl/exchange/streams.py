@@ -19,11 +19,11 @@ LAPSE_S = 2.5
 RESEND_S = 3.0
 MAX_STREAMS = 1024
 MAX_BATCH_BYTES = 256 * 1024
-MAX_BATCH_RECORDS = 1024
+MAX_BATCH_ENTRIES = 1024
 WINDOW_BYTES = 4 * 1024 * 1024
 """What a reader may have been sent and not taken; one batch is always allowed."""
 MAX_PASSED_OVER = 10_000
-"""Records of no interest that one call passes over, so that nobody else waits long."""
+"""Entries of no interest that one call passes over, so that nobody else waits long."""
 
 
 @dataclass(slots=True)
@@ -63,6 +63,8 @@ class NextBatch:
     stream: str
     previous: int
     entries: list[Entry]
+    reads_log: bool
+    """Whether the reader takes the records from the log itself."""
 
 
 class Streams:
@@ -78,8 +80,8 @@ class Streams:
         if key not in self._readings and len(self._readings) >= MAX_STREAMS:
             return False
         reading = self._readings.setdefault(key, _Reading())
-        is_new = reading.client != client or reading.wish is None
-        if is_new or message.after < reading.took:
+        known = reading.wish if reading.client == client else None
+        if known is None or message.after < reading.took or message.reads_log != known.reads_log:
             reading.go_to(message.after)
             self._shelf.number_from(message.after)
         self.take(policy, message.stream, message.after, now_s)
@@ -154,18 +156,18 @@ class Streams:
             if passed == MAX_PASSED_OVER:
                 break
             if self._is_wanted(entry, policy, wish):
-                if entries and (num_bytes + len(entry.body) > MAX_BATCH_BYTES or len(entries) == MAX_BATCH_RECORDS):
+                if entries and (num_bytes + len(entry.body) > MAX_BATCH_BYTES or len(entries) == MAX_BATCH_ENTRIES):
                     break
                 entries.append(entry)
                 num_bytes += len(entry.body)
-            reading.looked_at = entry.number
+            reading.looked_at = entry.last_number
         if not entries:
             return None
-        previous, reading.sent = reading.sent, entries[-1].number
+        previous, reading.sent = reading.sent, entries[-1].last_number
         if not reading.untaken:
             reading.resend_s = now_s + RESEND_S
         reading.untaken.append((reading.sent, num_bytes))
-        return NextBatch(reading.client, stream, previous, entries)
+        return NextBatch(reading.client, stream, previous, entries, reads_log=wish.reads_log)
 
     def _is_wanted(self, entry: Entry, policy: str, wish: Stream) -> bool:
         tags = entry.tags

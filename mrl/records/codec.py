@@ -1,5 +1,6 @@
 """Bytes <-> records. Decoding is typed, bounded, and says which field is wrong."""
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,6 +12,9 @@ from mrl.errors import RecordError
 SCHEMA = 2
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 
+Buffer = bytes | bytearray | memoryview
+"""Bytes, owned or not."""
+
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
 
@@ -20,12 +24,30 @@ def encode(record: msgspec.Struct) -> bytes:
     return _encoder.encode(record)
 
 
+def append_encoded(record: msgspec.Struct, buffer: bytearray) -> None:
+    """The same at the end of a buffer."""
+    _encoder.encode_into(record, buffer, -1)
+
+
+MIN_TOGETHER, MAX_TOGETHER = 16, 65_535
+"""How many records `append_all_encoded` takes: those for which the head of an array has three bytes."""
+
+
+def append_all_encoded(records: Sequence[msgspec.Struct], buffer: bytearray) -> None:
+    """The same for 16 to 65,535 records at a time, one behind the other, at less than half the cost."""
+    # They are encoded as an array whose head lies over the last bytes of the buffer, which are put back then.
+    begin = len(buffer) - 3
+    covered = buffer[begin:]
+    _encoder.encode_into(records, buffer, begin)
+    buffer[begin : begin + 3] = covered
+
+
 def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
     """A reusable typed decoder for `kind`, a Struct or a union of tagged Structs."""
     return msgspec.msgpack.Decoder(kind)
 
 
-def decode(data: bytes | memoryview, using: msgspec.msgpack.Decoder[T], *, max_bytes: int = MAX_MESSAGE_BYTES) -> T:
+def decode(data: Buffer, using: msgspec.msgpack.Decoder[T], *, max_bytes: int = MAX_MESSAGE_BYTES) -> T:
     """Decode one record.
 
     Raises RecordError for oversize, truncated or malformed bytes; the message names the field (`$.answers[3].reward`).

@@ -41,6 +41,11 @@ RecordIds = Annotated[list[Name], msgspec.Meta(max_length=4096)]
 PromptIds = Annotated[list[Name], msgspec.Meta(max_length=4096)]
 Policies = Annotated[list[Name], msgspec.Meta(max_length=256)]
 
+MAX_PACK_RECORDS = 4096
+MAX_PUT_PACKS = 1024
+NOTHING = msgspec.Raw(b"\xc0")
+"""nil, where something else is meant to be somewhere else."""
+
 RequestKind = Literal["score_request"]
 """Record types that ask one policy to do something."""
 
@@ -54,17 +59,64 @@ class Hello(_FromClient, frozen=True, kw_only=True, tag="hello"):
     """The client is here (again); the daemon forgets what it held for an earlier connection of the same name."""
 
     policy: Name
+    has_spool: bool = False
+    """Whether the client keeps a spool file where a daemon of the same host finds it."""
 
 
 class Ping(_FromClient, frozen=True, kw_only=True, tag="ping"):
     """Are you there, and do you know me?"""
 
+    has_spool: bool = False
+    """As in Hello; it may come later."""
+
+
+class Pack(msgspec.Struct, frozen=True, kw_only=True):
+    """Records of one source that have these tags in common. The daemon need not read them; their readers check."""
+
+    type: RecordKind
+    oldest: Version
+    newest: Version
+    task: Name
+    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_PACK_RECORDS)]
+    num_bytes: Count
+    """Length of `records`."""
+    records: msgspec.Raw = NOTHING
+    """An array of `count` encoded records; nil when they lie in the client's spool."""
+
+
+class Spooled(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the records of all packs of a Put lie, one behind the other, in the spool file of the client."""
+
+    position: Count
+    num_bytes: Count
+    checksum: Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
+    """xxh3-64 of these bytes."""
+
 
 class Put(_FromClient, frozen=True, kw_only=True, tag="put"):
-    """Store these records, each as encoded by its source."""
+    """Store these records, each as encoded by its source. A number is used once: a repeated Put is the same Put."""
 
     seq: Count
-    records: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=4096)]
+    packs: Annotated[list[Pack], msgspec.Meta(max_length=MAX_PUT_PACKS)]
+    spooled: Spooled | None = None
+
+    @property
+    def num_records(self) -> int:
+        """In all packs."""
+        return sum(pack.count for pack in self.packs)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the records of all packs."""
+        return sum(pack.num_bytes for pack in self.packs)
+
+    def with_records(self, data: bytes) -> "Put":
+        """The same Put with the records of all packs in it; `data` is what lies in the spool."""
+        view, begin, packs = memoryview(data), 0, list[Pack]()
+        for pack in self.packs:
+            packs.append(msgspec.structs.replace(pack, records=msgspec.Raw(view[begin : begin + pack.num_bytes])))
+            begin += pack.num_bytes
+        return msgspec.structs.replace(self, packs=packs, spooled=None)
 
 
 class Announce(_FromClient, frozen=True, kw_only=True, tag="announce"):
@@ -127,6 +179,8 @@ class Stream(_FromClient, frozen=True, kw_only=True, tag="stream"):
     """Empty: all tasks."""
     max_age_versions: Annotated[int, msgspec.Meta(ge=0)] | None = None
     after: Count = 0
+    reads_log: bool = False
+    """Whether the reader takes records from the daemon's log itself, when it is told their places."""
 
 
 class Took(_FromClient, frozen=True, kw_only=True, tag="took"):
@@ -185,6 +239,8 @@ class Welcome(_FromDaemon, frozen=True, kw_only=True, tag="welcome"):
     """False: say Hello (again)."""
     storage: Annotated[str, msgspec.Meta(max_length=200)] = ""
     """Why nothing is stored at the moment (disk_full, draining); what is put meanwhile has to be put again."""
+    reads_spool: bool = False
+    """Whether the daemon can read the client's spool file."""
 
 
 class PutAck(_FromDaemon, frozen=True, kw_only=True, tag="put_ack"):
@@ -209,16 +265,35 @@ class Deliver(_FromDaemon, frozen=True, kw_only=True, tag="deliver"):
     parts: Count = 1
 
 
+class Parcel(msgspec.Struct, frozen=True, kw_only=True):
+    """Consecutive records of one source and age."""
+
+    source: Name
+    number: Count
+    """Of the first record; the others follow."""
+    count: Count
+    age_versions: int
+    records: msgspec.Raw = NOTHING
+    """An array of `count` encoded records; nil when the reader finds them on the log."""
+    place: Count = 0
+    """Absolute offset on the log at which this array begins."""
+    num_bytes: Count = 0
+    """Its length there."""
+
+    @property
+    def last_number(self) -> int:
+        """Of the last record."""
+        return self.number + self.count - 1
+
+
 class Batch(_FromDaemon, frozen=True, kw_only=True, tag="batch"):
     """The next records of a stream. A reader that has not come to `previous` has lost a batch, and drops this one."""
 
     stream: Name
     previous: Count
     """Number of the last record sent before; between it and the first of these lies nothing for this reader."""
-    numbers: list[Count]
-    """Rising."""
-    records: list[msgspec.Raw]
-    ages_versions: list[int]
+    parcels: list[Parcel]
+    """By rising numbers."""
 
 
 class BarrierState(_FromDaemon, frozen=True, kw_only=True, tag="barrier_state"):

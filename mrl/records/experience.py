@@ -4,7 +4,6 @@ A record says who made it (source policy, version, tokenizer fingerprint), about
 Text travels as bytes. Token ids cross only inside a trace, beside the fingerprint of the tokenizer that they belong to.
 """
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
@@ -19,7 +18,7 @@ TokenBytes = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_COMPLETION_BYTES)]
 Reward = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
 
 
-class Experience(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+class Experience(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type"):
     """Fields that every record carries. `created_unix_s` is for display: no decision depends on a foreign clock."""
 
     record_id: Name
@@ -33,7 +32,7 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     schema: Annotated[int, msgspec.Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
 
 
-class TokenTrace(msgspec.Struct, frozen=True, kw_only=True):
+class TokenTrace(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How a tokenizer cut a completion of T tokens, EOS included, and what each token was worth to its policy.
 
     Bytes and nats mean the same to every tokenizer; `token_ids` mean something under equal fingerprints only, and are
@@ -52,7 +51,7 @@ class TokenTrace(msgspec.Struct, frozen=True, kw_only=True):
     """[T] int32 under the source's tokenizer."""
 
 
-class OutcomeRecord(Experience, frozen=True, kw_only=True, tag="outcome"):
+class OutcomeRecord(Experience, frozen=True, kw_only=True, gc=False, tag="outcome"):
     """A verified success: the text of one answer that the task's verifier accepted. Read by SGT.
 
     Example: prompt "Spell this word backward (example: sun -> nus): hay", completion b"reverse: yah", reward 1.0.
@@ -72,7 +71,7 @@ class OutcomeRecord(Experience, frozen=True, kw_only=True, tag="outcome"):
         return self.finish_reason is FinishReason.STOP
 
 
-class SharedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class SharedAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One answer of a shared group."""
 
     completion: Annotated[bytes, msgspec.Meta(max_length=MAX_COMPLETION_BYTES)]
@@ -89,7 +88,7 @@ class SharedAnswer(msgspec.Struct, frozen=True, kw_only=True):
         return self.finish_reason is FinishReason.STOP
 
 
-class RolloutRecord(Experience, frozen=True, kw_only=True, tag="rollout"):
+class RolloutRecord(Experience, frozen=True, kw_only=True, gc=False, tag="rollout"):
     """All answers of one group: text, how it was cut, log-probs, rewards. Read by PRP, HACPO and GRAFT.
 
     A group is one record because every reader needs it whole: its baseline is that of the group.
@@ -98,13 +97,13 @@ class RolloutRecord(Experience, frozen=True, kw_only=True, tag="rollout"):
     answers: Annotated[list[SharedAnswer], msgspec.Meta(min_length=1, max_length=MAX_GROUP)]
 
 
-class ValueRecord(Experience, frozen=True, kw_only=True, tag="value"):
+class ValueRecord(Experience, frozen=True, kw_only=True, gc=False, tag="value"):
     """The rewards of one group and nothing else. Read by XGRPO. No text and no tokens: 9 bytes per answer."""
 
     rewards: Annotated[list[Reward], msgspec.Meta(min_length=1, max_length=MAX_GROUP)]
 
 
-class GivenAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class GivenAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A text to be scored."""
 
     completion: Annotated[bytes, msgspec.Meta(max_length=MAX_COMPLETION_BYTES)]
@@ -116,14 +115,14 @@ class GivenAnswer(msgspec.Struct, frozen=True, kw_only=True):
         return self.finish_reason is FinishReason.STOP
 
 
-class ScoreRequestRecord(Experience, frozen=True, kw_only=True, tag="score_request"):
+class ScoreRequestRecord(Experience, frozen=True, kw_only=True, gc=False, tag="score_request"):
     """Asks the engine of policy `scorer` what it thinks of these answers to the prompt. Written by RLAD's students."""
 
     scorer: Name
     answers: Annotated[list[GivenAnswer], msgspec.Meta(min_length=1, max_length=MAX_GROUP)]
 
 
-class ScoreRecord(Experience, frozen=True, kw_only=True, tag="score"):
+class ScoreRecord(Experience, frozen=True, kw_only=True, gc=False, tag="score"):
     """What the source thinks of the answers of one request, in its own tokens."""
 
     request_id: Name
@@ -147,10 +146,11 @@ def kind_of(record: ExperienceRecord) -> RecordKind:
 
 
 experience_decoder: msgspec.msgpack.Decoder[ExperienceRecord] = decoder(ExperienceRecord)
+raw_pack_decoder: msgspec.msgpack.Decoder[list[msgspec.Raw]] = decoder(list[msgspec.Raw])
+pack_decoder: msgspec.msgpack.Decoder[list[ExperienceRecord]] = decoder(list[ExperienceRecord])
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True, gc=False):
     """A peer record as the learner got it, with its age in versions of its source at that moment."""
 
     record: ExperienceRecord

@@ -51,6 +51,20 @@ class Tags(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.addressee in ("", policy)
 
 
+class PackTags(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What the records of one pack have in common. The same names as above."""
+
+    type: RecordKind
+    source: Name
+    oldest: Version
+    newest: Version
+    task: Name
+
+    def is_for(self, policy: str) -> bool:
+        """Whether this policy may have the records: nothing in a pack is addressed."""
+        return bool(policy)
+
+
 _tags_decoder: msgspec.msgpack.Decoder[Tags] = decoder(Tags)
 
 

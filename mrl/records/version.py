@@ -8,7 +8,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
-class Version(msgspec.Struct, frozen=True, order=True):
+class Version(msgspec.Struct, frozen=True, order=True, gc=False):
     """The pair (run_epoch, step) of one policy; pairs compare like tuples.
 
     A resume starts a new `run_epoch`, and voids the later steps of the old one.

@@ -28,7 +28,7 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import encode
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client import ClientSocket
-from mrl.transport.endpoints import nearest_endpoint
+from mrl.transport.endpoints import is_near, nearest_endpoint
 from mrl.transport.grants import grant_of
 from mrl.transport.keys import load_client_keys
 
@@ -110,6 +110,7 @@ def _connect_shard(folder: RunFolder, shard: int, role: str, policy: str, closin
         ),
         client=role,
         policy=policy,
+        locate=lambda: folder.exchange if is_near(folder.endpoints, "exchange") else None,
     )
 
 

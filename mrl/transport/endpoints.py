@@ -31,16 +31,26 @@ def read_endpoint(folder: Path, name: str) -> str | None:
 
 def nearest_endpoint(folder: Path, name: str) -> str | None:
     """As `read_endpoint`, but the address of the socket file where that is on this host and there."""
-    content = _read(folder, name)
-    ipc_path = content.get("ipc_path")
-    is_here = isinstance(ipc_path, str) and content.get("ipc_host") == _this_host() and os.path.exists(ipc_path)
-    return f"ipc://{ipc_path}" if is_here else read_endpoint(folder, name)
+    ipc_path = _ipc_path(folder, name)
+    return f"ipc://{ipc_path}" if ipc_path else read_endpoint(folder, name)
+
+
+def is_near(folder: Path, name: str) -> bool:
+    """Whether `name` listens on a socket file of this host."""
+    return bool(_ipc_path(folder, name))
 
 
 def port_of(address: str | None) -> int:
     """The port of "tcp://HOST:PORT"; 0 when there is none."""
     tail = (address or "").rpartition(":")[2]
     return int(tail) if tail.isdigit() and int(tail) <= 65535 else 0
+
+
+def _ipc_path(folder: Path, name: str) -> str:
+    content = _read(folder, name)
+    ipc_path = content.get("ipc_path")
+    is_here = isinstance(ipc_path, str) and content.get("ipc_host") == _this_host() and os.path.exists(ipc_path)
+    return str(ipc_path) if is_here else ""
 
 
 def _read(folder: Path, name: str) -> dict[str, object]:

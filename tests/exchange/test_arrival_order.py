@@ -37,7 +37,7 @@ def test_the_order_agrees_with_a_sorted_list(steps):
         if action == "add":
             number += max(held, default=0)
         if action in ("add", "add again") and number not in held:
-            held[number] = Entry(TAGS, b"", number, 0)
+            held[number] = Entry(TAGS, b"", number)
             order.add(held[number])
         elif action == "remove first" and held:
             order.remove(held.pop(min(held)))

@@ -5,22 +5,27 @@ from concurrent.futures import ThreadPoolExecutor
 import msgpack
 import msgspec
 import pytest
-from logged_core import LoggedCore
+from logged_core import LoggedCore, put_of_bodies
 
-from mrl.exchange import client as client_module
-from mrl.exchange.client import MAX_UNACKNOWLEDGED_BYTES, MAX_UNANSWERED_FETCHES, SILENCE_S, ExchangeClient
+from mrl.exchange import publisher, spool
+from mrl.exchange.client import SILENCE_S, ExchangeClient
 from mrl.exchange.inbox import Inbox
 from mrl.exchange.outbox import RESEND_S
-from mrl.exchange.puts import MAX_RECORD_BYTES, fault_of
+from mrl.exchange.packing import MAX_RECORD_BYTES
+from mrl.exchange.publisher import MAX_UNACKNOWLEDGED_BYTES
+from mrl.exchange.questions import MAX_UNANSWERED
+from mrl.exchange.spool import Spools
 from mrl.records.codec import MAX_MESSAGE_BYTES, decode, encode
-from mrl.records.exchange import BarrierState, Put, Welcome, client_message_decoder
+from mrl.records.exchange import BarrierState, Welcome, client_message_decoder
 from mrl.records.version import Version
 
 
 class Network:
     """Daemon and links in one thread: `run` carries messages until none is left; `lose` drops those under way."""
 
-    def __init__(self):
+    def __init__(self, folder=None):
+        """With a `folder`, daemon and clients are on one host. There is no log in it, but it takes a look to know."""
+        self.folder = folder
         self.now_s = 0.0
         self.clients = {}
         self.under_way = []
@@ -33,7 +38,8 @@ class Network:
 
     def restart(self, incarnation, *, failure=lambda: ""):
         """A fresh daemon that knows nobody."""
-        self.core = make_core(incarnation, failure=failure, started_s=self.now_s)
+        spools = Spools(self.folder) if self.folder is not None else None
+        self.core = make_core(incarnation, failure=failure, started_s=self.now_s, spools=spools)
 
     def connect(self, name, policy):
         """A client of this network."""
@@ -51,7 +57,11 @@ class Network:
                 del network.clients[name]
 
         client = ExchangeClient.connect(
-            lambda on_message, on_tick: Link(), client=name, policy=policy, clock=lambda: self.now_s
+            lambda on_message, on_tick: Link(),
+            client=name,
+            policy=policy,
+            clock=lambda: self.now_s,
+            locate=lambda: self.folder,
         )
         self.clients[name] = client
         return client
@@ -103,15 +113,16 @@ class Network:
             self.run()
 
 
-def make_core(incarnation="one", *, budget_bytes=10_000_000, failure=lambda: "", started_s=0.0):
+def make_core(incarnation="one", **options):
     """A core that holds whatever fits."""
-    return LoggedCore(incarnation=incarnation, budget_bytes=budget_bytes, failure=failure, started_s=started_s)
+    return LoggedCore(incarnation=incarnation, **({"budget_bytes": 10_000_000, "started_s": 0.0} | options))
 
 
-@pytest.fixture
-def network():
-    """A daemon that is up."""
-    return Network()
+@pytest.fixture(params=["far", "near"])
+def network(request, tmp_path, monkeypatch):
+    """A daemon that is up, on another host or on this one, where everything that is put goes by file."""
+    monkeypatch.setattr(spool, "MIN_BYTES", 1)
+    return Network(tmp_path if request.param == "near" else None)
 
 
 @pytest.fixture
@@ -320,20 +331,22 @@ def test_what_a_full_disk_does_not_take_is_put_again(network, pair, outcome):
     assert (worker.counts["stored"], worker.storage) == (1, "")
 
 
-def test_invalid_records_are_dropped_and_counted(network, pair, outcome):
-    """One record beyond the limits does not take its neighbours with it."""
-    worker, _ = pair
+def test_an_invalid_record_does_not_take_its_neighbours_with_it(network, pair, outcome):
+    """Nobody but a reader looks into a pack; it counts what is beyond the limits."""
+    worker, learner = pair
+    learner.read("s", kinds=["outcome"])
     worker.publish([outcome("bad", completion=bytes(300_000)), outcome("good")])
-    network.run()
-    assert (worker.counts["invalid"], worker.counts["stored"]) == (1, 1)
+    network.pass_time(1.0)
+    assert ids(learner.take()) == ["good"]
+    assert (worker.counts["stored"], learner.counts["unreadable"]) == (2, 1)
 
 
 def test_many_records_are_split_into_messages_of_bounded_size(network, pair, outcome):
-    """Nothing exceeds the transport's limit."""
+    """Nothing exceeds the transport's limit. What fills no message waits for the next answer."""
     worker, _ = pair
     worker.publish([outcome(f"r{number}", completion=bytes(200_000)) for number in range(20)])
-    assert len(network.under_way) == 4
-    assert max(len(body) for _, body in network.under_way) < 1_200_000
+    assert len(network.under_way) == 3
+    assert max(len(body) for _, body in network.under_way) < 1_250_000
     network.run()
     assert worker.counts["stored"] == 20
 
@@ -347,7 +360,6 @@ def test_a_record_that_no_message_can_hold_is_left_out(network, pair, rollout):
     assert max(len(body) for _, body in network.under_way) <= MAX_MESSAGE_BYTES
     network.run()
     assert (worker.counts["too_large"], worker.counts["stored"]) == (1, 2)
-    assert fault_of(encode(too_large)) == "too_large"
 
 
 def exactly(num_bytes, record):
@@ -401,7 +413,7 @@ def test_flush_without_a_daemon_ends_in_time(network, pair, outcome):
 def test_a_publisher_that_waits_for_room_drops_nothing(network, pair, rollout, monkeypatch):
     """More than may be unacknowledged at once goes through; without waiting some is dropped, and flush says so."""
     worker, _ = pair
-    monkeypatch.setattr(client_module, "MAX_UNACKNOWLEDGED_BYTES", 3_000_000)
+    monkeypatch.setattr(publisher, "MAX_UNACKNOWLEDGED_BYTES", 6_000_000)
     records = [rollout(f"g{n}", prompt_id=f"p{n}", group=60, tokens=1000) for n in range(8)]
     assert 750_000 < len(encode(records[0])) < 1_000_000
 
@@ -418,7 +430,7 @@ def test_a_publisher_that_waits_for_room_drops_nothing(network, pair, rollout, m
     assert worker.counts["stored"] == 8
     worker.publish([msgspec.structs.replace(record, record_id=record.record_id + "again") for record in records])
     network.run()
-    assert worker.counts["dropped"] == 5
+    assert worker.counts["dropped"] == 2
     assert worker.flush(0.0) is False
 
 
@@ -470,7 +482,7 @@ def test_fetch_now_is_not_given_up_for_other_questions(network, pair, rollout, m
     network.run()
 
     def wait_for(is_over, timeout_s):
-        for number in range(MAX_UNANSWERED_FETCHES + 5):
+        for number in range(MAX_UNANSWERED + 5):
             learner.fetch([f"x{number}"], kinds=["value"], limit=1, max_age_versions=None, watch=False)
         network.lose()
         assert not is_over()
@@ -667,7 +679,7 @@ def test_a_record_that_this_client_cannot_read_is_counted_and_done_with(network,
     learner.fetch(["p1"], kinds=["outcome"], limit=4, max_age_versions=None, watch=True)
     network.run()
     bad = msgpack.packb(msgpack.unpackb(encode(outcome("bad"))) | {"reward": "high"})
-    put = Put(client="w", seq=99, records=[msgspec.Raw(bad), msgspec.Raw(encode(outcome("good")))])
+    put = put_of_bodies((outcome("bad"), bad), (outcome("good"), encode(outcome("good"))))
     network.under_way.append(("worker/qwen/0", encode(put)))
     network.pass_time(60)
     assert ids(learner.take()) == ["good"]
@@ -689,3 +701,79 @@ def test_an_inbox_is_full_in_bytes_too(outcome):
     """Whatever the number of records."""
     inbox = Inbox(max_bytes=1000)
     assert [inbox.put(outcome(f"r{number}"), 0, 600) for number in range(3)] == [True, True, False]
+
+
+@pytest.fixture
+def near(tmp_path, monkeypatch):
+    """A daemon of this host with its folder, and a worker that knows it."""
+    monkeypatch.setattr(spool, "MIN_BYTES", 1)
+    network = Network(tmp_path)
+    worker = network.connect("worker/qwen/0", "qwen")
+    network.run()
+    return network, worker
+
+
+def put_under_way(network):
+    """The only Put that is being sent."""
+    [message] = [decode(body, client_message_decoder) for _, body in network.under_way if kind_of(body) == "Put"]
+    return message
+
+
+def test_on_one_host_records_go_by_file_and_a_second_time_by_link(near, outcome):
+    """Whatever was wrong with the file, the second copy does not need it."""
+    network, worker = near
+    worker.publish([outcome(completion=bytes(5000))])
+    first = put_under_way(network)
+    assert (first.spooled is not None, len(encode(first)) < 500) == (True, True)
+    network.lose()
+    network.now_s += RESEND_S
+    worker.on_tick(network.now_s)
+    second = put_under_way(network)
+    assert (second.seq, second.spooled, len(encode(second)) > 5000) == (first.seq, None, True)
+    network.run()
+    assert worker.counts["stored"] == 1
+
+
+def test_a_file_that_was_tampered_with_is_not_believed(near, outcome):
+    """The daemon says nothing and counts; what comes by link is what was meant."""
+    network, worker = near
+    [path] = network.folder.glob("spool/*.ring")
+    worker.publish([outcome(completion=b"y" * 5000)])
+    path.write_bytes(path.read_bytes().replace(b"yyy", b"zzz"))
+    network.run()
+    assert (worker.counts.get("stored", 0), network.core.malformed["spool"]) == (0, 1)
+    worker._publisher._puts._messages[put_seq(worker)].whole = lambda: None  # nor has the client the bytes any more
+    network.pass_time(10)
+    assert worker.counts.get("stored", 0) == 0
+
+
+def put_seq(worker):
+    """Number of the only unanswered Put."""
+    [seq] = worker._publisher._puts._messages
+    return seq
+
+
+def test_a_daemon_that_moves_to_another_host_gets_everything_by_link(near, outcome):
+    """What lay in the file and was not answered, too."""
+    network, worker = near
+    worker.publish([outcome("r1", completion=bytes(5000))])
+    network.lose()
+    network.folder = None
+    network.restart("two")
+    network.pass_time(10)
+    worker.publish([outcome("r2", completion=bytes(5000))])
+    assert put_under_way(network).spooled is None
+    network.run()
+    assert (worker.counts["stored"], "r1" in network.core.shelf) == (2, True)
+
+
+def test_small_publishes_are_gathered_while_the_daemon_is_at_work(network, pair, outcome):
+    """One message for all that came meanwhile, in their order; nothing waits for more."""
+    worker, learner = pair
+    learner.read("s", kinds=["outcome"])
+    for number in range(50):
+        worker.publish([outcome(f"r{number}", prompt_id=f"p{number}")])
+    network.run()
+    assert network.carried.count("Put") == 2
+    assert ids(learner.take()) == [f"r{number}" for number in range(50)]
+    assert worker.counts["stored"] == 50

@@ -16,11 +16,11 @@ from logged_core import put_message
 
 from mrl.exchange.client import ExchangeClient
 from mrl.exchange.daemon import ExchangeDaemon, Limits
-from mrl.records.exchange import Hello
+from mrl.records.exchange import Fetch, Hello
 from mrl.records.version import Version
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client import ClientSocket
-from mrl.transport.endpoints import port_of, read_endpoint
+from mrl.transport.endpoints import nearest_endpoint, port_of, read_endpoint
 from mrl.transport.grants import Grant, grant_of
 from mrl.transport.keys import load_client_keys
 from mrl.transport.server import ServerSocket
@@ -28,6 +28,9 @@ from mrl.transport.server import ServerSocket
 pytestmark = pytest.mark.system  # real processes
 
 GRANT = Grant("worker", "qwen")
+FETCH = Fetch(
+    client="worker/qwen/0", policy="qwen", prompt_ids=["p"], limit=1, max_age_versions=None, watch=False, seq=1
+)
 
 DAEMON = textwrap.dedent("""
     import resource, signal, sys, time
@@ -86,13 +89,15 @@ def connect(run, keys):
     """Makes clients over real links."""
     clients = []
 
-    def connect_client(name, policy):
+    def connect_client(name, policy, *, near=False):
         def open_link(on_message, on_tick):
             own = load_client_keys(run / "keys", grant_of(name))
-            socket = ClientSocket(own, lambda: read_endpoint(run / "endpoints", "exchange"), identity=name)
+            find = nearest_endpoint if near else read_endpoint
+            socket = ClientSocket(own, lambda: find(run / "endpoints", "exchange"), identity=name)
             return BackgroundClient(socket, on_message=on_message, on_tick=on_tick)
 
-        clients.append(ExchangeClient.connect(open_link, client=name, policy=policy))
+        locate = (lambda: run / "exchange") if near else (lambda: None)
+        clients.append(ExchangeClient.connect(open_link, client=name, policy=policy, locate=locate))
         return clients[-1]
 
     yield connect_client
@@ -126,6 +131,28 @@ def test_acknowledged_records_survive_kill_9(start, connect, outcome, until):
     received = []
     assert until(lambda: len(taken(learner, received)) == 2000)
     assert {item.record.completion for item in received} == {b"yah"}
+
+
+def test_on_one_host_records_go_by_file_and_survive_kill_9(start, connect, rollout, until, run):
+    """Each once and in order, although the daemon is killed; the reader never asks for bytes over the link."""
+    process, _, _ = start()
+    worker, learner = connect("worker/qwen/0", "qwen", near=True), connect("learner/llama", "llama", near=True)
+    until(lambda: worker._files.is_spool_read)
+    learner.read("s", kinds=["rollout"])
+    records = [rollout(f"g{n}", prompt_id=f"p{n}", group=8, tokens=300) for n in range(300)]
+    received = []
+    for start_at in range(0, 300, 30):
+        worker.publish(records[start_at : start_at + 30], room_within_s=20.0)
+        if start_at == 120:
+            until(lambda: taken(learner, received))
+            kill(process)
+            process, _, _ = start()
+    assert until(lambda: len(taken(learner, received)) == 300, within_s=30)
+    assert [item.record for item in received] == records
+    assert worker.flush(20.0)
+    [reader] = learner._arrivals._readers.values()
+    assert (reader.wish.reads_log, learner.counts.get("unreadable", 0)) == (True, 0)
+    assert learner._files._places._files  # segments that it has opened
 
 
 def test_clients_find_a_restarted_daemon_and_their_watches_work(start, connect, outcome, until, run, keys):
@@ -226,6 +253,7 @@ def test_the_log_is_freed_from_its_front(open_daemon, outcome, until):
 
         until(is_stored)
 
+    daemon.core.handle(b"worker/qwen/0", FETCH, GRANT, time.monotonic())
     store(0, "old and held", 100)
     longest = 0
     for number in range(1, 120):
@@ -239,9 +267,7 @@ def test_the_log_is_freed_from_its_front(open_daemon, outcome, until):
     again = open_daemon()
     assert [entry.tags.record_id for entry in again.core.shelf.entries()] == ["r0", "r119"]
     assert again.core.shelf.last_number == last_number >= 120
-    again.core.handle(
-        b"worker/qwen/0", put_message(outcome("r5", prompt_id="p", step=200), seq=5), GRANT, time.monotonic()
-    )
+    again.core.handle(b"worker/qwen/0", put_message(outcome("r5", prompt_id="p", step=200)), GRANT, time.monotonic())
     assert again.stat().unstored == 0  # a duplicate, though nothing of it is left
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mrl.exchange.entry import Entry
 from mrl.exchange.kinds import quotas
 from mrl.exchange.shelf import Shelf
 from mrl.records.codec import encode
@@ -40,7 +41,7 @@ def make(outcome, rollout, value, request_for, score_of):
 def hold(shelf, record, offset=0):
     """Add a record."""
     body = encode(record)
-    shelf.add(tags_of(body), body, offset=offset)
+    shelf.add(Entry(tags_of(body), body, 0, offset=offset))
 
 
 @pytest.mark.parametrize("size", [1, 8, 256])
@@ -53,7 +54,7 @@ def test_used_bytes_bounds_the_memory_really_used(make, kind, size):
     tracemalloc.start()
     try:
         for body in bodies:
-            shelf.add(tags_of(body), bytes(bytearray(body)))
+            shelf.add(Entry(tags_of(body), bytes(bytearray(body)), 0))
         used, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

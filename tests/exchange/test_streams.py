@@ -3,11 +3,12 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logged_core import LoggedCore, put_message, records_of
+from logged_core import LoggedCore, batch_records, packed_message, put_message
 
 from mrl.exchange import streams
 from mrl.exchange.reader import Reader
-from mrl.exchange.streams import LAPSE_S, MAX_BATCH_RECORDS, MAX_STREAMS, RESEND_S, WINDOW_BYTES
+from mrl.exchange.shared_files import SharedFiles
+from mrl.exchange.streams import LAPSE_S, MAX_BATCH_ENTRIES, MAX_STREAMS, RESEND_S, WINDOW_BYTES
 from mrl.records.codec import encode
 from mrl.records.exchange import Announce, Batch, Commit, Hello, PutAck, StatRequest, Stream, Took, Welcome
 from mrl.records.version import Version
@@ -40,7 +41,7 @@ def put(core, *records, client=WORKER, now_s=0.0):
 
 def took(core, batch, now_s=0.0):
     """Returns the batches that come at once."""
-    message = Took(client="l", stream=batch.stream, upto=batch.numbers[-1])
+    message = Took(client="l", stream=batch.stream, upto=numbers_of(batch)[-1])
     return batches(core.handle(LEARNER, message, now_s))
 
 
@@ -51,7 +52,17 @@ def batches(out):
 
 def ids(sent):
     """Record ids in the order in which they were sent."""
-    return [record.record_id for batch in sent for record in records_of(batch)]
+    return [record.record_id for batch in sent for record in batch_records(batch)]
+
+
+def numbers_of(batch):
+    """Of its records."""
+    return [number for parcel in batch.parcels for number in range(parcel.number, parcel.number + parcel.count)]
+
+
+def ages_of(batch):
+    """Of its records."""
+    return [parcel.age_versions for parcel in batch.parcels for _ in range(parcel.count)]
 
 
 def state(core):
@@ -68,9 +79,9 @@ def test_what_is_there_and_what_comes(outcome):
     put(core, outcome("r1", step=2), outcome("r2", step=1))
     core.handle(WORKER, Announce(client="w", policy="qwen", version=Version(0, 3)), 0.0)
     [first] = open_stream(core)
-    assert (ids([first]), first.ages_versions, first.previous) == (["r1", "r2"], [1, 2], 0)
+    assert (ids([first]), ages_of(first), first.previous) == (["r1", "r2"], [1, 2], 0)
     [second] = put(core, outcome("r3", step=3))
-    assert (ids([second]), second.previous) == (["r3"], first.numbers[-1])
+    assert (ids([second]), second.previous) == (["r3"], numbers_of(first)[-1])
 
 
 @pytest.mark.parametrize(
@@ -116,7 +127,7 @@ def test_small_records_come_in_large_batches(outcome):
     core = make_core()
     for start in range(0, 3000, 500):
         put(core, *(outcome(f"r{start + n}", prompt_id=f"p{start + n}", completion=b"") for n in range(500)))
-    assert len(ids(open_stream(core)[:1])) <= MAX_BATCH_RECORDS
+    assert len(ids(open_stream(core)[:1])) <= MAX_BATCH_ENTRIES
     assert len(open_stream(core, stream="again")) <= 5
 
 
@@ -127,7 +138,7 @@ def test_what_is_not_taken_is_sent_again_from_there(outcome):
     [first] = put(core, outcome("r1"))
     [_] = put(core, outcome("r2", prompt_id="p2"))
     took(core, first, now_s=1.0)
-    open_stream(core, now_s=3.0, after=first.numbers[-1])
+    open_stream(core, now_s=3.0, after=numbers_of(first)[-1])
     assert batches(core.tick(RESEND_S + 0.9)) == []
     assert ids(batches(core.tick(RESEND_S + 1.0))) == ["r2"]
 
@@ -162,7 +173,7 @@ def test_a_learner_that_went_back_reads_again_what_follows_its_checkpoint(outcom
     [first] = put(core, outcome("r1"))
     [second] = put(core, outcome("r2", prompt_id="p2"))
     took(core, second)
-    assert ids(open_stream(core, after=first.numbers[-1])) == ["r2"]
+    assert ids(open_stream(core, after=numbers_of(first)[-1])) == ["r2"]
 
 
 def test_a_restarted_daemon_goes_on_where_the_reader_stands(outcome):
@@ -171,18 +182,18 @@ def test_a_restarted_daemon_goes_on_where_the_reader_stands(outcome):
     open_stream(core)
     [first] = put(core, outcome("r1"))
     [second] = put(core, outcome("r2", prompt_id="p2"))
-    core.handle(LEARNER, Commit(client="l", policy="llama", stream="s", upto=first.numbers[-1]), 0.0)
+    core.handle(LEARNER, Commit(client="l", policy="llama", stream="s", upto=numbers_of(first)[-1]), 0.0)
     whole, snapshot, end = core.logged(), core.memory.snapshot(), len(core.log)
     while not core.move_up(end):
         core.handle(WORKER, Announce(client="w", policy="qwen", version=Version(0, 0)), 0.0)
     for opening, entries in ((None, whole), (snapshot, core.logged()[end:])):
         again = make_core()
         again.memory.restore(opening, entries)
-        assert state(again).committed == first.numbers[-1]
-        [batch] = open_stream(again, after=first.numbers[-1])
-        assert (ids([batch]), batch.numbers) == (["r2"], second.numbers)
+        assert state(again).committed == numbers_of(first)[-1]
+        [batch] = open_stream(again, after=numbers_of(first)[-1])
+        assert (ids([batch]), numbers_of(batch)) == (["r2"], numbers_of(second))
         [later] = put(again, outcome("r3", prompt_id="p3"))
-        assert later.numbers > second.numbers
+        assert numbers_of(later) > numbers_of(second)
 
 
 def test_a_log_that_lost_its_end_gives_no_number_twice(outcome):
@@ -190,7 +201,7 @@ def test_a_log_that_lost_its_end_gives_no_number_twice(outcome):
     core = make_core()
     assert open_stream(core, after=1000) == []
     [batch] = put(core, outcome("r1"))
-    assert (ids([batch]), batch.numbers) == (["r1"], [1001])
+    assert (ids([batch]), numbers_of(batch)) == (["r1"], [1001])
 
 
 def test_only_what_all_streams_have_committed_is_free(outcome):
@@ -203,7 +214,7 @@ def test_only_what_all_streams_have_committed_is_free(outcome):
     [batch] = put(core, outcome("r1"), outcome("r2", prompt_id="p2"))
     assert memory.streams.freed == 0
     took(core, batch)
-    for committed, upto in enumerate(batch.numbers, 1):
+    for committed, upto in enumerate(numbers_of(batch), 1):
         core.handle(LEARNER, Commit(client="l", policy="llama", stream="s", upto=upto), 0.0)
         assert memory.streams.freed == committed
     core.handle(LEARNER, Commit(client="l", policy="gemma", stream="s", upto=10**6), 0.0)
@@ -216,10 +227,10 @@ def test_what_was_committed_before_a_restart_stays_free(outcome):
     open_stream(core)
     [batch] = put(core, outcome("r1"))
     took(core, batch)
-    core.handle(LEARNER, Commit(client="l", policy="llama", stream="s", upto=batch.numbers[-1]), 0.0)
+    core.handle(LEARNER, Commit(client="l", policy="llama", stream="s", upto=numbers_of(batch)[-1]), 0.0)
     again = make_core()
     again.memory.restore(None, core.logged())
-    assert again.memory.streams.freed == batch.numbers[-1]
+    assert again.memory.streams.freed == numbers_of(batch)[-1]
 
 
 def test_an_empty_memory_does_not_take_more_than_its_budget(outcome):
@@ -257,13 +268,13 @@ def test_a_full_memory_that_refuses_keeps_what_is_not_committed(outcome):
         size = 8000 if number % 2 else 100
         record = outcome(f"r{number}", prompt_id=f"p{number}", completion=bytes(size))
         for _ in range(2):  # the second one is a repetition
-            see(core.handle(WORKER, put_message(record, seq=number), 0.0))
-    assert sorted(set(acks)) == list(range(8))  # 8 Puts hold 4 x 8000 + 4 x 100 bytes, and 8 overheads
+            see(core.handle(WORKER, put_message(record, seq=1 + number), 0.0))
+    assert sorted(set(acks)) == list(range(1, 10))  # 9 Puts hold 4 x 8000 + 5 x 100 bytes, and 9 overheads
     while sent:
         batch = sent.pop(0)
-        see(core.handle(LEARNER, Took(client="l", stream="s", upto=batch.numbers[-1]), 0.0))
-        see(core.handle(LEARNER, Commit(client="l", policy="llama", stream="s", upto=batch.numbers[-1]), 0.0))
-    assert sorted(set(acks)) == list(range(12))
+        see(core.handle(LEARNER, Took(client="l", stream="s", upto=numbers_of(batch)[-1]), 0.0))
+        see(core.handle(LEARNER, Commit(client="l", policy="llama", stream="s", upto=numbers_of(batch)[-1]), 0.0))
+    assert sorted(set(acks)) == list(range(1, 13))
     [(_, stat)] = core.handle(b"x", StatRequest(client="x"), 0.0)
     [shelf] = [shelf for shelf in stat.shelves if shelf.policy == "qwen"]
     assert (shelf.put, shelf.evicted, stat.unstored) == (12, {}, 0)
@@ -283,28 +294,31 @@ def test_parked_puts_are_bounded_and_go_with_their_client(outcome):
 
 
 ACTIONS = st.lists(
-    st.tuples(st.sampled_from(["put", "put", "carry", "lose", "wait", "restart reader", "restart daemon"]),
+    st.tuples(st.sampled_from(["put", "put", "carry", "lose", "wait", "restart reader", "restart daemon", "ask"]),
               st.integers(0, 5)),
     max_size=60,
 )  # fmt: skip
 
 
 @settings(deadline=None)
-@given(actions=ACTIONS)
-def test_every_record_comes_once_and_in_order(outcome, actions):
-    """Messages of both directions are lost, the reader goes back to its checkpoint, the daemon to its log."""
-    core, reader, now_s, num_put = make_core(), Reader(wish()), 0.0, 0
+@given(actions=ACTIONS, asked=st.booleans())
+def test_every_record_comes_once_and_in_order(outcome, actions, asked):
+    """Messages of both directions are lost, the reader goes back to its checkpoint, the daemon to its log.
+
+    Records are in packs, or single because somebody asked for them; a reader may stop in the middle of a pack.
+    """
+    core, reader, now_s, num_put = make_core(asked=asked), reader_of(wish()), 0.0, 0
     link, came, saved = [], [], (0, 0)
     for action, value in [*actions, *[("wait", 0), ("carry", 99)] * 3]:
         match action:
             case "put":
-                link += put(core, outcome(f"r{num_put}", prompt_id=f"p{num_put}"), now_s=now_s)
-                num_put += 1
+                records = [outcome(f"r{n}", prompt_id=f"p{n}") for n in range(num_put, num_put + 1 + value)]
+                link += batches(core.handle(WORKER, packed_message(*records), now_s))
+                num_put += len(records)
             case "carry":
                 while link and value >= 0:
                     batch, value = link.pop(0), value - 1
-                    new = reader.new_of(batch)
-                    came += [record.record_id for record in records_of(batch)][-len(new) :] if new else []
+                    came += [(item.number, item.record.record_id) for item in (reader.take(batch) or ([], 0))[0]]
                     link += took_upto(core, reader, now_s)
             case "lose":
                 del link[value : value + 2]
@@ -313,15 +327,22 @@ def test_every_record_comes_once_and_in_order(outcome, actions):
                 link += batches(core.handle(LEARNER, reader.wish, now_s)) + batches(core.tick(now_s))
             case "restart reader":
                 if value:
-                    saved = reader.came_to, len(came)
-                reader, link = Reader(wish(after=saved[0])), []
+                    saved = [(0, ""), *came][-value:][0][0], max(0, len(came) - value + 1)
+                reader, link = reader_of(wish(after=saved[0])), []
                 del came[saved[1] :]
                 link += batches(core.handle(LEARNER, reader.wish, now_s))
             case "restart daemon":
-                entries, core, link = core.logged(), make_core(), []
+                entries, core, link = core.logged(), make_core(asked=asked and value > 2), []
                 core.memory.restore(None, entries)
-                core.log = [encode(entry) for _, entry in entries]
-    assert came == [f"r{number}" for number in range(num_put)]
+                core.log = [entry for _, entry in entries]
+            case "ask":
+                core.memory.index(["outcome"])
+    assert [record_id for _, record_id in came] == [f"r{number}" for number in range(num_put)]
+
+
+def reader_of(message):
+    """The client's end of a stream, on another host than the daemon."""
+    return Reader(message, SharedFiles(lambda: None, "l"))
 
 
 def took_upto(core, reader, now_s):

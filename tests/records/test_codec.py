@@ -62,7 +62,9 @@ def test_plain_msgpack_reads_a_record():
     """A reader without mrl sees a map with names, a type tag and raw bytes."""
     content = msgpack.unpackb(encode(put_message(outcome(), seq=5)))
     assert (content["type"], content["seq"]) == ("put", 5)
-    [record] = content["records"]
+    [pack] = content["packs"]
+    assert (pack["type"], pack["task"], pack["count"]) == ("outcome", outcome().task, 1)
+    [record] = pack["records"]
     assert record["type"] == "outcome"
     assert record["completion"] == b"reverse: \xff yah"
     assert record["oldest"] == {"run_epoch": 0, "step": 3}

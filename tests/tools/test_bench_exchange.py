@@ -11,8 +11,8 @@ from bench_peers.loads import KINDS, Checklist, make_records
 from bench_peers.process import Load, cpu_s
 from bench_peers.trial import Figures, Size, measure
 
-from mrl.exchange.puts import fault_of
-from mrl.records.codec import encode
+from mrl.records.codec import decode, encode
+from mrl.records.experience import experience_decoder
 
 TINY = Size({"rollout": 2, "outcome": 2}, {"rollout": 20, "outcome": 20}, half_load_s=0.05)
 
@@ -20,10 +20,11 @@ TINY = Size({"rollout": 2, "outcome": 2}, {"rollout": 20, "outcome": 20}, half_l
 @pytest.mark.parametrize(("kind", "num_bytes"), [("rollout", 37_000), ("outcome", 1_000)])
 def test_records_are_valid_and_as_long_as_they_are_said_to_be(kind, num_bytes):
     """Within three percent, and taken by the exchange."""
-    bodies = [encode(record) for record in make_records(kind, "one", 3)]
+    records = make_records(kind, "one", 3)
+    bodies = [encode(record) for record in records]
 
     assert len(set(bodies)) == 3
-    assert [fault_of(body) for body in bodies] == [""] * 3
+    assert [decode(body, experience_decoder) for body in bodies] == records
     assert all(0.97 * num_bytes <= len(body) <= 1.03 * num_bytes for body in bodies), [*map(len, bodies)]
 
 

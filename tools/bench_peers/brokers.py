@@ -30,9 +30,10 @@ def python_broker(system: str, settings: Settings) -> Iterator[Broker]:
 
 
 @contextmanager
-def exchange(folder: Path, durability: str, *, curve: bool) -> Iterator[Broker]:
-    """The daemon of mrl with its log in the folder."""
-    with python_broker("exchange", {"run": str(folder), "durability": durability, "curve": curve}) as broker:
+def exchange(folder: Path, durability: str, *, curve: bool = True, is_near: bool = True) -> Iterator[Broker]:
+    """The daemon of mrl with its log in the folder; unless `is_near`, its clients behave as on another host."""
+    settings: Settings = {"run": str(folder), "durability": durability, "curve": curve, "is_near": is_near}
+    with python_broker("exchange", settings) as broker:
         yield broker
 
 

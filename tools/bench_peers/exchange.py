@@ -1,6 +1,7 @@
 """The exchange of mrl: the daemon as its role runs it, and its client library at both ends.
 
-Settings: `run` (folder with keys, endpoints and log), `durability`, `curve` (False: links without encryption).
+Settings: `run` (folder with keys, endpoints and log), `durability`, `curve` (False: links without encryption),
+`is_near` (False: clients use nothing but tcp, as on another host).
 """
 
 import sys
@@ -16,7 +17,7 @@ from mrl.exchange.daemon import ENDPOINT, ExchangeDaemon, Limits
 from mrl.records.experience import ExperienceRecord
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client import ClientSocket
-from mrl.transport.endpoints import nearest_endpoint
+from mrl.transport.endpoints import is_near, nearest_endpoint, read_endpoint
 from mrl.transport.grants import Grant, grant_of
 from mrl.transport.keys import create_keys, load_client_keys, load_keys
 
@@ -74,13 +75,15 @@ def connect(settings: Settings, client: str) -> WatchedClient:
     """A client as the roles connect theirs."""
     use_links(settings)
     run, grant = Path(str(settings["run"])), grant_of(client)
+    find = nearest_endpoint if settings["is_near"] else read_endpoint
     socket = ClientSocket(
-        load_client_keys(run / "keys", grant), lambda: nearest_endpoint(run / "endpoints", ENDPOINT), identity=client
+        load_client_keys(run / "keys", grant), lambda: find(run / "endpoints", ENDPOINT), identity=client
     )
     found = WatchedClient.connect(
         lambda on_message, on_tick: BackgroundClient(socket, on_message=on_message, on_tick=on_tick),
         client=client,
         policy=grant.policy,
+        locate=lambda: run / "exchange" if settings["is_near"] and is_near(run / "endpoints", ENDPOINT) else None,
     )
     assert isinstance(found, WatchedClient)
     return found

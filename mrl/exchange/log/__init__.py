@@ -8,6 +8,7 @@ their bound, and a full disk costs time, not entries.
 - `frames`    entries on the disk, and how they are found again
 - `recovery`  what a folder still holds at the start
 - `reading`   the same for a person: it changes nothing, and needs no lock
+- `places`    the log as readers of the same host see it
 - `segments`  the log itself: append, roll, release
 - `writer`    the thread that appends in groups, so that the daemon's loop never waits for the disk
 """

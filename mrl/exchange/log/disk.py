@@ -5,6 +5,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from mrl.records.codec import Buffer
+
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Error numbers of a write that may succeed later: no space, no quota, file too large."""
 
@@ -27,7 +29,7 @@ class Disk:
         """At most `length` bytes."""
         return os.pread(file, length, position)
 
-    def pwritev(self, file: int, buffers: Sequence[bytes], position: int) -> int:
+    def pwritev(self, file: int, buffers: Sequence[Buffer], position: int) -> int:
         """How many bytes were written; may be fewer than there are in `buffers`."""
         return os.pwritev(file, buffers, position)
 
@@ -64,7 +66,7 @@ class Disk:
         os.close(file)
 
 
-def write_all(disk: Disk, file: int, buffers: Sequence[bytes], position: int) -> int:
+def write_all(disk: Disk, file: int, buffers: Sequence[Buffer], position: int) -> int:
     """Write all buffers one behind the other from `position` on, and return the position after them.
 
     Raises OSError when the disk does; how much was written by then is not known.
@@ -80,7 +82,7 @@ def write_all(disk: Disk, file: int, buffers: Sequence[bytes], position: int) ->
     return position
 
 
-def _without(buffers: Sequence[bytes], written: int) -> Sequence[bytes]:
+def _without(buffers: Sequence[Buffer], written: int) -> Sequence[Buffer]:
     for number, buffer in enumerate(buffers):
         if written < len(buffer):
             return [buffer[written:], *buffers[number + 1 :]]

@@ -2,20 +2,24 @@
 
     file    prefix | frame | frame | ...
     prefix  magic 12 bytes | format u32 | crc u32 of both
-    frame   mark u16 = 0x4D52 | kind u8 | flags u8 = 0 | length u32 | payload crc u32 | head crc u32 | payload
+    frame   mark u16 = 0x4D52 | kind u8 | flags u8 = 0 | length u32 | payload xxh3 u64 | head crc u32 | payload
 
-All numbers are little-endian. The head's checksum covers the twelve bytes before it, the segment's salt and the
+All numbers are little-endian. The head's checksum covers the sixteen bytes before it, the segment's salt and the
 frame's absolute offset. So nothing that a client can put inside a payload is ever taken for a frame, however the bytes
 around it were damaged, and no frame counts at another place than its own.
 """
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import xxhash
+
+from mrl.records.codec import Buffer
+
 MAGIC = b"mrl exchange"
-FORMAT = 1
+FORMAT = 2
 
 HEADER, ENTRY = 1, 2
 """Kinds of frames: the first of a segment, which carries its snapshot, and an entry."""
@@ -24,8 +28,8 @@ MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
 BLOCK_BYTES = 1024 * 1024
 
 _PREFIX = struct.Struct("<12sII")
-_HEAD = struct.Struct("<HBBIII")
-_SUMMED = struct.Struct("<HBBIIQQ")
+_HEAD = struct.Struct("<HBBIQI")
+_SUMMED = struct.Struct("<HBBIQQQ")
 _MARK = 0x4D52
 _MARK_BYTES = struct.pack("<H", _MARK)
 
@@ -100,15 +104,23 @@ def format_of(data: bytes) -> int:
     return int(number) if is_whole else 0
 
 
-def head(kind: int, payload: bytes, offset: int, salt: int) -> bytes:
-    """The bytes before `payload` in a frame at this absolute offset of a segment with this salt."""
-    payload_crc = zlib.crc32(payload)
-    crc = _head_crc(kind, len(payload), payload_crc, offset, salt)
-    return _HEAD.pack(_MARK, kind, 0, len(payload), payload_crc, crc)
+def head(kind: int, payload: Sequence[Buffer], offset: int, salt: int) -> bytes:
+    """The bytes before a payload, given in parts, in a frame at this absolute offset of a segment with this salt."""
+    length, checksum = sum(map(len, payload)), checksum_of(payload)
+    crc = _head_crc(kind, length, checksum, offset, salt)
+    return _HEAD.pack(_MARK, kind, 0, length, checksum, crc)
 
 
-def _head_crc(kind: int, length: int, payload_crc: int, offset: int, salt: int) -> int:
-    return zlib.crc32(_SUMMED.pack(_MARK, kind, 0, length, payload_crc, offset, salt))
+def checksum_of(parts: Iterable[Buffer]) -> int:
+    """xxh3-64 of all parts together: several times as fast as a crc, and no worse against accidents."""
+    state = xxhash.xxh3_64()
+    for part in parts:
+        state.update(part)
+    return state.intdigest()
+
+
+def _head_crc(kind: int, length: int, checksum: int, offset: int, salt: int) -> int:
+    return zlib.crc32(_SUMMED.pack(_MARK, kind, 0, length, checksum, offset, salt))
 
 
 class FrameScan:
@@ -139,14 +151,14 @@ class FrameScan:
         data = self._bytes(position, HEAD_BYTES)
         if len(data) < HEAD_BYTES:
             return None
-        mark, kind, flags, length, payload_crc, crc = _HEAD.unpack(data)
+        mark, kind, flags, length, checksum, crc = _HEAD.unpack(data)
         begin = position + HEAD_BYTES
         if mark != _MARK or flags or kind not in (HEADER, ENTRY) or length > min(MAX_PAYLOAD_BYTES, self._size - begin):
             return None
-        if crc != _head_crc(kind, length, payload_crc, self._first_offset + position, self._salt):
+        if crc != _head_crc(kind, length, checksum, self._first_offset + position, self._salt):
             return None
         payload = self._bytes(begin, length)
-        return Frame(position, kind, payload) if zlib.crc32(payload) == payload_crc else None
+        return Frame(position, kind, payload) if checksum_of([payload]) == checksum else None
 
     def _next_frame(self, position: int) -> Frame | None:
         """The first whole frame that begins at `position` or later."""

@@ -21,10 +21,14 @@ from mrl.errors import DiskBroken, DiskFull, RunFolderError
 from mrl.exchange.log.disk import NO_ROOM, Disk, write_all
 from mrl.exchange.log.frames import ENTRY, HEAD_BYTES, HEADER, MAX_PAYLOAD_BYTES, PREFIX_BYTES, head, prefix
 from mrl.exchange.log.recovery import NEW_SEGMENT, Recovery, Segment, segment_path
+from mrl.records.codec import Buffer
 
 Durability = Literal["synced", "written"]
 
 SEGMENT_BYTES = 64 * 1024 * 1024
+
+Payload = Sequence[Buffer]
+"""What an entry consists of, in parts that are written one behind the other."""
 
 P = ParamSpec("P")
 
@@ -133,8 +137,8 @@ class SegmentLog:
         except (OSError, DiskFull, DiskBroken) as error:
             raise RunFolderError(f"cannot begin the exchange's log ({error})", where=str(self._folder)) from error
 
-    def append(self, payloads: Sequence[bytes], *, into_reserve: bool = False) -> list[int]:
-        """Write all payloads or none; returns their offsets.
+    def append(self, payloads: Sequence[Payload], *, into_reserve: bool = False) -> list[int]:
+        """Write all payloads or none, each given in parts; returns their offsets.
 
         `into_reserve` may use the last part of `max_bytes`: it is for entries that are written anew so that the
         segment which holds them can be released.
@@ -209,15 +213,16 @@ class SegmentLog:
             segments = [tail]
         self._segments = tuple(segments)
 
-    def _framed(self, payloads: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
+    def _framed(self, payloads: Sequence[Payload]) -> tuple[list[int], list[Buffer]]:
         tail = self._replayed()[-1]
-        offset, offsets, buffers = tail.end_offset, [], list[bytes]()
+        offset, offsets, buffers = tail.end_offset, [], list[Buffer]()
         for payload in payloads:
-            if len(payload) > MAX_PAYLOAD_BYTES:
-                raise ValueError(f"an entry of {len(payload)} bytes; at most {MAX_PAYLOAD_BYTES} can be read again")
-            buffers += (head(ENTRY, payload, offset, tail.salt), payload)
+            length = sum(map(len, payload))
+            if length > MAX_PAYLOAD_BYTES:
+                raise ValueError(f"an entry of {length} bytes; at most {MAX_PAYLOAD_BYTES} can be read again")
+            buffers += (head(ENTRY, payload, offset, tail.salt), *payload)
             offsets.append(offset)
-            offset += HEAD_BYTES + len(payload)
+            offset += HEAD_BYTES + length
         return offsets, buffers
 
     def _create(self, first_offset: int, snapshot: bytes) -> tuple[Segment, int]:
@@ -230,7 +235,7 @@ class SegmentLog:
             file = self._disk.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
             try:
                 begin = prefix()
-                buffers = [begin, head(HEADER, snapshot, first_offset + len(begin), salt), snapshot]
+                buffers = [begin, head(HEADER, [snapshot], first_offset + len(begin), salt), snapshot]
                 size_bytes = write_all(self._disk, file, buffers, 0)
                 self._sync(file)
                 self._disk.rename(temporary, path)

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from mrl.errors import DiskBroken, DiskFull
-from mrl.exchange.log.segments import SegmentLog
+from mrl.exchange.log.segments import Payload, SegmentLog
 
 MAX_GROUP_BYTES = 8 * 1024 * 1024
 MAX_GROUP_ENTRIES = 4096
@@ -31,7 +31,7 @@ class Finished(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class _Post:
     ticket: int
-    payloads: Sequence[bytes]
+    payloads: Sequence[Payload]
     into_reserve: bool
     num_bytes: int
 
@@ -87,12 +87,12 @@ class LogWriter:
         """Whether a roll was asked for and is not done yet."""
         return self._num_rolls > 0
 
-    def post(self, ticket: int, payloads: Sequence[bytes], *, into_reserve: bool = False) -> None:
-        """Queue entries that are written together or not at all; `finished` tells by the ticket what became of them.
+    def post(self, ticket: int, payloads: Sequence[Payload], *, into_reserve: bool = False) -> None:
+        """Queue entries, each in parts, that are written together or not at all; `finished` tells how that ended.
 
         Raises DiskBroken when the thread has ended.
         """
-        post = _Post(ticket, payloads, into_reserve, sum(map(len, payloads)))
+        post = _Post(ticket, payloads, into_reserve, sum(len(part) for payload in payloads for part in payload))
         with self._changed:
             self._enqueue(post)
             self._queued_bytes += post.num_bytes

@@ -9,6 +9,7 @@ import pytest
 from mrl.exchange.log.frames import (
     BLOCK_BYTES,
     ENTRY,
+    FORMAT,
     HEAD_BYTES,
     HEADER,
     MAGIC,
@@ -16,6 +17,7 @@ from mrl.exchange.log.frames import (
     Damage,
     Frame,
     FrameScan,
+    checksum_of,
     format_of,
     head,
     prefix,
@@ -29,7 +31,7 @@ def file_of(payloads=PAYLOADS, *, salt=SALT, first=FIRST) -> bytes:
     """A file as a segment is written: the first payload is its header's."""
     data = bytearray(prefix())
     for number, payload in enumerate(payloads):
-        data += head(ENTRY if number else HEADER, payload, first + len(data), salt) + payload
+        data += head(ENTRY if number else HEADER, [payload], first + len(data), salt) + payload
     return bytes(data)
 
 
@@ -92,7 +94,7 @@ def test_a_frame_inside_a_payload_is_never_found(salt, shift):
     """A client does not know the salt; and with the salt, only the frame's own place would do."""
     begin = len(file_of([b"", b"before"]))
     inner_offset = FIRST + begin + HEAD_BYTES
-    inner = head(ENTRY, b"smuggled", inner_offset + shift, salt) + b"smuggled"
+    inner = head(ENTRY, [b"smuggled"], inner_offset + shift, salt) + b"smuggled"
     data = bytearray(file_of([b"", b"before", inner, b"after"]))
     data[begin] ^= 1
     assert payloads_in(scan(bytes(data))) == [b"", b"before", b"after"]
@@ -101,7 +103,7 @@ def test_a_frame_inside_a_payload_is_never_found(salt, shift):
 def test_such_a_frame_would_be_found_if_salt_and_place_were_right():
     """The test above does not pass for another reason."""
     begin = len(file_of([b"", b"before"]))
-    inner = head(ENTRY, b"smuggled", FIRST + begin + HEAD_BYTES, SALT) + b"smuggled"
+    inner = head(ENTRY, [b"smuggled"], FIRST + begin + HEAD_BYTES, SALT) + b"smuggled"
     data = bytearray(file_of([b"", b"before", inner, b"after"]))
     data[begin] ^= 1
     assert payloads_in(scan(bytes(data))) == [b"", b"before", b"smuggled", b"after"]
@@ -118,8 +120,8 @@ def test_unknown_kinds_and_flags_are_damage():
     data = file_of([b"", b"kind", b"after"])
     position = len(file_of([b""]))
     for kind, flags in ((3, 0), (ENTRY, 1)):
-        summed = struct.pack("<HBBIIQQ", 0x4D52, kind, flags, 4, zlib.crc32(b"kind"), FIRST + position, SALT)
-        forged = summed[:12] + struct.pack("<I", zlib.crc32(summed))
+        summed = struct.pack("<HBBIQQQ", 0x4D52, kind, flags, 4, checksum_of([b"kind"]), FIRST + position, SALT)
+        forged = summed[:16] + struct.pack("<I", zlib.crc32(summed))
         items = scan(data[:position] + forged + data[position + HEAD_BYTES :])
         assert payloads_in(items) == [b"", b"after"]
 
@@ -150,8 +152,8 @@ def test_a_file_is_read_in_bounded_blocks():
 
 def test_the_format_of_a_file_is_known_or_not():
     """0 stands for no prefix of any format; the number of a later format is read."""
-    assert format_of(file_of()) == 1
+    assert format_of(file_of()) == FORMAT
     assert format_of(prefix()[:-1]) == format_of(b"") == format_of(bytes(100)) == 0
-    later = MAGIC + struct.pack("<I", 2)
-    assert format_of(later + struct.pack("<I", zlib.crc32(later))) == 2
+    later = MAGIC + struct.pack("<I", FORMAT + 1)
+    assert format_of(later + struct.pack("<I", zlib.crc32(later))) == FORMAT + 1
     assert format_of(later + bytes(4)) == 0

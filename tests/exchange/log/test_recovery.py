@@ -7,6 +7,7 @@ import struct
 import zlib
 
 import pytest
+from log_payloads import whole
 
 from mrl.errors import RunFolderError
 from mrl.exchange.log import recovery
@@ -26,7 +27,7 @@ def folder(tmp_path):
     for number, payloads in enumerate(SEGMENTS):
         if number:
             log.roll(SNAPSHOTS[number])
-        log.append(payloads)
+        log.append(whole(payloads))
     log.close()
     return tmp_path / "log"
 
@@ -75,7 +76,7 @@ def goes_on(folder, before) -> bool:
     """Whether an entry can be added, and all of it is there at the next start, with nothing left to cut."""
     log = opened(folder)
     list(log.replay())
-    added = (log.append([b"added"])[0], b"added")
+    added = (log.append(whole([b"added"]))[0], b"added")
     log.close()
     log, entries = replayed(folder)
     return entries == [*before, added] and log.cut_bytes == 0
@@ -172,7 +173,7 @@ def test_a_hole_inside_the_last_group_costs_only_what_it_covers(folder):
     """Pages reach the disk in any order: what lies whole behind the hole is kept."""
     log = opened(folder)
     entries = list(log.replay())
-    offsets = log.append([bytes([65 + number]) * 5000 for number in range(4)])
+    offsets = log.append(whole([bytes([65 + number]) * 5000 for number in range(4)]))
     log.close()
     last = files_of(folder)[-1]
     data, first = bytearray(last.read_bytes()), int(last.name[:20])
@@ -281,7 +282,7 @@ def test_another_format_is_refused_and_left_alone(folder, number):
     begin = MAGIC + struct.pack("<I", 7)
     data = begin + struct.pack("<I", zlib.crc32(begin)) + file.read_bytes()[PREFIX_BYTES:]
     file.write_bytes(data)
-    with pytest.raises(RunFolderError, match="got 'format 7'; wanted format 1; cure: use the version that wrote it"):
+    with pytest.raises(RunFolderError, match="got 'format 7'; wanted format 2; cure: use the version that wrote it"):
         opened(folder)
     assert file.read_bytes() == data
 

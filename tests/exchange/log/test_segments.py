@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from log_payloads import whole
 
 from mrl.errors import DiskBroken, DiskFull, RunFolderError
 from mrl.exchange.log.disk import Disk
@@ -141,13 +142,13 @@ def test_what_was_written_is_replayed_with_its_offsets(reopen):
     """Over rolls and restarts, in order; an offset is a position in all that was ever written."""
     log, entries = reopen()
     assert entries == []
-    written = list(zip(log.append(PAYLOADS), PAYLOADS, strict=True))
+    written = list(zip(log.append(whole(PAYLOADS)), PAYLOADS, strict=True))
     log.roll(b"so far")
-    assert log.append([]) == []
-    written += zip(log.append([b"five"]), [b"five"], strict=True)
+    assert log.append(whole([])) == []
+    written += zip(log.append(whole([b"five"])), [b"five"], strict=True)
     log, entries = reopen()
     assert entries == written
-    written += zip(log.append([b"six", b"seven"]), [b"six", b"seven"], strict=True)
+    written += zip(log.append(whole([b"six", b"seven"])), [b"six", b"seven"], strict=True)
     log, entries = reopen()
     assert entries == written
     offsets = [offset for offset, _ in entries]
@@ -160,14 +161,14 @@ def test_the_account_of_a_log(reopen, tmp_path):
     log, _ = reopen()
     begin = log.end_offset
     assert (log.first_offset, log.second_offset, log.tail_bytes, log.size_bytes) == (0, 0, 0, begin)
-    log.append([bytes(900)])
+    log.append(whole([bytes(900)]))
     assert (log.tail_bytes, log.wants_roll) == (900 + HEAD_BYTES, False)
-    log.append([bytes(100)])
+    log.append(whole([bytes(100)]))
     assert log.wants_roll
     border = log.end_offset
     log.roll(b"x" * 5000)
     assert (log.first_offset, log.second_offset, log.tail_bytes, log.wants_roll) == (0, border, 0, False)
-    offset = log.append([b"later"])[0]
+    offset = log.append(whole([b"later"]))[0]
     assert log.tail_bytes == 5 + HEAD_BYTES
     assert log.size_bytes == log.end_offset == sum(path.stat().st_size for path in tmp_path.glob("log/*.segment"))
     before = log.tail_bytes, log.size_bytes, log.second_offset
@@ -183,7 +184,7 @@ def test_release_deletes_whole_segments_from_the_front_only(reopen, tmp_path):
     log, _ = reopen()
     borders = []
     for number in range(4):
-        log.append([bytes([number])])
+        log.append(whole([bytes([number])]))
         borders.append(log.end_offset)
         log.roll(b"")
     log.release(borders[1] - 1)
@@ -202,7 +203,7 @@ def test_offsets_survive_deletion_and_restart(reopen):
     log, _ = reopen()
     seen = set()
     for number in range(5):
-        offsets = log.append([b"%d" % number, b"x" * number])
+        offsets = log.append(whole([b"%d" % number, b"x" * number]))
         assert not seen & set(offsets)
         seen |= set(offsets)
         log.roll(b"")
@@ -214,9 +215,9 @@ def test_offsets_survive_deletion_and_restart(reopen):
 def test_the_oldest_segment_keeps_the_snapshot_of_its_begin(reopen):
     """Empty for the first; after a release that of the next one."""
     log, _ = reopen()
-    log.append([b"a"])
+    log.append(whole([b"a"]))
     log.roll(b"after a")
-    log.append([b"b"])
+    log.append(whole([b"b"]))
     log.roll(b"after b")
     assert reopen()[0].snapshot == b""
     log, _ = reopen()
@@ -250,17 +251,22 @@ def test_two_daemons_cannot_share_a_folder(reopen, tmp_path):
 def test_nothing_works_before_the_replay_is_read_to_its_end(reopen, tmp_path):
     """Appending would overwrite what was not read."""
     log, _ = reopen()
-    log.append(PAYLOADS)
+    log.append(whole(PAYLOADS))
     log.close()
     log = open_log(tmp_path / "log")
-    for call in (lambda: log.append([b"x"]), lambda: log.roll(b""), lambda: log.release(0), lambda: log.end_offset):
+    for call in (
+        lambda: log.append(whole([b"x"])),
+        lambda: log.roll(b""),
+        lambda: log.release(0),
+        lambda: log.end_offset,
+    ):
         with pytest.raises(RuntimeError, match="replayed first"):
             call()
     next(entries := log.replay())
     with pytest.raises(RuntimeError, match="replayed first"):
-        log.append([b"x"])
+        log.append(whole([b"x"]))
     assert len(list(entries)) == 3
-    log.append([b"x"])
+    log.append(whole([b"x"]))
     log.close()
     assert [payload for _, payload in reopen()[1]] == [*PAYLOADS, b"x"]
 
@@ -283,9 +289,9 @@ def test_what_could_not_be_read_again_is_not_written(reopen):
     """A caller's mistake, before anything is written."""
     log, _ = reopen(max_bytes=1 << 30)
     size = log.size_bytes
-    for call in (log.append, lambda payloads: log.roll(payloads[0])):
+    for call in (lambda payload: log.append([[payload]]), log.roll):
         with pytest.raises(ValueError, match="can be read again"):
-            call([bytes(MAX_PAYLOAD_BYTES + 1)])
+            call(bytes(MAX_PAYLOAD_BYTES + 1))
     assert log.size_bytes == size
 
 
@@ -301,7 +307,7 @@ def test_groups_larger_than_one_call_takes_are_written_whole(reopen, monkeypatch
     log, _ = reopen(disk=Counting())
     seen.clear()
     payloads = [b"%d" % number for number in range(1300)]
-    log.append(payloads)
+    log.append(whole(payloads))
     assert seen == [1024, 1024, 552]
     assert [payload for _, payload in reopen()[1]] == payloads
 
@@ -314,9 +320,9 @@ def test_short_writes_are_completed(reopen):
             return os.pwrite(file, b"".join(buffers)[:7], position)
 
     log, _ = reopen(disk=Short())
-    log.append(PAYLOADS)
+    log.append(whole(PAYLOADS))
     log.roll(b"a snapshot")
-    log.append([b"x" * 100])
+    log.append(whole([b"x" * 100]))
     assert [payload for _, payload in reopen()[1]] == [*PAYLOADS, b"x" * 100]
 
 
@@ -333,7 +339,7 @@ def test_a_write_that_takes_nothing_ends(reopen):
     log, _ = reopen(disk=disk)
     disk.stuck = True
     with pytest.raises(DiskBroken, match="took no byte"):
-        log.append([b"x"])
+        log.append(whole([b"x"]))
 
 
 def failing(name, code, *, at=1):
@@ -369,15 +375,15 @@ def test_a_full_disk_takes_nothing_of_the_group_and_may_be_tried_again(reopen, c
     """What was written of it is cut off, also when the next group is shorter than its rest."""
     disk = Half()
     log, _ = reopen(disk=disk, durability=durability)
-    before = log.append([b"before"])
+    before = log.append(whole([b"before"]))
     size, end = log.size_bytes, log.end_offset
     disk.code = code
     for group in ([b"x" * 300, b"y" * 30, b"z" * 400], [b"w" * 90]):
         with pytest.raises(DiskFull, match=os.strerror(code)):
-            log.append(group)
+            log.append(whole(group))
         assert (log.size_bytes, log.end_offset) == (size, end) == (os.fstat(log._file).st_size,) * 2
     disk.code = 0
-    after = log.append([b"a"])
+    after = log.append(whole([b"a"]))
     assert reopen()[1] == [(before[0], b"before"), (after[0], b"a")]
 
 
@@ -387,7 +393,7 @@ def test_a_cut_that_fails_is_not_passed_over(reopen):
     log, _ = reopen(disk=disk)
     disk.code = errno.ENOSPC
     with pytest.raises(DiskBroken):
-        log.append([b"x" * 300])
+        log.append(whole([b"x" * 300]))
 
 
 @pytest.mark.parametrize(("name", "code"), [("pwritev", errno.EIO), ("pwritev", errno.EROFS), ("fdatasync", errno.EIO),
@@ -396,13 +402,13 @@ def test_after_a_broken_disk_the_log_takes_nothing_more(reopen, tmp_path, name, 
     """A second fsync would succeed although the pages are gone, so it is not asked; what was there before is kept."""
     disk = FaultyDisk()
     log, _ = reopen(disk=disk, durability="synced")
-    log.append([b"before"])
+    log.append(whole([b"before"]))
     disk._before = failing(name, code)
     with pytest.raises(DiskBroken, match=os.strerror(code)):
-        log.append([b"lost"])
+        log.append(whole([b"lost"]))
     disk._before = lambda number, called: None
     disk.calls.clear()
-    for call in (lambda: log.append([b"x"]), lambda: log.roll(b"")):
+    for call in (lambda: log.append(whole([b"x"])), lambda: log.roll(b"")):
         with pytest.raises(DiskBroken, match="takes nothing more"):
             call()
     log.close()
@@ -415,15 +421,15 @@ def test_a_roll_without_room_leaves_the_old_segment_going(reopen, tmp_path, name
     """Nothing of the new one remains, and the next roll succeeds."""
     disk = FaultyDisk()
     log, _ = reopen(disk=disk)
-    log.append([b"before"])
+    log.append(whole([b"before"]))
     files = sorted(path.name for path in (tmp_path / "log").iterdir())
     disk._before = failing(name, errno.ENOSPC)
     with pytest.raises(DiskFull):
         log.roll(b"snapshot")
     assert sorted(path.name for path in (tmp_path / "log").iterdir()) == files
-    log.append([b"between"])
+    log.append(whole([b"between"]))
     log.roll(b"snapshot")
-    log.append([b"after"])
+    log.append(whole([b"after"]))
     assert [payload for _, payload in reopen()[1]] == [b"before", b"between", b"after"]
 
 
@@ -436,7 +442,7 @@ def test_a_roll_on_a_broken_disk_is_the_end(reopen, call):
     with pytest.raises(DiskBroken):
         log.roll(b"snapshot")
     with pytest.raises(DiskBroken, match="takes nothing more"):
-        log.append([b"x"])
+        log.append(whole([b"x"]))
 
 
 @pytest.mark.parametrize("call", ["unlink", "sync_folder"])
@@ -454,24 +460,24 @@ def test_the_limit_holds_for_all_segments_together_and_keeps_a_reserve(reopen):
     """The last segment's worth is for entries that move, so that a full log can be emptied again."""
     log, _ = reopen(max_bytes=5000)
     with pytest.raises(DiskFull, match="of at most 4000 bytes"):
-        log.append([bytes(4000)])
+        log.append(whole([bytes(4000)]))
     while log.size_bytes + 500 + HEAD_BYTES <= 4000:
-        log.append([bytes(500)])
+        log.append(whole([bytes(500)]))
         if log.wants_roll:
             log.roll(b"")
     size = log.size_bytes
     with pytest.raises(DiskFull):
-        log.append([bytes(500)])
+        log.append(whole([bytes(500)]))
     assert log.size_bytes == size
-    log.append([bytes(500)], into_reserve=True)
+    log.append(whole([bytes(500)]), into_reserve=True)
     with pytest.raises(DiskFull, match="of at most 5000 bytes"):
-        log.append([bytes(1000)], into_reserve=True)
+        log.append(whole([bytes(1000)]), into_reserve=True)
     with pytest.raises(DiskFull, match="of at most 5000 bytes"):
         log.roll(bytes(1000))
     log.roll(b"")
     assert log.size_bytes <= 5000
     log.release(log.second_offset)
-    log.append([bytes(500)])
+    log.append(whole([bytes(500)]))
 
 
 def test_the_calls_come_in_the_order_that_a_power_cut_asks_for(reopen):
@@ -480,7 +486,7 @@ def test_the_calls_come_in_the_order_that_a_power_cut_asks_for(reopen):
     log, _ = reopen(disk=disk, durability="synced")
     old = log._segments[-1].path.name
     disk.calls.clear()
-    log.append([b"a", b"b"])
+    log.append(whole([b"a", b"b"]))
     assert disk.calls == [("pwritev", old), ("fdatasync", old)]
     disk.calls.clear()
     log.roll(b"snapshot")
@@ -492,7 +498,7 @@ def test_the_calls_come_in_the_order_that_a_power_cut_asks_for(reopen):
         ("sync_folder", "log"),
     ]  # fmt: skip
     disk.calls.clear()
-    log.append([b"c"])
+    log.append(whole([b"c"]))
     log.release(log.second_offset)
     assert disk.calls == [("pwritev", new), ("fdatasync", new), ("unlink", old), ("sync_folder", "log")]
     assert log.num_syncs >= 4
@@ -504,7 +510,7 @@ def test_written_waits_for_the_disk_only_at_a_roll(reopen):
     disk = FaultyDisk()
     log, _ = reopen(disk=disk, durability="written")
     disk.calls.clear()
-    log.append([b"a"])
+    log.append(whole([b"a"]))
     assert [name for name, _ in disk.calls] == ["pwritev"]
     log.roll(b"")
     assert disk.calls[1][0] == "fdatasync"
@@ -514,7 +520,7 @@ def test_closing_flushes_once(reopen):
     """Of a log that was only written as well."""
     disk = FaultyDisk()
     log, _ = reopen(disk=disk)
-    log.append([b"a"])
+    log.append(whole([b"a"]))
     disk.calls.clear()
     log.close()
     log.close()
@@ -524,7 +530,7 @@ def test_closing_flushes_once(reopen):
 def test_what_a_killed_daemon_left_unsynced_is_synced_before_it_counts(reopen, tmp_path):
     """The replay flushes, forgets what the cache claims, and only then reads; at the end the names are synced too."""
     log, _ = reopen()
-    log.append([b"a"])
+    log.append(whole([b"a"]))
     log.close()
     order = []
 
@@ -554,7 +560,7 @@ def exercise(log, acknowledged, released):
     """A life of appends, rolls and releases; fills in what was promised by the time it ends."""
 
     def append(*payloads):
-        acknowledged.extend(zip(log.append(payloads), payloads, strict=True))
+        acknowledged.extend(zip(log.append(whole(payloads)), payloads, strict=True))
 
     append(b"a" * 30, b"b")
     log.roll(b"s1")
@@ -624,7 +630,7 @@ def check_survivors(folder, acknowledged, released):
     assert log.first_offset <= released
     assert log.damaged == 0
     assert (log.snapshot == b"") == (log.first_offset == 0)
-    behind = (log.append([b"behind"])[0], b"behind")
+    behind = (log.append(whole([b"behind"]))[0], b"behind")
     log.close()
     log = open_log(folder)
     assert list(log.replay()) == [*entries, behind]
@@ -650,10 +656,10 @@ def test_a_crash_in_the_middle_of_a_write_leaves_a_torn_end_only(tmp_path):
         folder, disk = tmp_path / f"{left}", Torn()
         log = open_log(folder, disk=disk)
         list(log.replay())
-        before = log.append([b"before"])[0]
+        before = log.append(whole([b"before"]))[0]
         disk.left = left
         try:
-            log.append(group)
+            log.append(whole(group))
             assert left == size
         except Crash:
             assert left < size
@@ -665,7 +671,7 @@ def test_a_crash_in_the_middle_of_a_write_leaves_a_torn_end_only(tmp_path):
         assert kept == group[: len(kept)]
         assert log.cut_bytes == left - sum(HEAD_BYTES + len(payload) for payload in kept)
         assert log.damaged == 0
-        entries.append((log.append([b"x"])[0], b"x"))
+        entries.append((log.append(whole([b"x"]))[0], b"x"))
         log.close()
         log = open_log(folder)
         assert list(log.replay()) == entries
@@ -738,7 +744,7 @@ class LogModel(RuleBasedStateMachine):
         end = self.log.end_offset
         self.disk.code = errno.ENOSPC if full else 0
         try:
-            offsets = self.log.append(payloads)
+            offsets = self.log.append(whole(payloads))
         except DiskFull:
             assert full or self.log.size_bytes > 17_000
             assert self.log.end_offset == end

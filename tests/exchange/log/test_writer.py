@@ -11,6 +11,7 @@ import textwrap
 import threading
 
 import pytest
+from log_payloads import whole
 
 from mrl.errors import DiskBroken
 from mrl.exchange.log.disk import Disk
@@ -90,7 +91,7 @@ def wait_for(writer, number) -> list[Finished]:
 def hold(writer, disk):
     """Let one entry reach the disk and stay there, so that whatever is posted now has to wait together."""
     disk.shut()
-    writer.post(-1, [b"first"])
+    writer.post(-1, whole([b"first"]))
     assert disk.waits.wait(PATIENCE_S)
 
 
@@ -106,9 +107,9 @@ def test_posts_are_reported_in_order_with_their_offsets(start, tmp_path):
     """Each with those of its own entries; a post without any has none."""
     writer, log = start()
     begin = log.end_offset
-    writer.post(7, [b"a", b"bb"])
-    writer.post(8, [])
-    writer.post(9, [b"c"])
+    writer.post(7, whole([b"a", b"bb"]))
+    writer.post(8, whole([]))
+    writer.post(9, whole([b"c"]))
     second, third = begin + HEAD_BYTES + 1, begin + 2 * HEAD_BYTES + 3
     assert wait_for(writer, 3) == [Finished(7, [begin, second], ""), Finished(8, [], ""), Finished(9, [third], "")]
     assert writer.finished() == []
@@ -138,7 +139,7 @@ def test_what_waits_together_is_one_append(start, disk):
     writer, _ = start()
     hold(writer, disk)
     for ticket in range(50):
-        writer.post(ticket, [b"x" * 10])
+        writer.post(ticket, whole([b"x" * 10]))
     assert writer.queued_bytes == 505
     syncs = disk.syncs
     disk.gate.set()
@@ -158,7 +159,7 @@ def test_a_group_keeps_its_limits(start, disk, options, groups):
     writer, _ = start(**options)
     hold(writer, disk)
     for ticket in range(10):
-        writer.post(ticket, [b"x" * 10])
+        writer.post(ticket, whole([b"x" * 10]))
     disk.gate.set()
     wait_for(writer, 11)
     assert disk.writes[1:] == [number * (10 + HEAD_BYTES) for number in groups]
@@ -168,9 +169,9 @@ def test_rolls_and_releases_keep_their_place_among_the_posts(start, disk, tmp_pa
     """What was posted before a roll is in the old segment, what came after it in the new one."""
     writer, log = start()
     hold(writer, disk)
-    writer.post(1, [b"old"])
+    writer.post(1, whole([b"old"]))
     writer.roll(b"snapshot")
-    writer.post(2, [b"new"])
+    writer.post(2, whole([b"new"]))
     assert writer.is_rolling
     disk.gate.set()
     _, old, new = wait_for(writer, 3)
@@ -179,7 +180,7 @@ def test_rolls_and_releases_keep_their_place_among_the_posts(start, disk, tmp_pa
     border = log.second_offset
     hold(writer, disk)
     writer.release(border)
-    writer.post(3, [b"last"])
+    writer.post(3, whole([b"last"]))
     assert log.first_offset == 0
     disk.gate.set()
     wait_for(writer, 2)
@@ -202,13 +203,13 @@ def test_a_roll_wakes_the_loop(start):
 def test_a_full_disk_is_reported_and_the_next_post_goes_on(start, tmp_path):
     """Nothing of the refused posts remains; a roll without room is counted."""
     writer, log = start(max_bytes=3000)
-    writer.post(1, [b"fits", bytes(3000)])
+    writer.post(1, whole([b"fits", bytes(3000)]))
     assert wait_for(writer, 1) == [Finished(1, [], "disk_full")]
     assert writer.queued_bytes == 0
     writer.roll(bytes(3000))
     assert wakes(writer)
     assert (writer.is_rolling, writer.refused_rolls, log.second_offset) == (False, 1, 0)
-    writer.post(3, [b"fits too"])
+    writer.post(3, whole([b"fits too"]))
     (done,) = wait_for(writer, 1)
     assert (done.ticket, done.failure) == (3, "")
     assert writer.failure == ""
@@ -218,10 +219,10 @@ def test_the_reserve_is_open_to_those_who_ask_for_it(start, disk):
     """Even when they wait side by side with others."""
     writer, _ = start(max_bytes=3000)
     hold(writer, disk)
-    writer.post(1, [bytes(1900)])
-    writer.post(2, [bytes(500)])
-    writer.post(3, [bytes(500)], into_reserve=True)
-    writer.post(4, [bytes(10)])
+    writer.post(1, whole([bytes(1900)]))
+    writer.post(2, whole([bytes(500)]))
+    writer.post(3, whole([bytes(500)]), into_reserve=True)
+    writer.post(4, whole([bytes(10)]))
     disk.gate.set()
     failures = {done.ticket: done.failure for done in wait_for(writer, 5)}
     assert failures == {-1: "", 1: "", 2: "disk_full", 3: "", 4: "disk_full"}
@@ -233,7 +234,7 @@ def test_nobody_is_refused_for_what_others_posted(start, disk):
     hold(writer, disk)
     sizes = [100, 5000, 200, 300, 1000, 900, 5]
     for ticket, size in enumerate(sizes):
-        writer.post(ticket, [bytes(size)])
+        writer.post(ticket, whole([bytes(size)]))
     disk.gate.set()
     done = wait_for(writer, 8)[1:]
     assert [one.ticket for one in done] == list(range(7))
@@ -242,13 +243,13 @@ def test_nobody_is_refused_for_what_others_posted(start, disk):
 
 
 @pytest.mark.parametrize("act", [
-    lambda writer: writer.post(2, [b"x"]), lambda writer: writer.roll(b""), lambda writer: writer.release(0),
+    lambda writer: writer.post(2, whole([b"x"])), lambda writer: writer.roll(b""), lambda writer: writer.release(0),
 ])  # fmt: skip
 def test_a_broken_disk_ends_the_thread_and_reports_nothing_more(start, disk, act):
     """The loop is woken, reads why, and cannot go on by mistake."""
     writer, _ = start()
     hold(writer, disk)
-    writer.post(1, [b"behind"])
+    writer.post(1, whole([b"behind"]))
     disk.error = errno.EIO
     disk.gate.set()
     assert wakes(writer)
@@ -263,19 +264,19 @@ def test_a_broken_disk_ends_the_thread_and_reports_nothing_more(start, disk, act
 def test_an_error_of_the_program_does_not_end_the_thread_in_silence(start):
     """The traceback is printed, the loop is woken, and nothing is taken any more."""
     writer, _ = start()
-    writer.post(1, [bytes(MAX_PAYLOAD_BYTES + 1)])
+    writer.post(1, whole([bytes(MAX_PAYLOAD_BYTES + 1)]))
     assert wakes(writer)
     assert writer.finished() == []
     assert writer.failure == "the log's thread ended on an error of its own"
     with pytest.raises(DiskBroken, match="error of its own"):
-        writer.post(2, [b"x"])
+        writer.post(2, whole([b"x"]))
 
 
 def test_closing_writes_what_is_queued(start, disk, tmp_path):
     """And what finished then can still be asked for; closing twice is closing once."""
     writer, log = start()
     hold(writer, disk)
-    writer.post(1, [b"second"])
+    writer.post(1, whole([b"second"]))
     writer.roll(b"snapshot")
     disk.gate.set()
     assert writer.close(PATIENCE_S)
@@ -283,7 +284,7 @@ def test_closing_writes_what_is_queued(start, disk, tmp_path):
     assert [done.ticket for done in writer.finished()] == [-1, 1]
     assert writer.failure == ""
     with pytest.raises(DiskBroken, match="closed"):
-        writer.post(2, [b"x"])
+        writer.post(2, whole([b"x"]))
     log.close()
     assert replayed(tmp_path) == [b"first", b"second"]
 
@@ -312,7 +313,8 @@ CHILD = textwrap.dedent("""
     while True:
         while writer.queued_bytes < 30_000:
             ticket = next(tickets)
-            writer.post(ticket, [b"%d.%d " % (ticket, part) + bytes(ticket % 700) for part in range(ticket % 3 + 1)])
+            payloads = [[b"%d.%d " % (ticket, part), bytes(ticket % 700)] for part in range(ticket % 3 + 1)]
+            writer.post(ticket, payloads)
         select.select([writer.wake_fd], [], [], 10)
         done = writer.finished()
         sys.stdout.write("".join(f"{one.ticket}:{','.join(map(str, one.offsets))}\\n" for one in done))

@@ -1,0 +1,139 @@
+"""Records on their way into Puts: encoded one behind the other, in packs of equal tags, up to a bounded size.
+
+What is published while an earlier Put is unanswered is gathered into a larger one: the less often the daemon answers,
+the more each of its answers covers.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Literal
+
+from mrl.records.codec import MAX_MESSAGE_BYTES, MIN_TOGETHER, append_all_encoded, append_encoded
+from mrl.records.exchange import MAX_PACK_RECORDS, MAX_PUT_PACKS, Pack
+from mrl.records.experience import ExperienceRecord, RecordKind, kind_of
+from mrl.records.version import Version
+
+ENVELOPE_BYTES = 1024
+"""What a message holds beside its packs, and a pack beside its records, at most."""
+MAX_RECORD_BYTES = MAX_MESSAGE_BYTES - 2 * ENVELOPE_BYTES
+FULL_BYTES = 1024 * 1024
+"""A Put of this length waits for nothing more."""
+
+_ARRAY = struct.Struct(">BI")
+_ARRAY_32 = 0xDD
+"""msgpack's longest form of an array's head, whose length does not depend on the number of elements."""
+
+
+@dataclass(slots=True)
+class OpenPack:
+    """Records of one type, age and task, as an array that still grows."""
+
+    kind: RecordKind
+    oldest: Version
+    newest: Version
+    task: str
+    count: int = 0
+    last_bytes: int = 1
+    """Length of the record that was appended last alone."""
+    array: bytearray = field(default_factory=lambda: bytearray(_ARRAY.size))
+
+    @classmethod
+    def of(cls, record: ExperienceRecord) -> "OpenPack":
+        """An empty pack for records like this one."""
+        return cls(kind_of(record), record.oldest, record.newest, record.task)
+
+    def takes(self, record: ExperienceRecord) -> bool:
+        """Whether the record has the tags of the pack, and there is room for one more."""
+        return (
+            self.count < MAX_PACK_RECORDS
+            and self.newest == record.newest
+            and self.oldest == record.oldest
+            and self.task == record.task
+            and self.kind == kind_of(record)
+        )
+
+    def append(self, record: ExperienceRecord) -> int:
+        """Encode the record behind the others; returns its length."""
+        before = len(self.array)
+        append_encoded(record, self.array)
+        self.count += 1
+        self.last_bytes = len(self.array) - before
+        return self.last_bytes
+
+    def append_all(self, records: Sequence[ExperienceRecord]) -> int:
+        """The same for many records at once."""
+        before = len(self.array)
+        append_all_encoded(records, self.array)
+        self.count += len(records)
+        return len(self.array) - before
+
+    def drop_last(self, num_bytes: int, count: int = 1) -> None:
+        """Take back the last records, which have this length."""
+        del self.array[len(self.array) - num_bytes :]
+        self.count -= count
+
+    def seal(self) -> bytearray:
+        """The array; nothing more comes."""
+        _ARRAY.pack_into(self.array, 0, _ARRAY_32, self.count)
+        return self.array
+
+    def head(self) -> Pack:
+        """What the daemon has to know of it."""
+        return Pack(
+            type=self.kind,
+            oldest=self.oldest,
+            newest=self.newest,
+            task=self.task,
+            count=self.count,
+            num_bytes=len(self.array),
+        )
+
+
+class OpenPut:
+    """The packs of a Put that is not sent yet."""
+
+    def __init__(self) -> None:
+        self.num_bytes = self.num_records = 0
+        self._packs: list[OpenPack] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to send."""
+        return self.num_bytes >= FULL_BYTES or len(self._packs) == MAX_PUT_PACKS
+
+    def add(self, record: ExperienceRecord) -> Literal["taken", "no_room", "too_large"]:
+        """Take one more record, if it fits beside the others; "too_large" is what no Put can hold."""
+        pack = self._packs[-1] if self._packs else None
+        if pack is None or not pack.takes(record):
+            pack = OpenPack.of(record)
+        num_bytes = pack.append(record)
+        if self.num_bytes + num_bytes > MAX_RECORD_BYTES:
+            pack.drop_last(num_bytes)
+            return "too_large" if num_bytes > MAX_RECORD_BYTES else "no_room"
+        if pack.count == 1:
+            self._packs.append(pack)
+            self.num_bytes += ENVELOPE_BYTES
+        self.num_bytes += num_bytes
+        self.num_records += 1
+        return "taken"
+
+    def add_alike(self, records: Sequence[ExperienceRecord], begin: int) -> int:
+        """Take records from `begin` on that are like the last one taken, many at once; returns how many."""
+        pack = self._packs[-1]
+        room = min((FULL_BYTES - self.num_bytes) // pack.last_bytes, MAX_PACK_RECORDS - pack.count)
+        alike = list(takewhile(pack.takes, records[begin : begin + max(0, room)]))
+        if len(alike) < MIN_TOGETHER:
+            return 0
+        num_bytes = pack.append_all(alike)
+        if self.num_bytes + num_bytes > MAX_RECORD_BYTES:
+            pack.drop_last(num_bytes, len(alike))
+            return 0
+        self.num_bytes += num_bytes
+        self.num_records += len(alike)
+        return len(alike)
+
+    def sealed(self) -> tuple[list[Pack], list[bytearray]]:
+        """Heads and arrays of its packs; nothing more comes."""
+        return [pack.head() for pack in self._packs], [pack.seal() for pack in self._packs]
