@@ -13,12 +13,12 @@ import msgspec
 from see_values import shown_text, value_lines, walked
 
 from mrl.errors import RecordError, RunFolderError
-from mrl.exchange.journal import Stored, log_entry_decoder
+from mrl.exchange.journal import Stored, bodies_of, read
 from mrl.exchange.log.frames import ENTRY, HEADER, MAX_PAYLOAD_BYTES, Damage, claims_in, format_of
 from mrl.exchange.log.reading import entries_in, frames_of
 from mrl.exchange.log.recovery import segment_at
 from mrl.records.codec import decode, decoder
-from mrl.records.experience import experience_decoder
+from mrl.records.experience import experience_decoder, raw_pack_decoder
 
 MAX_FILE_BYTES = 8 * 1024 * 1024
 MAX_FRAMES = 100
@@ -90,7 +90,22 @@ def _segment_lines(path: Path) -> Iterator[str]:
             yield f"offset {offset}: {item.end - item.position} bytes damaged or unfinished"
             continue
         yield f"offset {offset}: {KINDS[item.kind]} of {len(item.payload)} bytes, checksums hold"
-        yield from _indented(value_lines(item.payload)) if item.payload else ()
+        yield from _indented(_payload_lines(item.kind, item.payload)) if item.payload else ()
+
+
+def _payload_lines(kind: int, payload: bytes) -> Iterator[str]:
+    """The head of an entry and the arrays behind it, one after the other; of a header its snapshot."""
+    end = 4 + int.from_bytes(payload[:4], "little")
+    if kind != ENTRY or not 4 < end <= len(payload):
+        yield from value_lines(payload)
+        return
+    yield from value_lines(payload[4:end])
+    while end < len(payload):
+        lines, length = walked(payload[end:])
+        yield from lines
+        if length <= 0:
+            return
+        end += length
 
 
 def _stretch_lines(data: bytes) -> Iterator[str]:
@@ -104,7 +119,7 @@ def _stretch_lines(data: bytes) -> Iterator[str]:
         state = "its checksum holds" if claim.is_whole else "its checksum does not hold"
         cut = "" if len(claim.payload) == claim.length else f", {len(claim.payload)} of them here"
         yield f"byte {claim.position}: perhaps an {KINDS[claim.kind]} of {claim.length} bytes{cut}; {state}"
-        yield from _indented(value_lines(claim.payload))
+        yield from _indented(_payload_lines(claim.kind, claim.payload))
     if not num_claims:
         yield "nothing in it looks like an entry of the log"
         yield from _map_lines(data)
@@ -142,11 +157,11 @@ def _indented(lines: Iterable[str]) -> Iterator[str]:
 
 def _records_of(payload: bytes) -> Iterator[bytes]:
     try:
-        entry = decode(payload, log_entry_decoder, max_bytes=MAX_PAYLOAD_BYTES)
+        entry, begin = read(payload)
+        arrays = [body for _, body, _ in bodies_of(entry, payload, begin)] if isinstance(entry, Stored) else []
+        yield from (bytes(raw) for array in arrays for raw in decode(array, raw_pack_decoder, max_bytes=len(array)))
     except RecordError:
         return
-    if isinstance(entry, Stored):
-        yield from map(bytes, entry.records)
 
 
 def _id_of(body: bytes) -> str:
@@ -157,11 +172,12 @@ def _id_of(body: bytes) -> str:
 
 
 def _is_whole(body: bytes) -> bool:
-    decoders: tuple[msgspec.msgpack.Decoder[Any], ...] = (experience_decoder, log_entry_decoder)
-    for using in decoders:
-        with contextlib.suppress(RecordError):
-            decode(body, using, max_bytes=MAX_PAYLOAD_BYTES)
-            return True
+    with contextlib.suppress(RecordError):
+        decode(body, experience_decoder, max_bytes=MAX_PAYLOAD_BYTES)
+        return True
+    with contextlib.suppress(RecordError):
+        read(body)
+        return True
     return False
 
 

@@ -291,6 +291,7 @@ class ExchangeClient:
         with self._lock:
             if self._link is None:
                 return
+            self._publisher.send_gathered(now_s)
             if now_s - max(self._heard_s, self._reconnected_s) > SILENCE_S:
                 self._reconnected_s = now_s
                 self._counts["reconnects"] += 1

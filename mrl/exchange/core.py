@@ -45,7 +45,6 @@ from mrl.records.exchange import (
 from mrl.transport.grants import Grant
 
 MAX_MOVED_BYTES = 1024 * 1024
-MAX_POLICIES = 256
 TOTAL_WINDOW_BYTES = 64 * 1024 * 1024
 MIN_WINDOW_BYTES = 256 * 1024
 MAX_WINDOW_BYTES = 8 * 1024 * 1024
@@ -211,7 +210,7 @@ class ExchangeCore:
             log_bytes=0,
             clients=sorted(session.name for session in self._sessions.values()),
             malformed=dict(self.malformed),
-            shelves=[self._policy_shelf(policy) for policy in sorted(self.memory.policies)],
+            shelves=self._policy_shelves(),
             flows=self._matching.flows.table(self.memory.policies),
             claims=sum(len(session.claims) for session in self._sessions.values()) + self._subscriptions.num_given,
             abandoned=self._abandoned + sum(session.abandoned for session in self._sessions.values()),
@@ -366,18 +365,22 @@ class ExchangeCore:
     def _barrier_state(self, number: int, missing: list[str]) -> BarrierState:
         return BarrierState(incarnation=self._incarnation, number=number, missing=missing)
 
-    def _policy_shelf(self, policy: str) -> PolicyShelf:
+    def _policy_shelves(self) -> list[PolicyShelf]:
+        watched = self._watches.prompts_by_policy()
+        return [self._policy_shelf(policy, watched[policy]) for policy in sorted(self.memory.policies)]
+
+    def _policy_shelf(self, policy: str, watched_prompts: int) -> PolicyShelf:
         held = self.shelf.policies.get(policy)
         return PolicyShelf(
             policy=policy,
             newest=self.memory.versions.newest.get(policy),
-            prompts=len(held.prompts) if held else 0,
+            prompts=held.num_prompts if held else 0,
             records=held.kinds.total() if held else 0,
             bytes=held.held_bytes if held else 0,
             put=self._intake.put[policy],
             refused=dict(self._intake.refused.get(policy, {})),
             evicted=dict(held.evicted) if held else {},
-            watched_prompts=self._watches.prompts_of(policy),
+            watched_prompts=watched_prompts,
             kinds={kind: number for kind, number in held.kinds.items() if number} if held else {},
             barrier=self._barriers.reached(policy),
             oldest_age_versions=oldest_age_versions(held, self.memory.versions.newest.get(policy)),

@@ -1,7 +1,7 @@
 """The daemon's account of itself as Prometheus metrics and as a state of health, for readers on another thread.
 
 The loop hands its last account over and says that it turns; nothing here waits for it, and it waits for nothing here.
-Series are bounded: 256 policies at most (`core.MAX_POLICIES`) with a closed set of reasons and record types each,
+Series are bounded: 1024 policies at most (`memory.MAX_POLICIES`) with a closed set of reasons and record types each,
 1024 streams, and 4096 pairs of policies. Clients are counted, and are no label.
 """
 

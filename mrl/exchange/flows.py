@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from mrl.records.exchange import PairFlow
 
+MAX_IDLE_PAIRS = 10_000
+
 
 @dataclass(slots=True)
 class _Pair:
@@ -38,9 +40,14 @@ class Flows:
         pair.ages_versions += age_versions
 
     def table(self, sources: Iterable[str]) -> list[PairFlow]:
-        """One row per pair: everybody who has asked, from every one of the `sources` but itself."""
-        pairs = {(source, receiver) for source in sources for receiver in self._asked if source != receiver}
-        return [self._row(source, receiver) for source, receiver in sorted(pairs | set(self._pairs))]
+        """One row per pair: everybody who has asked, from every one of the `sources` but itself.
+
+        Of very many, those between which nothing went are left out.
+        """
+        sources, pairs = list(sources), set(self._pairs)
+        if len(sources) * len(self._asked) <= MAX_IDLE_PAIRS:
+            pairs |= {(source, receiver) for source in sources for receiver in self._asked if source != receiver}
+        return [self._row(source, receiver) for source, receiver in sorted(pairs)]
 
     def _pair(self, source: str, receiver: str) -> _Pair:
         return self._pairs.setdefault((source, receiver), _Pair())

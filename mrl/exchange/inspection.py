@@ -17,7 +17,7 @@ def peeked(entry: Entry | None, versions: VersionBook, incarnation: str) -> Peek
     if entry is None:
         return Peeked(incarnation=incarnation)
     age_versions = max(0, versions.age(entry.tags))
-    return Peeked(incarnation=incarnation, body=entry.body, number=entry.number, age_versions=age_versions)
+    return Peeked(incarnation=incarnation, body=bytes(entry.body), number=entry.number, age_versions=age_versions)
 
 
 def client_states(sessions: Mapping[bytes, Session], parked: Mapping[bytes, int], now_s: float) -> list[ClientState]:

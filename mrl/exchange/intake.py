@@ -16,8 +16,9 @@ from mrl.exchange.sessions import remember
 from mrl.exchange.shelf import Shelf
 from mrl.exchange.versions import VersionBook
 from mrl.records.codec import Buffer, decode
-from mrl.records.exchange import Pack, Put
+from mrl.records.exchange import Put
 from mrl.records.experience import raw_pack_decoder
+from mrl.records.packs import Pack
 from mrl.records.tags import PackTags, Tags, tags_of
 
 MAX_REMEMBERED_IDS = 32_768

@@ -18,7 +18,7 @@ from mrl.records.exchange import Announce, Commit, Done
 from mrl.records.experience import RecordKind
 from mrl.records.tags import Tags
 
-MAX_POLICIES = 256
+MAX_POLICIES = 1024
 
 WhenFull = Literal["evict", "refuse"]
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from mrl.records.codec import Buffer
-from mrl.records.exchange import Spooled
+from mrl.records.packs import Spooled
 
 
 class Append(Protocol):

@@ -11,8 +11,8 @@ from itertools import takewhile
 from typing import Literal
 
 from mrl.records.codec import MAX_MESSAGE_BYTES, MIN_TOGETHER, append_all_encoded, append_encoded
-from mrl.records.exchange import MAX_PACK_RECORDS, MAX_PUT_PACKS, Pack
 from mrl.records.experience import ExperienceRecord, RecordKind, kind_of
+from mrl.records.packs import MAX_PACK_RECORDS, MAX_PUT_PACKS, Pack
 from mrl.records.version import Version
 
 ENVELOPE_BYTES = 1024

@@ -9,12 +9,17 @@ from mrl.exchange.outbox import Outbox, Unanswered
 from mrl.exchange.packing import OpenPut
 from mrl.exchange.shared_files import SharedFiles
 from mrl.records.codec import encode
-from mrl.records.exchange import Put, PutAck, Spooled
+from mrl.records.exchange import Put, PutAck
 from mrl.records.experience import ExperienceRecord
+from mrl.records.packs import Spooled
 
 MAX_UNACKNOWLEDGED_BYTES = 16 * 1024 * 1024
 MAX_UNACKNOWLEDGED_PUTS = 512
 """Fewer than the daemon remembers of one client."""
+MAX_SMALL_PUTS = 4
+"""So many Puts that are not full may be unanswered; what is published meanwhile is gathered."""
+GATHER_S = 0.02
+"""Nothing is gathered much longer than this, however far the daemon is."""
 FIRST_WINDOW_BYTES = 1024 * 1024
 """Before the daemon has said how much it takes."""
 
@@ -39,9 +44,12 @@ class Publisher:
         self._open = OpenPut()
         self._puts = Outbox()
         self._last_seq = 0
+        self._gathered_from_s = clock()
 
     def gather(self, records: Sequence[ExperienceRecord]) -> Iterator[OpenPut]:
         """Take records in. Stops before a Put is made of what was gathered, so that there may be room for it."""
+        if not self._open.num_records:
+            self._gathered_from_s = self._clock()
         place = 0
         while place < len(records):
             while (verdict := self._open.add(records[place])) == "no_room":
@@ -55,13 +63,17 @@ class Publisher:
             if self._open.is_full:
                 yield self._open
                 self.send_off()
-        if not len(self._puts):
-            self.send_off()
+        self._send_small()
         self._drop_oldest()
 
     def has_room(self, put: OpenPut) -> bool:
         """Whether this Put can wait beside the others, or waits there already."""
         return put is not self._open or self._fits(put.num_bytes)
+
+    def send_gathered(self, now_s: float) -> None:
+        """What was gathered long enough goes."""
+        if now_s - self._gathered_from_s >= GATHER_S:
+            self.send_off()
 
     def send_off(self) -> int:
         """Make a Put of what was gathered, if there is anything; returns the number of the last Put."""
@@ -99,12 +111,15 @@ class Publisher:
             return  # answered before
         self._counts["stored"] += message.stored
         self._counts.update({f"refused/{reason}": number for reason, number in message.refused.items()})
-        if not len(self._puts):
-            self.send_off()
+        self._send_small()
 
     def is_clear(self, upto_seq: int) -> bool:
         """Whether every Put up to this one was answered."""
         return self._puts.is_clear(upto_seq)
+
+    def _send_small(self) -> None:
+        if len(self._puts) < MAX_SMALL_PUTS:
+            self.send_off()
 
     def _message(self, seq: int, put: OpenPut) -> tuple[Put, Spooled | None]:
         """By file where the daemon reads it and there is room, else with all records in it."""

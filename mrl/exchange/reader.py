@@ -5,8 +5,9 @@ import msgspec
 from mrl.errors import RecordError
 from mrl.exchange.shared_files import SharedFiles
 from mrl.records.codec import Buffer, decode
-from mrl.records.exchange import Batch, Parcel, Stream, Took
+from mrl.records.exchange import Batch, Stream, Took
 from mrl.records.experience import ExperienceRecord, Received, experience_decoder, pack_decoder, raw_pack_decoder
+from mrl.records.packs import Parcel
 
 MAX_LOST = 10
 """A log that is lost so often is not there."""

@@ -15,10 +15,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Protocol, TypeVar
+
+import msgspec
 
 from mrl.exchange.client import ExchangeClient
 from mrl.records.exchange import RequestKind
@@ -246,7 +247,7 @@ class ShardedExchange:
     def take(self) -> list[Received]:
         """What came since the last call, shard by shard; what came by a stream carries its shard."""
         return [
-            replace(item, shard=shard) if shard and item.number else item
+            msgspec.structs.replace(item, shard=shard) if shard and item.number else item
             for shard, client in enumerate(self._clients)
             for item in client.take()
         ]

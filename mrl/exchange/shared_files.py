@@ -7,7 +7,7 @@ from pathlib import Path
 from mrl.exchange.log.places import Places
 from mrl.exchange.spool import Spool, spool_path
 from mrl.records.codec import Buffer
-from mrl.records.exchange import Spooled
+from mrl.records.packs import Spooled
 
 Locate = Callable[[], Path | None]
 """The folder of the daemon, while it runs on this host."""

@@ -25,8 +25,8 @@ MAX_NUMBER = 2**52
 class PolicyRecords:
     """What is held of one policy."""
 
-    prompts: dict[str, list[Entry]] = field(default_factory=dict)
-    """Single records by prompt."""
+    num_prompts: int = 0
+    """Prompts with single records."""
     steps: dict[int, dict[int, Entry]] = field(default_factory=dict)
     """Entries by the step of their oldest version, so that stale ones are found without a search."""
     kinds: Counter[RecordKind] = field(default_factory=Counter)
@@ -53,6 +53,8 @@ class Shelf:
         self.body_bytes = 0
         self._quotas, self._budget_bytes, self._on_removal = quotas, budget_bytes, on_removal
         self._by_id: dict[str, Entry] = {}
+        self._prompts: dict[str, dict[str, list[Entry]]] = {}
+        """Prompt -> policy -> its single records, newest first."""
         self._in_order = ArrivalOrder()
         self._on_log: dict[int, Entry] = {}
         """By number, in the order of their places on the log."""
@@ -121,9 +123,9 @@ class Shelf:
 
     def on_prompt(self, prompt_id: str, kinds: Collection[RecordKind], *, of_others_than: str) -> Iterator[Entry]:
         """What the other policies have on a prompt; newest first within a policy. Of indexed types only."""
-        for policy, held in self.policies.items():
+        for policy, held in self._prompts.get(prompt_id, {}).items():
             if policy != of_others_than:
-                yield from (entry for entry in held.prompts.get(prompt_id, ()) if entry.tags.type in kinds)
+                yield from (entry for entry in held if entry.tags.type in kinds)
 
     def remove(self, record_id: str) -> None:
         """Let go of a record that has served its purpose, if it is held; this is no eviction."""
@@ -200,7 +202,8 @@ class Shelf:
         self._account(held, entry, 1)
         if isinstance(tags, Tags):
             self._by_id[tags.record_id] = entry
-            of_prompt = held.prompts.setdefault(tags.prompt_id, [])
+            of_prompt = self._prompts.setdefault(tags.prompt_id, {}).setdefault(tags.source, [])
+            held.num_prompts += not of_prompt
             insort(of_prompt, entry, key=_rank_of)
             of_kind = [other for other in of_prompt if other.tags.type == tags.type]
             if len(of_kind) > self._quotas[tags.type]:
@@ -217,10 +220,13 @@ class Shelf:
         self._account(held, entry, -1)
         if isinstance(tags, Tags):
             del self._by_id[tags.record_id]
-            of_prompt = held.prompts[tags.prompt_id]
-            of_prompt.remove(entry)
-            if not of_prompt:
-                del held.prompts[tags.prompt_id]
+            of_policies = self._prompts[tags.prompt_id]
+            of_policies[tags.source].remove(entry)
+            if not of_policies[tags.source]:
+                held.num_prompts -= 1
+                del of_policies[tags.source]
+            if not of_policies:
+                del self._prompts[tags.prompt_id]
 
     def _account(self, held: PolicyRecords, entry: Entry, sign: int) -> None:
         held.kinds[entry.tags.type] += sign * entry.count

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mrl.exchange.log.frames import checksum_of
 from mrl.records.codec import MAX_MESSAGE_BYTES, Buffer
-from mrl.records.exchange import Spooled
+from mrl.records.packs import Spooled
 
 CAPACITY_BYTES = 24 * 1024 * 1024
 MIN_BYTES = 16 * 1024

@@ -1,6 +1,7 @@
 """Who waits for records on which prompt."""
 
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from mrl.records.experience import RecordKind
@@ -73,10 +74,11 @@ class Watches:
         """The watches on this prompt that belong to other policies than `not_of`."""
         return [item for item in self._of_prompt.get(prompt_id, {}).items() if item[1].policy != not_of]
 
-    def prompts_of(self, policy: str) -> int:
-        """How many prompts the clients of this policy watch."""
-        return len(set(self._prompts_of(policy)))
+    def prompts_by_policy(self) -> Counter[str]:
+        """How many prompts the clients of each policy watch."""
+        return Counter(policy for of_prompt in self._of_prompt.values() for policy in policies_of(of_prompt.values()))
 
-    def _prompts_of(self, policy: str) -> Iterator[str]:
-        for of_client in self._of_client.values():
-            yield from (prompt_id for prompt_id, watch in of_client.items() if watch.policy == policy)
+
+def policies_of(watches: Iterable[Watch]) -> set[str]:
+    """Each once."""
+    return {watch.policy for watch in watches}

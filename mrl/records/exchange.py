@@ -35,16 +35,12 @@ import msgspec
 
 from mrl.records.codec import decoder
 from mrl.records.experience import RecordKind
+from mrl.records.packs import MAX_PUT_PACKS, Pack, Parcel, Spooled
 from mrl.records.version import Count, Name, Version
 
 RecordIds = Annotated[list[Name], msgspec.Meta(max_length=4096)]
 PromptIds = Annotated[list[Name], msgspec.Meta(max_length=4096)]
-Policies = Annotated[list[Name], msgspec.Meta(max_length=256)]
-
-MAX_PACK_RECORDS = 4096
-MAX_PUT_PACKS = 1024
-NOTHING = msgspec.Raw(b"\xc0")
-"""nil, where something else is meant to be somewhere else."""
+Policies = Annotated[list[Name], msgspec.Meta(max_length=1024)]
 
 RequestKind = Literal["score_request"]
 """Record types that ask one policy to do something."""
@@ -68,29 +64,6 @@ class Ping(_FromClient, frozen=True, kw_only=True, tag="ping"):
 
     has_spool: bool = False
     """As in Hello; it may come later."""
-
-
-class Pack(msgspec.Struct, frozen=True, kw_only=True):
-    """Records of one source that have these tags in common. The daemon need not read them; their readers check."""
-
-    type: RecordKind
-    oldest: Version
-    newest: Version
-    task: Name
-    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_PACK_RECORDS)]
-    num_bytes: Count
-    """Length of `records`."""
-    records: msgspec.Raw = NOTHING
-    """An array of `count` encoded records; nil when they lie in the client's spool."""
-
-
-class Spooled(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the records of all packs of a Put lie, one behind the other, in the spool file of the client."""
-
-    position: Count
-    num_bytes: Count
-    checksum: Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
-    """xxh3-64 of these bytes."""
 
 
 class Put(_FromClient, frozen=True, kw_only=True, tag="put"):
@@ -263,27 +236,6 @@ class Deliver(_FromDaemon, frozen=True, kw_only=True, tag="deliver"):
     part: Count = 1
     """Counts the messages of one answer, from 1 to `parts`."""
     parts: Count = 1
-
-
-class Parcel(msgspec.Struct, frozen=True, kw_only=True):
-    """Consecutive records of one source and age."""
-
-    source: Name
-    number: Count
-    """Of the first record; the others follow."""
-    count: Count
-    age_versions: int
-    records: msgspec.Raw = NOTHING
-    """An array of `count` encoded records; nil when the reader finds them on the log."""
-    place: Count = 0
-    """Absolute offset on the log at which this array begins."""
-    num_bytes: Count = 0
-    """Its length there."""
-
-    @property
-    def last_number(self) -> int:
-        """Of the last record."""
-        return self.number + self.count - 1
 
 
 class Batch(_FromDaemon, frozen=True, kw_only=True, tag="batch"):

@@ -22,7 +22,7 @@ from mrl.config.run_folder import RunFolder, read_run_config, write_json
 from mrl.config.schema import RunConfig
 from mrl.errors import MRLError, UserError
 from mrl.exchange.client import ExchangeClient
-from mrl.exchange.shards import Exchange, ShardedExchange, endpoint_of
+from mrl.exchange.shards import Exchange, ShardedExchange, endpoint_of, folder_of
 from mrl.metrics.logging import configure_logging
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import encode
@@ -110,7 +110,7 @@ def _connect_shard(folder: RunFolder, shard: int, role: str, policy: str, closin
         ),
         client=role,
         policy=policy,
-        locate=lambda: folder.exchange if is_near(folder.endpoints, "exchange") else None,
+        locate=lambda: folder_of(folder.exchange, shard) if is_near(folder.endpoints, endpoint_of(shard)) else None,
     )
 
 

@@ -5,22 +5,9 @@ from logged_core import LoggedCore, put_message
 
 from mrl.exchange.core import ExchangeCore
 from mrl.exchange.inspection import MAX_SHOWN_CLIENTS, client_states
-from mrl.exchange.sessions import Parcel, Session
+from mrl.exchange.sessions import Session, Shipment
 from mrl.records.codec import encode
-from mrl.records.exchange import (
-    Announce,
-    Drain,
-    Fetch,
-    Hello,
-    Peek,
-    Peeked,
-    Ping,
-    PutAck,
-    Stat,
-    Stream,
-    Took,
-    Welcome,
-)
+from mrl.records.exchange import Announce, Drain, Fetch, Hello, Peek, Peeked, Ping, PutAck, Stat, Stream, Took, Welcome
 from mrl.records.version import Version
 from mrl.transport.grants import Grant
 
@@ -71,7 +58,7 @@ def test_a_draining_daemon_takes_no_put_and_goes_on_delivering(core, outcome):
         incarnation="one", max_put_bytes=refused.max_put_bytes, window_bytes=0, known=True, storage="draining"
     )
     [(_, batch)] = core.handle(b"llama", Stream(client="l", stream="all", kinds=["outcome"]), 0.0)
-    assert len(batch.records) == 1
+    assert sum(parcel.count for parcel in batch.parcels) == 1
     fetch = Fetch(client="l", policy="llama", prompt_ids=["p1"], limit=4, max_age_versions=None, watch=False, seq=1)
     [(_, delivered)] = core.handle(b"llama", fetch, 0.0)
     assert len(delivered.records) == 1
@@ -128,7 +115,7 @@ def test_parked_puts_are_shown_with_their_client(outcome):
 def test_records_that_wait_for_acknowledgements_are_counted():
     """Those of a parcel that was queued and not sent."""
     session = Session("learner/a", "a", 0.0)
-    session.queue([Parcel({"r1": 10, "r2": 10})])
+    session.queue([Shipment({"r1": 10, "r2": 10})])
     [state] = client_states({b"a": session}, {}, 0.0)
     assert (state.queued, state.claims) == (2, 0)
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from mrl.exchange import packing
 from mrl.exchange.packing import FULL_BYTES, MAX_RECORD_BYTES, OpenPut
 from mrl.records.codec import encode
-from mrl.records.exchange import MAX_PACK_RECORDS
 from mrl.records.experience import kind_of
+from mrl.records.packs import MAX_PACK_RECORDS
 
 TAGS = st.lists(st.tuples(st.sampled_from(["outcome", "value"]), st.integers(0, 1)), max_size=60)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from threading import Barrier
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from logged_core import LoggedCore
 
-from mrl.exchange import client as client_module
+from mrl.exchange import packing, publisher
 from mrl.exchange.client import SILENCE_S, ExchangeClient
 from mrl.exchange.shards import ShardedExchange, come_to, endpoint_of, folder_of, role_of, shard_of
 from mrl.records.codec import encode
@@ -124,6 +124,7 @@ def test_a_prompt_lives_in_the_same_place_in_every_process_and_on_every_host(pro
     assert tuple(shard_of(prompt_id, range(num)) for num in (1, 2, 3, 4, 40)) == shards
 
 
+@settings(deadline=None)
 @given(prompt_id=st.text(max_size=30), num_shards=st.integers(1, 40))
 def test_a_new_shard_takes_prompts_and_moves_none_between_the_others(prompt_id, num_shards):
     """Where a prompt lived, or on the new one."""
@@ -131,6 +132,7 @@ def test_a_new_shard_takes_prompts_and_moves_none_between_the_others(prompt_id, 
     assert after in (before, num_shards)
 
 
+@settings(deadline=None)
 @given(prompt_id=st.text(max_size=30), num_shards=st.integers(2, 40), data=st.data())
 def test_a_lost_shard_gives_away_its_prompts_and_moves_no_others(prompt_id, num_shards, data):
     """Any of them, not the last alone."""
@@ -289,7 +291,8 @@ def test_waiting_calls_share_one_bound_and_leave_what_the_others_answered(daemon
 
 def test_who_waits_for_room_on_one_shard_is_heard_by_the_others(daemons, outcome, monkeypatch, until):
     """Its part of what is published leaves before the wait is over."""
-    monkeypatch.setattr(client_module, "MAX_UNACKNOWLEDGED_BYTES", 4000)
+    monkeypatch.setattr(publisher, "MAX_UNACKNOWLEDGED_BYTES", 4000)
+    monkeypatch.setattr(packing, "FULL_BYTES", 1000)
     writer = daemons.connect("worker/qwen/0", "qwen")
     here, there = prompts_of(0)[0], prompts_of(1)[0]
     daemons.run()

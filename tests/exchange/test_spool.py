@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mrl.exchange import spool as spool_module
 from mrl.exchange.spool import MIN_BYTES, Spool, Spools, spool_path
 from mrl.records.codec import MAX_MESSAGE_BYTES
-from mrl.records.exchange import Spooled
+from mrl.records.packs import Spooled
 
 ACTIONS = st.lists(st.tuples(st.sampled_from(["write", "free first", "free any"]), st.integers(1, 60)), max_size=60)
 

@@ -5,13 +5,16 @@ import pytest
 from see_dump import MAX_FRAMES, MAX_LINES, file_lines, find_on_log, record_lines
 
 from mrl.errors import RunFolderError
-from mrl.exchange.journal import Stored
+from mrl.exchange.entry import Entry
+from mrl.exchange.intake import bodies_of, stored_of
+from mrl.exchange.journal import written
 from mrl.exchange.log.recovery import segments_in
 from mrl.exchange.log.segments import SegmentLog
 from mrl.records.codec import encode
 from mrl.records.exchange import Announce
 from mrl.records.experience import OutcomeRecord
 from mrl.records.finish import FinishReason
+from mrl.records.tags import tags_of
 from mrl.records.version import Version
 
 
@@ -26,12 +29,8 @@ def outcome(record_id, completion=b"reverse: yah"):
 
 def stored(*records):
     """What the daemon writes of records that were put together."""
-    return encode(Stored(records=[encode_raw(record) for record in records], numbers=list(range(1, len(records) + 1))))
-
-
-def encode_raw(record):
-    """As it lies in a message."""
-    return msgspec.Raw(encode(record))
+    entries = [Entry(tags_of(body), body, number) for number, body in enumerate(map(encode, records), 1)]
+    return b"".join(written(stored_of(entries), bodies_of(entries)))
 
 
 @pytest.fixture
@@ -39,11 +38,10 @@ def log(tmp_path):
     """A log with three entries in two segments, and what it holds twice."""
     log = SegmentLog(tmp_path / "exchange", max_bytes=1 << 20, segment_bytes=1000, durability="written")
     list(log.replay())
-    log.append(
-        [stored(outcome("r1"), outcome("r2")), encode(Announce(client="w", policy="qwen", version=Version(0, 3)))]
-    )
+    announcement = Announce(client="w", policy="qwen", version=Version(0, 3))
+    log.append([[stored(outcome("r1"), outcome("r2"))], written(announcement)])
     log.roll(b"")
-    log.append([stored(outcome("r2", b"again"))])
+    log.append([[stored(outcome("r2", b"again"))]])
     yield log
     log.close()
 
@@ -139,7 +137,7 @@ def test_a_file_with_much_in_it_ends_somewhere(tmp_path):
     """Entry after entry, each with many values."""
     payload = msgspec.msgpack.encode({str(number): number for number in range(1900)})
     path = tmp_path / "x.damaged"
-    path.write_bytes((b"RM\x02\0" + len(payload).to_bytes(4, "little") + bytes(8) + payload) * 4)
+    path.write_bytes((b"RM\x02\0" + len(payload).to_bytes(4, "little") + bytes(12) + payload) * 4)
     shown = list(file_lines(path))
     assert (len(shown), shown[-1]) == (MAX_LINES + 2, f"... more than {MAX_LINES} lines")
 

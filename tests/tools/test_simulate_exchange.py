@@ -6,7 +6,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 import simulate_exchange
 from exchange_simulation.crowd import success
@@ -15,9 +14,10 @@ from exchange_simulation.picture import draw
 from exchange_simulation.settings import full, quick, rates
 from exchange_simulation.station import MIB, Costs, Station
 from exchange_simulation.trial import Setting, World, simulate
+from logged_core import packed_message
 
 from mrl.records.codec import decode, encode
-from mrl.records.exchange import Hello, Ping, Put, PutAck, Welcome, daemon_message_decoder
+from mrl.records.exchange import Hello, Ping, PutAck, Welcome, daemon_message_decoder
 from mrl.records.version import Version
 
 SLOW = Costs(message_us=1000.0, put_us=0.0, sync_ms=5.0, local_ms=2.0, tick_session_us=0.0)
@@ -65,7 +65,7 @@ def test_a_put_is_acknowledged_when_the_disk_has_it_and_the_next_ones_go_togethe
     events, _, post, heard = station
     post(encode(Hello(client="worker/qwen/0", policy="qwen")))
     for seq in (1, 2, 3):
-        post(encode(Put(client="worker/qwen/0", seq=seq, records=[record(f"r{seq}")])))
+        post(encode(packed_message(record(f"r{seq}"), seq=seq)))
     events.run_until(0.045)
     acknowledged = {message.seq: at_ms for at_ms, message in heard if isinstance(message, PutAck)}
     assert list(acknowledged) == [1, 2, 3]
@@ -75,8 +75,8 @@ def test_a_put_is_acknowledged_when_the_disk_has_it_and_the_next_ones_go_togethe
 
 
 def record(record_id):
-    """An encoded success of qwen."""
-    return msgspec.Raw(encode(success("qwen", "p1", Version(0, 0), record_id=record_id, now_s=0.0)))
+    """A success of qwen."""
+    return success("qwen", "p1", Version(0, 0), record_id=record_id, now_s=0.0)
 
 
 def test_a_simulation_happens_the_same_way_every_time():

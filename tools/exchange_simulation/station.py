@@ -7,7 +7,7 @@ groups: what was appended while it was busy is one write with one wait.
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,16 +18,8 @@ from mrl.exchange.core import ExchangeCore
 from mrl.exchange.daemon import TICK_S
 from mrl.exchange.deliveries import Outgoing
 from mrl.exchange.log.writer import MAX_GROUP_BYTES
-from mrl.records.codec import decode, encode
-from mrl.records.exchange import (
-    Batch,
-    ClientMessage,
-    DaemonMessage,
-    Deliver,
-    Fetch,
-    Put,
-    client_message_decoder,
-)
+from mrl.records.codec import Buffer, decode, encode
+from mrl.records.exchange import Batch, ClientMessage, DaemonMessage, Deliver, Fetch, Put, client_message_decoder
 from mrl.transport.grants import Grant, grant_of
 
 PER_PROMPT = 4
@@ -69,8 +61,10 @@ class Costs:
         match message:
             case Put():
                 return self.message_us + self.put_us * records_in(message)
-            case Deliver() | Batch():
+            case Deliver():
                 return self.message_us + self.deliver_us * len(message.records)
+            case Batch():
+                return self.message_us + self.deliver_us * sum(parcel.count for parcel in message.parcels)
             case Fetch():
                 prompt_us = self.ask_us + self.ask_policy_us * num_policies
                 return self.message_us + prompt_us * len(message.prompt_ids)
@@ -80,7 +74,7 @@ class Costs:
 
 def records_in(message: Put) -> int:
     """How many records a Put carries: all that the simulation knows of its form."""
-    return len(message.records)
+    return message.num_records
 
 
 Hear = Callable[[bytes, bool], object]
@@ -229,8 +223,8 @@ class Station:
     def _cost_us(self, message: ClientMessage | DaemonMessage) -> float:
         return self._costs.of_message(message, len(self.core.memory.policies))
 
-    def _append(self, ticket: int, entry: bytes, *, is_move: bool) -> None:
-        self._appended.append((ticket, len(entry)))
+    def _append(self, ticket: int, entry: Sequence[Buffer], *, is_move: bool) -> None:
+        self._appended.append((ticket, sum(map(len, entry))))
         if not self._is_committing:
             self._is_committing = True
             self._events.after(0.0, self._commit)

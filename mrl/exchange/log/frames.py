@@ -81,11 +81,11 @@ def claims_in(data: bytes) -> Iterator[Claim]:
     """
     position = data.find(_MARK_BYTES)
     while 0 <= position <= len(data) - HEAD_BYTES:
-        _, kind, flags, length, payload_crc, _ = _HEAD.unpack_from(data, position)
+        _, kind, flags, length, checksum, _ = _HEAD.unpack_from(data, position)
         begin = position + HEAD_BYTES
         if kind in (HEADER, ENTRY) and not flags and length <= MAX_PAYLOAD_BYTES:
             payload = data[begin : begin + length]
-            yield Claim(position, kind, length, payload, zlib.crc32(payload) == payload_crc)
+            yield Claim(position, kind, length, payload, checksum_of([payload]) == checksum)
         position = data.find(_MARK_BYTES, position + 1)
 
 

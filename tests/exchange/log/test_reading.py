@@ -1,6 +1,7 @@
 """A log as a person reads it: unchanged, beside a living daemon, and when it is damaged."""
 
 import pytest
+from log_payloads import whole
 
 from mrl.exchange.log.frames import ENTRY, HEAD_BYTES, HEADER, Damage, claims_in
 from mrl.exchange.log.reading import entries_in, frames_of
@@ -19,7 +20,7 @@ def log(tmp_path):
     for number, payloads in enumerate(PAYLOADS):
         if number:
             log.roll(b"snapshot")
-        log.append(payloads)
+        log.append(whole(payloads))
     yield log
     log.close()
 
@@ -29,7 +30,7 @@ def test_a_living_log_is_read_beside_its_daemon(log, tmp_path):
     before = {path: path.read_bytes() for path in (tmp_path / "log").iterdir()}
     read = list(entries_in(tmp_path / "log"))
     assert [payload for _, payload in read] == ALL
-    assert log.append([b"later"])[0] > read[-1][0]
+    assert log.append([[b"later"]])[0] > read[-1][0]
     assert list(entries_in(tmp_path / "log"))[:-1] == read
     log.close()
     again = SegmentLog(tmp_path / "log", max_bytes=1 << 20, segment_bytes=1000, durability="written")

@@ -1,0 +1,83 @@
+"""Short forms of `tools/drill_exchange.py`: a real daemon under load; all that is acknowledged is trained on once."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "tools"))
+
+from exchange_drill.outcome import Outcome
+from exchange_drill.rig import add_up
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+needs_nft = pytest.mark.skipif(not shutil.which("nft") or not shutil.which("ip"), reason="needs iproute2 and nftables")
+
+
+def drill(folder, *arguments):
+    """Runs it; returns exit code, the figures of its last line by fault and name, and all that it said."""
+    done = subprocess.run(
+        [sys.executable, "tools/drill_exchange.py", "--folder", str(folder), *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=170,
+    )  # fmt: skip
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["bench"] == "exchange_faults"
+    return done.returncode, {row["name"].rpartition(": ")[2]: row for row in found["rows"]}, done.stdout + done.stderr
+
+
+def test_what_is_lost_or_doubled_is_seen():
+    """One acknowledged record never came, one came twice, and one came before its acknowledgement."""
+    outcome = Outcome("a fault")
+    add_up(outcome, {"0:0", "0:1", "0:2"}, {"0:0": 1, "0:1": 2, "0:3": 1})
+
+    assert (outcome.acknowledged, outcome.lost, outcome.doubled) == (3, 1, 1)
+    assert outcome.faults() == ["1 lost", "1 trained on twice"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "arguments", "tried"),
+    [
+        ("kill", ["--kills", "6"], 3),
+        ("consumer", ["--deaths", "3"], 3),
+        ("producer", ["--deaths", "3"], 3),
+        ("stop", ["--seconds", "1"], 3),
+        pytest.param("disk", ["--rounds", "1"], 1, marks=needs_root),
+        pytest.param("partition", ["--partition-seconds", "1"], 5, marks=[needs_root, needs_nft]),
+    ],
+)
+def test_nothing_is_lost_or_doubled(fault, arguments, tried, tmp_path):
+    """And the load goes on after every fault."""
+    code, figures, said = drill(tmp_path, "--faults", fault, *arguments)
+
+    assert code == 0, said
+    assert (figures["lost"]["value"], figures["doubled"]["value"]) == (0, 0)
+    assert figures["tried"]["value"] >= tried
+    assert figures["acknowledged"]["value"] > 100
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.slow
+def test_a_torn_tail_is_cut_at_every_byte(tmp_path):
+    """What was acknowledged before it is there."""
+    code, figures, said = drill(tmp_path, "--faults", "torn")
+
+    assert code == 0, said
+    assert figures["tried"]["value"] > 100
+    assert (figures["lost"]["value"], figures["doubled"]["value"]) == (0, 0)
+
+
+def test_a_fault_that_does_not_exist_is_one_clear_line(tmp_path):
+    """Exit code 2, before anything is started."""
+    done = subprocess.run(
+        [sys.executable, "tools/drill_exchange.py", "--faults", "kill,flood"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no fault flood; wanted some of kill, torn, consumer" in done.stderr

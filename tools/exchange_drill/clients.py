@@ -1,0 +1,93 @@
+"""A bare client of the daemon, which sends whatever it wants and reads only when it wants to."""
+
+import time
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from mrl.errors import RecordError
+from mrl.records.codec import decode, encode
+from mrl.records.exchange import DaemonMessage, Hello, Stat, StatRequest, daemon_message_decoder
+from mrl.transport.endpoints import read_endpoint
+from mrl.transport.grants import grant_of
+from mrl.transport.keys import ClientKeys, load_client_keys
+from mrl.transport.links import routing_id
+
+ANSWER_S = 10.0
+
+
+class BareClient:
+    """A DEALER with the key of `name`, and with queues as short as possible at its own end."""
+
+    def __init__(
+        self, run: Path, name: str, *, keys: ClientKeys | None = None, identity: bytes = b"", has_curve: bool = True
+    ) -> None:
+        """`keys` and `identity`: others than those of `name`."""
+        self.name = name
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        options: dict[int, int | bytes] = {
+            zmq.IDENTITY: identity or routing_id(name),
+            zmq.LINGER: 0,
+            zmq.SNDHWM: 4,
+            zmq.RCVHWM: 1,
+            zmq.RCVBUF: 4096,
+            zmq.IMMEDIATE: 1,
+        }
+        if has_curve:
+            own = keys or load_client_keys(run / "keys", grant_of(name))
+            options |= {
+                zmq.CURVE_SERVERKEY: own.server_public,
+                zmq.CURVE_PUBLICKEY: own.public,
+                zmq.CURVE_SECRETKEY: own.secret,
+            }
+        for option, value in options.items():
+            self.socket.setsockopt(option, value)
+        address = read_endpoint(run / "endpoints", "exchange")
+        assert address is not None
+        self.socket.connect(address)
+
+    def hello(self, policy: str) -> DaemonMessage | None:
+        """Introduce itself; returns the answer, None when there is none."""
+        self.send(Hello(client=self.name, policy=policy))
+        return self.answer()
+
+    def send(self, message: msgspec.Struct | bytes, *, timeout_s: float = ANSWER_S) -> bool:
+        """False when the daemon takes nothing within this time."""
+        body = message if isinstance(message, bytes) else encode(message)
+        if not self.socket.poll(round(timeout_s * 1000), zmq.POLLOUT):
+            return False
+        try:
+            self.socket.send(body, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def answer(self, *, timeout_s: float = ANSWER_S) -> DaemonMessage | None:
+        """The next message of the daemon; None when none comes within this time."""
+        if not self.socket.poll(round(timeout_s * 1000)):
+            return None
+        try:
+            return decode(self.socket.recv(), daemon_message_decoder)
+        except RecordError:
+            return None
+
+    def close(self) -> None:
+        """Drop everything."""
+        self._context.destroy(linger=0)
+
+
+def stat_of(run: Path) -> Stat:
+    """What the daemon says of itself. Raises RuntimeError when it does not answer."""
+    client = BareClient(run, "admin")
+    end_s = time.monotonic() + ANSWER_S
+    try:
+        while time.monotonic() < end_s:
+            client.send(StatRequest(client="admin"), timeout_s=1.0)
+            found = client.answer(timeout_s=1.0)
+            if isinstance(found, Stat):
+                return found
+        raise RuntimeError(f"the daemon does not answer within {ANSWER_S:g} s")
+    finally:
+        client.close()

@@ -1,0 +1,225 @@
+"""Deaths, pauses, clocks and a full disk. Each drill takes a folder of its own and returns what it found."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from exchange_drill.outcome import Outcome
+from exchange_drill.process import Process
+from exchange_drill.rig import MIB, Rig, opened
+
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+DAY_S = 86_400
+AFTER_RESTART_BOUND_S = 5.0
+DIE_EVERY = 5
+"""A consumer that is to die dies in one of so many batches."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How hard to try."""
+
+    kills: int = 200
+    deaths: int = 20
+    """Of consumers and of producers."""
+    stop_s: float = 30.0
+    partition_s: float = 6.0
+    attack_s: float = 15.0
+    rounds: int = 3
+    """Of what takes long."""
+    seed: int = 0
+
+
+Drill = Callable[[Path, Settings], Outcome]
+
+
+def kill_daemon(folder: Path, settings: Settings, *, durability: str, log_mib: int, kills: int) -> Outcome:
+    """SIGKILL at random points: under full load, as soon as it serves, and while it reads its log."""
+    outcome = Outcome(f"kill -9 of the daemon, {durability}, segments of {max(1, log_mib // 8)} MiB")
+    rng = random.Random(f"{settings.seed} {durability} {log_mib}")
+    limits = {"durability": durability, "log_bytes": log_mib * MIB, "budget_bytes": min(16, log_mib // 4) * MIB}
+    faults: list[tuple[float, float]] = []
+    num_opening = 0
+    with opened(Rig(folder, seed=settings.seed, daemon=limits)) as rig:
+        rig.start()
+        for _ in range(kills):
+            rig.hold(rng.uniform(0.0, 0.6))
+            killed_s = time.monotonic()
+            rig.daemon.kill()
+            outcome.tried += 1
+            if rng.random() < 0.15:
+                rig.daemon.start()
+                rig.await_saying("drill: opening")
+                time.sleep(rng.uniform(0.0, 0.03))
+                rig.daemon.kill()
+                outcome.tried += 1
+                num_opening += 1
+            faults.append((killed_s, rig.start_daemon()))
+            if rng.random() < 0.85:
+                rig.await_progress("a restart")
+            if outcome.tried >= kills:
+                break
+        rig.await_progress("the last restart")
+        rig.finish(outcome)
+        outcome.recoveries_s = rig.recoveries_s(faults)
+    outcome.recovery_bound_s = 3 * AFTER_RESTART_BOUND_S
+    torn = sum(size > 0 for size in rig.cut_bytes)
+    opening_s = f"opens its log within {median(rig.openings_s):.2f} s, at most {max(rig.openings_s):.2f} s"
+    outcome.notes.append(f"{num_opening} while it opened its log; {torn} left a torn end; {opening_s}")
+    return outcome
+
+
+def kill_consumer(folder: Path, settings: Settings) -> Outcome:
+    """Dies between receiving and its checkpoint, between checkpoint and commit, and after the commit."""
+    outcome = Outcome("consumer killed around its checkpoint")
+    for point in ("took", "checkpoint", "committed"):
+        rig = Rig(folder / point, seed=settings.seed, consumer={"die_at": point, "die_every": DIE_EVERY})
+        with opened(rig):
+            rig.start()
+            while rig.client_deaths < -(-settings.deaths // 3):
+                rig.hold(0.05)
+            rig.spare_consumer()
+            rig.finish(outcome)
+            outcome.tried += rig.client_deaths
+    return outcome
+
+
+def kill_producer(folder: Path, settings: Settings) -> Outcome:
+    """Killed with records unacknowledged; its successor publishes again all that it does not know to be stored."""
+    outcome = Outcome("producer killed, its successor resends")
+    rng = random.Random(settings.seed)
+    with opened(Rig(folder, seed=settings.seed)) as rig:
+        rig.start()
+        for _ in range(settings.deaths):
+            rig.hold(rng.uniform(0.0, 0.4))
+            rng.choice(rig.producers).kill()
+            rig.await_progress("a producer's death")
+        rig.finish(outcome)
+        outcome.tried = rig.client_deaths
+    return outcome
+
+
+def stop(folder: Path, settings: Settings) -> Outcome:
+    """SIGSTOP of the daemon, of the consumer, and of a producer, for a long time."""
+    outcome = Outcome(f"SIGSTOP for {settings.stop_s:g} s: daemon, consumer, producer")
+    faults: list[tuple[float, float]] = []
+    with opened(Rig(folder, seed=settings.seed)) as rig:
+        rig.start()
+        for stopped in (rig.daemon, rig.consumer, rig.producers[0]):
+            _pause(rig, stopped, settings.stop_s)
+            continued_s = time.monotonic()
+            faults.append((continued_s, continued_s))
+            outcome.tried += 1
+            rig.await_progress("a pause")
+        rig.finish(outcome)
+        outcome.recoveries_s = rig.recoveries_s(faults)
+    outcome.recovery_bound_s = AFTER_RESTART_BOUND_S
+    return outcome
+
+
+def _pause(rig: Rig, process: Process, pause_s: float) -> None:
+    process.signal(signal.SIGSTOP)
+    try:
+        rig.hold(pause_s)
+    finally:
+        process.signal(signal.SIGCONT)
+
+
+def clock(folder: Path, settings: Settings) -> Outcome:
+    """The wall clock jumps a day ahead, two days back and a day ahead, of the daemon alone and of all."""
+    outcome = Outcome("wall clock jumps by a day and back")
+    if not FAKETIME.exists():
+        outcome.failures.append("not tried: apt-get install libfaketime")
+        return outcome
+    faults: list[tuple[float, float]] = []
+    for whose in ("daemon", "all"):
+        offset = folder / f"{whose}.offset"
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_offset(offset, 0)
+        faked = {
+            "LD_PRELOAD": str(FAKETIME),
+            "FAKETIME_TIMESTAMP_FILE": str(offset),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+        rig = Rig(
+            folder / whose,
+            seed=settings.seed,
+            daemon_environment=faked,
+            client_environment=faked if whose == "all" else None,
+        )
+        with opened(rig):
+            rig.start()
+            for jump_s in (DAY_S, -DAY_S, 0):
+                rig.hold(1.0)
+                _write_offset(offset, jump_s)
+                jumped_s = time.monotonic()
+                faults.append((jumped_s, jumped_s))
+                outcome.tried += 1
+                rig.await_progress("a jump of the clock")
+            rig.finish(outcome)
+            outcome.recoveries_s += rig.recoveries_s(faults)
+            faults.clear()
+    outcome.recovery_bound_s = AFTER_RESTART_BOUND_S
+    return outcome
+
+
+def _write_offset(path: Path, offset_s: int) -> None:
+    temporary = path.with_suffix(".new")
+    temporary.write_text(f"{offset_s:+d}")
+    temporary.replace(path)
+
+
+def full_disk(folder: Path, settings: Settings) -> Outcome:
+    """A file system without room, for the log only; the daemon is killed meanwhile every other time."""
+    outcome = Outcome("disk full, then freed")
+    if os.geteuid() != 0:
+        outcome.failures.append("not tried: only root may mount a small file system")
+        return outcome
+    faults: list[tuple[float, float]] = []
+    with _small_disk(folder / "run" / "exchange", 80 * MIB) as disk, opened(Rig(folder / "run")) as rig:
+        rig.start()
+        for number in range(settings.rounds):
+            ballast = _fill(disk)
+            rig.hold(2.0)
+            if number % 2 == 0:
+                rig.daemon.kill()
+                rig.start_daemon()
+                rig.hold(1.0)
+            ballast.unlink()
+            freed_s = time.monotonic()
+            faults.append((freed_s, freed_s))
+            outcome.tried += 1
+            rig.await_progress("the disk has room")
+        rig.finish(outcome)
+        outcome.recoveries_s = rig.recoveries_s(faults)
+    outcome.recovery_bound_s = AFTER_RESTART_BOUND_S
+    return outcome
+
+
+def _fill(disk: Path) -> Path:
+    """Take all room that is left, in a file that is no segment."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(64 * 1024))
+        except OSError:
+            return ballast
+
+
+@contextmanager
+def _small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
+    path.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", str(path)], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)

@@ -1,0 +1,214 @@
+"""Authenticated clients that want the daemon's memory: `python -m exchange_drill.hostile ATTACK RUN`, until killed.
+
+Each is a process of its own, holds the key of a worker and knows the protocol, and does what no client of mrl does.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from exchange_drill.clients import BareClient
+from exchange_drill.workload import READER
+from mrl.records.codec import encode
+from mrl.records.exchange import (
+    Announce,
+    Barrier,
+    ClientMessage,
+    Commit,
+    Done,
+    Fetch,
+    Ping,
+    Put,
+    Stream,
+    Subscribe,
+    Took,
+    Unwatch,
+)
+from mrl.records.experience import GivenAnswer, RolloutRecord, ScoreRequestRecord, SharedAnswer
+from mrl.records.finish import FinishReason
+from mrl.records.version import Version
+
+MILLION = 1_000_000
+WIDE = "\U0001f4a3"
+"""A character that takes four bytes in every string that holds it."""
+MAX_NAME = 200
+BOMB_BYTES = 3_200_000_000
+NUM_READERS = 24
+
+
+def connected(run: Path, name: str, policy: str) -> BareClient:
+    """A client that has said Hello, and tries again while nobody answers."""
+    while True:
+        client = BareClient(run, name)
+        if client.hello(policy) is not None:
+            return client
+        client.close()
+
+
+def name_of(number: int) -> str:
+    """As long a name as may be, of characters as wide as may be."""
+    text = f"{number}"
+    return WIDE * (MAX_NAME - len(text)) + text
+
+
+def flood(run: Path) -> None:
+    """Puts of rollouts as fast as they go, whatever window the daemon states, acknowledgements unread."""
+    client = connected(run, f"worker/{READER}/9", READER)
+    for seq in count(1):
+        records = [msgspec.Raw(encode(_rollout(f"f{seq}-{place}", 37_000))) for place in range(20)]
+        client.send(Put(client=client.name, seq=seq, records=records))
+
+
+def large_records(run: Path) -> None:
+    """Puts of one record of nearly 8 MB each, from four connections."""
+    clients = [connected(run, f"worker/{READER}/{number}", READER) for number in range(4)]
+    for seq in count(1):
+        for place, client in enumerate(clients):
+            record = msgspec.Raw(encode(_rollout(f"l{seq}-{place}", 8_300_000)))
+            client.send(Put(client=client.name, seq=seq, records=[record]))
+
+
+def prompt_ids(run: Path) -> None:
+    """A million prompts are fetched and watched, with names as long as they may be, from many connections."""
+    clients = [connected(run, f"worker/{READER}/{number}", READER) for number in range(20)]
+    for start in count(0, 1000):
+        client = clients[start // 1000 % len(clients)]
+        client.send(_fetch(client, [name_of(number % MILLION) for number in range(start, start + 1000)], watch=True))
+        while client.answer(timeout_s=0.0):
+            pass
+
+
+def slow_readers(run: Path) -> None:
+    """Many streams on many connections, renewed every second; nothing that comes is read."""
+    clients = [connected(run, f"learner/{READER}/{number}", READER) for number in range(NUM_READERS)]
+    while True:
+        for client in clients:
+            stream = Stream(client=client.name, stream=client.name, kinds=["outcome", "rollout"])
+            client.send(stream, timeout_s=0.1)
+            client.send(Ping(client=client.name), timeout_s=0.1)
+        time.sleep(1.0)
+
+
+def deaf_fetchers(run: Path) -> None:
+    """Fetch over and over what is held; no answer is read, and none acknowledged."""
+    clients = [connected(run, f"learner/{READER}/{number}", READER) for number in range(NUM_READERS)]
+    for seq in count(1):
+        for client in clients:
+            ids = [f"{producer}:{seq * 200 + number}" for producer in range(2) for number in range(200)]
+            client.send(_fetch(client, ids, seq=seq), timeout_s=0.1)
+
+
+def counts(run: Path) -> None:
+    """Every list as long as it may be, every name as long and as new as may be, every number as large."""
+    client = connected(run, f"learner/{READER}/9", READER)
+    for number in count():
+        for message in _largest(client.name, number):
+            client.send(message)
+        while client.answer(timeout_s=0.0):
+            pass
+
+
+def _largest(client: str, number: int) -> Iterator[ClientMessage]:
+    names = [name_of(number * 4096 + place) for place in range(4096)]
+    top = 2**63 - 1
+    yield Stream(client=client, stream=names[0], kinds=["outcome"] * 16, sources=names[:256], tasks=names[:1024])
+    yield Took(client=client, stream=names[0], upto=top)
+    yield Commit(client=client, policy=READER, stream=names[0], upto=number)
+    yield Barrier(client=client, policy=READER, number=number, members=names[:256])
+    yield Announce(client=client, policy=READER, version=Version(0, number))
+    yield Subscribe(client=client, kinds=["score_request"] * 16)
+    yield Done(client=client, record_ids=names)
+    yield Unwatch(client=client, prompt_ids=names)
+
+
+def requests(run: Path) -> None:
+    """Score requests to a policy that nobody serves, and to names that are no policies."""
+    client = connected(run, f"worker/{READER}/9", READER)
+    for seq in count(1):
+        records = [msgspec.Raw(encode(_request(f"q{seq}-{place}", name_of(seq)))) for place in range(1000)]
+        client.send(Put(client=client.name, seq=seq, records=records))
+        while client.answer(timeout_s=0.0):
+            pass
+
+
+def connections(run: Path) -> None:
+    """Two hundred connections at a time, each under a new name, closed and opened again."""
+    for turn in count():
+        clients = [BareClient(run, f"worker/{READER}/{turn}-{number}") for number in range(200)]
+        for client in clients:
+            client.send(_fetch(client, [name_of(turn)], watch=True), timeout_s=1.0)
+            client.hello(READER)
+        for client in clients:
+            client.close()
+
+
+def bomb(run: Path, *, frame_bytes: int) -> None:
+    """One message of 3.2 GB in frames that are short enough; ends when the daemon answers again."""
+    client = connected(run, f"worker/{READER}/9", READER)
+    frame = bytes(frame_bytes)
+    for _ in range(BOMB_BYTES // frame_bytes):
+        client.socket.send(frame, zmq.SNDMORE, copy=False)
+    client.socket.send(b"")
+    while client.answer(timeout_s=1.0) is None:
+        client.send(Ping(client=client.name), timeout_s=1.0)
+
+
+def _fetch(client: BareClient, ids: list[str], *, watch: bool = False, seq: int = 0) -> Fetch:
+    return Fetch(
+        client=client.name,
+        policy=READER,
+        prompt_ids=ids,
+        kinds=["outcome", "rollout"],
+        limit=64,
+        max_age_versions=None,
+        watch=watch,
+        seq=seq,
+    )
+
+
+def _rollout(name: str, num_bytes: int) -> RolloutRecord:
+    length = min(num_bytes, 250_000)
+    answer = SharedAnswer(completion=bytes(length), finish_reason=FinishReason.STOP, reward=1.0, advantage=0.5)
+    return RolloutRecord(**_tags(name), answers=[answer] * (num_bytes // length))
+
+
+def _request(name: str, scorer: str) -> ScoreRequestRecord:
+    answer = GivenAnswer(completion=b"yes", finish_reason=FinishReason.STOP)
+    return ScoreRequestRecord(**_tags(name), scorer=scorer, answers=[answer])
+
+
+def _tags(name: str) -> dict[str, object]:
+    version = Version(0, 0)
+    return {
+        "record_id": name,
+        "source": READER,
+        "prompt_id": name,
+        "oldest": version,
+        "newest": version,
+        "fingerprint": "f",
+        "task": "t",
+        "created_unix_s": 0.0,
+    }
+
+
+ATTACKS: Mapping[str, Callable[[Path], None]] = {
+    "flood": flood,
+    "large_records": large_records,
+    "prompt_ids": prompt_ids,
+    "slow_readers": slow_readers,
+    "deaf_fetchers": deaf_fetchers,
+    "counts": counts,
+    "requests": requests,
+    "connections": connections,
+    "bomb_of_4_MB": partial(bomb, frame_bytes=4_000_000),
+    "bomb_of_8_KB": partial(bomb, frame_bytes=8_000),
+}
+
+if __name__ == "__main__":
+    ATTACKS[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,147 @@
+"""The daemon's memory under attack by clients that are let in, and what a message without end does to it."""
+
+import time
+from pathlib import Path
+
+from exchange_drill.clients import stat_of
+from exchange_drill.faults import AFTER_RESTART_BOUND_S, Settings
+from exchange_drill.outcome import Outcome
+from exchange_drill.process import Process, module_argv, wait_until
+from exchange_drill.rig import MIB, Rig, opened
+from exchange_drill.workload import READER, SOURCE
+from mrl.transport.allow_list import fingerprint
+from mrl.transport.grants import Grant
+from mrl.transport.keys import load_client_keys
+
+ALLOWED_BYTES = 150_000_000
+"""Beside the budget."""
+BUDGET_BYTES = 32 * MIB
+LAST_RESORT_BYTES = 3072 * MIB
+"""So that a drill which fails does not take the machine with it."""
+BOMB_LIMIT_BYTES = 512 * MIB
+BOMB_S = 60.0
+BOMBS = ("bomb_of_4_MB", "bomb_of_8_KB")
+PAUSE_S = 0.02
+DAEMON = {
+    "budget_bytes": BUDGET_BYTES,
+    "log_bytes": 4 * BUDGET_BYTES,
+    "when_full": "evict",
+    "data_bytes": LAST_RESORT_BYTES,
+}
+TITLES = {
+    "flood": "rollouts as fast as they go",
+    "large_records": "records of 8 MB",
+    "prompt_ids": "a million prompt ids",
+    "slow_readers": "readers that never read",
+    "deaf_fetchers": "fetches, answers unread",
+    "counts": "longest lists and names",
+    "requests": "requests that nobody serves",
+    "connections": "connections under new names",
+}
+
+
+def attack(folder: Path, settings: Settings, *, name: str) -> Outcome:
+    """A hostile client with a good key, beside the load; afterwards everything flows as before."""
+    outcome = Outcome(f"memory: {TITLES[name]}", tried=1)
+    outcome.peak_bound_bytes = BUDGET_BYTES + ALLOWED_BYTES
+    with opened(Rig(folder, seed=settings.seed, daemon=DAEMON, pause_s=PAUSE_S)) as rig:
+        rig.start()
+        hostile = Process(module_argv("hostile", name, str(folder)), folder / "hostile.log")
+        try:
+            hostile.start()
+            _watch(rig, outcome, settings.attack_s)
+            if hostile.exit_code is not None:
+                raise RuntimeError(f"the hostile client ended: {hostile.last_words()}")
+        finally:
+            hostile.kill()
+        ended_s = time.monotonic()
+        rig.await_progress("the attack")
+        _add_up(rig, outcome)
+        outcome.recoveries_s = rig.recoveries_s([(ended_s, ended_s)])
+    return outcome
+
+
+def no_consumer(folder: Path, settings: Settings, *, when_full: str) -> Outcome:
+    """Producers flat out, nobody reads; then somebody does."""
+    outcome = Outcome(f"memory: no consumer, {when_full}", tried=1)
+    outcome.peak_bound_bytes = BUDGET_BYTES + ALLOWED_BYTES
+    rig = Rig(folder, seed=settings.seed, daemon={**DAEMON, "when_full": when_full}, num_producers=4)
+    with opened(rig):
+        rig.start(consumer=False)
+        _watch(rig, outcome, settings.attack_s)
+        rig.consumer.start()
+        began_s = time.monotonic()
+        rig.await_progress("the consumer came")
+        _add_up(rig, outcome)
+        outcome.recoveries_s = rig.recoveries_s([(began_s, began_s)])
+    return outcome
+
+
+def _watch(rig: Rig, outcome: Outcome, seconds: float) -> None:
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        rig.hold(0.2)
+        outcome.peak_bytes = max(outcome.peak_bytes, rig.daemon.status_bytes("VmHWM"))
+
+
+def _add_up(rig: Rig, outcome: Outcome) -> None:
+    """What is missing and counted as evicted is not lost."""
+
+    def watch() -> None:
+        outcome.peak_bytes = max(outcome.peak_bytes, rig.daemon.status_bytes("VmHWM"))
+
+    evicted = sum(sum(shelf.evicted.values()) for shelf in stat_of(rig.run).shelves if shelf.policy == SOURCE)
+    rig.finish(outcome, watch=watch, num_missing=evicted)
+    outcome.evicted = min(evicted, outcome.lost)
+    outcome.lost -= outcome.evicted
+
+
+def bomb(folder: Path, settings: Settings) -> Outcome:
+    """One message of frames without end, against a hard limit of the daemon's memory."""
+    outcome = Outcome(f"bomb of many frames, hard limit {BOMB_LIMIT_BYTES / MIB:.0f} MiB")
+    key = fingerprint(_hostile_key(folder))
+    endings: list[str] = []
+    unnamed = 0
+    faults: list[tuple[float, float]] = []
+    rig = Rig(folder, seed=settings.seed, daemon={**DAEMON, "when_full": "refuse", "data_bytes": BOMB_LIMIT_BYTES})
+    with opened(rig):
+        rig.start()
+        for number in range(settings.rounds):
+            ended_s = _explode(rig, outcome, BOMBS[number % len(BOMBS)])
+            outcome.tried += 1
+            named = key in rig.daemon.said()
+            if rig.daemon.exit_code is not None:
+                endings.append(f"ended with {rig.daemon.exit_code}: {rig.daemon.last_words()}")
+                rig.start_daemon()
+            named = named or key in rig.daemon.said()
+            unnamed += not named
+            faults.append((ended_s, time.monotonic()))
+            rig.await_progress("a bomb")
+        rig.finish(outcome)
+        outcome.recoveries_s = rig.recoveries_s(faults)
+    outcome.recovery_bound_s = AFTER_RESTART_BOUND_S
+    outcome.failures += [f"after {unnamed} of them nothing says whose key it was"] if unnamed else []
+    outcome.notes.append(f"{outcome.tried - len(endings)} survived" + "".join(f", {ending}" for ending in endings))
+    return outcome
+
+
+def _hostile_key(folder: Path) -> str:
+    """The public key of the hostile client, which is made with the others where it is not there."""
+    Rig(folder)
+    return load_client_keys(folder / "keys", Grant("worker", READER)).public.decode()
+
+
+def _explode(rig: Rig, outcome: Outcome, name: str) -> float:
+    """Send the bomb until the daemon ends, or has survived it; returns when that was."""
+
+    def is_over() -> bool:
+        outcome.peak_bytes = max(outcome.peak_bytes, rig.daemon.status_bytes("VmHWM"))
+        return rig.daemon.exit_code is not None or hostile.exit_code is not None
+
+    hostile = Process(module_argv("hostile", name, str(rig.run)), rig.run / "hostile.log")
+    hostile.start()
+    try:
+        wait_until(is_over, "the end of a bomb", BOMB_S)
+        return time.monotonic()
+    finally:
+        hostile.kill()

@@ -1,0 +1,258 @@
+"""Daemon, producers and consumer of one drill, each started again when it dies, and the check that nothing is lost."""
+
+import bisect
+import json
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from exchange_drill.journals import entries
+from exchange_drill.outcome import Outcome
+from exchange_drill.process import Process, module_argv, wait_until
+from exchange_drill.workload import READER, SOURCE, record_id
+from mrl.transport.grants import Grant
+from mrl.transport.keys import create_keys
+
+MIB = 1024 * 1024
+READY = "drill: ready"
+START_S = 60.0
+DRAIN_S = 120.0
+EVICTED_S = 5.0
+DAEMON: dict[str, Any] = {
+    "budget_bytes": 16 * MIB,
+    "log_bytes": 96 * MIB,
+    "durability": "synced",
+    "when_full": "refuse",
+    "host": "127.0.0.1",
+    "data_bytes": 0,
+}
+
+
+class Rig:
+    """One run folder and its processes."""
+
+    def __init__(
+        self,
+        run: Path,
+        *,
+        seed: int = 0,
+        daemon: Mapping[str, Any] | None = None,
+        prefix: Sequence[str] = (),
+        daemon_environment: Mapping[str, str] | None = None,
+        client_environment: Mapping[str, str] | None = None,
+        num_producers: int = 2,
+        over_tcp: bool = False,
+        pause_s: float = 0.0,
+        consumer: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`prefix` comes before the daemon's command. `pause_s`: what a producer rests after every chunk."""
+        self.run = run
+        grants = [Grant("worker", SOURCE), Grant("learner", READER), Grant("worker", READER), Grant("learner", SOURCE)]
+        create_keys(run / "keys", grants)
+        argv = (*prefix, *module_argv("serve", str(run), json.dumps({**DAEMON, **(daemon or {})})))
+        self.daemon = Process(argv, run / "daemon.log", environment=daemon_environment)
+        shared = {"seed": seed, "over_tcp": over_tcp, "pause_s": pause_s}
+        self.producers = [
+            self._part("producer", shared | {"number": number}, client_environment) for number in range(num_producers)
+        ]
+        calm = shared | {"die_at": "", "die_every": 0}
+        self._calm_consumer = self._part("consumer", calm, client_environment)
+        self.consumer = self._part("consumer", calm | dict(consumer or {}), client_environment)
+        self.cut_bytes: list[int] = []
+        """Torn ends that the daemons cut off, one for every start that came to serve."""
+        self.openings_s: list[float] = []
+        """What reading the log and beginning to listen took, as often."""
+        self.client_deaths = 0
+        """Producers and consumers that were killed and started again."""
+        self.deaths: list[str] = []
+        """Ends of the daemon that nobody here has brought about, each with its last words."""
+
+    def _part(self, kind: str, settings: dict[str, Any], environment: Mapping[str, str] | None) -> Process:
+        name = f"{kind}-{settings['number']}" if "number" in settings else kind
+        argv = module_argv("part", kind, str(self.run), json.dumps(settings))
+        return Process(argv, self.run / f"{name}.log", environment=environment)
+
+    @property
+    def parts(self) -> list[Process]:
+        """Everything but the daemon."""
+        return [*self.producers, self.consumer]
+
+    def start(self, *, consumer: bool = True) -> None:
+        """The daemon first."""
+        self.start_daemon()
+        for part in self.parts if consumer else self.producers:
+            part.start()
+        if self.producers:
+            self.await_progress("the first records")
+
+    def start_daemon(self) -> float:
+        """Start it and wait until it listens; returns when that was. Raises RuntimeError when it does not."""
+        self.daemon.start()
+        self.await_saying("drill: opening")
+        opens_s = time.monotonic()
+        self.await_saying("drill: serving")
+        served_s = time.monotonic()
+        self.openings_s.append(served_s - opens_s)
+        words = self.daemon.said().partition("drill: serving")[2].split()
+        self.cut_bytes.append(int(words[1]))
+        return served_s
+
+    def await_saying(self, words: str) -> None:
+        """Raises RuntimeError when the daemon ends or does not say this."""
+
+        def has_said() -> bool:
+            if self.daemon.exit_code is not None:
+                raise RuntimeError(f"the daemon ended with {self.daemon.exit_code}: {self.daemon.last_words()}")
+            return words in self.daemon.said()
+
+        wait_until(has_said, f"the daemon says {words!r}", START_S)
+
+    def revive(self) -> None:
+        """Start again whatever was killed, and count it. Raises RuntimeError when a client ended with an error."""
+        for part in self.parts:
+            if part.exit_code not in (None, 0, -signal.SIGKILL):
+                raise RuntimeError(f"a client ended with {part.exit_code}: {part.last_words()}")
+        dead = [part for part in self.parts if part.exit_code == -signal.SIGKILL]
+        for part in dead:
+            part.start()
+        if self.daemon.exit_code is not None:
+            self.deaths.append(f"ended with {self.daemon.exit_code}: {self.daemon.last_words()}")
+            self.start_daemon()
+        self.client_deaths += len(dead)
+
+    def journal_paths(self) -> list[Path]:
+        """Of the producers and the consumer."""
+        return [*(self.run / f"producer-{number}.jsonl" for number in range(len(self.producers))), self.trained_path]
+
+    @property
+    def trained_path(self) -> Path:
+        """The consumer's checkpoints."""
+        return self.run / "consumer.jsonl"
+
+    def spare_consumer(self) -> None:
+        """From its next life on it does not kill itself."""
+        self.consumer.argv = self._calm_consumer.argv
+
+    def await_progress(self, what: str, *, timeout_s: float = START_S) -> None:
+        """Wait until some producer has new acknowledgements and the consumer, if there is one, a new checkpoint."""
+        *produced, trained = self.journal_paths()
+        watched = [produced, [trained]] if self.consumer.pid else [produced]
+        before = [_size(paths) for paths in watched]
+
+        def has_moved() -> bool:
+            self.revive()
+            return all(_size(paths) > size for paths, size in zip(watched, before, strict=True))
+
+        wait_until(has_moved, f"progress after {what}", timeout_s)
+
+    def hold(self, seconds: float) -> None:
+        """Let the load go on for so long."""
+        end_s = time.monotonic() + seconds
+        while (left_s := end_s - time.monotonic()) > 0:
+            self.revive()
+            time.sleep(min(0.05, left_s))
+
+    def finish(self, outcome: Outcome, *, watch: Callable[[], None] = lambda: None, num_missing: int = 0) -> None:
+        """Let the producers come to their end, the consumer have everything, and add up what was lost and doubled.
+
+        `num_missing`: so many may never come; then it is over when nothing has come for some seconds.
+        """
+        for producer in self.producers:
+            wait_until(lambda producer=producer: READY in producer.said(), "a producer is ready", START_S)
+            producer.signal(signal.SIGTERM)
+        self._await_producers(watch)
+        acknowledged = set(self.acknowledged_ids())
+        self._drain(acknowledged, num_missing, watch)
+        trained = Counter(self.trained_ids())
+        wait_until(lambda: READY in self.consumer.said(), "the consumer is ready", START_S)
+        if (code := self.consumer.finish(DRAIN_S)) not in (0, -signal.SIGKILL):
+            raise RuntimeError(f"the consumer ended with {code}: {self.consumer.last_words()}")
+        outcome.deaths += len(self.deaths)
+        outcome.failures += [f"the daemon {death}" for death in self.deaths]
+        add_up(outcome, acknowledged, trained)
+
+    def _drain(self, acknowledged: set[str], num_missing: int, watch: Callable[[], None]) -> None:
+        size, moved_s = -1, time.monotonic()
+        while len(missing := acknowledged.difference(self.trained_ids())) > 0:
+            watch()
+            self.revive()
+            if _size([self.trained_path]) != size:
+                size, moved_s = _size([self.trained_path]), time.monotonic()
+            patience_s = EVICTED_S if len(missing) <= num_missing else DRAIN_S
+            if time.monotonic() - moved_s > patience_s:
+                return
+            time.sleep(0.2)
+
+    def _await_producers(self, watch: Callable[[], None]) -> None:
+        end_s = time.monotonic() + DRAIN_S
+        while any(producer.exit_code is None for producer in self.producers):
+            if time.monotonic() > end_s:
+                raise RuntimeError(f"not everything is acknowledged within {DRAIN_S:g} s")
+            watch()
+            self.revive()
+            time.sleep(0.05)
+        self.revive()
+
+    def acknowledged_ids(self) -> Iterator[str]:
+        """Ids of all records of which a producer was told that they are stored."""
+        for number, path in enumerate(self.journal_paths()[:-1]):
+            upto = max((entry["upto"] for entry in entries(path)), default=-1)
+            yield from (record_id(number, place) for place in range(upto + 1))
+
+    def trained_ids(self) -> Iterator[str]:
+        """Ids in the consumer's checkpoints, once for every time."""
+        for entry in entries(self.trained_path):
+            yield from entry["ids"]
+
+    def recoveries_s(self, faults: Iterable[tuple[float, float]]) -> list[float]:
+        """For (begin, serves again) of every fault: seconds from its begin until records flow end to end again.
+
+        That is when a chunk that was acknowledged after the daemon served again was, and a checkpoint was written.
+        """
+        *produced, trained = self.journal_paths()
+        acknowledged_s = sorted(entry["at_s"] for path in produced for entry in entries(path))
+        trained_s = [entry["at_s"] for entry in entries(trained)]
+        found = []
+        for begin_s, serves_s in faults:
+            firsts = [_first_after(times_s, serves_s) for times_s in (acknowledged_s, trained_s)]
+            after_s = [first_s for first_s in firsts if first_s is not None]
+            found += [max(after_s) - begin_s] if len(after_s) == len(firsts) else []
+        return found
+
+    def close(self) -> None:
+        """End everything."""
+        for process in (*self.parts, self.daemon):
+            process.signal(signal.SIGCONT)
+            process.kill()
+
+
+def add_up(outcome: Outcome, acknowledged: Set[str], trained: Mapping[str, int]) -> None:
+    """Compare the ids that were acknowledged with how often each was trained on."""
+    outcome.acknowledged += len(acknowledged)
+    outcome.lost += len(acknowledged - trained.keys())
+    outcome.doubled += sum(count > 1 for count in trained.values())
+
+
+@contextmanager
+def opened(rig: Rig) -> Iterator[Rig]:
+    """Ends the rig's processes in any case."""
+    try:
+        yield rig
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"a process does not end: {error}") from error
+    finally:
+        rig.close()
+
+
+def _first_after(times_s: Sequence[float], after_s: float) -> float | None:
+    place = bisect.bisect_right(times_s, after_s)
+    return times_s[place] if place < len(times_s) else None
+
+
+def _size(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in paths if path.exists())
