@@ -10,12 +10,11 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-import msgspec
 import zmq
 
 from exchange_drill.clients import BareClient
+from exchange_drill.puts import put_of
 from exchange_drill.workload import READER
-from mrl.records.codec import encode
 from mrl.records.exchange import (
     Announce,
     Barrier,
@@ -24,7 +23,6 @@ from mrl.records.exchange import (
     Done,
     Fetch,
     Ping,
-    Put,
     Stream,
     Subscribe,
     Took,
@@ -61,8 +59,7 @@ def flood(run: Path) -> None:
     """Puts of rollouts as fast as they go, whatever window the daemon states, acknowledgements unread."""
     client = connected(run, f"worker/{READER}/9", READER)
     for seq in count(1):
-        records = [msgspec.Raw(encode(_rollout(f"f{seq}-{place}", 37_000))) for place in range(20)]
-        client.send(Put(client=client.name, seq=seq, records=records))
+        client.send(put_of(client.name, seq, [_rollout(f"f{seq}-{place}", 37_000) for place in range(20)]))
 
 
 def large_records(run: Path) -> None:
@@ -70,8 +67,7 @@ def large_records(run: Path) -> None:
     clients = [connected(run, f"worker/{READER}/{number}", READER) for number in range(4)]
     for seq in count(1):
         for place, client in enumerate(clients):
-            record = msgspec.Raw(encode(_rollout(f"l{seq}-{place}", 8_300_000)))
-            client.send(Put(client=client.name, seq=seq, records=[record]))
+            client.send(put_of(client.name, seq, [_rollout(f"l{seq}-{place}", 8_300_000)]))
 
 
 def prompt_ids(run: Path) -> None:
@@ -131,8 +127,7 @@ def requests(run: Path) -> None:
     """Score requests to a policy that nobody serves, and to names that are no policies."""
     client = connected(run, f"worker/{READER}/9", READER)
     for seq in count(1):
-        records = [msgspec.Raw(encode(_request(f"q{seq}-{place}", name_of(seq)))) for place in range(1000)]
-        client.send(Put(client=client.name, seq=seq, records=records))
+        client.send(put_of(client.name, seq, [_request(f"q{seq}-{place}", name_of(seq)) for place in range(1000)]))
         while client.answer(timeout_s=0.0):
             pass
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from exchange_drill.puts import put_of
 from exchange_drill.stage import CLIENTS, joined, pieces
 from mrl.records.codec import encode, pack_array
 from mrl.records.exchange import (
@@ -160,7 +161,7 @@ def _trace(num_tokens: int) -> TokenTrace:
 
 
 def _put(seq: int, *records: ExperienceRecord) -> Put:
-    return Put(client="w", seq=seq, records=[msgspec.Raw(encode(record)) for record in records])
+    return put_of("w", seq, records)
 
 
 def _done(record_id: str) -> tuple[int, Done]:

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 
 from mrl.exchange.core import ExchangeCore
 from mrl.exchange.deliveries import Outgoing
-from mrl.exchange.journal import log_entry_decoder
 from mrl.exchange.memory import Memory
-from mrl.records.codec import MAX_MESSAGE_BYTES, decode, encode
+from mrl.records.codec import MAX_MESSAGE_BYTES, Buffer, decode, encode
 from mrl.records.exchange import Hello, daemon_message_decoder
 from mrl.transport.grants import Grant
 
@@ -38,9 +37,9 @@ class _Log:
     waiting: list[tuple[int, bytes]] = field(default_factory=list)
     num_asked: int = 0
 
-    def append(self, ticket: int, entry: bytes, *, is_move: bool) -> None:
+    def append(self, ticket: int, entry: Sequence[Buffer], *, is_move: bool) -> None:
         """Keep it until the core has returned."""
-        self.waiting.append((ticket, entry))
+        self.waiting.append((ticket, b"".join(entry)))
 
     def settle(self) -> Iterator[tuple[int, int, str]]:
         """(ticket, offset, failure) of whatever waits."""
@@ -91,9 +90,8 @@ class Stage:
             checked(out)
         checked([(b"admin", self.core.stat(self._now_s))])
         again = self._restored()
-        held = {entry.tags.record_id for entry in self.core.shelf.entries()}
-        found = {entry.tags.record_id for entry in again.shelf.entries()}
-        assert held <= found, f"{held - found} are not held after a restart"
+        held, found = numbers_in(self.core.memory), numbers_in(again)
+        assert held <= found, f"records {held - found} are not held after a restart"
         again.snapshot()
 
     def _restored(self) -> Memory:
@@ -103,10 +101,13 @@ class Stage:
             max_age_versions=MAX_AGE_VERSIONS,
             when_full=self._when_full,  # type: ignore[arg-type]
         )
-        memory.restore(
-            None, ((place, decode(entry, log_entry_decoder)) for place, entry in enumerate(self._log.entries))
-        )
+        memory.restore(None, enumerate(self._log.entries))
         return memory
+
+
+def numbers_in(memory: Memory) -> set[int]:
+    """Numbers of the records that are held, in packs or not."""
+    return {number for entry in memory.shelf.entries() for number in range(entry.number, entry.last_number + 1)}
 
 
 def checked(out: Outgoing) -> list[bytes]:
