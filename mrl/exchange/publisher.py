@@ -54,7 +54,7 @@ class Publisher:
         while place < len(records):
             while (verdict := self._open.add(records[place])) == "no_room":
                 yield self._open
-                self.send_off()
+                self._send_full()
             place += 1
             if verdict == "too_large":
                 self._counts[verdict] += 1
@@ -62,17 +62,16 @@ class Publisher:
                 place += self._open.add_alike(records, place)
             if self._open.is_full:
                 yield self._open
-                self.send_off()
+                self._send_full()
         self._send_small()
-        self._drop_oldest()
 
     def has_room(self, put: OpenPut) -> bool:
         """Whether this Put can wait beside the others, or waits there already."""
         return put is not self._open or self._fits(put.num_bytes)
 
     def send_gathered(self, now_s: float) -> None:
-        """What was gathered long enough goes."""
-        if now_s - self._gathered_from_s >= GATHER_S:
+        """What was gathered long enough goes, if there is room for it."""
+        if now_s - self._gathered_from_s >= GATHER_S and self._fits(self._open.num_bytes):
             self.send_off()
 
     def send_off(self) -> int:
@@ -118,8 +117,15 @@ class Publisher:
         return self._puts.is_clear(upto_seq)
 
     def _send_small(self) -> None:
-        if len(self._puts) < MAX_SMALL_PUTS:
+        if len(self._puts) < MAX_SMALL_PUTS and self._fits(self._open.num_bytes):
             self.send_off()
+
+    def _send_full(self) -> None:
+        """There was time for room; now the oldest make it."""
+        while not self._fits(self._open.num_bytes) and (seq := self._puts.oldest()):
+            dropped = self._give_up(seq)
+            self._counts["dropped"] += dropped.num_records if dropped is not None else 0
+        self.send_off()
 
     def _message(self, seq: int, put: OpenPut) -> tuple[Put, Spooled | None]:
         """By file where the daemon reads it and there is room, else with all records in it."""
@@ -140,11 +146,6 @@ class Publisher:
     def _fits(self, num_bytes: int) -> bool:
         is_short = len(self._puts) < MAX_UNACKNOWLEDGED_PUTS
         return is_short and self._puts.num_bytes + num_bytes <= MAX_UNACKNOWLEDGED_BYTES
-
-    def _drop_oldest(self) -> None:
-        while not self._fits(0) and (seq := self._puts.oldest()):
-            dropped = self._give_up(seq)
-            self._counts["dropped"] += dropped.num_records if dropped is not None else 0
 
     def _give_up(self, seq: int) -> Unanswered | None:
         self._files.free(seq)

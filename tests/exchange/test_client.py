@@ -791,3 +791,17 @@ def test_nothing_is_gathered_for_long(network, pair, outcome):
     assert len(network.under_way) == MAX_SMALL_PUTS + 1
     network.run()
     assert worker.counts["stored"] == MAX_SMALL_PUTS + 5
+
+
+def test_what_fills_no_message_waits_for_room_too(network, pair, rollout, monkeypatch):
+    """It goes with the next answer; nothing that is unanswered is dropped for it."""
+    worker, _ = pair
+    monkeypatch.setattr(publisher, "MAX_UNACKNOWLEDGED_BYTES", 2_000_000)
+    worker.publish([rollout(f"g{n}", prompt_id=f"p{n}", group=60, tokens=1000) for n in range(3)])
+    assert worker._publisher._open.num_records == 1
+    assert len(network.under_way) == 1
+    worker.publish([])
+    worker.on_tick(network.now_s + 1.0)
+    assert len([body for _, body in network.under_way if kind_of(body) == "Put"]) == 1
+    network.run()
+    assert (worker.counts["stored"], worker.counts.get("dropped", 0)) == (3, 0)
