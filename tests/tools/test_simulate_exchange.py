@@ -41,7 +41,7 @@ def test_events_happen_in_their_order_and_once():
 def station():
     """A daemon whose processor needs a millisecond per message, and a line to it; what it says, with the times."""
     events, heard = Events(), []
-    station = Station(events, SLOW, name="one", budget_bytes=MIB, policies=["qwen"])
+    station = Station(events, SLOW, name="one", budget_bytes=MIB)
 
     def hear(body, _):
         heard.append((round(1e3 * events.now_s, 6), decode(body, daemon_message_decoder)))

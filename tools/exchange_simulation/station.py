@@ -7,7 +7,7 @@ groups: what was appended while it was busy is one write with one wait.
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -39,9 +39,7 @@ class Costs:
     deliver_us: float = 12.0
     """A record sent to one receiver."""
     ask_us: float = 60.0
-    """A prompt looked up for one who asks ..."""
-    ask_policy_us: float = 0.35
-    """... and for every policy that the daemon knows, because it looks among the records of each."""
+    """A prompt looked up for one who asks."""
     tick_session_us: float = 1.5
     """A client looked after, every 50 ms."""
     sync_ms: float = 0.5
@@ -56,8 +54,8 @@ class Costs:
         """How long a message is on its way."""
         return (self.remote_ms if is_remote else self.local_ms) / 1e3
 
-    def of_message(self, message: ClientMessage | DaemonMessage, num_policies: int) -> float:
-        """Microseconds of the processor for one message, in or out, of a daemon that knows so many policies."""
+    def of_message(self, message: ClientMessage | DaemonMessage) -> float:
+        """Microseconds of the processor for one message, in or out."""
         match message:
             case Put():
                 return self.message_us + self.put_us * records_in(message)
@@ -66,8 +64,7 @@ class Costs:
             case Batch():
                 return self.message_us + self.deliver_us * sum(parcel.count for parcel in message.parcels)
             case Fetch():
-                prompt_us = self.ask_us + self.ask_policy_us * num_policies
-                return self.message_us + prompt_us * len(message.prompt_ids)
+                return self.message_us + self.ask_us * len(message.prompt_ids)
             case _:
                 return self.message_us
 
@@ -102,9 +99,7 @@ class _Line:
 class Station:
     """One daemon of one site."""
 
-    def __init__(
-        self, events: Events, costs: Costs, *, name: str, budget_bytes: int, policies: Collection[str]
-    ) -> None:
+    def __init__(self, events: Events, costs: Costs, *, name: str, budget_bytes: int) -> None:
         self.busy_s = 0.0
         """Of its processor."""
         self.num_bytes_remote = 0
@@ -131,8 +126,6 @@ class Station:
             append=self._append,
             started_s=0.0,
         )
-        # A daemon admits 256 policies by itself: more than that have to be known before they come.
-        self.core.memory.policies.update(dict.fromkeys(policies))
         events.every(TICK_S, self._tick, first_s=TICK_S)
         events.every(0.1, lambda: self.held_bytes.append(self.core.shelf.used_bytes))
 
@@ -221,7 +214,7 @@ class Station:
         self._next()
 
     def _cost_us(self, message: ClientMessage | DaemonMessage) -> float:
-        return self._costs.of_message(message, len(self.core.memory.policies))
+        return self._costs.of_message(message)
 
     def _append(self, ticket: int, entry: Sequence[Buffer], *, is_move: bool) -> None:
         self._appended.append((ticket, sum(map(len, entry))))

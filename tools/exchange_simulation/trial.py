@@ -18,7 +18,6 @@ from exchange_simulation.crowd import (
     Policy,
     Tally,
     connect,
-    reader_of,
 )
 from exchange_simulation.events import Events
 from exchange_simulation.station import MIB, Costs, Station
@@ -102,10 +101,9 @@ class World:
         self.events, self.tally = Events(), Tally()
         names = [f"p{number:04d}" for number in range(setting.policies)]
         num_served = 1 if setting.topology == "central" else setting.sites
-        known = [*names, *map(reader_of, range(setting.sites))]
         self.sites = [
             [
-                Station(self.events, costs, name=f"{site}-{shard}", budget_bytes=budget_mib * MIB, policies=known)
+                Station(self.events, costs, name=f"{site}-{shard}", budget_bytes=budget_mib * MIB)
                 for shard in range(setting.shards)
             ]
             for site in range(num_served)
