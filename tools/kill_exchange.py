@@ -64,20 +64,22 @@ def main() -> int:
 
 
 def run(asked: argparse.Namespace, folder: Path, name: str, times: int) -> Ended:
-    """One training run, its daemon killed so often at uneven intervals."""
+    """One training run, its daemon killed so often; an unbroken one that is there already counts."""
+    if not times and (folder / name / "report.html").exists():
+        return ended(folder / name, name, 0, 0)
     argv = [sys.executable, "-m", "mrl", "train", str(asked.config), "--run.name", name, "--run.folder", str(folder)]
     with (
         (folder / f"{name}.log").open("wb") as log,
         subprocess.Popen(argv, stdout=log, stderr=log, cwd=ROOT) as process,
     ):
         draw_s, kills, last = random.Random(0), 0, 0
-        next_s = time.monotonic() + 2 * asked.every
+        next_s = time.monotonic() + asked.every
         while process.poll() is None:
             time.sleep(0.2)
             if kills < times and time.monotonic() >= next_s and (pid := daemon_pid(folder / name)) not in (0, last):
                 os.kill(pid, signal.SIGKILL)
                 kills, last = kills + 1, pid
-                next_s = time.monotonic() + asked.every * draw_s.uniform(0.5, 1.5)
+                next_s = time.monotonic() + asked.every * draw_s.uniform(0.9, 1.1)
     return ended(folder / name, name, process.returncode, kills)
 
 
@@ -132,7 +134,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("config", type=Path)
     parser.add_argument("--times", type=int, default=10, help="kills (default: 10)")
     parser.add_argument(
-        "--every", type=float, default=15.0, metavar="SECONDS", help="between them, about (default: 15)"
+        "--every",
+        type=float,
+        default=15.0,
+        metavar="SECONDS",
+        help="between them, about (default: 15); a supervisor gives up after 5 restarts within 60 s",
     )
     parser.add_argument("--unbroken", type=int, default=1, help="runs to compare with (default: 1)")
     parser.add_argument("--runs", type=Path, help="where the runs go (default: a temporary folder)")
