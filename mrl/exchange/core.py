@@ -15,7 +15,7 @@ from mrl.exchange.memory import Memory, WhenFull
 from mrl.exchange.outside import Append, NoSpools, Spools
 from mrl.exchange.parking import Parking
 from mrl.exchange.postings import Postings
-from mrl.exchange.sessions import Session
+from mrl.exchange.sessions import MAX_SESSIONS, Session, unacknowledged
 from mrl.exchange.watches import Watches
 from mrl.records.codec import MAX_MESSAGE_BYTES, decode
 from mrl.records.exchange import (
@@ -45,7 +45,7 @@ from mrl.records.exchange import (
 from mrl.transport.grants import Grant
 
 MAX_MOVED_BYTES = 1024 * 1024
-TOTAL_WINDOW_BYTES = 64 * 1024 * 1024
+TOTAL_WINDOW_BYTES = 32 * 1024 * 1024
 MIN_WINDOW_BYTES = 256 * 1024
 MAX_WINDOW_BYTES = 8 * 1024 * 1024
 
@@ -87,6 +87,7 @@ class ExchangeCore:
         self._parking = Parking()
         self._spools = spools or NoSpools()
         self._sessions: dict[bytes, Session] = {}
+        self._unacknowledged = unacknowledged()
         self._abandoned = 0
         self._is_draining = False
 
@@ -252,7 +253,9 @@ class ExchangeCore:
         if message.policy != grant.policy:
             self.malformed["impersonation"] += 1
         elif self.memory.admits(message.policy):
-            self._sessions[client] = Session(message.client, message.policy, now_s)
+            if len(self._sessions) >= MAX_SESSIONS:
+                self._forget(min(self._sessions, key=lambda other: self._sessions[other].heard_s))
+            self._sessions[client] = Session(message.client, message.policy, now_s, self._unacknowledged)
             if message.has_spool:
                 self._spools.open(message.client)
         return [(client, self._welcome(self._sessions.get(client)))]
@@ -264,7 +267,7 @@ class ExchangeCore:
         self._parking.forget(client)
         self._barriers.forget(client)
         if client in self._sessions:
-            self._abandoned += self._sessions.pop(client).abandoned
+            self._abandoned += self._sessions.pop(client).end()
 
     def _handle_put(self, client: bytes, session: Session | None, message: Put) -> Outgoing:
         if session is None:

@@ -3,7 +3,9 @@
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,6 +23,7 @@ from mrl.records.codec import Buffer, decode, encode
 from mrl.records.exchange import Stat
 from mrl.transport.endpoints import port_of, publish_endpoint, read_endpoint
 from mrl.transport.grants import Grant
+from mrl.transport.hoarders import Hoarders
 from mrl.transport.keys import RunKeys
 from mrl.transport.server import ServerSocket
 
@@ -190,9 +193,8 @@ def _admits(grant: Grant) -> bool:
 
 def _bind(keys: RunKeys, host: str, port: int, *, previous: int, ipc_path: Path) -> ServerSocket:
     """Listen on `port`; when any port will do, on the previous one if it is free, so that clients need not search."""
+    listen = partial(ServerSocket, keys, admits=_admits, host=host, ipc_path=ipc_path)
     if port == 0 and previous:
-        try:
-            return ServerSocket(keys, admits=_admits, host=host, port=previous, ipc_path=ipc_path)
-        except AddressError:
-            return ServerSocket(keys, admits=_admits, host=host, ipc_path=ipc_path)
-    return ServerSocket(keys, admits=_admits, host=host, port=port, ipc_path=ipc_path)
+        with suppress(AddressError):
+            return listen(port=previous, hoarders=Hoarders())
+    return listen(port=port, hoarders=Hoarders())

@@ -25,7 +25,7 @@ MAX_REMEMBERED_IDS = 32_768
 MAX_REMEMBERED_CLIENTS = 4096
 MAX_REMEMBERED_PUTS = 1024
 """Of one client: more than a client has unanswered."""
-MAX_UNDER_WAY_BYTES = 64 * 1024 * 1024
+MAX_UNDER_WAY_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from mrl.records.experience import RecordKind
 
-OVERHEAD_BYTES = 1200
+OVERHEAD_BYTES = 1280
 """Memory that one held record costs beyond its encoded form: tags, keys, indices (a test measures it)."""
 
 ALWAYS_INDEXED: tuple[RecordKind, ...] = ("score_request", "score")

@@ -10,7 +10,13 @@ FORGET_AFTER_S = 60.0
 CLAIM_S = 3.0
 MAX_TRIES = 5
 MAX_CLAIMS = 4096
+MAX_SESSIONS = 4096
 MAX_UNACKNOWLEDGED_BYTES = 4 * 1024 * 1024
+"""Of one client."""
+MAX_TOTAL_UNACKNOWLEDGED_BYTES = 32 * 1024 * 1024
+"""Of all clients."""
+MAX_REPEATED_BYTES = 256 * 1024
+"""What is delivered again at once to a client that has acknowledged nothing since the last time."""
 MAX_REMEMBERED_FETCHES = 1024
 
 K = TypeVar("K")
@@ -21,6 +27,27 @@ def remember(remembered: dict[K, None], key: K, limit: int) -> None:
     remembered[key] = None
     if len(remembered) > limit:
         del remembered[next(iter(remembered))]
+
+
+@dataclass(slots=True)
+class Allowance:
+    """What many may have outstanding, each and together. One message is allowed to each at any time."""
+
+    max_each_bytes: int
+    max_total_bytes: int
+    used_bytes: int = 0
+
+    def admits(self, own_bytes: int, num_bytes: int) -> bool:
+        """Whether one who has `own_bytes` outstanding may be sent so many more."""
+        if not own_bytes:
+            return True
+        is_within_total = self.used_bytes + num_bytes <= self.max_total_bytes
+        return is_within_total and own_bytes + num_bytes <= self.max_each_bytes
+
+
+def unacknowledged() -> Allowance:
+    """What sessions may have been sent that they have not acknowledged."""
+    return Allowance(MAX_UNACKNOWLEDGED_BYTES, MAX_TOTAL_UNACKNOWLEDGED_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +82,15 @@ class Session:
     name: str
     policy: str
     heard_s: float
+    allowance: Allowance = field(default_factory=unacknowledged)
+    """Shared with the other sessions."""
     abandoned: int = 0
     """Deliveries given up: too many tries, or too many at once."""
     claims: dict[str, _Claim] = field(default_factory=dict)
     """By record id, in order of `due_s`."""
     _unacknowledged_bytes: int = 0
+    _was_repeated: bool = False
+    """Whether nothing was acknowledged since something was delivered again."""
     _shipments: deque[Shipment] = field(default_factory=deque)
     _num_queued: int = 0
     """Records in shipments."""
@@ -96,7 +127,7 @@ class Session:
         if not self._shipments:
             return None
         shipment = self._shipments[0]
-        if self._unacknowledged_bytes and self._unacknowledged_bytes + shipment.num_bytes > MAX_UNACKNOWLEDGED_BYTES:
+        if not self.allowance.admits(self._unacknowledged_bytes, shipment.num_bytes):
             return None
         self._shipments.popleft()
         self._num_queued -= len(shipment.sizes)
@@ -107,32 +138,50 @@ class Session:
     def acknowledge(self, record_ids: Iterable[str]) -> None:
         """The client has taken these records over."""
         for record_id in record_ids:
-            self._release(record_id)
+            self._was_repeated &= not self._release(record_id)
+
+    def end(self) -> int:
+        """Nothing is expected of the client any more. Returns how many deliveries were given up before."""
+        self.acknowledge(list(self.claims))
+        return self.abandoned
 
     def overdue(self, now_s: float) -> list[str]:
-        """Records to deliver again, their claims renewed; those tried often enough are given up."""
+        """Records to deliver again, their claims renewed; those tried often enough are given up.
+
+        Who does not acknowledge probably reads too slowly: little comes again until something is acknowledged.
+        """
         due = list(takewhile(lambda item: item[1].due_s <= now_s, self.claims.items()))
+        room_bytes = MAX_REPEATED_BYTES if self._was_repeated else MAX_UNACKNOWLEDGED_BYTES
+        again: list[str] = []
         for record_id, claim in due:
             self._release(record_id)
-            if claim.tries < MAX_TRIES:
-                self._claim(record_id, _Claim(claim.num_bytes, now_s + CLAIM_S, claim.tries + 1))
-            else:
+            if claim.tries >= MAX_TRIES:
                 self.abandoned += 1
-        return [record_id for record_id, claim in due if claim.tries < MAX_TRIES]
+                continue
+            if is_sent := room_bytes > 0:
+                again.append(record_id)
+            room_bytes -= claim.num_bytes
+            self._claim(record_id, _Claim(claim.num_bytes, now_s + CLAIM_S, claim.tries + is_sent))
+        self._was_repeated |= bool(again)
+        return again
 
     def _claim(self, record_id: str, claim: _Claim) -> None:
         """Expect an acknowledgement of this record until the claim is due."""
         self._release(record_id)
         self.claims[record_id] = claim
         self._unacknowledged_bytes += claim.num_bytes
+        self.allowance.used_bytes += claim.num_bytes
         if len(self.claims) > MAX_CLAIMS:
             self._release(next(iter(self.claims)))
             self.abandoned += 1
 
-    def _release(self, record_id: str) -> None:
+    def _release(self, record_id: str) -> bool:
+        """False when nothing was expected of it."""
         claim = self.claims.pop(record_id, None)
         if claim is not None:
             self._unacknowledged_bytes -= claim.num_bytes
+            self.allowance.used_bytes -= claim.num_bytes
+        return claim is not None
 
     def _unqueue_answer(self, seq: int) -> None:
         self._shipments = deque(shipment for shipment in self._shipments if shipment.seq != seq)

@@ -5,11 +5,13 @@ to remember, and a lost batch is sent again from there. What it says once a dura
 frees the records; a learner that went back to a checkpoint opens the stream at the number that lies in it.
 """
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mrl.exchange.entry import Entry
 from mrl.exchange.matching import is_within
+from mrl.exchange.sessions import Allowance
 from mrl.exchange.shelf import Shelf
 from mrl.exchange.versions import VersionBook
 from mrl.records.exchange import Commit, Stream, StreamState
@@ -17,11 +19,16 @@ from mrl.records.exchange import Commit, Stream, StreamState
 LAPSE_S = 2.5
 """Living readers repeat themselves every second."""
 RESEND_S = 3.0
-MAX_STREAMS = 1024
+MAX_STREAMS_PER_POLICY = 16
+MAX_STREAMS = 256
+MAX_WISHES_BYTES = 16 * 1024 * 1024
+"""Names of sources and tasks in memory, of all streams together."""
 MAX_BATCH_BYTES = 256 * 1024
 MAX_BATCH_ENTRIES = 1024
 WINDOW_BYTES = 4 * 1024 * 1024
 """What a reader may have been sent and not taken; one batch is always allowed."""
+TOTAL_WINDOW_BYTES = 24 * 1024 * 1024
+"""The same of all readers."""
 MAX_PASSED_OVER = 10_000
 """Entries of no interest that one call passes over, so that nobody else waits long."""
 
@@ -30,6 +37,8 @@ MAX_PASSED_OVER = 10_000
 class _Reading:
     """One stream of one policy."""
 
+    allowance: Allowance
+    """Shared with the other streams."""
     committed: int = 0
     took: int = 0
     sent: int = 0
@@ -39,15 +48,54 @@ class _Reading:
     client: bytes = b""
     wish: Stream | None = None
     renewed_s: float = 0.0
+    reached: int = 0
+    """The highest number sent since the reader said where it begins."""
     resend_s: float = 0.0
     """When what was sent and not taken is sent again."""
+    is_resending: bool = False
+    """Whether the reader left everything untaken: one batch at a time comes again, until it takes one."""
     untaken: list[tuple[int, int]] = field(default_factory=list)
     """(last number, bytes) of every batch that was sent and not taken."""
+    untaken_bytes: int = 0
+
+    def begin_at(self, number: int) -> None:
+        """The reader says that it has everything up to this number, and nothing later."""
+        self.go_to(number)
+        self.reached, self.is_resending = number, False
 
     def go_to(self, number: int) -> None:
         """Whatever was sent later than this number is sent again."""
         self.took = self.sent = self.looked_at = number
-        self.untaken.clear()
+        self._leave_untaken([])
+
+    def take(self, upto: int) -> bool:
+        """The reader has everything up to this number; False when that was known, or cannot be."""
+        if not self.took < upto <= self.reached:
+            return False
+        self.took, self.is_resending = upto, False
+        if upto > self.sent:  # what was to be sent again has come at last
+            self.sent, self.looked_at = upto, max(self.looked_at, upto)
+        self._leave_untaken([item for item in self.untaken if item[0] > upto])
+        return True
+
+    def may_have(self, num_bytes: int) -> bool:
+        """Whether the reader may be sent so many bytes more now."""
+        if self.is_resending and self.untaken:
+            return False
+        return self.allowance.admits(self.untaken_bytes, num_bytes)
+
+    def send_upto(self, number: int, num_bytes: int, now_s: float) -> int:
+        """The next batch goes out, and ends with this number. Returns what the batch before ended with."""
+        if not self.untaken:
+            self.resend_s = now_s + RESEND_S
+        previous, self.sent, self.reached = self.sent, number, max(number, self.reached)
+        self._leave_untaken([*self.untaken, (number, num_bytes)])
+        return previous
+
+    def _leave_untaken(self, untaken: list[tuple[int, int]]) -> None:
+        num_bytes = sum(num_bytes for _, num_bytes in untaken)
+        self.allowance.used_bytes += num_bytes - self.untaken_bytes
+        self.untaken, self.untaken_bytes = untaken, num_bytes
 
     @property
     def freed(self) -> int:
@@ -73,34 +121,35 @@ class Streams:
     def __init__(self, shelf: Shelf, versions: VersionBook) -> None:
         self._shelf, self._versions = shelf, versions
         self._readings: dict[tuple[str, str], _Reading] = {}
+        self._untaken = Allowance(WINDOW_BYTES, TOTAL_WINDOW_BYTES)
+        self._wishes_bytes = 0
 
     def open(self, client: bytes, policy: str, message: Stream, now_s: float) -> bool:
         """Open a stream, or renew it; False when there are too many."""
-        key = (policy, message.stream)
-        if key not in self._readings and len(self._readings) >= MAX_STREAMS:
+        reading = self._reading(policy, message.stream)
+        others_bytes = self._wishes_bytes - (_bytes_of(reading.wish) if reading is not None else 0)
+        if reading is None or others_bytes + _bytes_of(message) > MAX_WISHES_BYTES:
             return False
-        reading = self._readings.setdefault(key, _Reading())
         known = reading.wish if reading.client == client else None
         if known is None or message.after < reading.took or message.reads_log != known.reads_log:
-            reading.go_to(message.after)
+            reading.begin_at(message.after)
             self._shelf.number_from(message.after)
         self.take(policy, message.stream, message.after, now_s)
+        self._wishes_bytes = others_bytes + _bytes_of(message)
         reading.client, reading.wish, reading.renewed_s = client, message, now_s
         return True
 
     def take(self, policy: str, stream: str, upto: int, now_s: float) -> None:
         """The reader has everything up to this number."""
         reading = self._readings.get((policy, stream))
-        if reading is not None and reading.took < upto <= reading.sent:
-            reading.took, reading.resend_s = upto, now_s + RESEND_S
-            reading.untaken = [item for item in reading.untaken if item[0] > upto]
+        if reading is not None and reading.take(upto):
+            reading.resend_s = now_s + RESEND_S
 
     def commit(self, message: Commit) -> bool:
         """What was taken up to this number may be forgotten; False when that was known."""
-        key = (message.policy, message.stream)
-        if key not in self._readings and len(self._readings) >= MAX_STREAMS:
+        reading = self._reading(message.policy, message.stream)
+        if reading is None:
             return False
-        reading = self._readings.setdefault(key, _Reading())
         is_new = message.upto > reading.committed
         reading.committed = max(message.upto, reading.committed)
         return is_new
@@ -109,7 +158,9 @@ class Streams:
         """The client reads no longer; what its streams have come to stays."""
         for reading in self._readings.values():
             if reading.client == client:
+                self._wishes_bytes -= _bytes_of(reading.wish)
                 reading.client, reading.wish = b"", None
+                reading.go_to(reading.took)
 
     def commits(self) -> Iterator[Commit]:
         """What a restored daemon has to know."""
@@ -128,8 +179,23 @@ class Streams:
                 continue
             if reading.untaken and now_s >= reading.resend_s:
                 reading.go_to(reading.took)
+                reading.is_resending = True
             while batch := self._next(policy, stream, reading, reading.wish, now_s):
                 yield batch
+
+    def _reading(self, policy: str, stream: str) -> _Reading | None:
+        """The stream of this name, known or new; None when there are too many that are read or were committed."""
+        known = self._readings.get((policy, stream))
+        if known is not None:
+            return known
+        own = [key for key in self._readings if key[0] == policy]
+        if len(own) >= MAX_STREAMS_PER_POLICY or len(self._readings) >= MAX_STREAMS:
+            unused = (key for key in own if not (self._readings[key].client or self._readings[key].committed))
+            if (key := next(unused, None)) is None:
+                return None
+            del self._readings[key]
+        new = self._readings[policy, stream] = _Reading(self._untaken)
+        return new
 
     def states(self) -> list[StreamState]:
         """All streams, for display."""
@@ -148,7 +214,7 @@ class Streams:
 
     def _next(self, policy: str, stream: str, reading: _Reading, wish: Stream, now_s: float) -> NextBatch | None:
         """The next batch of one stream within its window."""
-        if reading.untaken and sum(num_bytes for _, num_bytes in reading.untaken) >= WINDOW_BYTES:
+        if not reading.may_have(MAX_BATCH_BYTES):
             return None
         entries: list[Entry] = []
         num_bytes = 0
@@ -163,10 +229,7 @@ class Streams:
             reading.looked_at = entry.last_number
         if not entries:
             return None
-        previous, reading.sent = reading.sent, entries[-1].last_number
-        if not reading.untaken:
-            reading.resend_s = now_s + RESEND_S
-        reading.untaken.append((reading.sent, num_bytes))
+        previous = reading.send_upto(entries[-1].last_number, num_bytes, now_s)
         return NextBatch(reading.client, stream, previous, entries, reads_log=wish.reads_log)
 
     def _is_wanted(self, entry: Entry, policy: str, wish: Stream) -> bool:
@@ -179,3 +242,8 @@ class Streams:
             and (not wish.tasks or tags.task in wish.tasks)
             and is_within(self._versions.age(tags), wish.max_age_versions)
         )
+
+
+def _bytes_of(wish: Stream | None) -> int:
+    """Memory that the names in it take."""
+    return sum(map(sys.getsizeof, (*wish.sources, *wish.tasks))) if wish is not None else 0

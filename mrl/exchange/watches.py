@@ -1,10 +1,16 @@
 """Who waits for records on which prompt."""
 
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from mrl.records.experience import RecordKind
+
+WATCH_BYTES = 900
+"""Memory that one watch costs beside the id of its prompt."""
+MAX_WATCHES_BYTES = 24 * 1024 * 1024
+"""Of all clients: some 25,000 with ids of usual length."""
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +27,7 @@ class Watch:
 
 
 class Watches:
-    """Open questions, at most `max_per_client` of one client (its oldest goes) and `max_total` in all (refused)."""
+    """Open questions: `max_per_client` of one client (its oldest goes), `max_total` and 24 MiB in all (refused)."""
 
     def __init__(self, *, max_per_client: int, max_total: int) -> None:
         self.dropped = 0
@@ -29,7 +35,7 @@ class Watches:
         self._max_per_client, self._max_total = max_per_client, max_total
         self._of_client: dict[bytes, dict[str, Watch]] = {}
         self._of_prompt: dict[str, dict[bytes, Watch]] = {}
-        self._total = 0
+        self._total = self._num_bytes = 0
 
     def __len__(self) -> int:
         return self._total
@@ -45,12 +51,13 @@ class Watches:
         if len(of_client) >= self._max_per_client:
             self.remove(client, next(iter(of_client)))
             self.dropped += 1
-        if self._total >= self._max_total:
+        if self._total >= self._max_total or self._num_bytes + _bytes_of(prompt_id) > MAX_WATCHES_BYTES:
             self.dropped += 1
             return
         self._of_client.setdefault(client, {})[prompt_id] = watch
         self._of_prompt.setdefault(prompt_id, {})[client] = watch
         self._total += 1
+        self._num_bytes += _bytes_of(prompt_id)
 
     def remove(self, client: bytes, prompt_id: str) -> None:
         """Close a watch, if there is one."""
@@ -58,6 +65,7 @@ class Watches:
         if of_client.pop(prompt_id, None) is None:
             return
         self._total -= 1
+        self._num_bytes -= _bytes_of(prompt_id)
         if not of_client:
             del self._of_client[client]
         of_prompt = self._of_prompt[prompt_id]
@@ -82,3 +90,7 @@ class Watches:
 def policies_of(watches: Iterable[Watch]) -> set[str]:
     """Each once."""
     return {watch.policy for watch in watches}
+
+
+def _bytes_of(prompt_id: str) -> int:
+    return WATCH_BYTES + sys.getsizeof(prompt_id)

@@ -7,8 +7,11 @@ Waits for: messages, without a bound of its own: an idle exchange says so and co
 Unblocked by: any client.
 If it dies: learners go on without what it has and count it; the restarted daemon replays its log, and its clients find
     it again.
+Memory: its budget and some 150 MB; at 512 MiB beside the budget it ends. A client that is let in can make the socket
+    gather a message without end, and then this process ends instead of all others on the machine.
 """
 
+import resource
 import signal
 import threading
 import time
@@ -31,6 +34,9 @@ ROUND_S = 0.2
 REPORT_S = 2.0
 
 MAX_VALUES = 500
+SPARE_BYTES = 512 * MIB
+"""What may be allocated beside the budget. Far above what the worst client was seen to bring about (150 MB): what is
+mapped and not touched counts too, such as stacks of threads."""
 
 log = structlog.get_logger()
 
@@ -46,6 +52,7 @@ def main(run_folder: Path, policy: str, index: int) -> int:
 
 def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack, shard: int) -> int:
     stop = wiring.stop_event()
+    limit_memory(data_bytes() + config.exchange.budget_mib * MIB + SPARE_BYTES)
     telemetry = wiring.connect_telemetry(folder, role_of(shard), "", closing)
     daemon = _open(config, folder, shard)
     closing.callback(daemon.close)
@@ -67,6 +74,19 @@ def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack, shard: int)
             exposition.hand_over(stat)
             _report(stat, telemetry)
     return 0
+
+
+def data_bytes() -> int:
+    """What this process has allocated: on a machine of many cores libraries alone take gigabytes."""
+    pages = int(Path("/proc/self/statm").read_text().split()[5])
+    return pages * resource.getpagesize()
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Let no more data than this be allocated by this process; a lower limit that is in force already stays."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard == resource.RLIM_INFINITY or hard > num_bytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (num_bytes, num_bytes))
 
 
 def _open(config: RunConfig, folder: RunFolder, shard: int) -> ExchangeDaemon:

@@ -7,7 +7,7 @@ import zmq
 from mrl.records.codec import MAX_MESSAGE_BYTES
 from mrl.transport.keys import ClientKeys
 from mrl.transport.links import routing_id
-from mrl.transport.server import HANDSHAKE_S, HEARTBEAT_IVL_MS, HEARTBEAT_TIMEOUT_MS
+from mrl.transport.server import HANDSHAKE_S, LIVENESS
 
 MAX_BURST_MESSAGES = 512
 
@@ -96,8 +96,6 @@ class ClientSocket:
             zmq.CURVE_PUBLICKEY: self._keys.public,
             zmq.CURVE_SECRETKEY: self._keys.secret,
             zmq.HANDSHAKE_IVL: round(HANDSHAKE_S * 1000),
-            zmq.HEARTBEAT_IVL: HEARTBEAT_IVL_MS,
-            zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
             # Messages wait in the caller's hands, not in a pipe to a server that may never come.
             zmq.IMMEDIATE: 1,
             zmq.LINGER: 0,
@@ -107,7 +105,7 @@ class ClientSocket:
             zmq.RECONNECT_IVL: 100,
             zmq.RECONNECT_IVL_MAX: 2000,
         }
-        for option, value in options.items():
+        for option, value in (options | LIVENESS).items():
             dealer.setsockopt(option, value)
         dealer.connect(address)
         self._socket = dealer

@@ -17,19 +17,34 @@ from mrl.errors import AddressError, RunFolderError
 from mrl.records.codec import MAX_MESSAGE_BYTES
 from mrl.transport.allow_list import AllowList, fingerprint
 from mrl.transport.grants import Grant
+from mrl.transport.hoarders import LOOK_S, Hoarders, frame_bytes
 from mrl.transport.keys import RunKeys
 from mrl.transport.links import SEPARATOR, Admits, Link, Links
 from mrl.transport.refusals import Refusals
 
 MAX_BURST_MESSAGES = 512
-MAX_BURST_BYTES = 64 * 1024 * 1024
-HEARTBEAT_IVL_MS = 1000
-HEARTBEAT_TIMEOUT_MS = 5000
+MAX_BURST_BYTES = 8 * 1024 * 1024
+MAX_UNREAD_MESSAGES = 4
+"""Of one client, and complete; each may be as long as a message may be."""
+MAX_UNSENT_MESSAGES = 64
+"""To one client. More than are due at once: 16 of 256 KiB of what was not acknowledged, and acknowledgements."""
 HANDSHAKE_S = 5.0
 WATCH_S = 0.5
 """How often the allow-list is looked at."""
 MAX_IPC_PATH_BYTES = 107
 """What the kernel takes as the name of a socket file."""
+LIVENESS = {
+    # ZeroMQ's own heartbeats stay off: one that is due for a link whose peer died while the receive queue was full ends
+    # the process (libzmq 4.3.5, assertion `!_io_error`, its issues 4364 and 4767). The kernel notices within 30 s.
+    zmq.HEARTBEAT_IVL: 0,
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 15,
+    zmq.TCP_KEEPALIVE_INTVL: 5,
+    zmq.TCP_KEEPALIVE_CNT: 3,
+    # Keepalive rests while something is unacknowledged. This also ends a link whose peer takes nothing for so long.
+    zmq.TCP_MAXRT: 30_000,
+}
+"""Options of every socket, by which the end of a peer is noticed that could not say goodbye."""
 
 _ZAP_DOMAIN = b"mrl"
 _WILDCARDS = ("*", "0.0.0.0", "::")
@@ -64,8 +79,12 @@ class ServerSocket:
         ipc_path: Path | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         handshake_s: float = HANDSHAKE_S,
+        hoarders: Hoarders | None = None,
     ) -> None:
         """Bind `host:port`; port 0 takes a free one. With `ipc_path` also listen on that socket file, for this host.
+
+        With `hoarders` connections that send more than is read are cut. That is for a server which is always at
+        `receive`: where it rests for long, honest clients gather as much.
 
         The file is 0600 in a folder that is made 0700. A path that is too long or cannot be bound is counted as a
         refusal ("ipc_path"), and the attribute `ipc_path` is None then: tcp remains.
@@ -73,11 +92,12 @@ class ServerSocket:
         Raises AddressError when the port cannot be bound, RunFolderError when the allow-list cannot be read.
         """
         self.refusals = Refusals()
-        """What was refused, by reason: unknown_key, revoked_key, role, handshake, impersonation, frames."""
+        """What was refused, by reason: unknown_key, revoked_key, role, handshake, impersonation, frames, unread."""
         self.ipc_path: Path | None = None
         self._allowed = AllowList(keys.folder)
         self._links = Links(self._allowed, admits)
-        self._watch_s = time.monotonic() + WATCH_S
+        self._watch_s, self._look_s = time.monotonic() + WATCH_S, 0.0
+        self._hoarders = hoarders
         self._context = zmq.Context()
         self._authenticator = _authenticator(self._context, _Gate(self._links, self.refusals))
         self._socket = _router(self._context, keys, max_message_bytes, handshake_s)
@@ -105,12 +125,16 @@ class ServerSocket:
         return sum(map(self.refusals.count, ("unknown_key", "revoked_key", "role", "handshake")))
 
     def receive(self, timeout_s: float) -> list[Incoming]:
-        """Wait at most `timeout_s` or half a second, then take what is there: at most 512 messages or 64 MiB."""
-        ready = dict(self._poller.poll(max(0, round(min(timeout_s, WATCH_S) * 1000))))
+        """Wait at most `timeout_s` or half a second, then take what is there: at most 512 messages or 8 MiB."""
+        longest_s = LOOK_S if self._hoarders else WATCH_S
+        ready = dict(self._poller.poll(max(0, round(min(timeout_s, longest_s) * 1000))))
         if time.monotonic() >= self._watch_s:
             self._watch_s = time.monotonic() + WATCH_S
             self.reload()
             self.refusals.settle()
+        if self._hoarders and time.monotonic() >= self._look_s:
+            self._look_s = time.monotonic() + LOOK_S
+            self._cut_hoarders(self._hoarders)
         if self._monitor in ready:
             self._count_failures()
         return self._drain() if self._socket in ready else []
@@ -183,21 +207,30 @@ class ServerSocket:
             # Only an uncopied frame tells whose key sent it. The frames of a message arrive together.
             body = take(zmq.NOBLOCK, copy=False)
             num_bytes += len(body)
+            wire_bytes = frame_bytes(len(body))
             key = str(body.get(_KEY_PROPERTY))
             link = known(routing, key) or self._admit(routing, key, body)
             if body.more:
-                num_bytes += self._skip_frames(key)
+                skipped_bytes = self._skip_frames(key)
+                num_bytes, wire_bytes = num_bytes + skipped_bytes, wire_bytes + skipped_bytes
             elif link is not None:
                 received.append(Incoming(link.client, body.bytes, link.grant))
+            if self._hoarders is not None and link is not None:
+                self._hoarders.note_read(link, wire_bytes)
         return received
 
+    def _cut_hoarders(self, hoarders: Hoarders) -> None:
+        for link, unread_bytes in hoarders.take():
+            self.refusals.note("unread", fingerprint(link.key), name=link.grant.name, unread_bytes=unread_bytes)
+            _cut(link.connection)
+
     def _skip_frames(self, key: str) -> int:
-        """Take the rest of a message of more than one body frame; returns its bytes."""
+        """Take the rest of a message of more than one body frame; returns its bytes on the connection."""
         self.refusals.note("frames", fingerprint(key))
         num_bytes, more = 0, True
         while more:
             frame = self._socket.recv(zmq.NOBLOCK, copy=False)
-            num_bytes, more = num_bytes + len(frame), frame.more
+            num_bytes, more = num_bytes + frame_bytes(len(frame)), frame.more
         return num_bytes
 
     def _admit(self, routing: bytes, key: str, body: zmq.Frame) -> Link | None:
@@ -250,18 +283,16 @@ def _router(context: zmq.Context, keys: RunKeys, max_message_bytes: int, handsha
         zmq.ZAP_DOMAIN: _ZAP_DOMAIN,
         zmq.ZAP_ENFORCE_DOMAIN: 1,
         zmq.HANDSHAKE_IVL: round(handshake_s * 1000),
-        zmq.HEARTBEAT_IVL: HEARTBEAT_IVL_MS,
-        zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
         zmq.LINGER: 0,
         zmq.MAXMSGSIZE: max_message_bytes,
-        zmq.RCVHWM: 64,
-        zmq.SNDHWM: 256,
+        zmq.RCVHWM: MAX_UNREAD_MESSAGES,
+        zmq.SNDHWM: MAX_UNSENT_MESSAGES,
         # Without MANDATORY an undeliverable message vanishes silently; without HANDOVER a client that comes back over
         # a half-open link is locked out until the old link times out.
         zmq.ROUTER_MANDATORY: 1,
         zmq.ROUTER_HANDOVER: 1,
     }
-    for option, value in options.items():
+    for option, value in (options | LIVENESS).items():
         router.setsockopt(option, value)
     return router
 

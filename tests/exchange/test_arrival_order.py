@@ -1,5 +1,7 @@
 """A list that is sorted anew for every question says what the order should."""
 
+import tracemalloc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,3 +48,18 @@ def test_the_order_agrees_with_a_sorted_list(steps):
         elif action == "after":
             assert [entry.number for entry in order.after(number)] == sorted(n for n in held if n > number)
     assert list(order.after(0)) == [held[number] for number in sorted(held)]
+
+
+def test_the_bodies_of_what_left_do_not_stay():
+    """A few large ones weigh as much as thousands of small ones."""
+    order, body_bytes = ArrivalOrder(), 1_000_000
+    tracemalloc.start()
+    try:
+        for number in range(1, 51):
+            order.add(Entry(TAGS, bytearray(body_bytes), number))
+            if number > 4:
+                order.remove(next(order.after(0)))
+        used_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert used_bytes < 4 * body_bytes + arrival_order.MIN_GAP_BYTES + 100_000

@@ -11,6 +11,7 @@ from logged_core import LoggedCore, put_message, records_of
 from mrl.exchange.core import MAX_WINDOW_BYTES, TOTAL_WINDOW_BYTES, ExchangeCore
 from mrl.exchange.intake import MAX_UNDER_WAY_BYTES
 from mrl.exchange.kinds import OVERHEAD_BYTES
+from mrl.exchange.memory import MAX_POLICIES
 from mrl.exchange.sessions import CLAIM_S, FORGET_AFTER_S, MAX_TRIES, MAX_UNACKNOWLEDGED_BYTES
 from mrl.records.codec import decode, encode
 from mrl.records.exchange import (
@@ -564,10 +565,12 @@ def test_hello_forgets_the_earlier_connection(outcome):
 
 
 def test_names_cannot_grow_the_tables_without_bound():
-    """Beyond 256 policies clients stay unknown, and what strangers put is not taken."""
+    """Beyond 1024 policies clients stay unknown, and what strangers put is not taken."""
     core = make_core()
-    answers = [core.handle(b"%d" % n, Hello(client=f"c{n}", policy=f"s{n}"), 0.0)[0][1] for n in range(300)]
-    assert sum(answer.known for answer in answers) == 254
+    answers = [
+        core.handle(b"%d" % n, Hello(client=f"c{n}", policy=f"s{n}"), 0.0)[0][1] for n in range(MAX_POLICIES + 44)
+    ]
+    assert sum(answer.known for answer in answers) == MAX_POLICIES - 2
 
 
 def test_a_stranger_is_asked_to_introduce_himself_before_he_puts(outcome):

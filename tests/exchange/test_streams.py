@@ -8,7 +8,15 @@ from logged_core import LoggedCore, batch_records, packed_message, put_message
 from mrl.exchange import streams
 from mrl.exchange.reader import Reader
 from mrl.exchange.shared_files import SharedFiles
-from mrl.exchange.streams import LAPSE_S, MAX_BATCH_ENTRIES, MAX_STREAMS, RESEND_S, WINDOW_BYTES
+from mrl.exchange.streams import (
+    LAPSE_S,
+    MAX_BATCH_ENTRIES,
+    MAX_STREAMS,
+    MAX_STREAMS_PER_POLICY,
+    RESEND_S,
+    TOTAL_WINDOW_BYTES,
+    WINDOW_BYTES,
+)
 from mrl.records.codec import encode
 from mrl.records.exchange import Announce, Batch, Commit, Hello, PutAck, StatRequest, Stream, Took, Welcome
 from mrl.records.version import Version
@@ -63,6 +71,12 @@ def numbers_of(batch):
 def ages_of(batch):
     """Of its records."""
     return [parcel.age_versions for parcel in batch.parcels for _ in range(parcel.count)]
+
+
+def streams_of(core):
+    """The daemon's account of all streams."""
+    [(_, stat)] = core.handle(b"x", StatRequest(client="x"), 0.0)
+    return stat.streams
 
 
 def state(core):
@@ -242,15 +256,68 @@ def test_an_empty_memory_does_not_take_more_than_its_budget(outcome):
 
 
 def test_streams_are_bounded_and_belong_to_clients_that_said_hello():
-    """Names cannot grow the tables without bound."""
+    """Names cannot grow the tables without bound: neither those of one policy nor those of many."""
     core = make_core()
-    for number in range(MAX_STREAMS + 5):
-        open_stream(core, stream=f"s{number}")
-    [(_, stat)] = core.handle(b"x", StatRequest(client="x"), 0.0)
-    assert len(stat.streams) == MAX_STREAMS
+    for policy in range(MAX_STREAMS // MAX_STREAMS_PER_POLICY + 2):
+        core.handle(b"%d" % policy, Hello(client="l", policy=f"p{policy}"), 0.0)
+        for number in range(MAX_STREAMS_PER_POLICY + 5):
+            open_stream(core, client=b"%d" % policy, stream=f"s{number}")
+        assert len(streams_of(core)) == min((policy + 1) * MAX_STREAMS_PER_POLICY, MAX_STREAMS)
     [(_, answer)] = core.handle(b"stranger", wish(), 0.0)
     assert isinstance(answer, Welcome)
     assert not answer.known
+
+
+def test_a_new_stream_takes_the_place_of_one_that_is_neither_read_nor_committed():
+    """Names of those who went away lock nobody out; positions that records depend on are kept."""
+    core = make_core()
+    for number in range(MAX_STREAMS_PER_POLICY):
+        open_stream(core, stream=f"s{number}")
+    core.handle(LEARNER, Commit(client="l", policy="llama", stream="s0", upto=1), 0.0)
+    core.handle(LEARNER, Hello(client="l", policy="llama"), 1.0)
+    open_stream(core, 1.0, stream="new")
+    names = {one.stream for one in streams_of(core)}
+    assert names == {f"s{number}" for number in range(MAX_STREAMS_PER_POLICY) if number != 1} | {"new"}
+
+
+def test_the_names_in_all_wishes_are_bounded(monkeypatch):
+    """A stream beyond it is not opened, and one that is renewed counts once."""
+    monkeypatch.setattr(streams, "MAX_WISHES_BYTES", 2000)
+    core = make_core()
+    names = ["n" * 200] * 3
+    for number in range(5):
+        open_stream(core, stream=f"s{number}", sources=names)
+        open_stream(core, stream="s0", sources=names)
+    assert [one.reader for one in streams_of(core)] == ["learner/llama"] * 2 + [""] * 3
+
+
+def test_readers_together_have_a_window(outcome):
+    """Beyond it each gets one batch at a time, and the rest as batches are taken."""
+    core = make_core()
+    for number in range(50):
+        put(core, outcome(f"r{number}", prompt_id=f"p{number}", completion=bytes(100_000)))
+    sent = {}
+    for number in range(12):
+        client = b"learner/p%d" % number
+        core.handle(client, Hello(client="l", policy=f"p{number}"), 0.0)
+        sent[number] = open_stream(core, client=client)
+    sizes = [sum(len(encode(batch)) for batch in of_reader) for of_reader in sent.values()]
+    assert 0.9 * TOTAL_WINDOW_BYTES < sum(sizes) < TOTAL_WINDOW_BYTES + 12 * streams.MAX_BATCH_BYTES
+    assert len(sent[11]) == 1
+    core.handle(b"learner/p0", Hello(client="l", policy="p0"), 0.0)
+    took_last = Took(client="l", stream="s", upto=numbers_of(sent[11][-1])[-1])
+    assert len(batches(core.handle(b"learner/p11", took_last, 0.0))) > 1
+
+
+def test_to_a_reader_that_takes_nothing_one_batch_at_a_time_comes_again(outcome):
+    """Until it takes one; also one that was sent before counts."""
+    core = make_core()
+    for number in range(20):
+        put(core, outcome(f"r{number}", prompt_id=f"p{number}", completion=bytes(100_000)))
+    sent = open_stream(core)
+    assert len(sent) > 5
+    assert ids(open_stream(core, RESEND_S)) == ids(sent[:1])
+    assert took(core, sent[3], RESEND_S)[0].previous == numbers_of(sent[3])[-1]
 
 
 def test_a_full_memory_that_refuses_keeps_what_is_not_committed(outcome):
