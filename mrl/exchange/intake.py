@@ -117,7 +117,10 @@ class Intake:
         if self._bytes_under_way > MAX_UNDER_WAY_BYTES:
             return False
         held = sum(pack.num_bytes + self._num_entries(pack) * OVERHEAD_BYTES for pack in message.packs)
-        return not self._keeps_all or self._shelf.make_room(held + self._bytes_under_way, self._freed())
+        # What never fits would wait for ever, and all others behind it: it is judged, and refused or evicted by then.
+        if not self._keeps_all or not self._shelf.fits(held - OVERHEAD_BYTES):
+            return True
+        return self._shelf.make_room(held + self._bytes_under_way, self._freed())
 
     def send_off(self, ticket: int, verdict: Verdict) -> None:
         """The verdict's records are on their way to the log."""

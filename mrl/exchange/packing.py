@@ -21,6 +21,9 @@ MAX_RECORD_BYTES = MAX_MESSAGE_BYTES - 2 * ENVELOPE_BYTES
 FULL_BYTES = 1024 * 1024
 """A Put of this length waits for nothing more."""
 
+MAX_ALIKE_BYTES = FULL_BYTES + FULL_BYTES // 4
+"""What records that are taken at once may make of a Put; one by one they fill it better."""
+
 _ARRAY = struct.Struct(">BI")
 _ARRAY_32 = 0xDD
 """msgpack's longest form of an array's head, whose length does not depend on the number of elements."""
@@ -127,7 +130,7 @@ class OpenPut:
         if len(alike) < MIN_TOGETHER:
             return 0
         num_bytes = pack.append_all(alike)
-        if self.num_bytes + num_bytes > MAX_RECORD_BYTES:
+        if self.num_bytes + num_bytes > MAX_ALIKE_BYTES:  # they are longer than the last one
             pack.drop_last(num_bytes, len(alike))
             return 0
         self.num_bytes += num_bytes

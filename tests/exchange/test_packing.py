@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrl.exchange import packing
-from mrl.exchange.packing import FULL_BYTES, MAX_RECORD_BYTES, OpenPut
+from mrl.exchange.packing import FULL_BYTES, MAX_ALIKE_BYTES, MAX_RECORD_BYTES, OpenPut
 from mrl.records.codec import encode
 from mrl.records.experience import kind_of
 from mrl.records.packs import MAX_PACK_RECORDS
@@ -109,3 +109,13 @@ def test_an_empty_put_has_no_packs(value, count):
     for _ in range(count):
         put.add(value())
     assert len(put.sealed()[0]) == count
+
+
+def test_longer_records_after_a_short_one_do_not_swell_a_put(outcome):
+    """How many are taken at once is guessed from the last one."""
+    records = [outcome("short"), *(outcome(f"l{n}", completion=bytes(40_000)) for n in range(100))]
+    put, place = OpenPut(), 0
+    while not put.is_full:
+        assert put.add(records[place]) == "taken"
+        place += 1 + put.add_alike(records, place + 1)
+    assert put.num_bytes <= MAX_ALIKE_BYTES

@@ -255,6 +255,15 @@ def test_an_empty_memory_does_not_take_more_than_its_budget(outcome):
     assert len(core.posted) <= 3
 
 
+def test_a_put_that_never_fits_does_not_hold_up_the_others(outcome):
+    """It is refused at once; what comes after it is taken."""
+    core = make_core(budget_bytes=20_000, when_full="refuse", asked=False)
+    [(_, ack)] = core.handle(WORKER, packed_message(outcome("large", completion=bytes(30_000))), 0.0)
+    assert ack.refused == {"too_large": 1}
+    [(_, ack)] = core.handle(WORKER, packed_message(outcome("small")), 0.0)
+    assert (ack.stored, len(core.shelf)) == (1, 1)
+
+
 def test_streams_are_bounded_and_belong_to_clients_that_said_hello():
     """Names cannot grow the tables without bound: neither those of one policy nor those of many."""
     core = make_core()
