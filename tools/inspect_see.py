@@ -148,7 +148,7 @@ def find(run: RunFolder, record_id: str) -> tuple[bytes, str]:
                 if answer.body:
                     place = f"record number {answer.number} of the exchange"
                     return answer.body, f"held by the daemon, {place}, {answer.age_versions} versions old"
-            whose = "held by no daemon"
+            whose = "no daemon holds it by itself, though perhaps in a pack"
         except (PeerLost, RunFolderError):
             whose = "no daemon answers"
     for folder in (run.exchange, *sorted(run.exchange.glob("shard_*"))):

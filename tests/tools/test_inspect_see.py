@@ -113,10 +113,20 @@ def inspect(capsys, *arguments):
     return code, told.out, told.err
 
 
+def ask(client):
+    """From now on the daemon holds successes one by one; what the client says later comes later."""
+    client.fetch(["p1"], kinds=["outcome"], limit=1, max_age_versions=None, watch=False)
+
+
 def test_a_record_is_dumped_from_the_daemon_and_then_from_its_log(exchange, capsys):
     """Held; and when the daemon is gone, from the segments."""
     worker = exchange.connect("worker/qwen/0")
     worker.publish([outcome("r1"), outcome("r2", "p2")])
+    assert worker.flush(10.0)
+    code, out, _ = inspect(capsys, exchange.path, "--dump", "r2")
+    assert (code, "though perhaps in a pack; on the log in" in out) == (0, True)
+    ask(worker)
+    worker.publish([outcome("r4")])
     assert worker.flush(10.0)
     code, out, _ = inspect(capsys, exchange.path, "--dump", "r2")
     assert code == 0
@@ -202,6 +212,7 @@ def test_every_shard_is_shown_asked_and_drained(exchange, capsys):
 def test_json_has_the_rates(exchange, capsys):
     """Beside the daemon's own numbers."""
     worker = exchange.connect("worker/qwen/0")
+    ask(worker)
     worker.publish([outcome("r1"), outcome("r1")])
     assert worker.flush(10.0)
     _, out, _ = inspect(capsys, exchange.path, "--json")
