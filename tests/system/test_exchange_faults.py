@@ -16,8 +16,13 @@ from exchange_drill.rig import add_up
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-needs_nft = pytest.mark.skipif(not shutil.which("nft") or not shutil.which("ip"), reason="needs iproute2 and nftables")
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="a small file system or a network namespace can only be made by root"
+)
+needs_nft = pytest.mark.skipif(
+    not shutil.which("nft") or not shutil.which("ip"),
+    reason="packets are dropped with ip and nft: apt-get install iproute2 nftables",
+)
 
 
 def drill(folder, *arguments):
