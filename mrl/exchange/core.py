@@ -8,8 +8,7 @@ from mrl.exchange.barriers import Barriers
 from mrl.exchange.deliveries import Deliveries, Outgoing
 from mrl.exchange.entry import Entry
 from mrl.exchange.inspection import client_states, oldest_age_versions, peeked
-from mrl.exchange.intake import stored_of
-from mrl.exchange.journal import Indexed
+from mrl.exchange.journal import Indexed, stored_of
 from mrl.exchange.matching import Matching
 from mrl.exchange.memory import Memory, WhenFull
 from mrl.exchange.outside import Append, NoSpools, Spools

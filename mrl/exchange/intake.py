@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from mrl.errors import RecordError
 from mrl.exchange.entry import Entry
-from mrl.exchange.journal import Stored, StoredPack
+from mrl.exchange.journal import Stored, stored_of
 from mrl.exchange.kinds import OVERHEAD_BYTES
 from mrl.exchange.sessions import remember
 from mrl.exchange.shelf import Shelf
 from mrl.exchange.versions import VersionBook
-from mrl.records.codec import Buffer, decode
+from mrl.records.codec import decode
 from mrl.records.exchange import Put
 from mrl.records.experience import raw_pack_decoder
 from mrl.records.packs import Pack
@@ -193,30 +193,6 @@ class Intake:
         if record_id and (record_id in self._remembered_ids or record_id in self._shelf):
             return "duplicate"
         return self.fault_of_age(entry.tags) or ("" if self._shelf.fits(len(entry.body)) else "too_large")
-
-
-def stored_of(entries: Iterable[Entry], *, client: str = "", seq: int = 0) -> Stored:
-    """What goes on the log before the arrays of the entries."""
-    return Stored(
-        client=client,
-        seq=seq,
-        packs=[
-            StoredPack(tags=pack_tags(entry.tags), number=entry.number, count=entry.count, num_bytes=entry.array_bytes)
-            for entry in entries
-        ],
-    )
-
-
-def pack_tags(tags: Tags | PackTags) -> PackTags:
-    """The part of the tags that packs have."""
-    if isinstance(tags, PackTags):
-        return tags
-    return PackTags(type=tags.type, source=tags.source, oldest=tags.oldest, newest=tags.newest, task=tags.task)
-
-
-def bodies_of(entries: Iterable[Entry]) -> list[Buffer]:
-    """The arrays of the entries, in parts, one behind the other."""
-    return [part for entry in entries for part in entry.array]
 
 
 def split(entry: Entry) -> list[Entry]:

@@ -7,16 +7,17 @@ with a snapshot of what its predecessors said beside their records, so that they
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
 import msgspec
 
 from mrl.errors import RecordError
+from mrl.exchange.entry import Entry
 from mrl.records.codec import MAX_MESSAGE_BYTES, Buffer, decode, decoder, encode
 from mrl.records.exchange import Announce, Commit, Done
 from mrl.records.experience import RecordKind
-from mrl.records.tags import PackTags
+from mrl.records.tags import PackTags, Tags
 from mrl.records.version import Count, Name
 
 MAX_NAMES = 65_536
@@ -92,3 +93,27 @@ def bodies_of(stored: Stored, payload: Buffer, begin: int) -> Iterator[tuple[Sto
         body = view[begin : begin + pack.num_bytes]
         yield pack, bytes(body) if 2 * pack.num_bytes < len(payload) else body, begin
         begin += pack.num_bytes
+
+
+def stored_of(entries: Iterable[Entry], *, client: str = "", seq: int = 0) -> Stored:
+    """What goes on the log before the arrays of the entries."""
+    return Stored(
+        client=client,
+        seq=seq,
+        packs=[
+            StoredPack(tags=pack_tags(entry.tags), number=entry.number, count=entry.count, num_bytes=entry.array_bytes)
+            for entry in entries
+        ],
+    )
+
+
+def pack_tags(tags: Tags | PackTags) -> PackTags:
+    """The part of the tags that packs have."""
+    if isinstance(tags, PackTags):
+        return tags
+    return PackTags(type=tags.type, source=tags.source, oldest=tags.oldest, newest=tags.newest, task=tags.task)
+
+
+def arrays_of(entries: Iterable[Entry]) -> list[Buffer]:
+    """The arrays of the entries, in parts, one behind the other."""
+    return [part for entry in entries for part in entry.array]

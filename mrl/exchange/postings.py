@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from mrl.exchange.entry import Entry
-from mrl.exchange.intake import bodies_of
-from mrl.exchange.journal import LogEntry, Stored, written
+from mrl.exchange.journal import LogEntry, Stored, arrays_of, written
 from mrl.exchange.log.frames import HEAD_BYTES
 from mrl.exchange.outside import Append
 
@@ -28,7 +27,7 @@ class Postings:
     def post_records(self, head: Stored, entries: Sequence[Entry], *, is_move: bool = False) -> int:
         """Begin to put records on the log; returns the ticket."""
         self._ticket += 1
-        parts = written(head, bodies_of(entries))
+        parts = written(head, arrays_of(entries))
         self._records[self._ticket] = entries, len(parts[0]), is_move
         self.is_moving |= is_move
         self._append(self._ticket, parts, is_move=is_move)

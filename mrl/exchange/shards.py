@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -76,56 +76,6 @@ def come_to(position: Position, received: Iterable[Received]) -> list[int]:
         numbers += [0] * (item.shard + 1 - len(numbers))
         numbers[item.shard] = max(numbers[item.shard], item.number)
     return numbers
-
-
-class Exchange(Protocol):
-    """What learners and workers call: an `ExchangeClient`, or several of them behind a `ShardedExchange`."""
-
-    def publish(self, records: Sequence[ExperienceRecord], *, room_within_s: float = 0.0) -> None:
-        """Hand records to the exchange."""
-
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until everything published so far was acknowledged or refused; False when it was not."""
-
-    def announce(self, version: Version, *, resumed: bool = False) -> None:
-        """This policy now trains at `version`."""
-
-    def fetch(
-        self,
-        prompt_ids: Iterable[str],
-        *,
-        kinds: Sequence[RecordKind],
-        limit: int,
-        max_age_versions: int | None,
-        watch: bool,
-    ) -> None:
-        """Ask what others have on these prompts; with `watch` for later records too."""
-
-    def fetch_now(
-        self,
-        prompt_ids: Iterable[str],
-        *,
-        kinds: Sequence[RecordKind],
-        limit: int,
-        max_age_versions: int | None,
-        timeout_s: float,
-    ) -> bool:
-        """Ask, and wait until everything was answered; False when the time ran out."""
-
-    def subscribe(self, kinds: Sequence[RequestKind]) -> None:
-        """Serve requests of these kinds to this policy."""
-
-    def unwatch(self, prompt_ids: Iterable[str]) -> None:
-        """No longer interested in these prompts."""
-
-    def take(self) -> list[Received]:
-        """What came since the last call."""
-
-    def barrier(self, number: int, members: Sequence[str], timeout_s: float) -> list[str]:
-        """Come to a barrier and wait for the other members; who is missing when the time runs out."""
-
-    def lost_s(self) -> float:
-        """Seconds without any answer."""
 
 
 class ShardedExchange:
@@ -279,6 +229,10 @@ class ShardedExchange:
 
     def _numbers(self, position: Position) -> list[int]:
         return [*_numbers(position), *[0] * len(self._clients)][: len(self._clients)]
+
+
+Exchange = ExchangeClient | ShardedExchange
+"""What learners and workers call: one daemon, or several behind one face."""
 
 
 def _numbers(position: Position) -> list[int]:

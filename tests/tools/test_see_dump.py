@@ -6,8 +6,7 @@ from see_dump import MAX_FRAMES, MAX_LINES, file_lines, find_on_log, record_line
 
 from mrl.errors import RunFolderError
 from mrl.exchange.entry import Entry
-from mrl.exchange.intake import bodies_of, stored_of
-from mrl.exchange.journal import written
+from mrl.exchange.journal import arrays_of, stored_of, written
 from mrl.exchange.log.recovery import segments_in
 from mrl.exchange.log.segments import SegmentLog
 from mrl.records.codec import encode
@@ -30,7 +29,7 @@ def outcome(record_id, completion=b"reverse: yah"):
 def stored(*records):
     """What the daemon writes of records that were put together."""
     entries = [Entry(tags_of(body), body, number) for number, body in enumerate(map(encode, records), 1)]
-    return b"".join(written(stored_of(entries), bodies_of(entries)))
+    return b"".join(written(stored_of(entries), arrays_of(entries)))
 
 
 @pytest.fixture
