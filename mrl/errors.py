@@ -9,8 +9,10 @@
     |   +-- TaskError             a task or data set that does not exist or cannot be loaded
     |   +-- MissingError          a model, data file or package that is still to be fetched; the cure is the command
     |   +-- AddressError          a port is busy or an address is not allowed
+    |   +-- EngineError           an engine's environment is missing, it lacks a route, or cannot serve the model
     +-- RecordError               bytes that are no valid record; the message names the field
     +-- WeightsError              published weights fail their checksum or canary
+    +-- EngineLost                an engine died, hangs, or serves other weights than it says; it is started anew
     +-- CheckpointError           a checkpoint is missing, torn or of another model
     +-- DiskFull                  there is no room for now; nothing was written, and it may be tried again
     +-- DiskBroken                nobody knows what is on the disk; its owner ends and reads it anew
@@ -82,12 +84,20 @@ class AddressError(UserError):
     """A port is busy, or an address is not allowed without authentication."""
 
 
+class EngineError(UserError):
+    """An engine cannot be used as it is: no environment, a missing route, a model that it does not serve."""
+
+
 class RecordError(MRLError, ValueError):
     """Bytes from outside that are no valid record; the message names the field."""
 
 
 class WeightsError(MRLError, ValueError):
     """Published weights that fail their checksum, their canary, or do not fit the model."""
+
+
+class EngineLost(MRLError):
+    """An engine that died, hangs, or serves other weights than it says; started anew, it may serve again."""
 
 
 class CheckpointError(MRLError, ValueError):

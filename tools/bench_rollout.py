@@ -24,6 +24,7 @@ from transformers import (
     ContinuousBatchingConfig,
     DynamicCache,
     GenerationConfig,
+    LogitsProcessor,
     LogitsProcessorList,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -31,7 +32,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from mrl.engines.sampling import SeededSampler
+from mrl.engines.sampling import sample, uniforms
 
 NUM_PROMPTS, GROUP_SIZE, VOCAB, MAX_TOKENS = 32, 8, 512, 192
 # (blocks, page size, tokens per batch): the best found by hand for the short load, for both, and for the long tail.
@@ -50,6 +51,21 @@ class FixedLengths(StoppingCriteria):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
         """Which rows are done."""
         return self._lengths <= input_ids.shape[1] - self._prompt_tokens
+
+
+class Sampler(LogitsProcessor):
+    """Samples inside `generate` as the embedded engine does: the chosen token keeps its place, others become -inf."""
+
+    def __init__(self, num_rows: int, num_tokens: int) -> None:
+        rows, places = np.ogrid[:num_rows, :num_tokens]
+        self._uniforms = torch.from_numpy(uniforms(rows.astype(np.uint64), places))
+        self.logprobs: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Take [rows, V] logits of the next token; return them with one finite entry per row."""
+        tokens, logprobs = sample(scores, self._uniforms[:, len(self.logprobs)], 1.0)
+        self.logprobs.append(logprobs)
+        return torch.full_like(scores, float("-inf")).scatter_(-1, tokens[:, None], 0.0)
 
 
 def make_model() -> Qwen3ForCausalLM:
@@ -92,13 +108,12 @@ def generate_batch(model: Qwen3ForCausalLM, prompts: list[list[int]], lengths: n
     model(input_ids=ids[:, :-1], logits_to_keep=1, use_cache=True, **inputs)
     cache.batch_select_indices(torch.arange(len(prompts)).repeat_interleave(GROUP_SIZE))
     limit = int(lengths.max())
-    sampler = SeededSampler(np.arange(len(lengths), dtype=np.uint64), limit, 1.0)
     model.generate(
         ids.repeat_interleave(GROUP_SIZE, 0),
         attention_mask=mask.repeat_interleave(GROUP_SIZE, 0),
         past_key_values=cache,
         generation_config=GenerationConfig(max_new_tokens=limit, do_sample=False, pad_token_id=0, use_cache=True),
-        logits_processor=LogitsProcessorList([sampler]),
+        logits_processor=LogitsProcessorList([Sampler(len(lengths), limit)]),
         stopping_criteria=StoppingCriteriaList([FixedLengths(width, torch.from_numpy(lengths))]),
     )
     return int(lengths.sum())

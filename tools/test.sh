@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the environment and runs the tests: the fast and the thorough ones on two processes, then those that start
-# real processes.
+# real processes, then those with real inference servers.
 #   bash tools/test.sh [pytest arguments]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -14,6 +14,7 @@ run() {  # pytest's code 5, nothing collected, is fine where arguments chose the
 }
 
 num_arguments=$#
-run -n 2 -m "not system and not thorough and not slow and not gpu" "$@"
-run -n 2 -m "thorough and not system and not slow and not gpu" "$@"
-run -m "system and not slow and not gpu" "$@"
+run -n 2 -m "not system and not thorough and not engines and not slow and not gpu" "$@"
+run -n 2 -m "thorough and not system and not engines and not slow and not gpu" "$@"
+run -m "system and not engines and not slow and not gpu" "$@"
+run -m "engines and not slow and not gpu" "$@"

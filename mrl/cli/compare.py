@@ -29,7 +29,7 @@ from mrl.config.toml_text import config_toml
 from mrl.errors import ConfigError, RoleFailed, RunFolderError
 from mrl.files import replace_file
 from mrl.launch.log_lines import reason_in
-from mrl.launch.parent_death import command
+from mrl.parent_death import command
 
 MIB_PER_RUN = 3_000
 POLL_S = 0.5

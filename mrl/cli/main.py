@@ -34,6 +34,7 @@ COMMANDS: dict[str, Command] = {
         "mrl.cli.compare", "train CONFIG under several sharing regimes and compare", takes_overrides=True
     ),
     "slurm": Command("mrl.cli.slurm", "print a SLURM batch script for several hosts", takes_overrides=True),
+    "doctor": Command("mrl.cli.doctor", "what this machine has, and what each engine does here"),
     "version": Command("mrl.cli.version", "print the version of mrl and of what it stands on"),
     "exchange keys": Command("mrl.cli.exchange", "which keys may connect to a run: list, make, revoke"),
     "exchange": Command("mrl.cli.roles", "role: the exchange daemon"),

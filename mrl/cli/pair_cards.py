@@ -15,8 +15,8 @@ from pathlib import Path
 
 from mrl.config.run_folder import RunFolder, read_run_config, write_json
 from mrl.config.schema import RunConfig
-from mrl.launch.parent_death import command
 from mrl.launch.plan import environment
+from mrl.parent_death import command
 from mrl.sharing.regimes import aligns
 
 LOWEST_PRIORITY = 19

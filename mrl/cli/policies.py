@@ -26,8 +26,8 @@ from mrl.config.load import load_config
 from mrl.config.schema import MakeTable, PoolTable, RunConfig, TaskTable
 from mrl.errors import ConfigError, MRLError, UserError
 from mrl.launch.log_lines import reason_in
-from mrl.launch.parent_death import SUPERVISOR_PID, command, die_with_supervisor
 from mrl.launch.plan import environment
+from mrl.parent_death import SUPERVISOR_PID, command, die_with_supervisor
 
 POLL_S = 0.1
 TELL_EVERY_S = 5.0

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from mrl.launch.parent_death import die_with_supervisor
+from mrl.parent_death import die_with_supervisor
 
 ROLES: dict[str, str] = {
     "exchange": "mrl.roles.exchange",

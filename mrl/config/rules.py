@@ -3,7 +3,7 @@
 import re
 
 from mrl.config.objective_rules import check_objective
-from mrl.config.schema import MakeTable, PolicyTable, RunConfig
+from mrl.config.schema import MakeTable, PolicyTable, RolloutTable, RunConfig, ServerTable
 from mrl.errors import ConfigError
 
 MAX_PORT = 65535
@@ -90,9 +90,28 @@ def _check_policy(name: str, policy: PolicyTable, where: str) -> None:
         _check_recipe(f"{key}.make", policy.make, where)
     if policy.rollout.workers < 1:
         raise ConfigError(f"{key}.rollout.workers: a policy needs a worker", where=where, got=0, wanted=">= 1")
+    _check_server(f"{key}.rollout", policy.rollout, where)
     if not policy.frozen:
         _check_learner(key, policy, where)
         check_objective(name, policy, where=where)
+
+
+def _check_server(key: str, rollout: RolloutTable, where: str) -> None:
+    """A server that nobody speaks to, or that two workers would update in turn, is a mistake."""
+    if rollout.engine == "embedded" and rollout.server != ServerTable():
+        raise ConfigError(
+            f"{key}.server: the embedded engine has no server",
+            where=where,
+            got=sorted(rollout.server.model_fields_set),
+            cure=f'set {key}.engine = "vllm" or "sglang", or leave the table out',
+        )
+    if rollout.server.url and rollout.workers > 1:
+        raise ConfigError(
+            f"{key}.server.url: one server for several workers",
+            where=where,
+            got=f"{rollout.workers} workers",
+            wanted=f"{key}.workers = 1, or no url: then each worker starts a server",
+        )
 
 
 def _check_learning(config: RunConfig, where: str) -> None:

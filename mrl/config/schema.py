@@ -97,11 +97,33 @@ class MakeTable(Table):
     """Seeds initial weights and warm-start data."""
 
 
+class ServerTable(Table):
+    """An inference server as the engine of a policy's workers."""
+
+    url: str = Field(default="", pattern=r"^(https?://[^/\s]+)?$")
+    """Base URL of a server that somebody else started, for one worker; empty: each worker starts its own."""
+    python: str = ""
+    """Interpreter of the engine's environment; empty: what `tools/engine_env.sh` made."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number format of the weights in the server; the learner's canary allows its rounding."""
+    context_tokens: int = Field(default=2048, ge=16)
+    """Prompt and answer together, at most."""
+    options: list[str] = []
+    """Further words for the server's command line, passed on unchanged."""
+    start_s: float = Field(default=600.0, gt=0)
+    """A server that takes no requests for this long after its start is given up."""
+    silence_s: float = Field(default=20.0, gt=0)
+    """A server that answers nothing for this long is replaced."""
+    stall_s: float = Field(default=120.0, gt=0)
+    """A server that has answers in flight and samples no token for this long is replaced."""
+
+
 class RolloutTable(Table):
     """How a policy samples."""
 
-    engine: Literal["embedded"] = "embedded"
-    """Engine that generates."""
+    engine: Literal["embedded", "vllm", "sglang"] = "embedded"
+    """Engine that generates: transformers in the worker's process, or a server of its own environment."""
+    server: ServerTable = ServerTable()
     workers: int = Field(default=1, ge=0)
     """Worker processes."""
     group_size: int = Field(default=8, ge=1, le=1024)
@@ -113,7 +135,7 @@ class RolloutTable(Table):
     threads: int = Field(default=1, ge=1)
     """CPU threads of the engine."""
     answers_at_once: int = Field(default=0, ge=0)
-    """Answers that the engine samples in one batch, at least a group; 0 takes all that the worker has to do.
+    """Answers that the engine samples side by side, at least a group; 0 takes all that the worker may have in flight.
 
     Bounds the key-value cache; what is sampled does not depend on it, apart from rounding.
     """
@@ -189,6 +211,8 @@ class LearnerTable(Table):
     """Length of one packed sequence; rows longer than this get one of their own."""
     microbatch_tokens: int = Field(default=8192, ge=32)
     """Tokens of one forward and backward pass."""
+    mismatch_alarm_nats: float = Field(default=0.05, gt=0)
+    """A step whose sampled tokens diverge by more than this (k3, learner against engine) is warned of and counted."""
     data_timeout_s: float = Field(default=300.0, gt=0)
     """A learner that gets no batch for this long gives up and says what it awaited."""
     threads: int = Field(default=1, ge=1)

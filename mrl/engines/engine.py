@@ -1,21 +1,39 @@
-"""What every engine offers to a rollout worker."""
+"""What every engine offers to a rollout worker: answers are handed in at any time and come out as they end.
 
-from collections.abc import Sequence
+One thread submits and collects. Weights may be loaded, sequences scored and usage read from another one meanwhile.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version, VersionSpan
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a policy samples; the same for all its answers.
+
+    Log-probabilities are those of this distribution: softmax(logits / temperature) over the whole vocabulary.
+    """
+
+    temperature: float
+    max_new_tokens: int
+    eos_ids: tuple[int, ...]
+    """Any of them ends an answer and is its last token."""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """Sample `seeds.size` answers to one prompt."""
 
+    request_id: str
+    """Unique over the life of the engine."""
     prompt_token_ids: npt.NDArray[np.int32]
     seeds: npt.NDArray[np.uint64]
     """[G] one seed per answer."""
@@ -30,12 +48,23 @@ class Generation:
     logprobs: npt.NDArray[np.float32]
     """[T] of the sampling distribution, in nats."""
     versions: list[VersionSpan]
+    """Which version sampled which tokens; one span unless weights were loaded in mid-answer."""
     finish_reason: FinishReason
 
     @property
     def finished(self) -> bool:
         """Whether the policy ended the answer itself."""
         return self.finish_reason is FinishReason.STOP
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """One answer of a request has ended."""
+
+    request_id: str
+    index: int
+    """Which of the request's answers: the place of its seed."""
+    generation: Generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +76,51 @@ class ScoringRequest:
     """[T] token ids of each, none empty."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineUsage:
+    """How full an engine is now."""
+
+    running: int
+    """Answers that are being sampled."""
+    waiting: int
+    """Answers that the engine holds and does not sample yet."""
+    cache_share: float
+    """Share of the key-value cache in use, 0 to 1."""
+    generated_tokens: int
+    """Tokens sampled since the engine started; stands still in an engine that hangs."""
+
+
 class Engine(Protocol):
-    """An engine serves one version at a time and knows which."""
+    """An engine labels every token with the version that sampled it.
+
+    Every method raises EngineLost when the engine died, hangs, or serves other weights than it says. Then `restart`
+    makes it anew, without weights to serve and without memory of what was handed in.
+    """
 
     @property
     def version(self) -> Version | None:
-        """The version that is served; None before the first release and from a load until the release after it."""
+        """The version that tokens are labelled with from now on; None when there are no weights to serve."""
 
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Generation]]:
-        """All answers of all requests, in the order of the requests. Raises WeightsError when nothing is served."""
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Hand in requests; never waits. Raises WeightsError when there are no weights to serve."""
 
-    def load(self, weights: dict[str, Tensor]) -> None:
-        """Take over a whole set of weights. Raises WeightsError, changing nothing, when they do not fit."""
+    def collect(self, timeout_s: float) -> list[Finished]:
+        """Answers that ended since the last call, in the order in which they ended.
+
+        Waits for the first of them, at most `timeout_s`, and not at all when nothing is in flight.
+        """
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Forget requests: none of their answers is collected any more."""
+
+    def load(self, folder: Path, version: Version) -> None:
+        """Serve the weights of a Hugging Face folder as `version`; answers in flight go on under them.
+
+        Raises WeightsError, serving what it served before, when they do not fit.
+        """
+
+    def label(self, version: Version) -> None:
+        """The weights that the engine started with are `version`."""
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probabilities in nats of every token after the first under the loaded weights, at temperature 1."""
@@ -66,8 +128,34 @@ class Engine(Protocol):
     def score_answers(self, request: ScoringRequest) -> list[npt.NDArray[np.float32]]:
         """[T] log-probabilities in nats of the tokens of each answer, at the sampling temperature.
 
-        Equal requests to equal weights give equal bits. Raises WeightsError when nothing is served.
+        Raises WeightsError when there are no weights to serve.
         """
 
-    def release(self, version: Version) -> None:
-        """The loaded weights are verified: serve them as `version`."""
+    def checksums(self) -> dict[str, str] | None:
+        """Name -> digest of the bytes of every tensor as the engine holds it; None where an engine cannot tell.
+
+        Digests are those of the weights' manifest.
+        """
+
+    def usage(self) -> EngineUsage:
+        """How full it is; may be a second old."""
+
+    def restart(self) -> None:
+        """Start anew, bounded in time; call it from the thread that made the engine. Raises EngineLost, UserError."""
+
+    def close(self) -> None:
+        """End it; no process of it is left. May be called twice."""
+
+
+def generate_all(
+    engine: Engine, requests: Sequence[GenerationRequest], *, slice_s: float = 1.0
+) -> list[list[Generation]]:
+    """All answers of all requests, in their order, from an engine that has nothing else in flight."""
+    engine.submit(requests)
+    found: dict[str, dict[int, Generation]] = {request.request_id: {} for request in requests}
+    missing = sum(request.seeds.size for request in requests)
+    while missing:
+        for finished in engine.collect(slice_s):
+            found[finished.request_id][finished.index] = finished.generation
+            missing -= 1
+    return [[found[request.request_id][index] for index in range(request.seeds.size)] for request in requests]

@@ -6,9 +6,7 @@
 - `restarts`     what to do when a process ended
 - `lifecycle`    the phases of a run, and when to send which signal to end it
 - `log_lines`    what the log of a process says: warnings, and why it ended
-- `parent_death` a process that dies with its supervisor
 - `slurm`        a batch script for several hosts, over the same role commands
 
-Invariant: apart from `parent_death`, everything here is a function of its arguments; starting, signalling and waiting
-belong to `mrl.roles`.
+Invariant: everything here is a function of its arguments; starting, signalling and waiting belong to `mrl.roles`.
 """

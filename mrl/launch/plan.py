@@ -10,8 +10,8 @@ from mrl.config.run_folder import RunFolder
 from mrl.config.schema import PolicyTable, RunConfig
 from mrl.exchange.shards import role_of
 from mrl.launch.devices import place
-from mrl.launch.parent_death import SUPERVISOR_PID
 from mrl.launch.torchrun import torchrun_argv, torchrun_environment
+from mrl.parent_death import SUPERVISOR_PID
 
 Role = Literal["exchange", "allocator", "learner", "worker", "evaluator"]
 

@@ -94,7 +94,14 @@ def batch_values(groups: Sequence[ScoredGroup], step: int) -> dict[str, float]:
         "tokens/truncated_share": float(np.mean([not answer.finished for answer in answers])),
         "staleness/mean_versions": float(np.mean(staleness)),
         "staleness/max_versions": float(np.max(staleness)),
+        **{f"staleness/share/{versions}": share for versions, share in _shares(staleness)},
     }
+
+
+def _shares(staleness: Sequence[int]) -> list[tuple[int, float]]:
+    """(versions, share of the groups that are so stale), from 0 to the largest."""
+    counts = np.bincount(staleness)
+    return [(versions, float(count) / len(staleness)) for versions, count in enumerate(counts)]
 
 
 def _num_tokens(groups: Sequence[ScoredGroup]) -> int:

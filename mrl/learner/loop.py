@@ -43,12 +43,14 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Milestones:
-    """The steps at which a learner saves, asks for an evaluation, and ends."""
+    """The steps at which a learner saves, asks for an evaluation, and ends; and when it gives the alarm."""
 
     total: int
     checkpoint_every: int
     evaluate_every: int
     evaluation_prompts: int
+    mismatch_alarm_nats: float = float("inf")
+    """Divergence between learner and engine above which a step is warned of."""
 
 
 @dataclass
@@ -90,7 +92,7 @@ class Learner:
         self._rng = np.random.default_rng([seed, 0, 1])
         self._canary_ids = canary_sequences(trainer.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
         check_head(trainer.model, self._canary_ids)
-        self._skipped = 0
+        self._skipped = self._alarms = 0
 
     def restore_rng(self, state: dict[str, Any]) -> None:
         """Continue the random stream of a checkpoint."""
@@ -135,6 +137,13 @@ class Learner:
         if self._skipped >= MAX_SKIPPED_UPDATES:
             raise RoleFailed(f"{self._skipped} steps in a row had a gradient that is not finite; lower learner.lr")
 
+    def _watch_mismatch(self, values: dict[str, float]) -> None:
+        """Learner and engine see the same tokens differently: by staleness, or because one of them is wrong."""
+        k3_nats, bound = values["mismatch/k3_nats"], self._milestones.mismatch_alarm_nats
+        if not k3_nats <= bound:
+            self._alarms += 1
+            log.warning("mismatch", k3_nats=k3_nats, bound_nats=bound, max_ratio=values["mismatch/max_ratio"])
+
     def _finish(
         self, first: FirstRank, prepared: PreparedStep, values: dict[str, float], started_s: float, trained_s: float
     ) -> None:
@@ -164,8 +173,9 @@ class Learner:
             "rate/trained_tokens_s": values["tokens/trained"] / (end_s - started_s),
             "rate/steps_per_hour": 3600.0 / (end_s - started_s),
         }
+        self._watch_mismatch(values)
         gaps = gap_values(prepared.shared, self._trainer.peer_logprobs)
-        first.telemetry.metrics(step, prepared.values | values | gaps | times)
+        first.telemetry.metrics(step, prepared.values | values | gaps | times | {"mismatch/alarms": self._alarms})
         rows = row_residuals_of(prepared.tried, prepared.shared, self._trainer.peer_logprobs)
         first.telemetry.residuals(step, rows)
 

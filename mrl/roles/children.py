@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 
 from mrl.launch.log_lines import rank_code, reason_in
-from mrl.launch.parent_death import SUPERVISOR_PID, command
 from mrl.launch.plan import ProcessSpec
 from mrl.launch.restarts import USER_ERROR
 from mrl.launch.torchrun import LIFE
+from mrl.parent_death import SUPERVISOR_PID, command
 
 MAX_READ_BYTES = 1024 * 1024
 TAIL_LINES = 60

@@ -16,16 +16,18 @@ import structlog
 
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
-from mrl.errors import WeightsError
+from mrl.errors import EngineLost, WeightsError
 from mrl.files import replace_file
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.evaluation import EvaluationRequest, EvaluationResult
 from mrl.records.version import Version
 from mrl.roles import wiring
+from mrl.roles.engines import build_embedded
 from mrl.roles.worker import build_sampler
 from mrl.rollout.evaluate import evaluate
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.updates import install
+from mrl.weights.publish import remove
 
 POLL_S = 0.3
 
@@ -51,12 +53,17 @@ def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
             continue
         request = msgspec.json.decode(requests[0].read_bytes(), type=EvaluationRequest)
         if request.policy not in samplers:
-            samplers[request.policy] = build_sampler(config, request.policy)[0]
+            samplers[request.policy] = _sampler(config, request.policy)
             closing.callback(samplers[request.policy].pool.close)
         telemetry.doing(f"evaluating {request.policy} at step {request.version.step}")
         if _answer(request, samplers[request.policy], folder, telemetry, stop):
             _remove(requests[0], Path(request.manifest_path))
     return 0
+
+
+def _sampler(config: RunConfig, policy: str) -> Sampler:
+    """Transformers evaluates, whatever engine the workers have."""
+    return build_sampler(config, policy, lambda receiver: build_embedded(config, policy, receiver))[0]
 
 
 def _evaluate_frozen(
@@ -67,8 +74,8 @@ def _evaluate_frozen(
     if (folder.evaluation / request.file_name).exists():
         return
     telemetry.doing(f"evaluating {policy}")
-    sampler = build_sampler(config, policy)[0]
-    sampler.engine.release(request.version)
+    sampler = _sampler(config, policy)
+    sampler.engine.label(request.version)
     try:
         _evaluate(request, sampler, folder, telemetry, stop)
     finally:
@@ -86,8 +93,9 @@ def _answer(
     """Whether the request is settled; one that was interrupted stays in the queue."""
     try:
         install(sampler.engine, Path(request.manifest_path), request.version)
-    except WeightsError as error:
+    except (WeightsError, EngineLost) as error:
         log.error("evaluation refused", policy=request.policy, step=request.version.step, reason=str(error))
+        sampler.engine.restart()
         return True
     return _evaluate(request, sampler, folder, telemetry, stop)
 
@@ -122,5 +130,4 @@ def _tell(result: EvaluationResult, telemetry: Telemetry) -> None:
 
 def _remove(request: Path, manifest: Path) -> None:
     request.unlink(missing_ok=True)
-    manifest.with_suffix(".safetensors").unlink(missing_ok=True)
-    manifest.unlink(missing_ok=True)
+    remove(manifest)

@@ -138,6 +138,7 @@ def _milestones(config: RunConfig, policy: str) -> Milestones:
         checkpoint_every=config.policies[policy].learner.checkpoint_every,
         evaluate_every=config.evaluation.every,
         evaluation_prompts=config.evaluation.prompts,
+        mismatch_alarm_nats=config.policies[policy].learner.mismatch_alarm_nats,
     )
 
 
@@ -182,7 +183,7 @@ def _first_rank(
         batches=BatchMaker(intake, regime, peers, gathering),
         regime=regime,
         peers=peers,
-        publisher=Publisher(folder.weights(policy), policy),
+        publisher=Publisher(folder.weights(policy), policy, model_folder=Path(config.policies[policy].model)),
         checkpoints=store,
         evaluation_folder=folder.evaluation,
         telemetry=telemetry,

@@ -19,24 +19,24 @@ from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.allocation.lease import LeaseHolder
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
-from mrl.engines.embedded import EmbeddedEngine
+from mrl.engines.engine import Engine
 from mrl.errors import PeerLost
 from mrl.exchange.shards import Exchange
 from mrl.metrics.telemetry import Telemetry
-from mrl.models.load import load_policy
 from mrl.models.prompting import PromptEncoder
 from mrl.records.experience import ExperienceRecord
 from mrl.records.rollouts import ScoredGroup
-from mrl.records.version import Version
 from mrl.roles import wiring
+from mrl.roles.engines import build_engine
 from mrl.rollout.link import WorkerLink
 from mrl.rollout.loop import Duties, RolloutLoop
 from mrl.rollout.sampling import Sampler
-from mrl.rollout.scoring import Scorer, score_only
+from mrl.rollout.scoring import FROZEN, Scorer, score_only
 from mrl.sharing.regime import Author, Regime
 from mrl.sharing.regimes import build_regime, scorers
 from mrl.sharing.setting import policy_setting
 from mrl.tasks.pool import build_pool
+from mrl.weights.canary import TOLERANCE_NATS
 
 FLUSH_SLICE_S = 0.5
 TOKENS_PER_TOKEN = 4
@@ -53,28 +53,16 @@ def main(run_folder: Path, policy: str, index: int) -> int:
     return wiring.run_role(run_folder, role, policy, body)
 
 
-def build_sampler(config: RunConfig, policy: str) -> tuple[Sampler, Receiver]:
+def build_sampler(
+    config: RunConfig, policy: str, make_engine: Callable[[Receiver], Engine]
+) -> tuple[Sampler, Receiver]:
     """Engine, prompt pool and tokenizer of one policy; also what the evaluator samples with."""
-    table = config.policies[policy]
-    model_folder = Path(table.model)
+    model_folder = Path(config.policies[policy].model)
     receiver = load_receiver(model_folder)
-    engine = EmbeddedEngine(
-        load_policy(model_folder, table.device),
-        eos_ids=receiver.eos_ids,
-        max_new_tokens=table.rollout.max_new_tokens,
-        temperature=table.rollout.temperature,
-    )
     encoder = PromptEncoder(model_folder)
     pool = build_pool(config.tasks, config.pool)
-    sampler = Sampler(
-        policy,
-        config.run.seed,
-        engine,
-        pool,
-        encoder.token_ids,
-        receiver.completion_bytes,
-        answers_at_once=table.rollout.answers_at_once,
-    )
+    engine = make_engine(receiver)
+    sampler = Sampler(policy, config.run.seed, engine, pool, encoder.token_ids, receiver.completion_bytes)
     return sampler, receiver
 
 
@@ -82,23 +70,26 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
     stop = wiring.stop_event()
     telemetry = wiring.connect_telemetry(folder, role, policy, closing)
     table = config.policies[policy]
-    sampler, receiver = build_sampler(config, policy)
+    with telemetry.awaiting("engine", whom=table.rollout.engine, bound_s=table.rollout.server.start_s):
+        sampler, receiver = build_sampler(
+            config, policy, lambda receiver: build_engine(config, policy, receiver, folder, role)
+        )
     closing.callback(sampler.pool.close)
+    closing.callback(sampler.engine.close)
     exchange = wiring.connect_exchange(folder, config.exchange.shards, role, policy, closing)
     scorer = _scorer(config, sampler, receiver, exchange)
     if table.frozen:
         assert scorer is not None, "checked before the start: a frozen policy scores"
-        sampler.engine.release(Version(0, 0))
-        exchange.announce(Version(0, 0))
-        score_only(scorer, telemetry, stop.is_set)
+        exchange.announce(FROZEN)
+        score_only(scorer, sampler.engine, telemetry, stop.is_set)
         return 0
     regime = build_regime(config.sharing, policy_setting(config, policy, receiver))
     lease = LeaseHolder(role, policy)
     duties = Duties(
-        max_groups=_max_groups(config, policy, lease),
+        max_answers=_max_answers(config, policy, lease),
         publish=_publisher(regime, receiver, policy, _sender(config, exchange, telemetry, stop)),
         scorer=scorer,
-        newest_only=config.run.sync,
+        in_step=config.run.sync,
     )
     loop = RolloutLoop(
         sampler,
@@ -106,6 +97,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         telemetry,
         duties,
         group_size=table.rollout.group_size,
+        tolerance_nats=0.0 if table.rollout.engine == "embedded" else TOLERANCE_NATS[table.rollout.server.dtype],
         learner_bound_s=2 * table.learner.data_timeout_s + (3 * config.run.sync_timeout_s if config.run.sync else 0.0),
     )
     _connect_allocator(folder, role, lease, loop, closing)
@@ -124,12 +116,12 @@ def _scorer(config: RunConfig, sampler: Sampler, receiver: Receiver, exchange: E
     return Scorer(sampler, receiver, exchange, max_answer_tokens=TOKENS_PER_TOKEN * longest, keeps_step=keeps_step)
 
 
-def _max_groups(config: RunConfig, policy: str, lease: LeaseHolder) -> Callable[[], int]:
+def _max_answers(config: RunConfig, policy: str, lease: LeaseHolder) -> Callable[[], int]:
     """What the lease allows; the whole batch in a synchronous run, since what is sampled together decides every bit."""
     table = config.policies[policy]
     if config.run.sync:
-        return lambda: table.learner.prompts_per_step
-    return lambda: lease.slots(time.monotonic()) // table.rollout.group_size
+        return lambda: table.learner.prompts_per_step * table.rollout.group_size
+    return lambda: lease.slots(time.monotonic())
 
 
 def _sender(

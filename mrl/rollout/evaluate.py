@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from mrl.engines.engine import GenerationRequest
+from mrl.engines.engine import GenerationRequest, generate_all
 from mrl.engines.sampling import answer_seeds
 from mrl.records.evaluation import EvaluatedAnswer, EvaluationRequest, EvaluationResult, TaskAccuracy
 from mrl.records.rollouts import Answer
@@ -45,13 +45,14 @@ def evaluate(
 def _answers(sampler: Sampler, prompts: Sequence[Prompt]) -> list[Answer]:
     requests = [
         GenerationRequest(
+            prompt.prompt_id,
             sampler.prompt_token_ids(prompt.text),
             answer_seeds(sampler.run_seed, sampler.policy, "held-out|" + prompt.prompt_id, 0, 1),
         )
         for prompt in prompts
     ]
-    generations = sampler.generate(requests)
-    return sampler.score_answers([prompt.prompt_id for prompt in prompts], [rows[0] for rows in generations])
+    generations = generate_all(sampler.engine, requests)
+    return sampler.verified([prompt.prompt_id for prompt in prompts], [rows[0] for rows in generations])
 
 
 def _shown(prompts: Sequence[Prompt], answers: Sequence[Answer], tasks: list[str]) -> list[EvaluatedAnswer]:

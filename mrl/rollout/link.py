@@ -20,9 +20,8 @@ from mrl.records.rollouts import (
 )
 
 REPEAT_S = 1.0
+"""A worker that samples for long says so as often, or the learner would grant its work to others."""
 SILENCE_S = 3.0
-ALIVE_S = 5.0
-"""A worker that samples for long says so often, or the learner would grant its work to others."""
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 
 
@@ -35,9 +34,11 @@ class WorkerLink:
         self._post: Callable[[bytes], object] = lambda _: None
         self._reconnect: Callable[[], object] = lambda: None
         self._work: dict[str, WorkItem] = {}
+        self._taken: set[str] = set()
+        """Tickets of work that the worker's thread has already got."""
         self._undelivered: dict[str, ScoredGroup] = {}
         self._wanted = 0
-        self._unanswered: WorkRequest | None = None
+        self._is_unanswered = False
         self._asked_s = self._heard_s = self._sent_s = float("-inf")
         self._notice: WeightsNotice | None = None
         self.malformed = 0
@@ -54,24 +55,25 @@ class WorkerLink:
             return self._notice
 
     def take_work(self, max_groups: int, timeout_s: float) -> list[WorkItem]:
-        """Ask for up to `max_groups` and wait at most `timeout_s`; may be empty.
+        """Ask for up to `max_groups` more and wait at most `timeout_s`; may be empty. Every item is given once.
 
-        What was asked a moment ago is not asked again: the learner would take the second request for that of a worker
-        that lost what the first one was granted.
+        There is one unanswered request at a time: the learner would take a second one for that of a worker that lost
+        what the first one was granted.
         """
         with self._changed:
             self._wanted = max_groups
-            if self._request() != self._unanswered:
+            if not self._is_unanswered and not self._fresh():
                 self._ask()
-            self._changed.wait_for(lambda: bool(self._work), timeout_s)
-            taken, self._wanted = list(self._work.values())[:max_groups], 0
+            self._changed.wait_for(lambda: bool(self._fresh()), timeout_s)
+            taken, self._wanted = self._fresh()[:max_groups], 0
+            self._taken.update(item.ticket for item in taken)
             return taken
 
     def deliver(self, groups: Sequence[ScoredGroup]) -> None:
         """Send finished groups; they are repeated until acknowledged."""
         with self._changed:
             for group in groups:
-                self._work.pop(group.ticket, None)
+                self._forget(group.ticket)
                 self._undelivered[group.ticket] = group
             self._send(list(groups))
 
@@ -79,7 +81,7 @@ class WorkerLink:
         """Forget work that cannot be done; the learner grants it anew."""
         with self._changed:
             for item in items:
-                self._work.pop(item.ticket, None)
+                self._forget(item.ticket)
 
     def on_message(self, body: bytes) -> None:
         """Take an answer of the learner."""
@@ -92,7 +94,7 @@ class WorkerLink:
             self._heard_s = self._clock()
             self._notice = message.weights
             if isinstance(message, WorkGrant):
-                self._unanswered = None
+                self._is_unanswered = False
                 fresh = [item for item in message.items if item.ticket not in self._undelivered]
                 self._work.update({item.ticket: item for item in fresh})
             else:
@@ -103,11 +105,10 @@ class WorkerLink:
     def on_tick(self, now_s: float) -> None:
         """Repeat what was not answered; after long silence look for the learner again."""
         with self._changed:
-            waiting = bool(self._undelivered) or (self._wanted > 0 and not self._work)
+            waiting = bool(self._undelivered) or (self._wanted > 0 and not self._fresh())
             if self._undelivered and now_s - self._sent_s > REPEAT_S:
                 self._send(list(self._undelivered.values()))
-            pause_s = REPEAT_S if self._wanted and not self._work else ALIVE_S
-            if now_s - self._asked_s > pause_s:
+            if now_s - self._asked_s > REPEAT_S:
                 self._ask()
             silent = waiting and now_s - self._heard_s > SILENCE_S
             if silent:
@@ -116,15 +117,20 @@ class WorkerLink:
             self._reconnect()
 
     def _ask(self) -> None:
-        self._asked_s, self._unanswered = self._clock(), self._request()
-        self._post(encode(self._unanswered))
-
-    def _request(self) -> WorkRequest:
-        return WorkRequest(
+        self._asked_s, self._is_unanswered = self._clock(), True
+        request = WorkRequest(
             worker=self._worker,
-            max_groups=max(0, self._wanted - len(self._work)),
+            max_groups=max(0, self._wanted - len(self._fresh())),
             holding=[*self._work, *self._undelivered],
         )
+        self._post(encode(request))
+
+    def _fresh(self) -> list[WorkItem]:
+        return [item for ticket, item in self._work.items() if ticket not in self._taken]
+
+    def _forget(self, ticket: str) -> None:
+        self._work.pop(ticket, None)
+        self._taken.discard(ticket)
 
     def _send(self, groups: list[ScoredGroup]) -> None:
         self._sent_s = self._clock()

@@ -1,56 +1,52 @@
-"""The life of a rollout worker: get work within its room, take new weights, sample, publish, deliver."""
+"""The life of a rollout worker: keep the engine full, follow the weights, verify beside it, publish, deliver.
+
+Groups complete out of order; a long answer holds up its own group alone. When new weights come, what is in flight goes
+on under them. A synchronous run differs in two things: nothing is handed in before the newest weights are served, and
+what was handed in together is delivered together, in the order of its items.
+"""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 
-from mrl.errors import PeerLost, RoleFailed, WeightsError
+from mrl.engines.engine import Finished
+from mrl.errors import EngineLost, PeerLost, RoleFailed
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import ScoredGroup, WorkItem
+from mrl.rollout.flights import Custody, Flight, Flights
 from mrl.rollout.link import WorkerLink
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.scoring import Scorer
-from mrl.rollout.updates import install
+from mrl.rollout.totals import WorkerTotals
+from mrl.rollout.updates import Installed, Refused, Updates
+from mrl.rollout.verifying import Verifying
 
-WAIT_SLICE_S = 0.5
+IDLE_SLICE_S = 0.5
 """How long a worker without work waits before it asks again."""
 QUICK_SLICE_S = 0.05
-"""The same for a worker whose learner waits for every batch, and for one that looks for requests of peers."""
+"""The same where a learner waits for every batch, where peers ask, and while answers are in flight."""
+PROOF_SLICE_S = 0.005
 REFUSED_PAUSE_S = 0.5
 MAX_REFUSED_IN_A_ROW = 20
+MAX_LOST_IN_A_ROW = 3
 
 log = structlog.get_logger()
-
-
-@dataclass
-class WorkerTotals:
-    """Counted since the worker started."""
-
-    groups: int = 0
-    tokens: int = 0
-    slot_seconds: float = 0.0
-    busy_s: float = 0.0
-    idle_s: float = 0.0
-    weights_refused: int = 0
-    gap_nats: float = 0.0
-    update_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Duties:
     """What a worker has to keep to beside sampling."""
 
-    max_groups: Callable[[], int]
-    """Groups that it may sample at once now: what its lease allows, or the whole batch of a synchronous run."""
+    max_answers: Callable[[], int]
+    """Answers that may be in flight now: what its lease allows, or the whole batch of a synchronous run."""
     publish: Callable[[Sequence[ScoredGroup]], None]
     """Gives to the peers what the regime shares of finished groups; called before the learner gets them."""
     scorer: Scorer | None = None
-    """Answers what peers ask of the engine, between batches and while there is nothing to sample."""
-    newest_only: bool = False
-    """Sample under the newest announced version or not at all, as a synchronous run must."""
+    """Answers what peers ask of the engine, between all else."""
+    in_step: bool = False
+    """Sample under the newest announced version or not at all, and batch by batch, as a synchronous run must."""
 
 
 class RolloutLoop:
@@ -65,101 +61,158 @@ class RolloutLoop:
         *,
         group_size: int,
         learner_bound_s: float,
+        tolerance_nats: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sampler, self._link, self._telemetry, self._duties = sampler, link, telemetry, duties
-        self._group_size, self._clock = group_size, clock
+        """`tolerance_nats` is what the engine's number format allows a canary to be off."""
+        self._sampler, self._engine, self._link = sampler, sampler.engine, link
+        self._telemetry, self._duties, self._clock = telemetry, duties, clock
+        self._group_size = group_size
         self._learner, self._learner_bound_s = f"learner/{sampler.policy}", learner_bound_s
-        self._slice_s = QUICK_SLICE_S if duties.scorer or duties.newest_only else WAIT_SLICE_S
-        self.totals = WorkerTotals()
-        self._refused_before = 0
+        self._idle_slice_s = QUICK_SLICE_S if duties.scorer or duties.in_step else IDLE_SLICE_S
+        self._flights, self._custody = Flights(sampler), Custody()
+        self._updates, self._verifying = Updates(sampler.engine, tolerance_nats=tolerance_nats), Verifying(sampler)
+        self._again: list[WorkItem] = []
+        self._refused_in_a_row = self._lost_in_a_row = 0
+        self._turned_s = self._worked_s = clock()
+        self.totals = WorkerTotals(clock())
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Work until `stopping`."""
-        started_s = self._clock()
-        while not stopping():
-            items = self._get_work(stopping)
-            if not items or not self._take_weights():
-                self._link.give_up(items)
-                continue
-            self._telemetry.doing("sampling")
-            began_s = self._clock()
-            groups = self._sampler.sample(items)
-            self._duties.publish(groups)
-            self._link.deliver(groups)
-            self._account(groups, self._clock() - began_s, self._clock() - started_s)
+        """Work until `stopping`. Raises PeerLost, RoleFailed."""
+        self._turned_s = self._worked_s = self._clock()
+        try:
+            while not stopping():
+                try:
+                    self._turn()
+                except EngineLost as error:
+                    self._recover(error)
+        finally:
+            self._verifying.close()
+            self._updates.close()
 
-    def _get_work(self, stopping: Callable[[], bool]) -> list[WorkItem]:
-        began_s = self._clock()
+    def _turn(self) -> None:
+        self._follow_weights(to_the_end=self._duties.in_step or self._engine.version is None)
+        if self._duties.scorer is not None and self._custody.is_good(self._engine.version):
+            self._duties.scorer.serve()
+        self._hand_in()
+        self._custody.hold(self._flights.arrive(self._collect()))
+        if not (self._duties.in_step and self._flights):
+            self._verifying.hand_in(self._in_order(self._custody.release()))
+        self._deliver(self._verifying.done(wait=self._duties.in_step))
+        self._account()
+
+    # Weights.
+
+    def _follow_weights(self, *, to_the_end: bool) -> None:
+        notice = self._link.notice
+        if notice is None:
+            return
+        outcome = self._updates.follow(notice, to_its_end=to_the_end)
+        if isinstance(outcome, Installed):
+            self._refused_in_a_row = 0
+            self._custody.passed(outcome.version)
+            structlog.contextvars.bind_contextvars(version=str(outcome.version))
+            self.totals.installed(outcome)
+        elif isinstance(outcome, Refused):
+            self._refused_in_a_row += 1
+            self.totals.weights_refused += 1
+            if self._refused_in_a_row > MAX_REFUSED_IN_A_ROW:
+                raise RoleFailed(f"weights were refused {MAX_REFUSED_IN_A_ROW} times in a row: {outcome.reason}")
+            log.warning("weights refused", version=str(outcome.version), reason=outcome.reason)
+            time.sleep(REFUSED_PAUSE_S)
+
+    def _may_sample(self) -> bool:
+        if self._duties.in_step:
+            notice = self._link.notice
+            return not self._busy and notice is not None and notice.version == self._engine.version
+        return self._engine.version is not None
+
+    # Work.
+
+    @property
+    def _busy(self) -> int:
+        return len(self._flights) + len(self._custody) + len(self._verifying)
+
+    def _hand_in(self) -> None:
         items: list[WorkItem] = []
-        with self._telemetry.awaiting("work", whom=self._learner, bound_s=self._learner_bound_s):
-            while not items and not stopping():
-                self._serve()
-                max_groups = self._duties.max_groups()
-                if max_groups:
-                    items = self._link.take_work(max_groups, self._slice_s)
-                else:
-                    self._wait_for_lease(stopping)
-                if self._clock() - began_s > self._learner_bound_s:
-                    raise PeerLost(f"no work from {self._learner} within {self._learner_bound_s:.0f} s")
-        self.totals.idle_s += self._clock() - began_s
+        if not self._busy:
+            items = self._await_work()
+        elif self._may_sample():
+            items = self._take(0.0)
+        if items:
+            self._telemetry.doing("sampling")
+            self._engine.submit(self._flights.depart(items))
+
+    def _await_work(self) -> list[WorkItem]:
+        """Work for an idle worker, within a slice of time. Raises PeerLost when there was none for too long."""
+        if self._clock() - self._worked_s > self._learner_bound_s:
+            raise PeerLost(f"no work from {self._learner} within {self._learner_bound_s:.0f} s")
+        what, whom = ("work", self._learner) if self._room() else ("lease", "allocator")
+        with self._telemetry.awaiting(what, whom=whom, bound_s=self._learner_bound_s):
+            if not self._room():
+                time.sleep(QUICK_SLICE_S)
+                return []
+            items = self._take(self._idle_slice_s)
+        if items and not self._may_sample():  # the grant told of weights that are not served yet
+            self._follow_weights(to_the_end=True)
+            if not self._may_sample():
+                self._link.give_up(items)
+                return []
         return items
 
-    def _wait_for_lease(self, stopping: Callable[[], bool]) -> None:
-        began_s = self._clock()
-        with self._telemetry.awaiting("lease", whom="allocator", bound_s=self._learner_bound_s):
-            while not self._duties.max_groups() and not stopping():
-                self._serve()
-                time.sleep(0.05)
-                if self._clock() - began_s > self._learner_bound_s:
-                    raise PeerLost(f"no lease from the allocator within {self._learner_bound_s:.0f} s")
+    def _take(self, timeout_s: float) -> list[WorkItem]:
+        room = self._room()
+        again, self._again = self._again[:room], self._again[room:]
+        if again or not room:
+            return again
+        return self._link.take_work(room, timeout_s)
 
-    def _serve(self) -> None:
-        """Peers score under the newest weights that are at hand."""
-        scorer = self._duties.scorer
-        if scorer is not None and self._take_weights():
-            scorer.serve()
+    def _room(self) -> int:
+        """Groups that may be handed in now: within the lease, and only while the engine samples all that it holds."""
+        if self._flights and self._engine.usage().waiting > self._group_size:
+            return 0
+        return max(0, self._duties.max_answers() - self._flights.num_answers) // self._group_size
 
-    def _take_weights(self) -> bool:
-        """Take the newest weights; whether the engine serves anything that may be sampled from."""
-        notice, engine = self._link.notice, self._sampler.engine
-        if notice is not None and notice.version != engine.version:
-            try:
-                installed = install(engine, Path(notice.manifest_path), notice.version)
-            except WeightsError as error:
-                self.totals.weights_refused += 1
-                if self.totals.weights_refused > MAX_REFUSED_IN_A_ROW + self._refused_before:
-                    raise RoleFailed(f"weights were refused {MAX_REFUSED_IN_A_ROW} times in a row: {error}") from error
-                time.sleep(REFUSED_PAUSE_S)
-                log.warning("weights refused", version=str(notice.version), reason=str(error))
-            else:
-                self._refused_before = self.totals.weights_refused
-                structlog.contextvars.bind_contextvars(version=str(notice.version))
-                self.totals.gap_nats, self.totals.update_s = installed.gap_nats, installed.seconds
-        if self._duties.newest_only:
-            return notice is not None and engine.version == notice.version
-        return engine.version is not None
+    def _collect(self) -> list[Finished]:
+        if not self._flights and self._busy:
+            time.sleep(PROOF_SLICE_S)  # verifiers or canary are at work
+        return self._engine.collect(QUICK_SLICE_S) if self._flights else []
 
-    def _account(self, groups: Sequence[ScoredGroup], batch_s: float, life_s: float) -> None:
-        totals = self.totals
-        tokens = sum(span.num_tokens for group in groups for a in group.answers for span in a.versions)
-        totals.groups += len(groups)
-        totals.tokens += tokens
-        totals.busy_s += batch_s
-        totals.slot_seconds += batch_s * sum(len(group.answers) for group in groups)
-        self._telemetry.metrics(
-            max(group.newest.step for group in groups),
-            {
-                "rate/rollout_tokens_s": totals.tokens / life_s,
-                "rollout/groups": totals.groups,
-                "rollout/tokens": totals.tokens,
-                "rollout/slots": self._duties.max_groups() * self._group_size,
-                "rollout/busy_share": totals.busy_s / life_s,
-                "rollout/idle_s": totals.idle_s,
-                "weights/canary_max_abs_nats": totals.gap_nats,
-                "weights/update_s": totals.update_s,
-                "weights/refused": totals.weights_refused,
-                **self._sampler.pool.verifier_values(),
-                **(self._duties.scorer.values() if self._duties.scorer else {}),
-            },
-        )
+    def _in_order(self, flights: list[Flight]) -> list[Flight]:
+        return sorted(flights, key=lambda flight: flight.number) if self._duties.in_step else flights
+
+    def _deliver(self, groups: list[ScoredGroup]) -> None:
+        if not groups:
+            return
+        self._lost_in_a_row = 0
+        self._duties.publish(groups)
+        self._link.deliver(groups)
+        self.totals.delivered(groups)
+        self._report(max(group.newest.step for group in groups))
+
+    def _recover(self, error: EngineLost) -> None:
+        """Start the engine anew and sample again what it had, and what it may have sampled under wrong weights."""
+        self._lost_in_a_row += 1
+        self.totals.engine_restarts += 1
+        if self._lost_in_a_row > MAX_LOST_IN_A_ROW:
+            raise RoleFailed(f"the engine was lost {MAX_LOST_IN_A_ROW} times without one group: {error}") from error
+        self._updates.abandon()
+        self._again += self._custody.refuse() + self._flights.lose()
+        log.warning("engine lost", reason=str(error), groups_to_sample_again=len(self._again))
+        with self._telemetry.awaiting("engine", whom="its restart"):
+            self._engine.restart()
+
+    # Accounts.
+
+    def _account(self) -> None:
+        now_s, before_s = self._clock(), self._turned_s
+        self._turned_s = now_s
+        self.totals.passed(now_s - before_s, answers_in_flight=self._flights.num_answers)
+        if self._busy:
+            self._worked_s = now_s
+
+    def _report(self, step: int) -> None:
+        values = self.totals.values(self._clock()) | {"rollout/slots": self._duties.max_answers()}
+        values |= self._sampler.pool.verifier_values()
+        values |= self._duties.scorer.values() if self._duties.scorer else {}
+        self._telemetry.metrics(step, values)

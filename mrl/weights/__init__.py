@@ -1,8 +1,9 @@
 """Weights on their way from a learner to its engines, through files on a file system that both see.
 
-    publish   temporary name, rename; a manifest carries version, checksum and canary
-    fetch     everything is verified before an engine is given the first tensor
+- `publish`   a Hugging Face folder under a temporary name, then renamed; its manifest carries version, digests, canary
+- `digests`   every tensor is compared with the manifest before an engine is given the folder
+- `canary`    fixed token sequences with the learner's own log-probabilities
 
-The canary is a fixed set of token sequences with the learner's own log-probabilities: an engine that serves other
-weights than it claims disagrees with them. Tokens of a version are released only after its canary has passed.
+An engine that serves other weights than it claims disagrees with the canary, or, where the difference is smaller than
+rounding, with the digests. Tokens of a version are released only after both have passed.
 """

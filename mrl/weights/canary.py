@@ -1,15 +1,16 @@
 """The canary: fixed sequences that tell whether an engine serves the weights that the learner published."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import nn
 
 from mrl.models.scoring import score_tokens
 from mrl.weights.manifest import Canary
 
-DEFAULT_TOLERANCE_NATS = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}
+TOLERANCE_NATS = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 2e-2}
+"""By the coarser of the number formats of learner and engine."""
 
 
 def canary_sequences(
@@ -22,12 +23,21 @@ def canary_sequences(
 
 def make_canary(model: nn.Module, token_ids: Sequence[Sequence[int]]) -> Canary:
     """The reference that the learner writes into the manifest."""
-    tolerance = DEFAULT_TOLERANCE_NATS[next(model.parameters()).dtype]
+    tolerance = TOLERANCE_NATS[str(next(model.parameters()).dtype).removeprefix("torch.")]
     return Canary([list(row) for row in token_ids], score_tokens(model, token_ids), tolerance)
 
 
-def gap_nats(canary: Canary, scored: Sequence[Sequence[float]]) -> float:
-    """Largest absolute difference between the engine's and the learner's log-probabilities; NaN counts as infinite."""
+@dataclass(frozen=True, slots=True)
+class CanaryGap:
+    """Absolute differences between an engine's and the learner's log-probabilities, in nats; NaN counts as infinite."""
+
+    mean_nats: float
+    max_nats: float
+
+
+def gap_nats(canary: Canary, scored: Sequence[Sequence[float]]) -> CanaryGap:
+    """How far an engine's scores are from the reference. Raises ValueError when the shapes differ."""
     difference = np.abs(np.asarray(scored) - np.asarray(canary.logprobs))
-    largest = float(difference.max()) if difference.size else 0.0
-    return largest if np.isfinite(largest) else float("inf")
+    if not np.isfinite(difference).all():
+        return CanaryGap(float("inf"), float("inf"))
+    return CanaryGap(float(difference.mean()), float(difference.max()))

@@ -1,11 +1,14 @@
-"""The manifest of one published version: what lies in the file, and how an engine proves that it serves it."""
+"""The manifest of one published version: what lies in its folder, and how an engine proves that it serves it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from mrl.errors import WeightsError
 from mrl.records.version import Version
+
+MANIFEST = "manifest.json"
 
 
 class Canary(msgspec.Struct, frozen=True):
@@ -20,14 +23,14 @@ class Canary(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """One published version."""
+    """One published version: a Hugging Face folder with this file in it."""
 
     policy: str
     version: Version
-    file: str
-    """Name of the safetensors file beside the manifest."""
-    blake2b: str
-    """Hex digest of the whole file."""
+    tensors: dict[str, str]
+    """Name -> XXH3-128 of the tensor's bytes, as `digests.digest` gives it."""
+    files: list[str]
+    """Names of the safetensors files, which hold these tensors and no others."""
     canary: Canary
 
 
@@ -39,3 +42,8 @@ def read_manifest(path: Path) -> Manifest:
         raise WeightsError(f"{path}: the manifest cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:
         raise WeightsError(f"{path}: not a weight manifest: {error}") from error
+
+
+def differing(manifest: Manifest, digests: Mapping[str, str]) -> list[str]:
+    """Tensors of the manifest that someone holds with other bytes; what he does not hold by that name is not judged."""
+    return [name for name, digest in manifest.tensors.items() if digests.get(name, digest) != digest]

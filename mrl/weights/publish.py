@@ -1,61 +1,139 @@
-"""Publishing: the learner writes a version that its engines can fetch."""
+"""Publishing: the learner writes a version that its engines can load, as a Hugging Face folder with a manifest."""
 
-import hashlib
-from collections.abc import Sequence
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-import safetensors.torch
-from torch import nn
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
-from mrl.files import replace_file
 from mrl.models.parameters import named_weights
 from mrl.records.version import Version
 from mrl.weights.canary import make_canary
-from mrl.weights.manifest import Manifest
+from mrl.weights.digests import digest
+from mrl.weights.manifest import MANIFEST, Canary, Manifest
+
+SHARD_BYTES = 2 * 1024**3
+"""Tensors that are in memory together while they are written."""
+PARTS = ".parts-"
+INDEX = "model.safetensors.index.json"
 
 
 class Publisher:
     """Writes versions of one policy into one folder and keeps the newest few."""
 
-    def __init__(self, folder: Path, policy: str, *, keep: int = 3) -> None:
-        self._folder, self._policy, self._keep = folder, policy, keep
+    def __init__(
+        self,
+        folder: Path,
+        policy: str,
+        *,
+        model_folder: Path | None = None,
+        keep: int = 3,
+        shard_bytes: int = SHARD_BYTES,
+    ) -> None:
+        """Configuration and tokenizer files of `model_folder` appear beside the weights."""
+        self._folder, self._policy, self._model_folder = folder, policy, model_folder
+        self._keep, self._shard_bytes = keep, shard_bytes
         folder.mkdir(parents=True, exist_ok=True)
+        for torn in folder.glob(f"{PARTS}*"):
+            shutil.rmtree(torn)
 
     def publish(self, model: nn.Module, version: Version, canary_ids: Sequence[Sequence[int]]) -> Path:
-        """Write the weights and their manifest; returns the manifest's path. Not synced: a resume rewrites them."""
-        stem = f"{version.run_epoch}.{version.step}"
-        weights = {name: tensor.detach().contiguous() for name, tensor in named_weights(model).items()}
-        data = safetensors.torch.save(weights)
-        replace_file(self._folder / f"{stem}.safetensors", data, sync=False)
-        manifest = Manifest(
-            policy=self._policy,
-            version=version,
-            file=f"{stem}.safetensors",
-            blake2b=hashlib.blake2b(data, digest_size=16).hexdigest(),
-            canary=make_canary(model, canary_ids),
-        )
-        path = self._folder / f"{stem}.json"
-        replace_file(path, msgspec.json.encode(manifest), sync=False)
+        """Write a model's weights; see `publish_weights`."""
+        return self.publish_weights(named_weights(model).items(), version, make_canary(model, canary_ids))
+
+    def publish_weights(self, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> Path:
+        """Write weights as they come, `shard_bytes` of them in memory at once; returns the manifest's path.
+
+        The folder appears under its name when it is whole. It is not synced: a resume writes it anew.
+        """
+        parts = Path(tempfile.mkdtemp(dir=self._folder, prefix=PARTS))
+        try:
+            tensors: dict[str, str] = {}
+            places: dict[str, str] = {}
+            for number, shard in enumerate(_shards(weights, self._shard_bytes), 1):
+                name = f"model-{number:05d}.safetensors"
+                save_file(shard, parts / name, metadata={"format": "pt"})
+                tensors |= {key: digest(tensor) for key, tensor in shard.items()}
+                places |= dict.fromkeys(shard, name)
+            files = _name_shards(parts, places)
+            manifest = Manifest(policy=self._policy, version=version, tensors=tensors, files=files, canary=canary)
+            (parts / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+            self._add_model_files(parts)
+            folder = self._folder / f"{version.run_epoch}.{version.step}"
+            _put_in_place(parts, folder)
+        except BaseException:
+            shutil.rmtree(parts, ignore_errors=True)
+            raise
         self._prune()
-        return path
+        return folder / MANIFEST
+
+    def _add_model_files(self, folder: Path) -> None:
+        for source in self._model_folder.iterdir() if self._model_folder else ():
+            if source.is_file() and "safetensors" not in source.name and source.name != MANIFEST:
+                (folder / source.name).symlink_to(source.resolve())
 
     def _prune(self) -> None:
-        """Drop all but the newest manifests of the folder, those of earlier lives included, with their weights."""
-        for old in sorted(self._folder.glob("*.json"), key=_version_of)[: -self._keep]:
-            old.unlink(missing_ok=True)
-            old.with_suffix(".safetensors").unlink(missing_ok=True)
+        """Drop all but the newest versions of the folder, those of earlier lives included."""
+        for manifest in sorted(self._folder.glob(f"[0-9]*/{MANIFEST}"), key=_version_of)[: -self._keep]:
+            remove(manifest)
 
 
-def _version_of(manifest: Path) -> tuple[int, ...]:
-    return tuple(int(part) for part in manifest.stem.split("."))
+def remove(manifest_path: Path) -> None:
+    """Remove a published version; whoever has its files open keeps them."""
+    manifest_path.unlink(missing_ok=True)
+    shutil.rmtree(manifest_path.parent, ignore_errors=True)
 
 
 def snapshot(manifest_path: Path, folder: Path) -> Path:
     """Hard-link a published version into `folder`, where pruning does not reach it; returns the new manifest's path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for source in (manifest_path.with_suffix(".safetensors"), manifest_path):
-        target = folder / source.name
-        if not target.exists():
-            target.hardlink_to(source)
-    return folder / manifest_path.name
+    source = manifest_path.parent
+    target = folder / source.name
+    if not target.exists():
+        parts = folder / f".{source.name}"
+        shutil.copytree(source, parts, symlinks=True, copy_function=os.link, dirs_exist_ok=True)
+        parts.rename(target)
+    return target / manifest_path.name
+
+
+def _shards(weights: Iterable[tuple[str, Tensor]], shard_bytes: int) -> Iterator[dict[str, Tensor]]:
+    """Consecutive tensors on the CPU, so many bytes at once; a larger tensor alone."""
+    shard: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in weights:
+        if shard and size + tensor.nbytes > shard_bytes:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = tensor.detach().cpu().contiguous()
+        size += tensor.nbytes
+    yield shard
+
+
+def _name_shards(folder: Path, places: dict[str, str]) -> list[str]:
+    """Give the files the names that Hugging Face gives them: one alone, or several with an index."""
+    names = sorted(set(places.values()))
+    if len(names) == 1:
+        (folder / names[0]).rename(folder / "model.safetensors")
+        return ["model.safetensors"]
+    final = {name: f"{name.removesuffix('.safetensors')}-of-{len(names):05d}.safetensors" for name in names}
+    for name in names:
+        (folder / name).rename(folder / final[name])
+    index = {"metadata": {}, "weight_map": {tensor: final[name] for tensor, name in places.items()}}
+    (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
+    return list(final.values())
+
+
+def _put_in_place(parts: Path, folder: Path) -> None:
+    """Give the folder its name; one that a former life left under it goes first."""
+    parts.chmod(0o755)
+    if folder.exists():
+        remove(folder / MANIFEST)
+    parts.rename(folder)
+
+
+def _version_of(manifest: Path) -> tuple[int, ...]:
+    return tuple(int(part) for part in manifest.parent.name.split("."))

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 RANK = {
-    "errors": 0, "files": 0, "records": 0,
+    "errors": 0, "files": 0, "parent_death": 0, "records": 0,
     "config": 1, "metrics": 1, "objectives": 1, "alignment": 1, "transport": 1,
     "tasks": 2, "models": 2, "exchange": 2, "allocation": 2, "sharing": 2, "bandit": 2,
     "engines": 3, "weights": 3, "checkpoint": 3,
@@ -21,10 +21,13 @@ RANK = {
     "__main__": 7, "__init__": 7,
 }  # fmt: skip
 SAME_RANK = {("records", "errors"): "decoding raises RecordError, and errors imports nothing"}
+INSIDE = ROOT / "mrl" / "engines" / "inside"
+"""Files that run in the environments of other engines, where there is no mrl."""
 HOMES = {
     "zmq": {"transport"},
     "torch": {"objectives", "models", "engines", "weights", "checkpoint", "learner"},
     "transformers": {"models", "engines"},
+    "aiohttp": {"engines"},
     "vllm": set(),
     "sglang": set(),
 }
@@ -80,7 +83,8 @@ def faults_in(file: Path, package: Path) -> list[str]:
 
 def faults(package: Path) -> list[str]:
     """Every fault below one package folder."""
-    return [fault for file in sorted(package.rglob("*.py")) for fault in faults_in(file, package)]
+    ours = (file for file in sorted(package.rglob("*.py")) if INSIDE not in file.parents)
+    return [fault for file in ours for fault in faults_in(file, package)]
 
 
 def heavy_modules_after_importing(root: Path, modules: list[str]) -> list[str]:
@@ -113,6 +117,16 @@ def plant(folder: Path, path: str, text: str) -> Path:
 def test_the_package_keeps_its_ranks_and_homes() -> None:
     """No module imports its own rank or a higher one, or a heavy library outside its home."""
     assert faults(ROOT / "mrl") == []
+
+
+def test_what_runs_inside_other_engines_knows_nothing_of_mrl() -> None:
+    """It is found there by its folder, and nothing of the package imports it."""
+    names = {name for file in INSIDE.glob("*.py") for _, name in imported_names(ast.parse(file.read_text()))}
+    ours = {name for file in (ROOT / "mrl").rglob("*.py") for _, name in imported_names(ast.parse(file.read_text()))}
+
+    assert any(name.startswith("vllm") for name in names)
+    assert not any(name.split(".")[0] == "mrl" for name in names)
+    assert not any(name.startswith("mrl.engines.inside") for name in ours)
 
 
 def test_every_room_has_an_init_with_a_docstring() -> None:

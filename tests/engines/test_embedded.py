@@ -1,103 +1,92 @@
 """The embedded engine samples what it says it samples, from the weights it says it serves."""
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from mrl.engines.embedded import EmbeddedEngine
-from mrl.engines.engine import GenerationRequest, ScoringRequest
+from mrl.engines.engine import EngineUsage, GenerationRequest, Sampling, ScoringRequest, generate_all
 from mrl.engines.sampling import answer_seeds
-from mrl.errors import WeightsError
-from mrl.models.parameters import named_weights
-from mrl.models.scoring import score_answers
+from mrl.errors import EngineError, ModelFolderError, WeightsError
+from mrl.models.scoring import score_answers, score_tokens
 from mrl.records.version import Version, VersionSpan
 
 EOS = 1
+WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture
-def served(tiny_model):
-    """An engine that serves version 0.3 of a tiny model, and the model."""
+def save(tiny_model, tmp_path):
+    """Write a tiny model into a folder."""
 
-    def make(family: str = "qwen3", max_new_tokens: int = 12, temperature: float = 1.0):
-        model = tiny_model(family, seed=1)
-        engine = EmbeddedEngine(
-            tiny_model(family, seed=2), eos_ids=[EOS], max_new_tokens=max_new_tokens, temperature=temperature
-        )
-        engine.load(named_weights(model))
-        engine.release(Version(0, 3))
-        return engine, model
+    def write(name: str, **kind) -> Path:
+        tiny_model(**kind).save_pretrained(tmp_path / name)
+        (tmp_path / name / "tokenizer.json").write_text("{}")
+        return tmp_path / name
 
-    return make
+    return write
+
+
+@pytest.fixture
+def make(save):
+    """An engine that serves version 0.3."""
+
+    def engine(
+        *,
+        eos_ids: tuple[int, ...] = (EOS,),
+        max_new_tokens: int = 12,
+        temperature: float = 1.0,
+        max_running: int = 64,
+        folder: Path | None = None,
+    ) -> EmbeddedEngine:
+        sampling = Sampling(temperature, max_new_tokens, eos_ids)
+        made = EmbeddedEngine(folder or save("model", seed=1), sampling, device="cpu", max_running=max_running)
+        made.label(Version(0, 3))
+        return made
+
+    return engine
 
 
 def requests(count: int, group_size: int = 4) -> list[GenerationRequest]:
     rng = np.random.default_rng(0)
     sizes = rng.integers(1, 12, size=count)
     return [
-        GenerationRequest(rng.integers(2, 64, size=n).astype(np.int32), answer_seeds(0, "a", f"p{i}", 0, group_size))
+        GenerationRequest(
+            f"r{i}", rng.integers(2, 64, size=n).astype(np.int32), answer_seeds(0, "a", f"p{i}", 0, group_size)
+        )
         for i, n in enumerate(sizes)
     ]
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama"])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_logprobs_are_those_of_the_sampling_distribution(served, family, temperature):
-    """Every log-probability equals a full forward of the published model at the sampling temperature."""
-    engine, model = served(family, temperature=temperature)
-    asked = requests(5)
-
-    for request, answers in zip(asked, engine.generate(asked), strict=True):
-        for answer in answers:
-            ids = torch.tensor(np.concatenate([request.prompt_token_ids, answer.token_ids]).astype(np.int64))
-            with torch.no_grad():
-                logprobs = (model(ids[None]).logits[0] / temperature).log_softmax(-1)
-            start = request.prompt_token_ids.size
-            expected = logprobs[start - 1 : -1].gather(-1, ids[start:, None]).squeeze(-1)
-            assert torch.allclose(torch.from_numpy(answer.logprobs), expected, atol=1e-4)
+def tokens(engine: EmbeddedEngine, asked: list[GenerationRequest]) -> list[list[int]]:
+    return [answer.token_ids.tolist() for group in generate_all(engine, asked) for answer in group]
 
 
-def test_what_is_sampled_does_not_depend_on_the_rows_beside_it(served):
-    """A request alone gives the same answers as in a batch."""
-    engine, _ = served()
-    asked = requests(6)
-
-    together, alone = engine.generate(asked), engine.generate(asked[4:5])
-
-    for a, b in zip(together[4], alone[0], strict=True):
-        assert np.array_equal(a.token_ids, b.token_ids)
-
-
-def test_defaults_of_the_model_folder_do_not_change_the_samples(served, tiny_model):
+def test_defaults_of_the_model_folder_do_not_change_the_samples(make, save):
     """A repetition penalty or suppressed tokens in generation_config.json are ignored."""
-    engine, model = served()
-    other = tiny_model(seed=2)
-    other.generation_config.repetition_penalty = 1.5
-    other.generation_config.suppress_tokens = [5, 6, 7]
-    shipped = EmbeddedEngine(other, eos_ids=[EOS], max_new_tokens=12, temperature=1.0)
-    shipped.load(named_weights(model))
-    shipped.release(Version(0, 3))
+    shipped = save("shipped", seed=1)
+    (shipped / "generation_config.json").write_text('{"repetition_penalty": 1.5, "suppress_tokens": [5, 6, 7]}')
 
-    for a, b in zip(engine.generate(requests(4)), shipped.generate(requests(4)), strict=True):
-        assert all(np.array_equal(x.token_ids, y.token_ids) for x, y in zip(a, b, strict=True))
+    assert tokens(make(), requests(4)) == tokens(make(folder=shipped), requests(4))
 
 
-def test_any_of_several_eos_ids_ends_an_answer(served, tiny_model):
+def test_any_of_several_eos_ids_ends_an_answer(make):
     """The first of them in an answer is its last token."""
-    _, model = served()
-    several = EmbeddedEngine(tiny_model(seed=2), eos_ids=[EOS, 9, 11], max_new_tokens=30, temperature=1.0)
-    several.load(named_weights(model))
-    several.release(Version(0, 3))
-    answers = [answer for group in several.generate(requests(20, 8)) for answer in group]
+    engine = make(eos_ids=(EOS, 9, 11), max_new_tokens=30)
+    answers = [answer for group in generate_all(engine, requests(20, 8)) for answer in group]
 
     assert {int(a.token_ids[-1]) for a in answers if a.finished} == {EOS, 9, 11}
     assert not any(np.isin(a.token_ids[:-1], [EOS, 9, 11]).any() for a in answers)
 
 
-def test_answers_end_at_eos_or_at_the_limit(served):
+def test_answers_end_at_eos_or_at_the_limit(make):
     """EOS appears once, at the end of a finished answer; an unfinished one has the full length and no EOS."""
-    engine, _ = served(max_new_tokens=30)
-    answers = [answer for group in engine.generate(requests(20, 8)) for answer in group]
+    engine = make(max_new_tokens=30)
+    answers = [answer for group in generate_all(engine, requests(20, 8)) for answer in group]
 
     assert {answer.finished for answer in answers} == {True, False}
     for answer in answers:
@@ -108,43 +97,166 @@ def test_answers_end_at_eos_or_at_the_limit(served):
         assert answer.logprobs.size == answer.token_ids.size
 
 
-def test_loaded_weights_are_not_served_before_their_release(served, tiny_model):
-    """From a load until its release the engine samples nothing."""
-    engine, _ = served()
-    engine.load(named_weights(tiny_model(seed=5)))
+def test_nothing_is_sampled_or_scored_without_weights_to_serve(make):
+    """Before its first label, and after a restart, an engine has no version and says so."""
+    engine = make()
+    engine.restart()
 
     assert engine.version is None
     with pytest.raises(WeightsError, match="no verified weights"):
-        engine.generate(requests(1))
-    engine.release(Version(0, 4))
-    assert engine.generate(requests(1))[0][0].versions[0].version == Version(0, 4)
+        engine.submit(requests(1))
+    with pytest.raises(WeightsError, match="no verified weights"):
+        engine.score_answers(ScoringRequest(np.array([5], dtype=np.int32), []))
 
 
-def test_weights_that_do_not_fit_leave_the_served_version(served, tiny_model):
-    """A load that is refused changes nothing."""
-    engine, _ = served()
+def test_loaded_weights_are_those_that_sample(make, save):
+    """After a load answers and scores are those of the new folder, labelled with its version."""
+    engine, other = make(), save("other", seed=5)
 
-    with pytest.raises(WeightsError, match="do not fit"):
-        engine.load(named_weights(tiny_model(vocab_size=72)))
+    engine.load(other, Version(0, 4))
+
+    answers = generate_all(engine, requests(4))
+    assert engine.version == Version(0, 4)
+    assert {span.version for group in answers for a in group for span in a.versions} == {Version(0, 4)}
+    assert [a.token_ids.tolist() for group in answers for a in group] == tokens(make(folder=other), requests(4))
+
+
+def test_answers_go_on_over_weights_that_another_thread_loads(make, save):
+    """While one thread collects without a pause, another's load takes effect; what was in flight has both versions."""
+    engine, other = make(max_new_tokens=1500, eos_ids=(99,), max_running=4), save("other", seed=5)
+    engine.submit(requests(1))
+    with ThreadPoolExecutor(1) as thread:
+        collecting = thread.submit(engine.collect, 60.0)
+        while not engine.usage().generated_tokens:
+            pass
+        engine.load(other, Version(0, 4))
+        answers = collecting.result()
+
+    assert len(answers) == 4
+    for answer in answers:
+        old, new = answer.generation.versions
+        assert (old.version, new.version) == (Version(0, 3), Version(0, 4))
+        assert old.num_tokens + new.num_tokens == 1500
+
+
+def test_a_load_waits_for_one_forward_at_most(make, save):
+    """Whoever comes between two forwards is not passed over by the loop again and again."""
+    engine, other = make(max_new_tokens=400, eos_ids=(99,), max_running=4), save("other", seed=5)
+    engine.submit(requests(1))
+    forwards, came_at = [], []
+    step, relabel = engine._batch.step, engine._batch.relabel
+    with ThreadPoolExecutor(1) as thread:
+
+        def counted():
+            forwards.append(1)
+            if len(forwards) == 3:
+                loads.append(thread.submit(engine.label, Version(0, 4)))
+                while not engine._turn.locked():
+                    pass
+            return step()
+
+        def noted(version: Version) -> None:
+            came_at.append(len(forwards))
+            relabel(version)
+
+        loads = []
+        engine._batch.step, engine._batch.relabel = counted, noted
+        engine.collect(60.0)
+        loads[0].result()
+
+    assert other.exists()
+    assert came_at == [3]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda weights: weights | {"extra": torch.zeros(2)}, r"differing names \['extra'\]"),
+        (lambda weights: {k: v for k, v in weights.items() if "norm.weight" not in k}, "differing names"),
+        (lambda weights: weights | {"model.norm.weight": torch.zeros(3)}, r"norm.weight is \(3,\), wanted \(32,\)"),
+        (
+            lambda weights: weights | {"lm_head.weight": weights["model.embed_tokens.weight"] + 1},
+            "differ, and the model ties them",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_change_nothing(make, save, damage, message):
+    """A load that is refused leaves version and weights."""
+    engine, other = make(), save("other", seed=5)
+    save_file(damage(load_file(other / WEIGHTS)), other / WEIGHTS)
+    before = engine.checksums()
+
+    with pytest.raises(WeightsError, match=message):
+        engine.load(other, Version(0, 4))
+
+    assert engine.version == Version(0, 3)
+    assert engine.checksums() == before
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\x08\0\0\0\0\0\0\0 not one"])
+def test_weights_that_cannot_be_read_change_nothing(make, save, content):
+    """No file, an empty one, and one that is none: one clear line each."""
+    engine, other = make(), save("other", seed=5)
+    if content is None:
+        (other / WEIGHTS).unlink()
+    else:
+        (other / WEIGHTS).write_bytes(content)
+
+    with pytest.raises(WeightsError, match=r"no \*\.safetensors|cannot be read"):
+        engine.load(other, Version(0, 4))
 
     assert engine.version == Version(0, 3)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_scores_of_sampled_answers_are_what_they_were_sampled_with(served, temperature):
-    """Scoring what the engine sampled gives the log-probabilities of the sampling, EOS included."""
-    engine, _ = served(temperature=temperature)
-    asked = requests(3)
+@pytest.mark.parametrize("rename", [False, True])
+def test_a_tied_head_may_stand_in_the_folder(make, save, rename):
+    """Beside the embedding or in its place; the model keeps one tensor for both."""
+    engine, other = make(), save("other", seed=5)
+    weights = load_file(other / WEIGHTS)
+    embedding = weights.pop("model.embed_tokens.weight") if rename else weights["model.embed_tokens.weight"].clone()
+    save_file(weights | {"lm_head.weight": embedding}, other / WEIGHTS)
 
-    for request, answers in zip(asked, engine.generate(asked), strict=True):
+    engine.load(other, Version(0, 4))
+
+    assert engine._model.lm_head.weight is engine._model.model.embed_tokens.weight
+    assert tokens(engine, requests(3)) == tokens(make(folder=save("same", seed=5)), requests(3))
+
+
+def test_a_loaded_folder_may_be_written_to_afterwards(make, save):
+    """The engine keeps copies: not a byte of the folder is its own."""
+    engine, other = make(), save("other", seed=5)
+    engine.load(other, Version(0, 4))
+    before = engine.checksums()
+
+    with (other / WEIGHTS).open("r+b") as file:
+        size = file.seek(0, 2)
+        file.seek(size // 2)
+        file.write(b"\xff" * (size - size // 2))
+
+    assert engine.checksums() == before
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_scores_of_sampled_answers_are_what_they_were_sampled_with(make, temperature):
+    """Scoring what the engine sampled gives the log-probabilities of the sampling, EOS included."""
+    engine, asked = make(temperature=temperature), requests(3)
+
+    for request, answers in zip(asked, generate_all(engine, asked), strict=True):
         scored = engine.score_answers(ScoringRequest(request.prompt_token_ids, [a.token_ids for a in answers]))
         for answer, logprobs in zip(answers, scored, strict=True):
             np.testing.assert_allclose(logprobs, answer.logprobs, atol=1e-4)
     assert engine.score_answers(ScoringRequest(asked[0].prompt_token_ids, [])) == []
 
 
+def test_the_canary_is_scored_at_temperature_one(make, tiny_model):
+    """Whatever temperature is sampled at."""
+    rows = [[5, 6, 7, 8], [9, 10, 11, 12]]
+
+    np.testing.assert_allclose(make(temperature=0.5).score(rows), score_tokens(tiny_model(seed=1), rows), atol=1e-6)
+
+
 def test_scoring_is_split_by_what_is_asked_alone(tiny_model):
-    """One forward for all answers or one for each: the same log-probabilities; an unserved engine scores nothing."""
+    """One forward for all answers or one for each: the same log-probabilities."""
     model, prompt = tiny_model(), np.array([5, 6], dtype=np.int32)
     answers = [np.arange(2, 2 + n, dtype=np.int32) for n in (1, 7, 3)]
     whole = score_answers(model, prompt, answers, temperature=1.0)
@@ -153,6 +265,78 @@ def test_scoring_is_split_by_what_is_asked_alone(tiny_model):
     assert [row.size for row in whole] == [1, 7, 3]
     for one, other in zip(whole, single, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
-    engine = EmbeddedEngine(model, eos_ids=[EOS], max_new_tokens=4, temperature=1.0)
+
+
+def test_collect_gives_what_it_has_when_the_time_is_over(make):
+    """Without time it samples one token of every row, and with nothing in flight it does not wait."""
+    engine = make(max_new_tokens=5, eos_ids=(99,))
+    assert engine.collect(60.0) == []
+    engine.submit(requests(2))
+
+    for _ in range(4):
+        assert engine.collect(0.0) == []
+    assert len(engine.collect(0.0)) == 8
+    assert engine.collect(60.0) == []
+
+
+def test_usage_counts_what_is_handed_in_until_it_ends(make):
+    """Waiting, then running, then nothing; aborted answers count no more."""
+    engine = make(max_new_tokens=5, eos_ids=(99,), max_running=8)
+    asked = requests(3)
+    engine.submit(asked)
+    assert engine.usage() == EngineUsage(running=0, waiting=12, cache_share=0.0, generated_tokens=0)
+    engine.collect(0.0)
+    assert engine.usage() == EngineUsage(running=8, waiting=4, cache_share=1.0, generated_tokens=8)
+    engine.abort(["r0"])
+    assert engine.usage() == EngineUsage(running=4, waiting=4, cache_share=0.5, generated_tokens=8)
+    engine.abort(["r1", "r2"])
+    assert engine.usage() == EngineUsage(running=0, waiting=0, cache_share=0.0, generated_tokens=8)
+    assert engine.collect(60.0) == []
+
+
+def test_a_restarted_engine_has_the_weights_and_the_memory_of_a_new_one(make, save):
+    """What was loaded and handed in is gone; the folder's weights are there again."""
+    engine = make()
+    first = tokens(engine, requests(3))
+    engine.load(save("other", seed=5), Version(0, 4))
+    engine.submit(requests(2))
+    engine.collect(0.0)
+
+    engine.restart()
+
+    assert engine.collect(60.0) == []
+    engine.label(Version(0, 3))
+    assert tokens(engine, requests(3)) == first
+
+
+def test_a_closed_engine_holds_nothing(make):
+    """It may be closed twice, and samples no more."""
+    engine = make()
+    engine.submit(requests(2))
+
+    engine.close()
+    engine.close()
+
+    assert engine.collect(60.0) == []
     with pytest.raises(WeightsError, match="no verified weights"):
-        engine.score_answers(ScoringRequest(prompt, answers))
+        engine.submit(requests(1))
+
+
+def test_too_little_memory_is_one_line_with_its_cure(make, monkeypatch):
+    """A device that cannot hold the cache names what to set lower; the model is free for others afterwards."""
+    engine = make()
+    engine.submit(requests(2))
+
+    def full() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(engine._batch, "step", full)
+    with pytest.raises(EngineError, match="answers_at_once"):
+        engine.collect(60.0)
+    assert not engine._in_use.locked()
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    """Before anything is sampled."""
+    with pytest.raises(ModelFolderError, match="missing"):
+        EmbeddedEngine(tmp_path / "none", Sampling(1.0, 4, (EOS,)), device="cpu", max_running=4)

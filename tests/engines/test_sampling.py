@@ -3,7 +3,11 @@
 import numpy as np
 import torch
 
-from mrl.engines.sampling import SeededSampler, answer_seeds, uniforms
+from mrl.engines.sampling import answer_seeds, sample, uniforms
+
+
+def draws(rows: int) -> torch.Tensor:
+    return torch.from_numpy(uniforms(answer_seeds(0, "a", "p", 0, rows), np.zeros(1, dtype=np.int64)))
 
 
 def test_seeds_differ_by_every_part_of_their_key():
@@ -16,38 +20,44 @@ def test_seeds_differ_by_every_part_of_their_key():
     assert np.array_equal(base[:2], answer_seeds(1, "a", "p", 0, 2))
 
 
-def test_uniforms_are_uniform_and_depend_on_their_own_seed_only():
-    """100k numbers fill ten equal bins evenly, and a row is the same whatever rows stand beside it."""
+def test_uniforms_are_uniform_and_depend_on_their_own_seed_and_place_only():
+    """100k numbers fill ten equal bins evenly, and a number is the same whatever others are asked for beside it."""
     seeds = answer_seeds(0, "a", "p", 0, 1000)
-    numbers = uniforms(seeds, 100)
+    numbers = uniforms(seeds[:, None], np.arange(100))
     counts = np.histogram(numbers, bins=10, range=(0, 1))[0]
 
     assert numbers.min() >= 0.0
     assert numbers.max() < 1.0
     assert np.abs(counts - 10_000).max() < 400
-    assert np.array_equal(uniforms(seeds[3:4], 100)[0], numbers[3])
+    assert np.array_equal(uniforms(seeds[3:5], np.array([7, 99])), numbers[[3, 4], [7, 99]])
 
 
 def test_samples_follow_the_softmax_at_the_given_temperature():
     """Frequencies of 40k draws equal softmax(logits / temperature) within four standard errors."""
     logits, temperature, rows = torch.tensor([2.0, 0.0, -1.0, 1.0]), 0.7, 40_000
-    sampler = SeededSampler(answer_seeds(0, "a", "p", 0, rows), 1, temperature)
 
-    chosen = sampler(torch.empty(rows, 0), logits.expand(rows, 4)).argmax(-1)
+    tokens, logprobs = sample(logits.expand(rows, 4), draws(rows), temperature)
 
     expected = (logits / temperature).softmax(-1)
-    frequency = torch.bincount(chosen, minlength=4) / rows
+    frequency = torch.bincount(tokens, minlength=4) / rows
     error = (expected * (1 - expected) / rows).sqrt()
     assert ((frequency - expected).abs() < 4 * error).all()
-    assert torch.allclose(sampler.logprobs[0], expected.log()[chosen], atol=1e-6)
+    assert torch.allclose(logprobs, expected.log()[tokens], atol=1e-6)
 
 
 def test_a_token_of_probability_zero_is_never_drawn():
-    """A masked token stays masked."""
-    logits = torch.tensor([float("-inf"), 0.0, float("-inf")]).expand(1000, 3)
-    sampler = SeededSampler(answer_seeds(0, "a", "p", 0, 1000), 1, 1.0)
+    """A masked token stays masked, also at both ends of the uniform numbers."""
+    logits = torch.tensor([float("-inf"), 0.0, float("-inf")])
+    ends = torch.tensor([0.0, 1.0 - 2.0**-53], dtype=torch.float64)
 
-    assert (sampler(torch.empty(1000, 0), logits).argmax(-1) == 1).all()
-    sampler = SeededSampler(answer_seeds(0, "a", "p", 0, 1000), 1, 1.0)
-    sampler._uniforms.zero_()
-    assert (sampler(torch.empty(1000, 0), logits).argmax(-1) == 1).all()
+    for numbers in (draws(1000), ends):
+        tokens, logprobs = sample(logits.expand(len(numbers), 3), numbers, 1.0)
+        assert (tokens == 1).all()
+        assert (logprobs == 0).all()
+
+
+def test_logits_that_are_not_numbers_give_no_number():
+    """Broken weights end in log-probabilities that no canary passes, not in an index error."""
+    _, logprobs = sample(torch.full((4, 8), float("nan")), draws(4), 1.0)
+
+    assert logprobs.isnan().all()

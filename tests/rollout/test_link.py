@@ -71,7 +71,8 @@ def test_granted_work_reaches_the_waiting_worker():
 def test_an_unanswered_request_is_repeated_and_a_late_double_grant_counts_once():
     """After a second the worker asks again; the same ticket granted twice is one piece of work."""
     wire = Wire()
-    waiter = threading.Thread(target=wire.link.take_work, args=(3, 30.0))
+    taken = []
+    waiter = threading.Thread(target=lambda: taken.extend(wire.link.take_work(3, 30.0)))
     waiter.start()
     while not wire.sent:
         pass
@@ -79,11 +80,12 @@ def test_an_unanswered_request_is_repeated_and_a_late_double_grant_counts_once()
     wire.grant("a")
     wire.grant("a")
     waiter.join()
+    assert [item.ticket for item in taken] == ["a"]
 
     assert [type(message) for message in wire.sent] == [WorkRequest, WorkRequest]
-    assert [item.ticket for item in wire.link.take_work(3, 0.0)] == ["a"]
+    assert wire.link.take_work(3, 0.0) == []
     assert wire.sent[-1].holding == ["a"]
-    assert wire.sent[-1].max_groups == 2
+    assert wire.sent[-1].max_groups == 3
 
 
 def test_groups_are_sent_again_until_acknowledged():
@@ -92,13 +94,13 @@ def test_groups_are_sent_again_until_acknowledged():
     wire.grant("a")
     wire.link.deliver([group("a")])
     wire.tick(1.5)
-    assert [type(message) for message in wire.sent] == [Groups, Groups]
+    assert sum(isinstance(message, Groups) for message in wire.sent) == 2
 
     wire.link.on_message(encode(GroupsAck(tickets=["a"], weights=NOTICE)))
     wire.tick(3.0)
 
-    assert len(wire.sent) == 2
-    wire.link.take_work(1, 0.0)
+    assert sum(isinstance(message, Groups) for message in wire.sent) == 2
+    assert isinstance(wire.sent[-1], WorkRequest)
     assert wire.sent[-1].holding == []
 
 
@@ -142,12 +144,12 @@ def test_garbage_from_the_learner_is_counted():
 
 
 def test_a_worker_that_samples_for_long_says_what_it_holds():
-    """Every five seconds, without asking for more, so that its work is not granted to others."""
+    """Every second, without asking for more, so that its work is not granted to others."""
     wire = Wire()
     wire.grant("a")
     wire.link.take_work(1, 0.0)
     sent = len(wire.sent)
-    for now_s in (1.0, 4.0, 5.5, 6.0, 10.6):
+    for now_s in (0.5, 0.9, 1.1, 1.5, 2.2):
         wire.tick(now_s)
 
     assert [(m.max_groups, m.holding) for m in wire.sent[sent:]] == [(0, ["a"]), (0, ["a"])]
@@ -166,12 +168,25 @@ def test_many_groups_go_out_in_parts_that_fit_a_message():
 def test_what_was_asked_a_moment_ago_is_not_asked_again():
     """The learner would take a second request without the grant under way for that of a worker that lost it."""
     wire = Wire()
-    for _ in range(3):
-        wire.link.take_work(2, 0.0)
-    assert len(wire.sent) == 1
-    wire.link.take_work(1, 0.0)
-    assert [message.max_groups for message in wire.sent] == [2, 1]
-
+    for max_groups in (2, 2, 1):
+        wire.link.take_work(max_groups, 0.0)
+    assert [message.max_groups for message in wire.sent] == [2]
     wire.grant()
     wire.link.take_work(1, 0.0)
-    assert len(wire.sent) == 3
+
+    assert [message.max_groups for message in wire.sent] == [2, 1]
+
+
+def test_work_comes_in_while_other_work_is_under_way():
+    """Each item is given once; a request asks for what is missing, and names everything that is held."""
+    wire = Wire()
+    wire.grant("a", "b", "c")
+
+    assert [item.ticket for item in wire.link.take_work(2, 0.0)] == ["a", "b"]
+    assert [item.ticket for item in wire.link.take_work(2, 0.0)] == ["c"]
+    assert wire.link.take_work(2, 0.0) == []
+    assert (wire.sent[-1].max_groups, wire.sent[-1].holding) == (2, ["a", "b", "c"])
+    wire.link.deliver([group("b")])
+    wire.link.take_work(2, 0.0)
+
+    assert [type(message) for message in wire.sent] == [WorkRequest, Groups], "one unanswered request at a time"

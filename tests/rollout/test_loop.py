@@ -1,11 +1,15 @@
 """A worker's life: what it samples under which version, and in which order others hear of it."""
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mrl.engines.embedded import EmbeddedEngine
+from mrl.engines.engine import Sampling
+from mrl.errors import EngineLost, RoleFailed
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
 from mrl.records.rollouts import (
@@ -35,6 +39,7 @@ class Learner:
         self.link = WorkerLink("w")
         self.link.open(self._answer, lambda: None)
         self.asked: list[WorkRequest] = []
+        self.done: set[int] = set()
         self.got: list[Groups] = []
         self.prompt_ids: list[str] = []
 
@@ -42,7 +47,7 @@ class Learner:
         """A new version; `torn` spoils its file."""
         path = self._publisher.publish(self._model, Version(0, step), canary_sequences(VOCAB))
         if torn:
-            path.with_suffix(".safetensors").write_bytes(b"torn")
+            path.with_name("model.safetensors").write_bytes(b"torn")
         self.notice = WeightsNotice(version=Version(0, step), manifest_path=str(path))
 
     def _answer(self, body: bytes) -> bool:
@@ -50,13 +55,15 @@ class Learner:
         if isinstance(message, Groups):
             self.got.append(message)
             tickets = [group.ticket for group in message.groups]
+            self.done.update(int(ticket.partition(".")[2]) for ticket in tickets)
             self.link.on_message(encode(GroupsAck(tickets=tickets, weights=self.notice)))
             return True
         self.asked.append(message)
         step = self.notice.version.step
+        free = [n for n in range(len(self.prompt_ids)) if f"0.{n}" not in message.holding and n not in self.done]
         items = [
-            WorkItem(ticket=f"0.{n}", position=n, prompt_id=prompt_id, group_size=2, step=step)
-            for n, prompt_id in enumerate(self.prompt_ids[: message.max_groups])
+            WorkItem(ticket=f"0.{n}", position=n, prompt_id=self.prompt_ids[n], group_size=2, step=step)
+            for n in free[: message.max_groups]
         ]
         self.link.on_message(encode(WorkGrant(items=items, weights=self.notice)))
         return True
@@ -72,70 +79,203 @@ def learner(tmp_path, tiny_model, pool) -> Learner:
 
 
 @pytest.fixture
-def make_loop(learner, tiny_model, pool, receiver):
-    """A worker's loop with these duties."""
+def make_loop(learner, tiny_model, pool, receiver, tmp_path):
+    """A worker's loop with these duties, around an engine of its own."""
+    tiny_model(seed=2, vocab_size=VOCAB).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
 
-    def make(**duties) -> RolloutLoop:
-        model = tiny_model(seed=2, vocab_size=VOCAB)
-        engine = EmbeddedEngine(model, eos_ids=receiver.eos_ids, max_new_tokens=4, temperature=1.0)
-        prompt = np.array([5, 7], dtype=np.int32)
+    def make(*, prompt_tokens: int = 2, max_new_tokens: int = 4, **duties) -> RolloutLoop:
+        sampling = Sampling(1.0, max_new_tokens, tuple(receiver.eos_ids))
+        engine = EmbeddedEngine(tmp_path / "model", sampling, device="cpu", max_running=8)
+        prompt = np.arange(5, 5 + prompt_tokens, dtype=np.int32)
         sampler = Sampler("a", 1, engine, pool, lambda text: prompt, receiver.completion_bytes)
-        told = {"max_groups": lambda: 2, "publish": lambda groups: None, **duties}
+        told = {"max_answers": lambda: 4, "publish": lambda groups: None, **duties}
         telemetry = Telemetry("worker/a/0", "a", lambda record: True)
         return RolloutLoop(sampler, learner.link, telemetry, Duties(**told), group_size=2, learner_bound_s=30.0)
 
     return make
 
 
+def play(loop: RolloutLoop, script: Iterator[bool]) -> None:
+    """Run the loop to the end of a script, which is looked into at every turn."""
+    loop.run(lambda: next(script, True))
+
+
+def tickets(got: list[Groups]) -> list[str]:
+    return [group.ticket for message in got for group in message.groups]
+
+
+def versions(got: list[Groups]) -> set[Version]:
+    groups = [group for message in got for group in message.groups]
+    return {span.version for group in groups for answer in group.answers for span in answer.versions}
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    """Refused weights are tried again at once."""
+    monkeypatch.setattr("mrl.rollout.loop.REFUSED_PAUSE_S", 0.0)
+
+
 def test_peers_hear_of_groups_before_the_learner_does(make_loop, learner):
     """What a synchronous run relies on: when the learner has the groups, the exchange has what they give."""
     calls = []
-    loop = make_loop(publish=lambda groups: calls.append((len(groups), len(learner.got))))
+    loop = make_loop(publish=lambda groups: calls.append((len(groups), len(learner.got))), in_step=True)
 
     loop.run(lambda: bool(learner.got))
 
     assert calls == [(2, 0)]
-    assert [group.ticket for group in learner.got[0].groups] == ["0.0", "0.1"]
+    assert tickets(learner.got) == ["0.0", "0.1"]
     assert learner.asked[0].max_groups == 2
 
 
-def test_nothing_is_sampled_under_an_older_version_where_only_the_newest_will_do(make_loop, learner, monkeypatch):
+def test_every_group_is_sampled_once_and_new_ones_come_in_while_others_run(make_loop, learner):
+    """Room for two groups, four to sample: each ticket is delivered once, and no request forgets what is held."""
+    loop = make_loop(max_new_tokens=24)
+
+    loop.run(lambda: len(tickets(learner.got)) >= 4)
+
+    assert sorted(tickets(learner.got)) == ["0.0", "0.1", "0.2", "0.3"]
+    assert any(request.holding and request.max_groups for request in learner.asked)
+    assert loop.totals.groups == 4
+    assert loop.totals.slot_seconds > 0
+
+
+def test_nothing_is_sampled_under_an_older_version_where_only_the_newest_will_do(make_loop, learner):
     """Weights that cannot be installed leave a synchronous worker idle, and its work with the learner."""
-    monkeypatch.setattr("mrl.rollout.loop.REFUSED_PAUSE_S", 0.0)
-    loop = make_loop(newest_only=True)
-    loop.run(lambda: bool(learner.got))
-    learner.got.clear()
-    learner.publish(1, torn=True)
+    loop = make_loop(in_step=True)
 
-    loop.run(lambda: loop.totals.weights_refused >= 3)
-    assert learner.got == []
-    assert learner.asked[-1].holding == []
-    learner.publish(1)
-    loop.run(lambda: bool(learner.got))
+    def script() -> Iterator[bool]:
+        while not learner.got:
+            yield False
+        learner.got.clear()
+        learner.publish(1, torn=True)
+        while loop.totals.weights_refused < 3:
+            yield False
+        assert learner.got == []
+        assert learner.asked[-1].holding == []
+        learner.publish(1)
+        while not learner.got:
+            yield False
 
-    assert {group.oldest for group in learner.got[0].groups} == {Version(0, 1)}
+    play(loop, script())
+
+    assert versions(learner.got) == {Version(0, 1)}
 
 
-def test_an_asynchronous_worker_samples_on_with_what_it_has(make_loop, learner, monkeypatch):
+def test_an_asynchronous_worker_samples_on_with_what_it_has(make_loop, learner):
     """Until the staleness bound, older versions are of use."""
-    monkeypatch.setattr("mrl.rollout.loop.REFUSED_PAUSE_S", 0.0)
+    seen = []
+
+    def publish(groups) -> None:
+        seen.extend(groups)
+        learner.publish(1, torn=True)
+
+    loop = make_loop(publish=publish, max_answers=lambda: 2)
+    loop.run(lambda: len(tickets(learner.got)) >= 4)
+
+    assert versions(learner.got) == {Version(0, 0)}
+
+
+def test_new_weights_are_taken_while_answers_are_in_flight(make_loop, learner):
+    """Answers begun under the old version end under the new one, and say which token is whose."""
+    loop = make_loop(max_new_tokens=200)
+    collect, told = loop._engine.collect, []
+
+    def collect_little(timeout_s: float):
+        if loop._engine.usage().generated_tokens > 8 and not told:
+            told.append(True)
+            learner.publish(1)
+            loop._link.on_message(encode(GroupsAck(tickets=[], weights=learner.notice)))
+        return collect(0.0)
+
+    loop._engine.collect = collect_little
+    loop.run(lambda: bool(learner.got))
+
+    spans = [answer.versions for message in learner.got for group in message.groups for answer in group.answers]
+    assert any([span.version.step for span in one] == [0, 1] for one in spans)
+    assert loop.totals.last.version == Version(0, 1)
+
+
+def test_nothing_is_delivered_before_its_version_is_proved(make_loop, learner, monkeypatch):
+    """A canary that takes long holds what was sampled meanwhile; the groups come when it has passed."""
+    release, score = threading.Event(), EmbeddedEngine.score
+
+    def slow(engine, token_ids):
+        assert engine.version == Version(0, 0) or release.wait(30.0)
+        return score(engine, token_ids)
+
+    monkeypatch.setattr(EmbeddedEngine, "score", slow)
+    learner.prompt_ids *= 100
     loop = make_loop()
-    loop.run(lambda: bool(learner.got))
-    learner.got.clear()
-    learner.publish(1, torn=True)
 
-    loop.run(lambda: bool(learner.got))
+    def script() -> Iterator[bool]:
+        while not learner.got:
+            yield False
+        learner.publish(1)
+        while not len(loop._custody):
+            yield False
+        assert versions(learner.got) == {Version(0, 0)}
+        release.set()
+        while versions(learner.got) == {Version(0, 0)}:
+            yield False
 
-    assert {group.oldest for group in learner.got[0].groups} == {Version(0, 0)}
+    play(loop, script())
+
+    assert versions(learner.got) == {Version(0, 0), Version(0, 1)}
+
+
+def test_an_engine_that_serves_wrong_weights_is_replaced_and_its_groups_sampled_again(make_loop, learner, monkeypatch):
+    """The canary of the second version fails once: what was sampled under it is not believed, and not lost."""
+    score, fails = EmbeddedEngine.score, [True]
+
+    def wrong(engine, token_ids):
+        if engine.version == Version(0, 1) and fails:
+            while not len(loop._custody):  # until something was sampled under the wrong weights
+                pass
+            fails.clear()
+            return [[0.0] * (len(row) - 1) for row in token_ids]
+        return score(engine, token_ids)
+
+    monkeypatch.setattr(EmbeddedEngine, "score", wrong)
+    learner.prompt_ids *= 100
+    loop = make_loop()
+
+    def script() -> Iterator[bool]:
+        while not learner.got:
+            yield False
+        learner.publish(1)
+        while loop.totals.engine_restarts == 0:
+            yield False
+        assert loop._again, "what was held is to be sampled again"
+        lost = {item.ticket for item in loop._again}
+        while not lost <= set(tickets(learner.got)):
+            yield False
+
+    play(loop, script())
+
+    assert versions(learner.got) == {Version(0, 0), Version(0, 1)}
+    assert len(tickets(learner.got)) == len(set(tickets(learner.got)))
+
+
+def test_an_engine_that_is_lost_again_and_again_ends_the_worker(make_loop, learner, monkeypatch):
+    """With the reason of the last loss."""
+
+    def lost(engine, timeout_s):
+        raise EngineLost("the server ended with code 1")
+
+    monkeypatch.setattr(EmbeddedEngine, "collect", lost)
+
+    with pytest.raises(RoleFailed, match=r"lost 3 times without one group: the server ended with code 1"):
+        make_loop().run(lambda: False)
 
 
 def test_peers_are_served_while_there_is_no_work(make_loop, learner):
-    """And only once there are weights to serve with."""
+    """And only once there are proved weights to serve with."""
     served = []
 
     class Serving:
         def serve(self) -> None:
-            served.append(loop._sampler.engine.version)
+            served.append(loop._engine.version)
 
         def values(self) -> dict[str, float]:
             return {}

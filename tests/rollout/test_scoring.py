@@ -7,6 +7,9 @@ import torch
 from mrl.alignment.flags import Rejected
 from mrl.alignment.peer_answer import validate
 from mrl.engines.embedded import EmbeddedEngine
+from mrl.engines.engine import Sampling
+from mrl.errors import EngineLost
+from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import unpack_array
 from mrl.records.experience import (
     ExperienceRecord,
@@ -19,7 +22,7 @@ from mrl.records.experience import (
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
 from mrl.rollout.sampling import Sampler
-from mrl.rollout.scoring import Scorer
+from mrl.rollout.scoring import FROZEN, Scorer, score_only
 from mrl.tasks.pool import TaskPool
 
 PROMPT_IDS = np.array([3, 5, 9], dtype=np.int32)
@@ -41,13 +44,16 @@ class Wire:
 
 
 @pytest.fixture
-def make_scorer(tiny_model, pool, receiver):
+def make_scorer(tiny_model, pool, receiver, tmp_path):
     """A scorer at a version, its wire and its model."""
 
     def make(*, step: int = 0, temperature: float = 0.7, keeps_step: bool = False):
         model = tiny_model(vocab_size=1000)
-        engine = EmbeddedEngine(model, eos_ids=receiver.eos_ids, max_new_tokens=8, temperature=temperature)
-        engine.release(Version(0, step))
+        model.save_pretrained(tmp_path / "model")
+        (tmp_path / "model" / "tokenizer.json").write_text("{}")
+        sampling = Sampling(temperature, 8, tuple(receiver.eos_ids))
+        engine = EmbeddedEngine(tmp_path / "model", sampling, device="cpu", max_running=4)
+        engine.label(Version(0, step))
         sampler = Sampler("teacher", 1, engine, pool, lambda text: PROMPT_IDS, receiver.completion_bytes)
         wire = Wire()
         scorer = Scorer(sampler, receiver, wire, max_answer_tokens=64, keeps_step=keeps_step)
@@ -149,7 +155,7 @@ def test_requests_of_a_step_to_come_wait_for_its_version(make_scorer, pool):
 
     assert scorer.serve() == 1
     assert [said.request_id for said in wire.said] == ["student:0.1:score"]
-    scorer._sampler.engine.release(Version(0, 2))
+    scorer._sampler.engine.label(Version(0, 2))
     assert scorer.serve() == 1
     assert wire.said[1].newest == Version(0, 2)
 
@@ -163,3 +169,22 @@ def test_requests_to_others_and_about_unknown_prompts_are_not_answered(make_scor
 
     assert wire.said == []
     assert scorer.totals.dropped == 1
+
+
+def test_a_request_under_way_when_the_engine_is_lost_is_answered_when_it_is_back(make_scorer, pool, monkeypatch):
+    """It is taken off the list only with its answer; a frozen policy's worker starts its engine anew."""
+    scorer, wire, _ = make_scorer()
+    engine = scorer._sampler.engine
+    wire.asked = [request(pool, (b"yah", True))]
+    score_answers, losses = EmbeddedEngine.score_answers, [EngineLost("gone")]
+
+    def lost_once(self, asked):
+        if losses:
+            raise losses.pop()
+        return score_answers(self, asked)
+
+    monkeypatch.setattr(EmbeddedEngine, "score_answers", lost_once)
+    score_only(scorer, engine, Telemetry("worker/teacher/0", "teacher", lambda record: True), lambda: bool(wire.said))
+
+    assert [record.request_id for record in wire.said] == ["student:0.0:score"]
+    assert engine.version == FROZEN

@@ -4,13 +4,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from mrl.engines.embedded import EmbeddedEngine
-from mrl.errors import WeightsError
+from mrl.engines.engine import Sampling
+from mrl.errors import EngineLost, WeightsError
 from mrl.models.parameters import named_weights
+from mrl.records.rollouts import WeightsNotice
 from mrl.records.version import Version
-from mrl.rollout.updates import install
+from mrl.rollout.updates import Installed, Refused, Updates, install
 from mrl.weights.canary import canary_sequences
+from mrl.weights.digests import digest
 from mrl.weights.manifest import read_manifest
 from mrl.weights.publish import Publisher
 
@@ -18,13 +22,20 @@ CANARY = canary_sequences(64)
 
 
 @pytest.fixture
-def engine(tiny_model) -> EmbeddedEngine:
+def engine(tiny_model, tmp_path) -> EmbeddedEngine:
     """An engine that serves nothing yet."""
-    return EmbeddedEngine(tiny_model(seed=2), eos_ids=[1], max_new_tokens=4, temperature=1.0)
+    tiny_model(seed=2).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    return EmbeddedEngine(tmp_path / "model", Sampling(1.0, 4, (1,)), device="cpu", max_running=8)
 
 
 def publish(folder: Path, model, step: int) -> Path:
     return Publisher(folder, "a").publish(model, Version(0, step), CANARY)
+
+
+def lie(manifest_path: Path, **changes: object) -> None:
+    manifest = msgspec.structs.replace(read_manifest(manifest_path), **changes)
+    manifest_path.write_bytes(msgspec.json.encode(manifest))
 
 
 def test_a_published_version_is_served_with_a_canary_gap_of_nothing(tiny_model, engine, tmp_path):
@@ -32,35 +43,57 @@ def test_a_published_version_is_served_with_a_canary_gap_of_nothing(tiny_model, 
     installed = install(engine, publish(tmp_path, tiny_model(seed=1), 3), Version(0, 3))
 
     assert engine.version == Version(0, 3)
-    assert installed.gap_nats < 1e-6
+    assert installed.gap.mean_nats <= installed.gap.max_nats < 1e-6
 
 
 def test_weights_that_are_not_what_the_learner_scored_are_not_served(tiny_model, engine, tmp_path):
-    """A manifest whose canary belongs to other weights, one optimizer step away, is found out."""
+    """A manifest whose canary belongs to other weights, one optimizer step away, is found out; a restart cures it."""
     honest, near = tiny_model(seed=1), tiny_model(seed=1)
     good = publish(tmp_path / "good", honest, 3)
     for tensor in named_weights(near).values():
         tensor.data += 1e-3 * (tensor.data.abs() > 0)
     lying = publish(tmp_path / "lying", near, 4)
-    mixed = msgspec.structs.replace(read_manifest(lying), canary=read_manifest(good).canary)
-    lying.write_bytes(msgspec.json.encode(mixed))
+    lie(lying, canary=read_manifest(good).canary)
     install(engine, good, Version(0, 3))
 
-    with pytest.raises(WeightsError, match="canary"):
+    with pytest.raises(EngineLost, match="canary"):
         install(engine, lying, Version(0, 4))
 
+    engine.restart()
     assert engine.version is None
     install(engine, good, Version(0, 3))
     assert engine.version == Version(0, 3)
+
+
+def test_an_engine_that_kept_one_old_tensor_is_found_out(tiny_model, engine, tmp_path, monkeypatch):
+    """A half-applied update: one tensor of one layer is still the old one, 1e-6 away, which no canary could see."""
+    old, new = tiny_model(seed=1), tiny_model(seed=1)
+    with torch.no_grad():
+        new.model.layers[0].mlp.up_proj.weight += 1e-6
+    path = publish(tmp_path, new, 4)
+    stale = {name: digest(tensor) for name, tensor in named_weights(old).items()}
+    assert len(set(stale.values()) - set(read_manifest(path).tensors.values())) == 1
+    monkeypatch.setattr(engine, "checksums", lambda: stale)
+
+    with pytest.raises(EngineLost, match=r"other bytes.*layers\.0\.mlp\.up_proj"):
+        install(engine, path, Version(0, 4))
+
+
+def test_the_embedded_engine_says_what_it_holds(tiny_model, engine, tmp_path):
+    """Its digests are those of the manifest, all of them."""
+    path = publish(tmp_path, tiny_model(seed=1), 3)
+    install(engine, path, Version(0, 3))
+
+    assert engine.checksums() == read_manifest(path).tensors
 
 
 def test_a_torn_file_leaves_the_served_version(tiny_model, engine, tmp_path):
     """An update that cannot be read changes nothing."""
     install(engine, publish(tmp_path, tiny_model(seed=1), 3), Version(0, 3))
     torn = publish(tmp_path, tiny_model(seed=1), 4)
-    torn.with_suffix(".safetensors").write_bytes(b"torn")
+    torn.with_name("model.safetensors").write_bytes(b"torn")
 
-    with pytest.raises(WeightsError, match="checksum"):
+    with pytest.raises(WeightsError, match="cannot be read"):
         install(engine, torn, Version(0, 4))
 
     assert engine.version == Version(0, 3)
@@ -68,7 +101,29 @@ def test_a_torn_file_leaves_the_served_version(tiny_model, engine, tmp_path):
 
 def test_a_manifest_of_another_version_is_refused(tiny_model, engine, tmp_path):
     """What the learner announced and what the manifest describes must be the same version."""
+    path = publish(tmp_path, tiny_model(seed=1), 3)
+
     with pytest.raises(WeightsError, match=r"describes version 0\.3, wanted 0\.4"):
-        install(engine, publish(tmp_path, tiny_model(seed=1), 3), Version(0, 4))
+        install(engine, path, Version(0, 4))
 
     assert engine.version is None
+
+
+def test_updates_follow_the_newest_version_one_at_a_time(tiny_model, engine, tmp_path):
+    """The outcome of each is told once; what is served already is not loaded again."""
+    updates = Updates(engine)
+    torn = publish(tmp_path, tiny_model(seed=1), 3)
+    torn.with_name("model.safetensors").write_bytes(b"torn")
+    good = publish(tmp_path, tiny_model(seed=1), 4)
+
+    def follow(path: Path, step: int) -> Installed | Refused | None:
+        notice = WeightsNotice(version=Version(0, step), manifest_path=str(path))
+        return updates.follow(notice, to_its_end=True)
+
+    refused, installed = follow(torn, 3), follow(good, 4)
+
+    assert isinstance(refused, Refused)
+    assert isinstance(installed, Installed)
+    assert (refused.version, installed.version) == (Version(0, 3), Version(0, 4))
+    assert follow(good, 4) is None
+    updates.close()

@@ -5,21 +5,28 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from mrl.errors import WeightsError
 from mrl.models.parameters import named_weights, replace_weights
 from mrl.models.scoring import score_tokens
 from mrl.records.version import Version
-from mrl.weights.canary import canary_sequences, gap_nats, make_canary
-from mrl.weights.fetch import fetch_weights
-from mrl.weights.manifest import read_manifest
+from mrl.weights.canary import CanaryGap, canary_sequences, gap_nats, make_canary
+from mrl.weights.digests import digest, verify
+from mrl.weights.manifest import differing, read_manifest
 from mrl.weights.publish import Publisher, snapshot
 
 CANARY = canary_sequences(64, num_sequences=2, num_tokens=8)
 
 
-def publish(folder: Path, model: torch.nn.Module, step: int = 1) -> Path:
-    return Publisher(folder, "a").publish(model, Version(0, step), CANARY)
+def publish(folder: Path, model: torch.nn.Module, step: int = 1, **options) -> Path:
+    return Publisher(folder, "a", **options).publish(model, Version(0, step), CANARY)
+
+
+def read_tensors(manifest_path: Path) -> dict[str, torch.Tensor]:
+    files = read_manifest(manifest_path).files
+    return {name: tensor for file in files for name, tensor in load_file(manifest_path.parent / file).items()}
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
@@ -30,10 +37,11 @@ def test_installed_weights_equal_the_published_ones(tiny_model, tmp_path, family
     path = publish(tmp_path, source)
     manifest = read_manifest(path)
 
-    replace_weights(target, fetch_weights(path, manifest))
+    verify(path.parent, manifest)
+    replace_weights(target, read_tensors(path))
 
     assert all(torch.equal(a, b) for a, b in zip(source.parameters(), target.parameters(), strict=True))
-    assert gap_nats(manifest.canary, score_tokens(target, manifest.canary.token_ids)) == 0.0
+    assert gap_nats(manifest.canary, score_tokens(target, manifest.canary.token_ids)) == CanaryGap(0.0, 0.0)
 
 
 def test_tied_weights_are_published_once(tiny_model, tmp_path):
@@ -46,19 +54,57 @@ def test_tied_weights_are_published_once(tiny_model, tmp_path):
 def test_a_flipped_byte_is_refused(tiny_model, tmp_path):
     """A file that is not what was published fails its checksum."""
     path = publish(tmp_path, tiny_model())
-    weights = path.with_suffix(".safetensors")
+    weights = path.with_name("model.safetensors")
     data = bytearray(weights.read_bytes())
     data[-3] ^= 1
     weights.write_bytes(data)
 
     with pytest.raises(WeightsError, match="checksum"):
-        fetch_weights(path, read_manifest(path))
+        verify(path.parent, read_manifest(path))
+
+
+def test_a_tensor_that_is_not_there_is_named(tiny_model, tmp_path):
+    """A file that was cut to fewer tensors is not what was published."""
+    path = publish(tmp_path, tiny_model())
+    weights = load_file(path.with_name("model.safetensors"))
+    del weights["model.norm.weight"]
+    save_file(weights, path.with_name("model.safetensors"))
+
+    with pytest.raises(WeightsError, match=r"lacks \['model.norm.weight'\]"):
+        verify(path.parent, read_manifest(path))
+
+
+def test_a_version_is_a_folder_that_transformers_loads(tiny_model, tmp_path):
+    """Configuration and tokenizer lie beside the weights; several files have an index, each holding a few tensors."""
+    source = tiny_model()
+    source.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    path = publish(tmp_path / "weights", source, model_folder=tmp_path / "model", shard_bytes=20_000)
+
+    loaded = AutoModelForCausalLM.from_pretrained(path.parent)
+
+    assert len(read_manifest(path).files) > 1
+    assert path.with_name("tokenizer.json").read_text() == "{}"
+    assert all(torch.equal(a, b) for a, b in zip(source.parameters(), loaded.parameters(), strict=True))
+
+
+def test_an_engine_is_judged_by_the_tensors_that_it_knows(tiny_model, tmp_path):
+    """One step at a learning rate of 1e-6 shows in the digests, though no canary could see it."""
+    model = tiny_model()
+    manifest = read_manifest(publish(tmp_path, model))
+    held = {name: digest(tensor) for name, tensor in named_weights(model).items() if "norm" in name}
+
+    assert differing(manifest, held) == []
+    with torch.no_grad():
+        model.model.norm.weight += 1e-6
+    assert gap_nats(manifest.canary, score_tokens(model, CANARY)).max_nats < manifest.canary.tolerance_nats
+    assert differing(manifest, held | {"model.norm.weight": digest(model.model.norm.weight)}) == ["model.norm.weight"]
 
 
 def test_a_missing_file_and_a_malformed_manifest_are_named(tmp_path):
     """Errors say which file is at fault."""
-    with pytest.raises(WeightsError, match=r"1\.1\.json"):
-        read_manifest(tmp_path / "1.1.json")
+    with pytest.raises(WeightsError, match=r"manifest\.json"):
+        read_manifest(tmp_path / "manifest.json")
     (tmp_path / "bad.json").write_text('{"policy": 3}')
     with pytest.raises(WeightsError, match=r"\$\.policy"):
         read_manifest(tmp_path / "bad.json")
@@ -87,14 +133,14 @@ def test_the_canary_finds_a_swapped_tensor(tiny_model):
         attention.k_proj.weight.copy_(attention.v_proj.weight)
         attention.v_proj.weight.copy_(swapped)
 
-    assert gap_nats(canary, score_tokens(model, CANARY)) > 10 * canary.tolerance_nats
+    assert gap_nats(canary, score_tokens(model, CANARY)).max_nats > 10 * canary.tolerance_nats
 
 
 def test_a_canary_that_is_not_a_number_never_passes(tiny_model):
     """NaN counts as an infinite gap."""
     canary = make_canary(tiny_model(), CANARY)
 
-    assert gap_nats(canary, [[float("nan")] * 7] * 2) == float("inf")
+    assert gap_nats(canary, [[float("nan")] * 7] * 2).max_nats == float("inf")
 
 
 def test_only_the_newest_versions_are_kept_and_snapshots_outlive_them(tiny_model, tmp_path):
@@ -106,10 +152,19 @@ def test_only_the_newest_versions_are_kept_and_snapshots_outlive_them(tiny_model
     for step in (9, 10, 11):
         publisher.publish(model, Version(1, step), CANARY)
 
-    assert sorted(path.name for path in tmp_path.glob("*.*")) == [
-        "1.10.json", "1.10.safetensors", "1.11.json", "1.11.safetensors",
-    ]  # fmt: skip
-    assert fetch_weights(kept, read_manifest(kept)).keys() == named_weights(model).keys()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1.10", "1.11", "kept"]
+    verify(kept.parent, read_manifest(kept))
+    assert read_tensors(kept).keys() == named_weights(model).keys()
+
+
+def test_what_a_killed_learner_left_half_written_is_removed(tiny_model, tmp_path):
+    """A version appears whole under its name; the parts of one that never was go with the next life."""
+    (tmp_path / ".parts-x").mkdir()
+    (tmp_path / ".parts-x" / "model-00001.safetensors").write_bytes(b"half")
+
+    publish(tmp_path, tiny_model())
+
+    assert [path.name for path in tmp_path.iterdir()] == ["0.1"]
 
 
 def test_the_manifest_is_plain_json(tiny_model, tmp_path):

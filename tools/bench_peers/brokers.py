@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from bench_peers.part import Settings
 from bench_peers.process import Child, await_listener, end, free_port
-from mrl.launch import parent_death
+from mrl import parent_death
 
 
 class Broker(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from bench_peers.part import DEADLINE_S, Settings
-from mrl.launch import parent_death
+from mrl import parent_death
 
 FOLDER = Path(__file__).resolve().parents[1]
 END_S = 10.0

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from mrl.launch import parent_death
+from mrl import parent_death
 
 TOOLS = Path(__file__).resolve().parents[1]
 POLL_S = 0.002

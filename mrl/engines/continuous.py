@@ -1,0 +1,246 @@
+"""Continuous batching: an answer that ends makes room for the next one at once.
+
+Every step runs the model once over the newest token of every row. Prompts are read ahead, a few at once, each a single
+time for all answers to it. An ended row is given to a waiting answer; when none waits, the last row moves into it.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from mrl.engines.engine import Finished, Generation, GenerationRequest, Sampling
+from mrl.engines.sampling import sample, uniforms
+from mrl.engines.slot_cache import ReadPrompt, SlotCache
+from mrl.records.finish import FinishReason
+from mrl.records.version import Version, VersionSpan
+
+PROMPTS_AT_ONCE = 16
+PROMPT_TOKENS_AT_ONCE = 4096
+"""Prompts that one forward reads, and how many tokens, padding included; a longer prompt is read alone."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A request of which answers are still to be begun."""
+
+    request: GenerationRequest
+    begun: int = 0
+    prompt: ReadPrompt | None = None
+    epoch: int = 0
+    """Which weights read the prompt."""
+
+
+@dataclass(slots=True)
+class _Answer:
+    request_id: str
+    index: int
+    spans: list[VersionSpan] = field(default_factory=list)
+    """Of the versions before the present one."""
+
+    def close_span(self, num_tokens: int, version: Version) -> None:
+        """The first `num_tokens` tokens are there, the newest of them by `version`."""
+        fresh = num_tokens - sum(span.num_tokens for span in self.spans)
+        if fresh and self.spans and self.spans[-1].version == version:
+            fresh += self.spans.pop().num_tokens
+        if fresh:
+            self.spans.append(VersionSpan(fresh, version))
+
+
+class ContinuousBatch:
+    """The answers that one model samples. Only `submit` may be called beside another method."""
+
+    def __init__(self, model: PreTrainedModel, sampling: Sampling, *, max_running: int) -> None:
+        """At most `max_running` answers are sampled at once."""
+        self._model, self._sampling, self._max_running = model, sampling, max_running
+        self._waiting: deque[_Waiting] = deque()
+        self._answers: list[_Answer] = []
+        self._dead: list[int] = []
+        self._cache = SlotCache(model.config, max_running)
+        self._version: Version | None = None
+        self._epoch = 0
+        self.running = 0
+        """Answers that are being sampled."""
+        self.waiting = 0
+        """Answers that are not yet begun."""
+        self.generated_tokens = 0
+        limit = sampling.max_new_tokens
+        self._rows = np.zeros(
+            max_running,
+            dtype=np.dtype(
+                [
+                    ("seed", np.uint64),
+                    ("position", np.int64),
+                    ("newest", np.int64),
+                    ("length", np.int64),
+                    ("limit", np.int64),
+                    ("tokens", np.int32, (limit,)),
+                    ("logprobs", np.float32, (limit,)),
+                ],
+                align=True,
+            ),
+        )
+
+    @property
+    def in_flight(self) -> int:
+        """Answers that were handed in and have not ended."""
+        return self.running + self.waiting
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Hand in requests."""
+        self._waiting.extend(_Waiting(request) for request in requests if request.seeds.size)
+        self.waiting += sum(request.seeds.size for request in requests)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Forget requests."""
+        gone = set(request_ids)
+        self._waiting = deque(waiting for waiting in self._waiting if waiting.request.request_id not in gone)
+        self.waiting = sum(waiting.request.seeds.size - waiting.begun for waiting in self._waiting)
+        dead = {row for row, answer in enumerate(self._answers) if answer.request_id in gone}
+        self._dead = sorted(dead.union(self._dead))
+        self.running = len(self._answers) - len(self._dead)
+
+    def relabel(self, version: Version) -> None:
+        """The weights have changed: tokens are of `version` from now on, and prompts are read anew."""
+        for row, answer in enumerate(self._answers):
+            if self._version is not None:
+                answer.close_span(int(self._rows["length"][row]), self._version)
+        self._version = version
+        self._epoch += 1
+
+    @torch.inference_mode()
+    def step(self) -> list[Finished]:
+        """One more token for every running answer; returns those that it ended."""
+        self._refill()
+        if not self._answers:
+            return []
+        self._cache.prepare()
+        logits = self._forward()
+        self._cache.advance()
+        rows = self._rows[: len(self._answers)]
+        draws = torch.from_numpy(uniforms(rows["seed"], rows["length"])).to(logits.device)
+        tokens, logprobs = sample(logits, draws, self._sampling.temperature)
+        return self._append(rows, tokens.cpu().numpy(), logprobs.cpu().numpy())
+
+    def _forward(self) -> Tensor:
+        """[rows, V] logits of the next token."""
+        rows, device = self._rows[: len(self._answers)], self._model.device
+        output = self._model(
+            input_ids=_column(rows["newest"], device),
+            attention_mask=self._cache.mask(device),
+            position_ids=_column(rows["position"], device),
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+    def _append(
+        self, rows: npt.NDArray[np.void], tokens: npt.NDArray[np.int64], logprobs: npt.NDArray[np.float32]
+    ) -> list[Finished]:
+        every, length = np.arange(rows.size), rows["length"]
+        rows["tokens"][every, length] = tokens
+        rows["logprobs"][every, length] = logprobs
+        rows["newest"] = tokens
+        rows["length"] += 1
+        rows["position"] += 1
+        self.generated_tokens += rows.size
+        stopped = np.isin(tokens, self._sampling.eos_ids)
+        self._dead = np.flatnonzero(stopped | (rows["length"] == rows["limit"])).tolist()
+        self.running -= len(self._dead)
+        return [self._finish(row, FinishReason.STOP if stopped[row] else FinishReason.LENGTH) for row in self._dead]
+
+    def _finish(self, row: int, reason: FinishReason) -> Finished:
+        answer, length = self._answers[row], int(self._rows["length"][row])
+        assert self._version is not None, "nothing is handed in before there are weights"
+        answer.close_span(length, self._version)
+        tokens, logprobs = self._rows["tokens"][row, :length].copy(), self._rows["logprobs"][row, :length].copy()
+        return Finished(answer.request_id, answer.index, Generation(tokens, logprobs, answer.spans, reason))
+
+    def _refill(self) -> None:
+        """Give free rows to waiting answers, ended rows first; drop the ended rows that are left."""
+        free = deque([*self._dead, *range(len(self._answers), self._max_running)])
+        while free and self._waiting:
+            waiting = self._waiting[0]
+            rows = [free.popleft() for _ in range(min(len(free), waiting.request.seeds.size - waiting.begun))]
+            self._begin(waiting, rows)
+            if waiting.begun == waiting.request.seeds.size:
+                self._waiting.popleft()
+        for row in reversed([row for row in self._dead if row in free]):
+            self._drop(row)
+        self._dead = []
+
+    def _begin(self, waiting: _Waiting, rows: list[int]) -> None:
+        """Begin the next answers of a request in these rows."""
+        request = waiting.request
+        self._cache.place(self._read(waiting), rows)
+        index = range(waiting.begun, waiting.begun + len(rows))
+        waiting.begun = index.stop
+        self.waiting -= len(rows)
+        self.running += len(rows)
+        state = self._rows
+        state["seed"][rows] = request.seeds[index.start : index.stop]
+        state["position"][rows] = request.prompt_token_ids.size - 1
+        state["newest"][rows] = request.prompt_token_ids[-1]
+        state["length"][rows] = 0
+        state["limit"][rows] = self._sampling.max_new_tokens
+        self._answers.extend(_Answer("", 0) for _ in range(max(rows) + 1 - len(self._answers)))
+        for row, place in zip(rows, index, strict=True):
+            self._answers[row] = _Answer(request.request_id, place)
+
+    def _drop(self, row: int) -> None:
+        """The last row takes the place of this one."""
+        self._cache.drop(row)
+        self._rows[row] = self._rows[len(self._answers) - 1]
+        self._answers[row] = self._answers[-1]
+        self._answers.pop()
+
+    def _read(self, wanted: _Waiting) -> ReadPrompt:
+        """The cached prompt of a request, read by the present weights together with those that come next."""
+        if wanted.prompt is None or wanted.epoch != self._epoch:
+            batch = list(self._next_to_read(wanted))
+            layers = self._read_batch([waiting.request.prompt_token_ids[:-1] for waiting in batch])
+            for row, waiting in enumerate(batch):
+                waiting.prompt = ReadPrompt(layers, row, waiting.request.prompt_token_ids.size - 1)
+                waiting.epoch = self._epoch
+        assert wanted.prompt is not None, "read just now"
+        return wanted.prompt
+
+    def _next_to_read(self, wanted: _Waiting) -> Iterator[_Waiting]:
+        """`wanted`, which waits first, and those behind it that one forward can read with it."""
+        longest = 0
+        for count, waiting in enumerate(itertools.islice(self._waiting, PROMPTS_AT_ONCE), 1):
+            longest = max(longest, waiting.request.prompt_token_ids.size)
+            if waiting is not wanted and count * longest > PROMPT_TOKENS_AT_ONCE:
+                return
+            yield waiting
+
+    def _read_batch(self, prompts: Sequence[npt.NDArray[np.int32]]) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of prompts, padded on the left, of every layer; all columns, of sliding windows as well."""
+        cache, width = DynamicCache(), max(prompt.size for prompt in prompts)
+        if not width:
+            return []
+        ids, mask = np.zeros((2, len(prompts), width), dtype=np.int64)
+        for row, prompt in enumerate(prompts):
+            ids[row, width - prompt.size :] = prompt
+            mask[row, width - prompt.size :] = 1
+        device = self._model.device
+        self._model(
+            input_ids=torch.from_numpy(ids).to(device),
+            attention_mask=torch.from_numpy(mask).to(device),
+            position_ids=torch.from_numpy((mask.cumsum(-1) - 1).clip(0)).to(device),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return [(keys, values) for keys, values, _ in cache]
+
+
+def _column(values: npt.NDArray[np.int64], device: torch.device) -> Tensor:
+    return torch.from_numpy(values[:, None].copy()).to(device)

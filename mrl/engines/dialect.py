@@ -1,0 +1,116 @@
+"""What one kind of inference server has to say for itself: how it is started, and what its routes take and give."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from mrl.engines.engine import EngineUsage, Sampling
+from mrl.engines.http import Http
+from mrl.records.finish import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a server is started with."""
+
+    python: Path
+    """Interpreter of the engine's own environment."""
+    model_folder: Path
+    """Hugging Face folder: configuration, tokenizer files, weights to start with."""
+    host: str
+    port: int
+    device: str
+    """"cpu" or "cuda"."""
+    dtype: str
+    """Name of a torch dtype, "float32" or "bfloat16"."""
+    threads: int
+    """CPU threads of its kernels."""
+    max_running: int
+    """Answers that it samples at once at most."""
+    max_context_tokens: int
+    """Prompt and answer together, at most."""
+    seed: int
+    options: tuple[str, ...] = ()
+    """Further command-line words, passed on unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive tokens of one answer, sampled by one call under one version."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason
+    """ABORT when the server gave it up before its end; what it had sampled is here."""
+    labels: tuple[str, ...] = ()
+    """The distinct weight versions that the server itself reports for these tokens; empty where it reports none."""
+
+
+class Dialect(Protocol):
+    """One kind of server. Every coroutine raises HttpFailure, which the caller turns into EngineLost.
+
+    `label` is the text of a Version, or "" while the server has the weights that it started with.
+    """
+
+    name: str
+
+    def command(self, launch: Launch) -> list[str]:
+        """The command line of a server in the foreground."""
+
+    def environment(self, launch: Launch) -> dict[str, str]:
+        """Variables beside those of this process."""
+
+    async def ready(self, http: Http) -> bool:
+        """Whether it takes requests; False while it still loads or nothing answers yet."""
+
+    async def alive(self, http: Http) -> bool:
+        """Whether its parts answer; asked about once a second with a short limit."""
+
+    async def probe(self, http: Http) -> None:
+        """Raises EngineError naming the first route or feature that this server lacks."""
+
+    async def generate(
+        self,
+        http: Http,
+        token_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        max_new_tokens: int,
+        seed: int,
+        request_id: str,
+    ) -> Segment:
+        """Sample behind `token_ids`; ends at an EOS (its last token then), at the limit, or when it is aborted.
+
+        The server gives it up when the call is cancelled, which closes its connection.
+        """
+
+    async def abort_all(self, http: Http) -> None:
+        """Give up everything that runs; nothing new is begun until `resume`. The calls return what they have."""
+
+    async def load(self, http: Http, folder: Path, label: str) -> None:
+        """Serve the weights of this Hugging Face folder, called `label`, and forget every cached prefix.
+
+        Called between `abort_all` and `resume`. Raises WeightsError when the server says that they do not fit.
+        """
+
+    async def resume(self, http: Http) -> None:
+        """Take requests again."""
+
+    async def score(self, http: Http, token_ids: Sequence[int], temperature: float) -> list[float]:
+        """Log-probabilities of every token after the first.
+
+        Raises EngineError for a temperature that the server does not score at.
+        """
+
+    async def checksums(self, http: Http) -> dict[str, str] | None:
+        """Name -> `xxhash.xxh3_128_hexdigest` of the bytes of each tensor that it serves; None where it cannot tell."""
+
+    async def usage(self, http: Http) -> EngineUsage:
+        """From its own metrics."""
+
+    async def sleep(self, http: Http) -> None:
+        """Free the accelerator's memory; weights have to be loaded anew after `wake`."""
+
+    async def wake(self, http: Http) -> None:
+        """Take the memory back."""

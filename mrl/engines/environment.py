@@ -1,0 +1,61 @@
+"""Engine environments: one per engine, since each pins a torch of its own; made by `tools/engine_env.sh`.
+
+An environment lies at `<home>/<engine>-<cpu|gpu>-<hash>`, where the hash covers all that its making depends on, so that
+another version of the constraints or of the recipe has another place. The shell script asks this module where that is.
+
+    python -m mrl.engines.environment ENGINE cpu|gpu
+"""
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+from mrl.errors import EngineError
+
+ENGINES = ("vllm", "sglang")
+RECIPES = Path(__file__).parents[2] / "tools" / "engines"
+HASH_DIGITS = 12
+
+
+def engines_home() -> Path:
+    """`$MRL_ENGINE_HOME`, or `mrl/engines` in the user's cache."""
+    home = os.environ.get("MRL_ENGINE_HOME", "")
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(home) if home else (Path(cache) if cache else Path.home() / ".cache") / "mrl" / "engines"
+
+
+def environment_folder(engine: str, device: str, *, recipes: Path = RECIPES) -> Path:
+    """Where the environment of `engine` for "cpu" or "gpu" is, or would be. Raises EngineError for an unknown one."""
+    constraints, recipe = recipes / f"{engine}-{device}.txt", recipes / f"{engine}.sh"
+    if engine not in ENGINES or not constraints.is_file() or not recipe.is_file():
+        known = ", ".join(sorted(path.stem for path in recipes.glob("*-[cg]pu.txt")))
+        raise EngineError("no recipe for this engine", where=str(recipes), got=f"{engine}-{device}", wanted=known)
+    digest = hashlib.sha256()
+    for file in (constraints, recipe, *sorted((recipes / f"{engine}_{device}").glob("*.py"))):
+        digest.update(file.read_bytes())
+    return engines_home() / f"{engine}-{device}-{digest.hexdigest()[:HASH_DIGITS]}"
+
+
+def engine_python(engine: str, *, device: str, configured: str = "") -> Path:
+    """The interpreter of an engine for `device` "cpu" or "cuda": the `configured` one, or the made environment's.
+
+    Raises EngineError, naming the command that makes it, when it is not there.
+    """
+    if configured:
+        python = Path(configured).expanduser()
+        cure = "correct `python`, or leave it out: then tools/engine_env.sh says where it is"
+    else:
+        kind = "cpu" if device == "cpu" else "gpu"
+        python = environment_folder(engine, kind) / "bin" / "python"
+        cure = f"bash tools/engine_env.sh {engine}" + (" --cpu" if kind == "cpu" else "")
+    if not os.access(python, os.X_OK):
+        raise EngineError(f"the environment of {engine} is missing", where=str(python), cure=cure)
+    return python
+
+
+if __name__ == "__main__":
+    try:
+        print(environment_folder(*sys.argv[1:3]))
+    except EngineError as error:
+        sys.exit(f"mrl: error: {error}")

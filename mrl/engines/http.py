@@ -1,0 +1,81 @@
+"""A small HTTP client for inference servers: every call has a time limit, every answer a size limit."""
+
+import json
+from typing import Any
+
+import aiohttp
+
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+CALL_S = 30.0
+MAX_SHOWN_CHARS = 400
+
+
+class HttpFailure(Exception):
+    """A call that brought no usable answer; `status` is 0 when there was no HTTP answer at all."""
+
+    def __init__(self, route: str, status: int, text: str) -> None:
+        shown = " ".join(text.split())[:MAX_SHOWN_CHARS]
+        super().__init__(f"{route} answered {status}: {shown}" if status else f"{route}: {shown}")
+        self.route, self.status, self.text = route, status, text
+
+
+class Http:
+    """Calls to one server. Make it inside a running event loop; `close` it there."""
+
+    def __init__(self, base_url: str) -> None:
+        self.base_url = base_url
+        connector = aiohttp.TCPConnector(limit=0, force_close=False)
+        self._session = aiohttp.ClientSession(base_url, connector=connector)
+
+    async def get(self, route: str, *, within_s: float = CALL_S, **parameters: str) -> str:
+        """The text of a GET. Raises HttpFailure."""
+        return await self._call("GET", route, None, parameters, within_s)
+
+    async def post(self, route: str, body: object = None, *, within_s: float | None = CALL_S, **parameters: str) -> str:
+        """The text of a POST with a JSON body; `within_s` None waits as long as it lasts. Raises HttpFailure."""
+        return await self._call("POST", route, body, parameters, within_s)
+
+    async def get_json(self, route: str, *, within_s: float = CALL_S, **parameters: str) -> Any:
+        """The decoded JSON of a GET. Raises HttpFailure."""
+        return _decoded(route, await self.get(route, within_s=within_s, **parameters))
+
+    async def post_json(
+        self, route: str, body: object = None, *, within_s: float | None = CALL_S, **parameters: str
+    ) -> Any:
+        """The decoded JSON of a POST. Raises HttpFailure."""
+        return _decoded(route, await self.post(route, body, within_s=within_s, **parameters))
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def _call(
+        self, method: str, route: str, body: object, parameters: dict[str, str], within_s: float | None
+    ) -> str:
+        limit = aiohttp.ClientTimeout(total=within_s)
+        try:
+            async with self._session.request(method, route, json=body, params=parameters, timeout=limit) as answer:
+                text = await _bounded_text(route, answer)
+        except TimeoutError as error:
+            raise HttpFailure(route, 0, f"no answer within {within_s} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise HttpFailure(route, 0, str(error) or type(error).__name__) from error
+        if answer.status >= 400:
+            raise HttpFailure(route, answer.status, text)
+        return text
+
+
+async def _bounded_text(route: str, answer: aiohttp.ClientResponse) -> str:
+    data = bytearray()
+    async for part in answer.content.iter_chunked(1 << 16):
+        data += part
+        if len(data) > MAX_ANSWER_BYTES:
+            raise HttpFailure(route, answer.status, f"more than {MAX_ANSWER_BYTES} bytes")
+    return data.decode("utf-8", errors="replace")
+
+
+def _decoded(route: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise HttpFailure(route, 200, f"no JSON: {text}") from error

@@ -1,0 +1,145 @@
+"""What makes vLLM on a CPU take new weights in place; imported by vLLM's worker before it makes the model.
+
+On a CPU vLLM packs the weight of each linear layer for its kernels and empties the parameter, so a later load has
+nothing to write into: `reload_weights` answers OK and the packed copies of the old weights are served on. Here nothing
+is packed; layers compute with their parameters as they are, and so there is one copy of the weights to be right.
+
+This replaces a private function of vLLM (seen in 0.32) and is for CPU only. If vLLM moves that function, the import
+fails and the server does not start; if it no longer calls it, parameters are empty and `mrl_load` refuses.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from safetensors import safe_open
+from torch.utils._python_dispatch import TorchDispatchMode
+from vllm.model_executor.layers import utils as layers
+
+
+def _compute_with_parameters(layer: Any, remove_weight: bool) -> None:
+    layer.cpu_linear = torch.nn.functional.linear
+
+
+assert callable(layers.dispatch_cpu_unquantized_gemm)
+layers.dispatch_cpu_unquantized_gemm = _compute_with_parameters
+
+
+class WeightsExtension:
+    """Methods added to vLLM's worker, called by name through /collective_rpc with strings."""
+
+    model_runner: Any
+
+    def mrl_load(self, folder: str) -> dict[str, str]:
+        """Serve the tensors of a Hugging Face folder; {"refused": why} when they do not fit, and nothing has changed.
+
+        They are loaded beside those that are served, and take their place when every element has been written.
+        """
+        model = self.model_runner.get_model()
+        parameters = dict(model.named_parameters())
+        served = {name: parameter.data for name, parameter in parameters.items()}
+        watch = _Watch()
+        try:
+            for parameter in parameters.values():
+                parameter.data = torch.full_like(parameter.data, float("nan"))
+            with watch:
+                model.load_weights(watch.named(_tensors(Path(folder))))
+            _check_written(parameters)
+            watch.check_placed()
+        except Exception as error:  # noqa: BLE001 - whatever a model's own loader raises for what it does not know
+            for name, parameter in parameters.items():
+                parameter.data = served[name]
+            return {"refused": f"{type(error).__name__}: {error}"}
+        self.mrl_places = watch.places
+        return {}
+
+    def mrl_checksums(self) -> dict[str, str]:
+        """Name in the folder -> XXH3-128 of the bytes of that tensor, read back from what layers compute with.
+
+        Empty before the first `mrl_load`, and where the engine holds tensors in another type than the folder.
+        """
+        places = getattr(self, "mrl_places", {})
+        living = {_storage(parameter) for parameter in self.model_runner.get_model().parameters()}
+        if not all(place.is_whole(living) for place in places.values()):
+            return {}
+        return {name: place.digest() for name, place in places.items()}
+
+
+class _Place:
+    """Where the elements of one tensor of the folder went: pieces of it, and views of parameters."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._shape, self._dtype = tensor.shape, tensor.dtype
+        self._pieces: list[tuple[tuple[Any, ...], torch.Tensor]] = []
+
+    def add(self, piece: torch.Tensor, target: torch.Tensor) -> None:
+        self._pieces.append(((piece.shape, piece.stride(), piece.storage_offset()), target))
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self._pieces)
+
+    def is_whole(self, living: set[int]) -> bool:
+        """Whether all of it lies, unrounded, in parameters that layers still compute with."""
+        held = sum(target.numel() for _, target in self._pieces if _storage(target) in living)
+        return held == self._shape.numel() and all(target.dtype == self._dtype for _, target in self._pieces)
+
+    def digest(self) -> str:
+        whole: Any = torch.empty(self._shape, dtype=self._dtype)
+        for geometry, target in self._pieces:
+            whole.as_strided(*geometry).copy_(target)
+        return xxhash.xxh3_128_hexdigest(memoryview(whole.reshape(-1).view(torch.uint8).numpy()))
+
+
+class _Watch(TorchDispatchMode):
+    """Sees what a model's own loader copies where, however it fuses and cuts tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: dict[str, _Place] = {}
+        self._names: dict[int, str] = {}
+        self._kept: list[torch.Tensor] = []
+
+    def named(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The same tensors, known by their storage from now on; all are kept until the end, so no storage is reused."""
+        for name, tensor in tensors:
+            self.places[name] = _Place(tensor)
+            self._names[_storage(tensor)] = name
+            self._kept.append(tensor)
+            yield name, tensor
+
+    def check_placed(self) -> None:
+        """Raise ValueError for tensors that the model took and used nowhere."""
+        unused = [name for name, place in self.places.items() if not place.is_used]
+        if unused:
+            raise ValueError(f"no place in this model for {', '.join(unused[:5])}")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default:
+            target, piece = args[:2]
+            name = self._names.get(_storage(piece))
+            if name is not None:
+                self.places[name].add(piece, target)
+        return func(*args, **(kwargs or {}))
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"{folder}: no *.safetensors")
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - no mapping
+                yield name, file.get_tensor(name)
+
+
+def _check_written(parameters: dict[str, torch.nn.Parameter]) -> None:
+    unwritten = [name for name, parameter in parameters.items() if not parameter.numel() or parameter.isnan().any()]
+    if unwritten:
+        raise ValueError(f"not written, or not a number: {', '.join(unwritten[:5])}")
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

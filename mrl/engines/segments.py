@@ -1,0 +1,157 @@
+"""Answers of a server in segments: each is one call, sampled by one version, and a new version begins a new one.
+
+While weights change a gate is closed: what runs is given up with the tokens that it has, and handed in again behind
+them once the gate is open. So spans are exact on every server, whatever it does to requests in flight, and no cached
+state of old weights meets new ones.
+"""
+
+import asyncio
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from mrl.engines.dialect import Dialect, Segment
+from mrl.engines.engine import Finished, Generation, GenerationRequest, Sampling
+from mrl.engines.http import Http
+from mrl.errors import EngineLost
+from mrl.records.finish import FinishReason
+from mrl.records.version import Version, VersionSpan
+
+ABORT_AGAIN_S = 0.1
+
+
+class Segments:
+    """Everything in flight on one server. Lives in one event loop."""
+
+    def __init__(self, dialect: Dialect, http: Http, sampling: Sampling, *, drain_s: float) -> None:
+        """`drain_s` bounds the wait for what was given up."""
+        self._dialect, self._http, self._sampling, self._drain_s = dialect, http, sampling, drain_s
+        self._gate = asyncio.Event()
+        self._gate.set()
+        self._calls = 0
+        self._no_calls = asyncio.Event()
+        self._no_calls.set()
+        self._version: Version | None = None
+        self._reported = ""
+        self._updating = asyncio.Lock()
+        self.generated_tokens = 0
+
+    def label(self, version: Version, reported: str) -> None:
+        """Tokens are of `version` from now on; the server itself calls it `reported`."""
+        self._version, self._reported = version, reported
+
+    async def answer(self, request: GenerationRequest, index: int) -> Finished:
+        """Sample one answer to its end, over as many versions as come."""
+        prompt = request.prompt_token_ids.tolist()
+        answer = _Answer(self._sampling)
+        seed = int(request.seeds[index])
+        while answer.finish_reason is FinishReason.ABORT:
+            await self._gate.wait()
+            version = self._version
+            assert version is not None, "nothing is handed in before there are weights"
+            name = f"{request.request_id}/{index}/{answer.num_segments}"
+            segment = await self._call(
+                prompt + answer.token_ids, answer.tokens_left, seed=_seed_of(seed, answer.num_segments), name=name
+            )
+            self._check(segment, version)
+            answer.add(segment, version)
+            self.generated_tokens += len(segment.token_ids)
+        return Finished(request.request_id, index, answer.generation())
+
+    async def load(self, folder: Path, version: Version) -> None:
+        """Change the weights. Raises WeightsError, EngineLost; the gate is open again unless the engine is lost."""
+        async with self._updating:
+            self._gate.clear()
+            await self._drain()
+            try:
+                await self._dialect.load(self._http, folder, str(version))
+                self.label(version, str(version))
+            finally:
+                await self._dialect.resume(self._http)
+                self._gate.set()
+
+    async def _drain(self) -> None:
+        """Give up all calls. A call that was under way to the server is given up as it arrives, so this is repeated."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._drain_s
+        await self._dialect.abort_all(self._http)
+        while not self._no_calls.is_set():
+            try:
+                await asyncio.wait_for(self._no_calls.wait(), ABORT_AGAIN_S)
+            except TimeoutError:
+                if loop.time() > deadline_s:
+                    raise EngineLost(f"{self._calls} answers were not given up within {self._drain_s:g} s") from None
+                await self._dialect.abort_all(self._http)
+
+    async def _call(self, token_ids: list[int], max_new_tokens: int, *, seed: int, name: str) -> Segment:
+        self._calls += 1
+        self._no_calls.clear()
+        try:
+            return await self._dialect.generate(
+                self._http, token_ids, self._sampling, max_new_tokens=max_new_tokens, seed=seed, request_id=name
+            )
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._no_calls.set()
+
+    def _check(self, segment: Segment, version: Version) -> None:
+        if any(label != self._reported for label in segment.labels):
+            raise EngineLost(f"the server says weights {segment.labels}, wanted {self._reported!r} (version {version})")
+        if len(segment.token_ids) != len(segment.logprobs):
+            raise EngineLost(f"{len(segment.token_ids)} tokens came with {len(segment.logprobs)} log-probabilities")
+
+
+class _Answer:
+    """One answer as it grows; `finish_reason` is ABORT until it has ended."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
+        self.token_ids: list[int] = []
+        self.finish_reason = FinishReason.ABORT
+        self.num_segments = 0
+        self._logprobs: list[float] = []
+        self._versions: list[VersionSpan] = []
+
+    @property
+    def tokens_left(self) -> int:
+        return self._sampling.max_new_tokens - len(self.token_ids)
+
+    def add(self, segment: Segment, version: Version) -> None:
+        self.num_segments += 1
+        self.token_ids += segment.token_ids
+        self._logprobs += segment.logprobs
+        self._versions = append_span(self._versions, len(segment.token_ids), version)
+        self.finish_reason = self._reason(segment.finish_reason)
+
+    def _reason(self, reason: FinishReason) -> FinishReason:
+        """What was given up at the very moment of its end has ended."""
+        if reason is FinishReason.ABORT and self.token_ids and self.token_ids[-1] in self._sampling.eos_ids:
+            return FinishReason.STOP
+        if reason is FinishReason.ABORT and self.tokens_left <= 0:
+            return FinishReason.LENGTH
+        return reason
+
+    def generation(self) -> Generation:
+        return Generation(
+            np.array(self.token_ids, dtype=np.int32),
+            np.array(self._logprobs, dtype=np.float32),
+            self._versions,
+            self.finish_reason,
+        )
+
+
+def append_span(versions: list[VersionSpan], num_tokens: int, version: Version) -> list[VersionSpan]:
+    """`versions` with `num_tokens` more of `version`; equal neighbours become one span."""
+    if not num_tokens:
+        return versions
+    if versions and versions[-1].version == version:
+        return [*versions[:-1], VersionSpan(versions[-1].num_tokens + num_tokens, version)]
+    return [*versions, VersionSpan(num_tokens, version)]
+
+
+def _seed_of(seed: int, segment: int) -> int:
+    """A seed of 31 bits for each segment: the same seed again would draw the same numbers again."""
+    digest = hashlib.blake2b(f"{seed}|{segment}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") >> 1

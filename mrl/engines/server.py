@@ -1,0 +1,356 @@
+"""An inference server as an engine: started as a child from its own environment, or found at a URL.
+
+A thread of its own runs the event loop of all calls. A watchdog looks once a second whether the server lives, answers,
+and gets on; when it does not, every method raises EngineLost until `restart`.
+"""
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Coroutine, Iterable, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mrl.engines.dialect import Dialect, Launch
+from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest
+from mrl.engines.http import Http, HttpFailure
+from mrl.engines.segments import Segments
+from mrl.engines.server_process import ServerProcess, free_port
+from mrl.errors import EngineError, EngineLost, WeightsError
+from mrl.records.version import Version
+
+T = TypeVar("T")
+WATCH_S = 1.0
+READY_POLL_S = 0.25
+MAX_STARTS = 3
+IN_USE = "address already in use"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How long a server may take, in seconds."""
+
+    start_s: float = 300.0
+    """From its start until it takes requests."""
+    silence_s: float = 20.0
+    """Without an answer to the watchdog."""
+    stall_s: float = 120.0
+    """With answers in flight and not one more token."""
+    load_s: float = 600.0
+    """For new weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class _GivenUp:
+    """The last word about a request that was aborted: so many of its answers never come."""
+
+    request_id: str
+    num_answers: int
+
+
+class ServerEngine:
+    """An engine that is a server of one dialect."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        sampling: Sampling,
+        *,
+        launch: Launch | None,
+        log: Path | None = None,
+        url: str = "",
+        bounds: Bounds = Bounds(),
+    ) -> None:
+        """With a `launch` the server is a child that writes to `log`; without one it is somebody else's at `url`.
+
+        Raises EngineError, with the server's last log lines, when it does not come up.
+        """
+        assert (launch is None) == bool(url), "a child or a URL"
+        self._dialect, self._sampling, self._launch, self._log = dialect, sampling, launch, log
+        self._url, self._bounds = url, bounds
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"{dialect.name}-calls", daemon=True)
+        self._thread.start()
+        self._process: ServerProcess | None = None
+        self._http: Http | None = None
+        self._segments: Segments | None = None
+        self._version: Version | None = None
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def version(self) -> Version | None:
+        """See Engine."""
+        return self._version
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """See Engine."""
+        self._check()
+        if self._version is None:
+            raise WeightsError("the engine has no weights to sample with")
+        self._loop.call_soon_threadsafe(self._hand_in, list(requests))
+        self._in_flight += sum(request.seeds.size for request in requests)
+
+    def collect(self, timeout_s: float) -> list[Finished]:
+        """See Engine."""
+        found: list[Finished] = []
+        with contextlib.suppress(queue.Empty):
+            if self._in_flight:
+                self._keep(self._finished.get(timeout=timeout_s), found)
+            while True:
+                self._keep(self._finished.get_nowait(), found)
+        self._check()
+        return found
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """See Engine."""
+        names = set(request_ids)
+        self._forgotten |= names
+        self._loop.call_soon_threadsafe(self._cancel, names)
+
+    def load(self, folder: Path, version: Version) -> None:
+        """See Engine."""
+        self._run(self._current().load(folder, version), self._bounds.load_s)
+        self._version = version
+
+    def label(self, version: Version) -> None:
+        """See Engine."""
+        self._current().label(version, "")
+        self._version = version
+
+    def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
+        """See Engine."""
+        return self._run(self._score(token_ids, 1.0), self._bounds.load_s)
+
+    def score_answers(self, request: ScoringRequest) -> list[npt.NDArray[np.float32]]:
+        """See Engine. Raises EngineError for a temperature that the server does not score at."""
+        if self._version is None:
+            raise WeightsError("the engine has no weights to score with")
+        prompt = request.prompt_token_ids.tolist()
+        rows = [prompt + answer.tolist() for answer in request.answers]
+        scored = self._run(self._score(rows, self._sampling.temperature), self._bounds.load_s)
+        return [np.array(row[len(prompt) - 1 :], dtype=np.float32) for row in scored]
+
+    def checksums(self) -> dict[str, str] | None:
+        """See Engine."""
+        return self._run(self._dialect.checksums(self._link()), self._bounds.load_s)
+
+    def usage(self) -> EngineUsage:
+        """See Engine."""
+        return replace(self._usage, generated_tokens=self._current().generated_tokens)
+
+    def restart(self) -> None:
+        """See Engine."""
+        self._end()
+        self._begin()
+
+    def close(self) -> None:
+        """See Engine."""
+        self._end()
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    # Life of the server; called from the thread that made the engine.
+
+    def _begin(self) -> None:
+        for attempt in range(1, MAX_STARTS + 1):
+            self._forget()
+            try:
+                self._start()
+                return
+            except EngineError as error:
+                self._end()
+                if attempt == MAX_STARTS or IN_USE not in str(error).lower():
+                    raise
+            except BaseException:
+                self._end()
+                raise
+
+    def _forget(self) -> None:
+        self._version = None
+        self._lost: EngineLost | None = None
+        self._in_flight = 0
+        self._forgotten: set[str] = set()
+        self._finished: queue.Queue[Finished | _GivenUp] = queue.Queue()
+        self._tasks: dict[str, set[asyncio.Task[None]]] = {}
+        self._usage = EngineUsage(0, 0, 0.0, 0)
+        self._awaited: set[Future[Any]] = set()
+
+    def _start(self) -> None:
+        url = self._url
+        if self._launch is not None:
+            assert self._log is not None
+            launch = replace(self._launch, port=self._launch.port or free_port(self._launch.host))
+            self._process = ServerProcess(self._dialect.command(launch), self._dialect.environment(launch), self._log)
+            url = f"http://{launch.host}:{launch.port}"
+        self._run(self._connect(url), self._bounds.load_s)
+        self._await_ready(url)
+        self._run(self._dialect.probe(self._link()), self._bounds.silence_s)
+        self._loop.call_soon_threadsafe(self._spawn, self._watchdog())
+
+    async def _connect(self, url: str) -> None:
+        self._http = Http(url)
+        self._segments = Segments(self._dialect, self._http, self._sampling, drain_s=self._bounds.silence_s)
+
+    def _await_ready(self, url: str) -> None:
+        deadline_s = time.monotonic() + self._bounds.start_s
+        while not self._run(self._dialect.ready(self._link()), self._bounds.silence_s):
+            code = self._process.exit_code() if self._process else None
+            if code is not None:
+                raise self._unusable(f"the server ended with code {code} before it took requests")
+            if time.monotonic() > deadline_s:
+                raise self._unusable(f"no server at {url} took requests within {self._bounds.start_s:g} s")
+            time.sleep(READY_POLL_S)
+
+    def _unusable(self, what: str) -> EngineError:
+        if self._process is None:
+            return EngineError(what, where=self._dialect.name, cure="start it, or leave `url` out: mrl starts its own")
+        return EngineError(
+            what,
+            where=f"{self._dialect.name}, log {self._process.log}",
+            got=self._process.tail(),
+            wanted="a server that starts",
+            cure="mrl doctor shows what its environment can do",
+        )
+
+    def _end(self) -> None:
+        if self._http is not None:
+            self._lost = self._lost or EngineLost("the engine is closed")
+            asyncio.run_coroutine_threadsafe(self._disconnect(), self._loop).result()
+            self._http = self._segments = None
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+
+    async def _disconnect(self) -> None:
+        me = asyncio.current_task()
+        tasks = [task for task in asyncio.all_tasks() if task is not me]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert self._http is not None
+        await self._http.close()
+
+    # In the event loop.
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin it in the loop; whatever ends it but its own end is the end of the engine."""
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(lambda done: None if done.cancelled() else self._lose_by(done.exception()))
+        return task
+
+    def _hand_in(self, requests: Sequence[GenerationRequest]) -> None:
+        for request in requests:
+            tasks = {self._spawn(self._answer(request, index)) for index in range(request.seeds.size)}
+            self._tasks[request.request_id] = tasks
+
+    async def _answer(self, request: GenerationRequest, index: int) -> None:
+        self._finished.put(await self._current().answer(request, index))
+        tasks = self._tasks[request.request_id]
+        tasks.remove(asyncio.current_task())  # type: ignore[arg-type]
+        if not tasks:
+            del self._tasks[request.request_id]
+
+    def _cancel(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            tasks = self._tasks.pop(request_id, set())
+            for task in tasks:
+                task.cancel()
+            self._finished.put(_GivenUp(request_id, len(tasks)))
+
+    async def _score(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
+        scoring = (self._dialect.score(self._link(), row, temperature) for row in rows)
+        return list(await asyncio.gather(*scoring))
+
+    async def _watchdog(self) -> None:
+        clock = self._loop.time
+        heard_s = moved_s = clock()
+        tokens = -1
+        while self._lost is None:
+            await asyncio.sleep(WATCH_S)
+            if self._process is not None and (code := self._process.exit_code()) is not None:
+                self._lose(f"the server ended with code {code}")
+            if await self._asked(self._dialect.alive(self._link())):
+                heard_s = clock()
+            self._usage = await self._asked(self._dialect.usage(self._link())) or self._usage
+            if clock() - heard_s > self._bounds.silence_s:
+                self._lose(f"the server has been silent for {self._bounds.silence_s:g} s")
+            if not self._tasks or self._usage.generated_tokens != tokens:
+                tokens, moved_s = self._usage.generated_tokens, clock()
+            if clock() - moved_s > self._bounds.stall_s:
+                self._lose(f"answers are in flight and no token came for {self._bounds.stall_s:g} s")
+
+    async def _asked(self, call: Coroutine[Any, Any, T]) -> T | None:
+        """What a quick question brings; None when nothing comes in time."""
+        with contextlib.suppress(HttpFailure, TimeoutError):
+            return await asyncio.wait_for(call, max(WATCH_S, self._bounds.silence_s / 4))
+        return None
+
+    def _lose_by(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._lose(error if isinstance(error, HttpFailure | EngineLost) else f"{type(error).__name__}: {error}")
+
+    def _lose(self, why: object) -> None:
+        """From now on every call raises, and whoever waits is woken."""
+        if self._lost is None:
+            self._lost = EngineLost(f"{self._dialect.name}: {why}")
+            self._finished.put(_GivenUp("", 0))
+            for future in tuple(self._awaited):
+                future.cancel()
+
+    # From any thread.
+
+    def _run(self, work: Coroutine[Any, Any, T], within_s: float) -> T:
+        """The result of a coroutine in the loop. Raises EngineLost when it fails, or lasts too long."""
+        if self._lost is not None:
+            work.close()
+            raise self._lost
+        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, within_s), self._loop)
+        self._awaited.add(future)
+        try:
+            return future.result()
+        except TimeoutError as error:
+            self._lose(f"no answer within {within_s:g} s")
+            raise EngineLost(f"{self._dialect.name}: no answer within {within_s:g} s") from error
+        except CancelledError as error:
+            raise self._lost or EngineLost(f"{self._dialect.name}: the engine is closed") from error
+        except (HttpFailure, EngineLost) as error:
+            self._lose(error)
+            raise EngineLost(f"{self._dialect.name}: {error}") from error
+        finally:
+            self._awaited.discard(future)
+
+    def _check(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+
+    def _current(self) -> Segments:
+        if self._segments is None:
+            raise self._lost or EngineLost(f"{self._dialect.name}: the engine is closed")
+        return self._segments
+
+    def _link(self) -> Http:
+        if self._http is None:
+            raise self._lost or EngineLost(f"{self._dialect.name}: the engine is closed")
+        return self._http
+
+    def _keep(self, item: Finished | _GivenUp, found: list[Finished]) -> None:
+        if isinstance(item, _GivenUp):
+            self._in_flight -= item.num_answers
+            self._forgotten.discard(item.request_id)
+            return
+        self._in_flight -= 1
+        if item.request_id not in self._forgotten:
+            found.append(item)

@@ -1,0 +1,112 @@
+"""The process of an inference server, with all that it starts: begun, watched, ended without remainder."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from mrl.parent_death import command
+
+TAIL_LINES = 12
+TAIL_BYTES = 64 * 1024
+TERM_S = 10.0
+
+
+class ServerProcess:
+    """A child that the kernel ends with this process, and whose descendants are remembered to be ended with it.
+
+    Start it from a thread that lives as long as the server shall: the kernel looks at the thread, not the process.
+    The child stays in this process's group, so that whoever ends the group ends it too.
+    """
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        """Start it; its output is appended to `log`. Raises OSError."""
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            self._log_start = file.tell()
+            self._process = subprocess.Popen(
+                command(os.getpid(), tuple(argv)),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env={**os.environ, **environment},
+            )
+        self._root = psutil.Process(self._process.pid)
+        self._descendants: set[psutil.Process] = set()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server itself."""
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """The server's exit code; None while it lives, and its present descendants are remembered then."""
+        code = self._process.poll()
+        if code is None:
+            self._remember()
+        return code
+
+    def tail(self) -> str:
+        """The last lines of its log in this life, in one line."""
+        with self.log.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(self._log_start, end - TAIL_BYTES))
+            lines = file.read().decode("utf-8", errors="replace").splitlines()
+        return " | ".join(line.strip() for line in lines[-TAIL_LINES:] if line.strip())
+
+    def end(self, within_s: float = TERM_S) -> None:
+        """SIGTERM, then SIGKILL to whatever is left after `within_s`. May be called again."""
+        self._remember()
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGCONT)  # a stopped process does not hear SIGTERM
+            self._process.terminate()
+        deadline_s = time.monotonic() + within_s
+        while self._living() and time.monotonic() < deadline_s:
+            try:
+                self._process.wait(0.05)
+            except subprocess.TimeoutExpired:
+                continue
+            psutil.wait_procs(self._living(), timeout=0.05)
+        for process in self._living():
+            _kill(process)
+        self._process.kill()
+        self._process.wait()
+        psutil.wait_procs(self._descendants, timeout=within_s)
+
+    def _remember(self) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._descendants.update(self._root.children(recursive=True))
+
+    def _living(self) -> list[psutil.Process]:
+        """Members that still run; psutil tells a pid that was given to another process by its time of creation."""
+        members = list(self._descendants)
+        if self._process.poll() is None:
+            members.append(self._root)
+        return [process for process in members if process.is_running() and not _is_zombie(process)]
+
+
+def free_port(host: str) -> int:
+    """A TCP port that was free a moment ago: whoever binds it has to be ready to find it taken."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _kill(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.kill()
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True

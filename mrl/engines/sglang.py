@@ -1,0 +1,193 @@
+"""SGLang as a server (routes of 0.5.23): token ids in, token ids and log-probabilities out, weights from a folder.
+
+Seen on SGLang 0.5.23 on a CPU. `/abort_request {"abort_all": true}` makes every call return what it has sampled, with
+finish reason "abort" and a log-probability for each token. `ignore_eos` switches `stop_token_ids` off, too, so EOS ids
+are given as stop tokens and the model's own stay on. A load that fails half-way ends the server: its rollback reads the
+new folder again; hence tensors are compared by name and shape before. Output log-probabilities are those of the
+sampling distribution, input ones those of temperature 1. `sampling_seed` counts with --enable-deterministic-inference
+alone, which has no CPU backend: elsewhere answers differ by the server's own random numbers.
+The way of a GPU (sleeping, its own backends) is written from the sources and has not run.
+"""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mrl.engines import sglang_launch
+from mrl.engines.dialect import Launch, Segment
+from mrl.engines.engine import EngineUsage, Sampling
+from mrl.engines.http import Http, HttpFailure
+from mrl.engines.metrics_text import metrics_of
+from mrl.engines.tensor_folder import check_same_tensors, digests_held
+from mrl.errors import EngineError, WeightsError
+from mrl.records.finish import FinishReason
+
+ANSWER_S = 5.0
+LOAD_S = 600.0
+FIRST_WEIGHTS = "default"
+DTYPES = ("float32", "bfloat16", "float16")
+WHOLE_DISTRIBUTION = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+NOT_BEGUN = "Failed to get weights iterator"
+REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+NEEDED = ("/generate", "/server_info")
+CONTROLS = ("/abort_request", "/update_weights_from_disk")
+
+
+class SGLang:
+    """See Dialect."""
+
+    name = "sglang"
+
+    def __init__(self) -> None:
+        """What it can do is known after `probe`."""
+        self._routes: frozenset[str] = frozenset()
+        self._hashes_bytes = False
+        self._dtype = ""
+        self._first_folder = Path()
+        self._loading = False
+
+    def command(self, launch: Launch) -> list[str]:
+        """See Dialect."""
+        return sglang_launch.command(launch)
+
+    def environment(self, launch: Launch) -> dict[str, str]:
+        """See Dialect."""
+        return sglang_launch.environment(launch)
+
+    async def ready(self, http: Http) -> bool:
+        """See Dialect. One without this route takes requests as soon as it answers; `probe` names what it lacks."""
+        try:
+            await http.get("/ready", within_s=ANSWER_S)
+        except HttpFailure as failure:
+            return failure.status == 404
+        return True
+
+    async def alive(self, http: Http) -> bool:
+        """See Dialect. `/server_info` asks the process that samples, which says nothing while it loads weights."""
+        await http.get("/metrics" if self._loading else "/server_info", within_s=ANSWER_S)
+        return True
+
+    async def probe(self, http: Http) -> None:
+        """See Dialect. Controls may be missing in somebody else's server; then what needs them raises EngineError."""
+        self._routes = frozenset((await http.get_json("/openapi.json"))["paths"])
+        self._need(*NEEDED)
+        info = await http.get_json("/server_info")
+        self._first_folder, self._dtype = Path(info["model_path"]), str(info["dtype"])
+        can_hash = info["device"] == "cpu" and info["tp_size"] == 1 and self._dtype in DTYPES
+        self._hashes_bytes = can_hash and "/weights_checker" in self._routes
+        if 0.0 != await _lead_nats(http, 1.0) == await _lead_nats(http, 0.5):
+            what = "the server's log-probabilities are not those of the sampling distribution"
+            raise EngineError(what, where=http.base_url, cure="start it without SGLANG_RETURN_ORIGINAL_LOGPROB")
+
+    async def generate(
+        self,
+        http: Http,
+        token_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        max_new_tokens: int,
+        seed: int,
+        request_id: str,
+    ) -> Segment:
+        """See Dialect. The id is not handed on: a server may still hold it from an earlier life of ours.
+
+        An answer that the model's own EOS ended, and none of ours, goes on as one that was aborted.
+        """
+        sampling_params = {"max_new_tokens": max_new_tokens, "temperature": sampling.temperature, "sampling_seed": seed}
+        answer = await _ask(http, token_ids, sampling_params | {"stop_token_ids": list(sampling.eos_ids)})
+        sampled, meta = answer["output_ids"], answer["meta_info"]
+        reason = REASONS[meta["finish_reason"]["type"]]
+        if reason is FinishReason.STOP and sampled[-1] not in sampling.eos_ids:
+            reason = FinishReason.ABORT
+        versions = dict.fromkeys(span["version"] for span in meta.get("weight_versions") or () if span["end"])
+        labels = tuple("" if version == FIRST_WEIGHTS else version for version in versions)
+        return Segment(sampled, [entry[0] for entry in meta["output_token_logprobs"]], reason, labels)
+
+    async def abort_all(self, http: Http) -> None:
+        """See Dialect. Without a pause, which would wait for a whole second: the caller begins nothing, and a load
+        waits for whatever runs.
+        """
+        self._need(*CONTROLS)
+        await http.post("/abort_request", {"abort_all": True})
+
+    async def load(self, http: Http, folder: Path, label: str) -> None:
+        """See Dialect."""
+        self._need(*CONTROLS)
+        await asyncio.to_thread(check_same_tensors, folder, self._first_folder)
+        body = {"model_path": str(folder), "weight_version": label, "flush_cache": True}
+        self._loading = True
+        try:
+            await http.post("/update_weights_from_disk", body, within_s=LOAD_S)
+        except HttpFailure as failure:
+            if NOT_BEGUN in failure.text:
+                raise WeightsError(f"{folder}: SGLang does not take these weights: {failure}") from failure
+            raise
+        finally:
+            self._loading = False
+
+    async def resume(self, http: Http) -> None:
+        """See Dialect. It was never paused."""
+
+    async def score(self, http: Http, token_ids: Sequence[int], temperature: float) -> list[float]:
+        """See Dialect. SGLang scores prompts at temperature 1 alone."""
+        if temperature != 1.0:
+            what, cure = "SGLang scores given texts at temperature 1 alone", "temperature = 1.0, or the embedded engine"
+            raise EngineError(what, where="rollout.temperature", got=temperature, wanted="1.0", cure=cure)
+        while True:  # an update that begins meanwhile gives it up; asked again it waits for the new weights
+            meta = (await _ask(http, token_ids, {"max_new_tokens": 0}, logprob_start_len=0))["meta_info"]
+            if meta["finish_reason"]["type"] != "abort":
+                return [entry[0] for entry in meta["input_token_logprobs"][1:]]
+
+    async def checksums(self, http: Http) -> dict[str, str] | None:
+        """See Dialect. SGLang hashes the bytes it computes with, by its own names; on a GPU in a way of its own."""
+        if not self._hashes_bytes:
+            return None
+        folder = Path((await http.get_json("/model_info"))["model_path"])
+        held = (await http.post_json("/weights_checker", {"action": "checksum"}, within_s=LOAD_S))["ranks"]
+        return await asyncio.to_thread(digests_held, folder, held[0]["checksums"], self._dtype)
+
+    async def usage(self, http: Http) -> EngineUsage:
+        """See Dialect. Gauges are as old as ten decoding steps at most."""
+        text = await http.get("/metrics", within_s=ANSWER_S)
+        metrics, decoding = metrics_of(text), metrics_of("\n".join(re.findall(r'.*mode="decode".*', text)))
+        in_ended = metrics.get("sglang:generation_tokens_total", 0.0)
+        without_firsts = decoding.get("sglang:realtime_tokens_total", 0.0)
+        return EngineUsage(
+            running=int(metrics.get("sglang:num_running_reqs", 0)),
+            waiting=int(metrics.get("sglang:num_queue_reqs", 0)),
+            cache_share=min(1.0, metrics.get("sglang:token_usage", 0.0)),
+            generated_tokens=int(max(in_ended, without_firsts)),
+        )
+
+    async def sleep(self, http: Http) -> None:
+        """See Dialect."""
+        await http.post("/release_memory_occupation", {})
+
+    async def wake(self, http: Http) -> None:
+        """See Dialect."""
+        await http.post("/resume_memory_occupation", {})
+
+    def _need(self, *routes: str) -> None:
+        for route in routes:
+            if route not in self._routes:
+                raise EngineError(f"this SGLang has no route {route}", cure="use SGLang 0.5.23 or newer")
+
+
+async def _ask(http: Http, token_ids: Sequence[int], sampling_params: dict[str, Any], **options: int) -> Any:
+    """One call of /generate; HttpFailure when the server gave it up for a fault of its own."""
+    sampling_params = WHOLE_DISTRIBUTION | sampling_params
+    body = {"input_ids": list(token_ids), "sampling_params": sampling_params, "return_logprob": True, **options}
+    answer = await http.post_json("/generate", body, within_s=None)
+    reason = answer["meta_info"]["finish_reason"]
+    if reason.get("status_code"):
+        raise HttpFailure("/generate", int(reason["status_code"]), str(reason))
+    return answer
+
+
+async def _lead_nats(http: Http, temperature: float) -> float:
+    """By how much the likeliest token behind some text is likelier than the next."""
+    answer = await _ask(http, [1, 2, 3, 4], {"max_new_tokens": 1, "temperature": temperature}, top_logprobs_num=2)
+    (first, second), *_ = answer["meta_info"]["output_top_logprobs"]
+    return float(first[0] - second[0])

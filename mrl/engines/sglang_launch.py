@@ -1,0 +1,37 @@
+"""How an SGLang server is started: loopback only, no hub traffic, token ids instead of text, no sampling of its own."""
+
+import json
+
+from mrl.engines.dialect import Launch
+
+
+def command(launch: Launch) -> list[str]:
+    """The command line. The context is that of the model at most, beyond which SGLang does not start."""
+    config = json.loads((launch.model_folder / "config.json").read_text(encoding="utf-8"))
+    context_tokens = min(launch.max_context_tokens, config.get("max_position_embeddings", launch.max_context_tokens))
+    words = [str(launch.python), "-m", "sglang.launch_server", "--model-path", str(launch.model_folder)]
+    words += ["--host", launch.host, "--port", str(launch.port), "--dtype", launch.dtype]
+    words += ["--context-length", str(context_tokens), "--max-running-requests", str(launch.max_running)]
+    words += ["--random-seed", str(launch.seed), "--load-format", "safetensors", "--sampling-defaults", "openai"]
+    words += ["--skip-tokenizer-init", "--grammar-backend", "none", "--skip-server-warmup"]
+    words += ["--enable-metrics", "--decode-log-interval", "10", "--log-level", "warning"]
+    if launch.device == "cpu":
+        words += ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
+        words += ["--disable-overlap-schedule", "--disable-radix-cache", "--mem-fraction-static", "0.2"]
+        words += ["--max-total-tokens", str(launch.max_running * context_tokens)]
+    else:
+        words += ["--enable-memory-saver"]
+    return [*words, *launch.options]
+
+
+def environment(launch: Launch) -> dict[str, str]:
+    """Variables beside those of this process."""
+    variables = {
+        "HF_HUB_OFFLINE": "1",
+        "DO_NOT_TRACK": "1",
+        "OMP_NUM_THREADS": str(launch.threads),
+        "SGLANG_REQUEST_STATE_WAIT_TIMEOUT": "1",  # seconds until it sees that a caller has gone
+    }
+    if launch.device == "cpu":
+        variables["SGLANG_USE_CPU_ENGINE"] = "1"
+    return variables

@@ -1,0 +1,188 @@
+"""The key-value cache of continuous batching: transformers' cache classes over tensors that are never concatenated.
+
+All rows write their newest token into the same column, so that a row of n tokens occupies the n columns up to it, as in
+a batch padded on the left. Any model that takes such a batch takes this cache, sliding windows included. Columns before
+the longest row are cut off. When the columns run out, what is in use moves to the front.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache, PreTrainedConfig
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from mrl.errors import EngineError
+
+KINDS = {DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__}
+"""Layers that keep keys and values, all of them or those of a window, which the mask cuts out here."""
+
+SPARE_COLUMNS = 64
+"""Steps for which there is room, at least, once what is in use has moved."""
+
+
+@dataclass(slots=True)
+class Window:
+    """What is in use of every layer: rows [0, rows) and columns [first, column)."""
+
+    rows: int = 0
+    first: int = 0
+    column: int = 0
+    """Where the next token of every row is written."""
+    shape: tuple[int, int] = (0, 0)
+    """(rows, columns) that are allocated."""
+
+    @property
+    def width(self) -> int:
+        """Columns in use."""
+        return self.column - self.first
+
+
+class SlotLayer(DynamicLayer):
+    """[rows, heads, columns, head_dim] keys and values of one layer, written in place."""
+
+    def __init__(self, window: Window) -> None:
+        super().__init__()
+        self._window = window
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Write one token of every row; return all that is in use, that token included."""
+        window = self._window
+        rows, end = slice(window.rows), window.column + 1
+        keys, values = self._tensors_for(key_states, value_states)
+        keys[rows, :, window.column : end] = key_states
+        values[rows, :, window.column : end] = value_states
+        return keys[rows, :, window.first : end], values[rows, :, window.first : end]
+
+    def place(self, rows: Sequence[int], prompt_keys: Tensor, prompt_values: Tensor) -> None:
+        """Give [heads, T, head_dim] keys and values of a prompt to rows."""
+        keys, values = self._tensors_for(prompt_keys[None], prompt_values[None])
+        columns = slice(self._window.column - prompt_keys.shape[1], self._window.column)
+        index = torch.tensor(rows, device=keys.device)
+        keys[index, :, columns] = prompt_keys
+        values[index, :, columns] = prompt_values
+
+    def copy_row(self, source: int, target: int) -> None:
+        """Copy what is in use of a row."""
+        columns = slice(self._window.first, self._window.column)
+        for tensor in (self.keys, self.values):
+            if tensor is not None:
+                tensor[target, :, columns] = tensor[source, :, columns]
+
+    def move(self, column: int, shape: tuple[int, int]) -> None:
+        """Move what is in use to end before `column`, into tensors of `shape` if theirs is another."""
+        if self.keys is not None and self.values is not None:
+            self.keys = self._moved(self.keys, column, shape)
+            self.values = self._moved(self.values, column, shape)
+
+    def get_seq_length(self) -> int:
+        """Columns in use."""
+        return self._window.width
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(columns that `update` returns, 0)."""
+        return self._window.width + query_length, 0
+
+    def _tensors_for(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The tensors that these keys and values go into, made when they are the first."""
+        if self.keys is None or self.values is None:
+            self.keys, self.values = (self._empty(like, self._window.shape) for like in (keys, values))
+            self.is_initialized = True
+        return self.keys, self.values
+
+    def _moved(self, old: Tensor, column: int, shape: tuple[int, int]) -> Tensor:
+        window = self._window
+        used = old[: window.rows, :, window.first : window.column]
+        same = shape == window.shape
+        new = old if same else self._empty(old, shape)
+        # Within one tensor the two places may overlap.
+        new[: window.rows, :, column - window.width : column] = used.clone() if same else used
+        return new
+
+    @staticmethod
+    def _empty(like: Tensor, shape: tuple[int, int]) -> Tensor:
+        """Zeros: attention gives a masked column the weight 0, and 0 times what lies in fresh memory may be NaN."""
+        return like.new_zeros(shape[0], like.shape[1], shape[1], like.shape[3])
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPrompt:
+    """Keys and values of `num_tokens` tokens of a prompt: the last columns of one row of a batch."""
+
+    layers: Sequence[tuple[Tensor, Tensor]]
+    row: int
+    num_tokens: int
+
+
+class SlotCache(Cache):
+    """The cache of up to `max_rows` answers; those in use are the first rows. Its tensors grow as they are needed."""
+
+    def __init__(self, config: PreTrainedConfig, max_rows: int) -> None:
+        """Raises EngineError for a model whose layers keep more than keys and values."""
+        self._window, self._max_rows = Window(), max_rows
+        self._starts = np.zeros(max_rows, dtype=np.int64)
+        kinds = [type(layer) for layer in DynamicCache(config=config).layers]
+        if strange := sorted({kind.__name__ for kind in kinds} - KINDS):
+            raise EngineError(f"the embedded engine cannot sample from a {config.model_type}: its cache has {strange}")
+        self._slots = [SlotLayer(self._window) for _ in kinds]
+        super().__init__(layers=[*self._slots])
+
+    def mask(self, device: torch.device) -> Tensor:
+        """[rows, columns] which columns belong to a row, that of its next token included."""
+        window = self._window
+        columns = np.arange(window.first, window.column + 1)
+        return torch.from_numpy(columns >= self._starts[: window.rows, None]).to(device)
+
+    def place(self, prompt: ReadPrompt, rows: Sequence[int]) -> None:
+        """Give a prompt to rows: to such as are in use, or to the next ones behind them."""
+        window = self._window
+        self._reserve(max(window.rows, max(rows) + 1), prompt.num_tokens)
+        if prompt.num_tokens:
+            for layer, read in zip(self._slots, prompt.layers, strict=True):
+                keys, values = (tensor[prompt.row, :, -prompt.num_tokens :] for tensor in read)
+                layer.place(rows, keys, values)
+        window.rows = max(window.rows, max(rows) + 1)
+        self._starts[rows] = window.column - prompt.num_tokens
+        self._cut()
+
+    def drop(self, row: int) -> None:
+        """The last row takes the place of `row`."""
+        last = self._window.rows - 1
+        if row != last:
+            for layer in self._slots:
+                layer.copy_row(last, row)
+            self._starts[row] = self._starts[last]
+        self._window.rows = last
+        self._cut()
+
+    def prepare(self) -> None:
+        """Make room for the next token of every row."""
+        self._reserve(self._window.rows, 0)
+
+    def advance(self) -> None:
+        """The next token of every row has been written."""
+        self._window.column += 1
+
+    def _cut(self) -> None:
+        window = self._window
+        window.first = int(self._starts[: window.rows].min(initial=window.column))
+
+    def _reserve(self, rows: int, columns_before: int) -> None:
+        """Make room for `rows` rows, `columns_before` columns before that of the next token, and that one."""
+        window = self._window
+        allocated_rows, columns = window.shape
+        if rows <= allocated_rows and columns_before <= window.column < columns:
+            return
+        column = max(window.width, columns_before)
+        if rows > allocated_rows:
+            allocated_rows = min(self._max_rows, max(rows, 2 * allocated_rows))
+        if column + SPARE_COLUMNS > columns:
+            columns = 2 * column + SPARE_COLUMNS
+        shape = (allocated_rows, columns)
+        for layer in self._slots:
+            layer.move(column, shape)
+        self._starts += column - window.column
+        window.first, window.column, window.shape = column - window.width, column, shape

@@ -1,0 +1,204 @@
+"""vLLM as a server (routes of 0.32 and 0.33): token ids in, token ids and log-probabilities out, weights from a folder.
+
+Seen on vLLM 0.32 for CPU. Requests that are aborted, by `/pause?mode=abort` too, return what they have sampled with
+finish reason "abort"; while paused new ones wait. An EOS that is given as a stop token is the last of `token_ids`.
+`/health` answers for the HTTP process alone; `/is_paused` asks the process that samples.
+The way of a GPU, `reload_weights` and sleeping, is written from the sources of 0.33 and has not run.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mrl.engines import vllm_launch
+from mrl.engines.dialect import Launch, Segment
+from mrl.engines.engine import EngineUsage, Sampling
+from mrl.engines.http import Http, HttpFailure
+from mrl.engines.metrics_text import metrics_of
+from mrl.errors import EngineError, WeightsError
+from mrl.records.finish import FinishReason
+
+GENERATE = "/inference/v1/generate"
+ANSWER_S = 5.0
+LOAD_S = 600.0
+FIRST_WEIGHTS = "default"
+REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+
+
+class VLLM:
+    """See Dialect."""
+
+    name = "vllm"
+
+    def __init__(self) -> None:
+        """What it can do is known after `probe`."""
+        self._routes: frozenset[str] = frozenset()
+        self._swaps_tensors = False
+
+    def command(self, launch: Launch) -> list[str]:
+        """See Dialect. Raises EngineError for a model that vLLM does not serve on this device."""
+        return vllm_launch.command(launch)
+
+    def environment(self, launch: Launch) -> dict[str, str]:
+        """See Dialect."""
+        return vllm_launch.environment(launch)
+
+    async def ready(self, http: Http) -> bool:
+        """See Dialect."""
+        return await _answers(http, "/health")
+
+    async def alive(self, http: Http) -> bool:
+        """See Dialect."""
+        return await _answers(http, "/is_paused" if "/is_paused" in self._routes else "/health")
+
+    async def probe(self, http: Http) -> None:
+        """See Dialect. Control routes may be missing in somebody else's server: what needs one raises EngineError."""
+        self._routes = frozenset((await http.get_json("/openapi.json"))["paths"])
+        self._need(http, GENERATE, "/metrics", cure="vLLM 0.32 or newer, started with --enable-scale-out --tokens-only")
+        if await _likeliest(http, temperature=1.0) == await _likeliest(http, temperature=0.5):
+            what = "the server's log-probabilities are not those of the sampling distribution"
+            raise EngineError(what, where=f"vllm at {http.base_url}", cure="--logprobs-mode processed_logprobs")
+        self._swaps_tensors = "/collective_rpc" in self._routes and await _has_extension(http)
+
+    async def generate(
+        self,
+        http: Http,
+        token_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        max_new_tokens: int,
+        seed: int,
+        request_id: str,
+    ) -> Segment:
+        """See Dialect."""
+        answer = await _ask(
+            http,
+            token_ids,
+            request_id=request_id,
+            max_tokens=max_new_tokens,
+            temperature=sampling.temperature,
+            seed=seed,
+            stop_token_ids=list(sampling.eos_ids),
+            logprobs=0,
+        )
+        choice = answer["choices"][0]
+        if choice["finish_reason"] not in REASONS:
+            raise HttpFailure(GENERATE, 200, f"finish reason {choice['finish_reason']!r}")
+        logprobs = [sampled["logprob"] for sampled in choice["logprobs"]["content"]]
+        return Segment(choice["token_ids"], logprobs, REASONS[choice["finish_reason"]], self._labels(choice))
+
+    async def abort_all(self, http: Http) -> None:
+        """See Dialect."""
+        self._need(http, "/pause", "/abort_requests")
+        await http.post("/pause", mode="abort")
+        await http.post("/abort_requests", {})  # what has come since
+
+    async def load(self, http: Http, folder: Path, label: str) -> None:
+        """See Dialect."""
+        self._need(http, "/collective_rpc", "/reset_prefix_cache")
+        if self._swaps_tensors:
+            for answer in await _call_workers(http, "mrl_load", [str(folder)]):
+                if "refused" in answer:
+                    raise WeightsError(f"{folder}: vLLM cannot serve these weights: {answer['refused']}")
+        else:
+            await _call_workers(http, "reload_weights", [], weights_path=str(folder))
+        if "/update_weight_version" in self._routes:
+            await http.post("/update_weight_version", {"new_version": label})
+        if not (await http.post_json("/reset_prefix_cache"))["success"]:
+            raise HttpFailure("/reset_prefix_cache", 200, "prefixes of the old weights stay in the cache")
+
+    async def resume(self, http: Http) -> None:
+        """See Dialect."""
+        self._need(http, "/resume")
+        await http.post("/resume")
+
+    async def score(self, http: Http, token_ids: Sequence[int], temperature: float) -> list[float]:
+        """See Dialect."""
+        if temperature != 1.0:
+            what = "vLLM scores given texts at temperature 1 only"
+            cure = "temperature 1, or the embedded engine, for a policy that scores for its peers"
+            raise EngineError(what, got=temperature, wanted="1.0", cure=cure)
+        scored = None
+        while scored is None:  # given up by an update that began meanwhile: asked again, it waits for the new weights
+            scored = (await _ask(http, token_ids, max_tokens=1, prompt_logprobs=0))["prompt_logprobs"]
+        return [row[str(token_id)]["logprob"] for token_id, row in zip(token_ids[1:], scored[1:], strict=True)]
+
+    async def checksums(self, http: Http) -> dict[str, str] | None:
+        """See Dialect. Known where tensors are swapped: `/weight_checker` hashes fused ones, under names of its own."""
+        if not self._swaps_tensors:
+            return None
+        held = await _call_workers(http, "mrl_checksums", [])
+        return held[0] if len(held) == 1 and held[0] else None
+
+    async def usage(self, http: Http) -> EngineUsage:
+        """See Dialect."""
+        metrics = metrics_of(await http.get("/metrics", within_s=ANSWER_S))
+        return EngineUsage(
+            running=int(metrics.get("vllm:num_requests_running", 0)),
+            waiting=int(metrics.get("vllm:num_requests_waiting", 0)),
+            cache_share=metrics.get("vllm:kv_cache_usage_perc", 0.0),
+            generated_tokens=int(metrics.get("vllm:generation_tokens_total", 0)),
+        )
+
+    async def sleep(self, http: Http) -> None:
+        """See Dialect."""
+        self._need(http, "/sleep", cure="--enable-sleep-mode")
+        await http.post("/sleep", level="2", mode="abort")
+
+    async def wake(self, http: Http) -> None:
+        """See Dialect."""
+        self._need(http, "/wake_up", cure="--enable-sleep-mode")
+        await http.post("/wake_up")
+
+    def _need(self, http: Http, *routes: str, cure: str = "start it with VLLM_SERVER_DEV_MODE=1") -> None:
+        for route in routes:
+            if route not in self._routes:
+                raise EngineError(f"the server has no route {route}", where=f"vllm at {http.base_url}", cure=cure)
+
+    def _labels(self, choice: dict[str, Any]) -> tuple[str, ...]:
+        if "/update_weight_version" not in self._routes:
+            return ()
+        versions = dict.fromkeys(span["version"] for span in choice.get("weight_versions") or ())
+        return tuple("" if version == FIRST_WEIGHTS else version for version in versions)
+
+
+async def _ask(http: Http, token_ids: Sequence[int], *, request_id: str = "", **sampling: Any) -> Any:
+    """One generation or scoring. Where `sampling` is silent vLLM's own values are neutral: top_p 1, no penalties."""
+    parameters = {"detokenize": False, "ignore_eos": True, **sampling}
+    body = {"token_ids": list(token_ids), "sampling_params": parameters}
+    if request_id:
+        body["request_id"] = request_id
+    return await http.post_json(GENERATE, body, within_s=None)
+
+
+async def _likeliest(http: Http, *, temperature: float) -> float:
+    """Log-probability that the server gives for the likeliest token after token 0."""
+    answer = await _ask(http, [0], max_tokens=1, temperature=temperature, logprobs=1)
+    sampled = answer["choices"][0]["logprobs"]["content"][0]
+    return max(entry["logprob"] for entry in sampled["top_logprobs"])
+
+
+async def _call_workers(http: Http, method: str, arguments: list[str], **named: str) -> list[Any]:
+    """What every worker process returns for a method of it."""
+    body = {"method": method, "args": arguments, "kwargs": named}
+    text = await http.post("/collective_rpc", body, within_s=LOAD_S)
+    return json.loads(text)["results"] if text else []
+
+
+async def _has_extension(http: Http) -> bool:
+    try:
+        await _call_workers(http, "mrl_checksums", [])
+    except HttpFailure as failure:
+        if failure.status:
+            return False
+        raise
+    return True
+
+
+async def _answers(http: Http, route: str) -> bool:
+    try:
+        await http.get(route, within_s=ANSWER_S)
+    except HttpFailure:
+        return False
+    return True

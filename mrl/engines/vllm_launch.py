@@ -1,0 +1,63 @@
+"""How a vLLM server is started: loopback only, no telemetry, token ids instead of text, control routes open.
+
+Without `--tokens-only` the server wants a tokenizer and turns every token into text that nobody reads.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from mrl.engines.dialect import Launch
+from mrl.errors import EngineError
+
+INSIDE = Path(__file__).parent / "inside"
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+
+
+def command(launch: Launch) -> list[str]:
+    """The command line. Raises EngineError for a model that vLLM does not serve on this device."""
+    config = json.loads((launch.model_folder / "config.json").read_text(encoding="utf-8"))
+    context_tokens = min(launch.max_context_tokens, config.get("max_position_embeddings", launch.max_context_tokens))
+    words = [str(launch.python), "-m", "vllm.entrypoints.cli.main", "serve", str(launch.model_folder)]
+    words += ["--host", launch.host, "--port", str(launch.port), "--served-model-name", "policy"]
+    words += ["--dtype", launch.dtype, "--seed", str(launch.seed)]
+    words += ["--max-model-len", str(context_tokens), "--max-num-seqs", str(launch.max_running)]
+    words += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+    words += ["--enable-scale-out", "--tokens-only", "--skip-tokenizer-init", "--disable-uvicorn-access-log"]
+    if launch.device == "cpu":
+        _check_head_size(launch.model_folder, config)
+        words += ["--enforce-eager", "--distributed-executor-backend", "uni"]
+        words += ["--worker-extension-cls", "vllm_cpu_worker.WeightsExtension"]
+    else:
+        words += ["--enable-sleep-mode"]
+    return [*words, *launch.options]
+
+
+def environment(launch: Launch) -> dict[str, str]:
+    """Variables beside those of this process."""
+    variables = {
+        "PYTHONPATH": str(INSIDE),
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(launch.threads),
+    }
+    if launch.device == "cpu":
+        variables |= {
+            "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # with "uni": one process less to start, to import and to talk to
+            "TORCHDYNAMO_DISABLE": "1",  # the first request would wait half a minute for a compiled count of ranks
+        }
+    return variables
+
+
+def _check_head_size(model_folder: Path, config: dict[str, Any]) -> None:
+    """A size that vLLM's attention lacks on a CPU does not keep it from starting: it ends at the first request."""
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    if size not in CPU_HEAD_SIZES:
+        wanted = "one of " + ", ".join(map(str, CPU_HEAD_SIZES))
+        where, cure = str(model_folder / "config.json"), "another engine for this policy"
+        raise EngineError("vLLM on a CPU lacks this head_dim", where=where, got=size, wanted=wanted, cure=cure)

@@ -1,0 +1,33 @@
+"""A small policy with random weights, to see what an engine does with it."""
+
+from pathlib import Path
+
+import torch
+from transformers.utils import logging
+
+from mrl.config.schema import MakeTable
+from mrl.models.architectures import init_model
+from mrl.models.tokenizers import train_byte_level
+
+VOCAB_SIZE = 400
+RECIPE = MakeTable(
+    architecture="qwen3", tokenizer="byte_level", vocab_size=VOCAB_SIZE, hidden_size=64, num_layers=2, num_heads=2
+)
+TEXT = "What is one and two? <answer>three</answer> The quick brown fox jumps over the lazy dog 0123456789."
+
+
+def save_probe(folder: Path, *, seed: int) -> None:
+    """Put the policy of a seed into `folder`, as a Hugging Face folder whose weights are larger than usual.
+
+    With weights as they are initialised all tokens are about equally likely, and much would look right that is not.
+    """
+    logging.disable_progress_bar()
+    tokenizer = train_byte_level([TEXT] * 3, VOCAB_SIZE)
+    recipe = RECIPE.model_copy(update={"seed": seed})
+    model = init_model(recipe, vocab_size=VOCAB_SIZE, eos_id=tokenizer.eos_token_id, pad_id=tokenizer.pad_token_id)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4.0)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,71 @@
+"""Which engine a policy's worker has: transformers in its own process, or a server of one of the known kinds."""
+
+from pathlib import Path
+
+from mrl.alignment.receiver import Receiver
+from mrl.config.run_folder import RunFolder
+from mrl.config.schema import PolicyTable, RunConfig
+from mrl.engines.dialect import Dialect, Launch
+from mrl.engines.embedded import EmbeddedEngine
+from mrl.engines.engine import Engine, Sampling
+from mrl.engines.environment import engine_python
+from mrl.engines.server import Bounds, ServerEngine
+from mrl.engines.sglang import SGLang
+from mrl.engines.vllm import VLLM
+
+DIALECTS: dict[str, type[Dialect]] = {"vllm": VLLM, "sglang": SGLang}
+
+
+def build_engine(config: RunConfig, policy: str, receiver: Receiver, folder: RunFolder, role: str) -> Engine:
+    """The engine of one worker, started. Raises UserError when it cannot be."""
+    table = config.policies[policy]
+    if table.rollout.engine == "embedded":
+        return build_embedded(config, policy, receiver)
+    server = table.rollout.server
+    return ServerEngine(
+        DIALECTS[table.rollout.engine](),
+        _sampling(table, receiver),
+        launch=None if server.url else _launch(config, policy),
+        log=folder.logs / "engines" / f"{role.replace('/', '-')}.log",
+        url=server.url,
+        bounds=Bounds(start_s=server.start_s, silence_s=server.silence_s, stall_s=server.stall_s),
+    )
+
+
+def build_embedded(config: RunConfig, policy: str, receiver: Receiver) -> EmbeddedEngine:
+    """Transformers in this process."""
+    table = config.policies[policy]
+    return EmbeddedEngine(
+        Path(table.model), _sampling(table, receiver), device=table.device, max_running=answers_at_once(config, policy)
+    )
+
+
+def answers_at_once(config: RunConfig, policy: str) -> int:
+    """Answers that the engine of one worker samples side by side."""
+    table = config.policies[policy]
+    in_flight = (
+        table.learner.prompts_per_step * table.rollout.group_size if config.run.sync else config.allocation.slots
+    )
+    return max(table.rollout.answers_at_once or in_flight, table.rollout.group_size)
+
+
+def _sampling(table: PolicyTable, receiver: Receiver) -> Sampling:
+    return Sampling(table.rollout.temperature, table.rollout.max_new_tokens, tuple(receiver.eos_ids))
+
+
+def _launch(config: RunConfig, policy: str) -> Launch:
+    table = config.policies[policy]
+    server = table.rollout.server
+    return Launch(
+        python=engine_python(table.rollout.engine, device=table.device, configured=server.python),
+        model_folder=Path(table.model),
+        host="127.0.0.1",
+        port=0,
+        device=table.device,
+        dtype=server.dtype,
+        threads=table.rollout.threads,
+        max_running=answers_at_once(config, policy),
+        max_context_tokens=server.context_tokens,
+        seed=config.run.seed,
+        options=tuple(server.options),
+    )

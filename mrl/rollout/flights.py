@@ -1,0 +1,116 @@
+"""Groups on their way through the engine: what was handed in, which answers have come, what may be believed already."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from mrl.engines.engine import Finished, Generation, GenerationRequest
+from mrl.records.rollouts import WorkItem
+from mrl.records.version import Version
+from mrl.rollout.sampling import Sampler
+
+
+@dataclass
+class Flight:
+    """One group in the engine."""
+
+    number: int
+    """Place in the order of departures."""
+    item: WorkItem
+    prompt_token_ids: npt.NDArray[np.int32]
+    answers: dict[int, Generation] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all answers have come."""
+        return len(self.answers) == self.item.group_size
+
+    @property
+    def generations(self) -> list[Generation]:
+        """The answers of a complete group, by the place of their seed."""
+        return [self.answers[index] for index in range(self.item.group_size)]
+
+    @property
+    def versions(self) -> set[Version]:
+        """The versions that sampled any token of it."""
+        return {span.version for generation in self.answers.values() for span in generation.versions}
+
+
+class Flights:
+    """What one engine has been handed and has not finished. Groups complete out of order."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._numbers = itertools.count()
+        self._flying: dict[str, Flight] = {}
+
+    def __len__(self) -> int:
+        return len(self._flying)
+
+    @property
+    def num_answers(self) -> int:
+        """Answers that have not come."""
+        return sum(flight.item.group_size - len(flight.answers) for flight in self._flying.values())
+
+    def depart(self, items: Sequence[WorkItem]) -> list[GenerationRequest]:
+        """The requests to hand in for these items; a repeated item gets a name of its own."""
+        requests = []
+        for item, number in zip(items, self._numbers, strict=False):
+            request = self._sampler.request(item, f"{item.ticket}#{number}")
+            self._flying[request.request_id] = Flight(number, item, request.prompt_token_ids)
+            requests.append(request)
+        return requests
+
+    def arrive(self, finished: Iterable[Finished]) -> list[Flight]:
+        """Take answers in; the groups that are complete by them, in the order of their last answers."""
+        complete = []
+        for one in finished:
+            flight = self._flying[one.request_id]
+            flight.answers[one.index] = one.generation
+            if flight.is_complete:
+                complete.append(self._flying.pop(one.request_id))
+        return complete
+
+    def lose(self) -> list[WorkItem]:
+        """Everything in flight is lost; what has to be sampled again."""
+        items = [flight.item for flight in self._flying.values()]
+        self._flying.clear()
+        return items
+
+
+class Custody:
+    """Complete groups wait here until every version that sampled a token of them has passed its canary."""
+
+    def __init__(self) -> None:
+        self._good: set[Version] = set()
+        self._held: list[Flight] = []
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def is_good(self, version: Version | None) -> bool:
+        """Whether the engine has proved that it serves this version."""
+        return version in self._good
+
+    def hold(self, flights: Iterable[Flight]) -> None:
+        """Take complete groups in."""
+        self._held += flights
+
+    def passed(self, version: Version) -> None:
+        """The engine has proved that it serves this version."""
+        self._good.add(version)
+
+    def release(self) -> list[Flight]:
+        """The groups that may be believed, in the order in which they came."""
+        free = [flight for flight in self._held if flight.versions <= self._good]
+        self._held = [flight for flight in self._held if not flight.versions <= self._good]
+        return free
+
+    def refuse(self) -> list[WorkItem]:
+        """The engine was wrong about its weights: what has to be sampled again."""
+        items = [flight.item for flight in self._held]
+        self._held.clear()
+        return items

@@ -1,0 +1,58 @@
+"""What a worker counts from its start."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mrl.records.rollouts import ScoredGroup
+from mrl.rollout.updates import Installed
+
+
+@dataclass
+class WorkerTotals:
+    """Counted since the worker started."""
+
+    started_s: float
+    groups: int = 0
+    tokens: int = 0
+    slot_seconds: float = 0.0
+    """Time integral of the answers in flight."""
+    busy_s: float = 0.0
+    idle_s: float = 0.0
+    weights_refused: int = 0
+    engine_restarts: int = 0
+    last: Installed | None = None
+
+    def passed(self, seconds: float, *, answers_in_flight: int) -> None:
+        """So much time went by with so many answers in flight."""
+        self.slot_seconds += seconds * answers_in_flight
+        if answers_in_flight:
+            self.busy_s += seconds
+        else:
+            self.idle_s += seconds
+
+    def installed(self, update: Installed) -> None:
+        """An update of the weights has been proved."""
+        self.last = update
+
+    def delivered(self, groups: Sequence[ScoredGroup]) -> None:
+        """These groups went to the learner."""
+        self.groups += len(groups)
+        self.tokens += sum(span.num_tokens for group in groups for a in group.answers for span in a.versions)
+
+    def values(self, now_s: float) -> dict[str, float]:
+        """As metrics."""
+        life_s = max(now_s - self.started_s, 1e-9)
+        values = {
+            "rate/rollout_tokens_s": self.tokens / life_s,
+            "rollout/groups": self.groups,
+            "rollout/tokens": self.tokens,
+            "rollout/busy_share": self.busy_s / life_s,
+            "rollout/idle_s": self.idle_s,
+            "rollout/engine_restarts": self.engine_restarts,
+            "weights/refused": self.weights_refused,
+        }
+        if self.last is not None:
+            values["weights/canary_max_abs_nats"] = self.last.gap.max_nats
+            values["weights/canary_mean_abs_nats"] = self.last.gap.mean_nats
+            values["weights/update_s"] = self.last.seconds
+        return values

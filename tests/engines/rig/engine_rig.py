@@ -1,0 +1,102 @@
+"""Weights on disk with what they say to a text, and an engine that is asked for answers to check."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from transformers import DynamicCache, PreTrainedModel
+
+from mrl.engines.engine import Engine, Finished, GenerationRequest
+from mrl.records.version import Version
+from mrl.weights.digests import digest
+
+VOCAB_SIZE = 480
+EOS_IDS = tuple(range(5, VOCAB_SIZE, 24))
+
+
+@dataclass
+class Weights:
+    """A folder as a learner publishes it, and the learner's model."""
+
+    folder: Path
+    model: PreTrainedModel
+
+    def digests(self) -> dict[str, str]:
+        with safe_open(self.folder / "model.safetensors", framework="pt") as file:
+            return {name: digest(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 - no mapping
+
+
+@torch.no_grad()
+def full_forward(parts: Sequence[tuple[Weights, Sequence[int]]], temperature: float) -> np.ndarray:
+    """Log-probabilities of every token after the first; each part is read by its own weights.
+
+    What the parts before have left in the cache stays as it is: so an engine reads that goes on over an update.
+    """
+    cache = DynamicCache(config=parts[0][0].model.config)
+    logprobs, before = [], None
+    for weights, tokens in parts:
+        ids = torch.tensor([tokens]) if before is None else torch.tensor([[before, *tokens]])
+        output = weights.model(input_ids=ids[:, :-1], past_key_values=cache, use_cache=True)
+        row = (output.logits[0].float() / temperature).log_softmax(-1)
+        logprobs.append(row.gather(-1, ids[0, 1:, None]).squeeze(-1))
+        before = tokens[-1]
+    return torch.cat(logprobs).numpy()
+
+
+class Rig:
+    """An engine under test, and which of the weights it serves."""
+
+    def __init__(self, engine: Engine, temperature: float) -> None:
+        self.engine, self.temperature = engine, temperature
+        self.served: dict[Version, Weights] = {}
+        self._asked = 0
+
+    def serve(self, weights: Weights) -> Version:
+        """Load `weights` as a new version, unless they are what is served."""
+        now = self.engine.version
+        if now is not None and self.served.get(now) is weights:
+            return now
+        version = Version(0, len(self.served) + 1)
+        self.served[version] = weights
+        self.engine.load(weights.folder, version)
+        return version
+
+    def ask(self, *, answers: int = 4, prompt_tokens: int = 6) -> GenerationRequest:
+        """A request that was not made before."""
+        self._asked += 1
+        rng = np.random.default_rng(self._asked)
+        prompt = rng.integers(0, VOCAB_SIZE, size=prompt_tokens).astype(np.int32)
+        return GenerationRequest(f"r{self._asked}", prompt, rng.integers(0, 2**63, size=answers, dtype=np.uint64))
+
+    def collect(self, count: int, within_s: float = 120.0) -> list[Finished]:
+        """`count` answers, within a time that is only reached when something is wrong."""
+        found: list[Finished] = []
+        deadline_s = time.monotonic() + within_s
+        while len(found) < count:
+            assert time.monotonic() < deadline_s, f"{len(found)} of {count} answers came"
+            found += self.engine.collect(0.5)
+        return found
+
+    def expected(self, request: GenerationRequest, one: Finished, *, keeps_cache: bool) -> np.ndarray:
+        """[T] log-probabilities of an answer under the versions that it names.
+
+        Without `keeps_cache` every version has read all that stands before its tokens.
+        """
+        prompt, answer = request.prompt_token_ids.tolist(), one.generation.token_ids.tolist()
+        parts, start = [], 0
+        for span in one.generation.versions:
+            parts.append((self.served[span.version], answer[start : start + span.num_tokens]))
+            start += span.num_tokens
+        assert start == len(answer), "spans cover the answer"
+        if keeps_cache:
+            head = (parts[0][0], prompt + parts[0][1])
+            return full_forward([head, *parts[1:]], self.temperature)[len(prompt) - 1 :]
+        found, known = [], prompt
+        for weights, tokens in parts:
+            found.append(full_forward([(weights, known + tokens)], self.temperature)[len(known) - 1 :])
+            known = known + tokens
+        return np.concatenate(found)

@@ -1,0 +1,298 @@
+"""What every engine has to do, the same for all; vLLM and SGLang are the real servers.
+
+Where an engine's environment is missing the tests fail with the command that makes it. They share one server, so what
+ends it stands last.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import psutil
+import pytest
+from engine_rig import EOS_IDS, Rig, Weights, full_forward
+
+from mrl.engines.dialect import Dialect, Launch
+from mrl.engines.embedded import EmbeddedEngine
+from mrl.engines.engine import Engine, Finished, GenerationRequest, Sampling, ScoringRequest
+from mrl.engines.environment import engine_python
+from mrl.engines.server import Bounds, ServerEngine
+from mrl.engines.vllm import VLLM
+from mrl.errors import EngineLost, WeightsError
+from mrl.records.finish import FinishReason
+
+pytestmark = pytest.mark.timeout(400)
+TOLERANCE_NATS = 1e-4
+SILENCE_S = 12.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of engine, and how much it is asked."""
+
+    dialect: type[Dialect] | None
+    max_new_tokens: int
+    """Long enough that an update can land in the middle."""
+    keeps_cache: bool = False
+    """Whether an answer goes on over an update with what older weights have left in the key-value cache."""
+
+
+KINDS = {
+    "embedded": Kind(None, 160, keeps_cache=True),
+    "vllm": Kind(VLLM, 160),
+}
+SERVERS = [pytest.param(name, marks=pytest.mark.engines) for name, kind in KINDS.items() if kind.dialect]
+
+
+def sampling(kind: Kind, temperature: float) -> Sampling:
+    return Sampling(temperature, kind.max_new_tokens, EOS_IDS)
+
+
+@pytest.fixture(scope="module", params=["embedded", *SERVERS])
+def kind(request) -> Kind:
+    """The kind of engine under test."""
+    return KINDS[request.param]
+
+
+@pytest.fixture(scope="module")
+def rig(kind, request, weights, tmp_path_factory) -> Iterator[Rig]:
+    """An engine at temperature 0.7; started once, and made with other weights than are asked about."""
+    folder = weights("c").folder
+    if kind.dialect is None:
+        engine: Engine = EmbeddedEngine(folder, sampling(kind, 0.7), device="cpu", max_running=64)
+    else:
+        dialect = kind.dialect()
+        python = engine_python(dialect.name, device="cpu")
+        launch = Launch(python, folder, "127.0.0.1", 0, "cpu", "float32", 1, 64, 512, 0)
+        log = tmp_path_factory.mktemp(dialect.name) / "server.log"
+        bounds = Bounds(start_s=180.0, silence_s=SILENCE_S, stall_s=60.0, load_s=60.0)
+        engine = ServerEngine(dialect, sampling(kind, 0.7), launch=launch, log=log, bounds=bounds)
+    try:
+        yield Rig(engine, 0.7)
+    finally:
+        engine.close()
+
+
+@pytest.fixture
+def at_temperature_1(kind, rig, weights) -> Iterator[Rig]:
+    """The same server, which knows no temperature of its own, found at its URL; or another embedded engine."""
+    if kind.dialect is None:
+        engine: Engine = EmbeddedEngine(weights("c").folder, sampling(kind, 1.0), device="cpu", max_running=64)
+    else:
+        engine = ServerEngine(kind.dialect(), sampling(kind, 1.0), launch=None, url=rig.engine._http.base_url)
+    yield Rig(engine, 1.0)
+    engine.close()
+
+
+def check_logprobs(rig: Rig, requests: list[GenerationRequest], *, keeps_cache: bool = False) -> list[Finished]:
+    """All answers, each token of which has the log-probability that a full forward gives it."""
+    finished = rig.collect(sum(request.seeds.size for request in requests))
+    asked = {request.request_id: request for request in requests}
+    for one in finished:
+        expected = rig.expected(asked[one.request_id], one, keeps_cache=keeps_cache)
+        np.testing.assert_allclose(one.generation.logprobs, expected, atol=TOLERANCE_NATS, rtol=0)
+    return finished
+
+
+def test_ids_in_are_ids_out_with_the_logprobs_of_a_full_forward(rig, weights):
+    """Under the weights that were loaded, given the very ids that were handed in, at temperature 0.7."""
+    version = rig.serve(weights("a"))
+    requests = [rig.ask(answers=2, prompt_tokens=size) for size in (1, 3, 9)]
+    rig.engine.submit(requests)
+
+    finished = check_logprobs(rig, requests)
+
+    assert all(span.version == version for one in finished for span in one.generation.versions)
+    answers = {tuple(one.generation.token_ids.tolist()) for one in finished}
+    assert len(answers) == 6, "seeds differ, and so do answers"
+
+
+def test_logprobs_at_temperature_1(at_temperature_1, weights):
+    """And scores of given answers are those that they were sampled with."""
+    rig = at_temperature_1
+    rig.serve(weights("b"))
+    request = rig.ask(answers=2)
+    rig.engine.submit([request])
+
+    finished = check_logprobs(rig, [request])
+
+    answers = [one.generation.token_ids for one in finished]
+    scored = rig.engine.score_answers(ScoringRequest(request.prompt_token_ids, answers))
+    for one, logprobs in zip(finished, scored, strict=True):
+        np.testing.assert_allclose(logprobs, one.generation.logprobs, atol=TOLERANCE_NATS, rtol=0)
+    rig.engine.load(weights("c").folder, next(iter(rig.served)))
+
+
+def test_64_answers_at_once_end_at_an_eos_or_at_the_limit(rig, kind, weights):
+    """Each comes once. An EOS is the last token and stands nowhere else; without one the answer has the full length."""
+    rig.serve(weights("a"))
+    requests = [rig.ask(answers=4) for _ in range(16)]
+    rig.engine.submit(requests)
+
+    finished = rig.collect(64)
+
+    assert {(one.request_id, one.index) for one in finished} == {(r.request_id, i) for r in requests for i in range(4)}
+    assert len(finished) == 64
+    reasons = {one.generation.finish_reason for one in finished}
+    assert FinishReason.STOP in reasons
+    for one in finished:
+        answer = one.generation
+        assert not np.isin(answer.token_ids[:-1], EOS_IDS).any()
+        assert (answer.token_ids[-1] in EOS_IDS) == (answer.finish_reason is FinishReason.STOP)
+        assert answer.token_ids.size == answer.logprobs.size
+        assert answer.token_ids.size <= kind.max_new_tokens
+        assert answer.finished or answer.token_ids.size == kind.max_new_tokens
+    assert rig.engine.collect(0.0) == []
+
+
+def test_what_is_aborted_is_not_collected(rig, weights):
+    """And what is not aborted comes all the same."""
+    rig.serve(weights("a"))
+    dropped, kept = rig.ask(answers=4), rig.ask(answers=2)
+    rig.engine.submit([dropped, kept])
+    rig.engine.abort([dropped.request_id])
+
+    assert {one.request_id for one in rig.collect(2)} == {kept.request_id}
+    assert rig.engine.collect(1.0) == []
+
+
+def test_an_update_takes_effect_at_a_version_boundary(rig, weights):
+    """Answers that are handed in behind it, scores and checksums are those of the new weights."""
+    rig.serve(weights("a"))
+    before = rig.ask()
+    rig.engine.submit([before])
+    check_logprobs(rig, [before])
+    version = rig.serve(weights("b"))
+    after = rig.ask()
+    rig.engine.submit([after])
+
+    finished = check_logprobs(rig, [after])
+
+    assert {span.version for one in finished for span in one.generation.versions} == {version} == {rig.engine.version}
+    texts = [[7, 8, 9, 300], [1, 2, 3, 4]]
+    for text, row in zip(texts, rig.engine.score(texts), strict=True):
+        np.testing.assert_allclose(row, full_forward([(weights("b"), text)], 1.0), atol=TOLERANCE_NATS, rtol=0)
+        assert np.abs(row - full_forward([(weights("a"), text)], 1.0)).max() > 0.1
+    held = rig.engine.checksums()
+    assert held is None or held == weights("b").digests()
+
+
+def test_an_update_in_mid_answer_gives_spans_that_are_right(rig, kind, weights):
+    """Each span has the log-probabilities of its own weights; nothing sampled before is lost."""
+    rig.serve(weights("a"))
+    requests = [rig.ask(answers=8) for _ in range(4)]
+    start = rig.engine.usage().generated_tokens
+    rig.engine.submit(requests)
+    finished = []
+    update = threading.Thread(target=rig.serve, args=(weights("b"),))
+    while not update.ident or update.is_alive():
+        finished += rig.engine.collect(0.05)
+        if not update.ident and (finished or rig.engine.usage().generated_tokens > start + 100):
+            update.start()
+    update.join()
+    finished += rig.collect(32 - len(finished))
+
+    mixed = [one for one in finished if len(one.generation.versions) == 2]
+    assert mixed, "the update landed in no answer"
+    asked = {request.request_id: request for request in requests}
+    for one in finished:
+        expected = rig.expected(asked[one.request_id], one, keeps_cache=kind.keeps_cache)
+        np.testing.assert_allclose(one.generation.logprobs, expected, atol=TOLERANCE_NATS, rtol=0)
+        assert one.generation.token_ids.size <= kind.max_new_tokens
+
+
+def test_weights_that_do_not_fit_are_refused_and_the_old_ones_served_on(rig, weights, tmp_path):
+    """A folder without tensors, as a torn publication leaves it."""
+    version = rig.serve(weights("a"))
+    (tmp_path / "config.json").write_text((weights("a").folder / "config.json").read_text())
+
+    with pytest.raises(WeightsError):
+        rig.engine.load(tmp_path, version)
+
+    request = rig.ask()
+    rig.engine.submit([request])
+    check_logprobs(rig, [request])
+
+
+def members(engine: ServerEngine) -> list[psutil.Process]:
+    """The server and all that it has started; the one that was started last is at the end."""
+    root = psutil.Process(engine._process.pid)
+    return [root, *sorted(root.children(recursive=True), key=lambda process: process.create_time())]
+
+
+def until_lost(rig: Rig, within_s: float) -> tuple[list[Finished], float]:
+    """What is collected until the engine is lost, and after how many seconds it is."""
+    found: list[Finished] = []
+    began_s = time.monotonic()
+    while time.monotonic() < began_s + within_s:
+        try:
+            found += rig.engine.collect(0.2)
+        except EngineLost:
+            return found, time.monotonic() - began_s
+    raise AssertionError(f"the engine was not lost within {within_s} s")
+
+
+def go_on(rig: Rig, weights: Weights, requests: list[GenerationRequest], found: list[Finished]) -> None:
+    """Restart, hand in again what had not come, and find every answer once."""
+    rig.engine.restart()
+    rig.served.clear()
+    rig.serve(weights)
+    whole = [r for r in requests if sum(one.request_id == r.request_id for one in found) == r.seeds.size]
+    kept = [one for one in found if one.request_id in {request.request_id for request in whole}]
+    again = [request for request in requests if request not in whole]
+    rig.engine.submit(again)
+    kept += check_logprobs(rig, again)
+    assert sorted((one.request_id, one.index) for one in kept) == sorted(
+        (request.request_id, index) for request in requests for index in range(request.seeds.size)
+    )
+    assert rig.engine.collect(0.0) == []
+
+
+@pytest.mark.parametrize("kind", SERVERS, indirect=True)
+def test_a_server_that_is_killed_in_mid_batch_is_replaced_and_no_answer_is_lost_or_doubled(rig, weights):
+    """SIGKILL while answers are in flight; what had come stays, the rest is handed in again."""
+    rig.serve(weights("a"))
+    requests = [rig.ask(answers=8) for _ in range(4)]
+    before = members(rig.engine)
+    rig.engine.submit(requests)
+    found = rig.collect(1)
+    os.kill(before[0].pid, signal.SIGKILL)
+
+    late, _ = until_lost(rig, 30.0)
+
+    found += late
+    assert len(found) < 32, "it was killed too late to tell"
+    go_on(rig, weights("b"), requests, found)
+    assert not psutil.wait_procs(before, timeout=10)[1], "the killed server left a process"
+
+
+@pytest.mark.parametrize("kind", SERVERS, indirect=True)
+def test_a_server_that_hangs_is_replaced(rig, weights):
+    """The process that samples is stopped; the one that speaks HTTP answers on."""
+    rig.serve(weights("a"))
+    before = members(rig.engine)
+    before[-1].suspend()
+    request = rig.ask()
+    rig.engine.submit([request])
+
+    _, lasted_s = until_lost(rig, 60.0)
+
+    assert lasted_s < 2 * SILENCE_S
+    go_on(rig, weights("b"), [request], [])
+    assert not psutil.wait_procs(before, timeout=10)[1], "the stopped server left a process"
+
+
+@pytest.mark.parametrize("kind", SERVERS, indirect=True)
+def test_close_leaves_no_process(rig):
+    """Not the server, not what it started; closing again does nothing."""
+    before = members(rig.engine)
+
+    rig.engine.close()
+    rig.engine.close()
+
+    assert len(before) > 1
+    assert not psutil.wait_procs(before, timeout=10)[1]

@@ -1,0 +1,271 @@
+"""Continuous batching samples what a full forward says, and computes no row and reads no prompt twice."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3NextConfig
+
+from mrl.engines import slot_cache
+from mrl.engines.continuous import ContinuousBatch
+from mrl.engines.engine import Finished, GenerationRequest, Sampling
+from mrl.engines.sampling import answer_seeds
+from mrl.engines.slot_cache import SlotCache
+from mrl.errors import EngineError
+from mrl.models.parameters import replace_weights
+from mrl.records.version import Version, VersionSpan
+
+EOS = 1
+WINDOW = 6
+OLD, NEW = Version(0, 3), Version(0, 4)
+
+
+@pytest.fixture
+def make_model(tiny_model):
+    """A small model of a family; Gemma's first layer sees a window that is shorter than most answers."""
+
+    def make(family: str = "qwen3", seed: int = 1):
+        if family != "gemma3":
+            return tiny_model(family, seed=seed)
+        torch.manual_seed(seed)
+        shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": WINDOW}
+        kinds = {"layer_types": ["sliding_attention", "full_attention"], "initializer_range": 0.3}
+        return Gemma3ForCausalLM(Gemma3TextConfig(**shape, **heads, **kinds)).eval()
+
+    return make
+
+
+def batch_of(model, *, max_running: int = 64, max_new_tokens: int = 40, temperature: float = 1.0) -> ContinuousBatch:
+    batch = ContinuousBatch(model, Sampling(temperature, max_new_tokens, (EOS,)), max_running=max_running)
+    batch.relabel(OLD)
+    return batch
+
+
+def requests(count: int, group_size: int = 4) -> list[GenerationRequest]:
+    """Prompts of 1 to 11 tokens."""
+    rng = np.random.default_rng(0)
+    sizes = [1, *rng.integers(1, 12, size=count - 1)]
+    return [
+        GenerationRequest(
+            f"r{i}", rng.integers(2, 64, size=n).astype(np.int32), answer_seeds(0, "a", f"p{i}", 0, group_size)
+        )
+        for i, n in enumerate(sizes)
+    ]
+
+
+def run(batch: ContinuousBatch, asked: list[GenerationRequest]) -> list[Finished]:
+    batch.submit(asked)
+    finished = []
+    while batch.in_flight:
+        finished += batch.step()
+    return finished
+
+
+def by_name(finished: list[Finished]) -> dict:
+    return {(one.request_id, one.index): one.generation for one in finished}
+
+
+def reference(model, prompt: np.ndarray, tokens: np.ndarray, temperature: float) -> torch.Tensor:
+    """[T] log-probabilities by one forward without a cache."""
+    ids = torch.tensor(np.concatenate([prompt, tokens]).astype(np.int64))
+    with torch.no_grad():
+        logprobs = (model(ids[None], use_cache=False).logits[0] / temperature).log_softmax(-1)
+    return logprobs[prompt.size - 1 : -1].gather(-1, ids[prompt.size :, None]).squeeze(-1)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma3"])
+@pytest.mark.parametrize("max_running", [3, 64])
+def test_logprobs_are_those_of_a_full_forward(make_model, monkeypatch, family, max_running):
+    """With rows that are refilled, dropped and moved all the time, every log-probability is right to 1e-4."""
+    monkeypatch.setattr(slot_cache, "SPARE_COLUMNS", 1)
+    model, asked = make_model(family), requests(9)
+    prompts = {request.request_id: request.prompt_token_ids for request in asked}
+
+    finished = run(batch_of(model, max_running=max_running, temperature=0.8), asked)
+
+    assert Counter(one.request_id for one in finished) == dict.fromkeys(prompts, 4)
+    assert max(one.generation.token_ids.size for one in finished) > 2 * WINDOW
+    for one in finished:
+        expected = reference(model, prompts[one.request_id], one.generation.token_ids, 0.8)
+        np.testing.assert_allclose(one.generation.logprobs, expected, atol=1e-4)
+
+
+def test_what_is_sampled_does_not_depend_on_the_rows_beside_it(make_model):
+    """One slot, few or many, alone or among others: the same answers."""
+    model, asked = make_model(), requests(6)
+
+    together = by_name(run(batch_of(model), asked))
+    alone = by_name(run(batch_of(model), asked[4:5]))
+
+    for max_running in (1, 5):
+        narrow = by_name(run(batch_of(model, max_running=max_running), asked))
+        assert all(np.array_equal(narrow[name].token_ids, together[name].token_ids) for name in together)
+    assert len(alone) == 4
+    assert all(np.array_equal(alone[name].token_ids, together[name].token_ids) for name in alone)
+
+
+def test_the_same_requests_give_the_same_bits(make_model):
+    """Also in a batch that has sampled others before, whose cache lies elsewhere."""
+    model, asked = make_model(), requests(8)
+    used = batch_of(model, max_running=7)
+    run(used, requests(3, group_size=2))
+
+    first, second = run(batch_of(model, max_running=7), asked), run(used, asked)
+
+    assert [(one.request_id, one.index) for one in first] == [(one.request_id, one.index) for one in second]
+    for one, other in zip(first, second, strict=True):
+        assert one.generation.token_ids.tobytes() == other.generation.token_ids.tobytes()
+        assert one.generation.logprobs.tobytes() == other.generation.logprobs.tobytes()
+
+
+def test_no_row_is_computed_in_vain_and_no_prompt_read_twice(make_model):
+    """Rows of all forwards add up to the tokens that came out, prompt tokens to those of one answer per group."""
+    model, asked = make_model(), requests(10)
+    rows, read = [], []
+    model.register_forward_pre_hook(
+        lambda _, args, kwargs: (
+            rows.append(len(kwargs["input_ids"])) if "logits_to_keep" not in kwargs else read.append(kwargs)
+        ),
+        with_kwargs=True,
+    )
+    batch = batch_of(model, max_running=6)
+
+    finished = run(batch, asked)
+
+    assert sum(rows) == batch.generated_tokens == sum(one.generation.token_ids.size for one in finished)
+    assert max(rows) == 6
+    assert sum(int(kwargs["attention_mask"].sum()) for kwargs in read) == sum(
+        r.prompt_token_ids.size - 1 for r in asked
+    )
+
+
+def test_the_cache_is_cut_to_the_longest_row(make_model):
+    """Attention sees no column that no living answer has."""
+    model, widths = make_model(), []
+    model.register_forward_pre_hook(
+        lambda _, args, kwargs: widths.append((kwargs["attention_mask"].shape[1], int(kwargs["position_ids"].max()))),
+        with_kwargs=True,
+    )
+
+    run(batch_of(model, max_running=4), requests(10))
+
+    assert all(width == longest + 1 for width, longest in widths)
+
+
+def test_answers_come_in_the_order_in_which_they_end(make_model):
+    """Side by side the shorter first; one at a time as they were handed in."""
+    model, asked = make_model(), requests(6, group_size=2)
+
+    lengths = [one.generation.token_ids.size for one in run(batch_of(model), asked)]
+    names = [(one.request_id, one.index) for one in run(batch_of(model, max_running=1), asked)]
+
+    assert lengths == sorted(lengths)
+    assert len(set(lengths)) > 1
+    assert names == [(f"r{i}", j) for i in range(6) for j in range(2)]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+def test_an_answer_goes_on_under_new_weights(make_model, family):
+    """Spans say which tokens are whose; those after the change are sampled by the new weights over the old cache."""
+    model, new = make_model(family, seed=1), make_model(family, seed=2)
+    old_weights = {name: tensor.clone() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    prompt = np.array([5, 9, 11], dtype=np.int32)
+    batch = ContinuousBatch(model, Sampling(1.0, 12, (99,)), max_running=4)
+    batch.relabel(OLD)
+    batch.submit([GenerationRequest("r", prompt, np.array([7], dtype=np.uint64))])
+    for _ in range(5):
+        assert not batch.step()
+    replace_weights(model, {name: new.state_dict()[name] for name in old_weights})
+    batch.relabel(NEW)
+
+    (one,) = run(batch, [])
+
+    assert one.generation.versions == [VersionSpan(5, OLD), VersionSpan(7, NEW)]
+    ids = torch.tensor(np.concatenate([prompt, one.generation.token_ids]).astype(np.int64))[None]
+    with torch.no_grad():
+        replace_weights(model, old_weights)
+        # What was fed under the old weights: the prompt and the first four tokens; the fifth is fed under the new.
+        before = model(ids[:, :7], use_cache=True)
+        after = new(ids[:, 7:-1], past_key_values=before.past_key_values).logits
+        logprobs = torch.cat([before.logits[0, 2:], after[0]]).log_softmax(-1)
+    expected = logprobs.gather(-1, ids[0, 3:, None]).squeeze(-1)
+    np.testing.assert_allclose(one.generation.logprobs, expected, atol=1e-4)
+
+
+def test_a_prompt_that_waits_while_weights_change_is_read_by_the_new_ones(make_model):
+    """Prompts are read ahead; an answer that begins after the change owes nothing to the old weights."""
+    model, new, asked = make_model(seed=1), make_model(seed=2), requests(6)
+    weights = {name: tensor for name, tensor in new.state_dict().items() if name != "lm_head.weight"}
+    batch = batch_of(model, max_running=2)
+    batch.submit(asked)
+    batch.step()
+    replace_weights(model, weights)
+    batch.relabel(NEW)
+
+    changed, expected = by_name(run(batch, [])), by_name(run(batch_of(new), asked))
+
+    begun_after = [name for name, answer in changed.items() if answer.versions[0].version == NEW]
+    assert len(begun_after) >= 20
+    assert all(np.array_equal(changed[name].token_ids, expected[name].token_ids) for name in begun_after)
+
+
+def test_the_same_version_again_makes_one_span(make_model):
+    """Weights that were loaded again under the same name split no answer."""
+    batch = batch_of(make_model())
+    batch.submit(requests(4))
+    batch.step()
+    batch.relabel(OLD)
+
+    assert all(one.generation.versions == [VersionSpan(one.generation.token_ids.size, OLD)] for one in run(batch, []))
+
+
+def test_aborted_requests_leave_the_others_as_they_are(make_model):
+    """Running, waiting or half begun, none of their answers comes out; what is left is what comes without them."""
+    model, asked = make_model(), requests(6)
+    batch = batch_of(model, max_running=6)
+    batch.submit(asked)
+    early = batch.step() + batch.step()
+    batch.abort(["r0", "r1", "r4"])
+
+    finished = by_name(run(batch, []))
+
+    expected = by_name(run(batch_of(model), [asked[2], asked[3], asked[5]]))
+    assert not early
+    assert finished.keys() == expected.keys()
+    assert all(np.array_equal(finished[name].token_ids, expected[name].token_ids) for name in finished)
+
+
+def test_long_prompts_are_read_alone(make_model, monkeypatch):
+    """One forward reads no more tokens than it may, padding included, but always at least one prompt."""
+    monkeypatch.setattr("mrl.engines.continuous.PROMPT_TOKENS_AT_ONCE", 12)
+    model, sizes = make_model(), []
+    model.register_forward_pre_hook(
+        lambda _, args, kwargs: sizes.append(kwargs["input_ids"].numel()) if "logits_to_keep" in kwargs else None,
+        with_kwargs=True,
+    )
+    lengths = [3, 3, 3, 20, 3]
+    asked = [
+        GenerationRequest(f"r{i}", np.full(n + 1, 5, dtype=np.int32), np.arange(2, dtype=np.uint64))
+        for i, n in enumerate(lengths)
+    ]
+
+    run(batch_of(model), asked)
+
+    assert sizes == [9, 20, 3]
+
+
+def test_a_request_for_no_answers_asks_for_nothing(make_model):
+    """It is not in flight."""
+    batch = batch_of(make_model())
+    batch.submit([GenerationRequest("r", np.array([5], dtype=np.int32), np.zeros(0, dtype=np.uint64))])
+
+    assert not batch.in_flight
+    assert batch.step() == []
+
+
+def test_a_model_with_other_state_than_keys_and_values_is_refused():
+    """Linear attention keeps a state that no column holds."""
+    with pytest.raises(EngineError, match=r"qwen3_next.*LinearAttention"):
+        SlotCache(Qwen3NextConfig(), 4)

@@ -1,0 +1,89 @@
+"""Where an engine's environment lies, as the worker and tools/engine_env.sh say."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mrl.engines.environment import engine_python, environment_folder
+from mrl.errors import EngineError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def recipes(tmp_path) -> Path:
+    """Constraints and a recipe of one engine."""
+    folder = tmp_path / "recipes"
+    (folder / "vllm_cpu").mkdir(parents=True)
+    for name in ("vllm-cpu.txt", "vllm.sh", "vllm_cpu/stand_in.py"):
+        (folder / name).write_text(name)
+    return folder
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    """An empty folder of environments."""
+    monkeypatch.setenv("MRL_ENGINE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize("changed", ["vllm-cpu.txt", "vllm.sh", "vllm_cpu/stand_in.py"])
+def test_whatever_an_environment_is_made_from_decides_its_place(recipes, home, changed):
+    """Another constraint, recipe or stand-in has another folder; the same ones have the same."""
+    before = environment_folder("vllm", "cpu", recipes=recipes)
+    assert before == environment_folder("vllm", "cpu", recipes=recipes)
+    assert before.parent == home
+    assert before.name.startswith("vllm-cpu-")
+
+    (recipes / changed).write_text("something else")
+
+    assert environment_folder("vllm", "cpu", recipes=recipes) != before
+
+
+def test_an_engine_without_a_recipe_is_named(recipes):
+    """With those that have one."""
+    with pytest.raises(EngineError, match=r"no recipe.*'sglang-gpu'.*wanted vllm-cpu"):
+        environment_folder("sglang", "gpu", recipes=recipes)
+
+
+@pytest.mark.parametrize(("device", "cure"), [("cpu", "engine_env.sh vllm --cpu"), ("cuda", "engine_env.sh vllm")])
+def test_a_missing_environment_is_cured_by_the_command_that_makes_it(home, device, cure):
+    """The message ends with it."""
+    with pytest.raises(EngineError, match=r"the environment of vllm is missing") as caught:
+        engine_python("vllm", device=device)
+
+    assert str(caught.value).endswith(cure)
+
+
+def test_a_configured_interpreter_is_taken_or_named(home, tmp_path):
+    """Somebody's own environment needs no place in the cache."""
+    python = tmp_path / "python"
+    with pytest.raises(EngineError, match=str(python)):
+        engine_python("vllm", device="cpu", configured=str(python))
+
+    python.touch(mode=0o755)
+
+    assert engine_python("vllm", device="cpu", configured=str(python)) == python
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("words", [["vllm", "--cpu"], ["vllm"]])
+def test_the_script_looks_where_the_worker_looks(home, words):
+    """`--path` makes nothing."""
+    said = subprocess.run(
+        ["bash", str(ROOT / "tools" / "engine_env.sh"), *words, "--path"], capture_output=True, text=True, check=True
+    )
+
+    kind = "cpu" if "--cpu" in words else "gpu"
+    assert said.stdout.strip() == str(environment_folder("vllm", kind) / "bin" / "python")
+    assert not home.exists()
+
+
+@pytest.mark.system
+def test_the_script_refuses_what_it_does_not_know(home):
+    """In one line, with what it knows."""
+    said = subprocess.run(["bash", str(ROOT / "tools" / "engine_env.sh"), "tgi"], capture_output=True, text=True)
+
+    assert said.returncode == 2
+    assert said.stderr == "engine_env: unknown argument 'tgi'; wanted vllm or sglang, --cpu, --path\n"

@@ -1,0 +1,331 @@
+"""A server as an engine, with a real process that speaks HTTP and whose every token can be predicted."""
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from mrl.engines.dialect import Launch, Segment
+from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Sampling, generate_all
+from mrl.engines.http import Http, HttpFailure
+from mrl.engines.server import Bounds, ServerEngine
+from mrl.errors import EngineError, EngineLost, WeightsError
+from mrl.records.finish import FinishReason
+from mrl.records.version import Version, VersionSpan
+
+pytestmark = pytest.mark.system
+SCRIPT = Path(__file__).with_name("toy_server.py")
+SAMPLING = Sampling(temperature=1.0, max_new_tokens=50, eos_ids=tuple(range(0, 1000, 10)))
+BOUNDS = Bounds(start_s=30.0, silence_s=1.5, stall_s=60.0, load_s=20.0)
+
+
+class Toy:
+    """What the toy server's routes are called."""
+
+    name = "toy"
+
+    def __init__(self, *, token_s: float = 0.0, argv: Sequence[str] | None = None) -> None:
+        self._token_s, self._argv = token_s, argv
+
+    def command(self, launch: Launch) -> list[str]:
+        return list(self._argv or [sys.executable, str(SCRIPT), str(launch.port), str(self._token_s)])
+
+    def environment(self, launch: Launch) -> dict[str, str]:
+        return {}
+
+    async def ready(self, http: Http) -> bool:
+        return await self.alive(http)
+
+    async def alive(self, http: Http) -> bool:
+        try:
+            await http.get("/state", within_s=1.0)
+        except HttpFailure:
+            return False
+        return True
+
+    async def probe(self, http: Http) -> None:
+        await http.get("/state")
+
+    async def generate(self, http, token_ids, sampling, *, max_new_tokens, seed, request_id) -> Segment:
+        body = {"token_ids": list(token_ids), "max_new_tokens": max_new_tokens}
+        found = await http.post_json("/generate", body, within_s=None)
+        reason, labels = FinishReason(found["finish_reason"]), (found["label"],) if found["label"] else ()
+        return Segment(found["token_ids"], found["logprobs"], reason, labels)
+
+    async def abort_all(self, http: Http) -> None:
+        await http.post("/pause")
+
+    async def load(self, http: Http, folder: Path, label: str) -> None:
+        if not (folder / "weights").exists():
+            raise WeightsError(f"{folder}: no weights")
+        await http.post("/load", {"folder": str(folder), "label": label})
+
+    async def resume(self, http: Http) -> None:
+        await http.post("/resume")
+
+    async def score(self, http: Http, token_ids: Sequence[int], temperature: float) -> list[float]:
+        return [-float((await http.get_json("/state"))["weights"])] * (len(token_ids) - 1)
+
+    async def checksums(self, http: Http) -> None:
+        return None
+
+    async def usage(self, http: Http) -> EngineUsage:
+        state = await http.get_json("/state")
+        return EngineUsage(state["running"], 0, 0.0, state["generated"])
+
+    async def sleep(self, http: Http) -> None: ...
+
+    async def wake(self, http: Http) -> None: ...
+
+
+def launch(tmp_path: Path) -> Launch:
+    return Launch(Path(sys.executable), tmp_path, "127.0.0.1", 0, "cpu", "float32", 1, 64, 100, 0)
+
+
+@pytest.fixture
+def make(tmp_path) -> Iterator:
+    """Engines that are closed at the end."""
+    made: list[ServerEngine] = []
+
+    def start(*, bounds: Bounds = BOUNDS, **toy) -> ServerEngine:
+        made.append(ServerEngine(Toy(**toy), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=bounds))
+        return made[-1]
+
+    yield start
+    for engine in made:
+        engine.close()
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """Folders with a number in them."""
+
+    def write(number: int) -> Path:
+        folder = tmp_path / f"weights-{number}"
+        folder.mkdir(exist_ok=True)
+        (folder / "weights").write_text(str(number))
+        return folder
+
+    return write
+
+
+def ask(name: str, *prompt: int, answers: int = 1) -> GenerationRequest:
+    return GenerationRequest(name, np.array(prompt, dtype=np.int32), np.arange(answers, dtype=np.uint64))
+
+
+def collect(engine: ServerEngine, count: int, within_s: float = 20.0) -> list[Finished]:
+    """`count` answers, within a time that is only reached when something is wrong."""
+    found: list[Finished] = []
+    deadline_s = time.monotonic() + within_s
+    while len(found) < count:
+        assert time.monotonic() < deadline_s, f"{len(found)} of {count} answers came"
+        found += engine.collect(0.2)
+    return found
+
+
+def await_loss(engine: ServerEngine, within_s: float = 20.0) -> str:
+    deadline_s = time.monotonic() + within_s
+    while time.monotonic() < deadline_s:
+        try:
+            engine.collect(0.1)
+        except EngineLost as error:
+            return str(error)
+    raise AssertionError("the engine was not lost")
+
+
+def sampled_by_the_server(engine: ServerEngine) -> int:
+    return engine._run(engine._dialect.usage(engine._link()), 5.0).generated_tokens
+
+
+def members() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children(recursive=True) if child.is_running()]
+
+
+def test_answers_come_as_they_end_with_the_version_that_sampled_them(make, weights):
+    """Two prompts, the second with two answers; the EOS is the last token."""
+    engine = make()
+    engine.load(weights(3), Version(0, 3))
+
+    (first,), (second, third) = generate_all(engine, [ask("a", 1), ask("b", 5, 18, answers=2)])
+
+    assert first.token_ids.tolist() == [2, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert second.token_ids.tolist() == third.token_ids.tolist() == [19, 20]
+    assert first.logprobs.tolist() == [-3.0] * 9
+    assert second.versions == [VersionSpan(2, Version(0, 3))]
+    assert first.finish_reason is FinishReason.STOP
+    assert engine.collect(0.0) == []
+
+
+def test_an_update_in_mid_answer_gives_exact_spans_and_no_token_twice(make, weights):
+    """What was sampled before is of the old weights, token by token; the answer itself is what it would have been."""
+    engine = make(token_s=0.1)
+    engine.load(weights(1), Version(0, 1))
+    engine.submit([ask("a", 1, answers=3)])
+    while sampled_by_the_server(engine) < 6:
+        assert engine.collect(0.0) == []
+
+    engine.load(weights(2), Version(0, 2))
+    found = [one.generation for one in collect(engine, 3)]
+
+    for generation in found:
+        old, new = generation.versions
+        assert generation.token_ids.tolist() == [2, 3, 4, 5, 6, 7, 8, 9, 10]
+        assert (old.version, new.version) == (Version(0, 1), Version(0, 2))
+        assert generation.logprobs.tolist() == [-1.0] * old.num_tokens + [-2.0] * new.num_tokens
+
+
+def test_weights_that_do_not_fit_leave_the_old_ones(make, weights, tmp_path):
+    """And the gate is open again."""
+    engine = make()
+    engine.load(weights(1), Version(0, 1))
+
+    with pytest.raises(WeightsError, match="no weights"):
+        engine.load(tmp_path, Version(0, 2))
+
+    assert engine.version == Version(0, 1)
+    ((answer,),) = generate_all(engine, [ask("a", 8)])
+    assert answer.versions == [VersionSpan(2, Version(0, 1))]
+
+
+def test_nothing_is_sampled_before_there_are_weights(make):
+    """A server has weights of its own when it starts; nobody knows their version."""
+    engine = make()
+
+    with pytest.raises(WeightsError, match="no weights to sample"):
+        engine.submit([ask("a", 1)])
+    engine.label(Version(0, 0))
+    ((answer,),) = generate_all(engine, [ask("a", 8)])
+
+    assert answer.versions == [VersionSpan(2, Version(0, 0))]
+
+
+def test_what_is_aborted_is_never_collected(make, weights):
+    """The other request is not touched, and nothing is awaited for ever."""
+    engine = make(token_s=0.02)
+    engine.load(weights(1), Version(0, 1))
+    engine.submit([ask("a", 1, answers=2), ask("b", 1)])
+    engine.abort(["a"])
+
+    assert [one.request_id for one in collect(engine, 1)] == ["b"]
+    deadline_s = time.monotonic() + 5
+    while engine._in_flight and time.monotonic() < deadline_s:
+        assert engine.collect(0.1) == []
+    assert engine._in_flight == 0
+
+
+def test_a_killed_server_is_noticed_and_replaced(make, weights):
+    """In mid-batch: every method says that the engine is lost, and after a restart nothing of it is remembered."""
+    engine = make(token_s=0.05)
+    engine.load(weights(1), Version(0, 1))
+    engine.submit([ask("a", 1, answers=4)])
+    before = engine._process.pid
+    os.kill(before, signal.SIGKILL)
+
+    assert "toy" in await_loss(engine)
+    with pytest.raises(EngineLost):
+        engine.score([[1, 2]])
+    engine.restart()
+
+    assert engine._process.pid != before
+    assert engine.version is None
+    engine.load(weights(2), Version(0, 2))
+    ((again,),) = generate_all(engine, [ask("a", 8)])
+    assert again.logprobs.tolist() == [-2.0, -2.0]
+    assert engine.collect(0.0) == []
+
+
+def test_a_server_that_hangs_is_noticed_within_the_bound_and_ended(make, weights):
+    """SIGSTOP: it lives and says nothing, also to a call that is under way."""
+    engine = make()
+    engine.load(weights(1), Version(0, 1))
+    process = psutil.Process(engine._process.pid)
+    process.suspend()
+    began_s = time.monotonic()
+
+    with pytest.raises(EngineLost, match=r"silent|no answer"):
+        engine.score([[1, 2]])
+    assert time.monotonic() - began_s < 15
+    engine.restart()
+
+    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    engine.label(Version(0, 0))
+    assert generate_all(engine, [ask("a", 8)])
+
+
+def test_a_server_that_samples_nothing_any_more_is_noticed(make, weights):
+    """It answers every question and no answer gets on."""
+    engine = make(token_s=3600.0, bounds=Bounds(start_s=30.0, silence_s=20.0, stall_s=1.0, load_s=20.0))
+    engine.label(Version(0, 0))
+    engine.submit([ask("a", 1)])
+
+    assert "no token came for 1 s" in await_loss(engine)
+
+
+def test_a_server_that_names_other_weights_is_not_believed(make, weights):
+    """It says 7.7, and was given 0.1."""
+    engine = make()
+    engine.load(weights(1), Version(0, 1))
+    engine._run(engine._link().post("/lie"), 5.0)
+    engine.submit([ask("a", 1)])
+
+    assert "7.7" in await_loss(engine)
+
+
+def test_closing_leaves_no_process(make, weights):
+    """Whatever was in flight."""
+    before = set(members())
+    engine = make(token_s=1.0)
+    engine.label(Version(0, 0))
+    engine.submit([ask("a", 1)])
+    engine.close()
+    engine.close()
+
+    assert set(members()) <= before
+
+
+def test_a_server_that_dies_at_its_start_shows_its_last_words(make):
+    """One line: code, log, and what stands at its end."""
+    with pytest.raises(EngineError, match=r"code 3.*out of memory"):
+        make(argv=[sys.executable, "-c", "import sys; print('out of memory'); sys.exit(3)"])
+
+
+def test_a_server_that_never_gets_ready_is_given_up(make):
+    """Within the bound for its start."""
+    with pytest.raises(EngineError, match=r"took requests within 0\.5 s"):
+        make(argv=[sys.executable, "-c", "import time; time.sleep(60)"], bounds=Bounds(start_s=0.5, silence_s=5.0))
+    assert members() == []
+
+
+def test_a_port_that_was_taken_meanwhile_costs_another_start(tmp_path, monkeypatch):
+    """The server says that the address is in use; the next start takes another port."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        busy = taken.getsockname()[1]
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            ports = [busy, probe.getsockname()[1]]
+        monkeypatch.setattr("mrl.engines.server.free_port", lambda host: ports.pop(0))
+        engine = ServerEngine(Toy(), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=BOUNDS)
+        engine.close()
+
+    assert ports == []
+
+
+def test_a_server_that_somebody_else_started_is_used_and_left_alone(make, tmp_path, weights):
+    """By its URL; closing the engine does not end it."""
+    theirs = make()
+    ours = ServerEngine(Toy(), SAMPLING, launch=None, url=theirs._http.base_url, bounds=BOUNDS)
+    ours.load(weights(4), Version(0, 4))
+    ((answer,),) = generate_all(ours, [ask("a", 8)])
+    ours.close()
+
+    assert answer.logprobs.tolist() == [-4.0, -4.0]
+    assert theirs.score([[1, 2]]) == [[-4.0]]

@@ -1,0 +1,63 @@
+"""How an SGLang server is started."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from mrl.engines import sglang_launch
+from mrl.engines.dialect import Launch
+
+
+@pytest.fixture
+def launch(tmp_path) -> Launch:
+    """A small model on a CPU."""
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 256}))
+    return Launch(Path("/env/bin/python"), tmp_path, "127.0.0.1", 4321, "cpu", "float32", 2, 8, 512, 7)
+
+
+def option(words: list[str], name: str) -> str:
+    return words[words.index(name) + 1]
+
+
+def test_it_speaks_on_the_loopback_address_alone(launch):
+    """At the port that was chosen for it."""
+    words = sglang_launch.command(launch)
+
+    assert option(words, "--host") == "127.0.0.1"
+    assert option(words, "--port") == "4321"
+
+
+def test_its_context_is_that_of_the_model_at_most(launch):
+    """It does not start with a longer one; the cache has room for all that may run."""
+    words = sglang_launch.command(launch)
+
+    assert option(words, "--context-length") == "256"
+    assert option(words, "--max-total-tokens") == str(8 * 256)
+    shorter = sglang_launch.command(dataclasses.replace(launch, max_context_tokens=100))
+    assert option(shorter, "--context-length") == "100"
+
+
+def test_a_gpu_takes_its_own_kernels_and_can_sleep(launch):
+    """Nothing of the way of a CPU is left."""
+    words = sglang_launch.command(dataclasses.replace(launch, device="cuda"))
+
+    assert "--enable-memory-saver" in words
+    assert not {"torch_native", "--disable-radix-cache", "--mem-fraction-static"} & set(words)
+    assert "SGLANG_USE_CPU_ENGINE" not in sglang_launch.environment(dataclasses.replace(launch, device="cuda"))
+
+
+def test_options_of_the_config_come_last_and_so_win(launch):
+    """Argument parsers take the last of two."""
+    words = sglang_launch.command(dataclasses.replace(launch, options=("--mem-fraction-static", "0.5")))
+
+    assert words[-2:] == ["--mem-fraction-static", "0.5"]
+
+
+def test_it_asks_no_hub_and_takes_its_share_of_the_cores(launch):
+    """Model and tokenizer files are on the disk."""
+    variables = sglang_launch.environment(launch)
+
+    assert variables["HF_HUB_OFFLINE"] == "1"
+    assert variables["OMP_NUM_THREADS"] == "2"

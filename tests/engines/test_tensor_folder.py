@@ -1,0 +1,144 @@
+"""What a folder of weights holds, compared with what a server serves."""
+
+import hashlib
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mrl.engines.tensor_folder import check_same_tensors, digests_held
+from mrl.errors import WeightsError
+from mrl.weights.digests import digest
+
+LAYER = "model.layers.0"
+
+
+def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {
+        "model.embed_tokens.weight": (7, 4),
+        f"{LAYER}.self_attn.q_proj.weight": (4, 4),
+        f"{LAYER}.self_attn.k_proj.weight": (2, 4),
+        f"{LAYER}.self_attn.v_proj.weight": (2, 4),
+        f"{LAYER}.mlp.gate_proj.weight": (6, 4),
+        f"{LAYER}.mlp.up_proj.weight": (6, 4),
+        "lm_head.weight": (7, 4),
+    }
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def write(folder, weights: dict[str, torch.Tensor], *, tied: bool = False):
+    """In two files, as large models come."""
+    folder.mkdir()
+    names = sorted(weights)
+    save_file({name: weights[name] for name in names[:3]}, folder / "model-1.safetensors")
+    save_file({name: weights[name] for name in names[3:]}, folder / "model-2.safetensors")
+    (folder / "config.json").write_text(json.dumps({"tie_word_embeddings": tied}))
+    return folder
+
+
+def served(weights: dict[str, torch.Tensor], dtype: torch.dtype = torch.float32) -> dict[str, str]:
+    """Hashes as a server tells them, which has put some tensors behind each other in one."""
+
+    def rows(*names: str) -> torch.Tensor:
+        return torch.cat([weights[name] for name in names]).to(dtype)
+
+    attention, mlp = f"{LAYER}.self_attn", f"{LAYER}.mlp"
+    held = {
+        "model.embed_tokens.weight": rows("model.embed_tokens.weight"),
+        f"{attention}.qkv_proj.weight": rows(*(f"{attention}.{part}_proj.weight" for part in "qkv")),
+        f"{mlp}.gate_up_proj.weight": rows(f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"),
+        "lm_head.weight": rows("lm_head.weight"),
+        "rotary.table": torch.zeros(3),
+    }
+    return {
+        name: hashlib.sha256(tensor.view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+        for name, tensor in held.items()
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_held_has_the_digest_of_the_folders_tensor(tmp_path, dtype):
+    """Fused ones too, and rounded as the server rounds; a table that the folder lacks is not spoken of."""
+    weights = tensors()
+    folder = write(tmp_path / "a", weights)
+
+    held = digests_held(folder, served(weights, dtype), str(dtype).removeprefix("torch."))
+
+    assert held == {name: digest(tensor) for name, tensor in weights.items()}
+
+
+def test_one_element_of_a_fused_tensor_that_is_stale_by_a_millionth_is_seen(tmp_path):
+    """All parts of that tensor are suspect, since one hash speaks for them, and no other."""
+    weights = tensors()
+    folder = write(tmp_path / "a", weights)
+    stale = {name: tensor.clone() for name, tensor in weights.items()}
+    stale[f"{LAYER}.self_attn.k_proj.weight"][1, 2] += 1e-6
+
+    held = digests_held(folder, served(stale), "float32")
+
+    wrong = {name for name, tensor in weights.items() if held[name] != digest(tensor)}
+    assert wrong == {f"{LAYER}.self_attn.{part}_proj.weight" for part in "qkv"}
+
+
+def test_two_tensors_that_were_swapped_are_seen(tmp_path):
+    """Both have the same shape, so that nothing but their bytes tells."""
+    weights = tensors()
+    folder = write(tmp_path / "a", weights)
+    gate, up = f"{LAYER}.mlp.gate_proj.weight", f"{LAYER}.mlp.up_proj.weight"
+
+    held = digests_held(folder, served(weights | {gate: weights[up], up: weights[gate]}), "float32")
+
+    assert {name for name, tensor in weights.items() if held[name] != digest(tensor)} == {gate, up}
+
+
+def test_a_folder_with_the_same_tensors_fits(tmp_path):
+    """Whatever their values."""
+    check_same_tensors(write(tmp_path / "new", tensors(1)), write(tmp_path / "old", tensors(0)))
+
+
+def test_a_missing_and_an_unknown_tensor_are_refused_by_name(tmp_path):
+    """A server would keep the old tensor without a word."""
+    weights = tensors()
+    del weights[f"{LAYER}.mlp.up_proj.weight"]
+    old = write(tmp_path / "old", tensors())
+
+    with pytest.raises(WeightsError, match=r"up_proj"):
+        check_same_tensors(write(tmp_path / "new", weights), old)
+    with pytest.raises(WeightsError, match=r"score\.weight"):
+        check_same_tensors(write(tmp_path / "more", tensors() | {"score.weight": torch.zeros(1)}), old)
+
+
+def test_another_shape_is_refused_with_both_shapes(tmp_path):
+    """SGLang ends when it meets one."""
+    weights = tensors() | {"lm_head.weight": torch.zeros(8, 4)}
+
+    with pytest.raises(WeightsError, match=r"lm_head\.weight has shape \(8, 4\).* \(7, 4\)"):
+        check_same_tensors(write(tmp_path / "new", weights), write(tmp_path / "old", tensors()))
+
+
+def test_a_tied_head_may_be_written_or_left_out(tmp_path):
+    """Whoever saves a tied model decides; a head of its own may not be left out."""
+    without = {name: tensor for name, tensor in tensors().items() if name != "lm_head.weight"}
+    written = write(tmp_path / "written", tensors(), tied=True)
+    left_out = write(tmp_path / "left_out", without, tied=True)
+    check_same_tensors(written, left_out)
+    check_same_tensors(left_out, written)
+
+    with pytest.raises(WeightsError, match=r"lm_head"):
+        check_same_tensors(left_out, write(tmp_path / "untied", tensors()))
+
+
+def test_a_folder_that_is_not_here_tells_nothing(tmp_path):
+    """Somebody else's server may have begun with a model of the hub."""
+    check_same_tensors(write(tmp_path / "new", tensors()), tmp_path / "elsewhere")
+
+
+def test_a_torn_file_is_refused(tmp_path):
+    """With its path."""
+    folder = write(tmp_path / "new", tensors())
+    (folder / "model-2.safetensors").write_bytes(b"torn")
+
+    with pytest.raises(WeightsError, match=r"model-2\.safetensors: cannot be read"):
+        check_same_tensors(folder, write(tmp_path / "old", tensors()))

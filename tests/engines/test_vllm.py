@@ -1,0 +1,231 @@
+"""vLLM's routes, with answers as vLLM 0.32 gave them; test_conformance.py asks the real server."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from mrl.engines.dialect import Segment
+from mrl.engines.engine import EngineUsage, Sampling
+from mrl.engines.http import Http, HttpFailure
+from mrl.engines.vllm import VLLM
+from mrl.errors import EngineError, WeightsError
+from mrl.records.finish import FinishReason
+
+SAMPLING = Sampling(0.7, 9, (1, 2))
+ROUTES = ["/inference/v1/generate", "/metrics", "/pause", "/resume", "/abort_requests", "/is_paused",
+          "/reset_prefix_cache", "/collective_rpc", "/update_weight_version"]  # fmt: skip
+
+
+def sampled(token_ids: list[int], reason: str, version: str = "default") -> dict[str, Any]:
+    """A generation, as `/inference/v1/generate` answers; the log-probability of token n is -n/100."""
+    content = [
+        {"token_id": n, "logprob": -n / 100, "top_logprobs": [{"token_id": n, "logprob": -n / 100}]} for n in token_ids
+    ]
+    spans = [{"version": version, "start": 0, "end": len(token_ids)}] if token_ids else []
+    choice = {"finish_reason": reason, "token_ids": token_ids, "logprobs": {"content": content}}
+    return {"prompt_logprobs": None, "choices": [{**choice, "weight_versions": spans}]}
+
+
+class Recorded:
+    """A server that answers what it was told to, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = {
+            "/openapi.json": {"paths": {route: {} for route in ROUTES}},
+            "/inference/v1/generate": self._generate,
+            "/collective_rpc": {"results": [{}]},
+            "/reset_prefix_cache": {"success": True},
+        }
+        self.asked: list[tuple[str, Any]] = []
+
+    def _generate(self, body: Any) -> dict[str, Any]:
+        """Token 4, likelier at a lower temperature."""
+        answer = sampled([4], "length")
+        entry = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0]
+        entry["logprob"] *= body["sampling_params"]["temperature"]
+        return answer
+
+    async def handle(self, request: web.Request) -> web.Response:
+        body = await request.json() if request.can_read_body else dict(request.query)
+        self.asked.append((request.path, body))
+        answer = self.answers.get(request.path, {})
+        answer = answer(body) if callable(answer) else answer
+        return answer if isinstance(answer, web.Response) else web.json_response(answer)
+
+
+@pytest.fixture
+def server() -> Recorded:
+    """With all routes that mrl uses."""
+    return Recorded()
+
+
+@pytest.fixture
+def ask(server) -> Callable[..., Any]:
+    """Runs calls of a dialect that has probed the server."""
+
+    def run(*calls: Callable[[VLLM, Http], Coroutine[Any, Any, Any]]) -> Any:
+        async def inside() -> Any:
+            app = web.Application()
+            app.router.add_route("*", "/{path:.*}", server.handle)
+            runner = web.AppRunner(app)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            http, dialect = Http(f"http://127.0.0.1:{runner.addresses[0][1]}"), VLLM()
+            try:
+                await dialect.probe(http)
+                server.asked.clear()
+                return [await call(dialect, http) for call in calls][-1]
+            finally:
+                await http.close()
+                await runner.cleanup()
+
+        return asyncio.run(inside())
+
+    return run
+
+
+def generate(dialect: VLLM, http: Http) -> Coroutine[Any, Any, Segment]:
+    return dialect.generate(http, [7, 8], SAMPLING, max_new_tokens=5, seed=3, request_id="r/0/0")
+
+
+@pytest.mark.parametrize(("reason", "meant"), [("stop", "STOP"), ("length", "LENGTH"), ("abort", "ABORT")])
+def test_a_generation_is_ids_logprobs_reason_and_versions(server, ask, reason, meant):
+    """What it was asked holds ids and the sampling of the policy."""
+    server.answers["/inference/v1/generate"] = lambda body: (
+        sampled([5, 1], reason, "0.3") if "seed" in body["sampling_params"] else server._generate(body)
+    )
+
+    segment = ask(generate)
+
+    assert segment == Segment([5, 1], [-0.05, -0.01], FinishReason[meant], ("0.3",))
+    ((_, body),) = server.asked
+    wanted = {"max_tokens": 5, "temperature": 0.7, "seed": 3, "stop_token_ids": [1, 2], "ignore_eos": True}
+    assert body["token_ids"] == [7, 8]
+    assert wanted.items() <= body["sampling_params"].items()
+
+
+def test_the_weights_of_the_start_have_no_label(ask):
+    """vLLM calls them "default"."""
+    assert ask(generate).labels == ("",)
+
+
+def test_an_unknown_finish_reason_is_a_failure(server, ask):
+    """Such as that of a request that went wrong inside."""
+    server.answers["/inference/v1/generate"] = lambda body: (
+        sampled([], "error") if "seed" in body["sampling_params"] else server._generate(body)
+    )
+
+    with pytest.raises(HttpFailure, match="finish reason 'error'"):
+        ask(generate)
+
+
+def test_a_server_without_generation_from_ids_is_refused(server, ask):
+    """The missing route is named."""
+    del server.answers["/openapi.json"]["paths"]["/inference/v1/generate"]
+
+    with pytest.raises(EngineError, match=r"no route /inference/v1/generate.*--enable-scale-out"):
+        ask(generate)
+
+
+def test_a_server_that_reports_raw_logprobs_is_refused(server, ask):
+    """They are the same at every temperature."""
+    server.answers["/inference/v1/generate"] = sampled([4], "length")
+
+    with pytest.raises(EngineError, match=r"not those of the sampling distribution.*processed_logprobs"):
+        ask(generate)
+
+
+@pytest.mark.parametrize(
+    ("route", "call"),
+    [
+        ("/collective_rpc", lambda dialect, http: dialect.load(http, Path("/w"), "0.1")),
+        ("/pause", lambda dialect, http: dialect.abort_all(http)),
+        ("/resume", lambda dialect, http: dialect.resume(http)),
+        ("/sleep", lambda dialect, http: dialect.sleep(http)),
+        ("/wake_up", lambda dialect, http: dialect.wake(http)),
+    ],
+)
+def test_a_control_route_is_missed_when_it_is_needed(server, ask, route, call):
+    """Somebody else's server may generate without it."""
+    server.answers["/openapi.json"]["paths"].pop(route, None)
+
+    assert ask(generate).token_ids == [4]
+    with pytest.raises(EngineError, match=f"no route {route}"):
+        ask(call)
+
+
+def test_new_weights_are_loaded_named_and_cached_prefixes_forgotten(server, ask):
+    """In this order."""
+    ask(lambda dialect, http: dialect.load(http, Path("/w"), "0.1"))
+
+    assert server.asked == [
+        ("/collective_rpc", {"method": "mrl_load", "args": ["/w"], "kwargs": {}}),
+        ("/update_weight_version", {"new_version": "0.1"}),
+        ("/reset_prefix_cache", {}),
+    ]
+
+
+def test_without_the_extension_vllm_reloads_itself_and_tells_no_checksums(server, ask):
+    """As on a GPU."""
+    server.answers["/collective_rpc"] = lambda body: (
+        web.Response(status=500) if body["method"].startswith("mrl") else web.Response()
+    )
+
+    held = ask(lambda dialect, http: dialect.load(http, Path("/w"), "0.1"), lambda d, http: d.checksums(http))
+
+    assert held is None
+    assert server.asked[0] == (
+        "/collective_rpc",
+        {"method": "reload_weights", "args": [], "kwargs": {"weights_path": "/w"}},
+    )
+
+
+def test_weights_that_a_worker_refuses_are_refused(server, ask):
+    """With its reason; the version keeps its name."""
+    server.answers["/collective_rpc"] = lambda body: {
+        "results": [{"refused": "ValueError: not written"} if body["method"] == "mrl_load" else {}]
+    }
+
+    with pytest.raises(WeightsError, match="/w: vLLM cannot serve these weights: ValueError: not written"):
+        ask(lambda dialect, http: dialect.load(http, Path("/w"), "0.1"))
+    assert [route for route, _ in server.asked] == ["/collective_rpc"]
+
+
+def test_prefixes_that_stay_in_the_cache_are_a_failure(server, ask):
+    """They were computed with old weights."""
+    server.answers["/reset_prefix_cache"] = {"success": False}
+
+    with pytest.raises(HttpFailure, match="prefixes of the old weights"):
+        ask(lambda dialect, http: dialect.load(http, Path("/w"), "0.1"))
+
+
+def test_a_score_that_an_update_gave_up_is_asked_for_again(server, ask):
+    """At temperature 1, which is all that vLLM scores at."""
+    scored = sampled([4], "length") | {"prompt_logprobs": [None, {"8": {"logprob": -0.5}}, {"9": {"logprob": -2.0}}]}
+    answers = iter([sampled([], "abort"), scored])
+    server.answers["/inference/v1/generate"] = lambda body: (
+        next(answers) if "prompt_logprobs" in body["sampling_params"] else server._generate(body)
+    )
+
+    assert ask(lambda dialect, http: dialect.score(http, [7, 8, 9], 1.0)) == [-0.5, -2.0]
+    with pytest.raises(EngineError, match=r"temperature 1 only; got 0.7"):
+        ask(lambda dialect, http: dialect.score(http, [7, 8, 9], 0.7))
+
+
+def test_usage_is_read_from_its_metrics(server, ask):
+    """Summed over what it labels apart."""
+    text = "vllm:num_requests_running 3.0\nvllm:num_requests_waiting 2.0\nvllm:kv_cache_usage_perc 0.25\n"
+    server.answers["/metrics"] = lambda body: web.Response(text=text + "vllm:generation_tokens_total 42.0\n")
+
+    assert ask(lambda dialect, http: dialect.usage(http)) == EngineUsage(3, 2, 0.25, 42)
+
+
+def test_all_are_given_up_those_too_that_came_after_the_pause(server, ask):
+    """A paused vLLM keeps new requests waiting."""
+    ask(lambda dialect, http: dialect.abort_all(http))
+
+    assert server.asked == [("/pause", {"mode": "abort"}), ("/abort_requests", {})]

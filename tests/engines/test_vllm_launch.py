@@ -1,0 +1,58 @@
+"""How a vLLM server is started."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mrl.engines import vllm_launch
+from mrl.engines.dialect import Launch
+from mrl.errors import EngineError
+
+
+def launch(folder: Path, *, device: str = "cpu", context_tokens: int = 512, **config: object) -> Launch:
+    shape = {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 32, "max_position_embeddings": 256}
+    (folder / "config.json").write_text(json.dumps({**shape, **config}))
+    python = Path("/engines/vllm/bin/python")
+    return Launch(python, folder, "127.0.0.1", 8000, device, "float32", 3, 64, context_tokens, 7, ("--swap-space", "0"))
+
+
+def value_of(words: list[str], flag: str) -> str:
+    return words[words.index(flag) + 1]
+
+
+def test_a_server_listens_on_loopback_and_reports_the_sampling_distribution(tmp_path):
+    """A folder's generation_config is ignored, and further words come last."""
+    words = vllm_launch.command(launch(tmp_path))
+
+    assert words[0] == "/engines/vllm/bin/python"
+    assert value_of(words, "serve") == str(tmp_path)
+    assert value_of(words, "--host") == "127.0.0.1"
+    assert value_of(words, "--logprobs-mode") == "processed_logprobs"
+    assert value_of(words, "--generation-config") == "vllm"
+    assert words[-2:] == ["--swap-space", "0"]
+
+
+@pytest.mark.parametrize(("asked", "given"), [(128, "128"), (512, "256")])
+def test_a_context_is_no_longer_than_the_model_reads(tmp_path, asked, given):
+    """vLLM would refuse to start."""
+    assert value_of(vllm_launch.command(launch(tmp_path, context_tokens=asked)), "--max-model-len") == given
+
+
+@pytest.mark.parametrize("shape", [{"head_dim": 16}, {"head_dim": None, "num_attention_heads": 4}])
+def test_a_head_size_that_vllm_lacks_on_a_cpu_is_refused_before_the_start(tmp_path, shape):
+    """vLLM starts with it, and ends at the first request."""
+    with pytest.raises(EngineError, match=r"config.json: vLLM on a CPU lacks this head_dim; got 16"):
+        vllm_launch.command(launch(tmp_path, **shape))
+
+    assert vllm_launch.command(launch(tmp_path, device="cuda", **shape))
+
+
+def test_nothing_is_reported_or_fetched(tmp_path):
+    """No usage statistics, no model hub; the workers find their extension and nothing else of this package."""
+    variables = vllm_launch.environment(launch(tmp_path))
+
+    assert variables["VLLM_NO_USAGE_STATS"] == variables["DO_NOT_TRACK"] == variables["HF_HUB_OFFLINE"] == "1"
+    assert variables["OMP_NUM_THREADS"] == "3"
+    inside = Path(variables["PYTHONPATH"])
+    assert {file.name for file in inside.glob("*.py")} == {"__init__.py", "sitecustomize.py", "vllm_cpu_worker.py"}

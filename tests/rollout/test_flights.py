@@ -1,0 +1,88 @@
+"""Groups in the engine: complete out of order, believed only when their weights are proved."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mrl.engines.engine import Finished, Generation, GenerationRequest
+from mrl.records.finish import FinishReason
+from mrl.records.rollouts import WorkItem
+from mrl.records.version import Version, VersionSpan
+from mrl.rollout.flights import Custody, Flights
+
+OLD, NEW = Version(0, 1), Version(0, 2)
+
+
+def item(ticket: str, group_size: int = 2) -> WorkItem:
+    return WorkItem(ticket=ticket, position=0, prompt_id="p", group_size=group_size, step=0)
+
+
+def answer(*versions: Version) -> Generation:
+    num_tokens = len(versions)
+    spans = [VersionSpan(1, version) for version in versions]
+    tokens = np.arange(num_tokens, dtype=np.int32)
+    return Generation(tokens, np.zeros(num_tokens, np.float32), spans, FinishReason.STOP)
+
+
+@pytest.fixture
+def flights() -> Flights:
+    """Requests are made without a tokenizer or a pool: three prompt tokens, whatever the item."""
+
+    def request(work: WorkItem, request_id: str) -> GenerationRequest:
+        return GenerationRequest(request_id, np.arange(3, dtype=np.int32), np.zeros(work.group_size, np.uint64))
+
+    return Flights(SimpleNamespace(request=request))  # type: ignore[arg-type]
+
+
+def test_a_long_answer_holds_up_its_own_group_alone(flights):
+    """The second group is complete first, its answers in the order of their seeds."""
+    first, second = flights.depart([item("a"), item("b")])
+    early, late = answer(OLD), answer(OLD, OLD)
+
+    assert flights.arrive([Finished(first.request_id, 0, early)]) == []
+    (complete,) = flights.arrive([Finished(second.request_id, 1, late), Finished(second.request_id, 0, early)])
+
+    assert complete.item.ticket == "b"
+    assert complete.generations == [early, late]
+    assert (len(flights), flights.num_answers) == (1, 1)
+
+
+def test_an_item_that_is_sampled_again_has_a_name_of_its_own(flights):
+    """Answers to the lost request could not be taken for those to the new one."""
+    (before,) = flights.depart([item("a")])
+    lost = flights.lose()
+    (after,) = flights.depart(lost)
+
+    assert [work.ticket for work in lost] == ["a"]
+    assert before.request_id != after.request_id
+    with pytest.raises(KeyError):
+        flights.arrive([Finished(before.request_id, 0, answer(OLD))])
+
+
+def test_a_group_waits_for_the_proof_of_every_version_in_it(flights):
+    """One token under a version without canary holds the whole group."""
+    custody = Custody()
+    custody.passed(OLD)
+    old, mixed = flights.depart([item("a", 1), item("b", 1)])
+    custody.hold(flights.arrive([Finished(mixed.request_id, 0, answer(OLD, NEW))]))
+    custody.hold(flights.arrive([Finished(old.request_id, 0, answer(OLD))]))
+
+    assert [flight.item.ticket for flight in custody.release()] == ["a"]
+    assert len(custody) == 1
+    custody.passed(NEW)
+
+    assert [flight.item.ticket for flight in custody.release()] == ["b"]
+    assert custody.is_good(NEW)
+    assert not custody.is_good(None)
+
+
+def test_what_was_sampled_under_wrong_weights_is_sampled_again(flights):
+    """Refused groups come back as work."""
+    custody = Custody()
+    (request,) = flights.depart([item("a", 1)])
+    custody.hold(flights.arrive([Finished(request.request_id, 0, answer(NEW))]))
+
+    assert [work.ticket for work in custody.refuse()] == ["a"]
+    custody.passed(NEW)
+    assert custody.release() == []

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Makes the environment of an inference engine and prints its python as the last line. Safe to call again: then it
+# takes no time. Two calls at once: the second waits, then finds it made.
+#   bash tools/engine_env.sh vllm|sglang          for an NVIDIA GPU, the official packages
+#   bash tools/engine_env.sh vllm|sglang --cpu    without a GPU, for tests (see tools/engines/)
+#   bash tools/engine_env.sh vllm|sglang --path   only says where its python is, or would be
+# Environments lie in $MRL_ENGINE_HOME (default ~/.cache/mrl/engines), named by a hash of constraints and recipe.
+# PYTHON names the interpreter (3.11); the default is the first suitable one on PATH.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+say() { echo "engine_env: $*" >&2; }
+die() { say "$*"; exit 2; }
+
+engine="" device=gpu only_path=""
+for word in "$@"; do
+    case "$word" in
+        vllm | sglang) engine=$word ;;
+        --cpu) device=cpu ;;
+        --path) only_path=yes ;;
+        *) die "unknown argument '$word'; wanted vllm or sglang, --cpu, --path" ;;
+    esac
+done
+[ -n "$engine" ] || die "no engine named; wanted vllm or sglang"
+
+find_python() {  # the pinned packages are those of one minor version
+    local candidate
+    for candidate in ${PYTHON:-python3.11 python3}; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    die "no Python 3.11 found (looked for ${PYTHON:-python3.11 python3}); install it, or name it: PYTHON=/path/to/python3.11"
+}
+
+install() {  # one line every 15 s while the recipe works, its whole output only when it fails
+    local log="$1" start=$SECONDS recipe
+    shift
+    set -m  # a process group of its own, so that pip ends with it
+    "$@" >"$log" 2>&1 &
+    recipe=$!
+    set +m
+    trap 'kill -- "-$recipe" 2>/dev/null; wait "$recipe" || true; rm -rf "$making"; exit 130' INT TERM
+    while kill -0 "$recipe" 2>/dev/null; do
+        sleep 1
+        if [ $(((SECONDS - start) % 15)) -eq 0 ]; then say "$((SECONDS - start)) s, $(tail -n 1 "$log" | cut -c 1-100)"; fi
+    done
+    trap - INT TERM
+    wait "$recipe"
+}
+
+python=$(find_python) || exit 2
+folder=$(cd "$root" && "$python" -m mrl.engines.environment "$engine" "$device") || exit 2
+if [ -n "$only_path" ] || [ -x "$folder/bin/python" ]; then
+    echo "$folder/bin/python"
+    exit 0
+fi
+
+mkdir -p "$(dirname "$folder")"
+if command -v flock >/dev/null; then
+    exec 9>"$folder.lock"
+    flock -n 9 || { say "another call makes it; waiting"; flock 9; }
+    if [ -x "$folder/bin/python" ]; then echo "$folder/bin/python"; exit 0; fi
+fi
+
+making=$(mktemp -d "$folder.making.XXXX")
+say "making $folder (3 to 10 GB on disk, some minutes)"
+"$python" -m venv "$making" || die "python -m venv failed; on Debian and Ubuntu: apt install python3-venv"
+if ! install "$making/recipe.log" bash "$root/tools/engines/$engine.sh" "$making/bin/python" "$device" "$root/tools/engines/$engine-$device.txt"; then
+    mv "$making/recipe.log" "$folder.failed.log"
+    rm -rf "$making"
+    tail -n 20 "$folder.failed.log" >&2
+    die "the recipe of $engine failed; its whole output: $folder.failed.log"
+fi
+mv "$making" "$folder"  # whole and proven, or not there
+say "done in $SECONDS s"
+echo "$folder/bin/python"

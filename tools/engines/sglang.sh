@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Recipe of SGLang's environment: installs it for the python of a new environment, and proves it by an import.
+#   bash tools/engines/sglang.sh PYTHON cpu|gpu CONSTRAINTS
+# cpu: for tests without a GPU; the list is complete, so nothing else is resolved: what SGLang declares would bring
+#      torch and kernels for CUDA. Its kernel package has a stand-in (sglang_cpu/), and torchvision, which it imports
+#      and does not use here, is kept from registering operators of the torch that it was built for.
+# gpu: the official package.
+set -euo pipefail
+python=$1 device=$2 constraints=$3
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+pip() { "$python" -m pip install --no-input --progress-bar off "$@"; }
+
+if [ "$device" = gpu ]; then
+    pip -c "$constraints" sglang
+else
+    builds=(--no-deps --extra-index-url https://download.pytorch.org/whl/cpu)
+    mapfile -t torch < <(grep -E '^torch(vision)?==' "$constraints")
+    pip "${builds[@]}" "${torch[@]}"  # that index is asked for what only it has
+    pip --no-deps -r <(grep -vE '^torch(vision)?==' "$constraints")
+    packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    cp "$here/sglang_cpu/sgl_kernel.py" "$packages/"
+    : >"$packages/torchvision/_meta_registrations.py"
+    export SGLANG_USE_CPU_ENGINE=1
+fi
+"$python" -W ignore -c 'import sglang.srt.entrypoints.http_server, sglang.version as v, torch; print(v.__version__, torch.__version__)'
