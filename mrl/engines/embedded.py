@@ -6,15 +6,13 @@ forwards, ahead of the next one.
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import xxhash
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -24,6 +22,7 @@ from mrl.errors import EngineError, WeightsError
 from mrl.models.load import load_policy
 from mrl.models.parameters import named_weights
 from mrl.models.scoring import score_answers, score_tokens
+from mrl.models.tensor_file import digest, read_folder
 from mrl.records.version import Version
 
 LESS_MEMORY = "set answers_at_once of the policy's [rollout] table to fewer answers"
@@ -44,6 +43,8 @@ class EmbeddedEngine:
         # a lock alone would go to the loop again and again.
         self._turn, self._in_use = threading.Lock(), threading.Lock()
         self._version: Version | None = None
+        self.paused_s = 0.0
+        """How long no forward could run because of the last load."""
         self._start()
 
     @property
@@ -81,17 +82,23 @@ class EmbeddedEngine:
         with self._between_forwards():
             self._batch.abort(request_ids)
 
-    def load(self, folder: Path, version: Version) -> None:
+    def load(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
         """Serve the weights of a Hugging Face folder as `version`; sampling pauses only while they are swapped in.
 
-        Raises WeightsError, changing nothing, when they cannot be read or do not fit.
+        They are read into the tensors that were served before the present ones: memory that is there already takes
+        them several times faster than new memory, and the device holds the weights twice from the second load on.
+        Raises WeightsError, serving what it served before, when they cannot be read, do not fit or have other
+        `digests`.
         """
         own = named_weights(self._model)
-        fresh = _fitting(own, _untied(self._model, _read_weights(folder), folder), folder)
+        fresh = {name: self._spare.get(name, torch.empty_like(tensor)) for name, tensor in own.items()}
+        _Reading(folder, self._model, fresh).read(digests)
         with self._between_forwards():
+            began_s = time.monotonic()
             for name, tensor in own.items():
-                tensor.data = fresh[name]
+                self._spare[name], tensor.data = tensor.data, fresh[name]
             self._serve(version)
+            self.paused_s = time.monotonic() - began_s
 
     def label(self, version: Version) -> None:
         """The weights that the engine started with are `version`."""
@@ -117,7 +124,7 @@ class EmbeddedEngine:
 
     def checksums(self) -> dict[str, str]:
         """Name -> XXH3-128 of the bytes of every tensor; loaded tensors are never written to, so sampling goes on."""
-        return {name: _digest(tensor) for name, tensor in named_weights(self._model).items()}
+        return {name: digest(tensor) for name, tensor in named_weights(self._model).items()}
 
     def usage(self) -> EngineUsage:
         """How full it is; the share of the cache is that of its rows."""
@@ -139,6 +146,8 @@ class EmbeddedEngine:
 
     def _start(self) -> None:
         self._model: PreTrainedModel = load_policy(self._model_folder, self._device)
+        self._spare: dict[str, Tensor] = {}
+        """The tensors that were served before the last load, to be written over by the next one."""
         self._batch = self._new_batch()
 
     def _new_batch(self) -> ContinuousBatch:
@@ -154,44 +163,37 @@ class EmbeddedEngine:
             yield
 
 
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of the folder's safetensors files. Raises WeightsError."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise WeightsError(f"{folder}: no *.safetensors to load")
-    found: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as opened:
-                found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
-        except (OSError, SafetensorError) as error:
-            raise WeightsError(f"{file}: weights cannot be read: {error}") from error
-    return found
+class _Reading:
+    """A folder's tensors on their way into the tensors of a model."""
 
+    def __init__(self, folder: Path, model: PreTrainedModel, fresh: dict[str, Tensor]) -> None:
+        listed = {tensor.data_ptr(): name for name, tensor in named_weights(model).items()}
+        self._own_names = {name: listed[tensor.data_ptr()] for name, tensor in model.state_dict().items()}
+        self._folder, self._fresh = folder, fresh
+        self._staged: dict[str, Tensor] = {}
 
-def _untied(model: PreTrainedModel, found: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """`found` with every tied tensor once, under the name that the model lists it by. Raises WeightsError."""
-    listed = {tensor.data_ptr(): name for name, tensor in named_weights(model).items()}
-    names = {name: listed[tensor.data_ptr()] for name, tensor in model.state_dict().items() if name in found}
-    untied = {names.get(name, name): tensor for name, tensor in found.items()}
-    for name, tensor in found.items():
-        if not torch.equal(tensor, untied[names.get(name, name)]):
-            raise WeightsError(f"{folder}: {name} and {names[name]} differ, and the model ties them")
-    return untied
+    def read(self, digests: Mapping[str, str] | None) -> None:
+        """Raises WeightsError unless the folder has all tensors of the model, in its shapes, with these digests."""
+        found = read_folder(self._folder, self._place, digests)
+        if missing := self._fresh.keys() - {self._own_names[name] for name in found}:
+            raise self._misfit(f"differing names {sorted(missing)[:5]}")
+        for name, its_digest in found.items():
+            if found.get(self._own_names[name], its_digest) != its_digest:
+                raise self._misfit(f"{name} and {self._own_names[name]} differ, and the model ties them")
+        for name, tensor in self._staged.items():
+            self._fresh[self._own_names[name]].copy_(tensor)
 
+    def _place(self, name: str, dtype: torch.dtype, shape: list[int]) -> Tensor:
+        """The tensor itself where it is like the file's; else one that is copied, with a change of device or type."""
+        if name not in self._own_names:
+            raise self._misfit(f"differing names {[name]}")
+        tensor = self._fresh[self._own_names[name]]
+        if list(tensor.shape) != shape:
+            raise self._misfit(f"{name} is {tuple(shape)}, wanted {tuple(tensor.shape)}")
+        if tensor.device.type == "cpu" and tensor.dtype == dtype and tensor.is_contiguous():
+            return tensor
+        self._staged[name] = torch.empty(shape, dtype=dtype)
+        return self._staged[name]
 
-def _fitting(own: dict[str, Tensor], found: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """Copies of `found` that can take the place of `own`. Raises WeightsError unless names and shapes are the same."""
-    if own.keys() != found.keys():
-        raise WeightsError(f"{folder}: weights do not fit: differing names {sorted(own.keys() ^ found.keys())[:5]}")
-    for name, tensor in own.items():
-        if tensor.shape != found[name].shape:
-            shapes = f"{tuple(found[name].shape)}, wanted {tuple(tensor.shape)}"
-            raise WeightsError(f"{folder}: weights do not fit: {name} is {shapes}")
-    # Tensors of a safetensors file may be the file's own pages, which somebody could still write to.
-    return {name: found[name].to(tensor.device, tensor.dtype, copy=True) for name, tensor in own.items()}
-
-
-def _digest(tensor: Tensor) -> str:
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return xxhash.xxh3_128_hexdigest(raw.numpy().data)
+    def _misfit(self, why: str) -> WeightsError:
+        return WeightsError(f"{self._folder}: weights do not fit: {why}")

@@ -3,7 +3,7 @@
 One thread submits and collects. Weights may be loaded, sequences scored and usage read from another one meanwhile.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -113,10 +113,11 @@ class Engine(Protocol):
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget requests: none of their answers is collected any more."""
 
-    def load(self, folder: Path, version: Version) -> None:
+    def load(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
         """Serve the weights of a Hugging Face folder as `version`; answers in flight go on under them.
 
-        Raises WeightsError, serving what it served before, when they do not fit.
+        `digests` gives, for every tensor, `mrl.models.tensor_file.digest` of what was published.
+        Raises WeightsError, serving what it served before, when they do not fit or are not what was published.
         """
 
     def label(self, version: Version) -> None:

@@ -37,6 +37,11 @@ class Segments:
         self._updating = asyncio.Lock()
         self.generated_tokens = 0
 
+    @property
+    def is_updating(self) -> bool:
+        """Whether weights are being changed now."""
+        return self._updating.locked()
+
     def label(self, version: Version, reported: str) -> None:
         """Tokens are of `version` from now on; the server itself calls it `reported`."""
         self._version, self._reported = version, reported

@@ -9,7 +9,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from mrl.engines.http import Http, HttpFailure
 from mrl.engines.segments import Segments
 from mrl.engines.server_process import ServerProcess, free_port
 from mrl.errors import EngineError, EngineLost, WeightsError
+from mrl.models.tensor_file import read_folder
 from mrl.records.version import Version
 
 T = TypeVar("T")
@@ -118,8 +119,10 @@ class ServerEngine:
         self._forgotten |= names
         self._loop.call_soon_threadsafe(self._cancel, names)
 
-    def load(self, folder: Path, version: Version) -> None:
+    def load(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
         """See Engine."""
+        if digests is not None:
+            read_folder(folder, wanted=digests)
         self._run(self._current().load(folder, version), self._bounds.load_s)
         self._version = version
 
@@ -282,12 +285,13 @@ class ServerEngine:
             await asyncio.sleep(WATCH_S)
             if self._process is not None and (code := self._process.exit_code()) is not None:
                 self._lose(f"the server ended with code {code}")
-            if await self._asked(self._dialect.alive(self._link())):
+            updating = self._current().is_updating  # a server may be deaf while it loads, which has a bound of its own
+            if updating or await self._asked(self._dialect.alive(self._link())):
                 heard_s = clock()
             self._usage = await self._asked(self._dialect.usage(self._link())) or self._usage
             if clock() - heard_s > self._bounds.silence_s:
                 self._lose(f"the server has been silent for {self._bounds.silence_s:g} s")
-            if not self._tasks or self._usage.generated_tokens != tokens:
+            if updating or not self._tasks or self._usage.generated_tokens != tokens:
                 tokens, moved_s = self._usage.generated_tokens, clock()
             if clock() - moved_s > self._bounds.stall_s:
                 self._lose(f"answers are in flight and no token came for {self._bounds.stall_s:g} s")

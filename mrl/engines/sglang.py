@@ -46,7 +46,6 @@ class SGLang:
         self._hashes_bytes = False
         self._dtype = ""
         self._first_folder = Path()
-        self._loading = False
 
     def command(self, launch: Launch) -> list[str]:
         """See Dialect."""
@@ -65,8 +64,8 @@ class SGLang:
         return True
 
     async def alive(self, http: Http) -> bool:
-        """See Dialect. `/server_info` asks the process that samples, which says nothing while it loads weights."""
-        await http.get("/metrics" if self._loading else "/server_info", within_s=ANSWER_S)
+        """See Dialect. It asks the process that samples; /health would sample a token and take a second."""
+        await http.get("/server_info", within_s=ANSWER_S)
         return True
 
     async def probe(self, http: Http) -> None:
@@ -117,15 +116,12 @@ class SGLang:
         self._need(*CONTROLS)
         await asyncio.to_thread(check_same_tensors, folder, self._first_folder)
         body = {"model_path": str(folder), "weight_version": label, "flush_cache": True}
-        self._loading = True
         try:
             await http.post("/update_weights_from_disk", body, within_s=LOAD_S)
         except HttpFailure as failure:
             if NOT_BEGUN in failure.text:
                 raise WeightsError(f"{folder}: SGLang does not take these weights: {failure}") from failure
             raise
-        finally:
-            self._loading = False
 
     async def resume(self, http: Http) -> None:
         """See Dialect. It was never paused."""

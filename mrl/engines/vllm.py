@@ -3,9 +3,11 @@
 Seen on vLLM 0.32 for CPU. Requests that are aborted, by `/pause?mode=abort` too, return what they have sampled with
 finish reason "abort"; while paused new ones wait. An EOS that is given as a stop token is the last of `token_ids`.
 `/health` answers for the HTTP process alone; `/is_paused` asks the process that samples.
-The way of a GPU, `reload_weights` and sleeping, is written from the sources of 0.33 and has not run.
+On a GPU vLLM reloads weights itself; that way was seen on a CPU, where nothing was packed. Sleeping, written from the
+sources of 0.33, has not run.
 """
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ from mrl.engines.dialect import Launch, Segment
 from mrl.engines.engine import EngineUsage, Sampling
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.metrics_text import metrics_of
+from mrl.engines.tensor_folder import check_same_tensors, digests_held
 from mrl.errors import EngineError, WeightsError
 from mrl.records.finish import FinishReason
 
@@ -35,9 +38,12 @@ class VLLM:
         """What it can do is known after `probe`."""
         self._routes: frozenset[str] = frozenset()
         self._swaps_tensors = False
+        self._launch: Launch | None = None
+        self._folder: Path | None = None
 
     def command(self, launch: Launch) -> list[str]:
         """See Dialect. Raises EngineError for a model that vLLM does not serve on this device."""
+        self._launch, self._folder = launch, launch.model_folder
         return vllm_launch.command(launch)
 
     def environment(self, launch: Launch) -> dict[str, str]:
@@ -102,7 +108,10 @@ class VLLM:
                 if "refused" in answer:
                     raise WeightsError(f"{folder}: vLLM cannot serve these weights: {answer['refused']}")
         else:
+            if self._launch is not None:
+                await asyncio.to_thread(check_same_tensors, folder, self._launch.model_folder)
             await _call_workers(http, "reload_weights", [], weights_path=str(folder))
+        self._folder = folder
         if "/update_weight_version" in self._routes:
             await http.post("/update_weight_version", {"new_version": label})
         if not (await http.post_json("/reset_prefix_cache"))["success"]:
@@ -125,11 +134,17 @@ class VLLM:
         return [row[str(token_id)]["logprob"] for token_id, row in zip(token_ids[1:], scored[1:], strict=True)]
 
     async def checksums(self, http: Http) -> dict[str, str] | None:
-        """See Dialect. Known where tensors are swapped: `/weight_checker` hashes fused ones, under names of its own."""
-        if not self._swaps_tensors:
+        """See Dialect. Without the extension they are known for a server that was started here, with one worker."""
+        if self._swaps_tensors:
+            held = await _call_workers(http, "mrl_checksums", [])
+            return held[0] if len(held) == 1 and held[0] else None
+        if "/weight_checker" not in self._routes or self._launch is None or self._folder is None:
             return None
-        held = await _call_workers(http, "mrl_checksums", [])
-        return held[0] if len(held) == 1 and held[0] else None
+        sums = (await http.post_json("/weight_checker", {"action": "checksum"}, within_s=LOAD_S))["checksums"]
+        if len({name.rpartition(":")[0] for name in sums}) != 1:  # of its tensor-parallel or pipeline rank
+            return None
+        plain = {name.rpartition(":")[2]: sha256[:16] for name, sha256 in sums.items()}
+        return await asyncio.to_thread(digests_held, self._folder, plain, self._launch.dtype)
 
     async def usage(self, http: Http) -> EngineUsage:
         """See Dialect."""

@@ -71,7 +71,8 @@ class RolloutLoop:
         self._learner, self._learner_bound_s = f"learner/{sampler.policy}", learner_bound_s
         self._idle_slice_s = QUICK_SLICE_S if duties.scorer or duties.in_step else IDLE_SLICE_S
         self._flights, self._custody = Flights(sampler), Custody()
-        self._updates, self._verifying = Updates(sampler.engine, tolerance_nats=tolerance_nats), Verifying(sampler)
+        self._updates = Updates(sampler.engine, telemetry, tolerance_nats=tolerance_nats)
+        self._verifying = Verifying(sampler, telemetry)
         self._again: list[WorkItem] = []
         self._refused_in_a_row = self._lost_in_a_row = 0
         self._turned_s = self._worked_s = clock()
@@ -93,6 +94,7 @@ class RolloutLoop:
     def _turn(self) -> None:
         self._follow_weights(to_the_end=self._duties.in_step or self._engine.version is None)
         if self._duties.scorer is not None and self._custody.is_good(self._engine.version):
+            self._telemetry.doing("scoring")
             self._duties.scorer.serve()
         self._hand_in()
         self._custody.hold(self._flights.arrive(self._collect()))
@@ -140,7 +142,6 @@ class RolloutLoop:
         elif self._may_sample():
             items = self._take(0.0)
         if items:
-            self._telemetry.doing("sampling")
             self._engine.submit(self._flights.depart(items))
 
     def _await_work(self) -> list[WorkItem]:
@@ -174,9 +175,14 @@ class RolloutLoop:
         return max(0, self._duties.max_answers() - self._flights.num_answers) // self._group_size
 
     def _collect(self) -> list[Finished]:
-        if not self._flights and self._busy:
-            time.sleep(PROOF_SLICE_S)  # verifiers or canary are at work
-        return self._engine.collect(QUICK_SLICE_S) if self._flights else []
+        if self._flights:
+            self._telemetry.doing("sampling")
+            return self._engine.collect(QUICK_SLICE_S)
+        if self._busy:
+            what, whom = ("verdicts", "verifiers") if len(self._verifying) else ("proof", "new weights")
+            with self._telemetry.awaiting(what, whom=whom):
+                time.sleep(PROOF_SLICE_S)
+        return []
 
     def _in_order(self, flights: list[Flight]) -> list[Flight]:
         return sorted(flights, key=lambda flight: flight.number) if self._duties.in_step else flights
@@ -185,6 +191,7 @@ class RolloutLoop:
         if not groups:
             return
         self._lost_in_a_row = 0
+        self._telemetry.doing("delivering")
         self._duties.publish(groups)
         self._link.deliver(groups)
         self.totals.delivered(groups)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from mrl.engines.engine import Engine
 from mrl.errors import EngineLost, WeightsError
+from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import WeightsNotice
 from mrl.records.version import Version
 from mrl.weights.canary import CanaryGap, gap_nats
-from mrl.weights.digests import verify
 from mrl.weights.manifest import Manifest, differing, read_manifest
 
 
@@ -45,8 +45,7 @@ def install(engine: Engine, manifest_path: Path, version: Version, *, tolerance_
     manifest = read_manifest(manifest_path)
     if manifest.version != version:
         raise WeightsError(f"{manifest_path}: describes version {manifest.version}, wanted {version}")
-    verify(manifest_path.parent, manifest)
-    engine.load(manifest_path.parent, version)
+    engine.load(manifest_path.parent, version, manifest.tensors)
     gap = prove(engine, manifest, tolerance_nats)
     return Installed(version, gap, time.monotonic() - started_s)
 
@@ -67,9 +66,9 @@ def prove(engine: Engine, manifest: Manifest, tolerance_nats: float) -> CanaryGa
 class Updates:
     """Follows the newest announced version with one update at a time."""
 
-    def __init__(self, engine: Engine, *, tolerance_nats: float = 0.0) -> None:
+    def __init__(self, engine: Engine, telemetry: Telemetry, *, tolerance_nats: float = 0.0) -> None:
         """`tolerance_nats` is what the engine's number format allows a canary to be off."""
-        self._engine = engine
+        self._engine, self._telemetry = engine, telemetry
         self._install = partial(install, tolerance_nats=tolerance_nats)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
         self._pending: tuple[Version, Future[Installed]] | None = None
@@ -81,12 +80,13 @@ class Updates:
         """
         if self._pending is None and notice.version != self._engine.version:
             path = Path(notice.manifest_path)
-            self._pending = notice.version, self._thread.submit(self._install, self._engine, path, notice.version)
+            self._pending = notice.version, self._thread.submit(self._load, path, notice.version)
         if self._pending is None or not (to_its_end or self._pending[1].done()):
             return None
         (version, update), self._pending = self._pending, None
         try:
-            return update.result()
+            with self._telemetry.awaiting("weights", whom="their loading"):
+                return update.result()
         except WeightsError as error:
             return Refused(version, str(error))
 
@@ -99,3 +99,7 @@ class Updates:
     def close(self) -> None:
         """Wait for what is under way, whatever becomes of it."""
         self._thread.shutdown(cancel_futures=True)
+
+    def _load(self, manifest_path: Path, version: Version) -> Installed:
+        with self._telemetry.beside("loading weights"):
+            return self._install(self._engine, manifest_path, version)

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import ScoredGroup
 from mrl.rollout.flights import Flight
 from mrl.rollout.sampling import Sampler
@@ -12,8 +13,8 @@ from mrl.rollout.sampling import Sampler
 class Verifying:
     """Groups that are being verified, in the order in which they were handed in."""
 
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
+    def __init__(self, sampler: Sampler, telemetry: Telemetry) -> None:
+        self._sampler, self._telemetry = sampler, telemetry
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="verifying")
         self._pending: deque[Future[list[ScoredGroup]]] = deque()
 
@@ -29,7 +30,8 @@ class Verifying:
         """What has been verified since the last call; with `wait`, all that was handed in."""
         groups: list[ScoredGroup] = []
         while self._pending and (wait or self._pending[0].done()):
-            groups += self._pending.popleft().result()
+            with self._telemetry.awaiting("verdicts", whom="verifiers"):
+                groups += self._pending.popleft().result()
         return groups
 
     def close(self) -> None:
@@ -38,7 +40,9 @@ class Verifying:
 
     def _score(self, flights: Sequence[Flight]) -> list[ScoredGroup]:
         prompt_ids = [flight.item.prompt_id for flight in flights for _ in flight.answers]
-        answers = iter(self._sampler.verified(prompt_ids, [one for flight in flights for one in flight.generations]))
+        generations = [one for flight in flights for one in flight.generations]
+        with self._telemetry.beside("verifying"):
+            answers = iter(self._sampler.verified(prompt_ids, generations))
         return [
             self._sampler.group(flight.item, flight.prompt_token_ids, [next(answers) for _ in flight.answers])
             for flight in flights

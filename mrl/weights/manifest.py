@@ -28,9 +28,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     version: Version
     tensors: dict[str, str]
-    """Name -> XXH3-128 of the tensor's bytes, as `digests.digest` gives it."""
-    files: list[str]
-    """Names of the safetensors files, which hold these tensors and no others."""
+    """Name -> XXH3-128 of the tensor's bytes, as `mrl.models.tensor_file.digest` gives it."""
     canary: Canary
 
 

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from mrl.models.parameters import named_weights
+from mrl.models.tensor_file import write_tensors
 from mrl.records.version import Version
 from mrl.weights.canary import make_canary
-from mrl.weights.digests import digest
 from mrl.weights.manifest import MANIFEST, Canary, Manifest
 
 SHARD_BYTES = 2 * 1024**3
@@ -57,11 +56,10 @@ class Publisher:
             places: dict[str, str] = {}
             for number, shard in enumerate(_shards(weights, self._shard_bytes), 1):
                 name = f"model-{number:05d}.safetensors"
-                save_file(shard, parts / name, metadata={"format": "pt"})
-                tensors |= {key: digest(tensor) for key, tensor in shard.items()}
+                tensors |= write_tensors(parts / name, shard)
                 places |= dict.fromkeys(shard, name)
-            files = _name_shards(parts, places)
-            manifest = Manifest(policy=self._policy, version=version, tensors=tensors, files=files, canary=canary)
+            _name_shards(parts, places)
+            manifest = Manifest(policy=self._policy, version=version, tensors=tensors, canary=canary)
             (parts / MANIFEST).write_bytes(msgspec.json.encode(manifest))
             self._add_model_files(parts)
             folder = self._folder / f"{version.run_epoch}.{version.step}"
@@ -113,18 +111,17 @@ def _shards(weights: Iterable[tuple[str, Tensor]], shard_bytes: int) -> Iterator
     yield shard
 
 
-def _name_shards(folder: Path, places: dict[str, str]) -> list[str]:
+def _name_shards(folder: Path, places: dict[str, str]) -> None:
     """Give the files the names that Hugging Face gives them: one alone, or several with an index."""
     names = sorted(set(places.values()))
     if len(names) == 1:
         (folder / names[0]).rename(folder / "model.safetensors")
-        return ["model.safetensors"]
+        return
     final = {name: f"{name.removesuffix('.safetensors')}-of-{len(names):05d}.safetensors" for name in names}
     for name in names:
         (folder / name).rename(folder / final[name])
     index = {"metadata": {}, "weight_map": {tensor: final[name] for tensor, name in places.items()}}
     (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
-    return list(final.values())
 
 
 def _put_in_place(parts: Path, folder: Path) -> None:

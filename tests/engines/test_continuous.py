@@ -16,7 +16,7 @@ from mrl.errors import EngineError
 from mrl.models.parameters import replace_weights
 from mrl.records.version import Version, VersionSpan
 
-EOS = 1
+EOS = (1, 9, 11, 20, 33, 40)
 WINDOW = 6
 OLD, NEW = Version(0, 3), Version(0, 4)
 
@@ -38,7 +38,7 @@ def make_model(tiny_model):
 
 
 def batch_of(model, *, max_running: int = 64, max_new_tokens: int = 40, temperature: float = 1.0) -> ContinuousBatch:
-    batch = ContinuousBatch(model, Sampling(temperature, max_new_tokens, (EOS,)), max_running=max_running)
+    batch = ContinuousBatch(model, Sampling(temperature, max_new_tokens, EOS), max_running=max_running)
     batch.relabel(OLD)
     return batch
 

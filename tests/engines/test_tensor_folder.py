@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from mrl.engines.tensor_folder import check_same_tensors, digests_held
 from mrl.errors import WeightsError
-from mrl.weights.digests import digest
+from mrl.models.tensor_file import digest
 
 LAYER = "model.layers.0"
 
@@ -39,14 +39,14 @@ def write(folder, weights: dict[str, torch.Tensor], *, tied: bool = False):
 
 
 def served(weights: dict[str, torch.Tensor], dtype: torch.dtype = torch.float32) -> dict[str, str]:
-    """Hashes as a server tells them, which has put some tensors behind each other in one."""
+    """Hashes as a server tells them, which has put some tensors behind each other in one, and zeros behind others."""
 
     def rows(*names: str) -> torch.Tensor:
         return torch.cat([weights[name] for name in names]).to(dtype)
 
     attention, mlp = f"{LAYER}.self_attn", f"{LAYER}.mlp"
     held = {
-        "model.embed_tokens.weight": rows("model.embed_tokens.weight"),
+        "model.embed_tokens.weight": torch.cat([rows("model.embed_tokens.weight"), torch.zeros(57, 4, dtype=dtype)]),
         f"{attention}.qkv_proj.weight": rows(*(f"{attention}.{part}_proj.weight" for part in "qkv")),
         f"{mlp}.gate_up_proj.weight": rows(f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"),
         "lm_head.weight": rows("lm_head.weight"),
@@ -126,8 +126,11 @@ def test_a_tied_head_may_be_written_or_left_out(tmp_path):
     check_same_tensors(written, left_out)
     check_same_tensors(left_out, written)
 
+    untied = write(tmp_path / "untied", tensors())
     with pytest.raises(WeightsError, match=r"lm_head"):
-        check_same_tensors(left_out, write(tmp_path / "untied", tensors()))
+        check_same_tensors(left_out, untied)
+    with pytest.raises(WeightsError, match=r"lm_head"):
+        check_same_tensors(untied, left_out)
 
 
 def test_a_folder_that_is_not_here_tells_nothing(tmp_path):

@@ -9,12 +9,13 @@ import torch
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Sampling
 from mrl.errors import EngineLost, WeightsError
+from mrl.metrics.telemetry import Telemetry
 from mrl.models.parameters import named_weights
+from mrl.models.tensor_file import digest
 from mrl.records.rollouts import WeightsNotice
 from mrl.records.version import Version
 from mrl.rollout.updates import Installed, Refused, Updates, install
 from mrl.weights.canary import canary_sequences
-from mrl.weights.digests import digest
 from mrl.weights.manifest import read_manifest
 from mrl.weights.publish import Publisher
 
@@ -93,7 +94,7 @@ def test_a_torn_file_leaves_the_served_version(tiny_model, engine, tmp_path):
     torn = publish(tmp_path, tiny_model(seed=1), 4)
     torn.with_name("model.safetensors").write_bytes(b"torn")
 
-    with pytest.raises(WeightsError, match="cannot be read"):
+    with pytest.raises(WeightsError, match="no safetensors header"):
         install(engine, torn, Version(0, 4))
 
     assert engine.version == Version(0, 3)
@@ -111,7 +112,7 @@ def test_a_manifest_of_another_version_is_refused(tiny_model, engine, tmp_path):
 
 def test_updates_follow_the_newest_version_one_at_a_time(tiny_model, engine, tmp_path):
     """The outcome of each is told once; what is served already is not loaded again."""
-    updates = Updates(engine)
+    updates = Updates(engine, Telemetry("worker/a/0", "a", lambda record: True))
     torn = publish(tmp_path, tiny_model(seed=1), 3)
     torn.with_name("model.safetensors").write_bytes(b"torn")
     good = publish(tmp_path, tiny_model(seed=1), 4)

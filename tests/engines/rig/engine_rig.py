@@ -8,11 +8,20 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import safe_open
-from transformers import DynamicCache, PreTrainedModel
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from mrl.engines.engine import Engine, Finished, GenerationRequest
+from mrl.models.tensor_file import digest
 from mrl.records.version import Version
-from mrl.weights.digests import digest
 
 VOCAB_SIZE = 480
 EOS_IDS = tuple(range(5, VOCAB_SIZE, 24))
@@ -28,6 +37,31 @@ class Weights:
     def digests(self) -> dict[str, str]:
         with safe_open(self.folder / "model.safetensors", framework="pt") as file:
             return {name: digest(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 - no mapping
+
+
+def make_weights(folder: Path, *, seed: int, family: str = "qwen3", tied: bool = True) -> Weights:
+    """Random weights, large enough that two seeds disagree by nats."""
+    shape = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,  # the least that vLLM's attention has on a CPU
+        "intermediate_size": 128,
+        "max_position_embeddings": 1024,
+        "initializer_range": 0.2,
+        "tie_word_embeddings": tied,
+        "eos_token_id": EOS_IDS[0],
+        "bos_token_id": None,
+    }
+    torch.manual_seed(seed)
+    kinds = {"qwen3": (Qwen3ForCausalLM, Qwen3Config), "llama": (LlamaForCausalLM, LlamaConfig)}
+    model, config = kinds[family]
+    made = model(config(**shape)).eval()
+    made.save_pretrained(folder)
+    Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0")).save(str(folder / "tokenizer.json"))
+    return Weights(folder, made)
 
 
 @torch.no_grad()

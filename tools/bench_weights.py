@@ -1,0 +1,157 @@
+"""Measures how long new weights take from a learner to an embedded engine on one host, by files.
+
+A Qwen3 of about --million-parameters in float32 is published and installed again and again, as learner and worker do:
+written as a folder with digests and canary, verified, loaded beside sampling, swapped in, and proved. Beside it, in the
+same rounds, the bytes of the weights are copied once from a file to a new file on the same file system. Medians.
+"Paused" is the part of the load in which the engine could run no forward; the canary's proof is one forward more and
+stands by itself, since it depends on the model and not on its bytes.
+
+    .venv/bin/python tools/bench_weights.py [--rounds N] [--million-parameters N] [--folder FOLDER]
+
+Prints a table; the last line is JSON; exit code 1 when a requirement is missed.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from mrl.engines.embedded import EmbeddedEngine
+from mrl.engines.engine import Sampling
+from mrl.models.parameters import named_weights
+from mrl.records.version import Version
+from mrl.rollout.updates import prove
+from mrl.weights.canary import canary_sequences, make_canary
+from mrl.weights.manifest import read_manifest
+from mrl.weights.publish import Publisher
+
+VOCAB = 32_000
+HIDDEN = 768
+COPY_FACTOR, PAUSE_SHARE = 2.0, 0.10
+CANARY = canary_sequences(VOCAB)
+
+
+@dataclass
+class Times:
+    """Seconds of every round, by what was done."""
+
+    rounds: dict[str, list[float]] = field(default_factory=dict)
+
+    def measure(self, what: str, work: Callable[[], object]) -> object:
+        """Do it and note how long it took."""
+        began_s = time.perf_counter()
+        result = work()
+        self.rounds.setdefault(what, []).append(time.perf_counter() - began_s)
+        return result
+
+    def median(self, what: str) -> float:
+        """Median over the rounds, 0 for what was never done."""
+        return statistics.median(self.rounds.get(what, [0.0]))
+
+
+def make_model(million_parameters: float) -> PreTrainedModel:
+    """As many layers as make about so many parameters."""
+    shape: dict[str, Any] = {
+        "hidden_size": HIDDEN,
+        "intermediate_size": 3 * HIDDEN,
+        "num_attention_heads": 12,
+        "vocab_size": VOCAB,
+    }
+    per_layer = 3 * 3 * HIDDEN**2 + 4 * HIDDEN**2
+    layers = max(1, round((million_parameters * 1e6 - VOCAB * HIDDEN) / per_layer))
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(
+        Qwen3Config(**shape, num_hidden_layers=layers, head_dim=64, num_key_value_heads=4, tie_word_embeddings=True)
+    ).eval()
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--million-parameters", type=float, default=100.0)
+    parser.add_argument("--folder", type=Path, default=Path("/dev/shm"), help="where the weights lie; default /dev/shm")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="mrl-weights-") as folder:
+        times, size_bytes = measure(make_model(arguments.million_parameters), Path(folder), arguments.rounds)
+    return report(times, size_bytes, arguments.folder)
+
+
+def measure(model: PreTrainedModel, folder: Path, rounds: int) -> tuple[Times, int]:
+    """(times, bytes of the weights). Every round changes every tensor, so that nothing can be skipped."""
+    model.save_pretrained(folder / "model")
+    (folder / "model" / "tokenizer.json").write_text("{}")
+    engine = EmbeddedEngine(folder / "model", Sampling(1.0, 8, (1,)), device="cpu", max_running=1)
+    publisher = Publisher(folder / "weights", "bench", keep=2)
+    times = Times()
+    for number in range(rounds + 1):
+        with torch.no_grad():
+            for tensor in named_weights(model).values():
+                tensor.mul_(1.0 + 1e-3)
+        if number == 1:
+            times = Times()  # the round before warmed up
+        one_round(model, engine, publisher, folder, times, Version(0, number))
+    return times, sum(tensor.nbytes for tensor in named_weights(model).values())
+
+
+def one_round(
+    model: PreTrainedModel, engine: EmbeddedEngine, publisher: Publisher, folder: Path, times: Times, version: Version
+) -> None:
+    """One update, and one copy of the same bytes."""
+    canary = make_canary(model, CANARY)
+    path = times.measure("publish", lambda: publisher.publish_weights(named_weights(model).items(), version, canary))
+    assert isinstance(path, Path)
+    manifest = read_manifest(path)
+    times.measure("verify and load", lambda: engine.load(path.parent, version, manifest.tensors))
+    times.rounds.setdefault("paused", []).append(engine.paused_s)
+    times.measure("prove", lambda: prove(engine, manifest, 0.0))
+    copy = folder / "copy"
+    times.measure("copy once", lambda: shutil.copyfile(path.with_name("model.safetensors"), copy))
+    copy.unlink()
+
+
+def report(times: Times, size_bytes: int, folder: Path) -> int:
+    """Print the table and the JSON line; the exit code."""
+    copy_s = times.median("copy once")
+    update_s = sum(times.median(part) for part in ("publish", "verify and load"))
+    rounds = len(times.rounds["publish"])
+    print(f"{size_bytes / 1e6:.0f} MB of weights in {folder}, medians of {rounds} rounds, one thread\n")
+    print("| part | seconds | of one copy |\n|---|--:|--:|")
+    for part in ("copy once", "publish", "verify and load", "paused", "prove"):
+        print(f"| {part} | {times.median(part):.4f} | {times.median(part) / copy_s:.2f} |")
+    paused_share = times.median("paused") / update_s
+    rows = [
+        row("update by files", update_s, "s", "one copy of the bytes", update_s / copy_s, COPY_FACTOR),
+        row("engine paused", times.median("paused"), "s", "the update", paused_share, PAUSE_SHARE),
+    ]
+    print(f"\nupdate {update_s / copy_s:.2f} of one copy (<= {COPY_FACTOR}), paused {paused_share:.1%} of it (<= 10 %)")
+    print(json.dumps({"bench": "weights", "rows": rows}))
+    return 0 if all(one["ok"] for one in rows) else 1
+
+
+def row(name: str, value: float, unit: str, against: str, ratio: float, required: float) -> dict[str, object]:
+    """A row of the JSON line; the ratio may not exceed what is required."""
+    return {
+        "name": name,
+        "value": value,
+        "unit": unit,
+        "against": against,
+        "ratio": ratio,
+        "required": required,
+        "ok": ratio <= required,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
