@@ -42,6 +42,14 @@ def legs_of_kills(settings: Settings) -> list[Drill]:
     return [partial(faults.kill_daemon, durability=durability, log_mib=mib, kills=share) for durability, mib in legs]
 
 
+def legs_of_memory(settings: Settings) -> list[Drill]:
+    """All attacks, and no consumer; or the attacks that were asked for."""
+    attacks: list[Drill] = [partial(memory.attack, name=name) for name in settings.attacks or memory.TITLES]
+    if settings.attacks:
+        return attacks
+    return [*(partial(memory.no_consumer, when_full=when_full) for when_full in ("refuse", "evict")), *attacks]
+
+
 FAULTS: Mapping[str, Callable[[Settings], Sequence[Drill]]] = {
     "kill": legs_of_kills,
     "torn": lambda _: [torn.torn_tail],
@@ -52,10 +60,7 @@ FAULTS: Mapping[str, Callable[[Settings], Sequence[Drill]]] = {
     "clock": lambda _: [faults.clock],
     "disk": lambda _: [faults.full_disk],
     "keys": lambda _: [strangers.strangers],
-    "memory": lambda _: [
-        *(partial(memory.no_consumer, when_full=when_full) for when_full in ("refuse", "evict")),
-        *(partial(memory.attack, name=name) for name in memory.TITLES),
-    ],
+    "memory": legs_of_memory,
     "bomb": lambda _: [memory.bomb],
 }
 
@@ -121,14 +126,21 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=30.0, help="of a SIGSTOP")
     parser.add_argument("--partition-seconds", type=float, default=6.0, help="of a partition")
     parser.add_argument("--attack-seconds", type=float, default=15.0, help="of an attack on the memory")
+    parser.add_argument("--attacks", metavar="NAME,NAME", help=f"of memory: some of {', '.join(memory.TITLES)}")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="where run folders go (default: the one for temporary files)")
     found = parser.parse_args()
     if unknown := [name for name in found.faults.split(",") if name not in FAULTS]:
         parser.error(f"--faults: no fault {unknown[0]}; wanted some of {', '.join(FAULTS)}")
+    if unknown := [name for name in attacks_of(found) if name not in memory.TITLES]:
+        parser.error(f"--attacks: no attack {unknown[0]}; wanted some of {', '.join(memory.TITLES)}")
     if found.folder is not None and not found.folder.is_dir():
         parser.error(f"--folder: {found.folder} is no folder")
     return found
+
+
+def attacks_of(asked: argparse.Namespace) -> list[str]:
+    return asked.attacks.split(",") if asked.attacks else []
 
 
 def main() -> int:
@@ -139,6 +151,7 @@ def main() -> int:
         stop_s=asked.seconds,
         partition_s=asked.partition_seconds,
         attack_s=asked.attack_seconds,
+        attacks=tuple(attacks_of(asked)),
         rounds=asked.rounds,
         seed=asked.seed,
     )

@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping
 
+from msgspec import structs
+
 from mrl.errors import RecordError
 from mrl.exchange.barriers import Barriers
 from mrl.exchange.deliveries import Deliveries, Outgoing
@@ -44,7 +46,8 @@ from mrl.records.exchange import (
 from mrl.transport.grants import Grant
 
 MAX_MOVED_BYTES = 1024 * 1024
-TOTAL_WINDOW_BYTES = 32 * 1024 * 1024
+TOTAL_WINDOW_BYTES = 24 * 1024 * 1024
+"""What all clients may have unacknowledged; as much is taken in: under way to the log, or parked."""
 MIN_WINDOW_BYTES = 256 * 1024
 MAX_WINDOW_BYTES = 8 * 1024 * 1024
 
@@ -126,8 +129,10 @@ class ExchangeCore:
                 self._streams.take(session.policy, message.stream, message.upto, now_s)
                 return self._read_on(now_s)
             case Commit() if session is not None and message.policy == session.policy:
-                if self._streams.commit(message):
-                    self._postings.post(message)
+                # What the log says of its sender is proved by the key.
+                commit = structs.replace(message, client=client.decode(errors="replace"))
+                if self._streams.commit(commit):
+                    self._postings.post(commit)
                     return self._unpark()
             case Barrier() if session is not None:
                 told = self._barriers.arrive(client, session.policy, message.number, message.members)

@@ -37,6 +37,8 @@ ROLL_AGAIN_S = 1.0
 WASTE_FACTOR = 2
 """The log may be this much longer than what is held of it, before it is tended."""
 CLOSE_S = 10.0
+MAX_UNREAD_MESSAGES = 2
+"""Of one client: a connection that was cut leaves as many behind, which nobody counts until they are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +195,9 @@ def _admits(grant: Grant) -> bool:
 
 def _bind(keys: RunKeys, host: str, port: int, *, previous: int, ipc_path: Path) -> ServerSocket:
     """Listen on `port`; when any port will do, on the previous one if it is free, so that clients need not search."""
-    listen = partial(ServerSocket, keys, admits=_admits, host=host, ipc_path=ipc_path)
+    listen = partial(
+        ServerSocket, keys, admits=_admits, host=host, ipc_path=ipc_path, max_unread_messages=MAX_UNREAD_MESSAGES
+    )
     if port == 0 and previous:
         with suppress(AddressError):
             return listen(port=previous, hoarders=Hoarders())

@@ -114,7 +114,7 @@ class Intake:
 
     def has_room(self, message: Put) -> bool:
         """Whether records of this size may be sent off now: the log keeps up, and what is held leaves room for them."""
-        if self._bytes_under_way > MAX_UNDER_WAY_BYTES:
+        if self._bytes_under_way and self._bytes_under_way + message.num_bytes > MAX_UNDER_WAY_BYTES:
             return False
         held = sum(pack.num_bytes + self._num_entries(pack) * OVERHEAD_BYTES for pack in message.packs)
         # What never fits would wait for ever, and all others behind it: it is judged, and refused or evicted by then.

@@ -44,14 +44,18 @@ class PageServer:
         self.counts: Counter[str] = Counter()
         """Connections by how they ended: HTTP status, "too_many", "too_slow", or "gone"."""
         self._pages, self._answer_s = pages, answer_s
-        self.num_open = 0
-        """Connections at the moment."""
+        self._open: set[asyncio.StreamWriter] = set()
         self._socket = socket.create_server(("" if host == "*" else host, port), backlog=MAX_CONNECTIONS)
         self.host, self.port = host, int(self._socket.getsockname()[1])
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="pages", daemon=True)
         self._thread.start()
+
+    @property
+    def num_open(self) -> int:
+        """Connections at the moment."""
+        return len(self._open)
 
     @property
     def is_serving(self) -> bool:
@@ -71,14 +75,21 @@ class PageServer:
     async def _serve(self) -> None:
         server = await asyncio.start_server(self._connected, sock=self._socket, limit=MAX_REQUEST_BYTES)
         await self._stop.wait()
+        # What was accepted when the server closes, or whose task never began when the loop ends, would stay open.
+        self._loop.remove_reader(self._socket)
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for writer in self._open:
+                writer.transport.abort()
+            await asyncio.wait(others)
         server.close()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.num_open += 1
+        self._open.add(writer)
         try:
-            self.counts[await self._talk(reader, writer)] += 1
+            if not self._stop.is_set():
+                self.counts[await self._talk(reader, writer)] += 1
         finally:
-            self.num_open -= 1
+            self._open.discard(writer)
             writer.transport.abort()
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:

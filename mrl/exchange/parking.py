@@ -4,7 +4,7 @@ from collections import Counter
 
 from mrl.records.exchange import Put
 
-MAX_PARKED_BYTES = 16 * 1024 * 1024
+MAX_PARKED_BYTES = 8 * 1024 * 1024
 PUT_BYTES = 512
 """What a Put weighs beside its records."""
 

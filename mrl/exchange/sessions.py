@@ -13,7 +13,7 @@ MAX_CLAIMS = 4096
 MAX_SESSIONS = 4096
 MAX_UNACKNOWLEDGED_BYTES = 4 * 1024 * 1024
 """Of one client."""
-MAX_TOTAL_UNACKNOWLEDGED_BYTES = 32 * 1024 * 1024
+MAX_TOTAL_UNACKNOWLEDGED_BYTES = 16 * 1024 * 1024
 """Of all clients."""
 MAX_REPEATED_BYTES = 256 * 1024
 """What is delivered again at once to a client that has acknowledged nothing since the last time."""

@@ -6,7 +6,7 @@ frees the records; a learner that went back to a checkpoint opens the stream at 
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from mrl.exchange.entry import Entry
@@ -20,6 +20,8 @@ LAPSE_S = 2.5
 """Living readers repeat themselves every second."""
 RESEND_S = 3.0
 MAX_STREAMS_PER_POLICY = 16
+MAX_STREAMS_PER_KEY = 8
+"""Of one policy: what its learners hold leaves room for its workers, and the reverse."""
 MAX_STREAMS = 256
 MAX_WISHES_BYTES = 16 * 1024 * 1024
 """Names of sources and tasks in memory, of all streams together."""
@@ -27,7 +29,7 @@ MAX_BATCH_BYTES = 256 * 1024
 MAX_BATCH_ENTRIES = 1024
 WINDOW_BYTES = 4 * 1024 * 1024
 """What a reader may have been sent and not taken; one batch is always allowed."""
-TOTAL_WINDOW_BYTES = 24 * 1024 * 1024
+TOTAL_WINDOW_BYTES = 16 * 1024 * 1024
 """The same of all readers."""
 MAX_PASSED_OVER = 10_000
 """Entries of no interest that one call passes over, so that nobody else waits long."""
@@ -39,6 +41,8 @@ class _Reading:
 
     allowance: Allowance
     """Shared with the other streams."""
+    holder: str = ""
+    """The key that opened or committed it last."""
     committed: int = 0
     took: int = 0
     sent: int = 0
@@ -126,7 +130,7 @@ class Streams:
 
     def open(self, client: bytes, policy: str, message: Stream, now_s: float) -> bool:
         """Open a stream, or renew it; False when there are too many."""
-        reading = self._reading(policy, message.stream)
+        reading = self._reading(policy, message.stream, key_of(client.decode(errors="replace")))
         others_bytes = self._wishes_bytes - (_bytes_of(reading.wish) if reading is not None else 0)
         if reading is None or others_bytes + _bytes_of(message) > MAX_WISHES_BYTES:
             return False
@@ -147,7 +151,7 @@ class Streams:
 
     def commit(self, message: Commit) -> bool:
         """What was taken up to this number may be forgotten; False when that was known."""
-        reading = self._reading(message.policy, message.stream)
+        reading = self._reading(message.policy, message.stream, key_of(message.client))
         if reading is None:
             return False
         is_new = message.upto > reading.committed
@@ -165,7 +169,7 @@ class Streams:
     def commits(self) -> Iterator[Commit]:
         """What a restored daemon has to know."""
         for (policy, stream), reading in self._readings.items():
-            yield Commit(client="log", policy=policy, stream=stream, upto=reading.committed)
+            yield Commit(client=reading.holder, policy=policy, stream=stream, upto=reading.committed)
 
     @property
     def freed(self) -> int:
@@ -183,19 +187,33 @@ class Streams:
             while batch := self._next(policy, stream, reading, reading.wish, now_s):
                 yield batch
 
-    def _reading(self, policy: str, stream: str) -> _Reading | None:
+    def _reading(self, policy: str, stream: str, holder: str) -> _Reading | None:
         """The stream of this name, known or new; None when there are too many that are read or were committed."""
         known = self._readings.get((policy, stream))
-        if known is not None:
+        if known is not None and known.holder == holder:
             return known
-        own = [key for key in self._readings if key[0] == policy]
-        if len(own) >= MAX_STREAMS_PER_POLICY or len(self._readings) >= MAX_STREAMS:
-            unused = (key for key in own if not (self._readings[key].client or self._readings[key].committed))
-            if (key := next(unused, None)) is None:
-                return None
-            del self._readings[key]
-        new = self._readings[policy, stream] = _Reading(self._untaken)
-        return new
+        if not self._has_room(policy, holder, is_new=known is None):
+            return None
+        reading = known or self._readings.setdefault((policy, stream), _Reading(self._untaken))
+        reading.holder = holder
+        return reading
+
+    def _has_room(self, policy: str, holder: str, *, is_new: bool) -> bool:
+        """Whether a key may hold one stream more; one that nobody needs may go for it."""
+        of_policy = [key for key in self._readings if key[0] == policy]
+        of_key = [key for key in of_policy if self._readings[key].holder == holder]
+        if len(of_key) >= MAX_STREAMS_PER_KEY:
+            return self._drop_unused(of_key)
+        is_full = len(of_policy) >= MAX_STREAMS_PER_POLICY or len(self._readings) >= MAX_STREAMS
+        return not (is_new and is_full) or self._drop_unused(of_policy)
+
+    def _drop_unused(self, keys: Iterable[tuple[str, str]]) -> bool:
+        """Forget the first of these that is neither read nor was committed; False when there is none."""
+        unused = (key for key in keys if not (self._readings[key].client or self._readings[key].committed))
+        if (key := next(unused, None)) is None:
+            return False
+        del self._readings[key]
+        return True
 
     def states(self) -> list[StreamState]:
         """All streams, for display."""
@@ -242,6 +260,11 @@ class Streams:
             and (not wish.tasks or tags.task in wish.tasks)
             and is_within(self._versions.age(tags), wish.max_age_versions)
         )
+
+
+def key_of(client: str) -> str:
+    """A policy has one key per role, and its clients are named after it: "learner" for "learner/qwen"."""
+    return client.partition("/")[0]
 
 
 def _bytes_of(wish: Stream | None) -> int:

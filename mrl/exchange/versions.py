@@ -6,6 +6,9 @@ from mrl.records.exchange import Announce
 from mrl.records.tags import PackTags, Tags
 from mrl.records.version import Version, age_versions, is_void
 
+MAX_RESUMES = 256
+"""Of one policy. Records of epochs before the oldest of them are no longer found void, but they are stale by then."""
+
 
 class VersionBook:
     """Dates records: how many versions old they are, and whether a resume made them void."""
@@ -17,9 +20,12 @@ class VersionBook:
     def announce(self, policy: str, version: Version, *, resumed: bool) -> bool:
         """Take note of an announcement; False when it says nothing new. Versions never go back inside a run epoch."""
         resumes = self._resumes.setdefault(policy, {})
-        is_new = resumed and version.run_epoch not in resumes
+        is_known = version.run_epoch in resumes or (len(resumes) >= MAX_RESUMES and version.run_epoch < min(resumes))
+        is_new = resumed and not is_known
         if is_new:
             resumes[version.run_epoch] = version
+            if len(resumes) > MAX_RESUMES:
+                del resumes[min(resumes)]
         if policy not in self.newest or version > self.newest[policy]:
             self.newest[policy] = version
             is_new = True

@@ -9,8 +9,8 @@ from mrl.records.experience import RecordKind
 
 WATCH_BYTES = 900
 """Memory that one watch costs beside the id of its prompt."""
-MAX_WATCHES_BYTES = 24 * 1024 * 1024
-"""Of all clients: some 25,000 with ids of usual length."""
+MAX_WATCHES_BYTES = 16 * 1024 * 1024
+"""Of all clients: some 17,000 with ids of usual length."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +27,7 @@ class Watch:
 
 
 class Watches:
-    """Open questions: `max_per_client` of one client (its oldest goes), `max_total` and 24 MiB in all (refused)."""
+    """Open questions: `max_per_client` of one client (its oldest goes), `max_total` and 16 MiB in all (refused)."""
 
     def __init__(self, *, max_per_client: int, max_total: int) -> None:
         self.dropped = 0

@@ -11,7 +11,6 @@ Memory: its budget and some 150 MB; at 512 MiB beside the budget it ends. A clie
     gather a message without end, and then this process ends instead of all others on the machine.
 """
 
-import resource
 import signal
 import threading
 import time
@@ -28,16 +27,13 @@ from mrl.exchange.shards import endpoint_of, folder_of, role_of
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.exchange import Stat
 from mrl.roles import exchange_pages, wiring
+from mrl.roles.exchange_memory import SPARE_BYTES, compact_heap, data_bytes, limit_memory
 from mrl.transport.keys import load_keys
 
 ROUND_S = 0.2
 REPORT_S = 2.0
 
 MAX_VALUES = 500
-SPARE_BYTES = 512 * MIB
-"""What may be allocated beside the budget. Far above what the worst client was seen to bring about (150 MB): what is
-mapped and not touched counts too, such as stacks of threads."""
-
 log = structlog.get_logger()
 
 
@@ -52,6 +48,7 @@ def main(run_folder: Path, policy: str, index: int) -> int:
 
 def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack, shard: int) -> int:
     stop = wiring.stop_event()
+    compact_heap()
     limit_memory(data_bytes() + config.exchange.budget_mib * MIB + SPARE_BYTES)
     telemetry = wiring.connect_telemetry(folder, role_of(shard), "", closing)
     daemon = _open(config, folder, shard)
@@ -74,19 +71,6 @@ def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack, shard: int)
             exposition.hand_over(stat)
             _report(stat, telemetry)
     return 0
-
-
-def data_bytes() -> int:
-    """What this process has allocated: on a machine of many cores libraries alone take gigabytes."""
-    pages = int(Path("/proc/self/statm").read_text().split()[5])
-    return pages * resource.getpagesize()
-
-
-def limit_memory(num_bytes: int) -> None:
-    """Let no more data than this be allocated by this process; a lower limit that is in force already stays."""
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    if hard == resource.RLIM_INFINITY or hard > num_bytes:
-        resource.setrlimit(resource.RLIMIT_DATA, (num_bytes, num_bytes))
 
 
 def _open(config: RunConfig, folder: RunFolder, shard: int) -> ExchangeDaemon:

@@ -17,14 +17,16 @@ from typing import NamedTuple
 
 from mrl.transport.links import Link
 
-MAX_UNREAD_BYTES = 16 * 1024 * 1024
-"""Of one connection; twice the longest message, and twice what the exchange lets a client have unacknowledged."""
-MAX_TOTAL_UNREAD_BYTES = 48 * 1024 * 1024
-"""Of all connections. Beyond it the greatest is a hoarder."""
+MAX_UNREAD_BYTES = 12 * 1024 * 1024
+"""Of one connection; half as much again as the longest message, or as the exchange lets one client have
+unacknowledged."""
+MAX_TOTAL_UNREAD_BYTES = 32 * 1024 * 1024
+"""Of all connections. Beyond it the greatest is a hoarder. More than the exchange lets all clients together have
+unacknowledged."""
 MIN_HOARD_BYTES = 1024 * 1024
 """Who has less unread is none, whatever others do."""
-LOOK_S = 0.05
-"""How often one should look: at 1 GB/s 50 MB come meanwhile."""
+LOOK_S, LOOK_SOON_S = 0.05, 0.01
+"""How often one should look, and how often when much is unread: at 1 GB/s 10 MB come meanwhile."""
 
 _MAX_SHORT_FRAME_BYTES = 255
 _SEALED_BYTES = 33
@@ -58,6 +60,10 @@ class Hoarders:
         self._max_unread_bytes, self._max_total_unread_bytes = max_unread_bytes, max_total_unread_bytes
         self._accounts: dict[tuple[int, int], _Account] = {}
         """By connection; those that ended are dropped when they are looked at."""
+        self.look_every_s = LOOK_S
+        """When one should look again."""
+        self.ended: list[tuple[int, int]] = []
+        """Connections that were found to be no more: who sends under their names has come back over others."""
 
     def __len__(self) -> int:
         return len(self._accounts)
@@ -73,6 +79,7 @@ class Hoarders:
         """The connections to be cut now, which are looked at no longer."""
         unread = sorted(self._unread(), key=lambda one: -one.unread_bytes)
         total_bytes = sum(one.unread_bytes for one in unread)
+        self.look_every_s = LOOK_SOON_S if 4 * total_bytes > self._max_total_unread_bytes else LOOK_S
         found = []
         for one in unread:
             if one.unread_bytes <= self._max_unread_bytes and total_bytes <= self._max_total_unread_bytes:
@@ -84,7 +91,11 @@ class Hoarders:
 
     def _unread(self) -> Iterator[Hoarder]:
         for connection, account in list(self._accounts.items()):
-            received_bytes = _received_bytes(*connection, above=account.read_bytes + MIN_HOARD_BYTES)
+            if not _is_open(*connection):
+                del self._accounts[connection]
+                self.ended.append(connection)
+                continue
+            received_bytes = _received_bytes(connection[0], above=account.read_bytes + MIN_HOARD_BYTES)
             if received_bytes is None:
                 del self._accounts[connection]
             elif received_bytes - account.read_bytes > MIN_HOARD_BYTES:
@@ -97,18 +108,23 @@ def frame_bytes(num_bytes: int) -> int:
     return sealed_bytes + (2 if sealed_bytes <= _MAX_SHORT_FRAME_BYTES else 9)
 
 
-def _received_bytes(descriptor: int, inode: int, *, above: int) -> int | None:
+def _is_open(descriptor: int, inode: int) -> bool:
+    """Whether the descriptor still means this connection."""
+    try:
+        return os.fstat(descriptor).st_ino == inode
+    except OSError:
+        return False
+
+
+def _received_bytes(descriptor: int, *, above: int) -> int | None:
     """What this process has taken from the kernel; None when the connection has ended, or is a socket file.
 
-    More is looked at only when it matters, above so many bytes: whether the descriptor still means this connection, and
-    what still waits in the kernel.
+    What still waits in the kernel is looked at only when it matters, above so many bytes.
     """
     try:
         received_bytes = _bytes_of_connection(descriptor)
         if received_bytes <= above:
             return received_bytes
-        if os.fstat(descriptor).st_ino != inode:
-            return None
         waiting = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))
     except OSError:
         return None

@@ -6,7 +6,7 @@ connection on which a key with the right to that name was heard first after all 
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from mrl.transport.allow_list import AllowList
@@ -56,11 +56,17 @@ class Links:
         return "" if self._admits(grant) else "role"
 
     def admit(self, routing: bytes, key: str, connection: tuple[int, int]) -> Link | str:
-        """Let a connection in whose first message this is, or the reason why not."""
+        """Let a connection in whose first message this is, or the reason why not.
+
+        "unnamed" is who never said a name, and also what was still queued of a connection when its client came back
+        over another: the socket takes the name from the old one.
+        """
         grant = self._allowed.find(key)
         if grant is None or not self._admits(grant):
             return self.refusal(key) or "revoked_key"
         client = routing.partition(SEPARATOR)[0]
+        if not client:
+            return "unnamed"
         if not grant.covers(client.decode("utf-8", errors="replace")):
             return "impersonation"
         link = Link(client, key, grant, connection)
@@ -80,6 +86,11 @@ class Links:
         for routing, _ in gone:
             self._forget(routing)
         return [link for _, link in gone]
+
+    def drop_ended(self, connections: Collection[tuple[int, int]]) -> None:
+        """Forget the links over these connections: whose client has come back is let in anew, over its new one."""
+        for routing in [routing for routing, link in self._links.items() if link.connection in connections]:
+            self._forget(routing)
 
     def _forget(self, routing: bytes) -> None:
         client = self._links.pop(routing).client

@@ -17,13 +17,14 @@ from mrl.errors import AddressError, RunFolderError
 from mrl.records.codec import MAX_MESSAGE_BYTES
 from mrl.transport.allow_list import AllowList, fingerprint
 from mrl.transport.grants import Grant
-from mrl.transport.hoarders import LOOK_S, Hoarders, frame_bytes
+from mrl.transport.hoarders import Hoarders, frame_bytes
 from mrl.transport.keys import RunKeys
 from mrl.transport.links import SEPARATOR, Admits, Link, Links
 from mrl.transport.refusals import Refusals
+from mrl.transport.unsent import MIN_TRACKED_BYTES, Unsent
 
 MAX_BURST_MESSAGES = 512
-MAX_BURST_BYTES = 8 * 1024 * 1024
+MAX_BURST_BYTES = 4 * 1024 * 1024
 MAX_UNREAD_MESSAGES = 4
 """Of one client, and complete; each may be as long as a message may be."""
 MAX_UNSENT_MESSAGES = 64
@@ -79,6 +80,7 @@ class ServerSocket:
         ipc_path: Path | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         handshake_s: float = HANDSHAKE_S,
+        max_unread_messages: int = MAX_UNREAD_MESSAGES,
         hoarders: Hoarders | None = None,
     ) -> None:
         """Bind `host:port`; port 0 takes a free one. With `ipc_path` also listen on that socket file, for this host.
@@ -92,15 +94,16 @@ class ServerSocket:
         Raises AddressError when the port cannot be bound, RunFolderError when the allow-list cannot be read.
         """
         self.refusals = Refusals()
-        """What was refused, by reason: unknown_key, revoked_key, role, handshake, impersonation, frames, unread."""
+        """What was refused, by reason: unknown_key, revoked_key, role, handshake, impersonation, unnamed, frames,
+        unread."""
         self.ipc_path: Path | None = None
         self._allowed = AllowList(keys.folder)
         self._links = Links(self._allowed, admits)
         self._watch_s, self._look_s = time.monotonic() + WATCH_S, 0.0
-        self._hoarders = hoarders
+        self._hoarders, self._unsent = hoarders, Unsent()
         self._context = zmq.Context()
         self._authenticator = _authenticator(self._context, _Gate(self._links, self.refusals))
-        self._socket = _router(self._context, keys, max_message_bytes, handshake_s)
+        self._socket = _router(self._context, keys, max_message_bytes, max_unread_messages, handshake_s)
         self._monitor = self._socket.get_monitor_socket(_HANDSHAKE_FAILURES)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
@@ -125,16 +128,19 @@ class ServerSocket:
         return sum(map(self.refusals.count, ("unknown_key", "revoked_key", "role", "handshake")))
 
     def receive(self, timeout_s: float) -> list[Incoming]:
-        """Wait at most `timeout_s` or half a second, then take what is there: at most 512 messages or 8 MiB."""
-        longest_s = LOOK_S if self._hoarders else WATCH_S
+        """Wait at most `timeout_s` or half a second, then take what is there: at most 512 messages or 4 MiB.
+
+        What is longer than that comes alone or last.
+        """
+        longest_s = self._hoarders.look_every_s if self._hoarders is not None else WATCH_S
         ready = dict(self._poller.poll(max(0, round(min(timeout_s, longest_s) * 1000))))
         if time.monotonic() >= self._watch_s:
             self._watch_s = time.monotonic() + WATCH_S
             self.reload()
             self.refusals.settle()
-        if self._hoarders and time.monotonic() >= self._look_s:
-            self._look_s = time.monotonic() + LOOK_S
+        if self._hoarders is not None and time.monotonic() >= self._look_s:
             self._cut_hoarders(self._hoarders)
+            self._look_s = time.monotonic() + self._hoarders.look_every_s
         if self._monitor in ready:
             self._count_failures()
         return self._drain() if self._socket in ready else []
@@ -148,8 +154,17 @@ class ServerSocket:
         routing = self._links.route(client)
         if routing is None:
             return False
+        is_tracked = len(body) >= MIN_TRACKED_BYTES
+        if is_tracked and not self._unsent.admits(client, len(body)):
+            return False
         try:
-            self._socket.send_multipart((routing, body), zmq.NOBLOCK)
+            self._socket.send(routing, zmq.SNDMORE | zmq.NOBLOCK)
+            if is_tracked:
+                frame = zmq.Frame(body, track=True, copy=False, copy_threshold=0)
+                self._socket.send(frame, zmq.NOBLOCK, copy=False)
+                self._unsent.note(client, len(body), frame.tracker)
+            else:
+                self._socket.send(body, zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 return False
@@ -223,6 +238,9 @@ class ServerSocket:
         for link, unread_bytes in hoarders.take():
             self.refusals.note("unread", fingerprint(link.key), name=link.grant.name, unread_bytes=unread_bytes)
             _cut(link.connection)
+        if hoarders.ended:
+            self._links.drop_ended(set(hoarders.ended))
+            hoarders.ended.clear()
 
     def _skip_frames(self, key: str) -> int:
         """Take the rest of a message of more than one body frame; returns its bytes on the connection."""
@@ -241,7 +259,7 @@ class ServerSocket:
         grant = self._allowed.find(key)
         claims = ascii(routing.partition(SEPARATOR)[0][:64])  # never the nonce, nor a terminal's control characters
         self.refusals.note(found, fingerprint(key), name=grant.name if grant else "", claims=claims)
-        if found != "impersonation":
+        if found not in ("impersonation", "unnamed"):
             _cut(connection)
         return None
 
@@ -274,7 +292,9 @@ def _authenticator(context: zmq.Context, gate: _Gate) -> ThreadAuthenticator:
     return authenticator
 
 
-def _router(context: zmq.Context, keys: RunKeys, max_message_bytes: int, handshake_s: float) -> zmq.Socket:
+def _router(
+    context: zmq.Context, keys: RunKeys, max_message_bytes: int, max_unread_messages: int, handshake_s: float
+) -> zmq.Socket:
     router = context.socket(zmq.ROUTER)
     options = {
         zmq.CURVE_SERVER: 1,
@@ -285,7 +305,7 @@ def _router(context: zmq.Context, keys: RunKeys, max_message_bytes: int, handsha
         zmq.HANDSHAKE_IVL: round(handshake_s * 1000),
         zmq.LINGER: 0,
         zmq.MAXMSGSIZE: max_message_bytes,
-        zmq.RCVHWM: MAX_UNREAD_MESSAGES,
+        zmq.RCVHWM: max_unread_messages,
         zmq.SNDHWM: MAX_UNSENT_MESSAGES,
         # Without MANDATORY an undeliverable message vanishes silently; without HANDOVER a client that comes back over
         # a half-open link is locked out until the old link times out.

@@ -352,11 +352,11 @@ def test_clients_share_what_may_be_unacknowledged(outcome):
     failures = [""]
     core = make_core(failure=lambda: failures[0])
     windows = [put(core, outcome("r1"))[0].window_bytes]
-    for number in range(100):
+    for number in range(90):
         [(_, welcome)] = core.handle(b"%d" % number, Hello(client="c", policy="gemma"), 0.0)
         windows.append(welcome.window_bytes)
     assert windows == sorted(windows, reverse=True)
-    assert (windows[0], windows[-1]) == (MAX_WINDOW_BYTES, TOTAL_WINDOW_BYTES // 102)
+    assert (windows[0], windows[-1]) == (MAX_WINDOW_BYTES, TOTAL_WINDOW_BYTES // 92)
     failures[0] = "disk_full"
     core.handle(WORKER, put_message(outcome("r2")), 0.0)
     [(_, pong)] = core.handle(WORKER, Ping(client="w"), 0.0)

@@ -6,12 +6,14 @@ from hypothesis import strategies as st
 from logged_core import LoggedCore, batch_records, packed_message, put_message
 
 from mrl.exchange import streams
+from mrl.exchange.parking import MAX_PARKED_BYTES
 from mrl.exchange.reader import Reader
 from mrl.exchange.shared_files import SharedFiles
 from mrl.exchange.streams import (
     LAPSE_S,
     MAX_BATCH_ENTRIES,
     MAX_STREAMS,
+    MAX_STREAMS_PER_KEY,
     MAX_STREAMS_PER_POLICY,
     RESEND_S,
     TOTAL_WINDOW_BYTES,
@@ -268,9 +270,10 @@ def test_streams_are_bounded_and_belong_to_clients_that_said_hello():
     """Names cannot grow the tables without bound: neither those of one policy nor those of many."""
     core = make_core()
     for policy in range(MAX_STREAMS // MAX_STREAMS_PER_POLICY + 2):
-        core.handle(b"%d" % policy, Hello(client="l", policy=f"p{policy}"), 0.0)
-        for number in range(MAX_STREAMS_PER_POLICY + 5):
-            open_stream(core, client=b"%d" % policy, stream=f"s{number}")
+        for key in (b"learner/%d", b"worker/%d", b"evaluator/%d"):
+            core.handle(key % policy, Hello(client="l", policy=f"p{policy}"), 0.0)
+            for number in range(MAX_STREAMS_PER_KEY + 5):
+                open_stream(core, client=key % policy, stream=f"{key}{number}")
         assert len(streams_of(core)) == min((policy + 1) * MAX_STREAMS_PER_POLICY, MAX_STREAMS)
     [(_, answer)] = core.handle(b"stranger", wish(), 0.0)
     assert isinstance(answer, Welcome)
@@ -280,13 +283,41 @@ def test_streams_are_bounded_and_belong_to_clients_that_said_hello():
 def test_a_new_stream_takes_the_place_of_one_that_is_neither_read_nor_committed():
     """Names of those who went away lock nobody out; positions that records depend on are kept."""
     core = make_core()
-    for number in range(MAX_STREAMS_PER_POLICY):
+    for number in range(MAX_STREAMS_PER_KEY):
         open_stream(core, stream=f"s{number}")
     core.handle(LEARNER, Commit(client="l", policy="llama", stream="s0", upto=1), 0.0)
     core.handle(LEARNER, Hello(client="l", policy="llama"), 1.0)
     open_stream(core, 1.0, stream="new")
     names = {one.stream for one in streams_of(core)}
-    assert names == {f"s{number}" for number in range(MAX_STREAMS_PER_POLICY) if number != 1} | {"new"}
+    assert names == {f"s{number}" for number in range(MAX_STREAMS_PER_KEY) if number != 1} | {"new"}
+
+
+@pytest.mark.parametrize("hoards", ["opens", "commits"])
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_key_leaves_streams_to_the_other_keys_of_its_policy(hoards, is_restarted):
+    """However many names it uses, also those of the others; its own stay what they are."""
+    hostile = b"worker/llama/0"
+    core = make_core()
+    core.handle(hostile, Hello(client="h", policy="llama"), 0.0)
+    open_stream(core, stream="own")
+    core.handle(LEARNER, Commit(client="l", policy="llama", stream="own", upto=1), 0.0)
+    for number in range(3 * MAX_STREAMS_PER_POLICY):
+        open_stream(core, client=hostile, stream=f"s{number}")
+        if hoards == "commits":
+            commit = Commit(client="learner/llama", policy="llama", stream=f"s{number}", upto=1)
+            core.handle(hostile, commit, 0.0)
+    if is_restarted:
+        log, core = core.logged(), make_core()
+        core.memory.restore(None, log)
+    for number in range(MAX_STREAMS_PER_KEY - 1):
+        open_stream(core, stream=f"more{number}")
+    open_stream(core, client=hostile, stream="own")
+    readers = {one.stream: one.reader for one in streams_of(core)}
+    own = [name for name, reader in readers.items() if reader == LEARNER.decode()]
+    assert sorted(own) == sorted(
+        [*(f"more{n}" for n in range(MAX_STREAMS_PER_KEY - 1)), *(() if is_restarted else ("own",))]
+    )
+    assert readers["own"] != hostile.decode()
 
 
 def test_the_names_in_all_wishes_are_bounded(monkeypatch):
@@ -363,7 +394,7 @@ def test_parked_puts_are_bounded_and_go_with_their_client(outcome):
         core.handle(WORKER, put_message(outcome(f"r{number}", completion=bytes(250_000)), seq=number), 0.0)
         core.handle(WORKER, put_message(outcome(f"s{number}", completion=bytes(30_000)), seq=1000 + number), 0.0)
     [(_, stat)] = core.handle(b"x", StatRequest(client="x"), 0.0)
-    assert 32 * 2**20 / 300_000 < stat.unstored < 32 * 2**20 / 30_000
+    assert MAX_PARKED_BYTES / 300_000 < stat.unstored < MAX_PARKED_BYTES / 30_000
     core.handle(WORKER, Hello(client="w", policy="qwen"), 0.0)
     [(_, stat)] = core.handle(b"x", StatRequest(client="x"), 0.0)
     assert stat.unstored == 0

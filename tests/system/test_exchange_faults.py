@@ -67,6 +67,16 @@ def test_nothing_is_lost_or_doubled(fault, arguments, tried, tmp_path):
     assert [*tmp_path.iterdir()] == []
 
 
+def test_memory_is_bounded_while_long_records_come_in(tmp_path):
+    """From a client that is let in and sends as fast as it goes; what is lost beside it was evicted and counted."""
+    code, figures, said = drill(tmp_path, "--faults", "memory", "--attacks", "large_records", "--attack-seconds", "6")
+
+    assert code == 0, said
+    assert figures["peak resident memory"]["value"] > 64 * 2**20
+    assert figures["peak resident memory"]["ok"]
+    assert (figures["lost"]["value"], figures["unasked deaths"]["value"]) == (0, 0)
+
+
 @pytest.mark.slow
 def test_a_torn_tail_is_cut_at_every_byte(tmp_path):
     """What was acknowledged before it is there."""

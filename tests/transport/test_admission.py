@@ -134,9 +134,8 @@ def test_a_damaged_allow_list_leaves_the_one_before_in_force(make_server, make_c
         ("learner/llama", Grant("worker", "llama")),
         ("learner/qwen", Grant("admin")),
         ("worker/llamas", Grant("worker", "llama")),
-        ("", Grant("worker", "llama")),
     ],
-    ids=["another policy", "another role", "a person", "a longer name", "no name"],
+    ids=["another policy", "another role", "a person", "a longer name"],
 )
 def test_a_name_that_the_key_does_not_cover_is_dropped(make_server, make_client, until, keys, claimed, key):
     """The messages are counted, and the server goes on."""

@@ -5,8 +5,9 @@ from structlog.testing import capture_logs
 
 from mrl.transport.allow_list import fingerprint
 from mrl.transport.grants import Grant
-from mrl.transport.hoarders import MIN_HOARD_BYTES, Hoarders, _bytes_of_connection
+from mrl.transport.hoarders import LOOK_S, LOOK_SOON_S, MIN_HOARD_BYTES, Hoarders, _bytes_of_connection
 from mrl.transport.keys import load_client_keys
+from mrl.transport.server import _cut
 
 MIB = 1024 * 1024
 QWEN = Grant("worker", "qwen")
@@ -60,6 +61,38 @@ def test_all_together_may_have_so_much_unread_and_the_greatest_goes(make_server,
     throw_bomb(large, hoarders, 11 * MIB, until)
     assert [one.link.grant.name for one in hoarders.take()] == ["worker/llama"]
     assert hoarders.take() == []
+
+
+def test_a_client_that_comes_back_is_looked_at_again(make_server, make_client, until):
+    """Its routing id is known, its connection is another one."""
+    hoarders = Hoarders(max_unread_bytes=8 * MIB)
+    server = make_server(hoarders=hoarders)
+    client = make_client(server.address)
+    greet(server, client, until)
+    [before] = hoarders._accounts
+    _cut(before)
+
+    def is_back():
+        client.send(b"hello again")
+        client.wait(0.02)
+        return server.receive(0.02) and any(connection != before for connection in hoarders._accounts)
+
+    until(is_back)
+    throw_bomb(client, hoarders, 12 * MIB, until)
+    server._look_s = 0.0
+    until(lambda: server.receive(0.02) or server.refusals.count("unread"))
+
+
+def test_the_more_is_unread_the_sooner_one_looks_again(make_server, make_client, until):
+    """And as rarely as before when it has been read."""
+    hoarders = Hoarders(max_unread_bytes=64 * MIB, max_total_unread_bytes=16 * MIB)
+    server = make_server(hoarders=hoarders)
+    client = make_client(server.address)
+    greet(server, client, until)
+    throw_bomb(client, hoarders, 5 * MIB, until)
+    assert hoarders.take() == []
+    assert hoarders.look_every_s == LOOK_SOON_S
+    until(lambda: server.receive(0.02) or hoarders.look_every_s == LOOK_S)
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 222, 223, 300_000])

@@ -15,6 +15,7 @@ from bench_peers.part import DEADLINE_S, Settings, Stamp, stamp
 from mrl.exchange.client import ExchangeClient
 from mrl.exchange.daemon import ENDPOINT, ExchangeDaemon, Limits
 from mrl.records.experience import ExperienceRecord
+from mrl.roles.exchange_memory import compact_heap
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client import ClientSocket
 from mrl.transport.endpoints import is_near, nearest_endpoint, read_endpoint
@@ -33,6 +34,7 @@ def serve(settings: Settings) -> Iterator[Settings]:
     run = Path(str(settings["run"]))
     use_links(settings)
     create_keys(run / "keys", [Grant("worker", SOURCE), Grant("learner", READER)])
+    compact_heap()
     daemon = ExchangeDaemon(
         run / "exchange",
         run / "endpoints",

@@ -32,6 +32,8 @@ class Settings:
     stop_s: float = 30.0
     partition_s: float = 6.0
     attack_s: float = 15.0
+    attacks: tuple[str, ...] = ()
+    """Of those on the memory; empty: all."""
     rounds: int = 3
     """Of what takes long."""
     seed: int = 0

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from mrl.exchange.daemon import ExchangeDaemon, Limits
+from mrl.roles.exchange_memory import compact_heap
 from mrl.transport.keys import load_keys
 
 ROUND_S = 0.2
@@ -19,6 +20,7 @@ ROUND_S = 0.2
 def main() -> None:
     run, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
     host, data_bytes = settings.pop("host"), settings.pop("data_bytes")
+    compact_heap()
     if data_bytes:
         resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
