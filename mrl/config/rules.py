@@ -91,6 +91,14 @@ def _check_policy(name: str, policy: PolicyTable, where: str) -> None:
     if policy.rollout.workers < 1:
         raise ConfigError(f"{key}.rollout.workers: a policy needs a worker", where=where, got=0, wanted=">= 1")
     _check_server(f"{key}.rollout", policy.rollout, where)
+    if policy.frozen and policy.rollout.engine != "embedded" and policy.rollout.temperature != 1.0:
+        raise ConfigError(
+            f"{key}.rollout.temperature: {policy.rollout.engine} scores given texts at temperature 1 alone",
+            where=where,
+            got=policy.rollout.temperature,
+            wanted="1.0",
+            cure=f'or {key}.rollout.engine = "embedded"',
+        )
     if not policy.frozen:
         _check_learner(key, policy, where)
         check_objective(name, policy, where=where)

@@ -1,0 +1,47 @@
+"""Rules about inference servers as engines."""
+
+import pytest
+
+from mrl.config.load import validate
+from mrl.config.rules import check_rules
+from mrl.errors import ConfigError
+
+
+def check(rollout, **policy) -> None:
+    tables = {
+        "run": {"name": "r", "steps": 1},
+        "sharing": {"regime": "rlad"},
+        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
+        "policies": {"qwen": {"model": "/nowhere"}, "llama": {"model": "/nowhere", "rollout": rollout, **policy}},
+    }
+    check_rules(validate(tables, where="test"), where="test")
+
+
+@pytest.mark.parametrize(
+    ("rollout", "policy", "words"),
+    [
+        ({"server": {"dtype": "bfloat16"}}, {}, r"llama\.rollout\.server: the embedded engine has no server.*dtype"),
+        ({"engine": "vllm", "server": {"url": "http://h:1"}, "workers": 2}, {}, r"one server for several workers"),
+        ({"engine": "sglang", "temperature": 0.7}, {"frozen": True}, r"sglang scores given texts at temperature 1"),
+        ({"engine": "vllm", "server": {"url": "h:1"}}, {}, r"server\.url"),
+        ({"engine": "vlm"}, {}, r"rollout\.engine"),
+    ],
+)
+def test_tables_that_contradict_themselves_are_refused(rollout, policy, words):
+    """In one line that names the key."""
+    with pytest.raises(ConfigError, match=words):
+        check(rollout, **policy)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "policy"),
+    [
+        ({"engine": "vllm", "server": {"url": "http://h:1"}}, {}),
+        ({"engine": "sglang", "workers": 2}, {}),
+        ({"engine": "sglang"}, {"frozen": True}),
+        ({"temperature": 0.7}, {"frozen": True}),
+    ],
+)
+def test_tables_that_fit_together_pass(rollout, policy):
+    """A server of one's own for each worker, somebody's for one worker, a teacher at temperature 1."""
+    check(rollout, **policy)
