@@ -12,17 +12,6 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 say() { echo "engine_env: $*" >&2; }
 die() { say "$*"; exit 2; }
 
-engine="" device=gpu only_path=""
-for word in "$@"; do
-    case "$word" in
-        vllm | sglang) engine=$word ;;
-        --cpu) device=cpu ;;
-        --path) only_path=yes ;;
-        *) die "unknown argument '$word'; wanted vllm or sglang, --cpu, --path" ;;
-    esac
-done
-[ -n "$engine" ] || die "no engine named; wanted vllm or sglang"
-
 find_python() {  # the pinned packages are those of one minor version
     local candidate
     for candidate in ${PYTHON:-python3.11 python3}; do
@@ -50,29 +39,46 @@ install() {  # one line every 15 s while the recipe works, its whole output only
     wait "$recipe"
 }
 
-python=$(find_python) || exit 2
-folder=$(cd "$root" && "$python" -m mrl.engines.environment "$engine" "$device") || exit 2
-if [ -n "$only_path" ] || [ -x "$folder/bin/python" ]; then
+main() {  # read as a whole before it begins, so that the file may change meanwhile
+    local engine="" device=gpu only_path="" word python folder
+    for word in "$@"; do
+        case "$word" in
+            vllm | sglang) engine=$word ;;
+            --cpu) device=cpu ;;
+            --path) only_path=yes ;;
+            *) die "unknown argument '$word'; wanted vllm or sglang, --cpu, --path" ;;
+        esac
+    done
+    [ -n "$engine" ] || die "no engine named; wanted vllm or sglang"
+
+    python=$(find_python) || exit 2
+    folder=$(cd "$root" && "$python" -m mrl.engines.environment "$engine" "$device") || exit 2
+    if [ -n "$only_path" ] || [ -x "$folder/bin/python" ]; then
+        echo "$folder/bin/python"
+        exit 0
+    fi
+
+    mkdir -p "$(dirname "$folder")"
+    if command -v flock >/dev/null; then
+        exec 9>"$folder.lock"
+        flock -n 9 || { say "another call makes it; waiting"; flock 9; }
+        if [ -x "$folder/bin/python" ]; then echo "$folder/bin/python"; exit 0; fi
+    fi
+
+    rm -rf "$folder".making.*  # of calls that were killed: whoever makes it holds the lock
+    making=$(mktemp -d "$folder.making.XXXX")
+    chmod 755 "$making"
+    say "making $folder (3 to 10 GB on disk, some minutes)"
+    "$python" -m venv "$making" || die "python -m venv failed; on Debian and Ubuntu: apt install python3-venv"
+    if ! install "$making/recipe.log" bash "$root/tools/engines/$engine.sh" "$making/bin/python" "$device" "$root/tools/engines/$engine-$device.txt"; then
+        mv "$making/recipe.log" "$folder.failed.log"
+        rm -rf "$making"
+        tail -n 20 "$folder.failed.log" >&2
+        die "the recipe of $engine failed; its whole output: $folder.failed.log"
+    fi
+    mv "$making" "$folder"  # whole and proven, or not there
+    say "done in $SECONDS s"
     echo "$folder/bin/python"
-    exit 0
-fi
+}
 
-mkdir -p "$(dirname "$folder")"
-if command -v flock >/dev/null; then
-    exec 9>"$folder.lock"
-    flock -n 9 || { say "another call makes it; waiting"; flock 9; }
-    if [ -x "$folder/bin/python" ]; then echo "$folder/bin/python"; exit 0; fi
-fi
-
-making=$(mktemp -d "$folder.making.XXXX")
-say "making $folder (3 to 10 GB on disk, some minutes)"
-"$python" -m venv "$making" || die "python -m venv failed; on Debian and Ubuntu: apt install python3-venv"
-if ! install "$making/recipe.log" bash "$root/tools/engines/$engine.sh" "$making/bin/python" "$device" "$root/tools/engines/$engine-$device.txt"; then
-    mv "$making/recipe.log" "$folder.failed.log"
-    rm -rf "$making"
-    tail -n 20 "$folder.failed.log" >&2
-    die "the recipe of $engine failed; its whole output: $folder.failed.log"
-fi
-mv "$making" "$folder"  # whole and proven, or not there
-say "done in $SECONDS s"
-echo "$folder/bin/python"
+main "$@"; exit

@@ -183,7 +183,7 @@ class ServerEngine:
 
     def _forget(self) -> None:
         self._version = None
-        self._lost: EngineLost | None = None
+        self._lost: EngineLost | EngineError | None = None
         self._in_flight = 0
         self._forgotten: set[str] = set()
         self._finished: queue.Queue[Finished | _GivenUp] = queue.Queue()
@@ -304,12 +304,14 @@ class ServerEngine:
 
     def _lose_by(self, error: BaseException | None) -> None:
         if error is not None:
-            self._lose(error if isinstance(error, HttpFailure | EngineLost) else f"{type(error).__name__}: {error}")
+            known = isinstance(error, HttpFailure | EngineLost | EngineError)
+            self._lose(error if known else f"{type(error).__name__}: {error}")
 
     def _lose(self, why: object) -> None:
         """From now on every call raises, and whoever waits is woken."""
         if self._lost is None:
-            self._lost = EngineLost(f"{self._dialect.name}: {why}")
+            # What a person has to cure is told as it is: another start would end in the same way.
+            self._lost = why if isinstance(why, EngineError) else EngineLost(f"{self._dialect.name}: {why}")
             self._finished.put(_GivenUp("", 0))
             for future in tuple(self._awaited):
                 future.cancel()

@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,13 +24,15 @@ class ServerProcess:
     """A child that the kernel ends with this process, and whose descendants are remembered to be ended with it.
 
     Start it from a thread that lives as long as the server shall: the kernel looks at the thread, not the process.
-    The child stays in this process's group, so that whoever ends the group ends it too.
+    The child stays in this process's group, so that whoever ends the group ends it too. Its temporary folder goes with
+    it: servers leave sockets and metrics files in theirs.
     """
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         """Start it; its output is appended to `log`. Raises OSError."""
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
+        self._temporary = tempfile.mkdtemp(prefix="mrl-")  # short: paths of sockets may have 107 characters
         with log.open("ab") as file:
             self._log_start = file.tell()
             self._process = subprocess.Popen(
@@ -36,7 +40,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env={**os.environ, **environment},
+                env={**os.environ, "TMPDIR": self._temporary, **environment},
             )
         self._root = psutil.Process(self._process.pid)
         self._descendants: set[psutil.Process] = set()
@@ -79,6 +83,7 @@ class ServerProcess:
         self._process.kill()
         self._process.wait()
         psutil.wait_procs(self._descendants, timeout=within_s)
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _remember(self) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):

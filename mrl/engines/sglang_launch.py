@@ -14,11 +14,11 @@ def command(launch: Launch) -> list[str]:
     words += ["--context-length", str(context_tokens), "--max-running-requests", str(launch.max_running)]
     words += ["--random-seed", str(launch.seed), "--load-format", "safetensors", "--sampling-defaults", "openai"]
     words += ["--skip-tokenizer-init", "--grammar-backend", "none", "--skip-server-warmup"]
-    words += ["--enable-metrics", "--decode-log-interval", "10", "--log-level", "warning"]
+    words += ["--enable-metrics", "--decode-log-interval", "10", "--log-level", "error"]
     if launch.device == "cpu":
         words += ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
         words += ["--disable-overlap-schedule", "--disable-radix-cache", "--mem-fraction-static", "0.2"]
-        words += ["--max-total-tokens", str(launch.max_running * context_tokens)]
+        words += ["--max-total-tokens", str(launch.max_running * context_tokens), "--sleep-on-idle"]
     else:
         words += ["--enable-memory-saver"]
     return [*words, *launch.options]
@@ -29,9 +29,10 @@ def environment(launch: Launch) -> dict[str, str]:
     variables = {
         "HF_HUB_OFFLINE": "1",
         "DO_NOT_TRACK": "1",
+        "PYTHONWARNINGS": "ignore",  # some in each of its processes, which would push the last words out of sight
         "OMP_NUM_THREADS": str(launch.threads),
         "SGLANG_REQUEST_STATE_WAIT_TIMEOUT": "1",  # seconds until it sees that a caller has gone
     }
     if launch.device == "cpu":
-        variables["SGLANG_USE_CPU_ENGINE"] = "1"
+        variables |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}  # compiling takes seconds at each size
     return variables

@@ -8,7 +8,6 @@ sources of 0.33, has not run.
 """
 
 import asyncio
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,10 @@ from mrl.engines.engine import EngineUsage, Sampling
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.metrics_text import metrics_of
 from mrl.engines.tensor_folder import check_same_tensors, digests_held
+from mrl.engines.vllm_calls import ANSWER_S, GENERATE, LOAD_S, answers, ask, call_workers, has_extension, likeliest
 from mrl.errors import EngineError, WeightsError
 from mrl.records.finish import FinishReason
 
-GENERATE = "/inference/v1/generate"
-ANSWER_S = 5.0
-LOAD_S = 600.0
 FIRST_WEIGHTS = "default"
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
@@ -52,20 +49,20 @@ class VLLM:
 
     async def ready(self, http: Http) -> bool:
         """See Dialect."""
-        return await _answers(http, "/health")
+        return await answers(http, "/health")
 
     async def alive(self, http: Http) -> bool:
         """See Dialect."""
-        return await _answers(http, "/is_paused" if "/is_paused" in self._routes else "/health")
+        return await answers(http, "/is_paused" if "/is_paused" in self._routes else "/health")
 
     async def probe(self, http: Http) -> None:
         """See Dialect. Control routes may be missing in somebody else's server: what needs one raises EngineError."""
         self._routes = frozenset((await http.get_json("/openapi.json"))["paths"])
         self._need(http, GENERATE, "/metrics", cure="vLLM 0.32 or newer, started with --enable-scale-out --tokens-only")
-        if await _likeliest(http, temperature=1.0) == await _likeliest(http, temperature=0.5):
+        if await likeliest(http, temperature=1.0) == await likeliest(http, temperature=0.5):
             what = "the server's log-probabilities are not those of the sampling distribution"
             raise EngineError(what, where=f"vllm at {http.base_url}", cure="--logprobs-mode processed_logprobs")
-        self._swaps_tensors = "/collective_rpc" in self._routes and await _has_extension(http)
+        self._swaps_tensors = "/collective_rpc" in self._routes and await has_extension(http)
 
     async def generate(
         self,
@@ -78,7 +75,7 @@ class VLLM:
         request_id: str,
     ) -> Segment:
         """See Dialect."""
-        answer = await _ask(
+        answer = await ask(
             http,
             token_ids,
             request_id=request_id,
@@ -91,6 +88,9 @@ class VLLM:
         choice = answer["choices"][0]
         if choice["finish_reason"] not in REASONS:
             raise HttpFailure(GENERATE, 200, f"finish reason {choice['finish_reason']!r}")
+        if choice["finish_reason"] == "length" and len(choice["token_ids"]) < max_new_tokens:
+            got = f"{len(token_ids)} tokens before it, {max_new_tokens} to sample"
+            raise EngineError("an answer exceeds the server's context", got=got, cure="raise server.context_tokens")
         logprobs = [sampled["logprob"] for sampled in choice["logprobs"]["content"]]
         return Segment(choice["token_ids"], logprobs, REASONS[choice["finish_reason"]], self._labels(choice))
 
@@ -104,13 +104,13 @@ class VLLM:
         """See Dialect."""
         self._need(http, "/collective_rpc", "/reset_prefix_cache")
         if self._swaps_tensors:
-            for answer in await _call_workers(http, "mrl_load", [str(folder)]):
+            for answer in await call_workers(http, "mrl_load", [str(folder)]):
                 if "refused" in answer:
                     raise WeightsError(f"{folder}: vLLM cannot serve these weights: {answer['refused']}")
         else:
             if self._launch is not None:
                 await asyncio.to_thread(check_same_tensors, folder, self._launch.model_folder)
-            await _call_workers(http, "reload_weights", [], weights_path=str(folder))
+            await call_workers(http, "reload_weights", [], weights_path=str(folder))
         self._folder = folder
         if "/update_weight_version" in self._routes:
             await http.post("/update_weight_version", {"new_version": label})
@@ -130,13 +130,13 @@ class VLLM:
             raise EngineError(what, got=temperature, wanted="1.0", cure=cure)
         scored = None
         while scored is None:  # given up by an update that began meanwhile: asked again, it waits for the new weights
-            scored = (await _ask(http, token_ids, max_tokens=1, prompt_logprobs=0))["prompt_logprobs"]
+            scored = (await ask(http, token_ids, max_tokens=1, prompt_logprobs=0))["prompt_logprobs"]
         return [row[str(token_id)]["logprob"] for token_id, row in zip(token_ids[1:], scored[1:], strict=True)]
 
     async def checksums(self, http: Http) -> dict[str, str] | None:
         """See Dialect. Without the extension they are known for a server that was started here, with one worker."""
         if self._swaps_tensors:
-            held = await _call_workers(http, "mrl_checksums", [])
+            held = await call_workers(http, "mrl_checksums", [])
             return held[0] if len(held) == 1 and held[0] else None
         if "/weight_checker" not in self._routes or self._launch is None or self._folder is None:
             return None
@@ -176,44 +176,3 @@ class VLLM:
             return ()
         versions = dict.fromkeys(span["version"] for span in choice.get("weight_versions") or ())
         return tuple("" if version == FIRST_WEIGHTS else version for version in versions)
-
-
-async def _ask(http: Http, token_ids: Sequence[int], *, request_id: str = "", **sampling: Any) -> Any:
-    """One generation or scoring. Where `sampling` is silent vLLM's own values are neutral: top_p 1, no penalties."""
-    parameters = {"detokenize": False, "ignore_eos": True, **sampling}
-    body = {"token_ids": list(token_ids), "sampling_params": parameters}
-    if request_id:
-        body["request_id"] = request_id
-    return await http.post_json(GENERATE, body, within_s=None)
-
-
-async def _likeliest(http: Http, *, temperature: float) -> float:
-    """Log-probability that the server gives for the likeliest token after token 0."""
-    answer = await _ask(http, [0], max_tokens=1, temperature=temperature, logprobs=1)
-    sampled = answer["choices"][0]["logprobs"]["content"][0]
-    return max(entry["logprob"] for entry in sampled["top_logprobs"])
-
-
-async def _call_workers(http: Http, method: str, arguments: list[str], **named: str) -> list[Any]:
-    """What every worker process returns for a method of it."""
-    body = {"method": method, "args": arguments, "kwargs": named}
-    text = await http.post("/collective_rpc", body, within_s=LOAD_S)
-    return json.loads(text)["results"] if text else []
-
-
-async def _has_extension(http: Http) -> bool:
-    try:
-        await _call_workers(http, "mrl_checksums", [])
-    except HttpFailure as failure:
-        if failure.status:
-            return False
-        raise
-    return True
-
-
-async def _answers(http: Http, route: str) -> bool:
-    try:
-        await http.get(route, within_s=ANSWER_S)
-    except HttpFailure:
-        return False
-    return True

@@ -26,7 +26,7 @@ from mrl.engines.vllm import VLLM
 from mrl.errors import EngineLost, WeightsError
 from mrl.records.finish import FinishReason
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 TOLERANCE_NATS = 1e-4
 SILENCE_S = 12.0
 
@@ -71,7 +71,7 @@ def rig(kind, request, weights, tmp_path_factory) -> Iterator[Rig]:
         python = engine_python(dialect.name, device="cpu")
         launch = Launch(python, folder, "127.0.0.1", 0, "cpu", "float32", 1, 64, 512, 0)
         log = tmp_path_factory.mktemp(dialect.name) / "server.log"
-        bounds = Bounds(start_s=180.0, silence_s=SILENCE_S, stall_s=60.0, load_s=60.0)
+        bounds = Bounds(start_s=400.0, silence_s=SILENCE_S, stall_s=60.0, load_s=60.0)
         engine = ServerEngine(dialect, sampling(kind, 0.7), launch=launch, log=log, bounds=bounds)
     try:
         yield Rig(engine, 0.7)
@@ -265,6 +265,7 @@ def test_a_server_that_is_killed_in_mid_batch_is_replaced_and_no_answer_is_lost_
     rig.engine.submit(requests)
     found = rig.collect(1)
     os.kill(before[0].pid, signal.SIGKILL)
+    assert not psutil.wait_procs(before[1:], timeout=20)[1], "what it had started outlives it"
 
     late, _ = until_lost(rig, 30.0)
 

@@ -329,3 +329,20 @@ def test_a_server_that_somebody_else_started_is_used_and_left_alone(make, tmp_pa
 
     assert answer.logprobs.tolist() == [-4.0, -4.0]
     assert theirs.score([[1, 2]]) == [[-4.0]]
+
+
+def test_what_a_person_has_to_cure_is_told_as_it_is(tmp_path):
+    """Another start would end in the same way."""
+
+    class Refusing(Toy):
+        async def generate(self, http, token_ids, sampling, **named) -> Segment:
+            raise EngineError("an answer exceeds the server's context")
+
+    engine = ServerEngine(Refusing(), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=BOUNDS)
+    try:
+        engine.label(Version(0, 0))
+        engine.submit([ask("a", 1)])
+        with pytest.raises(EngineError, match=r"^an answer exceeds"):
+            collect(engine, 1)
+    finally:
+        engine.close()

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from conftest import make_weights
-from engine_rig import EOS_IDS, Rig, Weights, full_forward
+from engine_rig import EOS_IDS, Rig, Weights, full_forward, make_weights
 from safetensors.torch import save_file
 
 from mrl.engines.dialect import Launch

@@ -88,8 +88,8 @@ def ask(server) -> Callable[..., Any]:
     return run
 
 
-def generate(dialect: VLLM, http: Http) -> Coroutine[Any, Any, Segment]:
-    return dialect.generate(http, [7, 8], SAMPLING, max_new_tokens=5, seed=3, request_id="r/0/0")
+def generate(dialect: VLLM, http: Http, tokens: int = 5) -> Coroutine[Any, Any, Segment]:
+    return dialect.generate(http, [7, 8], SAMPLING, max_new_tokens=tokens, seed=3, request_id="r/0/0")
 
 
 @pytest.mark.parametrize(("reason", "meant"), [("stop", "STOP"), ("length", "LENGTH"), ("abort", "ABORT")])
@@ -99,18 +99,18 @@ def test_a_generation_is_ids_logprobs_reason_and_versions(server, ask, reason, m
         sampled([5, 1], reason, "0.3") if "seed" in body["sampling_params"] else server._generate(body)
     )
 
-    segment = ask(generate)
+    segment = ask(lambda dialect, http: generate(dialect, http, 2))
 
     assert segment == Segment([5, 1], [-0.05, -0.01], FinishReason[meant], ("0.3",))
     ((_, body),) = server.asked
-    wanted = {"max_tokens": 5, "temperature": 0.7, "seed": 3, "stop_token_ids": [1, 2], "ignore_eos": True}
+    wanted = {"max_tokens": 2, "temperature": 0.7, "seed": 3, "stop_token_ids": [1, 2], "ignore_eos": True}
     assert body["token_ids"] == [7, 8]
     assert wanted.items() <= body["sampling_params"].items()
 
 
 def test_the_weights_of_the_start_have_no_label(ask):
     """vLLM calls them "default"."""
-    assert ask(generate).labels == ("",)
+    assert ask(lambda dialect, http: generate(dialect, http, 1)).labels == ("",)
 
 
 def test_an_unknown_finish_reason_is_a_failure(server, ask):
@@ -120,6 +120,18 @@ def test_an_unknown_finish_reason_is_a_failure(server, ask):
     )
 
     with pytest.raises(HttpFailure, match="finish reason 'error'"):
+        ask(generate)
+
+
+def test_an_answer_that_the_server_cut_short_is_no_answer(server, ask):
+    """vLLM ends at its context, and calls that "length" as well."""
+    server.answers["/inference/v1/generate"] = lambda body: (
+        sampled([5, 6], "length") if "seed" in body["sampling_params"] else server._generate(body)
+    )
+
+    with pytest.raises(
+        EngineError, match=r"context; got '2 tokens before it, 5 to sample'; cure: raise server.context"
+    ):
         ask(generate)
 
 
@@ -153,7 +165,7 @@ def test_a_control_route_is_missed_when_it_is_needed(server, ask, route, call):
     """Somebody else's server may generate without it."""
     server.answers["/openapi.json"]["paths"].pop(route, None)
 
-    assert ask(generate).token_ids == [4]
+    assert ask(lambda dialect, http: generate(dialect, http, 1)).token_ids == [4]
     with pytest.raises(EngineError, match=f"no route {route}"):
         ask(call)
 

@@ -1,0 +1,54 @@
+"""Single calls to a vLLM server."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from mrl.engines.http import Http, HttpFailure
+
+GENERATE = "/inference/v1/generate"
+ANSWER_S = 5.0
+LOAD_S = 600.0
+
+
+async def ask(http: Http, token_ids: Sequence[int], *, request_id: str = "", **sampling: Any) -> Any:
+    """One generation or scoring. Where `sampling` is silent vLLM's own values are neutral: top_p 1, no penalties."""
+    parameters = {"detokenize": False, "ignore_eos": True, **sampling}
+    body = {"token_ids": list(token_ids), "sampling_params": parameters}
+    if request_id:
+        body["request_id"] = request_id
+    return await http.post_json(GENERATE, body, within_s=None)
+
+
+async def likeliest(http: Http, *, temperature: float) -> float:
+    """Log-probability that the server gives for the likeliest token after token 0."""
+    answer = await ask(http, [0], max_tokens=1, temperature=temperature, logprobs=1)
+    sampled = answer["choices"][0]["logprobs"]["content"][0]
+    return max(entry["logprob"] for entry in sampled["top_logprobs"])
+
+
+async def call_workers(http: Http, method: str, arguments: list[str], **named: str) -> list[Any]:
+    """What every worker process returns for a method of it."""
+    body = {"method": method, "args": arguments, "kwargs": named}
+    text = await http.post("/collective_rpc", body, within_s=LOAD_S)
+    return json.loads(text)["results"] if text else []
+
+
+async def has_extension(http: Http) -> bool:
+    """Whether its workers have the methods of `inside/vllm_cpu_worker.py`."""
+    try:
+        await call_workers(http, "mrl_checksums", [])
+    except HttpFailure as failure:
+        if failure.status:
+            return False
+        raise
+    return True
+
+
+async def answers(http: Http, route: str) -> bool:
+    """Whether a route answers soon, and no error."""
+    try:
+        await http.get(route, within_s=ANSWER_S)
+    except HttpFailure:
+        return False
+    return True
