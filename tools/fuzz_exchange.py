@@ -7,7 +7,7 @@ Begins with one conversation of every sort and with the corpus, changes values a
 code. `exchange_drill.stage` says what has to hold after every message. --keep writes the shortest inputs that reach as
 much. The first input that breaks something is written to the working folder, its traceback to the output, and the
 exit code is not 0; `--replay FILE` shows it again.
-Needs atheris, which has wheels for some versions of Python only: .venv/bin/pip install atheris
+Needs atheris, which has wheels for some versions of Python only: .venv/bin/pip install -e '.[fuzz]'
 """
 
 import argparse

@@ -2,6 +2,7 @@
 # Makes the environment and runs the tests: the fast and the thorough ones on two processes, then those that start
 # real processes, then those with real inference servers.
 #   bash tools/test.sh [pytest arguments]
+# Without arguments the environments of the servers are made first where they are missing, beside the other tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash tools/setup.sh --dev
@@ -13,8 +14,20 @@ run() {  # pytest's code 5, nothing collected, is fine where arguments chose the
     if [ "$code" -ne 0 ] && ! { [ "$code" -eq 5 ] && [ "$num_arguments" -gt 0 ]; }; then exit "$code"; fi
 }
 
+make_engines() {  # in the background; what it says is shown before the tests that need it
+    for engine in vllm sglang; do bash tools/engine_env.sh "$engine" --cpu; done
+}
+
 num_arguments=$#
+engines_log=$(mktemp)
+making=""
+trap 'rm -f "$engines_log"; if [ -n "$making" ]; then kill "$making" 2>/dev/null || true; fi' EXIT
 run -n 2 -m "not system and not thorough and not engines and not slow and not gpu" "$@"
+if [ "$num_arguments" -eq 0 ]; then make_engines >"$engines_log" 2>&1 & making=$!; fi
 run -n 2 -m "thorough and not system and not engines and not slow and not gpu" "$@"
 run -m "system and not engines and not slow and not gpu" "$@"
+if [ -n "$making" ]; then
+    wait "$making" || { cat "$engines_log" >&2; exit 1; }
+    making=""
+fi
 run -m "engines and not slow and not gpu" "$@"

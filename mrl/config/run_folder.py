@@ -1,9 +1,9 @@
 """The folder of one run: where everything lies, and the rules for making, clearing and continuing it.
 
-`<run.folder>/<run.name>/` holds config.json (resolved), metrics.jsonl, logs/attempt_N, rollouts, residuals, pair_cards,
-checkpoints, weights, evaluation, exchange, endpoints, keys, rendezvous, crash, report.html. A folder appears whole or
-not at all. It is never overwritten without `clean`, never continued without `resume`, and never touched while a
-supervisor lives in it.
+`<run.folder>/<run.name>/` holds config.json (resolved), metrics.jsonl, timeline.jsonl, logs/attempt_N, rollouts,
+residuals, pair_cards, checkpoints, weights, evaluation, exchange, endpoints, keys, rendezvous, crash, report.html. A
+folder appears whole or not at all. It is never overwritten without `clean`, never continued without `resume`, and never
+touched while a supervisor lives in it.
 """
 
 import fcntl
@@ -43,6 +43,11 @@ class RunFolder:
     def metrics_jsonl(self) -> Path:
         """All metrics, written by the supervisor alone."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def timeline_jsonl(self) -> Path:
+        """What every role did and waited for, written by the supervisor alone."""
+        return self.path / "timeline.jsonl"
 
     @property
     def logs(self) -> Path:

@@ -123,6 +123,7 @@ class Learner:
     def _prepare(self, stopping: Callable[[], bool]) -> PreparedStep | None:
         if self._first is None:
             return None
+        self._first.telemetry.doing("forming a batch")
         prepared = self._first.batches.prepare(self._version.step, self._rng, stopping)
         self._first.telemetry.doing("training")
         return prepared
@@ -152,7 +153,9 @@ class Learner:
         self._publish(first, resumed=False)
         step, end_s = self._version.step, time.monotonic()
         if step == self._milestones.total or _due(step, self._milestones.checkpoint_every):
+            first.telemetry.doing("saving a checkpoint")
             self._save(first)
+        first.telemetry.doing("reporting")
         first.on_step(step, prepared)
         first.totals.trained_tokens += prepared.tokens
         first.totals.busy_s += end_s - trained_s

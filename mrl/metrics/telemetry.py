@@ -1,4 +1,4 @@
-"""What a role says about itself: metrics, samples, and what it does or waits for.
+"""What a role says about itself: metrics, samples, and what it does or waits for, now and as spans of time.
 
 A role makes one `Telemetry` and gives it a sink, usually a bounded queue to the supervisor. Nothing here blocks.
 Heartbeats are built by `beat`, which another thread may call while the role itself is stuck in a wait.
@@ -12,18 +12,22 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from mrl.metrics.names import is_known
+from mrl.metrics.spans import Activity, Ended, Spans
 from mrl.records.telemetry import (
     HeartbeatRecord,
     MetricsRecord,
     ResidualsRecord,
     RowResidual,
     SampleRecord,
+    Span,
+    SpansRecord,
     TelemetryRecord,
 )
 
 MAX_LABEL_CHARS = 200
 MAX_SAMPLE_CHARS = 20_000
 ROWS_PER_RECORD = 500
+SPANS_PER_RECORD = 500
 
 
 class _Wait(NamedTuple):
@@ -31,6 +35,16 @@ class _Wait(NamedTuple):
     whom: str
     bound_s: float
     since_s: float
+
+
+class _Deed(NamedTuple):
+    kind: str
+    about: str
+    since_s: float
+
+    @property
+    def text(self) -> str:
+        return f"{self.kind} {self.about}".rstrip()
 
 
 class Telemetry:
@@ -54,8 +68,9 @@ class Telemetry:
         self.role, self.policy, self.pid = role, policy, pid or os.getpid()
         self._sink, self._clock, self._monotonic = sink, clock, monotonic
         self._lock = threading.Lock()
-        self._doing = ("starting", monotonic())
+        self._doing = _Deed("starting", "", monotonic())
         self._waits: tuple[_Wait, ...] = ()
+        self._spans = Spans(Activity("starting"), self._doing.since_s)
 
     def metrics(self, step: int, values: Mapping[str, float], *, policy: str | None = None) -> None:
         """Emit values measured at `step`; `policy` is for roles that serve several.
@@ -106,40 +121,93 @@ class Telemetry:
             part = list(rows[start : start + ROWS_PER_RECORD])
             self._sink(ResidualsRecord(role=self.role, policy=self.policy, step=step, rows=part))
 
-    def doing(self, text: str) -> None:
-        """Say what the role does from now on, for example "training"; repeating the same text keeps its start."""
+    def doing(self, kind: str, about: str = "") -> None:
+        """Say what the role does from now on, for example "training"; repeating it keeps its start.
+
+        `about` says more, for example of which step: a kind is one of a few.
+        """
         with self._lock:
-            if self._doing[0] != text:
-                self._doing = (text, self._monotonic())
+            if self._doing[:2] != (kind, about):
+                self._doing = _Deed(kind, about, self._monotonic())
+                self._turn()
 
     @contextmanager
     def awaiting(self, what: str, *, whom: str = "", bound_s: float = 0.0) -> Iterator[None]:
-        """While inside, heartbeats say that `what` is awaited from `whom`, given up after `bound_s`.
+        """While inside, heartbeats and spans say that `what` is awaited from `whom`, given up after `bound_s`.
 
         Waits nest: the innermost shows, and the outer one shows again, with its own start, when the inner one ends.
         """
         wait = _Wait(what, whom, bound_s, self._monotonic())
         with self._lock:
             self._waits = (*self._waits, wait)
+            self._turn()
         try:
             yield
         finally:
             with self._lock:
                 self._waits = tuple(other for other in self._waits if other is not wait)
+                self._turn()
+
+    @contextmanager
+    def beside(self, kind: str) -> Iterator[None]:
+        """While inside, another thread of the role does `kind`, whatever the role itself does or waits for.
+
+        One thread at a time does things of one kind.
+        """
+        with self._lock:
+            going = self._spans.begin(kind, self._monotonic())
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._spans.end(going, self._monotonic())
+
+    def tell_spans(self, *, is_last: bool = False) -> None:
+        """Emit the spans since the last call, at most a record of them; safe from any thread, best once a second.
+
+        What goes on is told in pieces of some seconds; with `is_last` up to this moment.
+        """
+        with self._lock:
+            now_s = self._monotonic()
+            own, beside = self._spans.take(now_s, SPANS_PER_RECORD, is_last=is_last)
+        if own or beside:
+            zero_unix_s = self._clock() - now_s
+            spans = [_span(one, zero_unix_s) for one in own]
+            spans += [_span(one, zero_unix_s, is_beside=True) for one in beside]
+            self._sink(SpansRecord(role=self.role, policy=self.policy, spans=spans))
 
     def beat(self) -> HeartbeatRecord:
         """The heartbeat of this moment; the caller sends it. Safe from any thread."""
         with self._lock:
             doing, waits = self._doing, self._waits
-        wait = waits[-1] if waits else _Wait("", "", 0.0, doing[1])
+        wait = waits[-1] if waits else _Wait("", "", 0.0, doing.since_s)
         return HeartbeatRecord(
             role=self.role,
             policy=self.policy,
             pid=self.pid,
             time_unix_s=self._clock(),
-            doing=doing[0][:MAX_LABEL_CHARS],
+            doing=doing.text[:MAX_LABEL_CHARS],
             awaiting=wait.what[:MAX_LABEL_CHARS],
             whom=wait.whom[:MAX_LABEL_CHARS],
             for_s=max(0.0, self._monotonic() - wait.since_s),
             bound_s=wait.bound_s,
         )
+
+    def _turn(self) -> None:
+        """The innermost wait, or else what is done, goes on from now."""
+        if self._waits:
+            activity = Activity(f"awaiting {self._waits[-1].what}", self._waits[-1].whom, is_wait=True)
+        else:
+            activity = Activity(self._doing.kind, self._doing.about)
+        self._spans.turn_to(activity, self._monotonic())
+
+
+def _span(ended: Ended, zero_unix_s: float, *, is_beside: bool = False) -> Span:
+    return Span(
+        kind=ended.activity.kind[:MAX_LABEL_CHARS],
+        whom=ended.activity.whom[:MAX_LABEL_CHARS],
+        is_wait=ended.activity.is_wait,
+        is_beside=is_beside,
+        began_unix_s=max(0.0, zero_unix_s + ended.began_s),
+        duration_s=ended.duration_s,
+    )

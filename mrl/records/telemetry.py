@@ -1,4 +1,4 @@
-"""What roles tell the supervisor, the only writer of `metrics.jsonl`, of samples and of residuals."""
+"""What roles tell the supervisor, the only writer of `metrics.jsonl`, of samples, of residuals and of the timeline."""
 
 from typing import Annotated
 
@@ -114,6 +114,28 @@ class ResidualsRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type
     rows: Annotated[list[RowResidual], msgspec.Meta(max_length=1000)]
 
 
-TelemetryRecord = MetricsRecord | HeartbeatRecord | SampleRecord | ResidualsRecord
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """What a role did, or waited for, for a while; a long one comes in pieces."""
+
+    kind: Annotated[str, msgspec.Meta(max_length=200)]
+    """For example "training" or "awaiting groups"."""
+    whom: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    """Whom a wait was for, or what the activity was about."""
+    is_wait: bool = False
+    is_beside: bool = False
+    """Whether another thread did it, at the same time as what the role did itself."""
+    began_unix_s: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+    duration_s: Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+
+
+class SpansRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="spans"):
+    """What one role did since it last said so. Spans that are not beside do not overlap."""
+
+    role: Name
+    policy: str
+    spans: Annotated[list[Span], msgspec.Meta(max_length=500)]
+
+
+TelemetryRecord = MetricsRecord | HeartbeatRecord | SampleRecord | ResidualsRecord | SpansRecord
 
 telemetry_decoder: msgspec.msgpack.Decoder[TelemetryRecord] = decoder(TelemetryRecord)

@@ -8,7 +8,7 @@ from mrl.config.run_folder import RunFolder
 
 
 def is_small(folder: RunFolder, *, max_bytes: int, max_files: int) -> bool:
-    """Whether what a report reads (metrics, evaluations, samples, residuals) stays within both bounds.
+    """Whether what a report reads (metrics, timeline, evaluations, samples, residuals) stays within both bounds.
 
     Stops looking as soon as it does not.
 
@@ -23,8 +23,7 @@ def is_small(folder: RunFolder, *, max_bytes: int, max_files: int) -> bool:
 
 
 def _inputs(folder: RunFolder) -> Iterator[Path]:
-    if folder.metrics_jsonl.exists():
-        yield folder.metrics_jsonl
+    yield from (path for path in (folder.metrics_jsonl, folder.timeline_jsonl) if path.exists())
     for root in (folder.evaluation, folder.rollouts, folder.residuals):
         for parent, _, names in os.walk(root):
             yield from (Path(parent) / name for name in names)

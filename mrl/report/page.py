@@ -18,6 +18,8 @@ from mrl.report.run_data import RunData, read_run
 from mrl.report.sharing_cost import cost_table, gap_chart
 from mrl.report.strange_answers import StrangeAnswers, strange_answers, strange_table
 from mrl.report.tables import accuracy_table, flow_table, sample_table
+from mrl.report.timeline import Timeline, run_timeline
+from mrl.report.timeline_picture import timeline_html
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -31,15 +33,16 @@ def write_report(run_folder: Path) -> Path:
     run = RunFolder(run_folder)
     target, data = run.report_html, read_run(run_folder)
     strange = strange_answers(run.residuals)
-    data.problems += strange.problems
+    timeline = run_timeline(run.timeline_jsonl, data.step_ends)
+    data.problems += strange.problems + timeline.problems
     try:
-        replace_file(target, page(data, strange).encode("utf-8", errors="backslashreplace"))
+        replace_file(target, page(data, strange, timeline).encode("utf-8", errors="backslashreplace"))
     except OSError as error:
         raise RunFolderError(f"the report cannot be written ({error.strerror})", where=str(target)) from error
     return target
 
 
-def page(data: RunData, strange: StrangeAnswers) -> str:
+def page(data: RunData, strange: StrangeAnswers, timeline: Timeline) -> str:
     """The whole page as text."""
     title = f"mrl run {data.name}"
     return (
@@ -48,7 +51,7 @@ def page(data: RunData, strange: StrangeAnswers) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{style_sheet(len(data.policies))}</style></head>\n"
         f"<body><main>{_header(data)}{_problems(data)}{_accuracy(data)}{_learning(data)}{_sharing(data, strange)}"
-        f"{_machine(data)}{_answers(data)}</main></body></html>\n"
+        f"{_machine(data)}{_timeline(data, timeline)}{_answers(data)}</main></body></html>\n"
     )
 
 
@@ -120,6 +123,11 @@ def _sharing(data: RunData, strange: StrangeAnswers) -> str:
 def _machine(data: RunData) -> str:
     figures = [charts.staleness(data), charts.waiting(data), charts.time_split(data), charts.allocation(data)]
     return _section("Pace", _grid(figures))
+
+
+def _timeline(data: RunData, timeline: Timeline) -> str:
+    body = timeline_html(timeline, data.policies)
+    return _section("Who waited for whom", body) if body else ""
 
 
 def _answers(data: RunData) -> str:

@@ -1,6 +1,6 @@
-"""The style sheet of `report.html`: one colour per policy, light and dark."""
+"""The style sheet of `report.html`: one colour per policy and per kind of activity, light and dark."""
 
-from mrl.report.palette import colour_of
+from mrl.report.palette import KIND_COLOURS, colour_of
 
 RULES = """
 :root{color-scheme:light dark;--ground:#fff;--card:#f6f7f9;--ink:#1c2128;--soft:#5b6470;--rule:#e3e6ea;
@@ -50,6 +50,10 @@ svg .halo{paint-order:stroke;stroke:var(--card);stroke-width:8px;stroke-linejoin
 rect.wait,rect.train,rect.publish,rect.other{fill:var(--policy,var(--soft));stroke:var(--card);stroke-width:1}
 rect.wait{opacity:.3}rect.train{opacity:1}rect.publish{opacity:.62}rect.other{opacity:.13}
 svg text.in-train,svg text.in-publish{fill:var(--ground);font-weight:600}
+.did{fill:var(--activity)}.waited{fill:var(--axis);opacity:.3}
+.step{stroke:var(--ink);stroke-width:1.4}
+.frame{fill:none;stroke:var(--ink);stroke-width:1.4}
+figure.timeline{padding-top:22px}figure.timeline svg{min-width:760px}
 table{border-collapse:collapse;font-size:14px;font-variant-numeric:tabular-nums}
 th,td{padding:5px 12px;text-align:left;border-bottom:1px solid var(--rule);vertical-align:top}
 thead th{color:var(--soft);font-weight:500;font-size:13px;white-space:nowrap}
@@ -70,7 +74,9 @@ overflow-wrap:anywhere;min-width:180px}
 
 
 def style_sheet(num_policies: int) -> str:
-    """The whole style sheet, with a class `cN` for the policy at place N."""
+    """The whole style sheet, with a class `cN` for the policy at place N and `tN` for the Nth kind of activity."""
     light = "".join(f".c{index}{{--policy:{colour_of(index).light}}}" for index in range(num_policies))
     dark = "".join(f".c{index}{{--policy:{colour_of(index).dark}}}" for index in range(num_policies))
+    light += "".join(f".t{index}{{--activity:{colour.light}}}" for index, colour in enumerate(KIND_COLOURS))
+    dark += "".join(f".t{index}{{--activity:{colour.dark}}}" for index, colour in enumerate(KIND_COLOURS))
     return f"{RULES}{light}@media (prefers-color-scheme:dark){{{dark}}}"

@@ -1,4 +1,4 @@
-"""One colour per policy, the same in the live view and in the report.
+"""One colour per policy, the same in the live view and in the report, and one per kind of activity.
 
 Okabe and Ito's palette, which most eyes tell apart, lightened on dark grounds and darkened on light ones.
 """
@@ -24,6 +24,24 @@ POLICY_COLOURS: tuple[Colour, ...] = (
     Colour("#222222", "#e8e8e8"),  # black
 )
 """In the order of the policies in the configuration; after the eighth they begin again."""
+
+KINDS = (
+    "training", "sampling", "publishing", "forming a batch", "loading weights", "verifying", "evaluating", "scoring"
+)  # fmt: skip
+"""Activities with a colour of their own, in the order of `KIND_COLOURS`."""
+OTHER_KIND = len(KINDS)
+KIND_COLOURS: tuple[Colour, ...] = (
+    Colour("#009e73", "#22bf92"),
+    Colour("#56b4e9", "#8ccdf2"),
+    Colour("#d55e00", "#ef7d2d"),
+    Colour("#c98600", "#e69f00"),
+    Colour("#b3568a", "#cc79a7"),
+    Colour("#9c8f00", "#f0e442"),
+    Colour("#0072b2", "#3d9fe0"),
+    Colour("#222222", "#e8e8e8"),
+    Colour("#7a7168", "#a89f95"),
+)
+"""The last is that of all other activities."""
 
 
 def colour_of(index: int) -> Colour:

@@ -29,6 +29,8 @@ class RunData:
     tasks: list[str]
     steps: dict[str, dict[int, dict[str, float]]] = field(default_factory=dict)
     """Policy -> learner step -> metrics. Steps that a resume voided are gone."""
+    step_ends: dict[str, Points] = field(default_factory=dict)
+    """Policy -> (unix s, learner step) in the order in which they came, those that a resume voided included."""
     accuracy: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
     """Policy -> task -> step -> held-out accuracy; the task "" stands for all."""
     flows: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
@@ -108,6 +110,8 @@ def _take_line(data: RunData, line: dict[str, Any]) -> None:
         data.policies.append(policy)
     if kind_of(str(line.get("role", ""))) == "learner" and ("reward/mean" in values or "loss/total" in values):
         _take_step(data, policy, step, values)
+        if isinstance(line.get("time_unix_s"), int | float):
+            data.step_ends.setdefault(policy, []).append((float(line["time_unix_s"]), float(step)))
     for name, value in values.items():
         room, _, rest = name.partition("/")
         if room == "eval" and policy and math.isfinite(value):

@@ -55,7 +55,7 @@ def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
         if request.policy not in samplers:
             samplers[request.policy] = _sampler(config, request.policy)
             closing.callback(samplers[request.policy].pool.close)
-        telemetry.doing(f"evaluating {request.policy} at step {request.version.step}")
+        telemetry.doing("evaluating", f"{request.policy} at step {request.version.step}")
         if _answer(request, samplers[request.policy], folder, telemetry, stop):
             _remove(requests[0], Path(request.manifest_path))
     return 0
@@ -73,7 +73,7 @@ def _evaluate_frozen(
     request = EvaluationRequest(policy=policy, version=Version(0, 0), manifest_path="", num_prompts=0)
     if (folder.evaluation / request.file_name).exists():
         return
-    telemetry.doing(f"evaluating {policy}")
+    telemetry.doing("evaluating", policy)
     sampler = _sampler(config, policy)
     sampler.engine.label(request.version)
     try:

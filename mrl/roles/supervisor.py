@@ -24,12 +24,14 @@ from mrl.launch.plan import Plan, ProcessSpec
 from mrl.launch.restarts import EndRun, Exit, Finished, RestartPolicy, StartAgain, how_it_ended, is_silent
 from mrl.metrics.jsonl import MetricsWriter, SampleWriter
 from mrl.metrics.residuals import ResidualWriter
+from mrl.metrics.timeline import TimelineWriter
 from mrl.records.codec import decode
 from mrl.records.telemetry import (
     HeartbeatRecord,
     MetricsRecord,
     ResidualsRecord,
     SampleRecord,
+    SpansRecord,
     TelemetryRecord,
     telemetry_decoder,
 )
@@ -99,6 +101,7 @@ class Supervisor:
         self._metrics = MetricsWriter(folder.metrics_jsonl)
         self._samples = SampleWriter(folder.rollouts)
         self._residuals = ResidualWriter(folder.residuals)
+        self._timeline = TimelineWriter(folder.timeline_jsonl)
         self._signals: list[int] = []
         self._sent: signal.Signals | None = None
         self._sent_s = self._turned_s = time.monotonic()
@@ -185,6 +188,8 @@ class Supervisor:
                     self._residuals.write(record)
                 except RecordError:
                     self.num_malformed += 1
+            case SpansRecord():
+                self._timeline.write(record)
             case HeartbeatRecord():
                 self._metrics.write(record)
                 child = self._children.get(record.role)

@@ -115,7 +115,7 @@ def _connect_shard(folder: RunFolder, shard: int, role: str, policy: str, closin
 
 
 def connect_telemetry(folder: RunFolder, role: str, policy: str, closing: ExitStack) -> Telemetry:
-    """A role's voice to the supervisor: metrics as they come, a heartbeat every second from a thread of its own."""
+    """A role's voice to the supervisor: metrics as they come, heartbeat and spans every second from its own thread."""
     posts: list[Callable[[bytes], bool]] = []
     telemetry = Telemetry(role, policy, lambda record: posts[0](encode(record)) if posts else False)
     next_beat_s = [0.0]
@@ -124,9 +124,11 @@ def connect_telemetry(folder: RunFolder, role: str, policy: str, closing: ExitSt
         if now_s >= next_beat_s[0] and posts:
             next_beat_s[0] = now_s + BEAT_S
             posts[0](encode(telemetry.beat()))
+            telemetry.tell_spans()
 
     client = link(folder, "telemetry", identity=role, on_message=lambda _: None, on_tick=beat, closing=closing)
     posts.append(client.post)
+    closing.callback(telemetry.tell_spans, is_last=True)
     return telemetry
 
 

@@ -88,6 +88,7 @@ class RolloutLoop:
                 except EngineLost as error:
                     self._recover(error)
         finally:
+            self._telemetry.doing("stopping")
             self._verifying.close()
             self._updates.close()
 

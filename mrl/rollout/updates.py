@@ -85,7 +85,7 @@ class Updates:
             return None
         (version, update), self._pending = self._pending, None
         try:
-            with self._telemetry.awaiting("weights", whom="their loading"):
+            with self._telemetry.awaiting("weights", whom="the engine"):
                 return update.result()
         except WeightsError as error:
             return Refused(version, str(error))

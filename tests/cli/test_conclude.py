@@ -84,13 +84,16 @@ def test_a_large_run_gets_no_report_after_a_signal(folder: RunFolder, capsys: py
 
 
 def test_extent_counts_bytes_and_files(folder: RunFolder) -> None:
-    """What the report would read: metrics, evaluations, samples; weights and checkpoints do not count."""
+    """What the report would read: metrics, timeline, evaluations, samples; weights and checkpoints do not count."""
     assert is_small(folder, max_bytes=10, max_files=10)
     (folder.path / "weights" / "w").write_bytes(bytes(100))
     assert is_small(folder, max_bytes=10, max_files=10)
     (folder.rollouts / "step_1").mkdir()
     (folder.rollouts / "step_1" / "a.jsonl").write_bytes(bytes(8))
     assert is_small(folder, max_bytes=10, max_files=10)
+    folder.timeline_jsonl.write_bytes(bytes(3))
+    assert not is_small(folder, max_bytes=10, max_files=10)
+    folder.timeline_jsonl.unlink()
     assert not is_small(folder, max_bytes=7, max_files=10)
     assert not is_small(folder, max_bytes=10, max_files=0)
     (folder.evaluation / "a-0.json").write_text(json.dumps({"policy": "a"}))

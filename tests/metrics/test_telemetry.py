@@ -6,7 +6,15 @@ import pytest
 
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
-from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, SampleRecord, TelemetryRecord, telemetry_decoder
+from mrl.records.telemetry import (
+    HeartbeatRecord,
+    MetricsRecord,
+    SampleRecord,
+    Span,
+    SpansRecord,
+    TelemetryRecord,
+    telemetry_decoder,
+)
 
 
 class Time:
@@ -137,3 +145,73 @@ def test_long_labels_survive_decoding() -> None:
         beat = decode(encode(telemetry.beat()), telemetry_decoder)
     assert isinstance(beat, HeartbeatRecord)
     assert len(beat.doing) == len(beat.awaiting) == len(beat.whom) == 200
+
+
+def spans_of(sink: list[TelemetryRecord]) -> list[Span]:
+    return [span for record in sink if isinstance(record, SpansRecord) for span in record.spans]
+
+
+def test_doings_and_waits_become_spans_and_the_innermost_wait_wins() -> None:
+    """Each second of the role belongs to one span, dated in unix time; what still goes on is not told yet."""
+    sink: list[TelemetryRecord] = []
+    telemetry, time = make(sink)
+    time.now_s += 1
+    telemetry.doing("training")
+    time.now_s += 2
+    with telemetry.awaiting("groups", whom="workers of qwen"):
+        time.now_s += 1
+        with telemetry.awaiting("reply", whom="exchange"):
+            time.now_s += 0.5
+        time.now_s += 0.25
+    telemetry.doing("evaluating", "qwen at step 3")
+    assert telemetry.beat().doing == "evaluating qwen at step 3"
+    time.now_s += 0.25
+    telemetry.tell_spans()
+    told = [
+        (one.kind, one.whom, one.is_wait, one.began_unix_s - 1_700_000_000.0, one.duration_s) for one in spans_of(sink)
+    ]
+    assert told == [
+        ("starting", "", False, -5.0, 1.0),
+        ("training", "", False, -4.0, 2.0),
+        ("awaiting groups", "workers of qwen", True, -2.0, 1.0),
+        ("awaiting reply", "exchange", True, -1.0, 0.5),
+        ("awaiting groups", "workers of qwen", True, -0.5, 0.25),
+    ]
+    telemetry.tell_spans()
+    assert len(sink) == 1, "nothing new, no record"
+    telemetry.tell_spans(is_last=True)
+    assert (spans_of(sink)[-1].kind, spans_of(sink)[-1].whom) == ("evaluating", "qwen at step 3")
+    assert isinstance(sink[0], SpansRecord)
+    assert (sink[0].role, sink[0].policy) == ("learner/qwen", "qwen")
+
+
+def test_what_another_thread_does_is_told_beside() -> None:
+    """It neither ends nor hides what the role does itself, and is over when it raises."""
+    sink: list[TelemetryRecord] = []
+    telemetry, time = make(sink)
+
+    def fail() -> None:
+        time.now_s += 1
+        raise KeyError
+
+    with pytest.raises(KeyError), telemetry.beside("loading weights"):
+        fail()
+    assert telemetry.beat().doing == "starting"
+    time.now_s += 1
+    telemetry.doing("sampling")
+    telemetry.tell_spans()
+    told = [(one.kind, one.is_beside, one.duration_s) for one in spans_of(sink)]
+    assert told == [("starting", False, 2.0), ("loading weights", True, 1.0)]
+
+
+def test_any_number_of_long_spans_survives_decoding() -> None:
+    """Texts beyond the record's limit are cut, and records hold as many spans as they may."""
+    sink: list[TelemetryRecord] = []
+    telemetry, time = make(sink)
+    for number in range(1201):
+        telemetry.doing(("x", "y")[number % 2] * 500, "z" * 500)
+        time.now_s += 0.01
+    for _ in range(3):
+        telemetry.tell_spans()
+    assert [len(decode(encode(record), telemetry_decoder).spans) for record in sink] == [500, 500, 200]  # type: ignore[union-attr]
+    assert {len(one.kind) for one in spans_of(sink)} == {200}

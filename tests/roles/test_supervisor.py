@@ -24,8 +24,9 @@ from mrl.config.run_folder import RunFolder, create_run_folder
 from mrl.config.schema import RunConfig
 from mrl.launch.plan import Plan, ProcessSpec
 from mrl.metrics.jsonl import read_metrics
+from mrl.metrics.timeline import read_timeline
 from mrl.records.codec import encode
-from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, SampleRecord, TelemetryRecord
+from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, SampleRecord, Span, SpansRecord, TelemetryRecord
 from mrl.roles.children import Child
 from mrl.roles.display import Display
 from mrl.roles.supervisor import Supervisor, open_inbox
@@ -237,7 +238,7 @@ def test_a_beat_of_an_earlier_life_says_nothing_about_this_one(tmp_path: Path) -
     assert run.board.notes == []
 
 
-def test_telemetry_reaches_metrics_samples_and_screen(tmp_path: Path) -> None:
+def test_telemetry_reaches_metrics_samples_timeline_and_screen(tmp_path: Path) -> None:
     """Every kind of record goes where it belongs; memory of the tree is measured; rubbish is counted."""
     sent: list[int] = []
 
@@ -248,7 +249,8 @@ def test_telemetry_reaches_metrics_samples_and_screen(tmp_path: Path) -> None:
         metrics = MetricsRecord(role="learner/a", policy="a", step=7, time_unix_s=1.0, values={"reward/mean": 0.5})
         sample = SampleRecord(policy="a", step=7, kind="rollout", task="t", prompt="p", completion="c", reward=1.0)
         evil = SampleRecord(policy="b", step=7, kind="rollout", task="t", prompt="p", completion="c", reward=1.0)
-        return [metrics, sample, evil]
+        spans = [Span(kind="training", began_unix_s=1.0, duration_s=2.0)]
+        return [metrics, sample, evil, SpansRecord(role="learner/a", policy="a", spans=spans)]
 
     run = Run(tmp_path, learner("import time; time.sleep(0.3)"), each_turn=once)
     assert run() == 0
@@ -256,6 +258,7 @@ def test_telemetry_reaches_metrics_samples_and_screen(tmp_path: Path) -> None:
     assert any(line["role"] == "learner/a" and line["step"] == 7 for line in lines)
     assert any(line["role"] == "supervisor" and line["values"]["process/pss_mib"] > 1 for line in lines)
     assert (run.folder.rollouts / "step_7" / "a.jsonl").exists()
+    assert [(one.role, one.kind) for one in read_timeline(run.folder.timeline_jsonl)] == [("learner/a", "training")]
     assert "step 7" in run.output.getvalue()
     assert run.supervisor.num_malformed == 1
 

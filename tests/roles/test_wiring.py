@@ -3,6 +3,7 @@
 import queue
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 from mrl.config.run_folder import RunFolder
 from mrl.errors import RunFolderError
+from mrl.records.codec import decode
+from mrl.records.telemetry import HeartbeatRecord, SpansRecord, TelemetryRecord, telemetry_decoder
 from mrl.roles import wiring
 from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.grants import Grant
@@ -45,6 +48,35 @@ def test_a_role_without_a_key_says_how_to_make_one(tmp_path: Path) -> None:
     revoke_client_key(folder.keys, "worker/qwen")
     with ExitStack() as closing, pytest.raises(RunFolderError, match=r"no key of worker/qwen.*make worker qwen"):
         wiring.link(folder, "exchange", identity="worker/qwen/0", on_message=lambda _: None, closing=closing)
+
+
+def test_a_role_is_heard_until_it_ends() -> None:
+    """Heartbeats and spans come by themselves; at the end comes what it was still doing."""
+    with tempfile.TemporaryDirectory(prefix="mrl-") as place, ExitStack() as closing:
+        folder = RunFolder(Path(place))
+        server = ServerSocket(create_keys(folder.keys, [QWEN]))
+        closing.callback(server.close)
+        publish_endpoint(folder.endpoints, "telemetry", server.address)
+        ending = ExitStack()
+        telemetry = wiring.connect_telemetry(folder, "worker/qwen/0", "qwen", ending)
+        heard = records(server)
+        telemetry.doing("sampling")
+        assert "starting" in spans_of(heard)
+        assert any(isinstance(record, HeartbeatRecord) for record in heard)
+        ending.close()
+        assert "sampling" in spans_of(heard)
+
+
+def records(server: ServerSocket) -> Iterator[TelemetryRecord]:
+    """What comes, for ten seconds."""
+    end_s = time.monotonic() + 10.0
+    while time.monotonic() < end_s:
+        yield from (decode(incoming.body, telemetry_decoder) for incoming in server.receive(0.1))
+
+
+def spans_of(heard: Iterator[TelemetryRecord]) -> Iterator[str]:
+    """The kinds of the spans among them."""
+    return (span.kind for record in heard if isinstance(record, SpansRecord) for span in record.spans)
 
 
 def receive_one(server: ServerSocket) -> Incoming:

@@ -1,5 +1,6 @@
 """A worker's life: what it samples under which version, and in which order others hear of it."""
 
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from mrl.records.rollouts import (
     WorkRequest,
     worker_message_decoder,
 )
+from mrl.records.telemetry import Span, SpansRecord, TelemetryRecord
 from mrl.records.version import Version
 from mrl.rollout.link import WorkerLink
 from mrl.rollout.loop import Duties, RolloutLoop
@@ -42,6 +44,7 @@ class Learner:
         self.done: set[int] = set()
         self.got: list[Groups] = []
         self.prompt_ids: list[str] = []
+        self.told: list[TelemetryRecord] = []
 
     def publish(self, step: int, *, torn: bool = False) -> None:
         """A new version; `torn` spoils its file."""
@@ -90,7 +93,8 @@ def make_loop(learner, tiny_model, pool, receiver, tmp_path):
         prompt = np.arange(5, 5 + prompt_tokens, dtype=np.int32)
         sampler = Sampler("a", 1, engine, pool, lambda text: prompt, receiver.completion_bytes)
         told = {"max_answers": lambda: 4, "publish": lambda groups: None, **duties}
-        telemetry = Telemetry("worker/a/0", "a", lambda record: True)
+        each_call_a_second = itertools.count().__next__  # however quick a thing is, its span is long
+        telemetry = Telemetry("worker/a/0", "a", learner.told.append, monotonic=each_call_a_second)
         return RolloutLoop(sampler, learner.link, telemetry, Duties(**told), group_size=2, learner_bound_s=30.0)
 
     return make
@@ -285,3 +289,45 @@ def test_peers_are_served_while_there_is_no_work(make_loop, learner):
     loop.run(lambda: len(served) >= 2)
 
     assert set(served) == {Version(0, 0)}
+
+
+def spans_told(loop: RolloutLoop, learner: Learner) -> list[Span]:
+    loop._telemetry.tell_spans(is_last=True)
+    return [span for record in learner.told if isinstance(record, SpansRecord) for span in record.spans]
+
+
+def test_a_worker_tells_what_it_does_and_awaits(make_loop, learner):
+    """Sampling while answers are in flight, waiting for work when there is none; loading and verifying beside it."""
+    loop = make_loop(max_new_tokens=24)
+
+    def script() -> Iterator[bool]:
+        while len(tickets(learner.got)) < 4:
+            yield False
+        yield False  # a turn without work
+
+    play(loop, script())
+
+    spans = spans_told(loop, learner)
+    assert {"sampling", "delivering", "awaiting work"} <= {span.kind for span in spans if not span.is_beside}
+    assert {"loading weights", "verifying"} == {span.kind for span in spans if span.is_beside}
+    assert {span.whom for span in spans if span.kind == "awaiting work"} == {"learner/a"}
+    assert all(span.is_wait for span in spans if span.kind.startswith("awaiting"))
+
+
+def test_a_worker_without_a_lease_says_whom_it_waits_for(make_loop, learner):
+    """It is the allocator, not the learner."""
+    turns = iter(range(3))
+    loop = make_loop(max_answers=lambda: 0)
+    loop.run(lambda: next(turns, None) is None)
+
+    told = {(span.kind, span.whom) for span in spans_told(loop, learner)}
+    assert ("awaiting lease", "allocator") in told
+    assert not [kind for kind, _ in told if kind == "awaiting work"]
+
+
+def test_a_synchronous_worker_waits_for_weights_and_verdicts(make_loop, learner):
+    """What runs beside sampling elsewhere is waited for here."""
+    loop = make_loop(in_step=True)
+    loop.run(lambda: bool(learner.got))
+
+    assert {"awaiting weights", "awaiting verdicts"} <= {span.kind for span in spans_told(loop, learner)}

@@ -1,0 +1,120 @@
+"""`timeline.jsonl`: what every role did and waited for, a line per span.
+
+A file that has outgrown its bound keeps every second minute, whole, and takes only such minutes from then on; the next
+time every fourth, and so on. A minute is one of unix time, and a span belongs to that in which it began. Such a file
+begins with {"every_minutes": n}.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mrl.errors import RunFolderError
+from mrl.files import replace_file
+from mrl.metrics.jsonl import append_lines
+from mrl.records.telemetry import Span, SpansRecord
+
+MAX_BYTES = 64 * 1024 * 1024
+"""About 600,000 spans."""
+MINUTE_S = 60
+BEGAN = re.compile(rb'\{"began_unix_s":(\d+)')
+EVERY_MINUTES = re.compile(rb'\{"every_minutes":([1-9]\d*)\}\n')
+
+
+class FiledSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """A span as it stands on a line; see `Span`. What is empty or false is left out."""
+
+    began_unix_s: float
+    duration_s: float
+    role: str
+    kind: str
+    whom: str = ""
+    is_wait: bool = False
+    is_beside: bool = False
+
+    @property
+    def ended_unix_s(self) -> float:
+        """When it was over."""
+        return self.began_unix_s + self.duration_s
+
+
+_line_decoder = msgspec.json.Decoder(FiledSpan)
+
+
+class TimelineWriter:
+    """Appends lines {"began_unix_s", "duration_s", "role", "kind", ...}, at most one record beyond `max_bytes`."""
+
+    def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES) -> None:
+        self._path, self._max_bytes = path, max_bytes
+        self._every_minutes = 0
+
+    def write(self, record: SpansRecord) -> None:
+        """Append the spans of one record at once, without those of minutes that are left out.
+
+        Raises OSError when the disk is full.
+        """
+        if not self._every_minutes:
+            self._every_minutes = every_minutes(self._path)
+        lines = [_line(record.role, span) for span in record.spans if self._is_kept(span)]
+        if not lines:
+            return
+        append_lines(self._path, lines)
+        if self._path.stat().st_size > self._max_bytes:
+            self._every_minutes *= 2
+            _thin(self._path, self._every_minutes)
+
+    def _is_kept(self, span: Span) -> bool:
+        return is_kept(span.began_unix_s, self._every_minutes)
+
+
+def is_kept(time_unix_s: float, every: int) -> bool:
+    """Whether a file that keeps every so many minutes keeps the one of this moment."""
+    return int(time_unix_s) // MINUTE_S % every == 0
+
+
+def every_minutes(path: Path) -> int:
+    """The file holds minutes that are multiples of this; 1 for all, and for a file that does not exist."""
+    if not path.exists():
+        return 1
+    with path.open("rb") as file:
+        found = EVERY_MINUTES.match(file.readline(64))
+    return int(found[1]) if found else 1
+
+
+def read_timeline(path: Path) -> Iterator[FiledSpan]:
+    """All spans, in the order in which they came; none of a file that does not exist.
+
+    Memory does not grow with the file. A torn last line is left out. Raises RunFolderError, naming the line, for
+    anything else that is no span.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, row in enumerate(file, start=1):
+            if not row.endswith(b"\n"):
+                return
+            if number > 1 or not EVERY_MINUTES.match(row):
+                yield _span(path, number, row)
+
+
+def _span(path: Path, number: int, row: bytes) -> FiledSpan:
+    try:
+        return _line_decoder.decode(row)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        cure = "delete this line; every other line is independent of it"
+        raise RunFolderError(f"not a span ({error})", where=f"{path}:{number}", got=row[:60], cure=cure) from None
+
+
+def _line(role: str, span: Span) -> dict[str, Any]:
+    times = {"began_unix_s": round(span.began_unix_s, 4), "duration_s": round(span.duration_s, 4)}
+    more = {name: value for name in ("whom", "is_wait", "is_beside") if (value := getattr(span, name))}
+    return times | {"role": role, "kind": span.kind} | more
+
+
+def _thin(path: Path, every: int) -> None:
+    with path.open("rb") as file:
+        kept = [row for row in file if (began := BEGAN.match(row)) and is_kept(int(began[1]), every)]
+    replace_file(path, b"".join([b'{"every_minutes":%d}\n' % every, *kept]))
