@@ -10,7 +10,7 @@ export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 run() {  # pytest's code 5, nothing collected, is fine where arguments chose the tests
     local code=0
-    .venv/bin/python -m pytest "$@" || code=$?
+    .venv/bin/python -m pytest --durations=8 "$@" || code=$?
     if [ "$code" -ne 0 ] && ! { [ "$code" -eq 5 ] && [ "$num_arguments" -gt 0 ]; }; then exit "$code"; fi
 }
 

@@ -79,6 +79,7 @@ def record(record_id):
     return success("qwen", "p1", Version(0, 0), record_id=record_id, now_s=0.0)
 
 
+@pytest.mark.thorough
 def test_a_simulation_happens_the_same_way_every_time():
     """All but what was measured on this machine; another seed makes another one."""
     outcomes = [simulate(TINY, Costs(), budget_mib=8, seed=seed) for seed in (1, 1, 2)]
@@ -87,6 +88,7 @@ def test_a_simulation_happens_the_same_way_every_time():
     assert first != other
 
 
+@pytest.mark.thorough
 def test_a_daemon_that_keeps_up_stores_everything_and_is_as_busy_as_its_work():
     """What comes is stored; the budget holds; the processor's share follows from the cost of a record."""
     cheap, dear = (simulate(TINY, Costs(put_us=put_us), budget_mib=8) for put_us in (0.0, 1000.0))
@@ -98,6 +100,7 @@ def test_a_daemon_that_keeps_up_stores_everything_and_is_as_busy_as_its_work():
     assert dear.busy - cheap.busy == pytest.approx(0.001 * 400, rel=0.1)
 
 
+@pytest.mark.thorough
 def test_a_daemon_with_too_much_to_do_falls_behind_and_evicts_what_does_not_fit():
     """Seconds late instead of milliseconds, and never over the budget."""
     late = simulate(TINY, Costs(put_us=5000.0), budget_mib=8)
@@ -109,6 +112,7 @@ def test_a_daemon_with_too_much_to_do_falls_behind_and_evicts_what_does_not_fit(
     assert full.held_mib[1] <= 1
 
 
+@pytest.mark.thorough
 def test_shards_share_the_work():
     """Each of four has about a quarter, and together they store the same."""
     one, four = (
@@ -120,6 +124,7 @@ def test_shards_share_the_work():
     assert 0.2 * one.held_mib[1] < four.held_mib[1] < 0.4 * one.held_mib[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shards", [1, 2])
 def test_forwarders_carry_each_record_to_every_other_site_once(shards):
     """Both sites end up with the records of both, and nothing goes in a circle."""
@@ -138,6 +143,7 @@ def test_forwarders_carry_each_record_to_every_other_site_once(shards):
     assert newest["p0000"].step > 0  # lives on the first site
 
 
+@pytest.mark.thorough
 def test_what_a_site_far_away_publishes_arrives_later():
     """By the delay between sites: with a daemon of its own a site hears its own policies at once."""
     central, forwarded = (
@@ -150,6 +156,7 @@ def test_what_a_site_far_away_publishes_arrives_later():
     assert forwarded.remote_mib_s > 0
 
 
+@pytest.mark.thorough
 def test_the_tool_prints_a_table_and_ends_with_json(tmp_path):
     """Every row of it bounded or not, and exit code 0 when the bounds are kept."""
     tool = Path(simulate_exchange.__file__)
@@ -176,6 +183,7 @@ def test_a_missed_bound_is_said(monkeypatch, capsys):
     assert "MISSED: 4 policies, 400/s, 1 shard: busiest daemon is" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_the_figure_has_a_row_per_sweep(tmp_path):
     """Nothing is drawn of settings that are in none."""
     outcome = simulate(TINY, Costs(), budget_mib=8)
