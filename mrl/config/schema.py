@@ -211,7 +211,7 @@ class LearnerTable(Table):
     """Length of one packed sequence; rows longer than this get one of their own."""
     microbatch_tokens: int = Field(default=8192, ge=32)
     """Tokens of one forward and backward pass."""
-    mismatch_alarm_nats: float = Field(default=0.05, gt=0)
+    mismatch_alarm_nats: float = Field(default=0.2, gt=0)
     """A step whose sampled tokens diverge by more than this (k3, learner against engine) is warned of and counted."""
     data_timeout_s: float = Field(default=300.0, gt=0)
     """A learner that gets no batch for this long gives up and says what it awaited."""

@@ -33,7 +33,7 @@ class GenerationRequest:
     """Sample `seeds.size` answers to one prompt."""
 
     request_id: str
-    """Unique over the life of the engine."""
+    """Unique among the requests in flight, and not that of one that was aborted."""
     prompt_token_ids: npt.NDArray[np.int32]
     seeds: npt.NDArray[np.uint64]
     """[G] one seed per answer."""

@@ -1,0 +1,53 @@
+"""What a learner says of its batch and its engine: how stale the groups are, and when engine and learner disagree."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+from structlog.testing import capture_logs
+
+from mrl.learner.batches import batch_values
+from mrl.learner.loop import Learner, Milestones
+from mrl.records.codec import pack_array
+from mrl.records.finish import FinishReason
+from mrl.records.rollouts import Answer, ScoredGroup
+from mrl.records.version import Version, VersionSpan
+
+
+def group(*steps: int) -> ScoredGroup:
+    """One answer with a token of each of these versions."""
+    answer = Answer(
+        token_ids=pack_array(list(steps), "i4"),
+        logprobs=pack_array([-1.0] * len(steps), "f4"),
+        versions=[VersionSpan(1, Version(0, step)) for step in steps],
+        completion=b"",
+        finish_reason=FinishReason.STOP,
+        reward=1.0,
+    )
+    return ScoredGroup(ticket="t", prompt_id="p", task="t", prompt_token_ids=b"", answers=[answer])
+
+
+def test_staleness_is_told_as_a_distribution():
+    """A group is as stale as its oldest token, whatever came after an update."""
+    values = batch_values([group(5), group(3, 5), group(3), group(4)], step=5)
+
+    shares = {name: value for name, value in values.items() if name.startswith("staleness/share/")}
+    assert shares == {"staleness/share/0": 0.25, "staleness/share/1": 0.25, "staleness/share/2": 0.5}
+    assert (values["staleness/mean_versions"], values["staleness/max_versions"]) == (1.25, 2.0)
+
+
+@pytest.fixture
+def learner(tiny_model) -> Learner:
+    """One whose alarm rings above 0.2 nats."""
+    milestones = Milestones(1, 0, 0, 0, mismatch_alarm_nats=0.2)
+    return Learner(SimpleNamespace(model=tiny_model()), milestones, Version(0, 0), None, seed=1)
+
+
+@pytest.mark.parametrize(("k3_nats", "alarms"), [(0.0, 0), (0.2, 0), (0.21, 1), (math.nan, 1)])
+def test_engine_and_learner_that_disagree_ring_the_alarm(learner, k3_nats, alarms):
+    """Above the bound, and where it is no number at all."""
+    with capture_logs() as logs:
+        learner._watch_mismatch({"mismatch/k3_nats": k3_nats, "mismatch/max_ratio": 9.0})
+
+    assert [entry["event"] for entry in logs] == ["mismatch"] * alarms
+    assert learner._alarms == alarms
