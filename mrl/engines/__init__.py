@@ -1,6 +1,9 @@
 """Engines: token ids in, token ids with log-probabilities and versions out.
 
-- `engine`    what every engine offers
-- `sampling`  seeded sampling, independent of how requests are batched
-- `embedded`  transformers in this process
+- `engine`          what every engine offers
+- `embedded`        transformers in this process, over `continuous` (batching), `slot_cache` and `sampling`
+- `server`          an inference server, as a child (`server_process`) or at a URL, over `http` and `segments`
+- `dialect`         what one kind of server has to say for itself: `vllm` and `sglang`, each with its launch
+- `environment`     where the environments of servers are
+- `inside/`         what runs inside those environments, and is never imported here
 """

@@ -6,6 +6,8 @@
 - `warm_start` the supervised training of `make`
 - `tokenizers` the two kinds of tokenizer that `make` trains
 - `architectures` the configurations of small models
+- `probe`      a small random policy, for examinations
+- `tensor_file` safetensors as a stream, with digests
 
 A made folder is no different from a downloaded one: nothing else in mrl knows that it was made here.
 """

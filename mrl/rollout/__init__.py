@@ -1,9 +1,12 @@
 """Rollout: prompts in, scored groups out.
 
 - `link`      the worker's side of the conversation with its learner
-- `sampling`  one batch: generate, verify, score
-- `scoring`   what this policy gives to answers of its peers
-- `updates`   new weights into an engine, released only after their canary
 - `loop`      a worker's life
+- `sampling`  prompts become requests, finished answers become scored groups
+- `flights`   groups in the engine, and groups whose weights are still to be proved
+- `updates`   new weights into an engine, proved by canary and digests
+- `verifying` verification beside sampling
+- `scoring`   what this policy gives to answers of its peers
+- `totals`    what a worker counts
 - `evaluate`  held-out accuracy of one published version
 """
