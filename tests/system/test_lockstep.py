@@ -56,10 +56,8 @@ TINY = ["--evaluation.every=0", "--pool.held_out_prompts=8"]
 STEPS = 3
 
 
-@pytest.mark.parametrize(
-    ("regime", "heard"),
-    [pytest.param("hacpo", "sharing/peer_rows", marks=pytest.mark.slow), ("rlad", "sharing/scored_rows")],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("regime", "heard"), [("hacpo", "sharing/peer_rows"), ("rlad", "sharing/scored_rows")])
 def test_equal_seeds_give_equal_bits_under_a_regime_that_hears_a_live_peer(make_run, regime, heard):
     """Whole groups of a peer that learns too; and its scores, which it gives under the weights of the same step.
 
