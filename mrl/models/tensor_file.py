@@ -6,6 +6,7 @@ before it writes, and maps files to read them, which for weights that change eve
 """
 
 import json
+import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -136,6 +137,9 @@ def _entries(path: Path, file: BinaryIO) -> list[tuple[str, torch.dtype, list[in
         ]
     except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise WeightsError(f"{path}: no safetensors header: {error}") from error
+    for name, dtype, shape, num_bytes in entries:
+        if num_bytes != math.prod(shape) * dtype.itemsize:
+            raise WeightsError(f"{path}: {name} has {num_bytes} bytes, which {dtype} {shape} does not need")
     if [begin for begin, _, _ in ranges] != [0, *(end for _, end, _ in ranges)][: len(ranges)]:
         raise WeightsError(f"{path}: its tensors do not lie one behind the other")
     return entries

@@ -1,0 +1,79 @@
+"""Safetensors files as a stream: the same files that the library writes and reads, and every broken one refused."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mrl.errors import WeightsError
+from mrl.models.tensor_file import digest, read_folder, read_tensors, write_tensors
+
+TENSORS = {
+    "a": torch.arange(6, dtype=torch.float32).reshape(2, 3),
+    "b": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+    "c": torch.tensor(7, dtype=torch.int64),
+}
+
+
+def raw_file(path: Path, header: dict, data: bytes) -> Path:
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def entry(begin: int, end: int, shape: list[int]) -> dict:
+    return {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+
+
+def test_the_library_reads_what_is_written_here(tmp_path):
+    """Types, shapes and values, a tensor without dimensions included."""
+    digests = write_tensors(tmp_path / "x.safetensors", TENSORS)
+
+    found = load_file(tmp_path / "x.safetensors")
+    assert all(
+        torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in TENSORS.items()
+    )
+    assert digests == {name: digest(tensor) for name, tensor in TENSORS.items()}
+
+
+def test_what_the_library_writes_is_read_into_its_places(tmp_path):
+    """With the same digests; what has no place is checked all the same."""
+    save_file(TENSORS, tmp_path / "x.safetensors")
+    places = {"a": torch.zeros(2, 3), "b": torch.zeros(2, dtype=torch.bfloat16)}
+
+    found = read_folder(tmp_path, lambda name, dtype, shape: places.get(name))
+
+    assert found == {name: digest(tensor) for name, tensor in TENSORS.items()}
+    assert all(torch.equal(tensor, TENSORS[name]) for name, tensor in places.items())
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "words"),
+    [
+        ({"a": entry(0, 8, [2])}, bytes(7), "1 bytes are missing at its end"),
+        ({"a": entry(0, 8, [2])}, bytes(9), "more in the file"),
+        ({"a": entry(0, 4, [2])}, bytes(4), "a has 4 bytes"),
+        ({"a": entry(0, 8, [2]), "b": entry(12, 16, [1])}, bytes(16), "one behind the other"),
+        ({"a": entry(4, 8, [1])}, bytes(8), "one behind the other"),
+        ({"a": {"dtype": "F12", "shape": [1], "data_offsets": [0, 4]}}, bytes(4), "no safetensors header"),
+        ([], b"", "no safetensors header"),
+    ],
+)
+def test_a_broken_file_is_refused(tmp_path, header, data, words):
+    """Each in its own words; nothing is left half read under a right name."""
+    path = raw_file(tmp_path / "x.safetensors", header, data)
+
+    with pytest.raises(WeightsError, match=words):
+        list(read_tensors(path))
+
+
+def test_an_empty_folder_has_no_weights(tmp_path):
+    """And one that cannot be opened says why."""
+    with pytest.raises(WeightsError, match="no \\*\\.safetensors"):
+        read_folder(tmp_path)
+    (tmp_path / "x.safetensors").mkdir()
+    with pytest.raises(WeightsError, match="cannot be read"):
+        read_folder(tmp_path)
