@@ -140,6 +140,7 @@ METRICS: dict[str, Metric] = {
     "exchange/flow_age_versions/{source}/{receiver}": Metric("versions", "mean age of the delivered records", True),
     # allocator, per policy
     "allocation/slots": Metric("slots", "rollout slots granted to the policy", True),
+    "allocation/held_slots": Metric("slots", "most slots that the policy's workers may have in use under any lease"),
     "allocation/demand_slots": Metric("slots", "slots that the measured throughput calls for"),
     "allocation/progress": Metric("1", "busy share of the learner: busy / (busy + waiting for data)"),
     "allocation/epoch": Metric("epoch", "epoch of the newest lease"),

@@ -96,6 +96,7 @@ def report(telemetry: Telemetry, decisions: list[Decision]) -> None:
             decision.num_reports,
             {
                 "allocation/slots": decision.slots,
+                "allocation/held_slots": decision.held_slots,
                 "allocation/demand_slots": decision.demand_slots,
                 "allocation/progress": decision.progress,
                 "allocation/epoch": decision.epoch,
