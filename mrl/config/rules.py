@@ -3,7 +3,7 @@
 import re
 
 from mrl.config.objective_rules import check_objective
-from mrl.config.schema import MakeTable, PolicyTable, RolloutTable, RunConfig, ServerTable
+from mrl.config.schema import LearnerTable, MakeTable, PolicyTable, RolloutTable, RunConfig, ServerTable
 from mrl.errors import ConfigError
 
 MAX_PORT = 65535
@@ -126,6 +126,15 @@ def _check_learning(config: RunConfig, where: str) -> None:
     """Somebody learns; and policies that step together save the same steps, or they could not go on together."""
     if not config.learning:
         raise ConfigError("policies: all are frozen", where=where, wanted="one that learns")
+    for name in config.learning:
+        warmup_steps = config.policies[name].learner.warmup_steps
+        if warmup_steps >= config.run.steps:
+            raise ConfigError(
+                f"policies.{name}.learner.warmup_steps: the run ends before its learning rate is reached",
+                where=where,
+                got=warmup_steps,
+                wanted=f"< run.steps = {config.run.steps}",
+            )
     every = {name: config.policies[name].learner.checkpoint_every for name in config.learning}
     if config.run.sync and len(set(every.values())) > 1:
         name = list(every)[-1]
@@ -177,9 +186,35 @@ def _check_learner(key: str, policy: PolicyTable, where: str) -> None:
             got=learner.microbatch_tokens,
             wanted=f">= pack_tokens = {learner.pack_tokens}",
         )
+    if learner.microbatch_tokens <= policy.rollout.max_new_tokens:  # a row is an answer behind a prompt
+        raise ConfigError(
+            f"{key}.learner.microbatch_tokens: smaller than one row",
+            where=where,
+            got=learner.microbatch_tokens,
+            wanted=f"> rollout.max_new_tokens = {policy.rollout.max_new_tokens}",
+            cure="raise it, or sample shorter answers",
+        )
     if any(not 0 <= beta < 1 for beta in learner.betas):
         raise ConfigError(
             f"{key}.learner.betas: not valid", where=where, got=list(learner.betas), wanted="0 <= beta < 1"
+        )
+    _check_sharding(key, learner, where)
+
+
+def _check_sharding(key: str, learner: LearnerTable, where: str) -> None:
+    if learner.shard_size and learner.sharding == "replicate":
+        raise ConfigError(
+            f"{key}.learner.shard_size: nothing is sharded",
+            where=where,
+            got=learner.shard_size,
+            cure=f'set {key}.learner.sharding = "shard", or leave it out',
+        )
+    if learner.shard_size and learner.processes % learner.shard_size:
+        raise ConfigError(
+            f"{key}.learner.shard_size: does not divide the ranks",
+            where=where,
+            got=learner.shard_size,
+            wanted=f"a divisor of processes = {learner.processes}, or 0 for all of them",
         )
 
 

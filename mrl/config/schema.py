@@ -191,14 +191,28 @@ class LearnerTable(Table):
 
     processes: int = Field(default=1, ge=1)
     """Ranks of the learner's process group."""
+    sharding: Literal["replicate", "shard"] = "replicate"
+    """Every rank holds all parameters, gradients and moments, or the ranks share them out (FSDP2)."""
+    shard_size: int = Field(default=0, ge=0)
+    """Ranks that share one copy of them where `sharding` is "shard"; 0 takes all ranks."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Number format of forward and backward; parameters, gradient sums and moments are float32 in any case."""
+    activation_checkpointing: bool = False
+    """Blocks keep their inputs alone and run again in the backward pass: less memory, a third more compute."""
+    compile: bool = False
+    """Blocks are compiled by torch at their first passes, which take long then."""
     prompts_per_step: int = Field(default=32, ge=1)
     """Groups that one step consumes (B)."""
     minibatches: int = Field(default=1, ge=1)
     """Optimizer updates per step."""
     lr: float = Field(default=3e-4, gt=0)
-    """Learning rate of AdamW at the first step."""
+    """Highest learning rate of AdamW: that of the first step, or of the last step of the warm-up."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises to `lr` in a straight line."""
+    lr_schedule: Literal["linear", "cosine"] = "linear"
+    """Shape of its fall afterwards, down to `lr_final_share`."""
     lr_final_share: float = Field(default=1.0, gt=0, le=1)
-    """The learning rate falls in a straight line to this share of `lr` at the last step; 1 keeps it constant."""
+    """Share of `lr` that is left at the last step; 1 keeps it constant."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
     betas: tuple[float, float] = (0.9, 0.999)

@@ -1,0 +1,49 @@
+"""Rules that span several keys of a learner's table."""
+
+import pytest
+
+from mrl.config.load import validate
+from mrl.config.rules import check_rules
+from mrl.errors import ConfigError
+
+
+def config_with(steps=10, **learner):
+    """A configuration with this table."""
+    tables = {
+        "run": {"name": "r", "steps": steps},
+        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
+        "policies": {"qwen": {"model": "/nowhere", "rollout": {"max_new_tokens": 300}, "learner": learner}},
+    }
+    config = validate(tables, where="test")
+    check_rules(config, where="test")
+    return config
+
+
+@pytest.mark.parametrize(
+    ("learner", "words"),
+    [
+        ({"shard_size": 2, "processes": 2}, 'shard_size: nothing is sharded; got 2; cure: .*sharding = "shard"'),
+        ({"shard_size": 3, "processes": 4, "sharding": "shard"}, "does not divide the ranks; got 3; .*processes = 4"),
+        ({"microbatch_tokens": 300}, "microbatch_tokens: smaller than one row; got 300; .*max_new_tokens = 300"),
+        ({"warmup_steps": 10}, "warmup_steps: the run ends before.*; got 10; wanted < run.steps = 10"),
+        ({"precision": "float16"}, "learner.precision: not valid"),
+    ],
+)
+def test_keys_that_contradict_each_other_are_refused(learner, words):
+    """In one line that names the key and the cure."""
+    with pytest.raises(ConfigError, match=words):
+        config_with(**learner)
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [
+        {"processes": 4, "sharding": "shard"},
+        {"processes": 4, "sharding": "shard", "shard_size": 2},
+        {"microbatch_tokens": 301},
+        {"warmup_steps": 9},
+    ],
+)
+def test_keys_that_fit_each_other_pass(learner):
+    """At the bounds too."""
+    config_with(**learner)
