@@ -45,14 +45,10 @@ def digest(tensor: Tensor) -> str:
     return xxhash.xxh3_128_hexdigest(_raw(tensor.detach().cpu().contiguous()))
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Write tensors of the CPU as a safetensors file; returns name -> digest. Raises OSError."""
-    digests = {}
-    with path.open("wb", buffering=0) as file:
-        file.write(_header(tensors))
-        for name, tensor in tensors.items():
-            digests[name] = _write_one(file, _raw(tensor.detach().contiguous()))
-    return digests
+def write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Write tensors of the CPU as a safetensors file, which is unbuffered; returns name -> digest. Raises OSError."""
+    file.write(_header(tensors))
+    return {name: _write_one(file, _raw(tensor.detach().contiguous())) for name, tensor in tensors.items()}
 
 
 Place = Callable[[str, torch.dtype, list[int]], Tensor | None]

@@ -16,6 +16,7 @@ from mrl.records.rollouts import WeightsNotice
 from mrl.records.version import Version
 from mrl.weights.canary import CanaryGap, gap_nats
 from mrl.weights.manifest import Manifest, differing, read_manifest
+from mrl.weights.spares import hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,9 @@ def install(engine: Engine, manifest_path: Path, version: Version, *, tolerance_
     manifest = read_manifest(manifest_path)
     if manifest.version != version:
         raise WeightsError(f"{manifest_path}: describes version {manifest.version}, wanted {version}")
-    engine.load(manifest_path.parent, version, manifest.tensors)
-    gap = prove(engine, manifest, tolerance_nats)
+    with hold(manifest_path.parent):
+        engine.load(manifest_path.parent, version, manifest.tensors)
+        gap = prove(engine, manifest, tolerance_nats)
     return Installed(version, gap, time.monotonic() - started_s)
 
 

@@ -15,6 +15,7 @@ from mrl.models.tensor_file import write_tensors
 from mrl.records.version import Version
 from mrl.weights.canary import make_canary
 from mrl.weights.manifest import MANIFEST, Canary, Manifest
+from mrl.weights.spares import Spares
 
 SHARD_BYTES = 2 * 1024**3
 """Tensors that are in memory together while they are written."""
@@ -37,6 +38,7 @@ class Publisher:
         """Configuration and tokenizer files of `model_folder` appear beside the weights."""
         self._folder, self._policy, self._model_folder = folder, policy, model_folder
         self._keep, self._shard_bytes = keep, shard_bytes
+        self._spares = Spares(folder / ".spares")
         folder.mkdir(parents=True, exist_ok=True)
         for torn in folder.glob(f"{PARTS}*"):
             shutil.rmtree(torn)
@@ -56,7 +58,8 @@ class Publisher:
             places: dict[str, str] = {}
             for number, shard in enumerate(_shards(weights, self._shard_bytes), 1):
                 name = f"model-{number:05d}.safetensors"
-                tensors |= write_tensors(parts / name, shard)
+                with self._spares.open(parts / name) as file:
+                    tensors |= write_tensors(file, shard)
                 places |= dict.fromkeys(shard, name)
             _name_shards(parts, places)
             manifest = Manifest(policy=self._policy, version=version, tensors=tensors, canary=canary)
@@ -78,7 +81,9 @@ class Publisher:
     def _prune(self) -> None:
         """Drop all but the newest versions of the folder, those of earlier lives included."""
         for manifest in sorted(self._folder.glob(f"[0-9]*/{MANIFEST}"), key=_version_of)[: -self._keep]:
-            remove(manifest)
+            manifest.unlink(missing_ok=True)
+            self._spares.keep(manifest.parent)
+            shutil.rmtree(manifest.parent, ignore_errors=True)
 
 
 def remove(manifest_path: Path) -> None:

@@ -30,7 +30,8 @@ def entry(begin: int, end: int, shape: list[int]) -> dict:
 
 def test_the_library_reads_what_is_written_here(tmp_path):
     """Types, shapes and values, a tensor without dimensions included."""
-    digests = write_tensors(tmp_path / "x.safetensors", TENSORS)
+    with (tmp_path / "x.safetensors").open("wb", buffering=0) as file:
+        digests = write_tensors(file, TENSORS)
 
     found = load_file(tmp_path / "x.safetensors")
     assert all(
