@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 
 from mrl.records.codec import decoder
+from mrl.records.units import NodeOrders, NodeReport
 from mrl.records.version import Count, Name
 
 Rate = Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]
@@ -26,6 +27,10 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     """Requests that the worker may have running under that lease; a restarted allocator learns from it."""
     sequence: Count = 0
     """Number of this request; the grant that answers it carries it back."""
+    unit: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    """The unit that the worker was started on; empty where slots are leased and not units."""
+    unit_epoch: Count = 0
+    """The epoch under which it was started there."""
 
 
 class LearnerReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="learner_report"):
@@ -58,6 +63,10 @@ class ReportAck(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
 
 AllocatorRequest = LeaseRequest | LearnerReport
 AllocatorReply = LeaseGrant | ReportAck
+UnitRequest = AllocatorRequest | NodeReport
+"""What an allocator of whole units hears."""
+UnitReply = AllocatorReply | NodeOrders
 
 allocator_request_decoder: msgspec.msgpack.Decoder[AllocatorRequest] = decoder(AllocatorRequest)
 allocator_reply_decoder: msgspec.msgpack.Decoder[AllocatorReply] = decoder(AllocatorReply)
+unit_request_decoder: msgspec.msgpack.Decoder[UnitRequest] = decoder(UnitRequest)

@@ -1,0 +1,230 @@
+"""Which policy has which unit: leases of whole units from reports of their nodes, their engines and the learners.
+
+No socket, clock or file in sight. How many units each policy should have is decided elsewhere (`UnitRule`); here the
+leases follow, one unit at a time, and never faster than the proofs come in.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from mrl.allocation.meter import increments
+from mrl.allocation.units import HELD, Transition, UnitRow, UnitState, UnitTable
+from mrl.records.leases import LearnerReport, LeaseGrant, LeaseRequest, ReportAck, UnitReply, UnitRequest
+from mrl.records.units import NodeOrders, NodeReport, UnitOrder, UnitReport
+
+
+class UnitRule(Protocol):
+    """Decides how many units each policy should have."""
+
+    def add_rollout(self, policy: str, tokens: float, slot_seconds: float, num_units: int) -> None:
+        """Count what one engine generated since its last word, while its policy held `num_units`."""
+
+    def add_report(self, report: LearnerReport, now_s: float) -> None:
+        """Count a learner's totals."""
+
+    def targets(self, pools: Mapping[str, int], held: Mapping[str, int], now_s: float) -> dict[str, int]:
+        """Units per policy. `pools`: how many usable units each policy's engine fits; `held`: what each has now."""
+
+    def release(self, policy: str) -> None:
+        """The policy needs no engine any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitSettings:
+    """Bounds of the leases."""
+
+    ttl_s: float
+    """A lease that its engine has not renewed for so long is taken back."""
+    start_s: float
+    """The same before the engine first speaks, while its node says that it is starting."""
+    grace_s: float
+    """An engine that is asked to end is killed after this."""
+    clear_s: float = 30.0
+    """A unit that is not proved empty for so long counts as dead until it is."""
+    slots_per_unit: int = 1
+    """Requests that one engine may run at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitShare:
+    """What one policy has after a tick."""
+
+    policy: str
+    target_units: int
+    held_units: int
+    num_reports: int
+
+
+class UnitCore:
+    """Leases `units` among the policies of `fits`; an engine of a policy runs on the units that it fits."""
+
+    def __init__(
+        self, fits: Mapping[str, frozenset[str]], rule: UnitRule, settings: UnitSettings, now_s: float, *, life: int
+    ) -> None:
+        """`life` is larger than that of every allocator before in this run."""
+        self.table = UnitTable(sorted(frozenset().union(*fits.values())))
+        self.targets: dict[str, int] = dict.fromkeys(fits, 0)
+        self.num_unknown = 0
+        """Messages of policies or about units that the run does not have."""
+        self._fits, self._rule, self._settings, self._life = fits, rule, settings, life
+        self._totals: dict[str, tuple[float, float]] = {}
+        self._num_reports = dict.fromkeys(fits, 0)
+        self._now_s = now_s
+
+    def handle(self, message: UnitRequest, now_s: float) -> list[UnitReply]:
+        """Answer one message."""
+        self._notice_gap(now_s)
+        match message:
+            case NodeReport():
+                return [self._hear(message, now_s)]
+            case LeaseRequest() if message.policy in self._fits:
+                return [self._renew(message, now_s)]
+            case LearnerReport() if message.policy in self._fits:
+                self._num_reports[message.policy] += 1
+                self._rule.add_report(message, now_s)
+                return [ReportAck(policy=message.policy)]
+        self.num_unknown += 1
+        return []
+
+    def tick(self, now_s: float) -> list[UnitShare]:
+        """Take back what expired, decide anew, and move. To be called more often than ttl / 2."""
+        self._notice_gap(now_s)
+        self._expire(now_s)
+        pools = {policy: sum(self._is_usable(unit) for unit in units) for policy, units in self._fits.items()}
+        self.targets = self._rule.targets(pools, self.held_units(), now_s)
+        self._take_back(now_s)
+        self._give(now_s)
+        held = self.held_units()
+        return [
+            UnitShare(policy, self.targets.get(policy, 0), held[policy], self._num_reports[policy])
+            for policy in self._fits
+        ]
+
+    def release(self, policy: str, now_s: float) -> None:
+        """Give up all units of a policy that was stopped or is done; it gets none again."""
+        self._rule.release(policy)
+        for row in self._rows_of(policy):
+            self._revoke(row, now_s, f"{policy} was released")
+
+    def held_units(self) -> dict[str, int]:
+        """Units that each policy owns now."""
+        return {policy: len(self._rows_of(policy)) for policy in self._fits}
+
+    def orders(self, report: NodeReport) -> NodeOrders:
+        """What the node of a report is to do now, whatever it was told before."""
+        rows = (self.table.rows.get(unit.unit) for unit in report.units)
+        orders = [order for row in rows if row and (order := self._order(row))]
+        return NodeOrders(life=self._life, orders=orders)
+
+    def take_log(self) -> list[Transition]:
+        """Transitions since the last call."""
+        return self.table.take_log()
+
+    def _hear(self, report: NodeReport, now_s: float) -> NodeOrders:
+        if report.life != self._life:  # it speaks to an allocator before this one
+            return NodeOrders(life=self._life, orders=[])
+        for policy in report.released:
+            if policy in self._fits:
+                self.release(policy, now_s)
+        for unit in report.units:
+            if unit.unit in self.table.rows:
+                self._hear_unit(unit, now_s)
+            else:
+                self.num_unknown += 1
+        self._give(now_s)
+        return self.orders(report)
+
+    def _hear_unit(self, report: UnitReport, now_s: float) -> None:
+        row, clear_s = self.table.rows[report.unit], self._settings.clear_s
+        is_there = report.resident_epoch == row.epoch
+        if report.epoch > row.epoch:
+            policy = report.resident_policy if report.resident_policy in self._fits else ""
+            self.table.adopt(row.unit, report.epoch, policy, now_s, within_s=clear_s)
+        elif row.state is UnitState.GRANTED and is_there:
+            self.table.starting(row.unit, row.epoch, now_s)
+        elif row.state in (UnitState.CLEARING, UnitState.DEAD) and self._is_proof(report, row):
+            self.table.free(row.unit, row.epoch, now_s)
+        elif row.state in (*HELD, UnitState.DRAINING) and report.epoch == row.epoch and not is_there:
+            self.table.clear(row.unit, row.epoch, now_s, within_s=clear_s, why="its engine is gone")
+
+    def _is_proof(self, report: UnitReport, row: UnitRow) -> bool:
+        return report.cleared_epoch >= row.epoch
+
+    def _order(self, row: UnitRow) -> UnitOrder | None:
+        match row.state:
+            case UnitState.GRANTED:
+                return UnitOrder(unit=row.unit, epoch=row.epoch, kind="start", policy=row.policy)
+            case UnitState.DRAINING:
+                return UnitOrder(unit=row.unit, epoch=row.epoch, kind="end", grace_s=self._settings.grace_s)
+            case UnitState.CLEARING | UnitState.DEAD:
+                return UnitOrder(unit=row.unit, epoch=row.epoch, kind="clear")
+        return None
+
+    def _renew(self, request: LeaseRequest, now_s: float) -> LeaseGrant:
+        """An engine's lease: its slots while the unit is its own, none any more afterwards."""
+        is_own = self.table.renew(request.unit, request.unit_epoch, request.policy, now_s)
+        if is_own:
+            self._count(request)
+        return LeaseGrant(
+            holder=request.holder,
+            policy=request.policy,
+            slots=self._settings.slots_per_unit if is_own else 0,
+            epoch=request.unit_epoch,
+            ttl_s=self._settings.ttl_s,
+            sequence=request.sequence,
+        )
+
+    def _count(self, request: LeaseRequest) -> None:
+        totals = (float(request.generated_tokens), request.slot_seconds)
+        before = self._totals.get(request.unit)
+        self._totals[request.unit] = totals
+        if before is not None:
+            tokens, slot_seconds = increments(totals, before)
+            self._rule.add_rollout(request.policy, tokens, slot_seconds, len(self._rows_of(request.policy)))
+
+    def _expire(self, now_s: float) -> None:
+        settings = self._settings
+        for row in self.table.silent(now_s, settings.ttl_s):
+            if row.state is UnitState.ACTIVE or now_s - row.renewed_s > settings.start_s:
+                self._revoke(row, now_s, "its engine is silent")
+        for row in self.table.overdue(now_s):
+            if row.state is UnitState.DRAINING:
+                self.table.clear(row.unit, row.epoch, now_s, within_s=settings.clear_s, why="it did not end in time")
+            else:
+                self.table.bury(row.unit, row.epoch, now_s)
+
+    def _take_back(self, now_s: float) -> None:
+        """Ask for the units above the targets, those granted last first."""
+        for policy in self._fits:
+            rows = sorted(self._rows_of(policy), key=lambda row: -row.epoch)
+            for row in rows[: max(0, len(rows) - self.targets.get(policy, 0))]:
+                self._revoke(row, now_s, "another policy needs it more")
+
+    def _give(self, now_s: float) -> None:
+        """Grant free units to the policies that are furthest below their targets, and that they fit."""
+        held = self.held_units()
+        for unit, row in self.table.rows.items():
+            short = {policy: self.targets.get(policy, 0) - held[policy] for policy in self._fits}
+            takers = [policy for policy in self._fits if unit in self._fits[policy] and short[policy] > 0]
+            if row.state is UnitState.FREE and takers:
+                taker = max(takers, key=lambda policy: (short[policy], policy))
+                self.table.grant(unit, taker, now_s)
+                self._totals.pop(unit, None)
+                held[taker] += 1
+
+    def _revoke(self, row: UnitRow, now_s: float, why: str) -> None:
+        self.table.revoke(row.unit, row.epoch, now_s, grace_s=self._settings.grace_s, why=why)
+
+    def _rows_of(self, policy: str) -> list[UnitRow]:
+        return [row for row in self.table.rows.values() if row.policy == policy and row.state in HELD]
+
+    def _is_usable(self, unit: str) -> bool:
+        return self.table.rows[unit].state is not UnitState.DEAD
+
+    def _notice_gap(self, now_s: float) -> None:
+        """Silence while this process itself was stopped is nobody's silence."""
+        gap_s = now_s - self._now_s
+        if gap_s > self._settings.ttl_s / 2:
+            self.table.forgive(gap_s)
+        self._now_s = max(self._now_s, now_s)

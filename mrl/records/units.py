@@ -1,0 +1,61 @@
+"""The conversation between the allocator and the nodes whose units (GPUs, sets of cores) it leases.
+
+Both sides say all of what holds now, again and again: a message that is lost, doubled or late costs time and nothing
+else. `life` counts the allocators of a run; what speaks of an earlier one is ignored.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from mrl.records.codec import decoder
+from mrl.records.version import Count, Name
+
+MAX_UNITS = 4096
+
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]
+
+
+class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node knows about one unit."""
+
+    unit: Name
+    epoch: Count
+    """Largest epoch it was told to start or to clear."""
+    resident_epoch: Count = 0
+    """Epoch of the engine that runs, starts, or has not been proved gone; 0 when there is none."""
+    resident_policy: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    cleared_epoch: Count = 0
+    """Nothing of this epoch or an earlier one runs, nor ever will."""
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="node_report"):
+    """Node -> allocator, several times a second and at every change."""
+
+    host: Name
+    life: Count
+    """Newest allocator that the node has heard; 0 before the first."""
+    units: Annotated[list[UnitReport], msgspec.Meta(max_length=MAX_UNITS)]
+    released: Annotated[list[Name], msgspec.Meta(max_length=MAX_UNITS)] = []
+    """Policies that need no engine any more: they are done, or were stopped."""
+
+
+class UnitOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node is to do with one unit."""
+
+    unit: Name
+    epoch: Count
+    kind: Literal["start", "end", "clear"]
+    """Start an engine of `policy`; ask the engine to end, within `grace_s`; or kill what is left and prove it gone."""
+    policy: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    grace_s: Seconds = 0.0
+
+
+class NodeOrders(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="node_orders"):
+    """Allocator -> node: answers a report; a unit that is not named goes on as it is."""
+
+    life: Count
+    orders: Annotated[list[UnitOrder], msgspec.Meta(max_length=MAX_UNITS)]
+
+
+node_orders_decoder: msgspec.msgpack.Decoder[NodeOrders] = decoder(NodeOrders)
