@@ -1,12 +1,16 @@
 """One forward pass of a packed batch: what the policy gives to the answer tokens in it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import MethodType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from mrl.learner.packing import PackedBatch
+from mrl.models.heads import head_shape
 from mrl.objectives.logprobs import token_logprobs, token_logprobs_and_entropy
 
 
@@ -23,18 +27,14 @@ def answer_logprobs(model: nn.Module, batch: PackedBatch, settings: ForwardSetti
 
     The head is applied to the places that predict an answer token only, in chunks.
     """
-    return token_logprobs(
-        *_head_inputs(model, batch), temperature=settings.temperature, chunk_tokens=settings.chunk_tokens
-    )
+    return _through(model, token_logprobs, batch, settings)
 
 
 def answer_logprobs_and_entropy(
     model: nn.Module, batch: PackedBatch, settings: ForwardSettings
 ) -> tuple[Tensor, Tensor]:
     """`answer_logprobs`, and [T] float32 entropies in nats of the distributions that the tokens were drawn from."""
-    return token_logprobs_and_entropy(
-        *_head_inputs(model, batch), temperature=settings.temperature, chunk_tokens=settings.chunk_tokens
-    )
+    return _through(model, token_logprobs_and_entropy, batch, settings)
 
 
 @torch.no_grad()
@@ -43,10 +43,32 @@ def frozen_logprobs(model: nn.Module, batches: Sequence[PackedBatch], settings: 
     return [answer_logprobs(model, batch, settings) for batch in batches]
 
 
-def _head_inputs(model: nn.Module, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """[T, D] hidden states that predict the answer tokens, [V, D] the head, [T] the tokens."""
-    hidden_NLD = model.get_decoder()(  # type: ignore[operator]
+def enter_by_answers(model: nn.Module) -> None:
+    """Let a sharded model gather its parameters for the passes of this module, as it does for its own forward.
+
+    The head's weight is a shard too: a product with it outside of the wrapped forward would miss the other ranks'
+    parts, or give them no gradient (huggingface/trl#7245).
+    """
+    model.answer_outputs = MethodType(_answer_outputs, model)  # type: ignore[assignment]
+    register_fsdp_forward_method(model, "answer_outputs")
+
+
+def _through(model: Any, score: Callable[..., Any], batch: PackedBatch, settings: ForwardSettings) -> Any:
+    if isinstance(model, FSDPModule):
+        return model.answer_outputs(score, batch, settings)  # type: ignore[attr-defined]
+    return _answer_outputs(model, score, batch, settings)
+
+
+def _answer_outputs(model: Any, score: Callable[..., Any], batch: PackedBatch, settings: ForwardSettings) -> Any:
+    hidden_NLD = model.get_decoder()(
         input_ids=batch.input_ids_NL, position_ids=batch.position_ids_NL, use_cache=False
     ).last_hidden_state
-    head_VD = model.get_output_embeddings().weight  # type: ignore[operator]
-    return hidden_NLD.flatten(0, 1)[batch.predict_at_T], head_VD, batch.target_ids_T
+    shape = head_shape(model)
+    return score(
+        hidden_NLD.flatten(0, 1)[batch.predict_at_T],
+        model.get_output_embeddings().weight,
+        batch.target_ids_T,
+        temperature=settings.temperature * shape.divisor,
+        softcap=None if shape.softcap is None else shape.softcap * shape.divisor,
+        chunk_tokens=settings.chunk_tokens,
+    )

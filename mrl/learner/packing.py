@@ -4,6 +4,7 @@ Rows are laid end to end into sequences of L tokens. Position ids start again at
 derives that attention never crosses a row. The last answer token is a target only, so a row takes P + T - 1 places.
 """
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,18 @@ import torch
 from torch import Tensor
 
 from mrl.sharing.regime import Component, TrainingExample
+
+COLUMNS = {
+    "predict_at_T": torch.int64,
+    "target_ids_T": torch.int64,
+    "component_T": torch.int64,
+    "advantages_T": torch.float32,
+    "weights_T": torch.float32,
+    "behaviour_logprobs_T": torch.float32,
+    "teacher_logprobs_T": torch.float32,
+    "row_T": torch.int64,
+}
+"""The token-wise tensors that every batch has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +83,20 @@ def fill_bins(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return bins
 
 
+def deal(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Rows of so many tokens dealt over ranks, the longest first, each to the rank that has least so far.
+
+    Indices per rank, ascending. No rank has more than the least loaded one and a longest row beside it.
+    """
+    shares: list[list[int]] = [[] for _ in range(num_ranks)]
+    loads = [(0, rank) for rank in range(num_ranks)]
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        load, rank = loads[0]
+        shares[rank].append(index)
+        heapq.heapreplace(loads, (load + lengths[index], rank))
+    return [sorted(share) for share in shares]
+
+
 def pack(
     examples: Sequence[TrainingExample],
     components: Sequence[Component],
@@ -81,25 +108,29 @@ def pack(
 ) -> list[PackedBatch]:
     """This rank's share of the rows as forward passes of at most `microbatch_tokens` (at least one sequence) each.
 
-    All ranks call it with the same arguments but `rank`; together they hold every row once. All sequences have the same
-    length, so ranks get equal work when the number of sequences divides evenly.
+    All ranks call it with the same arguments but `rank`; together they hold every row once. All get the same number of
+    passes, the last of them without a row where a rank has less to do: a forward is a matter of all ranks.
     """
     if not examples:
         return []
     lengths = [row_tokens(example) for example in examples]
     capacity = max(pack_tokens, max(lengths))
-    own_bins = fill_bins(lengths, capacity)[rank::world_size]
+    bins_of = [
+        [[share[index] for index in rows] for rows in fill_bins([lengths[place] for place in share], capacity)]
+        for share in deal(lengths, world_size)
+    ]
     per_pass = max(1, microbatch_tokens // capacity)
     index_of = {component.name: index for index, component in enumerate(components)}
-    return [
-        _lay_out(examples, own_bins[start : start + per_pass], capacity, index_of)
-        for start in range(0, len(own_bins), per_pass)
-    ]
+    longest = max(len(bins) for bins in bins_of)
+    starts = range(0, longest, per_pass)
+    return [_lay_out(examples, bins_of[rank][start : start + per_pass], capacity, index_of) for start in starts]
 
 
 def _lay_out(
     examples: Sequence[TrainingExample], bins: list[list[int]], capacity: int, index_of: dict[str, int]
 ) -> PackedBatch:
+    if not bins:
+        return _empty()
     input_ids = np.zeros((len(bins), capacity), dtype=np.int64)
     position_ids = np.zeros((len(bins), capacity), dtype=np.int64)
     columns: list[dict[str, npt.NDArray[Any]]] = []
@@ -122,6 +153,13 @@ def _lay_out(
         teacher_span_T=_spans([row.teacher_spans for row in packed], sizes),
         **{name: torch.from_numpy(np.concatenate([row[name] for row in columns])) for name in columns[0]},
     )
+
+
+def _empty() -> PackedBatch:
+    """A pass over one place that belongs to no row."""
+    place_NL = torch.zeros((1, 1), dtype=torch.int64)
+    nothing = {name: torch.zeros(0, dtype=dtype) for name, dtype in COLUMNS.items()}
+    return PackedBatch(input_ids_NL=place_NL, position_ids_NL=place_NL, **nothing)
 
 
 def _spans(spans: Sequence[npt.NDArray[np.int32] | None], sizes: Sequence[int]) -> Tensor | None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from mrl.learner.forward import ForwardSettings, answer_logprobs, answer_logprobs_and_entropy, frozen_logprobs
@@ -17,6 +18,7 @@ from mrl.learner.loss import (
     teacher_by_token,
 )
 from mrl.learner.packing import PackedBatch
+from mrl.learner.sharding import is_wrapped
 from mrl.learner.world import World
 from mrl.sharing.regime import Component
 
@@ -66,7 +68,8 @@ class Updater:
             scaled.sum().backward()
             totals += scaled.detach()
             seen.append(values.detached())
-        self._world.sum_gradients(self._model)
+        if not is_wrapped(self._model):
+            self._world.sum_gradients(self._model)
         return self._apply(totals, num_rows), seen
 
     def _values(self, batch: PackedBatch, proximal_T: Tensor | None) -> TokenValues:
@@ -90,8 +93,10 @@ class Updater:
 
     def _apply(self, totals: Tensor, num_rows: int) -> dict[str, float]:
         norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
         self._world.sum_values(totals)
-        finite = bool(torch.isfinite(norm))
+        finite = bool(torch.isfinite(norm) & torch.isfinite(totals).all())
         if finite and num_rows:  # without rows, momentum alone would move the parameters
             self._optimizer.step()
         values = {f"loss/{c.name}": float(total) for c, total in zip(self._components, totals, strict=True)}

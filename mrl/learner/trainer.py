@@ -1,5 +1,6 @@
 """What every rank of a learner does with a step order: pack its share, forward, backward, update, diagnose."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +16,7 @@ from mrl.learner.loss import needs_reference
 from mrl.learner.order import StepOrder, split_minibatches
 from mrl.learner.packing import PackedBatch, pack
 from mrl.learner.peer_logprobs import Float32s, PeerLogprobs
+from mrl.learner.sharding import place
 from mrl.learner.step import Updater
 from mrl.learner.tally import Tally
 from mrl.learner.world import World
@@ -26,7 +28,7 @@ HEAD_TOLERANCE_NATS = 1e-2
 
 
 class Trainer:
-    """Model and optimizer of one rank. Every rank holds all parameters; rows are dealt out, gradients are summed.
+    """Model and optimizer of one rank: rows are dealt out, gradients summed, parameters lie where `place` puts them.
 
     `reference` is a frozen copy of the policy at the start of the run, needed where `needs_reference(components)`.
     """
@@ -45,26 +47,32 @@ class Trainer:
     ) -> None:
         assert reference is not None or not needs_reference(components), "a component is held to a reference policy"
         # Dropout would make the learner's log-probabilities differ from the engine's, so it stays off in training.
-        self.model, self.world = model.eval(), world
+        self.model, self.world = place(model.eval(), table, world), world
         self._table, self._components = table, tuple(components)
         self._forward = ForwardSettings(temperature)
         self._seed, self._total_steps = seed, total_steps
         self.peer_logprobs: dict[int, Float32s] = {}
         """Of the last step: place among its examples -> [T] log-probs of a peer's row."""
-        self.optimizer = AdamW(model.parameters(), lr=table.lr, betas=table.betas, weight_decay=table.weight_decay)
+        self.optimizer = AdamW(
+            self.model.parameters(),
+            lr=table.lr,
+            betas=table.betas,
+            weight_decay=table.weight_decay,
+            fused=world.device.type == "cuda",
+        )
         self._updater = Updater(
-            model,
+            self.model,
             self.optimizer,
             self._components,
             world,
             forward=self._forward,
             max_grad_norm=table.max_grad_norm,
-            reference=None if reference is None else reference.eval().requires_grad_(False),
+            reference=None if reference is None else place(reference.eval().requires_grad_(False), table, world),
         )
 
     def train(self, order: StepOrder, step: int) -> dict[str, float]:
         """All updates of one step; returns its metrics, the same on every rank."""
-        lr = learning_rate(self._table.lr, self._table.lr_final_share, step, self._total_steps)
+        lr = learning_rate(self._table, step, self._total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         rng = np.random.default_rng([self._seed, step])
@@ -98,10 +106,17 @@ class Trainer:
         return [batch.to(self.world.device) for batch in batches]
 
 
-def learning_rate(first: float, final_share: float, step: int, total_steps: int) -> float:
-    """`first` at step 0, in a straight line to `final_share * first` at the last of `total_steps` steps."""
-    progress = step / (total_steps - 1) if total_steps > 1 else 0.0
-    return first * (1.0 - (1.0 - final_share) * min(1.0, progress))
+def learning_rate(table: LearnerTable, step: int, total_steps: int) -> float:
+    """Up to `lr` in a straight line over the steps of the warm-up, then down to `lr_final_share * lr` at the last step.
+
+    Without a warm-up, step 0 has `lr`.
+    """
+    if step < table.warmup_steps:
+        return table.lr * (step + 1) / table.warmup_steps
+    falling_steps = total_steps - 1 - table.warmup_steps
+    progress = min(1.0, (step - table.warmup_steps) / falling_steps) if falling_steps > 0 else 0.0
+    fallen = progress if table.lr_schedule == "linear" else (1.0 - math.cos(math.pi * progress)) / 2.0
+    return table.lr * (1.0 - (1.0 - table.lr_final_share) * fallen)
 
 
 @torch.no_grad()

@@ -60,7 +60,7 @@ class World:
 
     def close(self) -> None:
         """Leave the process group."""
-        if self.size > 1 and dist.is_initialized():
+        if dist.is_initialized():
             dist.destroy_process_group()
 
 

@@ -1,7 +1,10 @@
-"""The weights of a model by name: listing them, and taking over a whole set at once."""
+"""The weights of a model by name: listing them, gathering them, and taking over a whole set at once."""
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from mrl.errors import WeightsError
 
@@ -12,6 +15,15 @@ def named_weights(model: nn.Module) -> dict[str, Tensor]:
     persistent = model.state_dict().keys()
     weights.update({name: buffer for name, buffer in model.named_buffers() if name in persistent})
     return weights
+
+
+def whole_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """`named_weights` one by one, each gathered from its shards when its turn comes.
+
+    Where the model is sharded, all ranks have to take all of them.
+    """
+    for name, tensor in named_weights(model).items():
+        yield name, (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mrl.learner.forward import ForwardSettings, answer_logprobs
-from mrl.learner.packing import fill_bins, pack, row_tokens
+from mrl.learner.packing import deal, fill_bins, pack, row_tokens
 from mrl.objectives.specs import Clipped, CrossSequence, Imitation
 from mrl.sharing.regime import Component
 
@@ -114,3 +114,33 @@ def test_a_row_longer_than_a_pack_gets_room(make_rows):
 def test_an_empty_batch_packs_to_nothing():
     """A step without rows has no forward pass."""
     assert pack([], COMPONENTS, pack_tokens=32, microbatch_tokens=32) == []
+
+
+@given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 5))
+def test_rows_are_dealt_so_that_no_rank_waits_long(lengths, num_ranks):
+    """Every row once; the fullest rank has at most one row more than the emptiest."""
+    shares = deal(lengths, num_ranks)
+    loads = [sum(lengths[index] for index in share) for share in shares]
+
+    assert sorted(index for share in shares for index in share) == list(range(len(lengths)))
+    assert max(loads) - min(loads) <= max(lengths, default=0)
+
+
+@pytest.mark.parametrize("count", [1, 3, 17])
+def test_all_ranks_make_the_same_number_of_passes(make_rows, count):
+    """A rank without rows, or with fewer, makes passes that hold nothing."""
+    options = {"pack_tokens": 32, "microbatch_tokens": 32, "world_size": 4}
+    shares = [pack(make_rows(count, shared=True), COMPONENTS, rank=rank, **options) for rank in range(4)]
+
+    assert len({len(share) for share in shares}) == 1
+    assert any(len(batch.target_ids_T) == 0 for share in shares for batch in share) or count == 17
+
+
+def test_a_pass_without_rows_gives_every_parameter_a_gradient_of_zero(tiny_model, make_rows):
+    """Nothing is learnt from it, and it takes part in what all ranks do."""
+    batch = pack(make_rows(1), COMPONENTS, pack_tokens=32, microbatch_tokens=32, rank=1, world_size=2)[0]
+    model = tiny_model()
+
+    answer_logprobs(model, batch, SETTINGS).sum().backward()
+
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())

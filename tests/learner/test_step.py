@@ -345,10 +345,26 @@ def test_training_scores_what_the_model_scores(tiny_model, family):
 
 def test_the_learning_rate_falls_in_a_straight_line():
     """From the first step to the last, and it reaches the optimizer."""
-    rates = [learning_rate(2.0, 0.25, step, 5) for step in (0, 2, 4, 9)]
+    falling = table(lr=2.0, lr_final_share=0.25)
+    rates = [learning_rate(falling, step, 5) for step in (0, 2, 4, 9)]
 
     assert rates == [2.0, 1.25, 0.5, 0.5]
-    assert learning_rate(2.0, 0.25, 0, 1) == 2.0
+    assert learning_rate(falling, 0, 1) == 2.0
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_learning_rate_rises_before_it_falls(schedule):
+    """In a straight line to the highest, then down to the share that is left; the cosine slowly at both ends."""
+    settings = table(lr=2.0, lr_final_share=0.25, warmup_steps=4, lr_schedule=schedule)
+    rates = [learning_rate(settings, step, 13) for step in range(13)]
+
+    assert rates[:4] == [0.5, 1.0, 1.5, 2.0]
+    assert rates[4] == 2.0
+    assert rates[8] == pytest.approx(1.25)
+    assert rates[12] == pytest.approx(0.5)
+    quarter = 2.0 - 1.5 * (0.25 if schedule == "linear" else (1 - math.sqrt(0.5)) / 2)
+    assert rates[6] == pytest.approx(quarter)
+    assert learning_rate(settings, 4, 5) == 2.0
 
 
 def test_the_update_uses_the_learning_rate_of_its_step(tiny_model, make_rows):

@@ -1,0 +1,93 @@
+"""Where a model's parameters live: whole on every rank, or shared out over the ranks, block by block (FSDP2).
+
+The ranks form a mesh of replicas x shards. Forward and backward gather one block at a time; gradients are summed, never
+averaged, because every component of the loss is divided by what is known of all ranks before (`loss`).
+"""
+
+import functools
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+
+from mrl.config.schema import LearnerTable
+from mrl.errors import ConfigError, ModelFolderError
+from mrl.learner.forward import enter_by_answers
+from mrl.learner.world import World
+
+
+def place(model: nn.Module, table: LearnerTable, world: World) -> nn.Module:
+    """Put a model on the devices of all ranks, as its table says; changes it in place.
+
+    Raises ConfigError when the device lacks the number format, ModelFolderError when the model has no known blocks.
+    """
+    if table.precision == "bfloat16" and world.device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
+        raise ConfigError(
+            "learner.precision: this GPU has no bfloat16",
+            got=torch.cuda.get_device_name(world.device),
+            cure='learner.precision = "float32"',
+        )
+    wrapped = table.sharding == "shard" or table.precision != "float32"
+    if not (wrapped or table.activation_checkpointing or table.compile):
+        return nn.Module.to(model, world.device)
+    blocks = transformer_blocks(model)
+    for block in blocks:
+        _prepare_block(block, table)
+    return _wrap(model, blocks, table, world) if wrapped else nn.Module.to(model, world.device)
+
+
+def num_shards(table: LearnerTable, world: World) -> int:
+    """Ranks that share one copy of the parameters."""
+    return (table.shard_size or world.size) if table.sharding == "shard" else 1
+
+
+def is_wrapped(model: nn.Module) -> bool:
+    """Whether every forward is a matter of all ranks, which then sum gradients in the backward pass."""
+    return isinstance(model, FSDPModule)
+
+
+def transformer_blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated blocks, by the class that transformers names for the model's family."""
+    names = getattr(model, "_no_split_modules", None) or ()
+    blocks = [module for module in model.modules() if type(module).__name__ in names]
+    if not blocks:
+        raise ModelFolderError(
+            "the blocks of this model are not known", got=type(model).__name__, cure='learner.sharding = "replicate"'
+        )
+    return blocks
+
+
+def _prepare_block(block: nn.Module, table: LearnerTable) -> None:
+    """Inside the gathering of its parameters: compiled, and around that forgotten until the backward pass."""
+    if table.compile:
+        block.forward = torch.compile(block.forward)
+    if table.activation_checkpointing:
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def _wrap(model: nn.Module, blocks: list[nn.Module], table: LearnerTable, world: World) -> nn.Module:
+    compute = None if table.precision == "float32" else getattr(torch, table.precision)
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+    mesh = _mesh(num_shards(table, world), world)
+    for module in (*blocks, model):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo cannot sum what is multiplied before
+    enter_by_answers(model)
+    return model
+
+
+def _mesh(shards: int, world: World) -> DeviceMesh:
+    """Replicas x shards; neighbouring ranks hold one replica. A process of its own becomes a group of one."""
+    if not dist.is_initialized():
+        backend = "nccl" if world.device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    replicas = world.size // shards
+    if replicas == 1:
+        return init_device_mesh(world.device.type, (shards,), mesh_dim_names=("shard",))
+    return init_device_mesh(world.device.type, (replicas, shards), mesh_dim_names=("replicate", "shard"))
