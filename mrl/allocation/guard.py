@@ -62,7 +62,7 @@ class NodeGuard:
 
     def obey(self, message: NodeOrders, now_s: float) -> list[Action]:
         """Take what the allocator says; returns the signals to send at once."""
-        if message.life < self.life:
+        if self._is_outdated(message):
             self.num_refused += 1
             return []
         self.life = message.life
@@ -76,6 +76,10 @@ class NodeGuard:
         """What holds now."""
         units = [_report(unit, guarded) for unit, guarded in self.units.items()]
         return NodeReport(host=self._host, life=self.life, units=units, released=list(released))
+
+    def _is_outdated(self, message: NodeOrders) -> bool:
+        """A dead allocator's words may arrive late; its successor has already asked what runs here."""
+        return message.life < self.life
 
     def _obey(self, order: UnitOrder, now_s: float) -> list[Action]:
         guarded = self.units.get(order.unit)

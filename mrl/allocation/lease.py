@@ -22,8 +22,10 @@ class LeaseHolder:
     that it was itself stopped for longer than the ttl has lost its lease, and runs nothing until it gets a new one.
     """
 
-    def __init__(self, holder: str, policy: str) -> None:
+    def __init__(self, holder: str, policy: str, *, unit: str = "", unit_epoch: int = 0) -> None:
+        """`unit` and `unit_epoch` are what the worker was started under, where whole units are leased."""
         self._holder, self._policy = holder, policy
+        self._unit, self._unit_epoch = unit, unit_epoch
         self._lock = threading.Lock()
         self._post: Callable[[bytes], object] = lambda _: None
         self._reconnect: Callable[[], object] = lambda: None
@@ -37,6 +39,11 @@ class LeaseHolder:
         """Answers that could not be read."""
         self.times_lost = 0
         """How often the lease was lost because this process had been stopped."""
+
+    @property
+    def has_lost_unit(self) -> bool:
+        """Whether the worker was started on a unit that may be somebody else's since: it has to end."""
+        return bool(self._unit) and self.times_lost > 0
 
     def open(self, post: Callable[[bytes], object], reconnect: Callable[[], object]) -> None:
         """Give the holder its voice: `post` sends a message, `reconnect` looks the allocator's address up again."""
@@ -99,6 +106,8 @@ class LeaseHolder:
             epoch=self._acting[0],
             slots=self._acting[1],
             sequence=self._sequence,
+            unit=self._unit,
+            unit_epoch=self._unit_epoch,
         )
 
     def _take(self, grant: LeaseGrant) -> None:

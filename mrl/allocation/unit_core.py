@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mrl.allocation.meter import increments
-from mrl.allocation.units import HELD, Transition, UnitRow, UnitState, UnitTable
+from mrl.allocation.units import EPOCHS_PER_LIFE, HELD, Transition, UnitRow, UnitState, UnitTable
 from mrl.records.leases import LearnerReport, LeaseGrant, LeaseRequest, ReportAck, UnitReply, UnitRequest
 from mrl.records.units import NodeOrders, NodeReport, UnitOrder, UnitReport
 
@@ -63,7 +63,8 @@ class UnitCore:
         self, fits: Mapping[str, frozenset[str]], rule: UnitRule, settings: UnitSettings, now_s: float, *, life: int
     ) -> None:
         """`life` is larger than that of every allocator before in this run."""
-        self.table = UnitTable(sorted(frozenset().union(*fits.values())))
+        self._first_epoch = self._epoch_before(life)
+        self.table = UnitTable(sorted(frozenset().union(*fits.values())), self._first_epoch)
         self.targets: dict[str, int] = dict.fromkeys(fits, 0)
         self.num_unknown = 0
         """Messages of policies or about units that the run does not have."""
@@ -122,7 +123,7 @@ class UnitCore:
         return self.table.take_log()
 
     def _hear(self, report: NodeReport, now_s: float) -> NodeOrders:
-        if report.life != self._life:  # it speaks to an allocator before this one
+        if not self._is_to_me(report):
             return NodeOrders(life=self._life, orders=[])
         for policy in report.released:
             if policy in self._fits:
@@ -138,15 +139,21 @@ class UnitCore:
     def _hear_unit(self, report: UnitReport, now_s: float) -> None:
         row, clear_s = self.table.rows[report.unit], self._settings.clear_s
         is_there = report.resident_epoch == row.epoch
-        if report.epoch > row.epoch:
-            policy = report.resident_policy if report.resident_policy in self._fits else ""
-            self.table.adopt(row.unit, report.epoch, policy, now_s, within_s=clear_s)
+        if row.epoch == self._first_epoch and report.resident_policy in self._fits and report.resident_epoch:
+            self.table.adopt(row.unit, report.resident_epoch, report.resident_policy, now_s)
         elif row.state is UnitState.GRANTED and is_there:
             self.table.starting(row.unit, row.epoch, now_s)
         elif row.state in (UnitState.CLEARING, UnitState.DEAD) and self._is_proof(report, row):
             self.table.free(row.unit, row.epoch, now_s)
-        elif row.state in (*HELD, UnitState.DRAINING) and report.epoch == row.epoch and not is_there:
+        elif row.state in (*HELD, UnitState.DRAINING) and report.epoch >= row.epoch and not is_there:
             self.table.clear(row.unit, row.epoch, now_s, within_s=clear_s, why="its engine is gone")
+
+    def _epoch_before(self, life: int) -> int:
+        return life * EPOCHS_PER_LIFE
+
+    def _is_to_me(self, report: NodeReport) -> bool:
+        """What was said to an earlier allocator tells what was, not what is."""
+        return report.life == self._life
 
     def _is_proof(self, report: UnitReport, row: UnitRow) -> bool:
         return report.cleared_epoch >= row.epoch

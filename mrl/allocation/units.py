@@ -4,7 +4,8 @@ FREE -> GRANTED -> ACTIVE -> DRAINING -> CLEARING -> FREE, and DEAD for what cou
 transition is a compare-and-set on (epoch, states it may come from): a word about an older lease changes nothing. Epochs
 of a unit only grow. CLEARING ends by proof from the unit's node and by nothing else, so a unit never has two owners.
 
-A table begins with every unit in CLEARING: what an earlier allocator granted may still run there.
+A table begins with every unit in CLEARING: what an earlier allocator granted may still run there. No epoch is used by
+two allocators: after both an allocator and a node have started again, a late word could otherwise mean either lease.
 """
 
 import math
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-FIRST_EPOCH = 1
+EPOCHS_PER_LIFE = 2**32
 
 
 class UnitState(StrEnum):
@@ -42,7 +43,7 @@ class UnitRow:
     """One unit."""
 
     unit: str
-    epoch: int = FIRST_EPOCH
+    epoch: int
     policy: str = ""
     """Whose it is, or was until the proof; empty while FREE."""
     state: UnitState = UnitState.CLEARING
@@ -65,10 +66,12 @@ class Transition(NamedTuple):
 class UnitTable:
     """The rows. Every call says whether it changed something; one that names another epoch or comes late does not."""
 
-    def __init__(self, units: Iterable[str]) -> None:
-        self.rows = {unit: UnitRow(unit) for unit in units}
+    def __init__(self, units: Iterable[str], first_epoch: int) -> None:
+        """Every epoch granted here is larger than `first_epoch`, and every one granted before smaller."""
+        self.rows = {unit: UnitRow(unit, first_epoch) for unit in units}
         self.num_stale = 0
         """Calls that did not fit the row."""
+        self._first_epoch = first_epoch
         self._log: list[Transition] = []
 
     def grant(self, unit: str, policy: str, now_s: float) -> bool:
@@ -76,7 +79,7 @@ class UnitTable:
         row = self._row(unit, self.rows[unit].epoch, UnitState.FREE)
         if row is None:
             return False
-        row.epoch += 1
+        row.epoch = max(row.epoch, self._first_epoch) + 1
         row.policy, row.renewed_s, row.deadline_s = policy, now_s, math.inf
         return self._turn(row, UnitState.GRANTED, now_s, "wanted")
 
@@ -124,15 +127,13 @@ class UnitTable:
         row = self._row(unit, epoch, UnitState.CLEARING)
         return row is not None and self._turn(row, UnitState.DEAD, now_s, "not proved empty in time")
 
-    def adopt(self, unit: str, epoch: int, policy: str, now_s: float, *, within_s: float) -> bool:
-        """Take over what an earlier allocator granted under a larger epoch: ACTIVE, or CLEARING for no policy."""
-        row = self.rows[unit]
-        if epoch <= row.epoch:
-            self.num_stale += 1
+    def adopt(self, unit: str, epoch: int, policy: str, now_s: float) -> bool:
+        """CLEARING, as at the beginning, -> ACTIVE under the epoch that an earlier allocator granted."""
+        row = self._row(unit, self._first_epoch, UnitState.CLEARING)
+        if row is None:
             return False
-        row.epoch, row.policy, row.renewed_s = epoch, policy, now_s
-        row.deadline_s = math.inf if policy else now_s + within_s
-        return self._turn(row, UnitState.ACTIVE if policy else UnitState.CLEARING, now_s, "of an earlier allocator")
+        row.epoch, row.policy, row.renewed_s, row.deadline_s = epoch, policy, now_s, math.inf
+        return self._turn(row, UnitState.ACTIVE, now_s, "of an earlier allocator")
 
     def silent(self, now_s: float, ttl_s: float) -> list[UnitRow]:
         """Rows whose holder has not renewed for longer than the ttl."""

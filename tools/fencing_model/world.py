@@ -1,0 +1,296 @@
+"""One unit, two policies: the state of everything, and every step that can come next.
+
+The allocator is `mrl.allocation.unit_core.UnitCore` and the node `mrl.allocation.guard.NodeGuard`: a state is what they
+hold, and a step loads them, calls them, and saves them. Time is abstract: whatever may expire may do so at any moment.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from mrl.allocation.guard import Action, NodeGuard, Tenant
+from mrl.allocation.unit_core import UnitCore, UnitSettings
+from mrl.allocation.units import EPOCHS_PER_LIFE, HELD, UnitState
+from mrl.records.leases import LearnerReport
+from mrl.records.units import NodeOrders, NodeReport, UnitOrder, UnitReport
+
+UNIT, HOST, POLICIES = "cpu:0", "node", ("a", "b")
+GRACE_S, BEFORE_S, AFTER_S = 1.0, 0.0, 2.0
+
+
+class Process(NamedTuple):
+    """An engine on the unit."""
+
+    epoch: int
+    policy: str
+    is_stuck: bool = False
+    """Stopped or hanging: it hears no SIGTERM."""
+    is_doomed: bool = False
+    """SIGKILL is on its way."""
+
+
+class Report(NamedTuple):
+    """A `NodeReport` about the one unit."""
+
+    life: int
+    epoch: int
+    resident_epoch: int
+    resident_policy: str
+    cleared_epoch: int
+
+
+class Orders(NamedTuple):
+    """`NodeOrders` with at most one order."""
+
+    life: int
+    kind: str = ""
+    epoch: int = 0
+    policy: str = ""
+
+
+Message = Report | Orders
+
+
+class Row(NamedTuple):
+    """What the allocator holds of the unit."""
+
+    epoch: int
+    policy: str
+    state: UnitState
+
+
+class Guarded(NamedTuple):
+    """What the node holds of it; as `GuardedUnit`, with whether the end was asked for in place of the time."""
+
+    life: int = 0
+    epoch: int = 0
+    resident: Tenant | None = None
+    admitted: Tenant | None = None
+    clearing_epoch: int = 0
+    cleared_epoch: int = 0
+    is_ending: bool = False
+
+
+class World(NamedTuple):
+    """Everything."""
+
+    row: Row = Row(EPOCHS_PER_LIFE, "", UnitState.CLEARING)
+    guarded: Guarded = Guarded()
+    processes: tuple[Process, ...] = ()
+    """Sorted, as are the messages."""
+    messages: tuple[Message, ...] = ()
+    life: int = 1
+    grants: int = 0
+    node_restarts: int = 0
+
+
+class NoRule:
+    """The search decides who gets the unit, not a rule."""
+
+    def add_rollout(self, policy: str, tokens: float, slot_seconds: float, num_units: int) -> None:
+        """Nothing is measured."""
+
+    def add_report(self, report: LearnerReport, now_s: float) -> None:
+        """Nothing is measured."""
+
+    def targets(self, pools: Mapping[str, int], held: Mapping[str, int], now_s: float) -> dict[str, int]:
+        """Nobody gets anything by itself."""
+        return {}
+
+    def release(self, policy: str) -> None:
+        """Nobody is released."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How far the search goes."""
+
+    grants: int = 2
+    messages: int = 2
+    allocator_restarts: int = 0
+    node_restarts: int = 0
+
+    def __str__(self) -> str:
+        """As it stands in the table."""
+        restarts = [
+            name for name, count in (("allocator", self.allocator_restarts), ("node", self.node_restarts)) if count
+        ]
+        again = f", {' and '.join(restarts)} restarts" if restarts else ""
+        return f"{self.grants} grants, {self.messages} messages{again}"
+
+
+@dataclass(frozen=True)
+class Design:
+    """The real parts, or parts with a rule dropped."""
+
+    name: str
+    core: type[UnitCore] = UnitCore
+    guard: type[NodeGuard] = NodeGuard
+    expires: bool = True
+    """Whether the allocator acts on silence and on deadlines."""
+    kills: bool = True
+    """Whether SIGKILL follows SIGTERM."""
+
+
+Event = Literal["", "start"]
+
+
+class Steps:
+    """What can happen next in a design."""
+
+    def __init__(self, design: Design, bounds: Bounds) -> None:
+        self._design, self._bounds = design, bounds
+        self._settings = UnitSettings(ttl_s=10.0, start_s=10.0, grace_s=GRACE_S)
+        self._fits = {policy: frozenset({UNIT}) for policy in POLICIES}
+
+    def budget_left(self, world: World) -> bool:
+        """Whether another grant is within the bounds."""
+        return world.grants < self._bounds.grants
+
+    def after(self, world: World) -> Iterator[tuple[Event, World]]:
+        """Every step."""
+        yield from self._allocator(world)
+        yield from self._node(world)
+        yield from self._mail(world)
+        yield from self._processes(world)
+
+    def _allocator(self, world: World) -> Iterator[tuple[Event, World]]:
+        row = world.row
+        if row.state is UnitState.FREE and self.budget_left(world):
+            for policy in POLICIES:
+                core = self._core(world)
+                core.table.grant(UNIT, policy, BEFORE_S)
+                yield "", world._replace(row=_row(core), grants=world.grants + 1)
+        for process in world.processes:
+            core = self._core(world)
+            if not process.is_stuck and core.table.renew(UNIT, process.epoch, process.policy, BEFORE_S):
+                yield "", world._replace(row=_row(core))
+        if self._design.expires and row.state in HELD:
+            core = self._core(world)
+            core.table.revoke(UNIT, row.epoch, BEFORE_S, grace_s=GRACE_S, why="")
+            yield "", world._replace(row=_row(core))
+        if self._design.expires and row.state is UnitState.DRAINING:
+            core = self._core(world)
+            core.table.clear(UNIT, row.epoch, BEFORE_S, within_s=GRACE_S, why="")
+            yield "", world._replace(row=_row(core))
+        if world.life <= self._bounds.allocator_restarts:
+            after = world._replace(life=world.life + 1)
+            yield "", after._replace(row=_row(self._new_core(after)))
+
+    def _node(self, world: World) -> Iterator[tuple[Event, World]]:
+        for now_s in (BEFORE_S, AFTER_S):
+            guard = self._guard(world)
+            actions = guard.step(now_s, lambda _unit: not world.processes)
+            yield _event(actions), self._act(world._replace(guarded=_guarded(guard)), actions)
+        yield "", self._post(world, _report(self._guard(world).report()))
+        if world.node_restarts < self._bounds.node_restarts:  # its mail dies with its connection
+            messages = tuple(one for one in world.messages if isinstance(one, Report))
+            yield "", world._replace(guarded=Guarded(), messages=messages, node_restarts=world.node_restarts + 1)
+
+    def _mail(self, world: World) -> Iterator[tuple[Event, World]]:
+        """Each message is lost, delivered, or delivered and still there."""
+        for message in dict.fromkeys(world.messages):
+            rest = list(world.messages)
+            rest.remove(message)
+            taken = world._replace(messages=tuple(rest))
+            yield "", taken
+            for before in (taken, world):
+                if isinstance(message, Report):
+                    core = self._core(before)
+                    [answer] = core.handle(_node_report(message), BEFORE_S)
+                    assert isinstance(answer, NodeOrders)
+                    yield "", self._post(before._replace(row=_row(core)), _orders(answer))
+                else:
+                    guard = self._guard(before)
+                    actions = guard.obey(_node_orders(message), BEFORE_S)
+                    yield "", self._act(before._replace(guarded=_guarded(guard)), actions)
+
+    def _processes(self, world: World) -> Iterator[tuple[Event, World]]:
+        """Each ends by itself, or gets stuck."""
+        for process in dict.fromkeys(world.processes):
+            rest = list(world.processes)
+            rest.remove(process)
+            if process.is_doomed or not process.is_stuck:
+                yield "", world._replace(processes=tuple(rest))
+            if not process.is_doomed and not process.is_stuck:
+                yield "", world._replace(processes=tuple(sorted([*rest, process._replace(is_stuck=True)])))
+
+    def _act(self, world: World, actions: list[Action]) -> World:
+        processes = list(world.processes)
+        for action in actions:
+            if action.kind == "start":
+                processes.append(Process(action.epoch, action.policy))
+            elif action.kind == "kill" and self._design.kills:
+                processes = [process._replace(is_doomed=True) for process in processes]
+        return world._replace(processes=tuple(sorted(processes)))
+
+    def _post(self, world: World, message: Message) -> World:
+        """Put a message on its way; a copy of one that is, or one too many, is lost, as any may be."""
+        if message in world.messages or len(world.messages) >= self._bounds.messages:
+            return world
+        messages = sorted([*world.messages, message], key=lambda one: (type(one).__name__, one))
+        return world._replace(messages=tuple(messages))
+
+    def _core(self, world: World) -> UnitCore:
+        core = self._new_core(world)
+        row = core.table.rows[UNIT]
+        row.epoch, row.policy, row.state = world.row
+        return core
+
+    def _new_core(self, world: World) -> UnitCore:
+        return self._design.core(self._fits, NoRule(), self._settings, BEFORE_S, life=world.life)
+
+    def _guard(self, world: World) -> NodeGuard:
+        guard, saved = self._design.guard(HOST, [UNIT]), world.guarded
+        unit = guard.units[UNIT]
+        guard.life, unit.epoch, unit.resident, unit.admitted = saved.life, saved.epoch, saved.resident, saved.admitted
+        unit.clearing_epoch, unit.cleared_epoch = saved.clearing_epoch, saved.cleared_epoch
+        unit.kill_at_s = GRACE_S if saved.is_ending else None
+        return guard
+
+
+def _row(core: UnitCore) -> Row:
+    row = core.table.rows[UNIT]
+    return Row(row.epoch, row.policy, row.state)
+
+
+def _guarded(guard: NodeGuard) -> Guarded:
+    unit = guard.units[UNIT]
+    return Guarded(
+        guard.life, unit.epoch, unit.resident, unit.admitted, unit.clearing_epoch, unit.cleared_epoch,
+        unit.kill_at_s is not None,
+    )  # fmt: skip
+
+
+def _event(actions: list[Action]) -> Event:
+    return "start" if any(action.kind == "start" for action in actions) else ""
+
+
+def _report(report: NodeReport) -> Report:
+    [unit] = report.units
+    return Report(report.life, unit.epoch, unit.resident_epoch, unit.resident_policy, unit.cleared_epoch)
+
+
+def _node_report(report: Report) -> NodeReport:
+    unit = UnitReport(
+        unit=UNIT,
+        epoch=report.epoch,
+        resident_epoch=report.resident_epoch,
+        resident_policy=report.resident_policy,
+        cleared_epoch=report.cleared_epoch,
+    )
+    return NodeReport(host=HOST, life=report.life, units=[unit])
+
+
+def _orders(message: NodeOrders) -> Orders:
+    for order in message.orders:
+        return Orders(message.life, order.kind, order.epoch, order.policy)
+    return Orders(message.life)
+
+
+def _node_orders(orders: Orders) -> NodeOrders:
+    if not orders.kind:
+        return NodeOrders(life=orders.life, orders=[])
+    assert orders.kind in ("start", "end", "clear")
+    order = UnitOrder(unit=UNIT, epoch=orders.epoch, kind=orders.kind, policy=orders.policy, grace_s=GRACE_S)  # type: ignore[arg-type]
+    return NodeOrders(life=orders.life, orders=[order])
