@@ -163,8 +163,10 @@ class Run:
 
     def kill(self) -> None:
         """End the run and everything it started, whatever state it is in."""
+        if self.process is None:
+            return
         self.children()
-        if self.process is not None and self.process.poll() is None:
+        if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(10)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from chaos_drill.faults import Saboteur, send
+from mrl.parent_death import command
 
 TURN_S = 0.1
 GONE_S = 10.0
@@ -35,10 +36,12 @@ class Trial:
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the command."""
+        """Start the command, which ends when this process does."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         with self.folder.with_suffix(".log").open("ab") as log:
-            self.process = subprocess.Popen(self.argv, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(
+                command(os.getpid(), self.argv), stdout=log, stderr=log, start_new_session=True
+            )
 
     def run(self, saboteur: Saboteur | None, *, faults_for_s: float, limit_s: float) -> None:
         """Until it ends by itself; faults come for so many seconds. After `limit_s` it is killed."""
