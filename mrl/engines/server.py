@@ -153,9 +153,12 @@ class ServerEngine:
         return replace(self._usage, generated_tokens=self._current().generated_tokens)
 
     def restart(self) -> None:
-        """See Engine."""
+        """See Engine. What keeps a server that did serve from coming up may pass: it is lost, not unusable."""
         self._end()
-        self._begin()
+        try:
+            self._begin()
+        except EngineError as error:
+            raise EngineLost(str(error)) from error
 
     def close(self) -> None:
         """See Engine."""

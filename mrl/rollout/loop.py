@@ -200,15 +200,25 @@ class RolloutLoop:
 
     def _recover(self, error: EngineLost) -> None:
         """Start the engine anew and sample again what it had, and what it may have sampled under wrong weights."""
-        self._lost_in_a_row += 1
-        self.totals.engine_restarts += 1
-        if self._lost_in_a_row > MAX_LOST_IN_A_ROW:
-            raise RoleFailed(f"the engine was lost {MAX_LOST_IN_A_ROW} times without one group: {error}") from error
         self._updates.abandon()
         self._again += self._custody.refuse() + self._flights.lose()
-        log.warning("engine lost", reason=str(error), groups_to_sample_again=len(self._again))
+        lost: EngineLost | None = error
+        while lost is not None:
+            self._lost_in_a_row += 1
+            self.totals.engine_restarts += 1
+            if self._lost_in_a_row > MAX_LOST_IN_A_ROW:
+                raise RoleFailed(f"the engine was lost {MAX_LOST_IN_A_ROW} times without one group: {lost}") from lost
+            log.warning("engine lost", reason=str(lost), groups_to_sample_again=len(self._again))
+            lost = self._restart()
+
+    def _restart(self) -> EngineLost | None:
+        """Why the engine did not come up again, None when it did."""
         with self._telemetry.awaiting("engine", whom="its restart"):
-            self._engine.restart()
+            try:
+                self._engine.restart()
+            except EngineLost as error:
+                return error
+        return None
 
     # Accounts.
 

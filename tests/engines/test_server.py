@@ -241,6 +241,20 @@ def test_a_killed_server_is_noticed_and_replaced(make, weights):
     assert engine.collect(0.0) == []
 
 
+def test_a_server_that_does_not_come_up_again_is_lost_and_not_unusable(make, weights):
+    """It did serve: whatever keeps it from starting may pass, and the next restart finds it gone."""
+    engine = make()
+    works, engine._dialect._argv = engine._dialect._argv, [sys.executable, "-c", "raise SystemExit('no memory')"]
+
+    with pytest.raises(EngineLost, match="no memory"):
+        engine.restart()
+    engine._dialect._argv = works
+    engine.restart()
+
+    engine.label(Version(0, 0))
+    assert generate_all(engine, [ask("a", 8)])
+
+
 def test_a_server_that_hangs_is_noticed_within_the_bound_and_ended(make, weights):
     """SIGSTOP: it lives and says nothing, also to a call that is under way."""
     engine = make()

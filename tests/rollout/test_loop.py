@@ -273,6 +273,28 @@ def test_an_engine_that_is_lost_again_and_again_ends_the_worker(make_loop, learn
         make_loop().run(lambda: False)
 
 
+def test_an_engine_that_does_not_come_up_at_once_is_started_again(make_loop, learner, monkeypatch):
+    """What was lost is sampled by the one that came up."""
+    collect, restart, losses = EmbeddedEngine.collect, EmbeddedEngine.restart, ["while sampling", "at its restart"]
+
+    def lost(engine, timeout_s):
+        if len(losses) == 2:
+            raise EngineLost(losses.pop(0))
+        return collect(engine, timeout_s)
+
+    def fails(engine):
+        if losses:
+            raise EngineLost(losses.pop(0))
+        restart(engine)
+
+    monkeypatch.setattr(EmbeddedEngine, "collect", lost)
+    monkeypatch.setattr(EmbeddedEngine, "restart", fails)
+    loop = make_loop()
+    loop.run(lambda: bool(learner.got))
+
+    assert loop.totals.engine_restarts == 2
+
+
 def test_peers_are_served_while_there_is_no_work(make_loop, learner):
     """And only once there are proved weights to serve with."""
     served = []
