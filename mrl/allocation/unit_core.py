@@ -6,7 +6,7 @@ leases follow, one unit at a time, and never faster than the proofs come in.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mrl.allocation.meter import increments
 from mrl.allocation.units import EPOCHS_PER_LIFE, HELD, Transition, UnitRow, UnitState, UnitTable
@@ -17,14 +17,17 @@ from mrl.records.units import NodeOrders, NodeReport, UnitOrder, UnitReport
 class UnitRule(Protocol):
     """Decides how many units each policy should have."""
 
-    def add_rollout(self, policy: str, tokens: float, slot_seconds: float, num_units: int) -> None:
-        """Count what one engine generated since its last word, while its policy held `num_units`."""
+    def add_rollout(self, policy: str, tokens: float, slot_seconds: float, interval_s: float, num_units: int) -> None:
+        """Count what one engine did within `interval_s`, while its policy held `num_units`."""
+
+    def add_switch(self, policy: str, switch_s: float) -> None:
+        """Count how long it took from a grant to the engine's first word."""
 
     def add_report(self, report: LearnerReport, now_s: float) -> None:
         """Count a learner's totals."""
 
-    def targets(self, pools: Mapping[str, int], held: Mapping[str, int], now_s: float) -> dict[str, int]:
-        """Units per policy. `pools`: how many usable units each policy's engine fits; `held`: what each has now."""
+    def targets(self, usable: Mapping[str, int], held: Mapping[str, int], now_s: float) -> dict[str, int]:
+        """Units per policy. `usable`: units that each policy's engine fits; `held`: what each has now."""
 
     def release(self, policy: str) -> None:
         """The policy needs no engine any more."""
@@ -44,6 +47,14 @@ class UnitSettings:
     """A unit that is not proved empty for so long counts as dead until it is."""
     slots_per_unit: int = 1
     """Requests that one engine may run at once."""
+
+
+class _Counted(NamedTuple):
+    """What an engine had generated when it was heard last: tokens, slot-seconds."""
+
+    epoch: int
+    at_s: float
+    totals: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +80,8 @@ class UnitCore:
         self.num_unknown = 0
         """Messages of policies or about units that the run does not have."""
         self._fits, self._rule, self._settings, self._life = fits, rule, settings, life
-        self._totals: dict[str, tuple[float, float]] = {}
+        self._counted: dict[str, _Counted] = {}
+        self._granted_s: dict[str, float] = {}
         self._num_reports = dict.fromkeys(fits, 0)
         self._now_s = now_s
 
@@ -92,8 +104,8 @@ class UnitCore:
         """Take back what expired, decide anew, and move. To be called more often than ttl / 2."""
         self._notice_gap(now_s)
         self._expire(now_s)
-        pools = {policy: sum(self._is_usable(unit) for unit in units) for policy, units in self._fits.items()}
-        self.targets = self._rule.targets(pools, self.held_units(), now_s)
+        usable = {policy: sum(self._is_usable(unit) for unit in units) for policy, units in self._fits.items()}
+        self.targets = self._rule.targets(usable, self.held_units(), now_s)
         self._take_back(now_s)
         self._give(now_s)
         held = self.held_units()
@@ -170,9 +182,13 @@ class UnitCore:
 
     def _renew(self, request: LeaseRequest, now_s: float) -> LeaseGrant:
         """An engine's lease: its slots while the unit is its own, none any more afterwards."""
+        row = self.table.rows.get(request.unit)
+        was_granted = row is not None and row.state is UnitState.GRANTED
         is_own = self.table.renew(request.unit, request.unit_epoch, request.policy, now_s)
+        if is_own and was_granted:
+            self._rule.add_switch(request.policy, now_s - self._granted_s.pop(request.unit, now_s))
         if is_own:
-            self._count(request)
+            self._count(request, now_s)
         return LeaseGrant(
             holder=request.holder,
             policy=request.policy,
@@ -182,13 +198,14 @@ class UnitCore:
             sequence=request.sequence,
         )
 
-    def _count(self, request: LeaseRequest) -> None:
-        totals = (float(request.generated_tokens), request.slot_seconds)
-        before = self._totals.get(request.unit)
-        self._totals[request.unit] = totals
-        if before is not None:
-            tokens, slot_seconds = increments(totals, before)
-            self._rule.add_rollout(request.policy, tokens, slot_seconds, len(self._rows_of(request.policy)))
+    def _count(self, request: LeaseRequest, now_s: float) -> None:
+        counted = _Counted(request.unit_epoch, now_s, (float(request.generated_tokens), request.slot_seconds))
+        before = self._counted.get(request.unit)
+        self._counted[request.unit] = counted
+        if before is not None and before.epoch == counted.epoch:
+            tokens, slot_seconds = increments(counted.totals, before.totals)
+            num_units = len(self._rows_of(request.policy))
+            self._rule.add_rollout(request.policy, tokens, slot_seconds, now_s - before.at_s, num_units)
 
     def _expire(self, now_s: float) -> None:
         settings = self._settings
@@ -217,7 +234,7 @@ class UnitCore:
             if row.state is UnitState.FREE and takers:
                 taker = max(takers, key=lambda policy: (short[policy], policy))
                 self.table.grant(unit, taker, now_s)
-                self._totals.pop(unit, None)
+                self._granted_s[unit] = now_s
                 held[taker] += 1
 
     def _revoke(self, row: UnitRow, now_s: float, why: str) -> None:

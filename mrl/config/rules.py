@@ -4,6 +4,7 @@ import re
 
 from mrl.config.objective_rules import check_objective
 from mrl.config.schema import LearnerTable, MakeTable, PolicyTable, RolloutTable, RunConfig, ServerTable
+from mrl.config.unit_rules import check_units
 from mrl.errors import ConfigError
 
 MAX_PORT = 65535
@@ -14,7 +15,11 @@ def check_rules(config: RunConfig, *, where: str) -> None:
     for name, policy in config.policies.items():
         _check_policy(name, policy, where)
     _check_learning(config, where)
-    _check_slots(config, where)
+    if config.allocation.units:
+        check_units(config, where=where)
+    else:
+        _check_slots(config, where)
+    _check_ttl(config, where)
     _check_exchange(config, where)
     if not isinstance(config.sharing.get("regime"), str):
         raise ConfigError(
@@ -240,6 +245,10 @@ def _check_slots(config: RunConfig, where: str) -> None:
                 wanted=f">= {least} = group_size * workers of policies.{name}",
                 cure=f"--allocation.floor_slots {least}, or a smaller group_size",
             )
+
+
+def _check_ttl(config: RunConfig, where: str) -> None:
+    allocation = config.allocation
     if allocation.ttl_s <= allocation.period_s:
         raise ConfigError(
             "allocation.ttl_s: a lease would expire before it can be renewed",

@@ -65,7 +65,7 @@ ALLOWED = {
 }
 
 
-@pytest.mark.parametrize(("call", "state"), itertools.product(CALLS, UnitState))
+@pytest.mark.parametrize(("call", "state"), list(itertools.product(CALLS, UnitState)))
 def test_every_transition_has_its_states(call: str, state: UnitState) -> None:
     """From every other state nothing changes, and the call is counted as stale."""
     units = table()

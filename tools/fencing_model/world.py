@@ -87,13 +87,16 @@ class World(NamedTuple):
 class NoRule:
     """The search decides who gets the unit, not a rule."""
 
-    def add_rollout(self, policy: str, tokens: float, slot_seconds: float, num_units: int) -> None:
+    def add_rollout(self, policy: str, tokens: float, slot_seconds: float, interval_s: float, num_units: int) -> None:
+        """Nothing is measured."""
+
+    def add_switch(self, policy: str, switch_s: float) -> None:
         """Nothing is measured."""
 
     def add_report(self, report: LearnerReport, now_s: float) -> None:
         """Nothing is measured."""
 
-    def targets(self, pools: Mapping[str, int], held: Mapping[str, int], now_s: float) -> dict[str, int]:
+    def targets(self, usable: Mapping[str, int], held: Mapping[str, int], now_s: float) -> dict[str, int]:
         """Nobody gets anything by itself."""
         return {}
 

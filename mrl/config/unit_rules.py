@@ -1,0 +1,53 @@
+"""Rules for runs whose workers live on leased units."""
+
+from mrl.config.schema import RunConfig
+from mrl.config.units import Unit, parse_units
+from mrl.errors import ConfigError
+
+KINDS = {"cpu": "cpu", "cuda": "gpu"}
+"""Device of a policy -> kind of unit that its engine fits."""
+
+
+def check_units(config: RunConfig, *, where: str) -> None:
+    """Raises ConfigError for units that contradict each other or the policies."""
+    table = config.allocation
+    units = parse_units(table.units, where=where)
+    if config.run.sync:
+        raise ConfigError(
+            "allocation.units: a synchronous run keeps its workers where they are",
+            where=where,
+            got=table.units,
+            wanted="no units, or run.sync = false",
+        )
+    for name in config.learning:
+        _check_policy(config, name, units, where)
+    for kind in dict.fromkeys(KINDS.values()):
+        rivals = [name for name in config.learning if KINDS[config.policies[name].device] == kind]
+        have = sum(unit.kind == kind for unit in units)
+        if table.floor_units * len(rivals) > have:
+            raise ConfigError(
+                f"allocation.floor_units: more floors than {kind} units",
+                where=where,
+                got=f"{table.floor_units} * {len(rivals)} policies > {have} units",
+                wanted=f"floor_units <= {have // len(rivals)}",
+                cure="0 lets policies take turns" if have < len(rivals) else "",
+            )
+
+
+def _check_policy(config: RunConfig, name: str, units: tuple[Unit, ...], where: str) -> None:
+    policy, table = config.policies[name], config.allocation
+    if not any(unit.kind == KINDS[policy.device] for unit in units):
+        raise ConfigError(
+            f"allocation.units: none on which an engine of {name} fits",
+            where=where,
+            got=table.units,
+            wanted=f"a {KINDS[policy.device]} unit, for policies.{name}.device = {policy.device!r}",
+        )
+    slots = table.slots // len(units)
+    if slots < policy.rollout.group_size:
+        raise ConfigError(
+            f"allocation.slots: an engine of {name} could not hold one whole group",
+            where=where,
+            got=f"{table.slots} slots / {len(units)} units = {slots}",
+            wanted=f"slots >= {policy.rollout.group_size * len(units)}, group_size * units",
+        )

@@ -1,0 +1,64 @@
+"""Units of capacity by name: "gpu:0", "cpu:0-3", "node2/gpu:0,1". A unit runs one engine of one policy at a time."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mrl.errors import ConfigError
+
+MAX_DEVICE = 4095
+_FORM = re.compile(r"(?:(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*)/)?(?P<kind>cpu|gpu):(?P<devices>\d+(?:[-,]\d+)*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Devices of one kind on one host. Several are one unit because they are given and taken together."""
+
+    name: str
+    host: str
+    """Empty for the first host of the run."""
+    kind: Literal["cpu", "gpu"]
+    devices: tuple[int, ...]
+    """Cores by number; GPUs by their place among those that the host shows."""
+
+
+def parse_units(names: Sequence[str], *, where: str) -> tuple[Unit, ...]:
+    """Raises ConfigError for a name that is none, and for a device that stands in two of them."""
+    units = tuple(_parse(name, where) for name in names)
+    owners: dict[tuple[str, str, int], str] = {}
+    for unit in units:
+        for device in unit.devices:
+            other = owners.setdefault((unit.host, unit.kind, device), unit.name)
+            if other != unit.name or names.count(unit.name) > 1:
+                raise ConfigError(
+                    f"allocation.units: {unit.kind} {device} stands in two units",
+                    where=where,
+                    got=f"{other}, {unit.name}",
+                    wanted="every device once",
+                )
+    return units
+
+
+def _parse(name: str, where: str) -> Unit:
+    form = _FORM.fullmatch(name)
+    devices = _devices(form["devices"]) if form else ()
+    if not form or not devices:
+        raise ConfigError(
+            "allocation.units: not a unit",
+            where=where,
+            got=name,
+            wanted='"gpu:0", "cpu:0-3" or "HOST/gpu:0,1", each device once, at most number ' + str(MAX_DEVICE),
+        )
+    return Unit(name, form["host"] or "", "cpu" if form["kind"] == "cpu" else "gpu", devices)
+
+
+def _devices(text: str) -> tuple[int, ...]:
+    """The numbers of "0-3,8" in order; nothing when it says none, one twice, or one too large."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if "-" in last or int(first) > MAX_DEVICE or int(last or 0) > MAX_DEVICE:
+            return ()
+        found += range(int(first), int(last if dash else first) + 1)
+    return tuple(sorted(found)) if len(set(found)) == len(found) else ()

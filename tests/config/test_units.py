@@ -1,0 +1,86 @@
+"""Units by name, and the mistakes that a configuration can make with them."""
+
+import pytest
+
+from mrl.config.load import validate
+from mrl.config.rules import check_rules
+from mrl.config.units import Unit, parse_units
+from mrl.errors import ConfigError
+
+
+def check(
+    units: list[str], *, devices: tuple[str, ...] = ("cpu", "cpu"), sync: bool = False, **allocation: object
+) -> None:
+    policies = {f"p{index}": {"model": "m", "device": device} for index, device in enumerate(devices)}
+    tables = {
+        "run": {"name": "r", "steps": 3, "sync": sync},
+        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
+        "policies": policies,
+        "allocation": {"units": units, **allocation},
+    }
+    check_rules(validate(tables, where="here.toml"), where="here.toml")
+
+
+def test_names_say_host_kind_and_devices() -> None:
+    assert parse_units(["gpu:0", "cpu:4-6,1", "node2/gpu:1,0"], where="") == (
+        Unit("gpu:0", "", "gpu", (0,)),
+        Unit("cpu:4-6,1", "", "cpu", (1, 4, 5, 6)),
+        Unit("node2/gpu:1,0", "node2", "gpu", (0, 1)),
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "cpu",
+        "cpu:",
+        "tpu:0",
+        "cpu:0:1",
+        "cpu:3-1",
+        "cpu:0,0",
+        "cpu:0-1-2",
+        "cpu:99999",
+        "a b/cpu:0",
+        "cpu:0-9999999999",
+    ],
+)
+def test_what_is_no_unit_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"here.toml: allocation.units: not a unit"):
+        parse_units([name], where="here.toml")
+
+
+@pytest.mark.parametrize("names", [["cpu:0", "cpu:0"], ["cpu:0-2", "cpu:2"], ["a/gpu:1", "a/gpu:0,1"]])
+def test_a_device_twice_is_refused(names: list[str]) -> None:
+    with pytest.raises(ConfigError, match="stands in two units"):
+        parse_units(names, where="")
+
+
+def test_the_same_device_of_two_hosts_or_kinds_is_two_devices() -> None:
+    assert len(parse_units(["cpu:0", "gpu:0", "a/cpu:0", "b/cpu:0"], where="")) == 4
+
+
+def test_a_good_configuration_passes() -> None:
+    check(["cpu:0", "cpu:1", "gpu:0"], devices=("cpu", "cuda", "cpu"))
+    check(["cpu:0"], floor_units=0)
+
+
+@pytest.mark.parametrize(
+    ("units", "more", "what"),
+    [
+        (
+            ["cpu:0"],
+            {},
+            "more floors than cpu units; got '1 \\* 2 policies > 1 units'; wanted floor_units <= 0; cure: 0 lets",
+        ),
+        (["cpu:0", "cpu:1", "gpu:0"], {"floor_units": 2}, "more floors than cpu units"),
+        (["gpu:0", "gpu:1"], {}, "none on which an engine of p0 fits"),
+        (["cpu:0", "cpu:0"], {}, "stands in two units"),
+        (["cpu:0", "cpu:1"], {"slots": 15}, "p0 could not hold one whole group"),
+        (["cpu:0", "cpu:1"], {"ttl_s": 1.0}, "a lease would expire before it can be renewed"),
+        (["cpu:0", "cpu:1"], {"sync": True}, "a synchronous run keeps its workers"),
+    ],
+)
+def test_mistakes_are_one_clear_line(units: list[str], more: dict[str, object], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        check(units, **more)  # type: ignore[arg-type]
