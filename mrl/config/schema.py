@@ -308,6 +308,17 @@ class AllocationTable(Table):
     """Time between two decisions."""
     ttl_s: float = Field(default=10.0, gt=0)
     """Life of a lease that is not renewed."""
+    units: list[str] = []
+    """Whole units to lease in place of slots, each to one engine at a time: "gpu:0", "cpu:0-3", "HOST/gpu:0,1".
+
+    Then `rollout.workers` says nothing: workers start and end on units as shares move, and share out `slots` evenly.
+    """
+    floor_units: int = Field(default=1, ge=0)
+    """Least units of a policy whose learner is alive."""
+    grace_s: float = Field(default=5.0, gt=0)
+    """Time between SIGTERM and SIGKILL for an engine whose unit another policy gets."""
+    hung_s: float = Field(default=120.0, gt=0)
+    """A policy whose learner has said nothing for this long gives its units to the others until it speaks again."""
 
 
 class EvaluationTable(Table):
@@ -336,10 +347,31 @@ class SupervisionTable(Table):
     """A role whose heartbeat is older than this, while its process lives, is killed and restarted."""
     start_s: float = Field(default=300.0, gt=0)
     """A role that has not sent its first heartbeat after this long counts as silent."""
-    stop_s: float = Field(default=5.0, gt=0, le=5)
-    """Time between SIGTERM and SIGKILL when the run ends; short enough that all is over within 10 s."""
+    stop_s: float = Field(default=5.0, gt=0, le=600)
+    """Time between SIGTERM and SIGKILL when the run ends, in which learners save a checkpoint.
+
+    With the default all is over within 10 s; large models need more, and a batch system that waits for it.
+    """
     drain_s: float = Field(default=120.0, ge=0)
     """Longest wait for the last evaluations once all learners are done; the run fails when one is missing then."""
+
+
+class LaunchTable(Table):
+    """How a run on several hosts is started and kept together. The other hosts see the run folder."""
+
+    remote: list[str] = []
+    """Words before a command that start it on another host, "{host}" standing for its name: ["ssh", "{host}"].
+
+    Empty: `srun` within a SLURM job.
+    """
+    hosts_join: bool = False
+    """The other hosts are not started from the first one; on each somebody starts `mrl join` (jobs of their own)."""
+    policies_on_first_host: bool = True
+    """Whether policies live on the first host too, or only the daemons."""
+    join_s: float = Field(default=3600.0, gt=0)
+    """The run ends when a host that joins by itself has been awaited for this long, at the start or after a loss."""
+    alone_s: float = Field(default=30.0, gt=0)
+    """The supervisor of another host ends its processes when the first host has been silent for this long."""
 
 
 class RunConfig(Table):
@@ -355,6 +387,7 @@ class RunConfig(Table):
     allocation: AllocationTable = AllocationTable()
     evaluation: EvaluationTable = EvaluationTable()
     supervision: SupervisionTable = SupervisionTable()
+    launch: LaunchTable = LaunchTable()
 
     @property
     def learning(self) -> tuple[str, ...]:
