@@ -24,6 +24,9 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, Command] = {
     "train": Command("mrl.cli.train", "run the configuration CONFIG to its end", takes_overrides=True),
+    "launch": Command("mrl.cli.launch", "run CONFIG on several hosts, by SLURM too", takes_overrides=True),
+    "join": Command("mrl.cli.join", "run what a run on several hosts puts on this one"),
+    "stop": Command("mrl.cli.stop", "end a run, or one policy of it, from any host"),
     "check": Command("mrl.cli.check", "validate CONFIG and print the resolved plan", takes_overrides=True),
     "policies": Command("mrl.cli.policies", "make the small local policies of CONFIG", takes_overrides=True),
     "report": Command("mrl.cli.report", "write report.html of a run and print its path"),
@@ -33,7 +36,6 @@ COMMANDS: dict[str, Command] = {
     "compare": Command(
         "mrl.cli.compare", "train CONFIG under several sharing regimes and compare", takes_overrides=True
     ),
-    "slurm": Command("mrl.cli.slurm", "print a SLURM batch script for several hosts", takes_overrides=True),
     "doctor": Command("mrl.cli.doctor", "what this machine has, and what each engine does here"),
     "version": Command("mrl.cli.version", "print the version of mrl and of what it stands on"),
     "exchange keys": Command("mrl.cli.exchange", "which keys may connect to a run: list, make, revoke"),

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,6 +16,7 @@ from mrl.config.schema import RunConfig
 from mrl.errors import MRLError
 
 if TYPE_CHECKING:
+    from mrl.launch.hosts import Host
     from mrl.launch.plan import Plan
     from mrl.report.board import Board
 
@@ -27,33 +29,38 @@ QUICK_REPORT_FILES = 1_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Configuration and what to do with an earlier run of the same name."""
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the run")
-    parser.add_argument("--hosts", default="", metavar="A,B", help="hosts of the SLURM job, this one first")
     earlier = parser.add_mutually_exclusive_group()
     earlier.add_argument("--clean", action="store_true", help="delete the earlier run of this name first")
     earlier.add_argument("--resume", action="store_true", help="continue the earlier run of this name")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check everything, make missing policies, then supervise the run to its end."""
+    """Train on this host."""
+    config = load_config(arguments.config, arguments.overrides)
+    return train(config, clean=arguments.clean, resume=arguments.resume, where=str(arguments.config))
+
+
+def train(config: RunConfig, *, clean: bool, resume: bool, where: str, hosts: "Sequence[Host]" = ()) -> int:
+    """Check everything, make missing policies, then supervise the run to its end; returns the exit code."""
     from mrl.cli.policies import resolve_policies
     from mrl.cli.preflight import preflight
     from mrl.launch.devices import visible_gpus
+    from mrl.launch.hosts import check_hosts, host_environment, remote_words
     from mrl.launch.plan import build_plan
-    from mrl.launch.slurm import check_hosts
 
-    where = str(arguments.config)
-    config = load_config(arguments.config, arguments.overrides)
-    gpus, hosts = visible_gpus(os.environ), [host for host in arguments.hosts.split(",") if host]
-    check_hosts(config, hosts, where=where)
-    build_plan(config, run_folder_of(config).path, gpus=gpus, hosts=hosts)
-    check_run_folder(config, clean=arguments.clean, resume=arguments.resume)
+    check_hosts(config, [host.name for host in hosts], where=where)
+    remote = remote_words(config, hosts, os.environ, where=where)
+    gpus = visible_gpus(os.environ)
+    build_plan(config, run_folder_of(config).path, gpus=gpus, hosts=hosts, remote=remote)
+    check_run_folder(config, clean=clean, resume=resume)
     preflight(config, where=where)
     console = Console(width=None if sys.stdout.isatty() else 120)
     config = resolve_policies(config, console=console)
-    folder = create_run_folder(config, clean=arguments.clean, resume=arguments.resume)
+    folder = create_run_folder(config, clean=clean, resume=resume)
     release = lock_run_folder(folder)
     try:
-        plan = build_plan(config, folder.path, gpus=gpus, hosts=hosts)
+        os.environ.update(host_environment(hosts[0]) if hosts else {})
+        plan = build_plan(config, folder.path, gpus=gpus, hosts=hosts, remote=remote)
         return _supervise(config, folder, plan, console)
     finally:
         release()

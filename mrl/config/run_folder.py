@@ -1,9 +1,9 @@
 """The folder of one run: where everything lies, and the rules for making, clearing and continuing it.
 
 `<run.folder>/<run.name>/` holds config.json (resolved), metrics.jsonl, timeline.jsonl, logs/attempt_N, rollouts,
-residuals, pair_cards, checkpoints, weights, evaluation, exchange, endpoints, keys, rendezvous, crash, report.html. A
-folder appears whole or not at all. It is never overwritten without `clean`, never continued without `resume`, and never
-touched while a supervisor lives in it.
+residuals, pair_cards, checkpoints, weights, evaluation, exchange, endpoints, keys, rendezvous, requests, crash,
+report.html. A folder appears whole or not at all. It is never overwritten without `clean`, never continued without
+`resume`, and never touched while a supervisor lives in it.
 """
 
 import fcntl
@@ -211,6 +211,21 @@ def lock_run_folder(folder: RunFolder) -> Callable[[], None]:
     return lambda: os.close(file)
 
 
+def supervisor_of(path: Path) -> str | None:
+    """The process id of the supervisor that lives in a run folder, as text; None when there is none."""
+    try:
+        file = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return os.pread(file, 32, 0).decode(errors="replace").strip()
+    finally:
+        os.close(file)
+    return None
+
+
 def dump_config(config: RunConfig) -> dict[str, Any]:
     """The configuration as plain JSON values."""
     return config.model_dump(mode="json")
@@ -254,16 +269,9 @@ def _is_run(path: Path) -> bool:
 
 
 def _check_unused(path: Path) -> None:
-    try:
-        file = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise _in_use(path, os.pread(file, 32, 0).decode(errors="replace").strip()) from None
-    finally:
-        os.close(file)
+    holder = supervisor_of(path)
+    if holder is not None:
+        raise _in_use(path, holder)
 
 
 def _in_use(path: Path, holder: str) -> RunFolderError:
@@ -271,7 +279,7 @@ def _in_use(path: Path, holder: str) -> RunFolderError:
         "the run is going on",
         where=str(path),
         got=f"supervisor pid {holder}",
-        cure="end it, or choose another --run.name",
+        cure=f"`mrl stop {path}`, or choose another --run.name",
     )
 
 

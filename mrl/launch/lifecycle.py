@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+SAME_SIGNAL_S = 1.0
 Phase = Literal["running", "draining", "stopping"]
 
 
@@ -25,6 +26,11 @@ class Lifecycle:
     exit_code: int = 0
     reason: str = ""
     done: set[str] = field(default_factory=set)
+    """Learners that finished their steps, or whose policy was stopped."""
+    stopped: set[str] = field(default_factory=set)
+    """Policies that a person ended before the run."""
+    ended: set[str] = field(default_factory=set)
+    """Those of them whose processes are gone."""
     _since_s: float = 0.0
     _hurried: bool = False
 
@@ -34,6 +40,12 @@ class Lifecycle:
         if self.phase == "running" and self.done >= self.learners:
             self._enter("draining", now_s)
 
+    def stop(self, policy: str, now_s: float) -> None:
+        """A person ends this policy; the others go on, and when it was the last the run drains."""
+        self.stopped.add(policy)
+        if f"learner/{policy}" in self.learners:
+            self.finished(f"learner/{policy}", now_s)
+
     def end(self, exit_code: int, reason: str, now_s: float) -> None:
         """The run has to end, for this reason. A later reason does not replace the first."""
         if self.phase != "stopping":
@@ -41,8 +53,11 @@ class Lifecycle:
             self._enter("stopping", now_s)
 
     def interrupted(self, number: int, now_s: float) -> None:
-        """SIGINT, SIGTERM or SIGHUP arrived; the second one ends the patience with which processes are stopped."""
-        if self.phase == "stopping":
+        """SIGINT, SIGTERM or SIGHUP arrived; a later one ends the patience with which processes are stopped.
+
+        What follows at once is the same signal on another way: a batch system sends it to every process of a job.
+        """
+        if self.phase == "stopping" and now_s - self._since_s > SAME_SIGNAL_S:
             self._hurried = True
         self.end(128 + number, f"ended by {signal.Signals(number).name}", now_s)
 
@@ -63,15 +78,17 @@ class Lifecycle:
 
     def restarts(self, role: str, policy: str) -> bool:
         """Whether a process of this role is still worth starting again."""
+        if policy and policy in self.stopped:
+            return False
         if self.phase == "running":
             return role != "worker" or f"learner/{policy}" not in self.done
-        return self.phase == "draining" and role == "evaluator"
+        return self.phase == "draining" and role in ("evaluator", "supervisor")
 
-    def due_signal(self, now_s: float) -> signal.Signals | None:
-        """The signal that every process still alive should have received by now."""
+    def due_signal(self, now_s: float, *, extra_s: float = 0.0) -> signal.Signals | None:
+        """The signal that a process still alive should have received by now, if it has `stop_s + extra_s`."""
         if self.phase != "stopping":
             return None
-        late = self._hurried or now_s - self._since_s >= self.stop_s
+        late = self._hurried or now_s - self._since_s >= self.stop_s + extra_s
         return signal.SIGKILL if late else signal.SIGTERM
 
     def _enter(self, phase: Phase, now_s: float) -> None:

@@ -1,4 +1,8 @@
-"""The processes of a run on one host: their names, commands and environments. Starts nothing."""
+"""The processes of a run: their names, hosts, commands and environments. Starts nothing.
+
+Every policy lives whole on one host, so that its process group never crosses a network. The first host has the daemons;
+for every other host its supervisor starts one process, `mrl join`, which is the supervisor there.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -10,9 +14,11 @@ from mrl.config.run_folder import RunFolder
 from mrl.config.schema import PolicyTable, RunConfig
 from mrl.exchange.shards import role_of
 from mrl.launch.devices import place
+from mrl.launch.hosts import Host, host_environment, join_argv
 from mrl.launch.torchrun import torchrun_argv, torchrun_environment
-from mrl.parent_death import SUPERVISOR_PID
 
+HOST_ROLE = "supervisor"
+"""Role of a process that supervises another host."""
 Role = Literal["exchange", "allocator", "learner", "worker", "evaluator"]
 
 
@@ -29,6 +35,8 @@ class ProcessSpec:
     """Added to the supervisor's own environment."""
     restart: Literal["always", "until_done"] = "always"
     """"until_done": exit code 0 means finished; "always": a process that ends while the run goes on has failed."""
+    host: str = ""
+    """Host that it runs on; empty in a run on one host."""
 
     @property
     def log_name(self) -> str:
@@ -38,9 +46,29 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All processes of one host, in the order in which they start."""
+    """All roles of a run, in the order in which they start, and what starts the supervisors of other hosts."""
 
     processes: tuple[ProcessSpec, ...]
+    hosts: tuple[Host, ...] = ()
+    """The first one has the daemons; empty for a run on this host alone."""
+    joins: tuple[ProcessSpec, ...] = ()
+    """Processes of the first host, one per other host, unless those join by themselves."""
+
+    @property
+    def first_host(self) -> str:
+        """Name of the host that owns the run folder."""
+        return self.hosts[0].name if self.hosts else ""
+
+    @property
+    def other_hosts(self) -> tuple[str, ...]:
+        """Names of the other hosts that have roles."""
+        used = {spec.host for spec in self.processes}
+        return tuple(host.name for host in self.hosts[1:] if host.name in used)
+
+    def started_by(self, host: str) -> tuple[ProcessSpec, ...]:
+        """What the supervisor of a host starts; on the first one also the supervisors of the others."""
+        here = tuple(spec for spec in self.processes if spec.host == host)
+        return (*self.joins, *here) if host == self.first_host else here
 
 
 def build_plan(
@@ -48,19 +76,22 @@ def build_plan(
     run_folder: Path,
     *,
     gpus: Sequence[str] = (),
-    hosts: Sequence[str] = (),
+    hosts: Sequence[Host] = (),
+    here: str = "",
+    remote: Sequence[str] = (),
     python: str = sys.executable,
 ) -> Plan:
-    """The plan of a run in `run_folder`; every host has the GPUs `gpus`.
+    """The plan of a run in `run_folder`.
 
-    With several `hosts` (of one SLURM job, this one first) each policy lives whole on one of them, in turn, and what
-    does not live on the first is started through `srun`. Raises ConfigError when a policy asks for GPUs that do not
-    exist.
+    With several `hosts` policies live on them in turn. `gpus` are those of the host `here`, by default the first; what
+    runs elsewhere is given its devices by the plan that is made there. `remote` are the words that start a command on
+    another host; without them other hosts join by themselves. Raises ConfigError when a policy asks for GPUs that do
+    not exist.
     """
-    lives_on = {name: hosts[index % len(hosts)] if hosts else "" for index, name in enumerate(config.policies)}
-    placement: dict[tuple[str, str, int], tuple[str, ...]] = {}
-    for host in dict.fromkeys(lives_on.values()):
-        placement |= place(config, gpus, names=[name for name, at in lives_on.items() if at == host])
+    first = hosts[0].name if hosts else ""
+    here = here or first
+    lives_on = homes(config, [host.name for host in hosts])
+    placement = place(config, gpus, names=[name for name, at in lives_on.items() if at == here])
     specs = [_shard(index, run_folder, python) for index in range(config.exchange.shards)]
     specs.append(_daemon("allocator", run_folder, python))
     for name, policy in config.policies.items():
@@ -71,8 +102,22 @@ def build_plan(
             specs.append(_worker(name, policy, index, run_folder, python, placement.get(("worker", name, index), ())))
     spare = [gpu for gpu in gpus if not any(gpu in taken for taken in placement.values())]
     specs.append(_evaluator(config, run_folder, python, tuple((spare or gpus)[:1])))
-    here = hosts[0] if hosts else ""
-    return Plan(tuple(_on_host(spec, lives_on.get(spec.policy, here), here) for spec in specs))
+    by_name = {host.name: host for host in hosts}
+    placed = []
+    for spec in specs:
+        # The evaluator needs the devices of a policy, which the host of the daemons may lack.
+        at = next(iter(lives_on.values())) if spec.role == "evaluator" else lives_on.get(spec.policy, first)
+        own = host_environment(by_name[at]) if at in by_name else {}
+        placed.append(replace(spec, host=at, env=spec.env | own))
+    plan = Plan(tuple(placed), tuple(hosts))
+    joins = [_join(by_name[name], run_folder, remote, python) for name in plan.other_hosts] if remote else []
+    return replace(plan, joins=tuple(joins))
+
+
+def homes(config: RunConfig, hosts: Sequence[str]) -> dict[str, str]:
+    """Policy -> the host that it lives on; "" on a run without named hosts."""
+    offered = list(hosts) if config.launch.policies_on_first_host or len(hosts) < 2 else list(hosts[1:])
+    return {name: offered[index % len(offered)] if offered else "" for index, name in enumerate(config.policies)}
 
 
 def role_argv(role: Role, run_folder: Path, *, python: str, policy: str = "", index: int = 0) -> tuple[str, ...]:
@@ -100,20 +145,9 @@ def environment(threads: int, gpus: Sequence[str] = ()) -> dict[str, str]:
     return variables | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
 
 
-def _on_host(spec: ProcessSpec, host: str, here: str) -> ProcessSpec:
-    if host == here:
-        return spec
-    # The supervisor's pid means nothing on another host; there SLURM ends the step when srun dies.
-    srun = (
-        "srun",
-        "--nodes=1",
-        "--ntasks=1",
-        "--overlap",
-        f"--nodelist={host}",
-        "--export=ALL",
-        "--kill-on-bad-exit=1",
-    )
-    return replace(spec, argv=(*srun, "env", "-u", SUPERVISOR_PID, *spec.argv))
+def _join(host: Host, run_folder: Path, remote: Sequence[str], python: str) -> ProcessSpec:
+    argv = join_argv(host.name, run_folder, remote, python=python)
+    return ProcessSpec(name=f"{HOST_ROLE}/{host.name}", role=HOST_ROLE, policy="", index=0, argv=argv)
 
 
 def _daemon(role: Literal["exchange", "allocator"], run_folder: Path, python: str) -> ProcessSpec:

@@ -58,8 +58,8 @@ class RestartPolicy:
     Waits double from `backoff_s` with every restart within `window_s`. The run ends on exit code 2, when a process
     fails again after `max_restarts` restarts within `window_s`, when twice as many lives in a row were shorter than
     `window_s` (a slow start would otherwise hide an endless loop), and when a learner needs more than
-    `max_learner_restarts`. A learner of a synchronous run is never started again: the others cannot go back to where it
-    would begin.
+    `max_learner_restarts`. A learner of a synchronous run, and the supervisor of a host with such learners, is never
+    started again: the others cannot go back to where it would begin.
     """
 
     def __init__(self, table: SupervisionTable, *, sync: bool = False) -> None:
@@ -96,7 +96,7 @@ class RestartPolicy:
 
     def _given_up(self, end: Exit, history: _History) -> str:
         table = self._table
-        if end.role == "learner" and self._sync:
+        if end.role in ("learner", "supervisor") and self._sync:
             return "and a synchronous run goes on from a common step only (--resume)"
         if end.role == "learner" and history.starts > table.max_learner_restarts:
             return f"after {table.max_learner_restarts} restarts"

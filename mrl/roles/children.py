@@ -28,7 +28,8 @@ class Child:
     and is killed by the kernel when the supervisor dies.
     """
 
-    def __init__(self, spec: ProcessSpec, log: Path) -> None:
+    def __init__(self, spec: ProcessSpec, log: Path, *, life: str = "") -> None:
+        """`life` begins the name of every life; two supervisors of one attempt differ in it."""
         self.spec, self.log = spec, log
         self.started_s = 0.0
         self.started_unix_s = 0.0
@@ -36,9 +37,12 @@ class Child:
         """When its last heartbeat arrived; None before the first of this life."""
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         """Last lines of this life."""
+        self.told_to_end: signal.Signals | None = None
+        """The signal by which the end of the run was announced to it."""
+        self._life = life or log.parent.name
         self._process: subprocess.Popen[bytes] | None = None
         self._num_lives = 0
-        self._read_bytes = 0
+        self._read_bytes = log.stat().st_size if log.exists() else 0  # written under another supervisor
         self._torn = b""
 
     @property
@@ -56,7 +60,7 @@ class Child:
         self.started_s, self.started_unix_s, self.beat_s = now_s, now_unix_s, None
         self.tail.clear()
         self._num_lives += 1
-        life = f"{self.log.parent.name}-{self._num_lives}"
+        life = f"{self._life}-{self._num_lives}"
         argv = tuple(word.replace(LIFE, life) for word in self.spec.argv)
         bound = {**environment, **self.spec.env, SUPERVISOR_PID: str(os.getpid())}
         with self.log.open("ab") as log:

@@ -6,6 +6,7 @@ on stderr and lies in `crash/<role>.json`.
 
 import errno
 import faulthandler
+import os
 import signal
 import sys
 import threading
@@ -32,6 +33,8 @@ from mrl.transport.endpoints import is_near, nearest_endpoint
 from mrl.transport.grants import grant_of
 from mrl.transport.keys import load_client_keys
 
+TELEMETRY = "MRL_TELEMETRY"
+"""Environment variable: the endpoint of the supervisor of this host, where it is not the first one's."""
 BEAT_S = 1.0
 FLUSH_S = 0.5
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -126,7 +129,8 @@ def connect_telemetry(folder: RunFolder, role: str, policy: str, closing: ExitSt
             posts[0](encode(telemetry.beat()))
             telemetry.tell_spans()
 
-    client = link(folder, "telemetry", identity=role, on_message=lambda _: None, on_tick=beat, closing=closing)
+    server = os.environ.get(TELEMETRY, "telemetry")
+    client = link(folder, server, identity=role, on_message=lambda _: None, on_tick=beat, closing=closing)
     posts.append(client.post)
     closing.callback(telemetry.tell_spans, is_last=True)
     return telemetry

@@ -8,6 +8,10 @@ from pathlib import Path
 
 from mrl.files import replace_file
 
+HOST = "MRL_HOST"
+"""Environment variable: the name of this host in a run on several; processes under different names are not near."""
+ADDRESS = "MRL_ADDRESS"
+"""Environment variable: how other hosts reach this one, where that is not its hostname."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -65,6 +69,7 @@ def _read(folder: Path, name: str) -> dict[str, object]:
 def _this_host() -> str:
     """Names of hosts may be equal; the id of a kernel's boot is not, and containers on one kernel share it."""
     try:
-        return _BOOT_ID.read_text().strip()
+        machine = _BOOT_ID.read_text().strip()
     except OSError:
-        return socket.gethostname()
+        machine = socket.gethostname()
+    return f"{machine} {os.environ.get(HOST, '')}".rstrip()

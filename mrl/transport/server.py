@@ -16,6 +16,7 @@ from zmq.utils.monitor import parse_monitor_message
 from mrl.errors import AddressError, RunFolderError
 from mrl.records.codec import MAX_MESSAGE_BYTES
 from mrl.transport.allow_list import AllowList, fingerprint
+from mrl.transport.endpoints import ADDRESS
 from mrl.transport.grants import Grant
 from mrl.transport.hoarders import Hoarders, frame_bytes
 from mrl.transport.keys import RunKeys
@@ -357,7 +358,7 @@ def _bindable(host: str) -> str:
 
 def _reachable(endpoint: str, host: str) -> str:
     port = endpoint.rpartition(":")[2]
-    return f"tcp://{os_socket.gethostname()}:{port}" if host in _WILDCARDS else endpoint
+    return f"tcp://{os.environ.get(ADDRESS) or os_socket.gethostname()}:{port}" if host in _WILDCARDS else endpoint
 
 
 def _address_error(host: str, port: int, error: Exception) -> AddressError:

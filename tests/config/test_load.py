@@ -139,7 +139,7 @@ def test_a_wrong_file_is_one_line_with_file_and_key(file: Path, old: str, new: s
         ),
         (["--policies.llama.rollout.group_size=65"], "got 64; wanted >= 65 = group_size * workers of policies.llama"),
         (["--policies.qwen.rollout.workers=9"], "got 64; wanted >= 72 = group_size * workers of policies.qwen"),
-        (["--supervision.stop_s=5.5"], "supervision.stop_s: not valid; got 5.5; wanted <= 5"),
+        (["--supervision.stop_s=601"], "supervision.stop_s: not valid; got 601; wanted <= 600"),
         (["--exchange.shards=0"], "exchange.shards: not valid; got 0; wanted >= 1"),
         (
             ["--exchange.port=65534", "--exchange.shards=3"],

@@ -58,8 +58,40 @@ def test_a_second_signal_ends_the_patience() -> None:
     """Ctrl-C twice kills at once; the exit code stays that of the first."""
     run = life()
     run.interrupted(signal.SIGINT, 10.0)
-    run.interrupted(signal.SIGTERM, 10.1)
-    assert (run.due_signal(10.1), run.exit_code) == (signal.SIGKILL, 130)
+    run.interrupted(signal.SIGTERM, 11.1)
+    assert (run.due_signal(11.1), run.exit_code) == (signal.SIGKILL, 130)
+
+
+def test_one_signal_that_comes_on_two_ways_is_one() -> None:
+    """A batch system signals every process of a job, and the batch script hands the signal on as well."""
+    run = life()
+    run.interrupted(signal.SIGTERM, 10.0)
+    run.interrupted(signal.SIGTERM, 10.3)
+    assert run.due_signal(10.4) == signal.SIGTERM
+
+
+def test_another_host_gets_longer() -> None:
+    """Its supervisor first gives its own processes their time."""
+    run = life()
+    run.end(0, "", 10.0)
+    assert (run.due_signal(15.5), run.due_signal(15.5, extra_s=3.0)) == (signal.SIGKILL, signal.SIGTERM)
+    assert run.due_signal(18.0, extra_s=3.0) == signal.SIGKILL
+
+
+def test_a_stopped_policy_counts_as_done_and_is_not_started_again() -> None:
+    """The others go on; when it was the last one the run drains. A frozen policy has no learner to be done."""
+    run = life()
+    run.stop("a", 1.0)
+    assert (run.phase, run.stopped, run.done) == ("running", {"a"}, {"learner/a"})
+    assert not run.restarts("learner", "a")
+    assert not run.restarts("worker", "a")
+    assert run.restarts("worker", "b")
+    assert run.restarts("exchange", "")
+    run.stop("teacher", 2.0)
+    assert run.done == {"learner/a"}
+    run.stop("b", 3.0)
+    assert run.phase == "draining"
+    assert run.restarts("supervisor", "")
 
 
 def test_the_first_reason_is_told() -> None:

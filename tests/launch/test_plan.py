@@ -9,9 +9,9 @@ from mrl.config.load import validate
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError
 from mrl.launch.devices import place, visible_gpus
+from mrl.launch.hosts import Host
 from mrl.launch.memory import estimate_mib, num_parameters
 from mrl.launch.plan import build_plan
-from mrl.launch.slurm import SlurmRequest, check_hosts, render
 
 RECIPE = {"architecture": "llama", "tokenizer": "metaspace", "vocab_size": 512, "hidden_size": 128, "num_layers": 4}
 
@@ -89,44 +89,37 @@ def test_visible_gpus_are_those_of_the_environment_or_the_host(tmp_path: Path) -
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []
 
 
-def test_policies_of_several_hosts_live_whole_on_one() -> None:
-    """Only what is not on the first host goes through srun, without the supervisor's pid; GPUs count per host."""
-    config = config_of(a={"device": "cuda"}, b={"device": "cuda"})
-    specs = {spec.name: spec for spec in build_plan(config, Path("/r"), gpus=["0"], hosts=["h0", "h1"]).processes}
-    away = [name for name, spec in specs.items() if spec.argv[0] == "srun"]
-    assert away == ["learner/b", "worker/b/0"]
-    assert "--nodelist=h1" in specs["learner/b"].argv
-    assert specs["learner/b"].argv[specs["learner/b"].argv.index("env") :][:3] == ("env", "-u", "MRL_SUPERVISOR_PID")
-    assert specs["learner/b"].env["CUDA_VISIBLE_DEVICES"] == "0"
+def test_policies_live_whole_on_one_host_each_in_turn() -> None:
+    """Daemons and evaluator live on the first, which starts one process for each other one and nothing else there."""
+    config = config_of(a={"device": "cuda"}, b={"device": "cuda"}, c={})
+    hosts = (Host("h0"), Host("h1", "10.0.0.2"))
+    plan = build_plan(config, Path("/r"), gpus=["0"], hosts=hosts, remote=["ssh", "{host}"], python="py")
+    homes = {spec.name: spec.host for spec in plan.processes}
+    assert {name for name, host in homes.items() if host == "h1"} == {"learner/b", "worker/b/0"}
+    assert [spec.name for spec in plan.joins] == ["supervisor/h1"]
+    assert plan.joins[0].argv[:2] == ("ssh", "h1")
+    assert plan.joins[0].argv[2].endswith("py -m mrl join /r --host h1")
+    assert [spec.name for spec in plan.started_by("h1")] == ["learner/b", "worker/b/0"]
+    assert {spec.name for spec in plan.started_by("h0")} == {"supervisor/h1"} | {
+        n for n, h in homes.items() if h == "h0"
+    }
+    specs = {spec.name: spec.env for spec in plan.processes}
+    assert (specs["learner/b"]["MRL_HOST"], specs["learner/b"]["MRL_ADDRESS"]) == ("h1", "10.0.0.2")
+    assert "CUDA_VISIBLE_DEVICES" not in specs["learner/b"], "its host chooses"
+    assert specs["learner/a"]["CUDA_VISIBLE_DEVICES"] == "0"
+    there = build_plan(config, Path("/r"), gpus=["3"], hosts=hosts, here="h1")
+    assert {s.env["CUDA_VISIBLE_DEVICES"] for s in there.started_by("h1")} == {"3"}
+    assert there.joins == ()
 
 
-def test_the_batch_script_asks_for_hosts_and_runs_train(tmp_path: Path) -> None:
-    """Overrides are quoted; sizes that do not fit are refused."""
-    config = config_of(a={"learner": {"threads": 8}}, b={})
-    text = render(config, tmp_path / "c.toml", SlurmRequest(2, 12, minutes=90), ["--run.name=my run"])
-    assert "#SBATCH --nodes=2" in text
-    assert "#SBATCH --time=90" in text
-    assert f"mrl train --hosts \"$hosts\" {tmp_path}/c.toml '--run.name=my run'" in text
-    with pytest.raises(ConfigError, match="too few CPUs per host; got 8; wanted >= 12"):
-        render(config, tmp_path / "c.toml", SlurmRequest(2, 8))
-
-
-@pytest.mark.parametrize(
-    ("hosts", "address", "part"),
-    [
-        (["h0", "h0"], "0.0.0.0", "stands twice"),
-        (["h0", "h1", "h2"], "0.0.0.0", "more hosts than policies"),
-        (["h0", "h1"], "127.0.0.1", "loopback"),
-        (["h0", "h1"], "localhost", "loopback"),
-    ],
-)
-def test_hosts_that_contradict_the_configuration_are_refused(hosts: list[str], address: str, part: str) -> None:
-    """Two hosts need an address that both reach and a policy each."""
+def test_the_first_host_may_have_the_daemons_alone() -> None:
+    """The evaluator then lives where the first policy does, for it needs the same devices."""
     config = config_of(a={}, b={})
-    config = config.model_copy(update={"exchange": config.exchange.model_copy(update={"host": address})})
-    with pytest.raises(ConfigError, match=part):
-        check_hosts(config, hosts, where="test")
-    check_hosts(config, hosts[:1], where="test")
+    config = config.model_copy(update={"launch": config.launch.model_copy(update={"policies_on_first_host": False})})
+    plan = build_plan(config, Path("/r"), hosts=(Host("h0"), Host("h1"), Host("h2")), remote=["x", "{host}"])
+    assert [spec.name for spec in plan.processes if spec.host == "h0"] == ["exchange", "allocator"]
+    assert [spec.name for spec in plan.started_by("h1")] == ["learner/a", "worker/a/0", "evaluator"]
+    assert plan.other_hosts == ("h1", "h2")
 
 
 def test_memory_is_estimated_from_the_recipe_or_the_weights(tmp_path: Path) -> None:

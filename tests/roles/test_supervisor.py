@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from rich.console import Console
 from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder
 from mrl.config.schema import RunConfig
+from mrl.config.stop_request import file_stop_request
 from mrl.launch.plan import Plan, ProcessSpec
 from mrl.metrics.jsonl import read_metrics
 from mrl.metrics.timeline import read_timeline
@@ -29,7 +31,7 @@ from mrl.records.codec import encode
 from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, SampleRecord, Span, SpansRecord, TelemetryRecord
 from mrl.roles.children import Child
 from mrl.roles.display import Display
-from mrl.roles.supervisor import Supervisor, open_inbox
+from mrl.roles.supervisor import STOPPED, Supervisor, open_inbox
 from mrl.transport.grants import Grant, grant_of
 from mrl.transport.keys import load_client_keys
 from mrl.transport.server import Incoming
@@ -75,6 +77,9 @@ class Script:
         threading.Event().wait(min(timeout_s, 0.01))
         return [Incoming(b"c", encode(record), self._sender or _author(record)) for record in self._each_turn()]
 
+    def send(self, client: bytes, body: bytes) -> bool:
+        return True
+
 
 def _author(record: TelemetryRecord) -> Grant:
     return Grant("learner", "a") if isinstance(record, SampleRecord) else grant_of(record.role)
@@ -94,7 +99,7 @@ def config_in(folder: Path, **supervision: float) -> RunConfig:
     tables = {
         "run": {"name": "r", "steps": 3, "folder": str(folder), "min_free_mib": 0},
         "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": {"a": {"model": "m"}},
+        "policies": {"a": {"model": "m"}, "b": {"model": "m"}},
         "supervision": {"backoff_s": 0.01, **supervision},
     }
     return validate(tables, where="test")
@@ -109,10 +114,11 @@ class Run:
         *specs: ProcessSpec,
         each_turn: Callable[[], list[TelemetryRecord]] = list,
         sender: Grant | None = None,
+        resume: bool = False,
         **supervision: float,
     ) -> None:
         config = config_in(folder, **supervision)
-        self.folder = create_run_folder(config)
+        self.folder = create_run_folder(config, resume=resume)
         (self.folder.evaluation / "a-3.json").write_text("{}")
         self.board, self.output = StillBoard(), io.StringIO()
         display = Display(self.board, Console(file=self.output, width=200))
@@ -318,6 +324,45 @@ def test_the_time_limit_ends_the_run_with_zero(tmp_path: Path) -> None:
     supervisor = Supervisor(config, folder, Plan((learner(FOREVER),)), inbox=Script(), display=display)
     assert supervisor.run() == 0
     assert "max_minutes" in supervisor.reason
+
+
+def test_a_request_ends_the_run_and_says_who_asked(tmp_path: Path) -> None:
+    """What was asked of an earlier attempt is forgotten."""
+    file_stop_request(create_run_folder(config_in(tmp_path)).path)
+    turns = iter(range(10_000))
+
+    def ask() -> list[TelemetryRecord]:
+        if next(turns) == 20:
+            file_stop_request(tmp_path / "r")
+        return []
+
+    run = Run(tmp_path, learner(FOREVER), each_turn=ask, resume=True)
+    assert run() == STOPPED
+    assert re.fullmatch(r"stopped by .* on .* \(pid \d+\)", run.supervisor.reason)
+    assert next(turns) > 20
+
+
+def test_one_policy_is_stopped_and_the_others_go_on(tmp_path: Path) -> None:
+    """Its learner gets SIGTERM and time, then its end is told; no last evaluation of it is missed."""
+    said = tmp_path / "saved"
+    save = (
+        "import signal, sys, time\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: (open({str(said)!r}, 'w').close(), sys.exit(143)))\n{FOREVER}"
+    )
+    ended = str(tmp_path / "r" / "requests" / "ended-b.json")
+    wait = f"import os, time\nwhile not os.path.exists({ended!r}): time.sleep(0.01)"
+    worker_b = replace(python("worker/b/0", FOREVER), policy="b")
+    turns = iter(range(10_000))
+
+    def ask() -> list[TelemetryRecord]:
+        if next(turns) == 40:
+            file_stop_request(tmp_path / "r", "b")
+        return []
+
+    run = Run(tmp_path, learner(wait), python("learner/b", save, restart="until_done"), worker_b, each_turn=ask)
+    assert run() == 0
+    assert said.exists()
+    assert any(note.startswith("b is stopped by ") for note in run.board.notes)
 
 
 def test_the_last_evaluations_are_waited_for(tmp_path: Path) -> None:

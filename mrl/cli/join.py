@@ -1,0 +1,39 @@
+"""`mrl join RUN --host NAME [--wait-s S]`: run the roles that a run on several hosts puts on this one.
+
+The first host starts this command itself (`launch.remote`); with `launch.hosts_join` somebody else does, such as a
+SLURM job per policy.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+DEFAULT_WAIT_S = 120.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which run, as which host."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run; it need not exist yet")
+    parser.add_argument("--host", required=True, metavar="NAME", help="its name in `mrl launch --hosts`")
+    parser.add_argument(
+        "--wait-s",
+        type=float,
+        default=DEFAULT_WAIT_S,
+        metavar="S",
+        help=f"bound of the wait for it ({DEFAULT_WAIT_S:g})",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve the run to its end."""
+    from mrl.errors import ConfigError
+    from mrl.launch.hosts import parse_hosts
+    from mrl.roles.join import main
+
+    if len(parse_hosts(arguments.host)) != 1 or "=" in arguments.host:
+        raise ConfigError("--host: not a host", got=arguments.host, wanted="one name of `mrl launch --hosts`")
+    code = main(arguments.run.absolute(), arguments.host, arguments.wait_s)
+    if code not in (0, 75):
+        sys.stderr.write(f"mrl: host {arguments.host} ends with code {code}; logs in {arguments.run}/logs/latest\n")
+    sys.stdout.flush()
+    return code

@@ -1,0 +1,128 @@
+"""`mrl launch CONFIG [--hosts A,B,...]`: train on several hosts; with `--slurm` as SLURM jobs.
+
+The first host owns the run folder, which the others see; on each of them one process, `mrl join`, supervises what lives
+there. Without `--hosts` this is `mrl train`. `--dry-run` prints what would be started, and starts and writes nothing.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+from mrl.cli import train
+from mrl.config.load import load_config
+from mrl.config.run_folder import check_run_folder, run_folder_of
+from mrl.errors import ConfigError, MissingError
+from mrl.launch.hosts import check_hosts, parse_hosts, remote_words
+from mrl.launch.plan import build_plan
+from mrl.launch.slurm import Job, SlurmRequest, render
+
+SUBMIT_S = 60.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of `mrl train`, the hosts, and what to ask SLURM for."""
+    train.add_arguments(parser)
+    parser.add_argument("--hosts", default="", metavar="A,B", help="names, or NAME=ADDRESS; with --slurm how many (1)")
+    parser.add_argument("--dry-run", action="store_true", help="print everything, start and write nothing")
+    parser.add_argument("--slurm", action="store_true", help="print a batch script instead")
+    asked = parser.add_argument_group("with --slurm")
+    asked.add_argument("--submit", action="store_true", help="submit it too")
+    asked.add_argument("--cpus", type=int, metavar="N", help="CPUs per host (needed)")
+    asked.add_argument("--gpus", type=int, metavar="N", help="GPUs per host (0)")
+    asked.add_argument("--minutes", type=int, metavar="N", help="time limit (60)")
+    asked.add_argument("--partition", metavar="P", help="partition")
+    asked.add_argument("--requeue", action="store_true", help="after preemption, or at the limit, go on in a new job")
+    asked.add_argument("--heterogeneous", action="store_true", help="daemons on a host of their own, without GPUs")
+    asked.add_argument("--separate", action="store_true", help="one job per policy, joined through the run folder")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train, print or submit."""
+    check_options(arguments)
+    config = load_config(arguments.config, arguments.overrides)
+    where = str(arguments.config)
+    if arguments.slurm:
+        jobs = render(config, arguments.config, request_of(arguments), arguments.overrides)
+        show(jobs)
+        check_run_folder(config, clean=arguments.clean, resume=arguments.resume)
+        return submit(jobs) if arguments.submit else 0
+    hosts = parse_hosts(arguments.hosts)
+    if not arguments.dry_run:
+        return train.train(config, clean=arguments.clean, resume=arguments.resume, where=where, hosts=hosts)
+    from mrl.cli.preflight import preflight
+    from mrl.launch.devices import visible_gpus
+    from mrl.launch.dry_run import describe
+
+    check_hosts(config, [host.name for host in hosts], where=where)
+    remote = remote_words(config, hosts, os.environ, where=where)
+    folder = run_folder_of(config).path
+    plan = build_plan(config, folder, gpus=visible_gpus(os.environ), hosts=hosts, remote=remote)
+    check_run_folder(config, clean=arguments.clean, resume=arguments.resume)
+    preflight(config, where=where)
+    print(f"run folder {folder}")
+    print("\n".join(describe(plan, config)))
+    return 0
+
+
+def check_options(arguments: argparse.Namespace) -> None:
+    """Raises ConfigError for the first option that another one leaves without meaning."""
+    only_slurm = ("submit", "cpus", "gpus", "minutes", "partition", "requeue", "heterogeneous", "separate")
+    given = [f"--{name}" for name in only_slurm if getattr(arguments, name)]
+    if given and not arguments.slurm:
+        raise ConfigError(f"{given[0]} asks SLURM for something", where="mrl launch", cure="add --slurm")
+    for first, second in (("heterogeneous", "separate"), ("submit", "dry_run")):
+        if getattr(arguments, first) and getattr(arguments, second):
+            names = f"--{first} and --{second.replace('_', '-')}"
+            raise ConfigError(f"{names} exclude each other", where="mrl launch", cure="give one of them")
+    if arguments.slurm and not arguments.cpus:
+        raise ConfigError("--slurm needs --cpus, the CPUs per host", where="mrl launch")
+    if arguments.slurm and arguments.hosts and not (arguments.hosts.isdecimal() and int(arguments.hosts)):
+        wanted = "how many; SLURM chooses which"
+        raise ConfigError("--hosts with --slurm: not a number", where="mrl launch", got=arguments.hosts, wanted=wanted)
+
+
+def request_of(arguments: argparse.Namespace) -> SlurmRequest:
+    """What the options ask for."""
+    return SlurmRequest(
+        num_hosts=int(arguments.hosts or 1),
+        cpus_per_host=arguments.cpus,
+        gpus_per_host=arguments.gpus or 0,
+        minutes=arguments.minutes or 60,
+        partition=arguments.partition or "",
+        shape="heterogeneous" if arguments.heterogeneous else "separate" if arguments.separate else "equal",
+        requeue=arguments.requeue,
+        begin="--clean" if arguments.clean else "--resume" if arguments.resume else "",
+    )
+
+
+def show(jobs: Sequence[Job]) -> None:
+    """Print the scripts, with titles where they are several."""
+    for number, job in enumerate(jobs, start=1):
+        if len(jobs) > 1:
+            print(f"# ---- job {number} of {len(jobs)}: {job.title}")
+        print(job.script, end="", flush=True)
+
+
+def submit(jobs: Sequence[Job]) -> int:
+    """Give the scripts to `sbatch`; all but the first start after it. Raises ConfigError with what it says."""
+    if shutil.which("sbatch") is None:
+        raise MissingError("--submit: there is no `sbatch` here", where="mrl launch", cure="submit from a login node")
+    first = ""
+    for job in jobs:
+        after = [f"--dependency=after:{first}"] if first else []
+        done = subprocess.run(
+            ["sbatch", "--parsable", *after],
+            input=job.script,
+            capture_output=True,
+            text=True,
+            timeout=SUBMIT_S,
+            check=False,
+        )
+        if done.returncode:
+            said = " ".join(done.stderr.split())
+            raise ConfigError(f"sbatch refused the job of {job.title}", where="mrl launch", got=said)
+        first = first or done.stdout.strip().partition(";")[0]
+        print(f"submitted {job.title} as job {done.stdout.strip()}", flush=True)
+    return 0

@@ -1,0 +1,40 @@
+"""The files that a run's telemetry becomes: metrics.jsonl, samples, residuals, the timeline. One writer per run."""
+
+from mrl.config.run_folder import RunFolder
+from mrl.metrics.jsonl import MetricsWriter, SampleWriter
+from mrl.metrics.residuals import ResidualWriter
+from mrl.metrics.timeline import TimelineWriter
+from mrl.records.telemetry import (
+    HeartbeatRecord,
+    MetricsRecord,
+    ResidualsRecord,
+    SampleRecord,
+    SpansRecord,
+    TelemetryRecord,
+)
+
+
+class RunFiles:
+    """Writes every record where it belongs."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._metrics = MetricsWriter(folder.metrics_jsonl)
+        self._samples = SampleWriter(folder.rollouts)
+        self._residuals = ResidualWriter(folder.residuals)
+        self._timeline = TimelineWriter(folder.timeline_jsonl)
+
+    def write(self, record: TelemetryRecord) -> None:
+        """Write one record. Raises RecordError when it names a place outside its folder, OSError on a full disk."""
+        match record:
+            case SampleRecord():
+                self._samples.write(record)
+            case ResidualsRecord():
+                self._residuals.write(record)
+            case SpansRecord():
+                self._timeline.write(record)
+            case HeartbeatRecord() | MetricsRecord():
+                self._metrics.write(record)
+
+    def close(self) -> None:
+        """Write out what is buffered. Raises OSError, also for what could not be written before."""
+        self._metrics.close()

@@ -1,0 +1,87 @@
+"""`mrl launch`: options that contradict each other, what a dry run prints, what goes to `sbatch`."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mrl.cli.main import main
+
+CONFIG = """
+run = { name = "r", folder = "FOLDER", steps = 3, min_free_mib = 0 }
+tasks.copy = { source = "words", dataset = "trim" }
+policies.a.make = { architecture = "qwen3", tokenizer = "byte_level" }
+policies.b.make = { architecture = "llama", tokenizer = "metaspace" }
+exchange.host = "0.0.0.0"
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    """A configuration of two policies; its run folder lies beside it."""
+    path = tmp_path / "c.toml"
+    path.write_text(CONFIG.replace("FOLDER", str(tmp_path / "runs")))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--gpus", "2"], "--gpus asks SLURM for something; cure: add --slurm"),
+        (["--requeue"], "--requeue asks SLURM"),
+        (["--slurm"], "--slurm needs --cpus"),
+        (["--slurm", "--cpus", "9", "--heterogeneous", "--separate"], "--heterogeneous and --separate exclude"),
+        (["--slurm", "--cpus", "9", "--submit", "--dry-run"], "--submit and --dry-run exclude"),
+        (["--slurm", "--cpus", "9", "--hosts", "a,b"], "--hosts with --slurm: not a number; got 'a,b'"),
+        (["--slurm", "--cpus", "9", "--hosts", "0"], "--hosts with --slurm: not a number"),
+        (["--slurm", "--cpus", "9", "--hosts", "2", "--exchange.host", "127.0.0.1"], "exchange.host: every host"),
+        (["--hosts", "a,b"], "no way to start a command on another host"),
+        (["--hosts", "a,a"], "stands twice"),
+        (["--clean", "--resume"], "not allowed with"),
+    ],
+)
+def test_options_that_contradict_are_one_line(
+    config: str, capsys: pytest.CaptureFixture[str], words: list[str], part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 2; nothing is written."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert main(["launch", config, *words]) == 2
+    said = capsys.readouterr().err
+    assert part in said
+    assert said.count("\n") == 1
+    assert os.listdir(Path(config).parent) == ["c.toml"]
+
+
+def test_a_dry_run_prints_everything_and_writes_nothing(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Hosts, commands and environments; also of a run on this host."""
+    assert main(["launch", config, "--dry-run", "--hosts", "x,y", "--launch.remote", '["ssh", "{host}"]']) == 0
+    said = capsys.readouterr().out
+    assert "host x, owns the run folder" in said
+    assert "ssh y" in said
+    assert "learner/b" in said[said.index("host y") :]
+    assert main(["launch", config, "--dry-run"]) == 0
+    assert "host here" in capsys.readouterr().out
+    assert os.listdir(Path(config).parent) == ["c.toml"]
+
+
+def test_scripts_go_to_sbatch_and_later_jobs_start_after_the_first(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it refuses is told in one line."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    sbatch = programs / "sbatch"
+    sbatch.write_text(f'#!/bin/bash\necho "$@" >>{tmp_path}/asked; cat >>{tmp_path}/scripts; echo "41;cluster"\n')
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    words = ["launch", config, "--slurm", "--cpus", "9", "--separate", "--submit"]
+    assert main(words) == 0
+    assert (tmp_path / "asked").read_text().splitlines() == ["--parsable", "--parsable --dependency=after:41"]
+    assert (tmp_path / "scripts").read_text().count("#!/bin/bash") == 2
+    assert "submitted b as job 41" in capsys.readouterr().out
+    sbatch.write_text("#!/bin/bash\ncat >/dev/null; echo 'invalid partition' >&2; exit 1\n")
+    assert main(words) == 2
+    assert "sbatch refused the job of run; got 'invalid partition'" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(words) == 2
+    assert "there is no `sbatch` here" in capsys.readouterr().err
