@@ -1,38 +1,85 @@
-"""Saving and restoring checkpoint folders."""
+"""The folders of checkpoints: written piece by piece, completed at once, checked before anything of them is used."""
 
 import hashlib
 import os
 import shutil
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import safetensors.torch
+import torch
+from safetensors import safe_open
 from torch import Tensor
 
-from mrl.errors import CheckpointError
+from mrl.checkpoint.pieces import Piece
+from mrl.errors import CheckpointError, WeightsError
+from mrl.files import replace_file
+from mrl.models.tensor_file import read_tensors, write_tensors
 
-FORMAT = 1
+FORMAT = 2
+MANIFEST, STATE = "manifest.json", "state.json"
+UNFINISHED = ".incomplete-"
+POLL_S = 0.05
+
+
+class StoredPiece(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of one tensor in one file; `digest` is that of `mrl.models.tensor_file`."""
+
+    file: str
+    first_row: int
+    held_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    dtype: str
+    digest: str
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint folder holds; `files` maps names to blake2b digests."""
+    """What a checkpoint folder holds."""
 
     format: int
     policy: str
     step: int
-    files: dict[str, str]
+    state_digest: str
+    tensors: dict[str, list[StoredPiece]]
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A verified checkpoint in memory."""
+    """A checkpoint on the disk; its tensors are read row by row."""
 
+    folder: Path
     step: int
-    model: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
     state: dict[str, Any]
+    tensors: Mapping[str, list[StoredPiece]]
+    _files: dict[str, Any] = field(default_factory=dict)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a whole tensor."""
+        return self.tensors[name][0].shape
+
+    def read(self, name: str, first_row: int = 0, num_rows: int | None = None) -> Tensor:
+        """Rows of a tensor, whichever files they lie in; all of it by default."""
+        if not self.shape(name):
+            return self._open(self.tensors[name][0].file).get_tensor(name)
+        last_row = self.shape(name)[0] if num_rows is None else first_row + num_rows
+        pieces = sorted(self.tensors[name], key=lambda piece: piece.first_row)
+        found = [self._rows(name, piece, first_row, last_row) for piece in pieces]
+        return torch.cat([rows for rows in found if len(rows)] or found[:1])
+
+    def _rows(self, name: str, piece: StoredPiece, first_row: int, last_row: int) -> Tensor:
+        stored = self._open(piece.file).get_slice(name)
+        begin = max(0, first_row - piece.first_row)
+        rows: Tensor = stored[begin : max(begin, last_row - piece.first_row)]
+        return rows
+
+    def _open(self, file: str) -> Any:
+        if file not in self._files:
+            self._files[file] = safe_open(str(self.folder / file), framework="pt")
+        return self._files[file]
 
 
 class CheckpointStore:
@@ -41,24 +88,50 @@ class CheckpointStore:
     def __init__(self, folder: Path, policy: str, *, keep: int = 2) -> None:
         self._folder, self._policy, self._keep = folder, policy, keep
 
-    def save(self, step: int, *, model: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any]) -> Path:
-        """Write `step_N` under a temporary name, sync, rename, then drop the oldest; returns the folder."""
-        final, temporary = self._folder / f"step_{step}", self._folder / f".incomplete-step_{step}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        contents = {
-            "model.safetensors": safetensors.torch.save(_plain(model)),
-            "optimizer.safetensors": safetensors.torch.save(_plain(optimizer)),
-            "state.json": msgspec.json.encode(state),
+    def write_pieces(self, step: int, pieces: Mapping[str, Piece], *, rank: int, life: int) -> None:
+        """Write and sync what one rank has of a checkpoint that does not count yet. Raises OSError."""
+        folder = self._unfinished(step, life)
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"rank_{rank:05d}.safetensors"
+        with (folder / name).open("wb", buffering=0) as file:
+            digests = write_tensors(file, {key: piece.local for key, piece in pieces.items()})
+            os.fsync(file.fileno())
+        listed = {
+            key: StoredPiece(
+                file=name,
+                first_row=piece.first_row,
+                held_shape=tuple(piece.local.shape),
+                shape=piece.shape,
+                dtype=str(piece.local.dtype),
+                digest=digests[key],
+            )
+            for key, piece in pieces.items()
         }
-        for name, data in contents.items():
-            _write_synced(temporary / name, data)
-        digests = {name: _digest(data) for name, data in contents.items()}
-        manifest = CheckpointManifest(format=FORMAT, policy=self._policy, step=step, files=digests)
-        _write_synced(temporary / "manifest.json", msgspec.json.encode(manifest))
+        replace_file((folder / name).with_suffix(".json"), msgspec.json.encode(listed))
+
+    def complete(self, step: int, state: bytes, *, life: int, num_ranks: int = 1, timeout_s: float = 600.0) -> Path:
+        """Await the pieces of all ranks, add `state` (JSON), and give the folder its name; then drop the oldest.
+
+        Raises CheckpointError when a rank has not written its pieces within `timeout_s`, OSError.
+        """
+        folder, final = self._unfinished(step, life), self._folder / f"step_{step}"
+        tensors: dict[str, list[StoredPiece]] = {}
+        deadline_s = time.monotonic() + timeout_s
+        lists = [folder / f"rank_{rank:05d}.json" for rank in range(num_ranks)]
+        for path in lists:
+            for name, piece in _await_list(path, deadline_s, timeout_s).items():
+                tensors.setdefault(name, []).append(piece)
+        for path in lists:
+            path.unlink()
+        replace_file(folder / STATE, state)
+        manifest = CheckpointManifest(
+            format=FORMAT, policy=self._policy, step=step, state_digest=_digest(state), tensors=tensors
+        )
+        replace_file(folder / MANIFEST, msgspec.json.encode(manifest))
+        _sync(folder)
         shutil.rmtree(final, ignore_errors=True)
-        temporary.rename(final)
-        _sync_folder(self._folder)
+        folder.rename(final)
+        _sync(self._folder)
         self._prune()
         return final
 
@@ -72,63 +145,81 @@ class CheckpointStore:
         for later in [found for found in self.steps() if found > step]:
             shutil.rmtree(self._folder / f"step_{later}", ignore_errors=True)
 
-    def load_newest(self) -> Checkpoint | None:
-        """The newest checkpoint that passes its checksums, None when there is none at all.
+    def discard_unfinished(self) -> None:
+        """Delete what earlier lives did not complete."""
+        for torn in self._folder.glob(f"{UNFINISHED}*"):
+            shutil.rmtree(torn, ignore_errors=True)
 
-        Raises CheckpointError when there are some and none is sound.
-        """
-        problems = []
-        for step in reversed(self.steps()):
-            try:
-                return self.load(step)
-            except CheckpointError as error:
-                problems.append(str(error))
-        if problems:
-            raise CheckpointError("no checkpoint is sound: " + "; ".join(problems))
-        return None
-
-    def load(self, step: int) -> Checkpoint:
-        """One checkpoint. Raises CheckpointError when it is torn or belongs to another policy or format."""
+    def open(self, step: int) -> Checkpoint:
+        """A checkpoint whose state is sound. Raises CheckpointError when it is not, or is of another policy."""
         folder = self._folder / f"step_{step}"
         try:
-            manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=CheckpointManifest)
-            contents = {name: (folder / name).read_bytes() for name in manifest.files}
+            data = (folder / MANIFEST).read_bytes()
+            kind = msgspec.json.decode(data, type=dict[str, Any])
+            if (kind.get("format"), kind.get("policy")) != (FORMAT, self._policy):
+                raise CheckpointError(
+                    f"{folder}: is format {kind.get('format')} of policy {kind.get('policy')}, "
+                    f"wanted format {FORMAT} of policy {self._policy}"
+                )
+            manifest = msgspec.json.decode(data, type=CheckpointManifest)
+            state = (folder / STATE).read_bytes()
         except (OSError, msgspec.DecodeError) as error:
             raise CheckpointError(f"{folder}: cannot be read: {error}") from error
-        if (manifest.format, manifest.policy) != (FORMAT, self._policy):
-            raise CheckpointError(f"{folder}: is format {manifest.format} of policy {manifest.policy}")
-        for name, data in contents.items():
-            if _digest(data) != manifest.files[name]:
-                raise CheckpointError(f"{folder / name}: checksum differs from the manifest")
-        return Checkpoint(
-            manifest.step,
-            safetensors.torch.load(contents["model.safetensors"]),
-            safetensors.torch.load(contents["optimizer.safetensors"]),
-            msgspec.json.decode(contents["state.json"]),
-        )
+        if _digest(state) != manifest.state_digest:
+            raise CheckpointError(f"{folder / STATE}: checksum differs from the manifest")
+        return Checkpoint(folder, manifest.step, msgspec.json.decode(state), manifest.tensors)
+
+    def problem(self, step: int, *, rank: int = 0, num_ranks: int = 1) -> str | None:
+        """What is wrong with a checkpoint, None when nothing is; each of `num_ranks` reads its part of the files."""
+        try:
+            checkpoint = self.open(step)
+            files = sorted({piece.file for pieces in checkpoint.tensors.values() for piece in pieces})
+            for file in files[rank::num_ranks]:
+                _check_file(checkpoint, file)
+        except (CheckpointError, WeightsError) as error:
+            return str(error)
+        return None
+
+    def _unfinished(self, step: int, life: int) -> Path:
+        return self._folder / f"{UNFINISHED}{life}-step_{step}"
 
     def _prune(self) -> None:
         for step in self.steps()[: -self._keep]:
             shutil.rmtree(self._folder / f"step_{step}", ignore_errors=True)
 
 
-def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+def _check_file(checkpoint: Checkpoint, file: str) -> None:
+    """Raises CheckpointError, WeightsError unless the file holds exactly the tensors that the manifest says."""
+    wanted = {
+        name: (piece.dtype, piece.held_shape, piece.digest)
+        for name, pieces in checkpoint.tensors.items()
+        for piece in pieces
+        if piece.file == file
+    }
+    kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
+
+    def note(name: str, dtype: torch.dtype, shape: list[int]) -> None:
+        kinds[name] = (str(dtype), tuple(shape))
+
+    digests = list(read_tensors(checkpoint.folder / file, note))
+    if {name: (*kinds[name], digest) for name, digest in digests} != wanted:
+        raise CheckpointError(f"{checkpoint.folder / file}: checksum differs from the manifest")
+
+
+def _await_list(path: Path, deadline_s: float, timeout_s: float) -> dict[str, StoredPiece]:
+    while not path.exists():
+        if time.monotonic() > deadline_s:
+            raise CheckpointError(f"{path.with_suffix('.safetensors')}: not written within {timeout_s:.0f} s")
+        time.sleep(POLL_S)
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, StoredPiece])
 
 
 def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -5,8 +5,11 @@ from collections.abc import Mapping
 from mrl.checkpoint.store import CheckpointStore
 from mrl.errors import CheckpointError
 
-MIN_KEPT = 2
-"""Checkpoints that every policy keeps at least: one may have saved a step that another has yet to save."""
+MIN_KEPT = 3
+"""Checkpoints that every policy keeps at least.
+
+One may have saved a step that another has yet to save, while that one's last save is still on its way to the disk.
+"""
 
 
 def newest_common_step(stores: Mapping[str, CheckpointStore]) -> int | None:

@@ -5,6 +5,7 @@ step: what they sent in time is in the order, and no wait for them is without a 
 is trained on or saved depends on time, on the number of lives, or on who was first.
 """
 
+import collections
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,17 +16,19 @@ import msgspec
 import numpy as np
 import structlog
 
-from mrl.checkpoint.optimizer_state import optimizer_tensors, restore_optimizer
-from mrl.checkpoint.store import Checkpoint, CheckpointStore
+from mrl.checkpoint.saver import Saver
+from mrl.checkpoint.training_state import training_tensors
 from mrl.errors import RoleFailed
 from mrl.files import replace_file
 from mrl.learner.batches import BatchMaker, PreparedStep
 from mrl.learner.intake import Intake
-from mrl.learner.order import decode_order, encode_order
+from mrl.learner.order import StepOrder, decode_order, encode_order
 from mrl.learner.peers import PeerSource
+from mrl.learner.sharding import is_wrapped
+from mrl.learner.skipped import keep_batch
 from mrl.learner.trainer import Trainer, check_head
 from mrl.metrics.telemetry import Telemetry
-from mrl.models.parameters import named_weights, replace_weights
+from mrl.models.parameters import whole_weights
 from mrl.records.evaluation import EvaluationRequest, EvaluationResult
 from mrl.records.leases import LearnerReport
 from mrl.records.rollouts import WeightsNotice
@@ -33,7 +36,7 @@ from mrl.records.version import Version
 from mrl.sharing.cost import gap_values
 from mrl.sharing.regime import Regime
 from mrl.sharing.row_cost import row_residuals_of
-from mrl.weights.canary import canary_sequences
+from mrl.weights.canary import canary_sequences, make_canary
 from mrl.weights.publish import Publisher, snapshot
 
 MAX_SKIPPED_UPDATES = 5
@@ -72,8 +75,8 @@ class FirstRank:
     regime: Regime
     peers: PeerSource | None
     publisher: Publisher
-    checkpoints: CheckpointStore
     evaluation_folder: Path
+    crash_folder: Path
     telemetry: Telemetry
     report: Callable[[LearnerReport], object]
     on_step: Callable[[int, PreparedStep], None]
@@ -82,42 +85,71 @@ class FirstRank:
 
 
 class Learner:
-    """Trains one policy from `start` to its last step."""
+    """Trains one policy from `start` to its last step. Ranks that hold nothing to save have no `saver`."""
 
     def __init__(
-        self, trainer: Trainer, milestones: Milestones, start: Version, first: FirstRank | None, seed: int
+        self,
+        trainer: Trainer,
+        milestones: Milestones,
+        start: Version,
+        first: FirstRank | None,
+        saver: Saver | None,
+        seed: int,
     ) -> None:
-        self._trainer, self._milestones, self._first = trainer, milestones, first
+        self._trainer, self._milestones, self._first, self._saver = trainer, milestones, first, saver
         self._version, self._seed = start, seed
         self._rng = np.random.default_rng([seed, 0, 1])
         self._canary_ids = canary_sequences(trainer.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
-        check_head(trainer.model, self._canary_ids)
+        check_head(trainer.model, self._canary_ids, trainer.precision)
         self._skipped = self._alarms = 0
 
-    def restore_rng(self, state: dict[str, Any]) -> None:
-        """Continue the random stream of a checkpoint."""
-        self._rng.bit_generator.state = state
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue the random stream and the counts of a checkpoint."""
+        self._rng.bit_generator.state = state["rng"]
+        self._skipped, self._alarms = state["skipped"], state["alarms"]
 
     def run(self, stopping: Callable[[], bool]) -> bool:
         """Train until the last step; returns False when `stopping` ended it early."""
         log.info("learning", start=str(self._version), steps=self._milestones.total)
+        self._publish(resumed=self._version.run_epoch > 0)
         if self._first:
-            self._publish(self._first, resumed=self._version.run_epoch > 0)
             self._first.batches.begin()
-        while self._version.step < self._milestones.total:
-            started_s = time.monotonic()
-            prepared = self._prepare(stopping)
-            order = self._trainer.world.broadcast_bytes(self._encode(prepared))
-            if not order:
-                return False
-            trained_s = time.monotonic()
-            step_order = prepared.order if prepared else decode_order(order)
-            values = self._trainer.train(step_order, self._version.step)
-            self._check_skipped(values)
-            self._version = Version(self._version.run_epoch, self._version.step + 1)
-            structlog.contextvars.bind_contextvars(version=str(self._version))
-            if self._first and prepared:
-                self._finish(self._first, prepared, values, started_s, trained_s)
+        finished = True
+        while finished and self._version.step < self._milestones.total:
+            finished = self._step(stopping)
+        if self._saver:
+            self._saver.wait()
+        return finished
+
+    def _step(self, stopping: Callable[[], bool]) -> bool:
+        """One step; False when `stopping` ended it before it was trained."""
+        started_s = time.monotonic()
+        prepared = self._prepare(stopping)
+        order = self._trainer.world.broadcast_bytes(self._encode(prepared))
+        if not order:
+            return False
+        step_order = prepared.order if prepared else decode_order(order)
+        trained_s = time.monotonic()
+        values = self._trainer.train(step_order, self._version.step)
+        values |= self._trainer.take_measurements(step_order)
+        self._check_skipped(values, step_order)
+        self._version = Version(self._version.run_epoch, self._version.step + 1)
+        structlog.contextvars.bind_contextvars(version=str(self._version))
+        published_s = time.monotonic()
+        self._publish(resumed=False)
+        saved_s = time.monotonic()
+        self._save_when_due()
+        if self._first and prepared:
+            end_s = time.monotonic()
+            values |= {
+                "time/step_s": end_s - started_s,
+                "time/train_s": published_s - trained_s,
+                "time/publish_s": saved_s - published_s,
+                "time/checkpoint_s": end_s - saved_s,
+                "rate/trained_tokens_s": values["tokens/trained"] / (end_s - started_s),
+                "rate/steps_per_hour": 3600.0 / (end_s - started_s),
+            }
+            self._report(self._first, prepared, values, busy_s=end_s - trained_s)
         return True
 
     def _prepare(self, stopping: Callable[[], bool]) -> PreparedStep | None:
@@ -133,10 +165,20 @@ class Learner:
             return None
         return encode_order(prepared.order) if self._trainer.world.size > 1 else b"here"
 
-    def _check_skipped(self, values: dict[str, float]) -> None:
-        self._skipped = self._skipped + 1 if values["optim/skipped"] else 0
+    def _check_skipped(self, values: dict[str, float], order: StepOrder) -> None:
+        if not values["optim/skipped"]:
+            self._skipped = 0
+            return
+        self._skipped += 1
+        kept = ""
+        if self._first:
+            kept = str(keep_batch(self._first.crash_folder, self._first.policy, self._version.step, order))
+            log.warning("update skipped", reason="loss or gradient is not finite", rows=kept)
         if self._skipped >= MAX_SKIPPED_UPDATES:
-            raise RoleFailed(f"{self._skipped} steps in a row had a gradient that is not finite; lower learner.lr")
+            raise RoleFailed(
+                f"{self._skipped} steps in a row had a loss or gradient that is not finite; "
+                f"the rows of the last one are in {kept or 'the crash folder'}; lower learner.lr"
+            )
 
     def _watch_mismatch(self, values: dict[str, float]) -> None:
         """Learner and engine see the same tokens differently: by staleness, or because one of them is wrong."""
@@ -145,22 +187,13 @@ class Learner:
             self._alarms += 1
             log.warning("mismatch", k3_nats=k3_nats, bound_nats=bound, max_ratio=values["mismatch/max_ratio"])
 
-    def _finish(
-        self, first: FirstRank, prepared: PreparedStep, values: dict[str, float], started_s: float, trained_s: float
-    ) -> None:
-        published_s = time.monotonic()
-        first.telemetry.doing("publishing")
-        self._publish(first, resumed=False)
-        step, end_s = self._version.step, time.monotonic()
-        if step == self._milestones.total or _due(step, self._milestones.checkpoint_every):
-            first.telemetry.doing("saving a checkpoint")
-            self._save(first)
+    def _report(self, first: FirstRank, prepared: PreparedStep, values: dict[str, float], *, busy_s: float) -> None:
         first.telemetry.doing("reporting")
+        step, totals = self._version.step, first.totals
         first.on_step(step, prepared)
-        first.totals.trained_tokens += prepared.tokens
-        first.totals.busy_s += end_s - trained_s
-        first.totals.data_wait_s += prepared.values["time/wait_for_groups_s"]
-        totals = first.totals
+        totals.trained_tokens += prepared.tokens
+        totals.busy_s += busy_s
+        totals.data_wait_s += prepared.values["time/wait_for_groups_s"]
         first.report(
             LearnerReport(
                 policy=first.policy,
@@ -169,21 +202,23 @@ class Learner:
                 data_wait_s=totals.data_wait_s,
             )
         )
-        times = {
-            "time/step_s": end_s - started_s,
-            "time/train_s": published_s - trained_s,
-            "time/publish_s": end_s - published_s,
-            "rate/trained_tokens_s": values["tokens/trained"] / (end_s - started_s),
-            "rate/steps_per_hour": 3600.0 / (end_s - started_s),
-        }
         self._watch_mismatch(values)
         gaps = gap_values(prepared.shared, self._trainer.peer_logprobs)
-        first.telemetry.metrics(step, prepared.values | values | gaps | times | {"mismatch/alarms": self._alarms})
+        first.telemetry.metrics(step, prepared.values | values | gaps | {"mismatch/alarms": self._alarms})
         rows = row_residuals_of(prepared.tried, prepared.shared, self._trainer.peer_logprobs)
         first.telemetry.residuals(step, rows)
 
-    def _publish(self, first: FirstRank, *, resumed: bool) -> None:
-        manifest = first.publisher.publish(self._trainer.model.eval(), self._version, self._canary_ids)
+    def _publish(self, *, resumed: bool) -> None:
+        """The first rank writes what all ranks that hold a shard gather."""
+        model, first = self._trainer.model.eval(), self._first
+        if first is None:
+            if is_wrapped(model):
+                make_canary(model, self._canary_ids)
+                collections.deque(whole_weights(model), maxlen=0)
+            return
+        first.telemetry.doing("publishing")
+        canary = make_canary(model, self._canary_ids, self._trainer.precision)
+        manifest = first.publisher.publish_weights(whole_weights(model), self._version, canary)
         first.intake.announce(WeightsNotice(version=self._version, manifest_path=str(manifest)))
         if first.peers:
             first.peers.announce(self._version, resumed=resumed)
@@ -205,29 +240,26 @@ class Learner:
         )
         replace_file(queue / request.file_name, msgspec.json.encode(request))
 
-    def _save(self, first: FirstRank) -> None:
-        state: dict[str, Any] = {
+    def _save_when_due(self) -> None:
+        step = self._version.step
+        due = step == self._milestones.total or _due(step, self._milestones.checkpoint_every)
+        if self._saver is None or not due:
+            return
+        if self._first:
+            self._first.telemetry.doing("saving a checkpoint")
+        tensors = training_tensors(self._trainer.model, self._trainer.optimizer)
+        self._saver.save(step, tensors, self._state(self._first) if self._first else {})
+        log.info("checkpoint", step=step)
+
+    def _state(self, first: FirstRank) -> dict[str, Any]:
+        return {
             "version": msgspec.to_builtins(self._version),
             "ledger": first.intake.state(),
             "regime": first.regime.state(),
             "rng": self._rng.bit_generator.state,
+            "skipped": self._skipped,
+            "alarms": self._alarms,
         }
-        first.checkpoints.save(
-            self._version.step,
-            model=named_weights(self._trainer.model),
-            optimizer=optimizer_tensors(self._trainer.optimizer),
-            state=state,
-        )
-        log.info("checkpoint", step=self._version.step)
-
-
-def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
-    """Put a checkpoint's parameters and optimizer state into a rank.
-
-    Raises WeightsError or CheckpointError when the checkpoint belongs to another model.
-    """
-    replace_weights(trainer.model, {name: tensor.to(trainer.world.device) for name, tensor in checkpoint.model.items()})
-    restore_optimizer(trainer.optimizer, checkpoint.optimizer)
 
 
 def next_run_epoch(folder: Path) -> int:

@@ -18,6 +18,7 @@ from mrl.learner.loss import (
     teacher_by_token,
 )
 from mrl.learner.packing import PackedBatch
+from mrl.learner.phases import PhaseClock
 from mrl.learner.sharding import is_wrapped
 from mrl.learner.world import World
 from mrl.sharing.regime import Component
@@ -37,6 +38,7 @@ class Updater:
         max_grad_norm: float,
         reference: nn.Module | None,
     ) -> None:
+        self.clock = PhaseClock(world.device)
         self._model, self._optimizer, self._components, self._world = model, optimizer, components, world
         self._forward, self._max_grad_norm = forward, max_grad_norm
         self._with_entropy = needs_entropy(components)
@@ -62,15 +64,18 @@ class Updater:
         factors = shares(self._components, denominators)
         seen = []
         for index, batch in enumerate(batches):
-            values = self._values(batch, None if proximal is None else proximal[index])
-            losses = component_losses(values, batch, self._components, update_index)
-            scaled = torch.stack([factor * loss for factor, loss in zip(factors, losses, strict=True)])
-            scaled.sum().backward()
+            with self.clock.phase("forward"):
+                values = self._values(batch, None if proximal is None else proximal[index])
+                losses = component_losses(values, batch, self._components, update_index)
+                scaled = torch.stack([factor * loss for factor, loss in zip(factors, losses, strict=True)])
+            with self.clock.phase("backward"):
+                scaled.sum().backward()
             totals += scaled.detach()
             seen.append(values.detached())
-        if not is_wrapped(self._model):
-            self._world.sum_gradients(self._model)
-        return self._apply(totals, num_rows), seen
+        with self.clock.phase("update"):
+            if not is_wrapped(self._model):
+                self._world.sum_gradients(self._model)
+            return self._apply(totals, num_rows), seen
 
     def _values(self, batch: PackedBatch, proximal_T: Tensor | None) -> TokenValues:
         entropy_T = None

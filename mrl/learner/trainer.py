@@ -16,6 +16,7 @@ from mrl.learner.loss import needs_reference
 from mrl.learner.order import StepOrder, split_minibatches
 from mrl.learner.packing import PackedBatch, pack
 from mrl.learner.peer_logprobs import Float32s, PeerLogprobs
+from mrl.learner.phases import peak_flops, peak_memory_mib, training_flops
 from mrl.learner.sharding import place
 from mrl.learner.step import Updater
 from mrl.learner.tally import Tally
@@ -24,7 +25,8 @@ from mrl.models.scoring import score_tokens
 from mrl.objectives.specs import Imitation
 from mrl.sharing.regime import Component, TrainingExample
 
-HEAD_TOLERANCE_NATS = 1e-2
+HEAD_TOLERANCE_NATS = {"float32": 1e-2, "bfloat16": 0.3}
+"""By the number format of the forward pass: packed and plain passes round differently."""
 
 
 class Trainer:
@@ -50,6 +52,7 @@ class Trainer:
         self.model, self.world = place(model.eval(), table, world), world
         self._table, self._components = table, tuple(components)
         self._forward = ForwardSettings(temperature)
+        self.precision: str = table.precision
         self._seed, self._total_steps = seed, total_steps
         self.peer_logprobs: dict[int, Float32s] = {}
         """Of the last step: place among its examples -> [T] log-probs of a peer's row."""
@@ -79,7 +82,8 @@ class Trainer:
         parts = split_minibatches(order, self._table.minibatches, rng)
         packed = [self._pack(part) for part in parts]
         # The first update starts from the parameters of the step's start, so that its own forward is the proximal one.
-        proximal = [None, *(frozen_logprobs(self.model, batches, self._forward) for batches in packed[1:])]
+        with self._updater.clock.phase("forward"):
+            proximal = [None, *(frozen_logprobs(self.model, batches, self._forward) for batches in packed[1:])]
         losses: dict[str, float] = {}
         tally = Tally(self._components, self.world)
         of_peers = PeerLogprobs(order, self._components, self.world)
@@ -93,6 +97,17 @@ class Trainer:
             of_peers.add(part, batches, [values.logprobs_T for values in seen])
         self.peer_logprobs = of_peers.values()
         return losses | tally.values() | {"optim/lr": lr, "optim/updates": float(len(parts))}
+
+    def take_measurements(self, order: StepOrder) -> dict[str, float]:
+        """Time split of the step that was trained last, by this rank's clock, and what it asked of the device."""
+        spent_s = self._updater.clock.take()
+        values = {f"time/{name}_s": seconds for name, seconds in spent_s.items()}
+        values["memory/learner_peak_mib"] = peak_memory_mib(self.world.device)
+        peak = peak_flops(self.world.device)
+        if peak is not None and (busy_s := sum(spent_s.values())):
+            flops = training_flops(self.model, order.examples) / self.world.size
+            values["rate/mfu"] = flops / busy_s / peak
+        return values
 
     def _pack(self, part: StepOrder) -> list[PackedBatch]:
         batches = pack(
@@ -120,10 +135,11 @@ def learning_rate(table: LearnerTable, step: int, total_steps: int) -> float:
 
 
 @torch.no_grad()
-def check_head(model: nn.Module, token_ids: Sequence[Sequence[int]]) -> None:
+def check_head(model: nn.Module, token_ids: Sequence[Sequence[int]], precision: str = "float32") -> None:
     """Score fixed sequences as training does and as the model itself does.
 
-    Raises ModelFolderError when they differ, which a head with a bias, soft-capping or scaling would make them do.
+    Raises ModelFolderError when they differ, which a head with a bias, or of a family that `models.heads` does not
+    know, would make them do.
     """
     rows = [_as_row(np.asarray(ids, dtype=np.int32)) for ids in token_ids]
     component = Component(rows[0].component, Imitation(), 1.0, "rows", "own")
@@ -131,12 +147,12 @@ def check_head(model: nn.Module, token_ids: Sequence[Sequence[int]]) -> None:
     device = next(model.parameters()).device
     trained = answer_logprobs(model, batch.to(device), ForwardSettings(temperature=1.0)).sort().values
     served = torch.tensor(score_tokens(model, token_ids), device=device).flatten().sort().values
-    if not torch.allclose(trained, served, atol=HEAD_TOLERANCE_NATS):
+    if not torch.allclose(trained, served, atol=HEAD_TOLERANCE_NATS[precision]):
         gap = float((trained - served).abs().max())
         raise ModelFolderError(
-            "the head of this model is more than a matrix (a bias, soft-capping or scaling)",
+            "the head of this model is more than a matrix, in a way that is not known",
             got=f"log-probabilities off by {gap:.2g} nats",
-            cure="take a model whose logits are hidden states times the head's weight",
+            cure="take a model whose logits are hidden states times the head's weight, soft-capped or scaled at most",
         )
 
 

@@ -45,6 +45,10 @@ class World:
             dist.all_reduce(values, op=dist.ReduceOp.MAX)
         return values
 
+    def any(self, flag: bool) -> bool:
+        """Whether it is so on some rank; the same answer on all."""
+        return bool(self.max_values(torch.tensor(float(flag), device=self.device)))
+
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         """What the first rank passes; the others pass None. An empty message means: stop."""
         if self.size == 1:

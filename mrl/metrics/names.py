@@ -98,14 +98,25 @@ METRICS: dict[str, Metric] = {
     "time/wait_for_groups_s": Metric("s", "part of the step spent waiting for own groups", True),
     "time/wait_for_peers_s": Metric("s", "part of the step spent waiting for peers"),
     "time/train_s": Metric("s", "part of the step spent in forward, backward and update", True),
+    "time/forward_s": Metric("s", "part of the training spent in forward passes, by the first rank's clock"),
+    "time/backward_s": Metric("s", "part of the training spent in backward passes"),
+    "time/update_s": Metric("s", "part of the training spent summing gradients and in the optimizer"),
     "time/publish_s": Metric("s", "part of the step spent publishing weights", True),
+    "time/checkpoint_s": Metric("s", "part of the step spent handing over a checkpoint, and waiting for the last one"),
     "rate/trained_tokens_s": Metric("tokens/s", "answer tokens trained on per second of the step", True),
+    "rate/mfu": Metric("share", "floating-point operations of a training pass, of what the GPU can do meanwhile"),
+    "memory/learner_peak_mib": Metric("MiB", "peak of the first rank: its GPU's in this step, or its process's ever"),
     "rate/steps_per_hour": Metric("steps/h", "steps per hour at the pace of this step"),
     # rollout worker
     "rate/rollout_tokens_s": Metric("tokens/s", "sampled tokens per second of this worker", True),
     "rollout/groups": Metric("groups", "groups finished since the worker started"),
     "rollout/tokens": Metric("tokens", "tokens sampled since the worker started"),
     "rollout/slots": Metric("slots", "requests that the lease lets this worker run at once"),
+    "rollout/running": Metric("answers", "answers that the engine samples now"),
+    "rollout/waiting": Metric("answers", "answers that the engine holds and does not sample yet"),
+    "rollout/cache_share": Metric(
+        "share", "key-value cache of the engine in use; 0 where what is begun never lacks room"
+    ),
     "rollout/busy_share": Metric("share", "part of the time in which the engine sampled"),
     "rollout/idle_s": Metric("s", "time with no answer in flight since the worker started"),
     "rollout/engine_restarts": Metric("restarts", "times that the engine was lost and started anew"),
@@ -142,7 +153,16 @@ METRICS: dict[str, Metric] = {
     "allocation/slots": Metric("slots", "rollout slots granted to the policy", True),
     "allocation/held_slots": Metric("slots", "most slots that the policy's workers may have in use under any lease"),
     "allocation/demand_slots": Metric("slots", "slots that the measured throughput calls for"),
+    "allocation/target_units": Metric("units", "units that the policy should have", True),
+    "allocation/held_units": Metric("units", "units that the policy owns"),
+    "allocation/demand_units": Metric("units", "units that the measured throughput calls for"),
     "allocation/progress": Metric("1", "busy share of the learner: busy / (busy + waiting for data)"),
+    "allocation/supply_progress": Metric("1", "share of the learner that its engines fed, over the rule's window"),
+    "allocation/bound": Metric("1", "best least progress of all policies that the measured demands allow"),
+    "allocation/gain": Metric(
+        "share", "gain in worth of the newest candidate; 1 where the split before was not allowed"
+    ),
+    "allocation/trained_share": Metric("share", "generated groups that are trained on, the rest being too stale"),
     "allocation/epoch": Metric("epoch", "epoch of the newest lease"),
     "allocation/moves": Metric("slots", "slots that the policy gained or lost by this decision"),
     # supervisor

@@ -16,20 +16,26 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import structlog
+
 from mrl.alignment.receiver import load_receiver
 from mrl.allocation.report import ReportSender
+from mrl.checkpoint.saver import Saver
 from mrl.checkpoint.store import Checkpoint, CheckpointStore
 from mrl.checkpoint.together import MIN_KEPT, newest_common_step
+from mrl.checkpoint.training_state import restore_training
 from mrl.config.run_folder import RunFolder
-from mrl.config.schema import RunConfig
+from mrl.config.schema import LearnerTable, RunConfig
+from mrl.errors import CheckpointError
 from mrl.exchange.shards import Exchange
 from mrl.learner.batches import BatchMaker, PreparedStep
 from mrl.learner.gather import FreeGathering, Gathering
 from mrl.learner.intake import Intake
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.learner.lockstep import LockstepGathering
-from mrl.learner.loop import FirstRank, Learner, Milestones, next_run_epoch, restore
+from mrl.learner.loop import FirstRank, Learner, Milestones, next_run_epoch
 from mrl.learner.loss import needs_reference
+from mrl.learner.sharding import num_shards
 from mrl.learner.trainer import Trainer
 from mrl.learner.world import World, join_world
 from mrl.metrics.telemetry import Telemetry
@@ -52,6 +58,8 @@ GROUP_TIMEOUT_MARGIN_S = 600.0
 """Other ranks wait in a broadcast while the first one publishes and saves too."""
 STOPPED_EARLY = 143
 
+log = structlog.get_logger()
+
 
 def main(run_folder: Path, policy: str, index: int) -> int:
     """Train one policy until its steps are done."""
@@ -72,25 +80,26 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
     telemetry = wiring.connect_telemetry(folder, role, policy, closing)
     regime = build_regime(config.sharing, policy_setting(config, policy, load_receiver(Path(table.model))))
     trainer = Trainer(
-        load_policy(Path(table.model), table.device),
+        load_policy(Path(table.model)),
         table.learner,
         regime.components,
         temperature=table.rollout.temperature,
         seed=config.run.seed,
         total_steps=config.run.steps,
         world=world,
-        reference=load_policy(Path(table.model), table.device) if needs_reference(regime.components) else None,
+        reference=load_policy(Path(table.model)) if needs_reference(regime.components) else None,
     )
     store = _store(config, folder, policy)
     start, checkpoint = _start(config, folder, world, store, policy)
     if checkpoint:
-        restore(trainer, checkpoint)
+        restore_training(trainer.model, trainer.optimizer, checkpoint)
     first = None
     if world.is_first:
-        first = _first_rank(config, folder, closing, policy, regime, start, checkpoint, store, telemetry)
-    learner = Learner(trainer, _milestones(config, policy), start, first, config.run.seed)
+        first = _first_rank(config, folder, closing, policy, regime, start, checkpoint, telemetry)
+    saver = _saver(table.learner, world, store, start)
+    learner = Learner(trainer, _milestones(config, policy), start, first, saver, config.run.seed)
     if checkpoint:
-        learner.restore_rng(checkpoint.state["rng"])
+        learner.restore(checkpoint.state)
     finished = learner.run(stop.is_set)
     telemetry.doing("done" if finished else "stopped")
     return 0 if finished else STOPPED_EARLY
@@ -101,29 +110,45 @@ def _store(config: RunConfig, folder: RunFolder, policy: str) -> CheckpointStore
     return CheckpointStore(folder.checkpoints(policy), policy, keep=max(keep, MIN_KEPT) if config.run.sync else keep)
 
 
+def _saver(table: LearnerTable, world: World, store: CheckpointStore, start: Version) -> Saver | None:
+    """Writes what this rank holds; ranks that hold the same as one before them write nothing."""
+    num_savers = num_shards(table, world)
+    if world.rank >= num_savers:
+        return None
+    return Saver(store, rank=world.rank, num_ranks=num_savers, life=start.run_epoch)
+
+
 def _start(
     config: RunConfig, folder: RunFolder, world: World, store: CheckpointStore, policy: str
 ) -> tuple[Version, Checkpoint | None]:
-    """Where this life starts: the first rank decides and counts the life, every rank loads the same checkpoint."""
-    checkpoint, told = None, None
+    """Where this life starts: the first rank decides and counts the life, all ranks check the files together."""
+    told = None
     if world.is_first:
-        checkpoint = _newest(config, folder, store)
-        told = json.dumps(
-            [next_run_epoch(folder.checkpoints(policy)), checkpoint.step if checkpoint else None]
-        ).encode()
-    epoch, step = json.loads(world.broadcast_bytes(told))
-    if step is not None and checkpoint is None:
-        checkpoint = store.load(step)
-    return Version(epoch, step or 0), checkpoint
+        store.discard_unfinished()
+        told = json.dumps([next_run_epoch(folder.checkpoints(policy)), _candidates(config, folder, store)]).encode()
+    epoch, candidates = json.loads(world.broadcast_bytes(told))
+    for step in candidates:
+        if _is_sound(store, step, world):
+            return Version(epoch, step), store.open(step)
+    if candidates:
+        raise CheckpointError(f"{folder.checkpoints(policy)}: no checkpoint of steps {candidates} is sound")
+    return Version(epoch, 0), None
 
 
-def _newest(config: RunConfig, folder: RunFolder, store: CheckpointStore) -> Checkpoint | None:
-    """The newest checkpoint of this policy; where all step together, that of the newest step that all have."""
+def _is_sound(store: CheckpointStore, step: int, world: World) -> bool:
+    problem = store.problem(step, rank=world.rank, num_ranks=world.size)
+    if problem is not None:
+        log.warning("checkpoint is not sound", step=step, problem=problem)
+    return not world.any(problem is not None)
+
+
+def _candidates(config: RunConfig, folder: RunFolder, store: CheckpointStore) -> list[int]:
+    """Steps to go on from, the best first; where all step together, the newest step that all have."""
     if not config.run.sync:
-        return store.load_newest()
+        return store.steps()[::-1]
     step = newest_common_step({name: _store(config, folder, name) for name in config.learning})
     store.discard_after(step or 0)
-    return None if step is None else store.load(step)
+    return [] if step is None else [step]
 
 
 def _group_timeout_s(config: RunConfig, policy: str) -> float:
@@ -150,7 +175,6 @@ def _first_rank(
     regime: Regime,
     start: Version,
     checkpoint: Checkpoint | None,
-    store: CheckpointStore,
     telemetry: Telemetry,
 ) -> FirstRank:
     pool = build_pool(config.tasks, config.pool, order_seed=config.run.seed)
@@ -184,8 +208,8 @@ def _first_rank(
         regime=regime,
         peers=peers,
         publisher=Publisher(folder.weights(policy), policy, model_folder=Path(config.policies[policy].model)),
-        checkpoints=store,
         evaluation_folder=folder.evaluation,
+        crash_folder=folder.crash,
         telemetry=telemetry,
         report=_connect_allocator(folder, policy, closing),
         on_step=_sample_writer(pool, telemetry),

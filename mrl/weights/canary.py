@@ -21,9 +21,12 @@ def canary_sequences(
     return [[int(token) for token in row] for row in ids]
 
 
-def make_canary(model: nn.Module, token_ids: Sequence[Sequence[int]]) -> Canary:
-    """The reference that the learner writes into the manifest."""
-    tolerance = TOLERANCE_NATS[str(next(model.parameters()).dtype).removeprefix("torch.")]
+def make_canary(model: nn.Module, token_ids: Sequence[Sequence[int]], precision: str = "") -> Canary:
+    """The reference that the learner writes into the manifest.
+
+    `precision` is the number format of the model's forward passes, where that is not the one of its parameters.
+    """
+    tolerance = TOLERANCE_NATS[precision or str(next(model.parameters()).dtype).removeprefix("torch.")]
     return Canary([list(row) for row in token_ids], score_tokens(model, token_ids), tolerance)
 
 

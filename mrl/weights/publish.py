@@ -44,7 +44,7 @@ class Publisher:
             shutil.rmtree(torn)
 
     def publish(self, model: nn.Module, version: Version, canary_ids: Sequence[Sequence[int]]) -> Path:
-        """Write a model's weights; see `publish_weights`."""
+        """Write the weights of a model that this process holds whole; see `publish_weights`."""
         return self.publish_weights(named_weights(model).items(), version, make_canary(model, canary_ids))
 
     def publish_weights(self, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> Path:

@@ -1,76 +1,196 @@
 """A checkpoint exists whole or not at all, and training goes on from it as if nothing had happened."""
 
+import itertools
+import json
+import threading
+from pathlib import Path
+
 import pytest
 import torch
 
-from mrl.checkpoint.optimizer_state import optimizer_tensors, restore_optimizer
+from mrl.checkpoint.pieces import Piece, held_piece
+from mrl.checkpoint.saver import Saver
 from mrl.checkpoint.store import CheckpointStore
+from mrl.checkpoint.training_state import restore_training, training_tensors
 from mrl.errors import CheckpointError
 
 
-def save(store: CheckpointStore, step: int) -> None:
-    store.save(step, model={"w": torch.full((2,), float(step))}, optimizer={}, state={"step": step})
+def save(store: CheckpointStore, step: int, tensors: dict[str, torch.Tensor] | None = None, life: int = 0) -> Path:
+    tensors = {"w": torch.full((2,), float(step))} if tensors is None else tensors
+    store.write_pieces(step, {name: held_piece(t, 0) for name, t in tensors.items()}, rank=0, life=life)
+    return store.complete(step, json.dumps({"step": step}).encode(), life=life)
+
+
+def rows_of(tensor: torch.Tensor, first_row: int, last_row: int) -> Piece:
+    return Piece(tensor[first_row:last_row], first_row, tuple(tensor.shape), is_first_copy=True)
 
 
 def test_a_checkpoint_comes_back_as_it_was_saved(tmp_path):
-    """Tensors and state survive, and the newest is found."""
+    """Tensors, of any kind and shape, and state."""
     store = CheckpointStore(tmp_path, "a")
     save(store, 2)
-    save(store, 10)
+    save(store, 10, {"w": torch.full((2,), 10.0), "count": torch.tensor(7), "half": torch.ones(3, 2).bfloat16()})
 
-    found = store.load_newest()
+    found = store.open(10)
 
-    assert found is not None
+    assert (store.steps(), store.problem(10)) == ([2, 10], None)
     assert (found.step, found.state) == (10, {"step": 10})
-    assert torch.equal(found.model["w"], torch.full((2,), 10.0))
+    assert torch.equal(found.read("w"), torch.full((2,), 10.0))
+    assert torch.equal(found.read("count"), torch.tensor(7))
+    assert torch.equal(found.read("half"), torch.ones(3, 2).bfloat16())
+
+
+@pytest.mark.parametrize("cuts", [[0, 7], [0, 3, 7], [0, 1, 2, 7]])
+def test_any_rows_are_read_from_whichever_files_hold_them(tmp_path, cuts):
+    """Ranks wrote some rows each; another number of ranks reads others."""
+    store, tensor = CheckpointStore(tmp_path, "a"), torch.arange(21.0).view(7, 3)
+    for rank, (first, last) in enumerate(itertools.pairwise(cuts)):
+        store.write_pieces(4, {"w": rows_of(tensor, first, last)}, rank=rank, life=0)
+    store.complete(4, b"{}", life=0, num_ranks=len(cuts) - 1)
+
+    found = store.open(4)
+
+    assert store.problem(4) is None
+    assert found.shape("w") == (7, 3)
+    assert torch.equal(found.read("w"), tensor)
+    for first in range(8):
+        for count in range(8 - first):
+            assert torch.equal(found.read("w", first, count), tensor[first : first + count])
 
 
 def test_no_checkpoint_is_not_an_error(tmp_path):
     """A fresh run has none."""
-    assert CheckpointStore(tmp_path / "none", "a").load_newest() is None
+    assert CheckpointStore(tmp_path / "none", "a").steps() == []
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "state.json", "manifest.json"])
-def test_a_torn_checkpoint_falls_back_to_the_one_before(tmp_path, file):
-    """Damage in the newest folder leaves the earlier one usable."""
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
+@pytest.mark.parametrize("file", ["rank_00000.safetensors", "state.json", "manifest.json"])
+def test_a_torn_checkpoint_is_found_out(tmp_path, file, damage):
+    """Whatever file it is, and however little; the checkpoint before stays usable."""
     store = CheckpointStore(tmp_path, "a")
     save(store, 1)
     save(store, 2)
-    damaged = tmp_path / "step_2" / file
-    damaged.write_bytes(damaged.read_bytes()[:-4])
+    damage(tmp_path / "step_2" / file)
 
-    found = store.load_newest()
-
-    assert found is not None
-    assert found.step == 1
+    assert f"step_2{'' if file == 'manifest.json' else '/' + file}" in store.problem(2)
+    assert store.problem(1) is None
 
 
-def test_when_none_is_sound_the_error_says_so(tmp_path):
-    """All folders damaged is an error that names them, not a silent fresh start."""
+def test_a_tensor_of_another_kind_is_damage(tmp_path):
+    """The same bytes under another type are not what was saved."""
     store = CheckpointStore(tmp_path, "a")
-    save(store, 1)
-    (tmp_path / "step_1" / "state.json").write_text("{}")
+    file = save(store, 1) / "rank_00000.safetensors"
+    file.write_bytes(file.read_bytes().replace(b'"F32"', b'"I32"'))
 
-    with pytest.raises(CheckpointError, match=r"step_1.*checksum"):
-        store.load_newest()
+    assert "checksum" in store.problem(1)
+
+
+def test_every_rank_checks_its_part_of_the_files(tmp_path):
+    """Damage in one file is seen by the rank whose turn it is, and by nobody else."""
+    store = CheckpointStore(tmp_path, "a")
+    for rank in range(3):
+        piece = rows_of(torch.ones(3, 2), rank, rank + 1)
+        store.write_pieces(1, {"w": piece}, rank=rank, life=0)
+    flip(store.complete(1, b"{}", life=0, num_ranks=3) / "rank_00001.safetensors")
+
+    problems = [store.problem(1, rank=rank, num_ranks=2) for rank in range(2)]
+
+    assert problems[0] is None
+    assert "rank_00001" in problems[1]
 
 
 def test_an_interrupted_save_is_ignored_and_the_oldest_are_dropped(tmp_path):
-    """Folders under a temporary name do not count; only the newest few stay."""
+    """What is not complete does not count, and the next life removes it; only the newest few stay."""
     store = CheckpointStore(tmp_path, "a", keep=2)
-    (tmp_path / ".incomplete-step_9").mkdir()
+    store.write_pieces(9, {"w": held_piece(torch.ones(2), 0)}, rank=0, life=0)
     for step in (1, 2, 3):
         save(store, step)
 
     assert store.steps() == [2, 3]
+    store.discard_unfinished()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_2", "step_3"]
+
+
+def test_pieces_of_an_earlier_life_are_never_mixed_in(tmp_path):
+    """The same step is saved again after a crash; what a lost rank left of it does not count."""
+    store = CheckpointStore(tmp_path, "a")
+    store.write_pieces(4, {"w": rows_of(torch.zeros(2, 1), 1, 2)}, rank=1, life=0)
+    store.write_pieces(4, {"w": rows_of(torch.ones(2, 1), 0, 1)}, rank=0, life=1)
+
+    with pytest.raises(CheckpointError, match=r"rank_00001.*not written within 0 s"):
+        store.complete(4, b"{}", life=1, num_ranks=2, timeout_s=0.0)
+    store.write_pieces(4, {"w": rows_of(torch.ones(2, 1), 1, 2)}, rank=1, life=1)
+    store.complete(4, b"{}", life=1, num_ranks=2)
+
+    assert torch.equal(store.open(4).read("w"), torch.ones(2, 1))
 
 
 def test_a_checkpoint_of_another_policy_is_refused(tmp_path):
     """Folders do not cross between policies."""
     save(CheckpointStore(tmp_path, "a"), 1)
 
-    with pytest.raises(CheckpointError, match="policy a"):
-        CheckpointStore(tmp_path, "b").load(1)
+    with pytest.raises(CheckpointError, match="policy a, wanted format 2 of policy b"):
+        CheckpointStore(tmp_path, "b").open(1)
+
+
+class SlowStore(CheckpointStore):
+    """One whose disk waits to be told to go on."""
+
+    def __init__(self, *arguments, **options) -> None:
+        super().__init__(*arguments, **options)
+        self.go_on = threading.Event()
+
+    def write_pieces(self, *arguments, **options) -> None:
+        assert self.go_on.wait(20)
+        super().write_pieces(*arguments, **options)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path):
+    """What is saved is what was there when it was asked for, whatever happens to the tensors afterwards."""
+    store, tensor, state = SlowStore(tmp_path, "a"), torch.ones(3), {"step": 1}
+    saver = Saver(store, rank=0, num_ranks=1, life=0)
+
+    saver.save(1, {"w": tensor}, state)
+    tensor.zero_()
+    state["step"] = 2
+    assert store.steps() == []
+    store.go_on.set()
+    saver.wait()
+
+    found = store.open(1)
+    assert torch.equal(found.read("w"), torch.ones(3))
+    assert found.state == {"step": 1}
+
+
+def test_one_checkpoint_is_in_flight_and_its_wait_is_bounded(tmp_path):
+    """The next save waits for the one before, and not for ever."""
+    store = SlowStore(tmp_path, "a")
+    saver = Saver(store, rank=0, num_ranks=1, life=0, timeout_s=0.05)
+    saver.save(1, {"w": torch.ones(3)}, {})
+
+    with pytest.raises(CheckpointError, match=r"checkpoint 1: not on the disk within"):
+        saver.save(2, {"w": torch.ones(3)}, {})
+    store.go_on.set()
+
+
+def test_a_checkpoint_that_could_not_be_written_is_told(tmp_path):
+    """By the next wait, with the reason that the disk gave."""
+    (tmp_path / "a").write_text("a file where the folder should be")
+    saver = Saver(CheckpointStore(tmp_path / "a", "a"), rank=0, num_ranks=1, life=0)
+    saver.save(1, {"w": torch.ones(3)}, {})
+
+    with pytest.raises(OSError, match="a"):
+        saver.wait()
 
 
 def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
@@ -89,24 +209,26 @@ def test_training_goes_on_bit_for_bit_from_a_checkpoint(tiny_model, tmp_path):
     first_optimizer = torch.optim.AdamW(first.parameters(), lr=1e-2)
     train(first, first_optimizer, range(3))
     store = CheckpointStore(tmp_path, "a")
-    store.save(3, model=dict(first.named_parameters()), optimizer=optimizer_tensors(first_optimizer), state={})
-    found = store.load(3)
-    with torch.no_grad():
-        for name, parameter in second.named_parameters():
-            parameter.copy_(found.model[name])
+    save(store, 3, training_tensors(first, first_optimizer))
     second_optimizer = torch.optim.AdamW(second.parameters(), lr=1e-2)
-    restore_optimizer(second_optimizer, found.optimizer)
+    restore_training(second, second_optimizer, store.open(3))
 
     train(second, second_optimizer, range(3, 6))
 
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), second.parameters(), strict=True))
 
 
-def test_optimizer_state_of_another_model_is_refused(tiny_model):
-    """Shapes are compared before anything is restored."""
-    small, large = tiny_model(), tiny_model(vocab_size=72)
-    source = torch.optim.AdamW(large.parameters(), lr=1e-2)
-    train(large, source, range(1))
+@pytest.mark.parametrize("change", [{"vocab_size": 72}, {"tied": False}])
+def test_a_checkpoint_of_another_model_is_refused(tiny_model, tmp_path, change):
+    """Names and shapes are compared before anything is restored."""
+    own, other = tiny_model(seed=1), tiny_model(**change)
+    source = torch.optim.AdamW(other.parameters(), lr=1e-2)
+    train(other, source, range(1))
+    store = CheckpointStore(tmp_path, "a")
+    save(store, 3, training_tensors(other, source))
+    before = [p.detach().clone() for p in own.parameters()]
 
-    with pytest.raises(CheckpointError, match="shape"):
-        restore_optimizer(torch.optim.AdamW(small.parameters()), optimizer_tensors(source))
+    with pytest.raises(CheckpointError, match=r"step_3: is a checkpoint of another model.*cure: the policy's model"):
+        restore_training(own, torch.optim.AdamW(own.parameters()), store.open(3))
+
+    assert all(torch.equal(a, b) for a, b in zip(before, own.parameters(), strict=True))

@@ -124,6 +124,7 @@ def test_rows_are_dealt_so_that_no_rank_waits_long(lengths, num_ranks):
 
     assert sorted(index for share in shares for index in share) == list(range(len(lengths)))
     assert max(loads) - min(loads) <= max(lengths, default=0)
+    assert deal([8, 5, 4, 3], 2) == [[0, 3], [1, 2]]
 
 
 @pytest.mark.parametrize("count", [1, 3, 17])

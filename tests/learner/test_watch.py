@@ -40,7 +40,9 @@ def test_staleness_is_told_as_a_distribution():
 def learner(tiny_model) -> Learner:
     """One whose alarm rings above 0.2 nats."""
     milestones = Milestones(1, 0, 0, 0, mismatch_alarm_nats=0.2)
-    return Learner(SimpleNamespace(model=tiny_model()), milestones, Version(0, 0), None, seed=1)
+    return Learner(
+        SimpleNamespace(model=tiny_model(), precision="float32"), milestones, Version(0, 0), None, None, seed=1
+    )
 
 
 @pytest.mark.parametrize(("k3_nats", "alarms"), [(0.0, 0), (0.2, 0), (0.21, 1), (math.nan, 1)])

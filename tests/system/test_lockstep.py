@@ -11,18 +11,13 @@ import torch
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 POLICIES = ("qwen", "llama")
 SYNC = ["--run.sync=true", "--run.sync_timeout_s=60"]
-TIMED = ("time/", "rate/", "exchange/lost_s", "groups/repeated", "groups/granted_again")
+TIMED = ("time/", "rate/", "memory/", "exchange/lost_s", "groups/repeated", "groups/granted_again")
 """Names of what a clock, or a message that was sent twice, decides."""
 
 
 def tensors_at(folder: Path, policy: str, step: int) -> dict[str, torch.Tensor]:
     """Parameters and optimizer state of a checkpoint."""
-    checkpoint = folder / "checkpoints" / policy / f"step_{step}"
-    found = {}
-    for name in ("model", "optimizer"):
-        tensors = safetensors.torch.load_file(checkpoint / f"{name}.safetensors")
-        found |= {f"{name}/{key}": tensor for key, tensor in tensors.items()}
-    return found
+    return safetensors.torch.load_file(folder / "checkpoints" / policy / f"step_{step}" / "rank_00000.safetensors")
 
 
 def step_values(run, policy: str) -> dict[int, dict[str, float]]:

@@ -1,0 +1,81 @@
+"""Parameters and optimizer state as named tensors, and back into a model that may lie on other ranks.
+
+Names: "model/PARAMETER", "optimizer/STATE/PARAMETER".
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mrl.checkpoint.pieces import held_piece
+from mrl.checkpoint.store import Checkpoint
+from mrl.errors import CheckpointError
+from mrl.models.parameters import named_weights
+
+MODEL, OPTIMIZER = "model/", "optimizer/"
+
+
+def training_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """All weights of the model and all that the optimizer remembers of its parameters, as this rank holds them."""
+    tensors = {MODEL + name: tensor for name, tensor in named_weights(model).items()}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{OPTIMIZER}{key}/{name}"] = torch.as_tensor(value)
+    return tensors
+
+
+def restore_training(model: nn.Module, optimizer: Optimizer, checkpoint: Checkpoint) -> None:
+    """Read what this rank holds of everything saved; hyperparameters stay those of `optimizer`.
+
+    Raises CheckpointError when the checkpoint belongs to another model; nothing is changed then.
+    """
+    weights = named_weights(model)
+    _check_same_model(weights, checkpoint)
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            _fill(tensor, checkpoint, MODEL + name)
+        keys = {name.split("/")[1] for name in checkpoint.tensors if name.startswith(OPTIMIZER)}
+        state = {
+            index: _optimizer_state(name, parameter, keys, checkpoint)
+            for index, (name, parameter) in enumerate(model.named_parameters())
+        }
+    kept = {index: of_parameter for index, of_parameter in state.items() if of_parameter}
+    optimizer.load_state_dict({"state": kept, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _check_same_model(weights: dict[str, Tensor], checkpoint: Checkpoint) -> None:
+    saved = {name.removeprefix(MODEL) for name in checkpoint.tensors if name.startswith(MODEL)}
+    if saved != weights.keys():
+        raise _other_model(checkpoint, f"differing names {sorted(saved ^ weights.keys())[:5]}")
+    for full_name in checkpoint.tensors:
+        name, shape = full_name.partition("/")[2], checkpoint.shape(full_name)
+        if full_name.startswith(OPTIMIZER):
+            name = name.partition("/")[2]
+        wanted = tuple(weights[name].shape) if name in weights else None
+        if shape != wanted and not (full_name.startswith(OPTIMIZER) and shape == ()):
+            raise _other_model(checkpoint, f"{full_name} has shape {shape}, wanted {wanted}")
+
+
+def _other_model(checkpoint: Checkpoint, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{checkpoint.folder}: is a checkpoint of another model: {what}; "
+        "cure: the policy's model as it was when the run began, or a new run (--clean)"
+    )
+
+
+def _optimizer_state(name: str, parameter: Tensor, keys: Collection[str], checkpoint: Checkpoint) -> dict[str, Any]:
+    state = {}
+    for key in keys:
+        full_name = f"{OPTIMIZER}{key}/{name}"
+        if full_name in checkpoint.tensors:
+            state[key] = torch.zeros(()) if checkpoint.shape(full_name) == () else torch.zeros_like(parameter)
+            _fill(state[key], checkpoint, full_name)
+    return state
+
+
+def _fill(tensor: Tensor, checkpoint: Checkpoint, name: str) -> None:
+    piece = held_piece(tensor, 0)
+    piece.local.copy_(checkpoint.read(name, piece.first_row, len(piece.local) if piece.local.ndim else None))

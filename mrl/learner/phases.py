@@ -1,0 +1,79 @@
+"""Where the time of a step goes on this rank, and what the step asks of its device."""
+
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from mrl.learner.packing import row_tokens
+from mrl.sharing.regime import TrainingExample
+
+PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "B200": 2250e12, "4090": 165e12}
+"""Part of a GPU's name -> dense bfloat16 floating-point operations per second, by its data sheet."""
+KIB_PER_MIB = 1024
+
+
+class PhaseClock:
+    """Seconds spent in named phases. On a GPU a phase ends when its work is done, not when it is queued."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._spent_s: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count what happens inside."""
+        self._settle()
+        began_s = time.perf_counter()
+        yield
+        self._settle()
+        self._spent_s[name] = self._spent_s.get(name, 0.0) + time.perf_counter() - began_s
+
+    def take(self) -> dict[str, float]:
+        """Phase -> seconds since the last call."""
+        taken, self._spent_s = self._spent_s, {}
+        return taken
+
+    def _settle(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def peak_memory_mib(device: torch.device) -> float:
+    """Largest memory in use: of a GPU since the last call, of the process since its start."""
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device) / KIB_PER_MIB**2
+        torch.cuda.reset_peak_memory_stats(device)
+        return peak
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / KIB_PER_MIB
+
+
+def training_flops(model: nn.Module, examples: Sequence[TrainingExample]) -> float:
+    """Floating-point operations of forward and backward over these rows, nothing computed twice.
+
+        6 N sum(n)  +  6 V D sum(T)  +  6 A sum(n^2)
+
+    N parameters besides embedding and head, V D those of the head, which sees answer tokens alone, A the width of all
+    heads of all layers; n tokens of a row, T of its answer. Of n^2 causal attention needs half (arXiv 2204.02311, B).
+    """
+    head = model.get_output_embeddings().weight  # type: ignore[operator]
+    embedding = model.get_input_embeddings().weight  # type: ignore[operator]
+    config = model.config.get_text_config()  # type: ignore[operator, union-attr]
+    outside = {id(head): head.numel(), id(embedding): embedding.numel()}
+    inner = sum(parameter.numel() for parameter in model.parameters()) - sum(outside.values())
+    head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    attention = config.num_hidden_layers * config.num_attention_heads * head_width
+    lengths = [row_tokens(example) for example in examples]
+    answers = sum(example.answer_token_ids.size for example in examples)
+    return 6.0 * (inner * sum(lengths) + head.numel() * answers + attention * sum(n * n for n in lengths))
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """What the device can do in a second at best; None where nobody has written it down."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
