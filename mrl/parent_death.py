@@ -11,6 +11,8 @@ import signal
 import sys
 
 SUPERVISOR_PID = "MRL_SUPERVISOR_PID"
+CORES = "MRL_CORES"
+"""Cores that a process may run on, "0,1": set before it becomes the role, so that every thread of it is bound."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -47,6 +49,8 @@ def _main(supervisor_pid: int, argv: list[str]) -> None:
     if os.getppid() != supervisor_pid:  # it died before the request was made
         os._exit(1)
     try:
+        if os.environ.get(CORES):
+            os.sched_setaffinity(0, [int(core) for core in os.environ[CORES].split(",")])
         os.execvp(argv[0], argv)
     except OSError as error:
         sys.stderr.write(f"mrl: error: cannot start {argv[0]} ({error.strerror})\n")

@@ -32,6 +32,12 @@ class UnitRule(Protocol):
     def release(self, policy: str) -> None:
         """The policy needs no engine any more."""
 
+    def demand_units(self, policy: str) -> float:
+        """Units that just keep its learner busy; 0 while unknown."""
+
+    def progress(self, policy: str) -> float:
+        """Busy share of its learner, 0 while unknown."""
+
 
 @dataclass(frozen=True, slots=True)
 class UnitSettings:
@@ -64,6 +70,10 @@ class UnitShare:
     policy: str
     target_units: int
     held_units: int
+    demand_units: float
+    """Units that would just keep its learner busy; 0 while unknown."""
+    progress: float
+    """Busy share of its learner."""
     num_reports: int
 
 
@@ -110,7 +120,14 @@ class UnitCore:
         self._give(now_s)
         held = self.held_units()
         return [
-            UnitShare(policy, self.targets.get(policy, 0), held[policy], self._num_reports[policy])
+            UnitShare(
+                policy=policy,
+                target_units=self.targets.get(policy, 0),
+                held_units=held[policy],
+                demand_units=self._rule.demand_units(policy),
+                progress=self._rule.progress(policy),
+                num_reports=self._num_reports[policy],
+            )
             for policy in self._fits
         ]
 

@@ -12,6 +12,8 @@ from typing import Literal
 
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import PolicyTable, RunConfig
+from mrl.config.units import parse_units
+from mrl.errors import ConfigError
 from mrl.exchange.shards import role_of
 from mrl.launch.devices import place
 from mrl.launch.hosts import Host, host_environment, join_argv
@@ -33,8 +35,11 @@ class ProcessSpec:
     argv: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
     """Added to the supervisor's own environment."""
-    restart: Literal["always", "until_done"] = "always"
-    """"until_done": exit code 0 means finished; "always": a process that ends while the run goes on has failed."""
+    restart: Literal["always", "until_done", "leased"] = "always"
+    """"until_done": exit code 0 means finished; "always": a process that ends while the run goes on has failed.
+
+    "leased": the same, but only a new lease of its unit starts it again.
+    """
     host: str = ""
     """Host that it runs on; empty in a run on one host."""
 
@@ -51,6 +56,8 @@ class Plan:
     processes: tuple[ProcessSpec, ...]
     hosts: tuple[Host, ...] = ()
     """The first one has the daemons; empty for a run on this host alone."""
+    unit_hosts: frozenset[str] = frozenset()
+    """Hosts with units, on which leases start workers."""
     joins: tuple[ProcessSpec, ...] = ()
     """Processes of the first host, one per other host, unless those join by themselves."""
 
@@ -62,7 +69,7 @@ class Plan:
     @property
     def other_hosts(self) -> tuple[str, ...]:
         """Names of the other hosts that have roles."""
-        used = {spec.host for spec in self.processes}
+        used = {spec.host for spec in self.processes} | self.unit_hosts
         return tuple(host.name for host in self.hosts[1:] if host.name in used)
 
     def started_by(self, host: str) -> tuple[ProcessSpec, ...]:
@@ -91,6 +98,7 @@ def build_plan(
     first = hosts[0].name if hosts else ""
     here = here or first
     lives_on = homes(config, [host.name for host in hosts])
+    gpus = _not_leased(config, gpus, here, is_first=here == first)
     placement = place(config, gpus, names=[name for name, at in lives_on.items() if at == here])
     specs = [_shard(index, run_folder, python) for index in range(config.exchange.shards)]
     specs.append(_daemon("allocator", run_folder, python))
@@ -98,7 +106,7 @@ def build_plan(
         if not policy.frozen:
             specs.append(_learner(name, policy, run_folder, python, placement.get(("learner", name, 0), ())))
     for name, policy in config.policies.items():
-        for index in range(policy.rollout.workers):
+        for index in range(0 if config.allocation.units and not policy.frozen else policy.rollout.workers):
             specs.append(_worker(name, policy, index, run_folder, python, placement.get(("worker", name, index), ())))
     spare = [gpu for gpu in gpus if not any(gpu in taken for taken in placement.values())]
     specs.append(_evaluator(config, run_folder, python, tuple((spare or gpus)[:1])))
@@ -109,9 +117,29 @@ def build_plan(
         at = next(iter(lives_on.values())) if spec.role == "evaluator" else lives_on.get(spec.policy, first)
         own = host_environment(by_name[at]) if at in by_name else {}
         placed.append(replace(spec, host=at, env=spec.env | own))
-    plan = Plan(tuple(placed), tuple(hosts))
+    plan = Plan(tuple(placed), tuple(hosts), _unit_hosts(config, [host.name for host in hosts]))
     joins = [_join(by_name[name], run_folder, remote, python) for name in plan.other_hosts] if remote else []
     return replace(plan, joins=tuple(joins))
+
+
+def _not_leased(config: RunConfig, gpus: Sequence[str], host: str, *, is_first: bool) -> list[str]:
+    """GPUs of this host that learners, evaluator and frozen policies may use."""
+    units = parse_units(config.allocation.units, where="")
+    here = [unit for unit in units if unit.kind == "gpu" and (unit.host == host or (is_first and not unit.host))]
+    leased = {device for unit in here for device in unit.devices}
+    return [gpu for number, gpu in enumerate(gpus) if number not in leased]
+
+
+def _unit_hosts(config: RunConfig, hosts: Sequence[str]) -> frozenset[str]:
+    """Raises ConfigError for a unit of a host that the run does not have."""
+    for unit in parse_units(config.allocation.units, where=""):
+        if unit.host and unit.host not in hosts:
+            raise ConfigError(
+                "allocation.units: a unit of a host that the run does not have",
+                got=unit.name,
+                wanted="one of " + (", ".join(hosts) or "no host's name: the run is on one host"),
+            )
+    return frozenset(unit.host for unit in parse_units(config.allocation.units, where="") if unit.host)
 
 
 def homes(config: RunConfig, hosts: Sequence[str]) -> dict[str, str]:

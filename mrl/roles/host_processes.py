@@ -49,11 +49,17 @@ class HostProcesses:
         """Logs go to `attempt`, accounts of crashes to `crash`. `life` names this supervisor among those of a run."""
         self._table, self._lifecycle, self._told = table, lifecycle, told
         self._attempt, self._crash = attempt, crash
+        self._life = life
         self._children = {spec.name: Child(spec, attempt / spec.log_name, life=life) for spec in specs}
         self._restarts = RestartPolicy(table, sync=is_sync)
         self._due_s: dict[str, float] = dict.fromkeys(self._children, 0.0)
         self._kill_at_s: dict[str, float] = {}
         """When a child that was told to end because its policy was stopped is killed."""
+        self._beside: list[Callable[[float], None]] = []
+        self._dismissed: set[str] = set()
+        """Children whose end was asked for because their unit goes to somebody else: it is no failure."""
+        self._not_before_s: dict[str, float] = {}
+        """When a child whose lease ended by its failure may be started under a new one."""
         self._sent: signal.Signals | None = None
         self._sent_s = self._turned_s = time.monotonic()
 
@@ -81,10 +87,34 @@ class HostProcesses:
         if child and child.alive and time_unix_s >= child.started_unix_s:
             child.beat_s = now_s
 
+    def place(self, spec: ProcessSpec, now_s: float) -> None:
+        """Start this process now, or once the back-off after a failure under the same name is over."""
+        if spec.name not in self._children:
+            self._children[spec.name] = Child(spec, self._attempt / spec.log_name, life=self._life)
+        self._children[spec.name].spec = spec
+        self._dismissed.discard(spec.name)
+        self._due_s[spec.name] = max(now_s, self._not_before_s.pop(spec.name, now_s))
+
+    def is_there(self, name: str) -> bool:
+        """Whether the process of this name lives, or is still to be started."""
+        child = self._children.get(name)
+        return name in self._due_s or (child is not None and child.alive)
+
+    def dismiss(self, name: str, number: signal.Signals) -> None:
+        """End a process that was placed: its end is no failure."""
+        self._due_s.pop(name, None)
+        if self._children[name].alive:
+            self._dismissed.add(name)
+            self._children[name].send(number)
+
     def parts(self) -> tuple[Callable[[float], None], ...]:
         """What to do every turn, in this order; each takes the time in seconds and may raise OSError."""
         return (self._forgive_standstill, self._read_logs, self._reap, self._kill_silent, self._end_stopped,
-                self._start_due)  # fmt: skip
+                *self._beside, self._start_due)  # fmt: skip
+
+    def every_turn(self, part: Callable[[float], None]) -> None:
+        """Let somebody who places and dismisses processes have a part in every turn."""
+        self._beside.append(part)
 
     def signal_all(self, now_s: float) -> None:
         """Send every child the signal that is due, once."""
@@ -131,6 +161,8 @@ class HostProcesses:
 
     def _judge(self, name: str, child: Child, code: int, now_s: float) -> None:
         spec = child.spec
+        if name in self._dismissed:
+            return
         code, reason = child.account(code, free_bytes=shutil.disk_usage(self._attempt).free)
         until_done = spec.restart == "until_done"
         finished = until_done and code == 0
@@ -143,7 +175,7 @@ class HostProcesses:
                 self._lifecycle.finished(name, now_s)
             case StartAgain(at_s):
                 child.write_crash(self._crash, code, reason, time.time())
-                self._due_s[name] = at_s
+                (self._not_before_s if spec.restart == "leased" else self._due_s)[name] = at_s
                 self._told.event(f"{name} {how_it_ended(code)} ({reason}); starts again in {at_s - now_s:.1f} s", now_s)
             case EndRun(end_code, why):
                 self._lifecycle.end(end_code, why, now_s)

@@ -40,6 +40,7 @@ from mrl.roles import wiring
 from mrl.roles.footprint import footprint_of
 from mrl.roles.host_processes import HostProcesses
 from mrl.roles.supervisor import MEMORY_EVERY_S, TURN_S, catch_signals, may_say
+from mrl.roles.unit_node import lease_units
 from mrl.transport.background import BackgroundClient
 from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.keys import load_keys
@@ -182,6 +183,7 @@ class JoinedHost:
             told=uplink,
             life=f"{order.attempt}-{uplink.session}",
         )
+        lease_units(config, folder, self._processes, self._lifecycle, host, closing, is_first=False)
         self._measure_s = 0.0
 
     def run(self) -> int:

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +29,7 @@ from mrl.roles.footprint import footprint_of
 from mrl.roles.host_processes import HostProcesses
 from mrl.roles.other_hosts import OtherHosts
 from mrl.roles.run_files import RunFiles
+from mrl.roles.unit_node import lease_units
 from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.grants import Grant
 from mrl.transport.keys import create_keys
@@ -58,10 +60,16 @@ def open_inbox(folder: RunFolder, host: str, processes: Iterable[ProcessSpec]) -
     """
     for stale in folder.endpoints.glob("*.json"):
         stale.unlink(missing_ok=True)
-    keys = create_keys(folder.keys, (Grant(spec.role, spec.policy) for spec in processes))
+    keys = create_keys(folder.keys, (grant for spec in processes for grant in _grants(spec)))
     socket = ServerSocket(keys, admits=lambda grant: grant.role != "admin", host=host)
     publish_endpoint(folder.endpoints, "telemetry", socket.address)
     return socket
+
+
+def _grants(spec: ProcessSpec) -> list[Grant]:
+    """What a process needs, and a learner's workers, which leases may start where the plan has none."""
+    grants = [Grant(spec.role, spec.policy)]
+    return [*grants, Grant("worker", spec.policy)] if spec.role == "learner" else grants
 
 
 def may_say(grant: Grant, record: InboxRecord) -> bool:
@@ -100,6 +108,8 @@ class Supervisor:
             crash=folder.crash,
             told=display,
         )
+        self._closing = ExitStack()
+        lease_units(config, folder, self._processes, self._lifecycle, plan.first_host, self._closing, is_first=True)
         self._hosts = OtherHosts(plan, config.launch, self._lifecycle, display, self._attempt.name, time.monotonic())
         self._files = RunFiles(folder)
         self._signals: list[int] = []
@@ -127,6 +137,7 @@ class Supervisor:
                     self._turn(time.monotonic())
         finally:
             self._processes.kill_all()
+            self._closing.close()
             restore()
             self._close_files()
         return self._lifecycle.exit_code

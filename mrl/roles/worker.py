@@ -9,6 +9,7 @@ If it dies: the supervisor starts it again; the learner grants its work anew.
 """
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,8 +21,9 @@ from mrl.allocation.lease import LeaseHolder
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.engines.engine import Engine
-from mrl.errors import PeerLost
+from mrl.errors import PeerLost, RoleFailed
 from mrl.exchange.shards import Exchange
+from mrl.launch.unit_workers import UNIT, UNIT_EPOCH
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.prompting import PromptEncoder
 from mrl.records.experience import ExperienceRecord
@@ -84,7 +86,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         score_only(scorer, sampler.engine, telemetry, stop.is_set)
         return 0
     regime = build_regime(config.sharing, policy_setting(config, policy, receiver))
-    lease = LeaseHolder(role, policy)
+    lease = LeaseHolder(role, policy, unit=os.environ.get(UNIT, ""), unit_epoch=int(os.environ.get(UNIT_EPOCH, 0)))
     duties = Duties(
         max_answers=_max_answers(config, policy, lease),
         publish=_publisher(regime, receiver, policy, _sender(config, exchange, telemetry, stop)),
@@ -101,7 +103,9 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         learner_bound_s=2 * table.learner.data_timeout_s + (3 * config.run.sync_timeout_s if config.run.sync else 0.0),
     )
     _connect_allocator(folder, role, lease, loop, closing)
-    loop.run(stop.is_set)
+    loop.run(lambda: stop.is_set() or lease.has_lost_unit)
+    if lease.has_lost_unit and not stop.is_set():
+        raise RoleFailed("it was stopped for longer than its lease: its unit may be somebody else's by now")
     return 0
 
 

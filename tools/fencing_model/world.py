@@ -103,6 +103,14 @@ class NoRule:
     def release(self, policy: str) -> None:
         """Nobody is released."""
 
+    def demand_units(self, policy: str) -> float:
+        """Nothing is measured."""
+        return 0.0
+
+    def progress(self, policy: str) -> float:
+        """Nothing is measured."""
+        return 0.0
+
 
 @dataclass(frozen=True)
 class Bounds:

@@ -1,0 +1,44 @@
+"""What is still on a unit: processes of an engine, wherever they went, and memory that a GPU has not given back."""
+
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+
+import psutil
+
+ASK_S = 5.0
+
+
+def processes_with(variables: Mapping[str, str]) -> list[int]:
+    """Processes of this user that have all of these in the environment that they were started with.
+
+    Every descendant inherits them, also one that leads a session of its own or whose parent has died. Those that have
+    ended and are not yet reaped do not count: they hold nothing.
+    """
+    found = []
+    for process in psutil.process_iter():
+        try:
+            environment = process.environ()
+        except psutil.Error:  # of another user, or gone
+            continue
+        if variables.items() <= environment.items():
+            found.append(process.pid)
+    return found
+
+
+def used_gpu_mib(gpus: Sequence[str]) -> list[int] | None:
+    """Memory in use on each of these GPUs, by the driver's own word; None where it cannot be asked."""
+    if not gpus or not shutil.which("nvidia-smi"):
+        return None
+    ask = ["nvidia-smi", f"--id={','.join(gpus)}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(ask, capture_output=True, text=True, timeout=ASK_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return read_used_mib(answer.splitlines())
+
+
+def read_used_mib(lines: Iterable[str]) -> list[int] | None:
+    """The numbers of `nvidia-smi`'s answer; None when one of them is none ("[N/A]" on some devices)."""
+    words = [line.strip() for line in lines if line.strip()]
+    return [int(word) for word in words] if words and all(word.isdigit() for word in words) else None

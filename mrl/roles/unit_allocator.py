@@ -1,0 +1,125 @@
+"""The allocator's loop where whole units are leased; every transition of every unit goes to `units.jsonl`."""
+
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import structlog
+
+from mrl.allocation.unit_core import UnitCore, UnitSettings, UnitShare
+from mrl.allocation.unit_rule import MeasuredShares
+from mrl.allocation.units import Transition
+from mrl.allocation.worth import Rule
+from mrl.config.run_folder import RunFolder
+from mrl.config.schema import RunConfig
+from mrl.config.unit_rules import KINDS
+from mrl.config.units import parse_units
+from mrl.errors import RecordError, RunFolderError
+from mrl.files import replace_file
+from mrl.metrics.telemetry import Telemetry
+from mrl.records.codec import decode, encode
+from mrl.records.leases import UnitRequest, unit_request_decoder
+from mrl.records.units import NodeReport
+from mrl.transport.grants import Grant
+from mrl.transport.server import ServerSocket
+
+POLL_S = 0.05
+
+log = structlog.get_logger()
+
+
+class _Life(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    life: Annotated[int, msgspec.Meta(ge=1)]
+
+
+def next_life(path: Path) -> int:
+    """Count the allocators of a run: larger than every number before, also after a crash. Raises RunFolderError."""
+    try:
+        before = msgspec.json.decode(path.read_bytes(), type=_Life).life if path.exists() else 0
+        replace_file(path, msgspec.json.encode(_Life(before + 1)))
+    except (OSError, msgspec.DecodeError) as error:
+        cure = "delete it while the run is ended"
+        raise RunFolderError(f"the count of allocators cannot be kept ({error})", where=str(path), cure=cure) from error
+    return before + 1
+
+
+def unit_core(config: RunConfig, folder: RunFolder, now_s: float) -> UnitCore:
+    """The core for the units and policies of a run."""
+    table = config.allocation
+    units = parse_units(table.units, where=str(folder.path))
+    kinds = {name: KINDS[config.policies[name].device] for name in config.learning}
+    fits = {name: frozenset(unit.name for unit in units if unit.kind == kind) for name, kind in kinds.items()}
+    slots_per_unit = table.slots // len(units)
+    rule = MeasuredShares(
+        kinds,
+        rule=Rule(period_s=table.period_s),
+        floor_units=table.floor_units,
+        slots_per_unit=slots_per_unit,
+        hung_s=table.hung_s,
+        now_s=now_s,
+    )
+    settings = UnitSettings(
+        ttl_s=table.ttl_s, start_s=config.supervision.start_s, grace_s=table.grace_s, slots_per_unit=slots_per_unit
+    )
+    return UnitCore(fits, rule, settings, now_s, life=next_life(folder.path / "allocator.json"))
+
+
+def serve_units(
+    config: RunConfig, folder: RunFolder, server: ServerSocket, telemetry: Telemetry, stop: threading.Event
+) -> None:
+    """Lease units until told to stop."""
+    core = unit_core(config, folder, time.monotonic())
+    telemetry.doing("leasing units")
+    period_s = min(config.allocation.period_s, config.allocation.ttl_s / 4)
+    decide_s = 0.0
+    with (folder.path / "units.jsonl").open("ab", buffering=0) as journal:
+        while not stop.is_set():
+            _answer(server, core)
+            if time.monotonic() >= decide_s:
+                decide_s = time.monotonic() + period_s
+                _tell(telemetry, core.tick(time.monotonic()))
+            for line in _lines(core.take_log()):
+                journal.write(line)
+
+
+def _answer(server: ServerSocket, core: UnitCore) -> None:
+    for client, body, grant in server.receive(POLL_S):
+        try:
+            message = decode(body, unit_request_decoder)
+        except RecordError as error:
+            log.warning("message refused", client=client.decode(errors="replace"), reason=str(error))
+            continue
+        if not _may_say(grant, message):
+            server.refusals.note("impersonation", grant.name, claims=type(message).__name__)
+            continue
+        for reply in core.handle(message, time.monotonic()):
+            server.send(client, encode(reply))
+
+
+def _may_say(grant: Grant, message: UnitRequest) -> bool:
+    if isinstance(message, NodeReport):
+        return grant.role == "supervisor"
+    return message.policy == grant.policy
+
+
+def _lines(transitions: Iterable[Transition]) -> Iterable[bytes]:
+    zero_unix_s = time.time() - time.monotonic()
+    for one in transitions:
+        log.info("unit", unit=one.unit, state=one.state.value, policy=one.policy, epoch=one.epoch, why=one.why)
+        fields = one._asdict() | {"time_unix_s": round(zero_unix_s + one.at_s, 3)}
+        del fields["at_s"]
+        yield msgspec.json.encode(fields) + b"\n"
+
+
+def _tell(telemetry: Telemetry, shares: list[UnitShare]) -> None:
+    for share in shares:
+        values = {
+            "allocation/target_units": share.target_units,
+            "allocation/held_units": share.held_units,
+            "allocation/demand_units": share.demand_units,
+            "allocation/progress": share.progress,
+        }
+        telemetry.metrics(share.num_reports, values, policy=share.policy)
