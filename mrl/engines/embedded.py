@@ -127,10 +127,8 @@ class EmbeddedEngine:
         return {name: digest(tensor) for name, tensor in named_weights(self._model).items()}
 
     def usage(self) -> EngineUsage:
-        """How full it is; the share of the cache is that of its rows."""
-        running = self._batch.running
-        share = running / self._max_running
-        return EngineUsage(running, self._batch.waiting, share, self._batch.generated_tokens)
+        """How full it is; every answer that it samples has a row of the cache to its end."""
+        return EngineUsage(self._batch.running, self._batch.waiting, 0.0, self._batch.generated_tokens)
 
     def restart(self) -> None:
         """Start anew with the weights of the model folder, serving none. Raises ModelFolderError, EngineError."""

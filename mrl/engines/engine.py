@@ -85,7 +85,7 @@ class EngineUsage:
     waiting: int
     """Answers that the engine holds and does not sample yet."""
     cache_share: float
-    """Share of the key-value cache in use, 0 to 1."""
+    """Share of the key-value cache in use, 0 to 1; 0 where what is begun never lacks room."""
     generated_tokens: int
     """Tokens sampled since the engine started; stands still in an engine that hangs."""
 

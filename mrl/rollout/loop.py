@@ -31,6 +31,7 @@ PROOF_SLICE_S = 0.005
 REFUSED_PAUSE_S = 0.5
 MAX_REFUSED_IN_A_ROW = 20
 MAX_LOST_IN_A_ROW = 3
+FULL_CACHE_SHARE = 0.9
 
 log = structlog.get_logger()
 
@@ -170,8 +171,12 @@ class RolloutLoop:
         return self._link.take_work(room, timeout_s)
 
     def _room(self) -> int:
-        """Groups that may be handed in now: within the lease, and only while the engine samples all that it holds."""
-        if self._flights and self._engine.usage().waiting > self._group_size:
+        """Groups that may be handed in now: within the lease, and only while the engine samples all that it holds.
+
+        A server whose cache is full throws out what it has begun and begins it again.
+        """
+        usage = self._engine.usage()
+        if self._flights and (usage.waiting > self._group_size or usage.cache_share > FULL_CACHE_SHARE):
             return 0
         return max(0, self._duties.max_answers() - self._flights.num_answers) // self._group_size
 
@@ -230,7 +235,13 @@ class RolloutLoop:
             self._worked_s = now_s
 
     def _report(self, step: int) -> None:
-        values = self.totals.values(self._clock()) | {"rollout/slots": self._duties.max_answers()}
+        usage = self._engine.usage()
+        values = self.totals.values(self._clock()) | {
+            "rollout/slots": self._duties.max_answers(),
+            "rollout/running": usage.running,
+            "rollout/waiting": usage.waiting,
+            "rollout/cache_share": usage.cache_share,
+        }
         values |= self._sampler.pool.verifier_values()
         values |= self._duties.scorer.values() if self._duties.scorer else {}
         self._telemetry.metrics(step, values)

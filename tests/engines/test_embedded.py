@@ -293,9 +293,9 @@ def test_usage_counts_what_is_handed_in_until_it_ends(make):
     engine.submit(asked)
     assert engine.usage() == EngineUsage(running=0, waiting=12, cache_share=0.0, generated_tokens=0)
     engine.collect(0.0)
-    assert engine.usage() == EngineUsage(running=8, waiting=4, cache_share=1.0, generated_tokens=8)
+    assert engine.usage() == EngineUsage(running=8, waiting=4, cache_share=0.0, generated_tokens=8)
     engine.abort(["r0"])
-    assert engine.usage() == EngineUsage(running=4, waiting=4, cache_share=0.5, generated_tokens=8)
+    assert engine.usage() == EngineUsage(running=4, waiting=4, cache_share=0.0, generated_tokens=8)
     engine.abort(["r1", "r2"])
     assert engine.usage() == EngineUsage(running=0, waiting=0, cache_share=0.0, generated_tokens=8)
     assert engine.collect(60.0) == []

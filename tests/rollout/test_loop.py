@@ -3,13 +3,14 @@
 import itertools
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mrl.engines.embedded import EmbeddedEngine
-from mrl.engines.engine import Sampling
+from mrl.engines.engine import EngineUsage, Sampling
 from mrl.errors import EngineLost, RoleFailed
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
@@ -133,14 +134,15 @@ def test_peers_hear_of_groups_before_the_learner_does(make_loop, learner):
 
 
 def test_every_group_is_sampled_once_and_new_ones_come_in_while_others_run(make_loop, learner):
-    """Room for two groups, four to sample: each ticket is delivered once, and no request forgets what is held."""
+    """Room for two groups, many to sample: each ticket is delivered once, and no request forgets what is held."""
+    learner.prompt_ids *= 5
     loop = make_loop(max_new_tokens=24)
 
-    loop.run(lambda: len(tickets(learner.got)) >= 4)
+    loop.run(lambda: len(tickets(learner.got)) >= 20)
 
-    assert sorted(tickets(learner.got)) == ["0.0", "0.1", "0.2", "0.3"]
+    assert sorted(tickets(learner.got)) == sorted(f"0.{number}" for number in range(20))
     assert any(request.holding and request.max_groups for request in learner.asked)
-    assert loop.totals.groups == 4
+    assert loop.totals.groups == 20
     assert loop.totals.slot_seconds > 0
 
 
@@ -271,6 +273,24 @@ def test_an_engine_that_is_lost_again_and_again_ends_the_worker(make_loop, learn
 
     with pytest.raises(RoleFailed, match=r"lost 3 times without one group: the server ended with code 1"):
         make_loop().run(lambda: False)
+
+
+@pytest.mark.parametrize("full", [EngineUsage(2, 3, 0.1, 0), EngineUsage(2, 0, 0.95, 0)])
+def test_a_full_engine_is_given_no_more(make_loop, learner, monkeypatch, full):
+    """One that holds answers which it does not sample yet, or whose cache is full; an empty one is never full."""
+    monkeypatch.setattr(EmbeddedEngine, "usage", lambda engine: full)
+    loop = make_loop(max_answers=lambda: 100)
+    learner.prompt_ids *= 100
+    in_flight = [0]
+
+    def done() -> bool:
+        in_flight.append(loop._flights.num_answers)
+        return len(tickets(learner.got)) >= 80
+
+    loop.run(done)
+
+    assert max(in_flight) > 80
+    assert all(now <= before or not before for before, now in pairwise(in_flight))
 
 
 def test_an_engine_that_does_not_come_up_at_once_is_started_again(make_loop, learner, monkeypatch):
