@@ -1,18 +1,21 @@
 """What the allocator decides, with no socket, clock or file in sight."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from mrl.allocation.decision import DecisionRecord
 from mrl.allocation.ledger import Holding, LeaseLedger
-from mrl.allocation.meter import PolicyMeter, increments
-from mrl.allocation.shares import fair_shares, progress_gain, split_evenly
+from mrl.allocation.meter import increments
+from mrl.allocation.shares import split_evenly
+from mrl.allocation.slot_shares import SlotShares
+from mrl.allocation.worth import SLOTS, Rule
 from mrl.errors import ConfigError
 from mrl.records.leases import AllocatorReply, AllocatorRequest, LearnerReport, LeaseGrant, LeaseRequest, ReportAck
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationSettings:
-    """The numbers of the rule."""
+    """The numbers of the allocator."""
 
     slots: int
     """Requests that may run at once, over all policies."""
@@ -20,10 +23,13 @@ class AllocationSettings:
     """Least share of a policy with a live holder."""
     ttl_s: float
     """Life of a lease that is not renewed."""
-    dwell_s: float = 5.0
-    """Least time between two moves."""
-    min_gain: float = 0.02
-    """A move has to raise the least progress by this share, or nothing moves."""
+    silent_s: float = 120.0
+    """A learner that was heard of and then not for longer can use no slot."""
+    rule: Rule = SLOTS
+    group_sizes: Mapping[str, int] = field(default_factory=dict)
+    """Answers per group of a policy, 1 where nothing is said: shares are whole groups."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Priority of a policy, 1 where nothing is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,10 @@ class Decision:
     """By how much the target changed since the last tick."""
     num_holders: int
     num_reports: int
+    supply_progress: float = 0.0
+    """Share of its learner that its engines fed, over the rule's window."""
+    trained_share: float = 1.0
+    """Share of its generated groups that are trained on."""
 
 
 class AllocatorCore:
@@ -69,26 +79,45 @@ class AllocatorCore:
         self.num_unknown = 0
         """Messages refused because they came from a policy that the run does not have."""
         self._settings = settings
-        self._meters = {policy: PolicyMeter() for policy in policies}
+        self._shares = SlotShares(
+            policies,
+            settings.rule,
+            slots=settings.slots,
+            floor_slots=settings.floor_slots,
+            silent_s=settings.silent_s,
+            group_sizes=settings.group_sizes,
+            weights=settings.weights,
+            now_s=now_s,
+        )
+        self._policies = tuple(policies)
         self._ledger = LeaseLedger(settings.ttl_s)
         self._started_s = self._now_s = now_s
         self._settled_s = now_s + settings.ttl_s if settling else now_s
-        self._moved_s = now_s
         self._seen: set[str] = set()
-        self._live: frozenset[str] = frozenset()
-        self._targets: dict[str, int] = dict.fromkeys(policies, 0)
-        self._told: dict[str, int] = dict(self._targets)
+        self._told: dict[str, int] = dict.fromkeys(policies, 0)
         self._decide(now_s)
+
+    @property
+    def record(self) -> DecisionRecord:
+        """The newest decision with all that led to it."""
+        assert self._shares.record is not None, "the first decision is made at once"
+        return self._shares.record
+
+    @property
+    def bound(self) -> float:
+        """Best least progress of all policies that the demands of the newest decision allow, floors left out."""
+        demands = sum(reading.demand_units for reading in self.record.readings)
+        return min(1.0, self._settings.slots / demands) if demands else 1.0
 
     def handle(self, message: AllocatorRequest, now_s: float) -> list[tuple[str, AllocatorReply]]:
         """Answer one message: (holder or policy, reply). A policy that the run does not have gets no answer."""
         self._notice_gap(now_s)
-        if message.policy not in self._meters:
+        if message.policy not in self._policies:
             self.num_unknown += 1
             return []
         if isinstance(message, LearnerReport):
-            meter = self._meters[message.policy]
-            meter.add_report(message.trained_tokens, message.busy_s, message.data_wait_s, now_s)
+            self._shares.add_learner(message, now_s)
+            self._decide(now_s)
             return [(message.policy, ReportAck(policy=message.policy))]
         return [(message.holder, self._renew(message, now_s))]
 
@@ -97,8 +126,8 @@ class AllocatorCore:
         self._notice_gap(now_s)
         self._ledger.expire(now_s)
         self._decide(now_s)
-        decisions = [self._decision(policy, now_s) for policy in self._meters]
-        self._told = dict(self._targets)
+        decisions = [self._decision(policy) for policy in self._policies]
+        self._told = dict(self._shares.targets)
         return decisions
 
     def _renew(self, request: LeaseRequest, now_s: float) -> LeaseGrant:
@@ -110,7 +139,7 @@ class AllocatorCore:
         if old_totals is not None:
             totals = (float(request.generated_tokens), request.slot_seconds)
             tokens, slot_seconds = increments(totals, old_totals)
-            self._meters[request.policy].add_rollout(tokens, slot_seconds, holding.held_slots)
+            self._shares.add_worker(request.policy, tokens, slot_seconds, holding.held_slots)
             holding.totals = totals
         self._decide(now_s)
         epoch, slots = self._lease(request.holder, holding, now_s)
@@ -137,46 +166,36 @@ class AllocatorCore:
     def _wanted(self, holder: str, holding: Holding, now_s: float) -> int:
         if now_s < self._settled_s:
             return holding.newest[1] if holding.newest else 0
-        holders = self._ledger.holders_of(holding.policy)
-        return split_evenly(self._targets[holding.policy], len(holders))[holders.index(holder)]
+        holders, group = self._ledger.holders_of(holding.policy), self._settings.group_sizes.get(holding.policy, 1)
+        groups = split_evenly(self._shares.targets[holding.policy] // group, len(holders))
+        return groups[holders.index(holder)] * group
 
     def _decide(self, now_s: float) -> None:
-        """Move the targets where a policy came or went, or where it pays."""
-        live = frozenset(policy for policy in self._meters if self._is_live(policy, now_s))
-        demands = self._demands(live, now_s)
-        settings = self._settings
-        new = fair_shares(demands, slots=settings.slots, floor_slots=settings.floor_slots)
-        if live == self._live:
-            pays = progress_gain(demands, new, self._targets) >= settings.min_gain
-            if not pays or now_s - self._moved_s < settings.dwell_s:
-                return
-        self._live, self._moved_s = live, now_s
-        self._targets = {policy: new.get(policy, 0) for policy in self._meters}
+        """Decide where a period has passed, or a policy came or went."""
+        holders = {policy: self._num_holders(policy, now_s) for policy in self._policies}
+        if self._shares.is_due(now_s, holders):
+            self._shares.decide(now_s, holders)
 
-    def _is_live(self, policy: str, now_s: float) -> bool:
-        """A policy with a holder, or one that was never seen and may still be starting."""
+    def _num_holders(self, policy: str, now_s: float) -> int:
+        """Workers of a policy; one that was never seen and may still be starting counts as one."""
         starting = policy not in self._seen and now_s - self._started_s <= self._settings.ttl_s
-        return starting or bool(self._ledger.holders_of(policy))
+        return len(self._ledger.holders_of(policy)) or int(starting)
 
-    def _demands(self, live: frozenset[str], now_s: float) -> dict[str, float]:
-        """Demand of every live policy, in slots; an unknown one is taken for the mean of the known."""
-        measured = {policy: self._meters[policy].demand_slots(now_s) for policy in sorted(live)}
-        known = [demand for demand in measured.values() if demand]
-        mean = sum(known) / len(known) if known else 1.0
-        return {policy: mean if demand is None else demand for policy, demand in measured.items()}
-
-    def _decision(self, policy: str, now_s: float) -> Decision:
-        meter, holders = self._meters[policy], self._ledger.holders_of(policy)
+    def _decision(self, policy: str) -> Decision:
+        meter, holders = self._shares.meters[policy], self._ledger.holders_of(policy)
+        slots = self._shares.targets[policy]
         return Decision(
             policy=policy,
-            slots=self._targets[policy],
+            slots=slots,
             held_slots=sum(self._ledger.holdings[holder].held_slots for holder in holders),
-            demand_slots=meter.demand_slots(now_s) or 0.0,
+            demand_slots=self._shares.demand_slots(policy),
             progress=meter.progress(),
             epoch=self.epoch,
-            moved_slots=abs(self._targets[policy] - self._told[policy]),
+            moved_slots=abs(slots - self._told[policy]),
             num_holders=len(holders),
-            num_reports=meter.num_reports,
+            num_reports=self._shares.num_reports[policy],
+            supply_progress=self.record.progress[policy],
+            trained_share=meter.trained_share(),
         )
 
     def _notice_gap(self, now_s: float) -> None:

@@ -1,16 +1,32 @@
-"""The measurement: rates of one policy from the totals that its workers and its learner report.
+"""The measurement: supply, demand and silence of one policy, from increments of counters of engines and learner.
 
-Estimates decay by evidence (busy seconds), never by wall time: a policy that stands still keeps its estimate.
+Estimates decay by evidence (seconds that engine or learner were busy), never by wall time: a policy that stands still
+keeps its estimate.
 """
 
 import math
 from dataclasses import dataclass, field
 
-WINDOW_S = 60.0
-MIN_ROLLOUT_S = 0.5
-MIN_LEARNER_S = 1.0
-MIN_SILENCE_S = 60.0
-SILENT_INTERVALS = 10.0
+MIN_YIELD = 0.3
+RIDGE = (1e-4, 1e-2)
+
+
+@dataclass(frozen=True, slots=True)
+class MeterSettings:
+    """How fast estimates follow, and when a learner counts as silent."""
+
+    time_constant_s: float = 600.0
+    """Memory of rates, in busy seconds."""
+    yield_constant_s: float = 1800.0
+    """Memory of the share of groups that were trained on, in busy seconds."""
+    min_busy_s: float = 20.0
+    """Least evidence of a learner's rate, in busy seconds."""
+    min_interval_s: float = 1.0
+    """What happened in a shorter time is counted with what follows."""
+    doubtful_s: float = 60.0
+    """A learner not heard of for this long says nothing about its progress."""
+    silent_s: float = 120.0
+    """A learner not heard of for longer hangs; learners are heard of while they train and while they wait."""
 
 
 @dataclass
@@ -21,9 +37,9 @@ class DecayedRatio:
     denominator: float = 0.0
     evidence_s: float = 0.0
 
-    def add(self, numerator: float, denominator: float, evidence_s: float) -> None:
+    def add(self, numerator: float, denominator: float, evidence_s: float, time_constant_s: float) -> None:
         """Count increments that took `evidence_s` of busy time."""
-        keep = math.exp(-evidence_s / WINDOW_S)
+        keep = math.exp(-evidence_s / time_constant_s)
         self.numerator = self.numerator * keep + numerator
         self.denominator = self.denominator * keep + denominator
         self.evidence_s = self.evidence_s * keep + evidence_s
@@ -36,54 +52,139 @@ class DecayedRatio:
 
 
 @dataclass
+class LatencyLine:
+    """Seconds per token of a request beside c - 1 others, as a line a + b c, by decayed least squares."""
+
+    ones: float = 0.0
+    sum_c: float = 0.0
+    sum_cc: float = 0.0
+    sum_z: float = 0.0
+    sum_cz: float = 0.0
+
+    def add(self, running: float, seconds_per_token: float, keep: float) -> None:
+        """Count one sample, after scaling those before by `keep`."""
+        self.ones = self.ones * keep + 1.0
+        self.sum_c = self.sum_c * keep + running
+        self.sum_cc = self.sum_cc * keep + running * running
+        self.sum_z = self.sum_z * keep + seconds_per_token
+        self.sum_cz = self.sum_cz * keep + running * seconds_per_token
+
+    def seconds_per_token(self, running: float) -> float | None:
+        """The line at c = running; the mean where samples tell no line; None without samples."""
+        if self.ones <= 0.0:
+            return None
+        p, q, r = self.ones + RIDGE[0], self.sum_c, self.sum_cc + RIDGE[1]
+        determinant = p * r - q * q
+        a = (self.sum_z * r - self.sum_cz * q) / determinant
+        b = (self.sum_cz * p - self.sum_z * q) / determinant
+        return self.sum_z / self.ones if a <= 0.0 or b < 0.0 else a + b * running
+
+
+@dataclass
 class PolicyMeter:
     """What is known about one policy."""
 
-    rollout: DecayedRatio = field(default_factory=DecayedRatio)
-    """Generated tokens per slot-second."""
+    settings: MeterSettings = field(default_factory=MeterSettings)
+    line: LatencyLine = field(default_factory=LatencyLine)
     learner: DecayedRatio = field(default_factory=DecayedRatio)
     """Trained tokens per busy second."""
+    groups: DecayedRatio = field(default_factory=DecayedRatio)
+    """Groups trained on per group trained on or dropped as stale."""
     busy: DecayedRatio = field(default_factory=DecayedRatio)
     """Busy seconds per second that the learner was busy or waited for data."""
-    num_reports: int = 0
-    _learner_totals: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    _reported_s: float = -math.inf
-    _interval_s: float = 0.0
+    rollout: DecayedRatio = field(default_factory=DecayedRatio)
+    """Generated tokens per request-second."""
+    full_requests: float | None = None
+    """Requests that a replica runs when it is full (C); None: unknown, or the units are requests themselves."""
+    supply_progress: float | None = None
+    """Share of the learner that the engines fed in the last interval, at most 1; None when that cannot be told."""
+    heard_s: float | None = None
+    """Time of the learner's last sign of life."""
+    _generated_tokens: float = 0.0
 
-    def add_rollout(self, tokens: float, slot_seconds: float, slots: int) -> None:
-        """Count what a worker generated since its last request, while it held `slots`."""
-        if tokens >= 0.0 and slot_seconds > 0.0:
-            self.rollout.add(tokens, slot_seconds, slot_seconds / max(1, slots))
+    def add_generated(self, tokens: float, request_s: float, *, evidence_s: float) -> None:
+        """Count what engines generated in `request_s` request-seconds, `evidence_s` seconds of one busy engine."""
+        self._generated_tokens += tokens
+        if request_s > 0.0:
+            self.rollout.add(tokens, request_s, evidence_s, self.settings.time_constant_s)
 
-    def add_report(self, trained_tokens: float, busy_s: float, data_wait_s: float, now_s: float) -> None:
-        """Count a learner's totals; totals that went backwards are those of a restarted learner."""
-        totals = (trained_tokens, busy_s, data_wait_s)
-        tokens, busy, wait = increments(totals, self._learner_totals)
-        self._learner_totals = totals
-        if self.num_reports:
-            interval_s = now_s - self._reported_s
-            self._interval_s = interval_s if self.num_reports == 1 else 0.9 * self._interval_s + 0.1 * interval_s
-        self._reported_s = now_s
-        self.num_reports += 1
-        if busy > 0.0:
-            self.learner.add(tokens, busy, busy)
-            self.busy.add(busy, busy + wait, busy)
+    def add_engine(
+        self, active_s: float, request_s: float, tokens: float, *, interval_s: float, running: float, is_full: bool,
+        num_engines: int = 1,
+    ) -> None:  # fmt: skip
+        """Count what one replica or worker did within `interval_s`.
+
+        active_s: time with a request running; request_s: integral of running requests over time; running: requests
+        now; is_full: others wait, so `running` is all that fits.
+        """
+        evidence_s = active_s / max(1, num_engines)
+        self.add_generated(tokens, request_s, evidence_s=evidence_s)
+        if running > 0 and (is_full or running > (self.full_requests or 0.0)):
+            self.full_requests = float(running)
+        if active_s > interval_s / 2 and tokens > 0.0:
+            keep = math.exp(-evidence_s / self.settings.time_constant_s)
+            self.line.add(request_s / active_s, request_s / tokens, keep)
+
+    def add_learner(
+        self, tokens: float, busy_s: float, data_wait_s: float, trained_groups: float, dropped_groups: float
+    ) -> None:
+        """Count what the learner did since the last call."""
+        rate_s, yield_s = self.settings.time_constant_s, self.settings.yield_constant_s
+        if busy_s > 0.0 or dropped_groups > 0.0:
+            self.groups.add(trained_groups, trained_groups + dropped_groups, busy_s, yield_s)
+        if busy_s > 0.0:
+            self.learner.add(tokens, busy_s, busy_s, rate_s)
+            self.busy.add(busy_s, busy_s + data_wait_s, busy_s, rate_s)
+
+    def hear(self, now_s: float) -> None:
+        """Note a sign of life of the learner."""
+        self.heard_s = now_s
 
     def is_silent(self, now_s: float) -> bool:
-        """Whether the learner reported before and then stopped: hung, or done with its steps."""
-        bound_s = max(MIN_SILENCE_S, SILENT_INTERVALS * self._interval_s)
-        return self.num_reports > 0 and now_s - self._reported_s > bound_s
+        """Whether the learner was heard of and then no more: it hangs, or is done with its steps."""
+        return self.heard_s is not None and now_s - self.heard_s > self.settings.silent_s
 
-    def demand_slots(self, now_s: float) -> float | None:
-        """Slots that just keep the learner busy: its tokens per second over those of one slot. None while unknown."""
-        if self.is_silent(now_s):
-            return 0.0
-        trained, generated = self.learner.value(MIN_LEARNER_S), self.rollout.value(MIN_ROLLOUT_S)
-        return trained / generated if trained and generated else None
+    def end_interval(self, interval_s: float, now_s: float, *, num_engines: int) -> bool:
+        """Turn what was generated in these seconds into `supply_progress`; False when they are too few to tell."""
+        doubtful = self.heard_s is not None and now_s - self.heard_s >= self.settings.doubtful_s
+        trained = self.learner.value(self.settings.min_busy_s)
+        if num_engines == 0:
+            self.supply_progress = 0.0
+        elif not trained or doubtful:
+            self.supply_progress = None
+        elif interval_s >= self.settings.min_interval_s:
+            self.supply_progress = min(1.0, self._generated_tokens / interval_s * self.trained_share() / trained)
+        else:
+            return False
+        self._generated_tokens = 0.0
+        return True
+
+    def trained_share(self) -> float:
+        """Share of the generated groups that are trained on (y), at least MIN_YIELD."""
+        measured = self.groups.value(0.0)
+        return max(MIN_YIELD, 1.0 if measured is None else measured)
+
+    def demand_requests(self) -> float | None:
+        """Requests in flight that just keep the learner busy (Little's law): kappa / y times seconds per token.
+
+        In full replicas where it is known what fits into one, else as engines were run of late. None while unknown.
+        """
+        trained, generated = self.learner.value(self.settings.min_busy_s), self.rollout.value(0.0)
+        if not trained or not generated:
+            return None
+        full = None if self.full_requests is None else self.line.seconds_per_token(self.full_requests)
+        return trained * (full or 1.0 / generated) / self.trained_share()
+
+    def demand_units(self, units_per_replica: int) -> float | None:
+        """Units that just keep the learner busy: d = kappa / (R y). None while unknown."""
+        requests = self.demand_requests()
+        if requests is None or self.full_requests is None:
+            return None
+        return requests * units_per_replica / self.full_requests
 
     def progress(self) -> float:
         """Busy share of the learner, 0 while unknown."""
-        return self.busy.value(MIN_LEARNER_S) or 0.0
+        return self.busy.value(0.0) or 0.0
 
 
 def increments(new: tuple[float, ...], old: tuple[float, ...]) -> tuple[float, ...]:

@@ -1,7 +1,9 @@
-"""The rule: max-min fair progress under floors, in whole slots."""
+"""Splits in proportion: whole slots by demand, and whole replicas by weight."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from mrl.allocation.worth import Reading
 
 MAX_DEMAND_SLOTS = 1e9
 
@@ -61,3 +63,45 @@ def _in_whole_slots(shares: Mapping[str, float], slots: int) -> dict[str, int]:
 
 def _least_progress(demands: Mapping[str, float], shares: Mapping[str, int]) -> float:
     return min((min(1.0, shares.get(name, 0) / demand) for name, demand in demands.items() if demand > 0), default=1.0)
+
+
+def proportional_split(
+    readings: Sequence[Reading], capacity_units: tuple[int, ...], *, by_weight: bool
+) -> dict[str, tuple[int, ...]]:
+    """Replicas per policy and unit type, in proportion to the weights or, without `by_weight`, equally many units each.
+
+    Every policy that is not silent has its floor, as far as the units reach, in the order of `readings`; what is left
+    goes by largest remainder, as long as a whole replica fits.
+    """
+    counts: dict[str, list[int]] = {reading.policy: [] for reading in readings}
+    for kind, units in enumerate(capacity_units):
+        fitting = [one for one in readings if not one.silent and _runs_on(one, kind)]
+        weights = {one.policy: one.weight if by_weight else 1.0 for one in fitting}
+        floors = {one.policy: max(0, one.floor_replicas - sum(counts[one.policy])) for one in fitting}
+        found = _whole_replicas(fitting, weights, floors, units)
+        for policy, row in counts.items():
+            row.append(found.get(policy, 0))
+    return {policy: tuple(row) for policy, row in counts.items()}
+
+
+def _runs_on(reading: Reading, kind: int) -> bool:
+    return reading.progress_per_replica is None or reading.progress_per_replica[kind] > 0.0
+
+
+def _whole_replicas(
+    readings: Sequence[Reading], weights: Mapping[str, float], floors: Mapping[str, int], units: int
+) -> dict[str, int]:
+    """One pool: floors first, then replica by replica to whoever is furthest below its quota."""
+    counts, left = dict.fromkeys(weights, 0), units
+    total = sum(weights.values())
+    size = {reading.policy: reading.units_per_replica for reading in readings}
+    for policy in counts:
+        counts[policy] = min(floors[policy], left // size[policy])
+        left -= counts[policy] * size[policy]
+    quota = {policy: units * weights[policy] / total / size[policy] for policy in counts} if total > 0.0 else {}
+    while fitting := [policy for policy in quota if size[policy] <= left and weights[policy] > 0.0]:
+        # Nobody takes a replica beyond its quota while another one's whole replica is missing.
+        policy = max(fitting, key=lambda name: (quota[name] - counts[name], name))
+        counts[policy] += 1
+        left -= size[policy]
+    return counts

@@ -249,6 +249,13 @@ def _check_slots(config: RunConfig, where: str) -> None:
 
 def _check_ttl(config: RunConfig, where: str) -> None:
     allocation = config.allocation
+    if strangers := sorted(set(allocation.weights) - set(config.learning)):
+        raise ConfigError(
+            "allocation.weights: not a policy that learns",
+            where=where,
+            got=", ".join(strangers),
+            wanted=f"some of {', '.join(config.learning)}",
+        )
     if allocation.ttl_s <= allocation.period_s:
         raise ConfigError(
             "allocation.ttl_s: a lease would expire before it can be renewed",

@@ -308,6 +308,11 @@ class AllocationTable(Table):
     """Time between two decisions."""
     ttl_s: float = Field(default=10.0, gt=0)
     """Life of a lease that is not renewed."""
+    objective: Literal["max_min", "weighted", "throughput", "static"] = "max_min"
+    """What shares are chosen for: the least progress of all policies, the same by `weights`, trained tokens per second
+    over all policies, or a fixed split by `weights`. Progress is the busy share of a learner."""
+    weights: dict[str, Annotated[float, Field(gt=0)]] = {}
+    """Priority of policies under "weighted" and "static"; a policy that is not named has 1."""
     units: list[str] = []
     """Whole units to lease in place of slots, each to one engine at a time: "gpu:0", "cpu:0-3", "HOST/gpu:0,1".
 

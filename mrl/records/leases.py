@@ -34,12 +34,15 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
 
 
 class LearnerReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="learner_report"):
-    """Learner -> allocator, once a step: totals since the learner started."""
+    """Learner -> allocator, after every step and about once a second while it waits: totals since it started."""
 
     policy: Name
     trained_tokens: Count
     busy_s: Rate
     data_wait_s: Rate
+    trained_groups: Count = 0
+    dropped_groups: Count = 0
+    """Groups that were too stale to be trained on."""
 
 
 class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="lease_grant"):

@@ -7,13 +7,17 @@ Unblocked by: a message, or the next period.
 If it dies: holders keep their last lease; the restarted allocator listens for one ttl, confirming leases, then decides.
 """
 
+import math
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from mrl.allocation.core import AllocationSettings, AllocatorCore, Decision
+from mrl.allocation.decision import DecisionRecord
+from mrl.allocation.worth import SLOTS
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.errors import AddressError, RecordError
@@ -21,6 +25,7 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
 from mrl.records.leases import allocator_request_decoder
 from mrl.roles import wiring
+from mrl.roles.unit_allocator import serve_units
 from mrl.transport.endpoints import port_of, publish_endpoint, read_endpoint
 from mrl.transport.grants import Grant
 from mrl.transport.keys import load_keys
@@ -41,7 +46,13 @@ def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
     stop = wiring.stop_event()
     telemetry = wiring.connect_telemetry(folder, ROLE, "", closing)
     table = config.allocation
-    settings = AllocationSettings(table.slots, table.floor_slots, table.ttl_s)
+    if table.units:
+        server = _bind(folder, config.exchange.host, port_of(read_endpoint(folder.endpoints, ROLE)))
+        closing.callback(server.close)
+        publish_endpoint(folder.endpoints, ROLE, server.address)
+        serve_units(config, folder, server, telemetry, stop)
+        return 0
+    settings = slot_settings(config)
     earlier = read_endpoint(folder.endpoints, ROLE)
     core = AllocatorCore(config.learning, settings, time.monotonic(), settling=earlier is not None)
     server = _bind(folder, config.exchange.host, port_of(earlier))
@@ -54,10 +65,24 @@ def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
             _answer(server, core)
             if time.monotonic() >= decide_s:
                 decide_s = time.monotonic() + period_s
-                report(telemetry, core.tick(time.monotonic()))
+                report(telemetry, core.tick(time.monotonic()), core.record, core.bound)
     finally:
         server.close()
     return 0
+
+
+def slot_settings(config: RunConfig) -> AllocationSettings:
+    """The numbers of the slot allocator, as the configuration has them."""
+    table = config.allocation
+    return AllocationSettings(
+        table.slots,
+        table.floor_slots,
+        table.ttl_s,
+        silent_s=table.hung_s,
+        rule=msgspec.structs.replace(SLOTS, period_s=table.period_s, objective=table.objective),
+        group_sizes={policy: config.policies[policy].rollout.group_size for policy in config.learning},
+        weights=table.weights,
+    )
 
 
 def _bind(folder: RunFolder, host: str, port: int) -> ServerSocket:
@@ -70,7 +95,7 @@ def _bind(folder: RunFolder, host: str, port: int) -> ServerSocket:
 
 
 def _admits(grant: Grant) -> bool:
-    return grant.role in ("learner", "worker")
+    return grant.role in ("learner", "worker", "supervisor")
 
 
 def _answer(server: ServerSocket, core: AllocatorCore) -> None:
@@ -87,18 +112,29 @@ def _answer(server: ServerSocket, core: AllocatorCore) -> None:
             server.send(client, encode(reply))
 
 
-def report(telemetry: Telemetry, decisions: list[Decision]) -> None:
+def report(telemetry: Telemetry, decisions: list[Decision], record: DecisionRecord, bound: float) -> None:
     """Say what every policy has now; their step is the number of reports of their learner."""
     for decision in decisions:
         if decision.moved_slots:
-            log.info("slots moved", policy=decision.policy, slots=decision.slots, epoch=decision.epoch)
+            log.info(
+                "slots moved",
+                policy=decision.policy,
+                slots=decision.slots,
+                epoch=decision.epoch,
+                gain=record.gain,
+                urgent=record.urgent,
+                demand_slots=round(decision.demand_slots, 1),
+            )
         telemetry.metrics(
             decision.num_reports,
             {
                 "allocation/slots": decision.slots,
-                "allocation/held_slots": decision.held_slots,
                 "allocation/demand_slots": decision.demand_slots,
                 "allocation/progress": decision.progress,
+                "allocation/supply_progress": decision.supply_progress,
+                "allocation/bound": bound,
+                "allocation/gain": record.gain if math.isfinite(record.gain) else 1.0,
+                "allocation/trained_share": decision.trained_share,
                 "allocation/epoch": decision.epoch,
                 "allocation/moves": decision.moved_slots,
             },

@@ -6,7 +6,7 @@ from mrl.allocation.core import AllocationSettings, AllocatorCore
 from mrl.errors import ConfigError
 from mrl.records.leases import LearnerReport, LeaseGrant, LeaseRequest, ReportAck
 
-SETTINGS = AllocationSettings(slots=100, floor_slots=10, ttl_s=10.0, dwell_s=5.0)
+SETTINGS = AllocationSettings(slots=100, floor_slots=10, ttl_s=10.0)
 
 
 def core(now_s: float = 0.0, *, settling: bool = False) -> AllocatorCore:
@@ -107,29 +107,26 @@ def test_a_silent_holder_counts_until_its_ttl_has_passed() -> None:
 
 
 def test_slots_follow_measured_throughput() -> None:
-    """Equal learners, engines that differ by three: the slower engine gets three times the slots."""
+    """Equal learners, engines that differ by three: in the long run the slower engine has three times the slots."""
     allocator = core()
     acting = {name: lease(ask(allocator, name, 1.0)) for name in ("qwen/0", "gemma/0")}
-    for second in range(2, 20):
-        for name, rate in (("qwen/0", 30.0), ("gemma/0", 10.0)):
-            policy, slot_seconds = name.split("/")[0], 50.0 * second
-            report(allocator, policy, 1200 * second, 0.9 * second, float(second))
-            acting[name] = lease(
-                ask(
-                    allocator,
-                    name,
-                    float(second),
-                    acting=acting[name],
-                    tokens=int(rate * slot_seconds),
-                    slot_seconds=slot_seconds,
-                )
+    rates, slot_seconds = {"qwen/0": 30.0, "gemma/0": 10.0}, dict.fromkeys(acting, 0.0)
+    held = []
+    for second in range(2, 400):
+        for name, rate in rates.items():
+            slot_seconds[name] += acting[name][1]
+            tokens = int(rate * slot_seconds[name])
+            report(allocator, name.split("/")[0], 1200 * second, 0.9 * second, float(second))
+            grant = ask(
+                allocator, name, float(second), acting=acting[name], tokens=tokens, slot_seconds=slot_seconds[name]
             )
+            acting[name] = lease(grant)
         decisions = {decision.policy: decision for decision in allocator.tick(float(second))}
+        held.append(decisions["gemma"].held_slots / sum(d.held_slots for d in decisions.values()))
 
-    assert {policy: d.slots for policy, d in decisions.items()} == {"qwen": 25, "gemma": 75}
+    assert sum(held[100:]) / len(held[100:]) == pytest.approx(0.75, abs=0.03)
     assert decisions["qwen"].demand_slots == pytest.approx(1200 / 0.9 / 30, rel=0.05)
     assert decisions["qwen"].progress == pytest.approx(1.0)
-    assert {policy: d.held_slots for policy, d in decisions.items()} == {"qwen": 25, "gemma": 75}
 
 
 def test_a_small_gain_moves_nothing() -> None:

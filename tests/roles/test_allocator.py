@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.allocation.core import Decision
+from mrl.allocation.core import AllocationSettings, AllocatorCore, Decision
 from mrl.allocation.lease import LeaseHolder
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode
@@ -33,7 +33,8 @@ def test_every_decision_becomes_metrics_of_its_policy() -> None:
     """All names are in the table, which Telemetry asserts, and the policy is that of the decision."""
     records: list[TelemetryRecord] = []
     telemetry = Telemetry("allocator", "", records.append)
-    report(telemetry, [Decision("qwen", 64, 60, 70.0, 0.9, 7, 2, 1, 12)])
+    core = AllocatorCore(["qwen"], AllocationSettings(64, 8, 10.0), 0.0)
+    report(telemetry, [Decision("qwen", 64, 60, 70.0, 0.9, 7, 2, 1, 12)], core.record, core.bound)
 
     (record,) = records
     assert isinstance(record, MetricsRecord)
@@ -48,7 +49,10 @@ def run(tmp_path: Path) -> Path:
     config = {
         "run": {"name": "r", "steps": 1},
         "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
-        "policies": {"qwen": {"model": "/nowhere"}, "llama": {"model": "/nowhere"}},
+        "policies": {
+            name: {"model": "/nowhere", "rollout": {"group_size": 2}, "learner": {"prompts_per_step": 4}}
+            for name in ("qwen", "llama")
+        },
         "allocation": {"slots": 100, "floor_slots": 10, "ttl_s": 2.0, "period_s": 0.2},
     }
     (tmp_path / "config.json").write_text(json.dumps(config))

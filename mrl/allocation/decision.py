@@ -1,0 +1,258 @@
+"""The controller's one function: state and readings in, new shares and the record of the decision out.
+
+Pure, and the same in the allocator and in the simulator; all that goes in and comes out can be written down, so that a
+run's decisions can be replayed.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from mrl.allocation.exchange_search import best_typed_split
+from mrl.allocation.shares import proportional_split
+from mrl.allocation.solver import best_split
+from mrl.allocation.worth import Reading, Rule, share_worth
+
+Shares = dict[str, tuple[int, ...]]
+"""Replicas per policy and unit type."""
+
+Verdict = Literal["moved", "best already", "demand unknown", "gain too small", "dwell", "bucket empty"]
+START_PROGRESS = 0.5
+
+
+class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the controller remembers from one decision to the next."""
+
+    decided_s: float
+    moved_s: float = -math.inf
+    bucket_units: float | None = None
+    """Unit moves left; None before the first decision."""
+    progress: dict[str, float] = {}
+    """Windowed supply progress of every policy."""
+    unserved_s: dict[str, float] = {}
+    """Time at which a policy without units lost its last one."""
+
+
+class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision with all that led to it."""
+
+    now_s: float
+    urgent: bool
+    capacity_units: tuple[int, ...]
+    readings: tuple[Reading, ...]
+    progress: dict[str, float]
+    candidate: Shares
+    shares: Shares
+    """What holds from now on: the candidate, or what was there."""
+    gain: float
+    """Relative gain in worth of the candidate; infinite where what was there broke a floor or the capacity."""
+    moved_units: int
+    """Units that the candidate starts."""
+    bucket_units: float
+    """Unit moves left after the decision."""
+    verdict: Verdict
+    """Whether the candidate was taken, and if not, why."""
+
+
+def decide(
+    rule: Rule,
+    state: ControllerState,
+    readings: Sequence[Reading],
+    capacity_units: tuple[int, ...],
+    now_s: float,
+    *,
+    urgent: bool = False,
+) -> tuple[ControllerState, DecisionRecord]:
+    """Decide the shares of all policies (reference: deficit-weighted receding horizon, exact solver).
+
+    `urgent`: a unit or an engine came or went, or a learner fell silent or came back; dwell, bucket and least gain do
+    not apply.
+    """
+    state = _observe(rule, state, readings, sum(capacity_units), now_s)
+    aged = _with_aged_floors(rule, state, readings, sum(capacity_units), now_s)
+    before = {reading.policy: reading.replicas for reading in aged}
+    fits = _fits(aged, before, capacity_units)
+    known = [reading for reading in aged if reading.progress_per_replica is not None and not reading.silent]
+    num_live = sum(not reading.silent for reading in aged)
+    verdict: Verdict
+    if (
+        rule.objective != "static"
+        and len(known) < num_live
+        and fits
+        and not (urgent or _is_tight(aged, capacity_units))
+    ):
+        candidate, gain, verdict = before, 0.0, "demand unknown"
+    else:
+        candidate, gain = _candidate(rule, state, aged, before, capacity_units, is_measured=bool(known))
+        gain = gain if fits else math.inf
+        verdict = _judge(rule, state, aged, candidate, gain, capacity_units, now_s, forced=urgent or not fits)
+    return _conclude(state, aged, candidate, gain, verdict, capacity_units, now_s, urgent=urgent)
+
+
+def _observe(
+    rule: Rule, state: ControllerState, readings: Sequence[Reading], capacity: int, now_s: float
+) -> ControllerState:
+    """Take progress and time into account. A silent policy's progress stands still."""
+    elapsed_s = max(0.0, now_s - state.decided_s)
+    keep = math.exp(-elapsed_s / rule.window_s)
+    progress = {}
+    for reading in readings:
+        before = state.progress.get(reading.policy, START_PROGRESS)
+        fed = None if reading.silent else reading.supply_progress
+        progress[reading.policy] = before if fed is None else fed + keep * (before - fed)
+    refill = math.inf if rule.moves_per_unit_hour is None else rule.moves_per_unit_hour * capacity
+    left = refill if state.bucket_units is None else state.bucket_units + refill * elapsed_s / 3600.0
+    unserved_s = {
+        reading.policy: state.unserved_s.get(reading.policy, now_s)
+        for reading in readings
+        if not any(reading.replicas) and not reading.silent
+    }
+    return msgspec.structs.replace(
+        state, decided_s=now_s, bucket_units=min(refill, left), progress=progress, unserved_s=unserved_s
+    )
+
+
+def _is_tight(readings: Sequence[Reading], capacity_units: tuple[int, ...]) -> bool:
+    return sum(reading.units_per_replica for reading in readings) > sum(capacity_units)
+
+
+def _with_aged_floors(
+    rule: Rule, state: ControllerState, readings: Sequence[Reading], capacity: int, now_s: float
+) -> list[Reading]:
+    """Floors as they hold now: none for the silent; in a tight pool only for who was unserved for too long."""
+    floors = {reading.policy: 0 if reading.silent else reading.floor_replicas for reading in readings}
+    if _is_tight(readings, (capacity,)):
+        floors = dict.fromkeys(floors, 0)
+        units = {reading.policy: reading.units_per_replica for reading in readings}
+        for policy, since_s in sorted(state.unserved_s.items(), key=lambda item: item[1]):
+            if now_s - since_s > rule.max_unserved_s and units[policy] <= capacity:
+                floors[policy] = 1
+                capacity -= units[policy]
+    return [msgspec.structs.replace(reading, floor_replicas=floors[reading.policy]) for reading in readings]
+
+
+def _fits(readings: Sequence[Reading], shares: Shares, capacity_units: tuple[int, ...]) -> bool:
+    used = np.zeros(len(capacity_units))
+    for reading in readings:
+        used += np.array(shares[reading.policy]) * reading.units_per_replica
+        if sum(shares[reading.policy]) < reading.floor_replicas:
+            return False
+    return bool((used <= np.array(capacity_units)).all())
+
+
+def _candidate(
+    rule: Rule,
+    state: ControllerState,
+    readings: Sequence[Reading],
+    before: Shares,
+    capacity_units: tuple[int, ...],
+    *,
+    is_measured: bool,
+) -> tuple[Shares, float]:
+    """The best shares, and by how much they beat those of before."""
+    if rule.objective == "static" or not is_measured:
+        weighted = rule.objective == "static"
+        shares = proportional_split(readings, capacity_units, by_weight=weighted)
+        return shares, 0.0 if shares == before else math.inf
+    filled = _with_guesses(readings)
+    live = [reading for reading in filled if not reading.silent]
+    weights = {reading.policy: reading.weight if rule.objective == "weighted" else 1.0 for reading in live}
+    reference = min(state.progress[policy] / weight for policy, weight in weights.items())
+
+    def worth(reading: Reading, counts_NK: np.ndarray) -> np.ndarray:
+        return share_worth(reading, counts_NK, rule, progress=state.progress[reading.policy], reference=reference)
+
+    if len(capacity_units) == 1:
+        units = [reading.units_per_replica for reading in filled]
+        values = [worth(one, np.arange(capacity_units[0] // one.units_per_replica + 1)[:, None]) for one in filled]
+        found: list[tuple[int, ...]] = [(count,) for count in best_split(values, units, capacity_units[0])]
+    else:
+        found = best_typed_split(filled, worth, capacity_units)
+    shares = dict(zip(before, found, strict=True))
+    old, new = (
+        sum(float(worth(one, np.array([split[one.policy]]))[0]) for one in filled) for split in (before, shares)
+    )
+    return shares, (new - old) / abs(old) if old else 0.0
+
+
+def _with_guesses(readings: Sequence[Reading]) -> list[Reading]:
+    """An unmeasured policy is taken for one with the mean demand of the measured."""
+    demands = [reading.demand_units for reading in readings if reading.demand_units > 0.0]
+    mean = sum(demands) / len(demands) if demands else 1.0
+    return [
+        reading
+        if reading.progress_per_replica is not None
+        else msgspec.structs.replace(
+            reading, progress_per_replica=(reading.units_per_replica / mean,) * len(reading.replicas)
+        )
+        for reading in readings
+    ]
+
+
+def _started_units(readings: Sequence[Reading], candidate: Shares) -> int:
+    return sum(
+        reading.units_per_replica * max(0, new - old)
+        for reading in readings
+        for new, old in zip(candidate[reading.policy], reading.replicas, strict=True)
+    )
+
+
+def _judge(
+    rule: Rule,
+    state: ControllerState,
+    readings: Sequence[Reading],
+    candidate: Shares,
+    gain: float,
+    capacity_units: tuple[int, ...],
+    now_s: float,
+    *,
+    forced: bool,
+) -> Verdict:
+    if all(candidate[reading.policy] == reading.replicas for reading in readings):
+        return "best already"
+    if forced or rule.objective == "static":
+        return "moved"
+    if gain < rule.min_gain:
+        return "gain too small"
+    moved = _started_units(readings, candidate)
+    held = sum(sum(reading.replicas) * reading.units_per_replica for reading in readings)
+    if moved <= sum(capacity_units) - held:
+        return "moved"
+    if now_s - state.moved_s < rule.dwell_s:
+        return "dwell"
+    return "moved" if moved <= (state.bucket_units or 0.0) else "bucket empty"
+
+
+def _conclude(
+    state: ControllerState,
+    readings: Sequence[Reading],
+    candidate: Shares,
+    gain: float,
+    verdict: Verdict,
+    capacity_units: tuple[int, ...],
+    now_s: float,
+    *,
+    urgent: bool,
+) -> tuple[ControllerState, DecisionRecord]:
+    moved = _started_units(readings, candidate)
+    left = state.bucket_units or 0.0
+    if verdict == "moved":
+        left = max(0.0, left - moved)
+        state = msgspec.structs.replace(state, moved_s=now_s, bucket_units=left)
+    record = DecisionRecord(
+        now_s=now_s,
+        urgent=urgent,
+        capacity_units=capacity_units,
+        readings=tuple(readings),
+        progress=state.progress,
+        candidate=candidate,
+        shares=candidate if verdict == "moved" else {reading.policy: reading.replicas for reading in readings},
+        gain=gain,
+        moved_units=moved,
+        bucket_units=left,
+        verdict=verdict,
+    )
+    return state, record

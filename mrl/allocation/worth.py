@@ -1,0 +1,120 @@
+"""What a share is worth to the pool: the objective that the solver maximises, one policy at a time.
+
+Max-min progress is reached in the long run, not in each decision: the worth of a policy falls off exponentially with
+its progress so far, so whoever is behind gains most from one more unit (a gradient scheduler of a concave potential).
+The price of switching is inside: a replica that has to be started serves for less than the hold horizon.
+"""
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from mrl.allocation.solver import FloatArray
+
+Objective = Literal["max_min", "weighted", "throughput", "static"]
+
+BELOW_FLOOR = -1e9
+IDLE_UNIT_COST = 1e-6
+MIN_DEMAND_UNITS = 0.05
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers of the controller; the defaults are those of a pool of accelerators that take seconds to switch."""
+
+    objective: Objective = "max_min"
+    """Least progress, the same with weights, trained tokens per second over all policies, or a fixed split."""
+    period_s: float = 60.0
+    """Time between two decisions."""
+    hold_s: float = 900.0
+    """Horizon over which a share is valued (T)."""
+    window_s: float = 9600.0
+    """Memory of the progress made so far (W); at least four times `hold_s`."""
+    dwell_s: float = 600.0
+    """Least time between two moves."""
+    min_gain: float = 0.02
+    """A move has to raise the worth by this share (delta)."""
+    sharpness: float = 20.0
+    """How fast worth falls with progress (k): the higher, the nearer to max-min."""
+    price: float = 0.03
+    """What capacity of one demand costs, in progress: units beyond the demand are left free."""
+    smoothness: float = 12.0
+    """Exponent of the smooth min(1, x) that turns supply into progress."""
+    moves_per_unit_hour: float | None = 0.85
+    """Unit moves that the bucket gains per unit and hour, and holds at most; None: moves are free."""
+    max_unserved_s: float = 1200.0
+    """In a pool too small for one replica of each policy: who was unserved for longer gets one."""
+
+
+ACCELERATORS = Rule()
+TIGHT_ACCELERATORS = Rule(hold_s=450.0, window_s=4800.0, dwell_s=300.0, moves_per_unit_hour=5.0)
+"""For a pool that cannot hold one replica of each policy."""
+SLOTS = Rule(period_s=2.0, hold_s=10.0, window_s=60.0, dwell_s=5.0, moves_per_unit_hour=None)
+"""For places in running engines, which move within a fraction of a second."""
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known about one policy when a decision is made. Tuples have one entry per type of unit."""
+
+    policy: str
+    replicas: tuple[int, ...]
+    """Replicas that it has now."""
+    progress_per_replica: tuple[float, ...] | None
+    """Share of its learner that one replica feeds: units per replica / demand; 0 where it cannot run; None: unknown."""
+    supply_progress: float | None
+    """Share of its learner that was fed since the last decision; None when that cannot be told."""
+    units_per_replica: int = 1
+    floor_replicas: int = 1
+    silent: bool = False
+    """Its learner hangs, or nobody is there to use a unit: it gets none."""
+    switch_s: float = 0.0
+    """Time until a replica that is granted serves."""
+    weight: float = 1.0
+    """Priority, 1 being the highest of the run; with the objective "static" its part of the units."""
+    learner_tokens_per_s: float = 0.0
+    """What its learner trains while busy; counts in the objective "throughput" only."""
+
+    @property
+    def demand_units(self) -> float:
+        """Units of its best type that just keep its learner busy; 0 while unknown or silent."""
+        best = max(self.progress_per_replica or (0.0,))
+        return self.units_per_replica / best if best > 0.0 and not self.silent else 0.0
+
+
+def share_worth(
+    reading: Reading, counts_NK: NDArray[np.int64], rule: Rule, *, progress: float, reference: float
+) -> FloatArray:
+    """Worth of N candidate shares of one policy.
+
+    counts_NK: replicas per unit type of each candidate.
+    progress: what the policy has reached so far, over the rule's window.
+    reference: the least weighted progress of all policies; it only scales, the same for every policy.
+    """
+    total_N: NDArray[np.int64] = counts_NK.sum(axis=1)
+    if reading.silent or reading.progress_per_replica is None:
+        cost_N: FloatArray = -IDLE_UNIT_COST * reading.units_per_replica * total_N
+        return cost_N
+    per_replica_K = np.array(reading.progress_per_replica)
+    started_NK = np.maximum(counts_NK - np.array(reading.replicas), 0)
+    serving_NK = np.maximum(counts_NK - started_NK * (reading.switch_s / rule.hold_s), 0.0)
+    fed_N: FloatArray = _smooth_min_one(serving_NK @ per_replica_K, rule.smoothness) - rule.price * (
+        counts_NK @ per_replica_K
+    )
+    if rule.objective == "throughput":
+        worth_N: FloatArray = fed_N * reading.learner_tokens_per_s
+    else:
+        weight = reading.weight if rule.objective == "weighted" else 1.0
+        later_N = progress + (1.0 - np.exp(-rule.hold_s / rule.window_s)) * (fed_N - progress)
+        scale = max(reading.demand_units, MIN_DEMAND_UNITS) * weight / rule.sharpness
+        worth_N = -scale * np.exp(-rule.sharpness * (later_N / weight - reference))
+    worth_N[total_N < reading.floor_replicas] = BELOW_FLOOR
+    return worth_N
+
+
+def _smooth_min_one(x: FloatArray, smoothness: float) -> FloatArray:
+    """min(1, x) without its corner; for large x computed from 1 / x, which cannot overflow."""
+    small, large = np.minimum(x, 1.0), np.maximum(x, 1.0)
+    below: FloatArray = small / (1.0 + small**smoothness) ** (1.0 / smoothness)
+    above: FloatArray = 1.0 / (1.0 + large**-smoothness) ** (1.0 / smoothness)
+    return np.where(x <= 1.0, below, above)

@@ -1,0 +1,119 @@
+"""The controller of `mrl.allocation` in the simulated world."""
+
+from collections.abc import Mapping
+
+from allocation_simulation.engine import Replica
+from allocation_simulation.learner import SimulatedPolicy
+from allocation_simulation.world import World
+from mrl.allocation.decision import ControllerState, DecisionRecord, decide
+from mrl.allocation.meter import MeterSettings, PolicyMeter, increments
+from mrl.allocation.worth import ACCELERATORS, TIGHT_ACCELERATORS, Reading, Rule
+
+GRANT_OVERHEAD_S = 3.0
+
+
+class PoolMeters:
+    """The meters of all policies, fed with the counters of the simulated world."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, PolicyMeter] = {}
+        self._replica_totals: dict[Replica, tuple[float, ...]] = {}
+        self._learner_totals: dict[str, tuple[float, ...]] = {}
+        self._measured_s = 0.0
+
+    def measure(self, world: World) -> None:
+        """Take the increments since the last call into account, unless that was just now."""
+        interval_s = world.now_s - self._measured_s
+        if self.of and interval_s < MeterSettings().min_interval_s:
+            return
+        self._measured_s = world.now_s
+        totals: dict[Replica, tuple[float, ...]] = {}
+        for name, policy in world.policies.items():
+            meter = self.of.setdefault(name, PolicyMeter(MeterSettings()))
+            retired = [replica for replica in world.retired if replica.policy == name]
+            for replica in (*policy.replicas, *retired):
+                totals[replica] = (replica.active_s, replica.request_s, replica.tokens)
+                active_s, request_s, tokens = increments(totals[replica], self._replica_totals.get(replica, (0.0,) * 3))
+                meter.add_engine(
+                    active_s,
+                    request_s,
+                    tokens,
+                    interval_s=interval_s,
+                    running=len(replica.running),
+                    is_full=bool(policy.queue),
+                    num_engines=len(policy.replicas),
+                )
+            self._measure_learner(name, policy, meter)
+            meter.end_interval(interval_s, world.now_s, num_engines=len(policy.replicas))
+        self._replica_totals = totals
+
+    def _measure_learner(self, name: str, policy: SimulatedPolicy, meter: PolicyMeter) -> None:
+        totals = (
+            policy.trained_tokens,
+            policy.busy_s,
+            policy.wait_s,
+            float(policy.trained_groups),
+            float(policy.dropped_groups),
+        )
+        meter.add_learner(*increments(totals, self._learner_totals.get(name, (0.0,) * 5)))
+        meter.hear(policy.heard_s)
+        self._learner_totals[name] = totals
+
+
+class Controller:
+    """Meter, decision and admission windows, as in the allocator.
+
+    is_told: it is given the true demands instead of measuring them.
+    """
+
+    is_static = False
+
+    def __init__(self, rule: Rule | None = None, *, is_told: bool = False, free_switches: bool = False) -> None:
+        self._rule, self._is_told, self._free_switches = rule, is_told, free_switches
+        self.period_s = (rule or ACCELERATORS).period_s
+        self.meters = PoolMeters()
+        self._state = ControllerState(decided_s=0.0)
+        self._silent: frozenset[str] = frozenset()
+        self._waits: dict[str, tuple[float, float]] = {}
+        self.records: list[DecisionRecord] = []
+
+    def shares(self, world: World, *, urgent: bool) -> Mapping[str, int]:
+        """Measure, decide, and set the windows."""
+        self.meters.measure(world)
+        readings = [self._reading(world, policy) for policy in world.policies.values()]
+        silent = frozenset(reading.policy for reading in readings if reading.silent)
+        changed = silent != self._silent
+        self._silent = silent
+        rule = self._rule or self._rule_for(world)
+        self._state, record = decide(
+            rule, self._state, readings, (world.units_up,), world.now_s, urgent=urgent or changed
+        )
+        self.records.append(record)
+        if not urgent:
+            self._adjust_windows(world)
+        return {policy: counts[0] for policy, counts in record.shares.items()}
+
+    def _rule_for(self, world: World) -> Rule:
+        least = sum(policy.spec.gang_units for policy in world.policies.values())
+        return TIGHT_ACCELERATORS if least > world.units_up else ACCELERATORS
+
+    def _reading(self, world: World, policy: SimulatedPolicy) -> Reading:
+        spec, meter = policy.spec, self.meters.of[policy.spec.name]
+        demand = spec.demand_units(policy.multiplier) if self._is_told else meter.demand_units(spec.gang_units)
+        return Reading(
+            policy=spec.name,
+            replicas=(len(policy.replicas),),
+            progress_per_replica=None if demand is None else (spec.gang_units / demand,),
+            supply_progress=meter.supply_progress,
+            units_per_replica=spec.gang_units,
+            silent=meter.is_silent(world.now_s),
+            switch_s=0.0 if self._free_switches else spec.wake_s + GRANT_OVERHEAD_S,
+            learner_tokens_per_s=meter.learner.value(0.0) or 0.0,
+        )
+
+    def _adjust_windows(self, world: World) -> None:
+        for name, policy in world.policies.items():
+            totals = (policy.wait_shut_s, policy.wait_s)
+            shut_s, wait_s = increments(totals, self._waits.get(name, (0.0, 0.0)))
+            self._waits[name] = totals
+            policy.window.adjust(shut_s, wait_s, self.period_s, num_replicas=len(policy.replicas))
