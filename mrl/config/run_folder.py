@@ -1,9 +1,9 @@
 """The folder of one run: where everything lies, and the rules for making, clearing and continuing it.
 
-`<run.folder>/<run.name>/` holds config.json (resolved), metrics.jsonl, timeline.jsonl, logs/attempt_N, rollouts,
-residuals, pair_cards, checkpoints, weights, evaluation, exchange, endpoints, keys, rendezvous, requests, crash,
-report.html. A folder appears whole or not at all. It is never overwritten without `clean`, never continued without
-`resume`, and never touched while a supervisor lives in it.
+`<run.folder>/<run.name>/` holds config.json (resolved), metrics.jsonl, timeline.jsonl, units.jsonl, logs/attempt_N,
+rollouts, residuals, pair_cards, checkpoints, weights, evaluation, exchange, endpoints, keys, rendezvous, requests,
+crash, report.html. A folder appears whole or not at all. It is never overwritten without `clean`, never continued
+without `resume`, and never touched while a supervisor lives in it.
 """
 
 import fcntl
@@ -48,6 +48,11 @@ class RunFolder:
     def timeline_jsonl(self) -> Path:
         """What every role did and waited for, written by the supervisor alone."""
         return self.path / "timeline.jsonl"
+
+    @property
+    def units_jsonl(self) -> Path:
+        """Every transition of a unit's lease, written by the allocator alone."""
+        return self.path / "units.jsonl"
 
     @property
     def logs(self) -> Path:

@@ -20,6 +20,7 @@ from mrl.report.strange_answers import StrangeAnswers, strange_answers, strange_
 from mrl.report.tables import accuracy_table, flow_table, sample_table
 from mrl.report.timeline import Timeline, run_timeline
 from mrl.report.timeline_picture import timeline_html
+from mrl.report.units import Units, read_units, units_html
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -36,13 +37,14 @@ def write_report(run_folder: Path) -> Path:
     timeline = run_timeline(run.timeline_jsonl, data.step_ends)
     data.problems += strange.problems + timeline.problems
     try:
-        replace_file(target, page(data, strange, timeline).encode("utf-8", errors="backslashreplace"))
+        units = read_units(run.units_jsonl, (data.started_unix_s or 0.0) + data.wall_s)
+        replace_file(target, page(data, strange, timeline, units).encode("utf-8", errors="backslashreplace"))
     except OSError as error:
         raise RunFolderError(f"the report cannot be written ({error.strerror})", where=str(target)) from error
     return target
 
 
-def page(data: RunData, strange: StrangeAnswers, timeline: Timeline) -> str:
+def page(data: RunData, strange: StrangeAnswers, timeline: Timeline, units: Units) -> str:
     """The whole page as text."""
     title = f"mrl run {data.name}"
     return (
@@ -51,7 +53,7 @@ def page(data: RunData, strange: StrangeAnswers, timeline: Timeline) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{style_sheet(len(data.policies))}</style></head>\n"
         f"<body><main>{_header(data)}{_problems(data)}{_accuracy(data)}{_learning(data)}{_sharing(data, strange)}"
-        f"{_machine(data)}{_timeline(data, timeline)}{_answers(data)}</main></body></html>\n"
+        f"{_machine(data)}{_units(data, units)}{_timeline(data, timeline)}{_answers(data)}</main></body></html>\n"
     )
 
 
@@ -128,6 +130,11 @@ def _machine(data: RunData) -> str:
 def _timeline(data: RunData, timeline: Timeline) -> str:
     body = timeline_html(timeline, data.policies)
     return _section("Who waited for whom", body) if body else ""
+
+
+def _units(data: RunData, units: Units) -> str:
+    body = units_html(units, data.policies)
+    return _section("Who had which unit", body) if body else ""
 
 
 def _answers(data: RunData) -> str:

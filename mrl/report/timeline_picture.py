@@ -77,7 +77,7 @@ def timeline_drawing(timeline: Timeline, roles: Sequence[str], policies: Sequenc
     body = [
         _overview(timeline, roles, policies),
         *(_row(timeline, place, policies) for place in places),
-        _axis(timeline.window, timeline.whole.begin_s, bottom, "time since the start of the run (minutes:seconds)"),
+        time_axis(timeline.window, timeline.whole.begin_s, bottom, "time since the start of the run (minutes:seconds)"),
         key,
     ]
     return svg("".join(body), WIDTH, bottom + AXIS + key_height, "what every role did and waited for over time")
@@ -159,7 +159,7 @@ def _overview(timeline: Timeline, roles: Sequence[str], policies: Sequence[str])
     parts.append(
         f'<rect class="frame" x="{x:.1f}" y="-2" width="{max(2.0, end - x):.1f}" height="{bottom + 2:.1f}" rx="2"/>'
     )
-    parts.append(_axis(timeline.whole, timeline.whole.begin_s, bottom, ""))
+    parts.append(time_axis(timeline.whole, timeline.whole.begin_s, bottom, ""))
     return "".join(parts)
 
 
@@ -225,7 +225,7 @@ def _steps(ends: Sequence[tuple[float, float]], scale: Scale, y: float) -> str:
     return "".join(parts)
 
 
-def _axis(extent: Extent, zero_s: float, y: float, label: str) -> str:
+def time_axis(extent: Extent, zero_s: float, y: float, label: str) -> str:
     """Ticks of the time since `zero_s`."""
     scale, parts = Scale(extent), [f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>']
     step_s = next((step for step in TICKS_S if extent.duration_s / step <= MAX_TICKS), TICKS_S[-1])
