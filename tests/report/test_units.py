@@ -47,6 +47,7 @@ def test_shares_and_reasons_are_told(tmp_path):
     row = html.partition("<td>cpu:0</td>")[2].partition("</tr>")[0]
     assert [cell.partition("<")[0] for cell in row.split('<td class="n">')[1:]] == ["40%", "0%", "40%", "20%", "1"]
     assert "llama &lt;gains&gt; more" in html
+    assert "<gains>" not in html
     assert html.count('class="mark c0"') == 1
     assert html.count('class="area c0"') == 3
     assert html.count('class="waited"') == 1
