@@ -50,10 +50,12 @@ class SlotShares:
         self.state = ControllerState(decided_s=now_s)
         self.targets = dict.fromkeys(policies, 0)
         """Slots per policy."""
-        self._rule, self._slots = rule, slots
+        self.rule, self.slots = rule, slots
+        self.switch_s = dict.fromkeys(policies, 0.0)
+        """Time until a slot that is granted serves."""
         self._group = {policy: group_sizes.get(policy, 1) for policy in policies}
         floor = min(floor_slots, slots // max(1, len(policies)))
-        self._floor = {policy: max(1, floor // size) for policy, size in self._group.items()}
+        self._floor = {policy: max(min(1, floor), floor // size) for policy, size in self._group.items()}
         highest = max((weights.get(policy, 1.0) for policy in policies), default=1.0)
         self._weight = {policy: weights.get(policy, 1.0) / highest for policy in policies}
         self._learner_totals: dict[str, tuple[float, ...]] = {}
@@ -82,17 +84,17 @@ class SlotShares:
 
     def is_due(self, now_s: float, holders: Mapping[str, int]) -> bool:
         """Whether a decision is to be made: a period has passed, or a policy came, went, fell silent or is back."""
-        return self._without(now_s, holders) != self._absent or now_s - self.state.decided_s >= self._rule.period_s
+        return self._without(now_s, holders) != self._absent or now_s - self.state.decided_s >= self.rule.period_s
 
-    def decide(self, now_s: float, holders: Mapping[str, int]) -> None:
+    def decide(self, now_s: float, holders: Mapping[str, int], *, urgent: bool = False) -> None:
         """Decide anew. `holders`: workers per policy; a policy whose first worker may still be starting counts 1."""
         absent = self._without(now_s, holders)
-        urgent, self._absent = absent != self._absent, absent
+        urgent, self._absent = urgent or absent != self._absent, absent
         for policy, meter in self.meters.items():
             if meter.end_interval(now_s - self._supplied_s[policy], now_s, num_engines=holders.get(policy, 0)):
                 self._supplied_s[policy] = now_s
         readings = [self._reading(policy) for policy in self.meters]
-        self.state, self.record = decide(self._rule, self.state, readings, (self._slots,), now_s, urgent=urgent)
+        self.state, self.record = decide(self.rule, self.state, readings, (self.slots,), now_s, urgent=urgent)
         shares = self.record.shares
         self.targets = {policy: shares[policy][0] * size for policy, size in self._group.items()}
 
@@ -117,6 +119,7 @@ class SlotShares:
             units_per_replica=size,
             floor_replicas=self._floor[policy],
             silent=policy in self._absent,
+            switch_s=self.switch_s[policy],
             weight=self._weight[policy],
             learner_tokens_per_s=meter.learner.value(MIN_BUSY_S) or 0.0,
         )

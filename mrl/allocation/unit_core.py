@@ -17,8 +17,8 @@ from mrl.records.units import NodeOrders, NodeReport, UnitOrder, UnitReport
 class UnitRule(Protocol):
     """Decides how many units each policy should have."""
 
-    def add_rollout(self, policy: str, tokens: float, slot_seconds: float, interval_s: float, num_units: int) -> None:
-        """Count what one engine did within `interval_s`, while its policy held `num_units`."""
+    def add_rollout(self, policy: str, tokens: float, slot_seconds: float) -> None:
+        """Count what one engine did since it was heard last."""
 
     def add_switch(self, policy: str, switch_s: float) -> None:
         """Count how long it took from a grant to the engine's first word."""
@@ -37,6 +37,9 @@ class UnitRule(Protocol):
 
     def progress(self, policy: str) -> float:
         """Busy share of its learner, 0 while unknown."""
+
+    def num_reports(self, policy: str) -> int:
+        """Reports of its learner that said something new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,6 @@ class _Counted(NamedTuple):
     """What an engine had generated when it was heard last: tokens, slot-seconds."""
 
     epoch: int
-    at_s: float
     totals: tuple[float, float]
 
 
@@ -92,7 +94,6 @@ class UnitCore:
         self._fits, self._rule, self._settings, self._life = fits, rule, settings, life
         self._counted: dict[str, _Counted] = {}
         self._granted_s: dict[str, float] = {}
-        self._num_reports = dict.fromkeys(fits, 0)
         self._now_s = now_s
 
     def handle(self, message: UnitRequest, now_s: float) -> list[UnitReply]:
@@ -104,7 +105,6 @@ class UnitCore:
             case LeaseRequest() if message.policy in self._fits:
                 return [self._renew(message, now_s)]
             case LearnerReport() if message.policy in self._fits:
-                self._num_reports[message.policy] += 1
                 self._rule.add_report(message, now_s)
                 return [ReportAck(policy=message.policy)]
         self.num_unknown += 1
@@ -126,7 +126,7 @@ class UnitCore:
                 held_units=held[policy],
                 demand_units=self._rule.demand_units(policy),
                 progress=self._rule.progress(policy),
-                num_reports=self._num_reports[policy],
+                num_reports=self._rule.num_reports(policy),
             )
             for policy in self._fits
         ]
@@ -205,7 +205,7 @@ class UnitCore:
         if is_own and was_granted:
             self._rule.add_switch(request.policy, now_s - self._granted_s.pop(request.unit, now_s))
         if is_own:
-            self._count(request, now_s)
+            self._count(request)
         return LeaseGrant(
             holder=request.holder,
             policy=request.policy,
@@ -215,14 +215,13 @@ class UnitCore:
             sequence=request.sequence,
         )
 
-    def _count(self, request: LeaseRequest, now_s: float) -> None:
-        counted = _Counted(request.unit_epoch, now_s, (float(request.generated_tokens), request.slot_seconds))
+    def _count(self, request: LeaseRequest) -> None:
+        counted = _Counted(request.unit_epoch, (float(request.generated_tokens), request.slot_seconds))
         before = self._counted.get(request.unit)
         self._counted[request.unit] = counted
         if before is not None and before.epoch == counted.epoch:
             tokens, slot_seconds = increments(counted.totals, before.totals)
-            num_units = len(self._rows_of(request.policy))
-            self._rule.add_rollout(request.policy, tokens, slot_seconds, now_s - before.at_s, num_units)
+            self._rule.add_rollout(request.policy, tokens, slot_seconds)
 
     def _expire(self, now_s: float) -> None:
         settings = self._settings

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ import msgspec
 import structlog
 
 from mrl.allocation.unit_core import UnitCore, UnitSettings, UnitShare
-from mrl.allocation.unit_rule import MeasuredShares
+from mrl.allocation.unit_rule import UnitShares
 from mrl.allocation.units import Transition
 from mrl.allocation.worth import Rule
 from mrl.config.run_folder import RunFolder
@@ -53,12 +54,14 @@ def unit_core(config: RunConfig, folder: RunFolder, now_s: float) -> UnitCore:
     kinds = {name: KINDS[config.policies[name].device] for name in config.learning}
     fits = {name: frozenset(unit.name for unit in units if unit.kind == kind) for name, kind in kinds.items()}
     slots_per_unit = table.slots // len(units)
-    rule = MeasuredShares(
+    rule = UnitShares(
         kinds,
-        rule=Rule(period_s=table.period_s),
+        Counter(unit.kind for unit in units),
+        Rule(period_s=table.period_s, objective=table.objective),
         floor_units=table.floor_units,
         slots_per_unit=slots_per_unit,
         hung_s=table.hung_s,
+        weights=table.weights,
         now_s=now_s,
     )
     settings = UnitSettings(

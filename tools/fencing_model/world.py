@@ -87,7 +87,7 @@ class World(NamedTuple):
 class NoRule:
     """The search decides who gets the unit, not a rule."""
 
-    def add_rollout(self, policy: str, tokens: float, slot_seconds: float, interval_s: float, num_units: int) -> None:
+    def add_rollout(self, policy: str, tokens: float, slot_seconds: float) -> None:
         """Nothing is measured."""
 
     def add_switch(self, policy: str, switch_s: float) -> None:
@@ -110,6 +110,10 @@ class NoRule:
     def progress(self, policy: str) -> float:
         """Nothing is measured."""
         return 0.0
+
+    def num_reports(self, policy: str) -> int:
+        """Nothing is measured."""
+        return 0
 
 
 @dataclass(frozen=True)
