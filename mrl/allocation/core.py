@@ -10,7 +10,15 @@ from mrl.allocation.shares import split_evenly
 from mrl.allocation.slot_shares import SlotShares
 from mrl.allocation.worth import SLOTS, Rule
 from mrl.errors import ConfigError
-from mrl.records.leases import AllocatorReply, AllocatorRequest, LearnerReport, LeaseGrant, LeaseRequest, ReportAck
+from mrl.records.leases import (
+    AllocatorReply,
+    AllocatorRequest,
+    LearnerReport,
+    LeaseGrant,
+    LeaseRequest,
+    LeaseReturn,
+    ReportAck,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +127,10 @@ class AllocatorCore:
             self._shares.add_learner(message, now_s)
             self._decide(now_s)
             return [(message.policy, ReportAck(policy=message.policy))]
+        if isinstance(message, LeaseReturn):
+            self._ledger.give_back(message.holder)
+            self._decide(now_s)
+            return []
         return [(message.holder, self._renew(message, now_s))]
 
     def tick(self, now_s: float) -> list[Decision]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from mrl.errors import RecordError
 from mrl.records.codec import decode, encode
-from mrl.records.leases import LeaseGrant, LeaseRequest, allocator_reply_decoder
+from mrl.records.leases import LeaseGrant, LeaseRequest, LeaseReturn, allocator_reply_decoder
 
 RENEW_S = 1.0
 RENEW_IDLE_S = 0.25
@@ -33,6 +33,7 @@ class LeaseHolder:
         self._valid_until_s = math.inf
         self._ttl_s = math.inf
         self._sequence = 0
+        self._is_returned = False
         self._unanswered: OrderedDict[int, float] = OrderedDict()
         self._asked_s = self._heard_s = self._ticked_s = -math.inf
         self.malformed = 0
@@ -55,6 +56,13 @@ class LeaseHolder:
             self._check_stopped(now_s)
             self._acting = self._lease
             return self._acting[1]
+
+    def give_back(self) -> None:
+        """The worker runs nothing any more and never will: what it holds is free at once, not only after the ttl."""
+        with self._lock:
+            self._is_returned = True
+            self._lease = self._acting = (self._lease[0], 0)
+        self._post(encode(LeaseReturn(holder=self._holder, policy=self._policy)))
 
     def overdue_s(self, now_s: float) -> float:
         """How long the lease has outlived its ttl, because the allocator is silent; 0 while it is renewed in time."""
@@ -79,7 +87,8 @@ class LeaseHolder:
         with self._lock:
             self._check_stopped(now_s)
             self._ticked_s = now_s
-            due = now_s - self._asked_s >= (RENEW_S if self._lease[1] else RENEW_IDLE_S)
+            waited_s = now_s - self._asked_s
+            due = waited_s >= (RENEW_S if self._lease[1] else RENEW_IDLE_S) and not self._is_returned
             request = self._request(now_s, generated_tokens, slot_seconds) if due else None
             silent = bool(self._unanswered) and now_s - max(self._heard_s, self._first_unanswered_s) > SILENCE_S
             if silent:

@@ -50,6 +50,10 @@ class LeaseLedger:
             del self.holdings[name]
         return gone
 
+    def give_back(self, holder: str) -> None:
+        """A holder runs nothing any more and says so."""
+        self.holdings.pop(holder, None)
+
     def forgive(self, gap_s: float) -> None:
         """Do not count `gap_s` as silence: the allocator itself was not there to listen."""
         for holding in self.holdings.values():

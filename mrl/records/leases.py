@@ -33,6 +33,13 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     """The epoch under which it was started there."""
 
 
+class LeaseReturn(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="lease_return"):
+    """Worker -> allocator: I run nothing any more and never will again; what I held is free."""
+
+    holder: Name
+    policy: Name
+
+
 class LearnerReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="learner_report"):
     """Learner -> allocator, after every step and about once a second while it waits: totals since it started."""
 
@@ -64,7 +71,7 @@ class ReportAck(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
     policy: Name
 
 
-AllocatorRequest = LeaseRequest | LearnerReport
+AllocatorRequest = LeaseRequest | LeaseReturn | LearnerReport
 AllocatorReply = LeaseGrant | ReportAck
 UnitRequest = AllocatorRequest | NodeReport
 """What an allocator of whole units hears."""

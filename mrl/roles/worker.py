@@ -106,6 +106,9 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
     loop.run(lambda: stop.is_set() or lease.has_lost_unit)
     if lease.has_lost_unit and not stop.is_set():
         raise RoleFailed("it was stopped for longer than its lease: its unit may be somebody else's by now")
+    if UNIT not in os.environ:  # a unit is free once its node has seen this process end
+        sampler.engine.close()
+        lease.give_back()
     return 0
 
 

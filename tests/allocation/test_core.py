@@ -4,7 +4,7 @@ import pytest
 
 from mrl.allocation.core import AllocationSettings, AllocatorCore
 from mrl.errors import ConfigError
-from mrl.records.leases import LearnerReport, LeaseGrant, LeaseRequest, ReportAck
+from mrl.records.leases import LearnerReport, LeaseGrant, LeaseRequest, LeaseReturn, ReportAck
 
 SETTINGS = AllocationSettings(slots=100, floor_slots=10, ttl_s=10.0)
 
@@ -54,6 +54,19 @@ def test_a_lease_echoes_its_request_and_keeps_its_epoch_while_it_does_not_change
 
     assert (first.holder, first.policy, first.ttl_s, first.sequence) == ("qwen/0", "qwen", 10.0, 7)
     assert lease(ask(allocator, "qwen/0", 2.0, acting=lease(first))) == lease(first)
+
+
+def test_what_a_worker_gives_back_is_free_at_once() -> None:
+    """The other policy does not wait for the ttl of one that ended."""
+    allocator = core()
+    ask(allocator, "qwen/0", 1.0)
+    other = ask(allocator, "gemma/0", 1.0)
+    assert other.slots == 50
+
+    allocator.handle(LeaseReturn(holder="qwen/0", policy="qwen"), 11.0)
+    assert ask(allocator, "gemma/0", 11.1, acting=lease(other)).slots == 100
+    allocator.handle(LeaseReturn(holder="qwen/0", policy="qwen"), 11.2)
+    assert ask(allocator, "gemma/0", 11.3).slots == 100
 
 
 def test_a_policys_slots_are_divided_over_its_workers() -> None:

@@ -2,7 +2,7 @@
 
 from mrl.allocation.lease import LeaseHolder
 from mrl.records.codec import decode, encode
-from mrl.records.leases import LeaseGrant, LeaseRequest, ReportAck, allocator_request_decoder
+from mrl.records.leases import LeaseGrant, LeaseRequest, LeaseReturn, ReportAck, allocator_request_decoder
 
 
 class Wire:
@@ -44,6 +44,16 @@ def test_nothing_may_run_before_the_first_grant() -> None:
     holder.on_tick(0.3, 0, 0.0)
     assert [request.sequence for request in wire.posted] == [1, 2]
     assert (wire.posted[0].holder, wire.posted[0].policy, wire.posted[0].epoch) == ("worker/qwen/0", "qwen", 0)
+
+
+def test_what_is_given_back_is_not_asked_for_again() -> None:
+    """A grant that is still on its way changes nothing."""
+    holder, wire = connected()
+    holder.on_message(grant(1, 5, 64), 0.1)
+    holder.give_back()
+    holder.on_tick(5.0, 0, 0.0)
+    assert wire.posted[-1] == LeaseReturn(holder="worker/qwen/0", policy="qwen")
+    assert holder.slots(5.1) == 0
 
 
 def test_a_grant_is_in_force_at_once_and_renewed_each_second() -> None:
