@@ -54,6 +54,8 @@ class Milestones:
     evaluation_prompts: int
     mismatch_alarm_nats: float = float("inf")
     """Divergence between learner and engine above which a step is warned of."""
+    save_when_stopped: bool = False
+    """Whether a learner that is stopped early saves its last step, which no other policy need have."""
 
 
 @dataclass
@@ -98,6 +100,7 @@ class Learner:
     ) -> None:
         self._trainer, self._milestones, self._first, self._saver = trainer, milestones, first, saver
         self._version, self._seed = start, seed
+        self._saved_step = start.step
         self._rng = np.random.default_rng([seed, 0, 1])
         self._canary_ids = canary_sequences(trainer.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
         check_head(trainer.model, self._canary_ids, trainer.precision)
@@ -117,6 +120,8 @@ class Learner:
         finished = True
         while finished and self._version.step < self._milestones.total:
             finished = self._step(stopping)
+        if not finished and self._milestones.save_when_stopped and self._version.step > self._saved_step:
+            self._save()
         if self._saver:
             self._saver.wait()
         return finished
@@ -243,7 +248,12 @@ class Learner:
     def _save_when_due(self) -> None:
         step = self._version.step
         due = step == self._milestones.total or _due(step, self._milestones.checkpoint_every)
-        if self._saver is None or not due:
+        if due:
+            self._save()
+
+    def _save(self) -> None:
+        self._saved_step = step = self._version.step
+        if self._saver is None:
             return
         if self._first:
             self._first.telemetry.doing("saving a checkpoint")

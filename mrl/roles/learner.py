@@ -164,6 +164,7 @@ def _milestones(config: RunConfig, policy: str) -> Milestones:
         evaluate_every=config.evaluation.every,
         evaluation_prompts=config.evaluation.prompts,
         mismatch_alarm_nats=config.policies[policy].learner.mismatch_alarm_nats,
+        save_when_stopped=not config.run.sync,
     )
 
 
