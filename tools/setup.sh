@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the environment .venv with the pinned packages of constraints.txt. Safe to call again: then it takes no time.
 #   bash tools/setup.sh          what runs need
-#   bash tools/setup.sh --dev    also what tests and checks need
+#   bash tools/setup.sh --dev    also what tests and checks need; as root on Debian, SLURM for tests of several hosts
 # PYTHON names the interpreter (3.11 or newer); the default is the first suitable one on PATH.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -62,15 +62,35 @@ install() {  # one line every 15 s while pip works, its whole output only when i
     fi
 }
 
+system_packages() {  # what tests of several hosts need and pip has not; without root or apt-get these tests skip
+    [ "$extras" = "tasks,dev" ] && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null || return 0
+    local missing=() log="$venv/apt.log"
+    command -v slurmctld >/dev/null && command -v slurmd >/dev/null || missing+=(slurm-wlm)
+    command -v munged >/dev/null || missing+=(munge)
+    command -v ip >/dev/null || missing+=(iproute2)
+    [ "${#missing[@]}" -gt 0 ] && [ ! -e "$log" ] || return 0  # asked once, not at every call
+    say "installing ${missing[*]} for tests of several hosts"
+    if ! DEBIAN_FRONTEND=noninteractive timeout 300 sh -c \
+        "apt-get -qq update && apt-get -qq install -y --no-install-recommends ${missing[*]}" >"$log" 2>&1; then
+        say "apt-get failed ($log); these tests will skip"
+    fi
+}
+
 python=$(find_python) || exit 2
 place=$({ "$python" -c 'import sys; print(sys.version, sys.base_prefix)'; echo "$root"; } | hash_of)
 packages=$(cat "$root/pyproject.toml" "$root/constraints.txt" | hash_of)
-if is_made; then exit 0; fi
+if is_made; then
+    system_packages
+    exit 0
+fi
 
 if command -v flock >/dev/null; then  # two calls at once: the second waits, then finds it made
     exec 9>"$root/.venv.lock"
     flock 9
-    if is_made; then exit 0; fi
+    if is_made; then
+        system_packages
+        exit 0
+    fi
 fi
 if [ "$(stamped 3)" = "tasks,dev" ]; then extras="tasks,dev"; fi
 if [ "$(stamped 1)" != "$place" ]; then  # scripts in an environment hold its path: another place makes it anew
@@ -82,4 +102,5 @@ say "installing mrl[$extras] with pinned packages (about 1.5 GB on disk, a few m
 install
 printf '%s\n%s\n%s\n' "$place" "$packages" "$extras" >"$stamp.new"
 mv "$stamp.new" "$stamp"
+system_packages
 say "done in $SECONDS s"
