@@ -2,9 +2,10 @@
 
 Every layout starts from the same random weights and takes the same five steps over the same rows, on gloo ranks of this
 machine (or, with --device cuda, on NCCL ranks, one GPU each). The difference is the largest over all tensors of
-max|a - b| / max|b|, b being what one rank trains that holds everything; the norms of the gradients count as one tensor
-more. Every layout runs twice; "again" says whether both runs gave the same bits. Layouts in bfloat16 are shown, and are
-held to agreement between ranks and to equal bits alone.
+max|a - b| / max|b|, b being what one rank trains that holds everything; the norms of the gradients count as tensors
+too. Every layout runs twice; "again" says whether both runs gave the same bits. Of "A, then B", A trains the first
+three steps and saves, and B goes on from the checkpoint: where B is A, "again" compares with A unbroken. Layouts in
+bfloat16 are shown, and are held to agreement between ranks and to equal bits alone.
 
     .venv/bin/python tools/check_layouts.py [--ranks N] [--family F] [--steps N] [--device cpu|cuda]
 
@@ -30,18 +31,25 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
+from mrl.checkpoint.saver import Saver
+from mrl.checkpoint.store import CheckpointStore
+from mrl.checkpoint.training_state import restore_training, training_tensors
 from mrl.config.schema import LearnerTable, MakeTable
 from mrl.learner.order import StepOrder
+from mrl.learner.sharding import num_shards
 from mrl.learner.trainer import Trainer
 from mrl.learner.world import World
 from mrl.models.architectures import init_model
 from mrl.models.parameters import whole_weights
 from mrl.objectives.specs import Clipped, Correction, Imitation
 from mrl.sharing.regime import Component, TrainingExample
+from mrl.weights.canary import canary_sequences, make_canary
 
 BOUND = 1e-5
 VOCAB = 64
 TIMEOUT_S = 120.0
+HANDED_OVER = 3
+"""Steps before a checkpoint that another layout goes on from."""
 HEAVY = ["mrl.learner.trainer", "mrl.models.architectures"]
 """What ranks need and import slowly: done once, before they are forked."""
 COMPONENTS = (
@@ -82,6 +90,18 @@ def layouts(max_ranks: int) -> list[Layout]:
     return found
 
 
+def handovers(max_ranks: int) -> list[tuple[Layout, Layout]]:
+    """One trains the first steps, the other goes on from its checkpoint."""
+    alone, pair = Layout(1), Layout(2, {"sharding": "shard"})
+    found = [(alone, alone)]
+    if max_ranks >= 2:
+        found += [(pair, pair), (pair, alone), (alone, pair)]
+    if max_ranks >= 4:
+        four = Layout(4, {"sharding": "shard", "shard_size": 2})
+        found += [(four, pair), (pair, four), (Layout(4, {"sharding": "shard"}), alone)]
+    return found
+
+
 def rows(step: int, count: int = 21) -> list[TrainingExample]:
     """Random rows of a step: three of four "own", the fourth a "rescue"."""
     rng = np.random.default_rng([7, step])
@@ -115,50 +135,93 @@ def make_trainer(layout: Layout, family: str, world: World, total_steps: int) ->
     return Trainer(model, layout.table, COMPONENTS, temperature=0.8, seed=0, total_steps=total_steps, world=world)
 
 
-def train_rank(
-    rank: int, ranks: int, store: str, device: str, family: str, steps: int, of_rank: Sequence[tuple[str, Layout]]
-) -> None:
-    """One rank of all layouts that have so many ranks; the first one saves what each trained under its path."""
+@dataclass(frozen=True)
+class Job:
+    """Some steps in one layout, from the beginning or from a checkpoint."""
+
+    layout: Layout
+    steps: range
+    result: str
+    saved_to: str = ""
+    resumed_from: str = ""
+
+
+def do(job: Job, family: str, total_steps: int, world: World) -> None:
+    """One rank's part of a job: train, save a checkpoint where one is wanted, write what came of it."""
+    trainer = make_trainer(job.layout, family, world, total_steps)
+    if job.resumed_from:
+        found = CheckpointStore(Path(job.resumed_from), "policy").open(job.steps.start)
+        restore_training(trainer.model, trainer.optimizer, found)
+    trained = {}
+    for step in job.steps:
+        values = trainer.train(StepOrder(rows(step), {"own": 16.0, "rescue": 5.0}), step)
+        # The scale of a gradient does not show in what Adam makes of it.
+        trained[f"gradient norm of step {step}"] = torch.tensor(values["optim/grad_norm"])
+    num_savers = num_shards(job.layout.table, world)
+    if job.saved_to and world.rank < num_savers:
+        store = CheckpointStore(Path(job.saved_to), "policy")
+        saver = Saver(store, rank=world.rank, num_ranks=num_savers, life=0)
+        saver.save(job.steps.stop, training_tensors(trainer.model, trainer.optimizer), {})
+        saver.wait()
+    make_canary(trainer.model, canary_sequences(VOCAB))  # as a learner does before it publishes
+    trained |= {name: tensor.cpu() for name, tensor in whole_weights(trainer.model)}
+    safetensors.torch.save_file(trained, f"{job.result}.{world.rank}")
+
+
+def work(rank: int, ranks: int, store: str, device: str, family: str, total_steps: int, jobs: Sequence[Job]) -> None:
+    """One rank of all jobs whose layouts have so many ranks."""
     torch.set_num_threads(1)
     at = torch.device(device, rank) if device == "cuda" else torch.device(device)
     if at.type == "cuda":
         torch.cuda.set_device(at)
     if ranks > 1:
-        patience = timedelta(seconds=TIMEOUT_S)
         backend = "nccl" if at.type == "cuda" else "gloo"
+        patience = timedelta(seconds=TIMEOUT_S)
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=patience)
     world = World(rank, ranks, at)
-    for path, layout in of_rank:
-        trainer = make_trainer(layout, family, world, steps)
-        order = [StepOrder(rows(step), {"own": 16.0, "rescue": 5.0}) for step in range(steps)]
-        norms = [trainer.train(of_step, step)["optim/grad_norm"] for step, of_step in enumerate(order)]
-        trained = {name: tensor.cpu() for name, tensor in whole_weights(trainer.model)}
-        trained["gradient norms"] = torch.tensor(
-            norms
-        )  # the scale of a gradient does not show in what Adam makes of it
-        safetensors.torch.save_file(trained, f"{path}.{rank}")
+    for job in jobs:
+        do(job, family, total_steps, world)
     world.close()
 
 
-def train_all(
-    wanted: Sequence[Layout], folder: Path, *, device: str = "cpu", family: str = "qwen3", steps: int = 5
-) -> list[list[dict[str, Tensor]]]:
-    """Per layout and rank, the weights that came of it and the norms of its gradients.
+Trained = list[dict[str, Tensor]]
+"""Per rank, the weights that came of a layout and the norms of its gradients."""
 
-    Layouts of one number of ranks share their processes.
-    """
+
+def run_all(jobs: Sequence[Job], folder: Path, device: str, family: str, total_steps: int) -> list[Trained]:
+    """Jobs of one number of ranks share their processes."""
     multiprocessing.set_forkserver_preload(HEAVY)
-    paths = [str(folder / f"layout-{index}") for index in range(len(wanted))]
-    for ranks in sorted({layout.ranks for layout in wanted}):
-        of_rank = [(path, layout) for path, layout in zip(paths, wanted, strict=True) if layout.ranks == ranks]
-        store = str(folder / f"store-{ranks}")
-        mp.start_processes(
-            train_rank, (ranks, store, device, family, steps, of_rank), nprocs=ranks, start_method="forkserver"
+    for ranks in sorted({job.layout.ranks for job in jobs}):
+        of_ranks = [job for job in jobs if job.layout.ranks == ranks]
+        store = str(folder / f"ranks-{len(list(folder.iterdir()))}")
+        arguments = (ranks, store, device, family, total_steps, of_ranks)
+        mp.start_processes(work, arguments, nprocs=ranks, start_method="forkserver")
+    return [[safetensors.torch.load_file(f"{job.result}.{rank}") for rank in range(job.layout.ranks)] for job in jobs]
+
+
+def train_all(
+    wanted: Sequence[Layout],
+    handed: Sequence[tuple[Layout, Layout]],
+    folder: Path,
+    *,
+    device: str = "cpu",
+    family: str = "qwen3",
+    steps: int = 5,
+) -> tuple[list[Trained], list[Trained]]:
+    """What came of the layouts, and of those that go on from the checkpoints of others."""
+    whole = [Job(layout, range(steps), str(folder / f"whole-{index}")) for index, layout in enumerate(wanted)]
+    begun, resumed = [], []
+    for index, (first, second) in enumerate(handed):
+        saved, of_job = (
+            str(folder / f"saved-{index}"),
+            [str(folder / f"{name}-{index}") for name in ("begun", "resumed")],
         )
-    return [
-        [safetensors.torch.load_file(f"{path}.{rank}") for rank in range(layout.ranks)]
-        for path, layout in zip(paths, wanted, strict=True)
-    ]
+        begun.append(Job(first, range(HANDED_OVER), of_job[0], saved_to=saved))
+        resumed.append(Job(second, range(HANDED_OVER, steps), of_job[1], resumed_from=saved))
+    first = run_all([*whole, *begun], folder, device, family, steps)
+    second = run_all(resumed, folder, device, family, steps)
+    joined = [[before[0] | after for after in ranks] for before, ranks in zip(first[len(whole) :], second, strict=True)]
+    return first[: len(whole)], joined
 
 
 def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
@@ -173,6 +236,26 @@ def same_bits(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
+@dataclass(frozen=True)
+class Line:
+    """One line of the table."""
+
+    name: str
+    precision: str
+    ranks: Trained
+    again: Trained | None
+
+    def show(self, expected: dict[str, Tensor]) -> dict[str, Any]:
+        """Print it; returns its numbers."""
+        apart = difference(self.ranks[0], expected)
+        agree = all(same_bits(one, other) for one, other in itertools.pairwise(self.ranks))
+        again = None if self.again is None else same_bits(self.ranks[0], self.again[0])
+        said = {None: "", True: "same bits", False: "DIFFERS"}[again]
+        print(f"{self.name:<84} {apart:>10.1e}  {'yes' if agree else 'NO':<11}  {said}")
+        sound = agree and again is not False and (apart <= BOUND or self.precision != "float32")
+        return {"layout": self.name, "difference": apart, "ranks_agree": agree, "same_bits": again, "sound": sound}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4, help="layouts of up to so many ranks")
@@ -180,22 +263,21 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     options = parser.parse_args()
-    wanted = layouts(options.ranks)
+    wanted, handed = layouts(options.ranks), handovers(options.ranks)
     with tempfile.TemporaryDirectory() as folder:
-        twice = train_all(
-            [*wanted, *wanted], Path(folder), device=options.device, family=options.family, steps=options.steps
-        )
-    results, sound = [], True
-    print(f"{'layout':<72} {'difference':>10}  {'ranks agree':<11}  again")
-    for layout, first, second in zip(wanted, twice, twice[len(wanted) :], strict=False):
-        apart = difference(first[0], twice[0][0])
-        agree = all(same_bits(one, other) for one, other in itertools.pairwise(first))
-        again = same_bits(first[0], second[0])
-        sound &= agree and again and (apart <= BOUND or layout.table.precision != "float32")
-        print(
-            f"{layout.name:<72} {apart:>10.1e}  {'yes' if agree else 'NO':<11}  {'same bits' if again else 'DIFFERS'}"
-        )
-        results.append({"layout": layout.name, "difference": apart, "ranks_agree": agree, "same_bits": again})
+        how = {"device": options.device, "family": options.family, "steps": options.steps}
+        twice, joined = train_all([*wanted, *wanted], handed, Path(folder), **how)
+    unbroken = {layout.name: ranks for layout, ranks in zip(wanted, twice, strict=False)}
+    lines = [
+        Line(layout.name, layout.table.precision, ranks, twice[len(wanted) + index])
+        for index, (layout, ranks) in enumerate(zip(wanted, twice, strict=False))
+    ] + [
+        Line(f"{one.name}, then {other.name}", "float32", ranks, unbroken[one.name] if one == other else None)
+        for (one, other), ranks in zip(handed, joined, strict=True)
+    ]
+    print(f"{'layout':<84} {'difference':>10}  {'ranks agree':<11}  again")
+    results = [line.show(twice[0][0]) for line in lines]
+    sound = all(result["sound"] for result in results)
     print(json.dumps({"sound": sound, "layouts": results}))
     return 0 if sound else 1
 

@@ -14,14 +14,15 @@ from mrl.sharing.regime import TrainingExample
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "B200": 2250e12, "4090": 165e12}
 """Part of a GPU's name -> dense bfloat16 floating-point operations per second, by its data sheet."""
 KIB_PER_MIB = 1024
+PHASES = ("forward", "backward", "update")
 
 
 class PhaseClock:
-    """Seconds spent in named phases. On a GPU a phase ends when its work is done, not when it is queued."""
+    """Seconds spent in the phases of training. On a GPU a phase ends when its work is done, not when it is queued."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._spent_s: dict[str, float] = {}
+        self._spent_s = dict.fromkeys(PHASES, 0.0)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -30,11 +31,11 @@ class PhaseClock:
         began_s = time.perf_counter()
         yield
         self._settle()
-        self._spent_s[name] = self._spent_s.get(name, 0.0) + time.perf_counter() - began_s
+        self._spent_s[name] += time.perf_counter() - began_s
 
     def take(self) -> dict[str, float]:
         """Phase -> seconds since the last call."""
-        taken, self._spent_s = self._spent_s, {}
+        taken, self._spent_s = self._spent_s, dict.fromkeys(PHASES, 0.0)
         return taken
 
     def _settle(self) -> None:

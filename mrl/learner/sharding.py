@@ -73,7 +73,9 @@ def _wrap(model: nn.Module, blocks: list[nn.Module], table: LearnerTable, world:
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     mesh = _mesh(num_shards(table, world), world)
     for module in (*blocks, model):
-        fully_shard(module, mesh=mesh, mp_policy=policy)
+        # Of the outermost part too: else its parameters stay gathered after a pass without gradient, and whoever lists
+        # the model's parameters then finds those copies in place of the shards.
+        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

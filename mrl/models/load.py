@@ -4,6 +4,7 @@ Nothing is ever fetched: a policy is a local folder.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -20,9 +21,20 @@ def load_policy(folder: Path, device: str = "cpu", *, dtype: torch.dtype = torch
     check_folder(folder)
     logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise _unusable("the model cannot be loaded", folder, error) from error
+    model, loading = loaded
+    if loading["missing_keys"]:  # transformers fills them with random numbers
+        raise ModelFolderError(
+            "the model folder lacks weights",
+            where=str(folder),
+            got=f"nothing for {', '.join(sorted(loading['missing_keys'])[:3])}",
+            wanted="weights for every layer that config.json names",
+            cure="fetch the folder anew, or mend its config.json",
+        )
     torch.nn.Module.to(model, device)
     return model.eval()
 

@@ -41,23 +41,30 @@ WANTED = [
 """The last one again: the same bits."""
 
 
+HANDED = [((1, {}), (1, {})), (shards(2), shards(2)), (shards(2), (1, {})), ((1, {}), shards(4, shard_size=2))]
+"""The second goes on from a checkpoint of the first."""
+
+
 @pytest.mark.system
-@pytest.mark.timeout(240)  # seven new interpreters import torch and transformers, on a machine that may be busy
+@pytest.mark.timeout(240)  # new processes, on a machine that may be busy
 def test_every_layout_trains_the_same_parameters(check_layouts, tmp_path):
-    """1, 2 and 4 ranks, whole or in shards, in any packing: to 1e-5, exactly between ranks, and bit for bit again."""
+    """1, 2 and 4 ranks, whole or in shards, in any packing, also across a checkpoint that other ranks go on from.
+
+    To 1e-5, exactly between ranks; and bit for bit where the layout is the same.
+    """
     wanted = [check_layouts.Layout(ranks, keys) for ranks, keys in WANTED]
+    handed = [tuple(check_layouts.Layout(ranks, keys) for ranks, keys in pair) for pair in HANDED]
 
-    trained = check_layouts.train_all(wanted, tmp_path)
+    trained, resumed = check_layouts.train_all(wanted, handed, tmp_path)
 
-    alone = trained[0][0]
-    untrained = dict(
-        check_layouts.whole_weights(
-            check_layouts.make_trainer(wanted[0], "qwen3", World(0, 1, torch.device("cpu")), 5).model
-        )
-    )
-    assert check_layouts.difference({**untrained, "gradient norms": alone["gradient norms"]}, alone) > 1e-3
-    for layout, of_ranks in zip(wanted, trained, strict=True):
-        assert check_layouts.difference(of_ranks[0], alone) <= 1e-5, layout.name
-        assert all(check_layouts.same_bits(one, other) for one, other in itertools.pairwise(of_ranks)), layout.name
+    alone, pair = trained[0][0], trained[3][0]
+    for layout, of_ranks in zip([*wanted, *handed], [*trained, *resumed], strict=True):
+        assert check_layouts.difference(of_ranks[0], alone) <= 1e-5, layout
+        assert all(check_layouts.same_bits(one, other) for one, other in itertools.pairwise(of_ranks)), layout
     assert check_layouts.same_bits(trained[2][0], alone), "one shard is the whole"
-    assert check_layouts.same_bits(trained[-1][0], trained[3][0])
+    assert check_layouts.same_bits(trained[-1][0], pair)
+    assert check_layouts.same_bits(resumed[0][0], alone)
+    assert check_layouts.same_bits(resumed[1][0], pair)
+    world = World(0, 1, torch.device("cpu"))
+    untrained = dict(check_layouts.whole_weights(check_layouts.make_trainer(wanted[0], "qwen3", world, 5).model))
+    assert max(float((alone[name] - tensor).abs().max()) for name, tensor in untrained.items()) > 1e-3

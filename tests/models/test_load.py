@@ -1,4 +1,5 @@
 import pytest
+import safetensors.torch
 
 from mrl.errors import ModelFolderError
 from mrl.models.load import load_policy, load_tokenizer
@@ -42,4 +43,19 @@ def test_a_damaged_file_is_one_line(tmp_path, recipe, examples, broken, load):
     (tmp_path / "p" / broken).write_bytes(b"{ not what it should be")
     with pytest.raises(ModelFolderError, match="cannot be loaded") as caught:
         load(tmp_path / "p")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("lost", ["layers.0.mlp", "layers.0.self_attn.q_proj", "model.norm"])
+def test_a_folder_without_weights_for_a_layer_is_refused(tmp_path, recipe, examples, lost):
+    """The library would fill the layer with random numbers and say so in passing."""
+    make_policy(recipe, examples, tmp_path / "p", on_step=ignore)
+    file = tmp_path / "p" / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    kept = {name: tensor for name, tensor in tensors.items() if lost not in name}
+    assert len(kept) < len(tensors)
+    safetensors.torch.save_file(kept, file, metadata={"format": "pt"})
+
+    with pytest.raises(ModelFolderError, match=rf"p: the model folder lacks weights; got .*{lost}.*cure: ") as caught:
+        load_policy(tmp_path / "p")
     assert "\n" not in str(caught.value)

@@ -1,0 +1,51 @@
+"""What a step says of itself: where its time went, and how much of the device it used."""
+
+import numpy as np
+import pytest
+import torch
+
+from mrl.learner.phases import PhaseClock, peak_flops, peak_memory_mib, training_flops
+from mrl.sharing.regime import TrainingExample
+
+CPU = torch.device("cpu")
+
+
+def test_phases_add_up_and_start_anew(monkeypatch):
+    """Seconds of every phase, those of none included, since the last look."""
+    ticks = iter([1.0, 3.0, 10.0, 14.0, 20.0, 21.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(ticks))
+    clock = PhaseClock(CPU)
+    for name in ("forward", "backward", "forward"):
+        with clock.phase(name):
+            pass
+
+    assert clock.take() == {"forward": 3.0, "backward": 4.0, "update": 0.0}
+    assert set(clock.take().values()) == {0.0}
+
+
+def row(prompt: int, answer: int) -> TrainingExample:
+    zeros = np.zeros(answer, np.float32)
+    ids = np.zeros(prompt, np.int32), np.zeros(answer, np.int32)
+    return TrainingExample(*ids, "own", zeros, zeros, None, "p", "me")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_operations_of_a_training_pass_are_counted_layer_by_layer(tiny_model, tied):
+    """Two for each weight and token forward, twice that backward; scores and sums of causal attention."""
+    rows = [row(5, 4), row(1, 1), row(3, 7)]
+    forward = 0
+    for tokens, answer in ((8, 4), (1, 1), (9, 7)):
+        for _layer in range(2):
+            projections = 32 * 4 * 8 + 2 * 32 * 2 * 8 + 4 * 8 * 32 + 3 * 32 * 64
+            norms = 2 * 32 + 2 * 8
+            forward += 2 * tokens * (projections + norms)
+            forward += sum(2 * 2 * 4 * 8 * seen for seen in range(1, tokens + 1))
+        forward += 2 * tokens * 32 + 2 * answer * 64 * 32
+
+    assert training_flops(tiny_model(tied=tied), rows) == pytest.approx(3 * forward, rel=0.02)
+
+
+def test_memory_is_measured_and_a_cpu_has_no_known_peak():
+    """The process has more than an interpreter and less than the machine."""
+    assert 20 < peak_memory_mib(CPU) < 1e6
+    assert peak_flops(CPU) is None
