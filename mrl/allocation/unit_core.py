@@ -4,10 +4,11 @@ No socket, clock or file in sight. How many units each policy should have is dec
 leases follow, one unit at a time, and never faster than the proofs come in.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from mrl.allocation.decision import DecisionRecord
 from mrl.allocation.meter import increments
 from mrl.allocation.units import EPOCHS_PER_LIFE, HELD, Transition, UnitRow, UnitState, UnitTable
 from mrl.records.leases import LearnerReport, LeaseGrant, LeaseRequest, ReportAck, UnitReply, UnitRequest
@@ -31,6 +32,9 @@ class UnitRule(Protocol):
 
     def release(self, policy: str) -> None:
         """The policy needs no engine any more."""
+
+    def records(self) -> Sequence[DecisionRecord]:
+        """The newest decisions, with what led to them."""
 
     def demand_units(self, policy: str) -> float:
         """Units that just keep its learner busy; 0 while unknown."""
@@ -88,10 +92,11 @@ class UnitCore:
         """`life` is larger than that of every allocator before in this run."""
         self._first_epoch = self._epoch_before(life)
         self.table = UnitTable(sorted(frozenset().union(*fits.values())), self._first_epoch)
+        self.rule = rule
         self.targets: dict[str, int] = dict.fromkeys(fits, 0)
         self.num_unknown = 0
         """Messages of policies or about units that the run does not have."""
-        self._fits, self._rule, self._settings, self._life = fits, rule, settings, life
+        self._fits, self._settings, self._life = fits, settings, life
         self._counted: dict[str, _Counted] = {}
         self._granted_s: dict[str, float] = {}
         self._now_s = now_s
@@ -105,7 +110,7 @@ class UnitCore:
             case LeaseRequest() if message.policy in self._fits:
                 return [self._renew(message, now_s)]
             case LearnerReport() if message.policy in self._fits:
-                self._rule.add_report(message, now_s)
+                self.rule.add_report(message, now_s)
                 return [ReportAck(policy=message.policy)]
         self.num_unknown += 1
         return []
@@ -115,7 +120,7 @@ class UnitCore:
         self._notice_gap(now_s)
         self._expire(now_s)
         usable = {policy: sum(self._is_usable(unit) for unit in units) for policy, units in self._fits.items()}
-        self.targets = self._rule.targets(usable, self.held_units(), now_s)
+        self.targets = self.rule.targets(usable, self.held_units(), now_s)
         self._take_back(now_s)
         self._give(now_s)
         held = self.held_units()
@@ -124,16 +129,16 @@ class UnitCore:
                 policy=policy,
                 target_units=self.targets.get(policy, 0),
                 held_units=held[policy],
-                demand_units=self._rule.demand_units(policy),
-                progress=self._rule.progress(policy),
-                num_reports=self._rule.num_reports(policy),
+                demand_units=self.rule.demand_units(policy),
+                progress=self.rule.progress(policy),
+                num_reports=self.rule.num_reports(policy),
             )
             for policy in self._fits
         ]
 
     def release(self, policy: str, now_s: float) -> None:
         """Give up all units of a policy that was stopped or is done; it gets none again."""
-        self._rule.release(policy)
+        self.rule.release(policy)
         for row in self._rows_of(policy):
             self._revoke(row, now_s, f"{policy} was released")
 
@@ -203,7 +208,7 @@ class UnitCore:
         was_granted = row is not None and row.state is UnitState.GRANTED
         is_own = self.table.renew(request.unit, request.unit_epoch, request.policy, now_s)
         if is_own and was_granted:
-            self._rule.add_switch(request.policy, now_s - self._granted_s.pop(request.unit, now_s))
+            self.rule.add_switch(request.policy, now_s - self._granted_s.pop(request.unit, now_s))
         if is_own:
             self._count(request)
         return LeaseGrant(
@@ -221,7 +226,7 @@ class UnitCore:
         self._counted[request.unit] = counted
         if before is not None and before.epoch == counted.epoch:
             tokens, slot_seconds = increments(counted.totals, before.totals)
-            self._rule.add_rollout(request.policy, tokens, slot_seconds)
+            self.rule.add_rollout(request.policy, tokens, slot_seconds)
 
     def _expire(self, now_s: float) -> None:
         settings = self._settings

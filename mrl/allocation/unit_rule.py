@@ -7,13 +7,12 @@ from collections.abc import Mapping
 
 import msgspec
 
+from mrl.allocation.decision import DecisionRecord
 from mrl.allocation.slot_shares import SlotShares
 from mrl.allocation.worth import Rule
 from mrl.records.leases import LearnerReport
 
 PERIODS_PER_DWELL = 4
-SWITCHES_PER_DWELL = 20
-"""Between two moves: with this, switching costs at most a twentieth of the time."""
 DWELLS_PER_WINDOW = 8
 NEWEST_SWITCH_WEIGHT = 0.3
 
@@ -28,6 +27,7 @@ class UnitShares:
         rule: Rule,
         *,
         floor_units: int,
+        switching_share: float,
         slots_per_unit: int,
         hung_s: float,
         weights: Mapping[str, float],
@@ -35,9 +35,10 @@ class UnitShares:
     ) -> None:
         """`kinds`: policy -> kind of unit that its engine fits; `num_units`: per kind.
 
-        The times of `rule`, but its period, are not used.
+        The times of `rule`, but its period, are not used. `switching_share`: part of the time that starting engines
+        may take.
         """
-        self._per_unit, self._rule = slots_per_unit, rule
+        self._per_unit, self._rule, self._switching_share = slots_per_unit, rule, switching_share
         self._released: set[str] = set()
         self._switch_s: dict[str, float] = {}
         self._pools: dict[str, SlotShares] = {}
@@ -86,6 +87,11 @@ class UnitShares:
             targets |= {policy: pool.targets[policy] // self._per_unit for policy in rivals}
         return targets
 
+    def records(self) -> list[DecisionRecord]:
+        """The newest decision about each kind of unit, with what led to it."""
+        pools = dict.fromkeys(self._pools.values())
+        return [pool.record for pool in pools if pool.record is not None]
+
     def demand_units(self, policy: str) -> float:
         """Units that just keep the learner busy; 0 while unknown."""
         return self._pools[policy].demand_slots(policy) / self._per_unit
@@ -100,7 +106,7 @@ class UnitShares:
 
     def _timed_rule(self, rivals: list[str]) -> Rule:
         switch_s = max((self._switch_s.get(policy, 0.0) for policy in rivals), default=0.0)
-        dwell_s = max(PERIODS_PER_DWELL * self._rule.period_s, SWITCHES_PER_DWELL * switch_s)
+        dwell_s = max(PERIODS_PER_DWELL * self._rule.period_s, switch_s / self._switching_share)
         return msgspec.structs.replace(
             self._rule, dwell_s=dwell_s, hold_s=dwell_s, window_s=DWELLS_PER_WINDOW * dwell_s, moves_per_unit_hour=None
         )

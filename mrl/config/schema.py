@@ -314,14 +314,14 @@ class AllocationTable(Table):
     weights: dict[str, Annotated[float, Field(gt=0)]] = {}
     """Priority of policies under "weighted" and "static"; a policy that is not named has 1."""
     units: list[str] = []
-    """Whole units to lease in place of slots, each to one engine at a time: "gpu:0", "cpu:0-3", "HOST/gpu:0,1".
-
-    Then `rollout.workers` says nothing: workers start and end on units as shares move, and share out `slots` evenly.
-    """
+    """Whole units to lease in place of slots: "gpu:0", "cpu:0-3", "HOST/gpu:0,1"; each runs one worker of one policy at
+    a time, with an even part of `slots`, and `rollout.workers` says nothing."""
     floor_units: int = Field(default=1, ge=0)
     """Least units of a policy whose learner is alive."""
     grace_s: float = Field(default=5.0, gt=0)
     """Time between SIGTERM and SIGKILL for an engine whose unit another policy gets."""
+    switching_share: float = Field(default=0.05, gt=0, le=1)
+    """Part of the time that units may spend on starting engines, as measured: the higher, the more often they move."""
     hung_s: float = Field(default=120.0, gt=0)
     """A policy whose learner has said nothing for this long gives its units to the others until it speaks again."""
 

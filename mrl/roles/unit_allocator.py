@@ -3,13 +3,14 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import structlog
 
+from mrl.allocation.decision import DecisionRecord
 from mrl.allocation.unit_core import UnitCore, UnitSettings, UnitShare
 from mrl.allocation.unit_rule import UnitShares
 from mrl.allocation.units import Transition
@@ -59,6 +60,7 @@ def unit_core(config: RunConfig, folder: RunFolder, now_s: float) -> UnitCore:
         Counter(unit.kind for unit in units),
         Rule(period_s=table.period_s, objective=table.objective),
         floor_units=table.floor_units,
+        switching_share=table.switching_share,
         slots_per_unit=slots_per_unit,
         hung_s=table.hung_s,
         weights=table.weights,
@@ -77,13 +79,14 @@ def serve_units(
     core = unit_core(config, folder, time.monotonic())
     telemetry.doing("leasing units")
     period_s = min(config.allocation.period_s, config.allocation.ttl_s / 4)
-    decide_s = 0.0
+    decide_s, told = 0.0, ""
     with (folder.path / "units.jsonl").open("ab", buffering=0) as journal:
         while not stop.is_set():
             _answer(server, core)
             if time.monotonic() >= decide_s:
                 decide_s = time.monotonic() + period_s
                 _tell(telemetry, core.tick(time.monotonic()))
+                told = _log_verdicts(core.rule.records(), told)
             for line in _lines(core.take_log()):
                 journal.write(line)
 
@@ -115,6 +118,16 @@ def _lines(transitions: Iterable[Transition]) -> Iterable[bytes]:
         fields = one._asdict() | {"time_unix_s": round(zero_unix_s + one.at_s, 3)}
         del fields["at_s"]
         yield msgspec.json.encode(fields) + b"\n"
+
+
+def _log_verdicts(records: Sequence[DecisionRecord], told: str) -> str:
+    """Say what was decided, and why nothing was, when that is not what was told last."""
+    verdicts = "; ".join(f"{record.verdict} {record.candidate}" for record in records)
+    if verdicts != told:
+        for record in records:
+            demands = {one.policy: round(one.demand_units, 2) for one in record.readings}
+            log.info("decision", verdict=record.verdict, gain=record.gain, candidate=record.candidate, demands=demands)
+    return verdicts
 
 
 def _tell(telemetry: Telemetry, shares: list[UnitShare]) -> None:

@@ -4,10 +4,11 @@ The allocator is `mrl.allocation.unit_core.UnitCore` and the node `mrl.allocatio
 hold, and a step loads them, calls them, and saves them. Time is abstract: whatever may expire may do so at any moment.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from mrl.allocation.decision import DecisionRecord
 from mrl.allocation.guard import Action, NodeGuard, Tenant
 from mrl.allocation.unit_core import UnitCore, UnitSettings
 from mrl.allocation.units import EPOCHS_PER_LIFE, HELD, UnitState
@@ -102,6 +103,10 @@ class NoRule:
 
     def release(self, policy: str) -> None:
         """Nobody is released."""
+
+    def records(self) -> Sequence[DecisionRecord]:
+        """Nothing is decided."""
+        return ()
 
     def demand_units(self, policy: str) -> float:
         """Nothing is measured."""
