@@ -27,9 +27,10 @@ class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
     """What the controller remembers from one decision to the next."""
 
     decided_s: float
-    moved_s: float = -math.inf
+    moved_s: float | None = None
+    """Time of the last move."""
     bucket_units: float | None = None
-    """Unit moves left; None before the first decision."""
+    """Unit moves left; None before the first decision, and where moves are free."""
     progress: dict[str, float] = {}
     """Windowed supply progress of every policy."""
     unserved_s: dict[str, float] = {}
@@ -47,12 +48,12 @@ class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
     candidate: Shares
     shares: Shares
     """What holds from now on: the candidate, or what was there."""
-    gain: float
-    """Relative gain in worth of the candidate; infinite where what was there broke a floor or the capacity."""
+    gain: float | None
+    """Relative gain in worth of the candidate; None where what was there broke a floor or the capacity."""
     moved_units: int
     """Units that the candidate starts."""
-    bucket_units: float
-    """Unit moves left after the decision."""
+    bucket_units: float | None
+    """Unit moves left after the decision; None where moves are free."""
     verdict: Verdict
     """Whether the candidate was taken, and if not, why."""
 
@@ -77,6 +78,7 @@ def decide(
     fits = _fits(aged, before, capacity_units)
     known = [reading for reading in aged if reading.progress_per_replica is not None and not reading.silent]
     num_live = sum(not reading.silent for reading in aged)
+    gain: float | None
     verdict: Verdict
     if (
         rule.objective != "static"
@@ -87,7 +89,7 @@ def decide(
         candidate, gain, verdict = before, 0.0, "demand unknown"
     else:
         candidate, gain = _candidate(rule, state, aged, before, capacity_units, is_measured=bool(known))
-        gain = gain if fits else math.inf
+        gain = gain if fits else None
         verdict = _judge(rule, state, aged, candidate, gain, capacity_units, now_s, forced=urgent or not fits)
     return _conclude(state, aged, candidate, gain, verdict, capacity_units, now_s, urgent=urgent)
 
@@ -103,15 +105,17 @@ def _observe(
         before = state.progress.get(reading.policy, START_PROGRESS)
         fed = None if reading.silent else reading.supply_progress
         progress[reading.policy] = before if fed is None else fed + keep * (before - fed)
-    refill = math.inf if rule.moves_per_unit_hour is None else rule.moves_per_unit_hour * capacity
-    left = refill if state.bucket_units is None else state.bucket_units + refill * elapsed_s / 3600.0
+    bucket = state.bucket_units
+    if rule.moves_per_unit_hour is not None:
+        most = rule.moves_per_unit_hour * capacity
+        bucket = most if bucket is None else min(most, bucket + most * elapsed_s / 3600.0)
     unserved_s = {
         reading.policy: state.unserved_s.get(reading.policy, now_s)
         for reading in readings
         if not any(reading.replicas) and not reading.silent
     }
     return msgspec.structs.replace(
-        state, decided_s=now_s, bucket_units=min(refill, left), progress=progress, unserved_s=unserved_s
+        state, decided_s=now_s, bucket_units=bucket, progress=progress, unserved_s=unserved_s
     )
 
 
@@ -151,12 +155,12 @@ def _candidate(
     capacity_units: tuple[int, ...],
     *,
     is_measured: bool,
-) -> tuple[Shares, float]:
-    """The best shares, and by how much they beat those of before."""
+) -> tuple[Shares, float | None]:
+    """The best shares, and by how much they beat those of before; None where that cannot be told."""
     if rule.objective == "static" or not is_measured:
         weighted = rule.objective == "static"
         shares = proportional_split(readings, capacity_units, by_weight=weighted)
-        return shares, 0.0 if shares == before else math.inf
+        return shares, None
     filled = _with_guesses(readings)
     live = [reading for reading in filled if not reading.silent]
     weights = {reading.policy: reading.weight if rule.objective == "weighted" else 1.0 for reading in live}
@@ -205,7 +209,7 @@ def _judge(
     state: ControllerState,
     readings: Sequence[Reading],
     candidate: Shares,
-    gain: float,
+    gain: float | None,
     capacity_units: tuple[int, ...],
     now_s: float,
     *,
@@ -213,7 +217,7 @@ def _judge(
 ) -> Verdict:
     if all(candidate[reading.policy] == reading.replicas for reading in readings):
         return "best already"
-    if forced or rule.objective == "static":
+    if forced or gain is None:
         return "moved"
     if gain < rule.min_gain:
         return "gain too small"
@@ -221,16 +225,16 @@ def _judge(
     held = sum(sum(reading.replicas) * reading.units_per_replica for reading in readings)
     if moved <= sum(capacity_units) - held:
         return "moved"
-    if now_s - state.moved_s < rule.dwell_s:
+    if state.moved_s is not None and now_s - state.moved_s < rule.dwell_s:
         return "dwell"
-    return "moved" if moved <= (state.bucket_units or 0.0) else "bucket empty"
+    return "moved" if state.bucket_units is None or moved <= state.bucket_units else "bucket empty"
 
 
 def _conclude(
     state: ControllerState,
     readings: Sequence[Reading],
     candidate: Shares,
-    gain: float,
+    gain: float | None,
     verdict: Verdict,
     capacity_units: tuple[int, ...],
     now_s: float,
@@ -238,9 +242,8 @@ def _conclude(
     urgent: bool,
 ) -> tuple[ControllerState, DecisionRecord]:
     moved = _started_units(readings, candidate)
-    left = state.bucket_units or 0.0
     if verdict == "moved":
-        left = max(0.0, left - moved)
+        left = None if state.bucket_units is None else max(0.0, state.bucket_units - moved)
         state = msgspec.structs.replace(state, moved_s=now_s, bucket_units=left)
     record = DecisionRecord(
         now_s=now_s,
@@ -252,7 +255,7 @@ def _conclude(
         shares=candidate if verdict == "moved" else {reading.policy: reading.replicas for reading in readings},
         gain=gain,
         moved_units=moved,
-        bucket_units=left,
+        bucket_units=state.bucket_units,
         verdict=verdict,
     )
     return state, record

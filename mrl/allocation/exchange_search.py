@@ -78,7 +78,7 @@ class _Search:
             for taken in alone[taker]:
                 needed = [max(0, more * int(self.size_N[taker])) for more in taken[1]]
                 if max(needed):
-                    yield from ([taken, given] for given in self._gifts(giver, needed, step_units))
+                    yield from ([taken, given] for given in self._gifts(giver, needed))
 
     def _own_changes(self, index: int, step_units: int) -> Iterator[Change]:
         """More or fewer replicas of one type, or the same number on another type."""
@@ -92,7 +92,7 @@ class _Search:
             if self.counts_NK[index, old] >= count:
                 yield index, tuple(count if other == new else -count if other == old else 0 for other in types)
 
-    def _gifts(self, giver: int, needed_units: list[int], step_units: int) -> Iterator[Change]:
+    def _gifts(self, giver: int, needed_units: list[int]) -> Iterator[Change]:
         """Ways in which a policy makes room: it gives replicas up, or moves them to another type."""
         kind = int(np.argmax(needed_units))
         short = needed_units[kind] - int(self.free_K[kind])

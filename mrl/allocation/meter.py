@@ -97,7 +97,7 @@ class PolicyMeter:
     full_requests: float | None = None
     """Requests that a replica runs when it is full (C); None: unknown, or the units are requests themselves."""
     supply_progress: float | None = None
-    """Share of the learner that the engines fed in the last interval, at most 1; None when that cannot be told."""
+    """Share of the learner that the engines fed in the last interval; None when that cannot be told."""
     heard_s: float | None = None
     """Time of the learner's last sign of life."""
     _generated_tokens: float = 0.0
@@ -144,8 +144,15 @@ class PolicyMeter:
         """Whether the learner was heard of and then no more: it hangs, or is done with its steps."""
         return self.heard_s is not None and now_s - self.heard_s > self.settings.silent_s
 
-    def end_interval(self, interval_s: float, now_s: float, *, num_engines: int) -> bool:
-        """Turn what was generated in these seconds into `supply_progress`; False when they are too few to tell."""
+    def end_interval(
+        self, interval_s: float, now_s: float, *, num_engines: int, delivered_tokens: float | None = None
+    ) -> bool:
+        """Turn what was generated in these seconds into `supply_progress`; False when they are too few to tell.
+
+        delivered_tokens: tokens of the groups that were completed, where that is known; better than what was
+        generated, since it leaves out what only fills the engines when answers grow longer. Groups come in lumps, so
+        that a single interval may hold more than the learner takes.
+        """
         doubtful = self.heard_s is not None and now_s - self.heard_s >= self.settings.doubtful_s
         trained = self.learner.value(self.settings.min_busy_s)
         if num_engines == 0:
@@ -153,7 +160,9 @@ class PolicyMeter:
         elif not trained or doubtful:
             self.supply_progress = None
         elif interval_s >= self.settings.min_interval_s:
-            self.supply_progress = min(1.0, self._generated_tokens / interval_s * self.trained_share() / trained)
+            needed = trained * interval_s / self.trained_share()
+            generated = min(1.0, self._generated_tokens / needed)
+            self.supply_progress = generated if delivered_tokens is None else delivered_tokens / needed
         else:
             return False
         self._generated_tokens = 0.0

@@ -41,7 +41,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """What capacity of one demand costs, in progress: units beyond the demand are left free."""
     smoothness: float = 12.0
     """Exponent of the smooth min(1, x) that turns supply into progress."""
-    moves_per_unit_hour: float | None = 0.85
+    moves_per_unit_hour: float | None = 1.0
     """Unit moves that the bucket gains per unit and hour, and holds at most; None: moves are free."""
     max_unserved_s: float = 1200.0
     """In a pool too small for one replica of each policy: who was unserved for longer gets one."""
@@ -93,14 +93,13 @@ def share_worth(
     """
     total_N: NDArray[np.int64] = counts_NK.sum(axis=1)
     if reading.silent or reading.progress_per_replica is None:
-        cost_N: FloatArray = -IDLE_UNIT_COST * reading.units_per_replica * total_N
-        return cost_N
+        return (-IDLE_UNIT_COST * reading.units_per_replica * total_N).astype(np.float64)
     per_replica_K = np.array(reading.progress_per_replica)
     started_NK = np.maximum(counts_NK - np.array(reading.replicas), 0)
     serving_NK = np.maximum(counts_NK - started_NK * (reading.switch_s / rule.hold_s), 0.0)
-    fed_N: FloatArray = _smooth_min_one(serving_NK @ per_replica_K, rule.smoothness) - rule.price * (
-        counts_NK @ per_replica_K
-    )
+    supply_N: FloatArray = (serving_NK @ per_replica_K).astype(np.float64)
+    price_N = rule.price * (counts_NK @ per_replica_K)
+    fed_N: FloatArray = _smooth_min_one(supply_N, rule.smoothness) - price_N
     if rule.objective == "throughput":
         worth_N: FloatArray = fed_N * reading.learner_tokens_per_s
     else:

@@ -7,7 +7,6 @@ Unblocked by: a message, or the next period.
 If it dies: holders keep their last lease; the restarted allocator listens for one ttl, confirming leases, then decides.
 """
 
-import math
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -133,7 +132,7 @@ def report(telemetry: Telemetry, decisions: list[Decision], record: DecisionReco
                 "allocation/progress": decision.progress,
                 "allocation/supply_progress": decision.supply_progress,
                 "allocation/bound": bound,
-                "allocation/gain": record.gain if math.isfinite(record.gain) else 1.0,
+                "allocation/gain": 1.0 if record.gain is None else record.gain,
                 "allocation/trained_share": decision.trained_share,
                 "allocation/epoch": decision.epoch,
                 "allocation/moves": decision.moved_slots,

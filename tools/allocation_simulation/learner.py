@@ -41,7 +41,7 @@ class SimulatedPolicy:
         self._accounted_s = self._step_tokens_per_s = 0.0
         self.busy_s = self.wait_s = self.wait_shut_s = 0.0
         """Totals; a learner that hangs counts as neither."""
-        self.trained_tokens = self.dropped_tokens = 0.0
+        self.trained_tokens = self.delivered_tokens = self.dropped_tokens = 0.0
         self.trained_groups = self.dropped_groups = 0
         self.lags: dict[int, int] = {}
         """Groups trained on, by staleness."""
@@ -89,6 +89,7 @@ class SimulatedPolicy:
             return False
         self.num_running_groups -= 1
         self._accepted += 1
+        self.delivered_tokens += group.tokens
         self.buffer.append(group)
         return True
 

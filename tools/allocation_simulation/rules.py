@@ -19,6 +19,7 @@ class PoolMeters:
         self.of: dict[str, PolicyMeter] = {}
         self._replica_totals: dict[Replica, tuple[float, ...]] = {}
         self._learner_totals: dict[str, tuple[float, ...]] = {}
+        self._delivered: dict[str, float] = {}
         self._measured_s = 0.0
 
     def measure(self, world: World) -> None:
@@ -44,7 +45,9 @@ class PoolMeters:
                     num_engines=len(policy.replicas),
                 )
             self._measure_learner(name, policy, meter)
-            meter.end_interval(interval_s, world.now_s, num_engines=len(policy.replicas))
+            (delivered,) = increments((policy.delivered_tokens,), (self._delivered.get(name, 0.0),))
+            self._delivered[name] = policy.delivered_tokens
+            meter.end_interval(interval_s, world.now_s, num_engines=len(policy.replicas), delivered_tokens=delivered)
         self._replica_totals = totals
 
     def _measure_learner(self, name: str, policy: SimulatedPolicy, meter: PolicyMeter) -> None:
