@@ -199,8 +199,6 @@ class LearnerTable(Table):
     """Number format of forward and backward; parameters, gradient sums and moments are float32 in any case."""
     activation_checkpointing: bool = False
     """Blocks keep their inputs alone and run again in the backward pass: less memory, a third more compute."""
-    compile: bool = False
-    """Blocks are compiled by torch at their first passes, which take long then."""
     prompts_per_step: int = Field(default=32, ge=1)
     """Groups that one step consumes (B)."""
     minibatches: int = Field(default=1, ge=1)
@@ -235,6 +233,11 @@ class LearnerTable(Table):
     """Steps between checkpoints; 0 checkpoints at the end only."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Newest checkpoints that are kept."""
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks that share one copy of parameters, gradients and moments."""
+        return (self.shard_size or self.processes) if self.sharding == "shard" else 1
 
 
 class PolicyTable(Table):

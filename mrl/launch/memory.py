@@ -35,7 +35,9 @@ def estimate_mib(spec: ProcessSpec, policy: PolicyTable | None) -> float:
     if spec.role == "learner":
         ranks = policy.learner.processes
         copies = ADAMW_COPIES + bool(policy.objective.kl_coefficient)  # the policy at the start of the run
-        return DAEMON_MIB + ranks * (TORCH_MIB + copies * FLOAT_BYTES * parameters / MIB + _activations_mib(policy))
+        # Before the parameters are shared out, every rank reads them whole.
+        held = max(copies / policy.learner.num_shards, 1.0) * FLOAT_BYTES * parameters / MIB
+        return DAEMON_MIB + ranks * (TORCH_MIB + held + _activations_mib(policy))
     return TORCH_MIB + FLOAT_BYTES * parameters / MIB
 
 

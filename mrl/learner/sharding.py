@@ -31,17 +31,13 @@ def place(model: nn.Module, table: LearnerTable, world: World) -> nn.Module:
             cure='learner.precision = "float32"',
         )
     wrapped = table.sharding == "shard" or table.precision != "float32"
-    if not (wrapped or table.activation_checkpointing or table.compile):
+    if not (wrapped or table.activation_checkpointing):
         return nn.Module.to(model, world.device)
     blocks = transformer_blocks(model)
-    for block in blocks:
-        _prepare_block(block, table)
+    for block in blocks if table.activation_checkpointing else ():
+        # Inside the gathering of the block's parameters, which the backward pass repeats before it runs this again.
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
     return _wrap(model, blocks, table, world) if wrapped else nn.Module.to(model, world.device)
-
-
-def num_shards(table: LearnerTable, world: World) -> int:
-    """Ranks that share one copy of the parameters."""
-    return (table.shard_size or world.size) if table.sharding == "shard" else 1
 
 
 def is_wrapped(model: nn.Module) -> bool:
@@ -60,18 +56,10 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     return blocks
 
 
-def _prepare_block(block: nn.Module, table: LearnerTable) -> None:
-    """Inside the gathering of its parameters: compiled, and around that forgotten until the backward pass."""
-    if table.compile:
-        block.forward = torch.compile(block.forward)
-    if table.activation_checkpointing:
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
-
-
 def _wrap(model: nn.Module, blocks: list[nn.Module], table: LearnerTable, world: World) -> nn.Module:
     compute = None if table.precision == "float32" else getattr(torch, table.precision)
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
-    mesh = _mesh(num_shards(table, world), world)
+    mesh = _mesh(table.num_shards, world)
     for module in (*blocks, model):
         # Of the outermost part too: else its parameters stay gathered after a pass without gradient, and whoever lists
         # the model's parameters then finds those copies in place of the shards.

@@ -35,7 +35,6 @@ from mrl.learner.ledger import Pace, WorkLedger
 from mrl.learner.lockstep import LockstepGathering
 from mrl.learner.loop import FirstRank, Learner, Milestones, next_run_epoch
 from mrl.learner.loss import needs_reference
-from mrl.learner.sharding import num_shards
 from mrl.learner.trainer import Trainer
 from mrl.learner.world import World, join_world
 from mrl.metrics.telemetry import Telemetry
@@ -112,10 +111,9 @@ def _store(config: RunConfig, folder: RunFolder, policy: str) -> CheckpointStore
 
 def _saver(table: LearnerTable, world: World, store: CheckpointStore, start: Version) -> Saver | None:
     """Writes what this rank holds; ranks that hold the same as one before them write nothing."""
-    num_savers = num_shards(table, world)
-    if world.rank >= num_savers:
+    if world.rank >= table.num_shards:
         return None
-    return Saver(store, rank=world.rank, num_ranks=num_savers, life=start.run_epoch)
+    return Saver(store, rank=world.rank, num_ranks=table.num_shards, life=start.run_epoch)
 
 
 def _start(
