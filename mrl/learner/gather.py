@@ -118,13 +118,13 @@ def await_groups(
     Raises PeerLost when there are still too few after `timeout_s`.
     """
     deadline_s = time.monotonic() + timeout_s
-    whom = f"workers of {telemetry.policy}"
+    whom = f"worker/{telemetry.policy}"
     with telemetry.awaiting("groups", whom=whom, bound_s=timeout_s):
         while not stopping():
             listen()
             if intake.unsettled(step) is not None:
                 return True
             if time.monotonic() > deadline_s:
-                raise PeerLost(f"no batch for step {step} within {timeout_s:.0f} s from the {whom}")
+                raise PeerLost(f"no batch for step {step} within {timeout_s:.0f} s from {whom}")
             intake.wait_for_change(WAIT_SLICE_S)
     return False

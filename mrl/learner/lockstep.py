@@ -89,7 +89,7 @@ class LockstepGathering:
 
     def _meet(self, peers: LockstepPeers, number: int, step: int, stopping: Stopping) -> bool:
         deadline_s = time.monotonic() + self._sync_timeout_s
-        others = ", ".join(name for name in self._members if name != self._telemetry.policy)
+        others = ", ".join(f"learner/{name}" for name in self._members if name != self._telemetry.policy)
         with self._telemetry.awaiting("all policies", whom=others, bound_s=self._sync_timeout_s):
             while not stopping():
                 missing = peers.barrier(number, self._members, min(SLICE_S, self._sync_timeout_s))

@@ -21,6 +21,7 @@ from mrl.config.stop_request import StopRequest, clear_requests, is_ended, note_
 from mrl.errors import RecordError
 from mrl.launch.lifecycle import Lifecycle
 from mrl.launch.plan import Plan, ProcessSpec
+from mrl.metrics.waits import WaitWatch
 from mrl.records.codec import decode, encode
 from mrl.records.hosts import HostReport, InboxRecord, inbox_decoder
 from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, SampleRecord, TelemetryRecord
@@ -112,6 +113,7 @@ class Supervisor:
         lease_units(config, folder, self._processes, self._lifecycle, plan.first_host, self._closing, is_first=True)
         self._hosts = OtherHosts(plan, config.launch, self._lifecycle, display, self._attempt.name, time.monotonic())
         self._files = RunFiles(folder)
+        self._waits = WaitWatch()
         self._signals: list[int] = []
         self._measure_s = self._look_s = 0.0
         self._newest_step = 0
@@ -185,6 +187,9 @@ class Supervisor:
         match record:
             case HeartbeatRecord():
                 self._processes.heard(record.role, record.time_unix_s, now_s)
+                circle = self._waits.note(record)
+                if circle:
+                    self._display.event(circle, now_s)
             case MetricsRecord():
                 self._newest_step = max(self._newest_step, record.step)
 
