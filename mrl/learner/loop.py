@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -65,6 +65,18 @@ class Totals:
     trained_tokens: int = 0
     busy_s: float = 0.0
     data_wait_s: float = 0.0
+    trained_groups: int = 0
+    dropped_groups: int = 0
+
+
+class AllocatorLine(Protocol):
+    """What a learner says to the allocator."""
+
+    def report(self, report: LearnerReport) -> None:
+        """The totals of now."""
+
+    def beat(self) -> None:
+        """Alive, and nothing new."""
 
 
 @dataclass
@@ -80,7 +92,7 @@ class FirstRank:
     evaluation_folder: Path
     crash_folder: Path
     telemetry: Telemetry
-    report: Callable[[LearnerReport], object]
+    allocator: AllocatorLine
     on_step: Callable[[int, PreparedStep], None]
     """Called after every step, for samples."""
     totals: Totals = field(default_factory=Totals)
@@ -116,6 +128,7 @@ class Learner:
         log.info("learning", start=str(self._version), steps=self._milestones.total)
         self._publish(resumed=self._version.run_epoch > 0)
         if self._first:
+            self._trainer.at_each_phase(self._first.allocator.beat)
             self._first.batches.begin()
         finished = True
         while finished and self._version.step < self._milestones.total:
@@ -160,8 +173,14 @@ class Learner:
     def _prepare(self, stopping: Callable[[], bool]) -> PreparedStep | None:
         if self._first is None:
             return None
+        allocator = self._first.allocator
+
+        def stopping_at_a_beat() -> bool:
+            allocator.beat()
+            return stopping()
+
         self._first.telemetry.doing("forming a batch")
-        prepared = self._first.batches.prepare(self._version.step, self._rng, stopping)
+        prepared = self._first.batches.prepare(self._version.step, self._rng, stopping_at_a_beat)
         self._first.telemetry.doing("training")
         return prepared
 
@@ -199,12 +218,16 @@ class Learner:
         totals.trained_tokens += prepared.tokens
         totals.busy_s += busy_s
         totals.data_wait_s += prepared.values["time/wait_for_groups_s"]
-        first.report(
+        totals.trained_groups += len(prepared.groups)
+        totals.dropped_groups += int(prepared.values["staleness/dropped_groups"])
+        first.allocator.report(
             LearnerReport(
                 policy=first.policy,
                 trained_tokens=totals.trained_tokens,
                 busy_s=totals.busy_s,
                 data_wait_s=totals.data_wait_s,
+                trained_groups=totals.trained_groups,
+                dropped_groups=totals.dropped_groups,
             )
         )
         self._watch_mismatch(values)

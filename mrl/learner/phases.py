@@ -2,7 +2,7 @@
 
 import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -22,11 +22,14 @@ class PhaseClock:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self.on_phase: Callable[[], None] = lambda: None
+        """Called as each phase begins: whoever wants to know that training goes on."""
         self._spent_s = dict.fromkeys(PHASES, 0.0)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count what happens inside."""
+        self.on_phase()
         self._settle()
         began_s = time.perf_counter()
         yield

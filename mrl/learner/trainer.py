@@ -1,7 +1,7 @@
 """What every rank of a learner does with a step order: pack its share, forward, backward, update, diagnose."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +72,10 @@ class Trainer:
             max_grad_norm=table.max_grad_norm,
             reference=None if reference is None else place(reference.eval().requires_grad_(False), table, world),
         )
+
+    def at_each_phase(self, act: Callable[[], None]) -> None:
+        """Have `act` called at every forward, backward and update: signs that training goes on."""
+        self._updater.clock.on_phase = act
 
     def train(self, order: StepOrder, step: int) -> dict[str, float]:
         """All updates of one step; returns its metrics, the same on every rank."""

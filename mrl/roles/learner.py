@@ -39,7 +39,6 @@ from mrl.learner.trainer import Trainer
 from mrl.learner.world import World, join_world
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.load import load_policy
-from mrl.records.leases import LearnerReport
 from mrl.records.version import Version
 from mrl.roles import wiring
 from mrl.sharing.own_objective import own_objective
@@ -210,7 +209,7 @@ def _first_rank(
         evaluation_folder=folder.evaluation,
         crash_folder=folder.crash,
         telemetry=telemetry,
-        report=_connect_allocator(folder, policy, closing),
+        allocator=_connect_allocator(folder, policy, closing),
         on_step=_sample_writer(pool, telemetry),
     )
 
@@ -251,8 +250,8 @@ def _gathering(
     )
 
 
-def _connect_allocator(folder: RunFolder, policy: str, closing: ExitStack) -> Callable[[LearnerReport], object]:
-    sender = ReportSender()
+def _connect_allocator(folder: RunFolder, policy: str, closing: ExitStack) -> ReportSender:
+    sender = ReportSender(policy)
     client = wiring.link(
         folder,
         "allocator",
@@ -262,7 +261,7 @@ def _connect_allocator(folder: RunFolder, policy: str, closing: ExitStack) -> Ca
         closing=closing,
     )
     sender.open(client.post, client.request_reconnect)
-    return sender.report
+    return sender
 
 
 def _sample_writer(pool: TaskPool, telemetry: Telemetry) -> Callable[[int, PreparedStep], None]:

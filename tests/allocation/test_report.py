@@ -10,17 +10,36 @@ REPORT = LearnerReport(policy="qwen", trained_tokens=10, busy_s=1.0, data_wait_s
 def test_a_report_is_posted_at_once() -> None:
     """What is posted decodes to the report."""
     posted: list[bytes] = []
-    sender = ReportSender()
+    sender = ReportSender("qwen")
     sender.open(posted.append, lambda: None)
     sender.report(REPORT)
 
     assert [decode(body, allocator_request_decoder) for body in posted] == [REPORT]
 
 
+def test_a_beat_says_the_newest_totals_again_at_most_once_a_second() -> None:
+    """Before the first report it says zeros, so that a learner is heard of while it waits for its first batch."""
+    posted: list[bytes] = []
+    now_s = [0.0]
+    sender = ReportSender("qwen", clock=lambda: now_s[0])
+    sender.open(posted.append, lambda: None)
+    for tenth in range(25):
+        now_s[0] = tenth / 10
+        sender.beat()
+    sender.report(REPORT)
+    for tenth in range(25, 40):
+        now_s[0] = tenth / 10
+        sender.beat()
+
+    nothing = LearnerReport(policy="qwen", trained_tokens=0, busy_s=0.0, data_wait_s=0.0)
+    said = [decode(body, allocator_request_decoder) for body in posted]
+    assert said == [nothing, nothing, nothing, REPORT, REPORT]
+
+
 def test_a_link_without_answers_is_made_anew() -> None:
     """After 3 s without an acknowledgement, and again every 3 s; an acknowledgement ends it."""
     reconnects: list[None] = []
-    sender = ReportSender()
+    sender = ReportSender("qwen")
     sender.open(lambda _: True, lambda: reconnects.append(None))
     for tenth in range(100):
         sender.on_tick(tenth / 10)

@@ -107,7 +107,7 @@ def send(out: socket.socket, learner: Path, number: int) -> None:
 
 
 def learner(folder: Path, scratch: Path, policy: str, group_tokens: int, groups: int, step_s: float) -> int:
-    sender = ReportSender()
+    sender = ReportSender(policy)
     client = link(folder, f"learner/{policy}", on_message=lambda body: sender.on_message(body), on_tick=sender.on_tick)
     sender.open(client.post, client.request_reconnect)
     path = scratch / f"{policy}.learner"
