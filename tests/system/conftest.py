@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +98,9 @@ class Run:
         self.process: subprocess.Popen[bytes] | None = None
         self._seen: set[int] = set()
 
-    def start(self, *arguments: str) -> None:
-        """Start the command, output into the log."""
-        argv = [sys.executable, "-m", "mrl", "train", str(self.config), *arguments]
+    def start(self, *arguments: str, argv: Sequence[str] = ()) -> None:
+        """Start `mrl train`, or the command `argv`, output into the log."""
+        argv = argv or [sys.executable, "-m", "mrl", "train", str(self.config), *arguments]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
 
