@@ -53,7 +53,7 @@ class UnitSettings:
     ttl_s: float
     """A lease that its engine has not renewed for so long is taken back."""
     start_s: float
-    """The same before the engine first speaks, while its node says that it is starting."""
+    """The same from the grant until the engine first speaks."""
     grace_s: float
     """An engine that is asked to end is killed after this."""
     clear_s: float = 30.0
@@ -175,8 +175,6 @@ class UnitCore:
         is_there = report.resident_epoch == row.epoch
         if row.epoch == self._first_epoch and report.resident_policy in self._fits and report.resident_epoch:
             self.table.adopt(row.unit, report.resident_epoch, report.resident_policy, now_s)
-        elif row.state is UnitState.GRANTED and is_there:
-            self.table.starting(row.unit, row.epoch, now_s)
         elif row.state in (UnitState.CLEARING, UnitState.DEAD) and self._is_proof(report, row):
             self.table.free(row.unit, row.epoch, now_s)
         elif row.state in (*HELD, UnitState.DRAINING) and report.epoch >= row.epoch and not is_there:
@@ -208,7 +206,7 @@ class UnitCore:
         was_granted = row is not None and row.state is UnitState.GRANTED
         is_own = self.table.renew(request.unit, request.unit_epoch, request.policy, now_s)
         if is_own and was_granted:
-            self.rule.add_switch(request.policy, now_s - self._granted_s.pop(request.unit, now_s))
+            self.rule.add_switch(request.policy, now_s - self._granted_s[request.unit])
         if is_own:
             self._count(request)
         return LeaseGrant(
@@ -230,9 +228,8 @@ class UnitCore:
 
     def _expire(self, now_s: float) -> None:
         settings = self._settings
-        for row in self.table.silent(now_s, settings.ttl_s):
-            if row.state is UnitState.ACTIVE or now_s - row.renewed_s > settings.start_s:
-                self._revoke(row, now_s, "its engine is silent")
+        for row in self.table.silent(now_s, ttl_s=settings.ttl_s, start_s=settings.start_s):
+            self._revoke(row, now_s, "its engine is silent")
         for row in self.table.overdue(now_s):
             if row.state is UnitState.DRAINING:
                 self.table.clear(row.unit, row.epoch, now_s, within_s=settings.clear_s, why="it did not end in time")
@@ -242,7 +239,7 @@ class UnitCore:
     def _take_back(self, now_s: float) -> None:
         """Ask for the units above the targets, those granted last first."""
         for policy in self._fits:
-            rows = sorted(self._rows_of(policy), key=lambda row: -row.epoch)
+            rows = sorted(self._rows_of(policy), key=lambda row: -self._granted_s.get(row.unit, 0.0))
             for row in rows[: max(0, len(rows) - self.targets.get(policy, 0))]:
                 self._revoke(row, now_s, "another policy needs it more")
 

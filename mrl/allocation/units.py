@@ -83,13 +83,6 @@ class UnitTable:
         row.policy, row.renewed_s, row.deadline_s = policy, now_s, math.inf
         return self._turn(row, UnitState.GRANTED, now_s, "wanted")
 
-    def starting(self, unit: str, epoch: int, now_s: float) -> bool:
-        """The node has what GRANTED asks for under way: renewed."""
-        row = self._row(unit, epoch, UnitState.GRANTED)
-        if row is not None:
-            row.renewed_s = now_s
-        return row is not None
-
     def renew(self, unit: str, epoch: int, policy: str, now_s: float) -> bool:
         """The engine itself speaks: GRANTED or ACTIVE -> ACTIVE, renewed."""
         row = self._row(unit, epoch, *HELD)
@@ -135,9 +128,10 @@ class UnitTable:
         row.epoch, row.policy, row.renewed_s, row.deadline_s = epoch, policy, now_s, math.inf
         return self._turn(row, UnitState.ACTIVE, now_s, "of an earlier allocator")
 
-    def silent(self, now_s: float, ttl_s: float) -> list[UnitRow]:
-        """Rows whose holder has not renewed for longer than the ttl."""
-        return [row for row in self.rows.values() if row.state in HELD and now_s - row.renewed_s > ttl_s]
+    def silent(self, now_s: float, *, ttl_s: float, start_s: float) -> list[UnitRow]:
+        """ACTIVE rows not renewed for longer than the ttl, and GRANTED ones whose engine has not spoken in time."""
+        bounds_s = {UnitState.ACTIVE: ttl_s, UnitState.GRANTED: start_s}
+        return [row for row in self.rows.values() if now_s - row.renewed_s > bounds_s.get(row.state, math.inf)]
 
     def overdue(self, now_s: float) -> list[UnitRow]:
         """DRAINING and CLEARING rows past their deadline."""

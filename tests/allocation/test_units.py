@@ -47,7 +47,6 @@ def test_the_life_of_a_lease() -> None:
 
 CALLS = {
     "grant": lambda units, epoch: units.grant("cpu:0", "a", 1.0),
-    "starting": lambda units, epoch: units.starting("cpu:0", epoch, 1.0),
     "renew": lambda units, epoch: units.renew("cpu:0", epoch, "a", 1.0),
     "revoke": lambda units, epoch: units.revoke("cpu:0", epoch, 1.0, grace_s=1.0, why=""),
     "clear": lambda units, epoch: units.clear("cpu:0", epoch, 1.0, within_s=1.0, why=""),
@@ -56,7 +55,6 @@ CALLS = {
 }
 ALLOWED = {
     "grant": {UnitState.FREE},
-    "starting": {UnitState.GRANTED},
     "renew": HELD,
     "revoke": HELD,
     "clear": {*HELD, UnitState.DRAINING},
@@ -97,17 +95,22 @@ def test_another_policy_does_not_renew() -> None:
 
 
 def test_silent_and_overdue_rows_are_found_and_a_gap_is_forgiven() -> None:
-    """A gap in the allocator's own time makes nobody late."""
-    units = table("cpu:0", "cpu:1")
-    units.grant("cpu:0", "a", 0.0)
-    units.grant("cpu:1", "b", 0.0)
+    """An engine that starts has longer; a gap in the allocator's own time makes nobody late."""
+    units = table("cpu:0", "cpu:1", "cpu:2")
+    for unit in units.rows:
+        units.grant(unit, "a", 0.0)
+    units.renew("cpu:0", FIRST + 1, "a", 0.0)
     units.revoke("cpu:1", FIRST + 1, 0.0, grace_s=2.0, why="")
 
-    assert [row.unit for row in units.silent(3.1, 3.0)] == ["cpu:0"]
-    assert units.silent(3.0, 3.0) == []
+    def silent(now_s: float) -> list[str]:
+        return [row.unit for row in units.silent(now_s, ttl_s=3.0, start_s=9.0)]
+
+    assert silent(3.0) == []
+    assert silent(3.1) == silent(9.0) == ["cpu:0"]
+    assert silent(9.1) == ["cpu:0", "cpu:2"]
     assert [row.unit for row in units.overdue(2.1)] == ["cpu:1"]
     units.forgive(10.0)
-    assert units.silent(13.0, 3.0) == units.overdue(12.0) == []
+    assert silent(13.0) == units.overdue(12.0) == []
 
 
 def test_what_an_earlier_allocator_granted_is_adopted_once_and_only_at_first() -> None:

@@ -1,0 +1,311 @@
+"""The core of unit leases, with real guards and simulated engines, nodes and mail."""
+
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from mrl.allocation.guard import NodeGuard
+from mrl.allocation.unit_core import UnitCore, UnitSettings
+from mrl.allocation.unit_rule import UnitShares
+from mrl.allocation.units import EPOCHS_PER_LIFE, HELD, UnitState
+from mrl.allocation.worth import Rule
+from mrl.records.leases import LearnerReport, LeaseGrant, LeaseRequest, ReportAck
+from mrl.records.units import NodeOrders, NodeReport
+
+SETTINGS = UnitSettings(ttl_s=2.0, start_s=20.0, grace_s=1.0, clear_s=5.0, slots_per_unit=4)
+TURN_S = 0.1
+
+
+class Wanted:
+    """A rule that wants what the test says."""
+
+    def __init__(self, **wanted: int) -> None:
+        self.wanted = wanted
+        self.switches: list[float] = []
+
+    def add_rollout(self, policy: str, tokens: float, slot_seconds: float) -> None: ...
+
+    def add_report(self, report: LearnerReport, now_s: float) -> None: ...
+
+    def add_switch(self, policy: str, switch_s: float) -> None:
+        self.switches.append(switch_s)
+
+    def release(self, policy: str) -> None:
+        self.wanted[policy] = 0
+
+    def targets(self, usable: Mapping[str, int], held: Mapping[str, int], now_s: float) -> dict[str, int]:
+        return dict(self.wanted)
+
+    def records(self) -> list:  # type: ignore[type-arg]
+        return []
+
+    def demand_units(self, policy: str) -> float:
+        return 0.0
+
+    def progress(self, policy: str) -> float:
+        return 0.0
+
+    def num_reports(self, policy: str) -> int:
+        return 0
+
+
+class World:
+    """One allocator, one node, and its engines: unit -> (epoch, policy, when it first speaks)."""
+
+    def __init__(self, rule: object, units: tuple[str, ...] = ("cpu:0", "cpu:1"), policies: str = "ab") -> None:
+        self.units, self.policies, self.rule = units, policies, rule
+        self.now_s, self.life = 0.0, 0
+        self.engines: dict[str, tuple[int, str, float]] = {}
+        self.deaf: set[str] = set()
+        """Units whose engine hears no SIGTERM and says nothing."""
+        self.immortal: set[str] = set()
+        """Units whose engine survives SIGKILL for now."""
+        self.tokens: dict[str, float] = {}
+        self.start_s = 0.5
+        self.guard = NodeGuard("node", units)
+        self.away = False
+        self.restart()
+
+    def restart(self) -> None:
+        """An allocator that knows nothing."""
+        self.life += 1
+        fits = {policy: frozenset(self.units) for policy in self.policies}
+        self.core = UnitCore(fits, self.rule, SETTINGS, self.now_s, life=self.life)  # type: ignore[arg-type]
+
+    def run(self, seconds: float) -> None:
+        for _ in range(round(seconds / TURN_S)):
+            self.turn()
+
+    def turn(self) -> None:
+        self.now_s += TURN_S
+        for action in self.guard.step(self.now_s, lambda unit: unit not in self.engines):
+            if action.kind == "start":
+                assert action.unit not in self.engines, "two owners"
+                self.engines[action.unit] = (action.epoch, action.policy, self.now_s + self.start_s)
+            else:
+                self.end(action.unit, kill=True)
+        if self.away:
+            return
+        [orders] = self.core.handle(self.guard.report(), self.now_s)
+        assert isinstance(orders, NodeOrders)
+        for action in self.guard.obey(orders, self.now_s):
+            self.end(action.unit, kill=False)
+        for unit, (epoch, policy, speaks_s) in list(self.engines.items()):
+            if self.now_s >= speaks_s and unit not in self.deaf:
+                self.ask(unit, epoch, policy)
+        self.core.tick(self.now_s)
+
+    def ask(self, unit: str, epoch: int, policy: str) -> LeaseGrant:
+        tokens = self.tokens[unit] = self.tokens.get(unit, 0.0) + 40.0
+        request = LeaseRequest(
+            holder=f"worker/{policy}/0", policy=policy, generated_tokens=int(tokens), slot_seconds=tokens / 100.0,
+            epoch=epoch, slots=4, unit=unit, unit_epoch=epoch,
+        )  # fmt: skip
+        [grant] = self.core.handle(request, self.now_s)
+        assert isinstance(grant, LeaseGrant)
+        return grant
+
+    def end(self, unit: str, *, kill: bool) -> None:
+        if unit in self.engines and (kill or unit not in self.deaf) and unit not in self.immortal:
+            del self.engines[unit]
+
+    def owners(self) -> dict[str, str]:
+        return {unit: policy for unit, (_, policy, _) in self.engines.items()}
+
+
+def test_units_are_granted_started_and_spoken_for() -> None:
+    """After the first proof; how long it took is measured."""
+    rule = Wanted(a=1, b=1)
+    world = World(rule)
+    world.run(2.0)
+    assert sorted(world.owners().values()) == ["a", "b"]
+    assert all(row.state is UnitState.ACTIVE for row in world.core.table.rows.values())
+    assert world.core.held_units() == {"a": 1, "b": 1}
+    assert rule.switches == [pytest.approx(0.6, abs=0.2)] * 2
+
+
+def test_a_unit_moves_and_its_old_engine_gets_no_more_slots() -> None:
+    """From the moment it is asked to end, before it has ended."""
+    world = World(rule := Wanted(a=2, b=0))
+    world.run(2.0)
+    world.immortal |= {"cpu:0", "cpu:1"}
+    rule.wanted = {"a": 1, "b": 1}
+    world.run(0.3)
+    states = {row.unit: row.state for row in world.core.table.rows.values()}
+    assert sorted(states.values()) == [UnitState.ACTIVE, UnitState.DRAINING]
+    for unit, state in states.items():
+        assert world.ask(unit, *world.engines[unit][:2]).slots == (4 if state is UnitState.ACTIVE else 0)
+    world.immortal.clear()
+    world.run(2.0)
+    assert sorted(world.owners().values()) == ["a", "b"]
+
+
+def test_a_silent_engine_is_killed_after_its_grace_and_replaced() -> None:
+    """Within ttl, grace, and a little."""
+    world = World(Wanted(a=1, b=1))
+    world.run(2.0)
+    before = world.engines["cpu:0"][0]
+    world.deaf.add("cpu:0")
+    world.run(SETTINGS.ttl_s + SETTINGS.grace_s + 0.6)
+    assert world.engines["cpu:0"][0] > before
+    whys = [line.why for line in world.core.take_log() if line.unit == "cpu:0"]
+    assert whys[3:6] == ["its engine is silent", "it did not end in time", "proved empty"], whys
+
+
+def test_an_engine_that_cannot_be_killed_keeps_its_unit_from_everybody_until_it_is_gone() -> None:
+    """Nobody is granted what is not proved empty; the rest goes on."""
+    world = World(rule := Wanted(a=2, b=0))
+    world.run(2.0)
+    world.immortal.add("cpu:0")
+    world.deaf.add("cpu:0")
+    rule.wanted = {"a": 0, "b": 2}
+    world.run(10.0)
+    assert world.core.table.rows["cpu:0"].state is UnitState.DEAD
+    assert world.owners() == {"cpu:0": "a", "cpu:1": "b"}
+    world.immortal.clear()
+    world.deaf.clear()
+    world.run(2.0)
+    assert world.owners() == {"cpu:0": "b", "cpu:1": "b"}
+
+
+def test_an_engine_that_starts_slowly_is_waited_for_and_one_that_never_speaks_is_not() -> None:
+    """The node says that it is starting; the bound then is that of a start."""
+    world = World(Wanted(a=1, b=0), units=("cpu:0",))
+    world.start_s = 10.0
+    world.run(9.0)
+    first = world.engines["cpu:0"][0]
+    world.run(3.0)
+    assert world.engines["cpu:0"][0] == first
+    world.start_s = 1000.0
+    world.end("cpu:0", kill=True)
+    world.run(SETTINGS.start_s + 5.0)
+    assert world.engines["cpu:0"][0] == first + 2, "one start that was given up, and the next"
+
+
+def test_while_the_allocator_is_away_engines_go_on_and_its_successor_adopts_them() -> None:
+    """With their epochs; what ended meanwhile is granted anew, under epochs never used before."""
+    world = World(Wanted(a=1, b=1))
+    world.run(2.0)
+    before = dict(world.engines)
+    world.away = True
+    world.run(10.0)
+    assert world.engines == before
+    world.end("cpu:1", kill=True)
+    world.away = False
+    world.restart()
+    world.run(3.0)
+    assert world.engines["cpu:0"] == before["cpu:0"]
+    assert world.core.table.rows["cpu:0"].state is UnitState.ACTIVE
+    assert world.engines["cpu:1"][0] > 2 * EPOCHS_PER_LIFE
+
+
+def test_a_standstill_of_the_allocator_itself_is_nobodys_silence() -> None:
+    world = World(Wanted(a=1, b=1))
+    world.run(2.0)
+    before = dict(world.engines)
+    world.now_s += 100.0
+    world.run(1.0)
+    assert world.engines == before
+
+
+def test_a_released_policy_gives_all_up_at_once_also_when_its_node_says_so() -> None:
+    world = World(rule := Wanted(a=1, b=1))
+    world.run(2.0)
+    world.core.release("a", world.now_s)
+    rule.wanted["b"] = 2
+    world.run(2.0)
+    assert set(world.owners().values()) == {"b"}
+    world.core.handle(NodeReport(host="node", life=world.life, units=[], released=["b", "unknown"]), world.now_s)
+    world.run(2.0)
+    assert world.owners() == {}
+
+
+def test_what_the_run_does_not_have_is_counted_and_not_answered() -> None:
+    world = World(Wanted(a=1, b=1))
+    report = LearnerReport(policy="z", trained_tokens=1, busy_s=1.0, data_wait_s=0.0)
+    assert world.core.handle(report, 0.0) == []
+    assert world.core.num_unknown == 1
+    known = LearnerReport(policy="a", trained_tokens=1, busy_s=1.0, data_wait_s=0.0)
+    assert world.core.handle(known, 0.0) == [ReportAck(policy="a")]
+
+
+def test_policies_get_only_units_that_they_fit() -> None:
+    fits = {"a": frozenset({"cpu:0"}), "b": frozenset({"gpu:0"})}
+    core = UnitCore(fits, Wanted(a=2, b=2), SETTINGS, 0.0, life=1)
+    for unit in core.table.rows:
+        core.table.free(unit, EPOCHS_PER_LIFE, 0.0)
+    core.tick(0.1)
+    assert {unit: row.policy for unit, row in core.table.rows.items()} == {"cpu:0": "a", "gpu:0": "b"}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_under_random_faults_nobody_meets_a_second_owner_and_all_units_come_back(seed: int) -> None:
+    """Engines end, get deaf and survive kills; allocators die; wishes change. Afterwards all is as wished."""
+    rng, units = random.Random(seed), tuple(f"cpu:{number}" for number in range(4))
+    world = World(rule := Wanted(a=2, b=2), units=units)
+    for _ in range(1500):
+        world.turn()
+        unit = rng.choice(units)
+        match rng.randrange(120):
+            case 0:
+                world.end(unit, kill=True)
+            case 1:
+                world.deaf ^= {unit}
+            case 2:
+                world.immortal ^= {unit}
+            case 3:
+                world.away = not world.away
+            case 4:
+                world.restart()
+            case 5:
+                count = rng.randint(0, 4)
+                rule.wanted = {"a": count, "b": 4 - count}
+    world.deaf.clear()
+    world.immortal.clear()
+    world.away = False
+    rule.wanted = {"a": 3, "b": 1}
+    world.run(15.0)
+    assert sorted(world.owners().values()) == ["a", "a", "a", "b"]
+    assert all(row.state in HELD and world.engines[row.unit][0] == row.epoch for row in world.core.table.rows.values())
+
+
+def shares(**options: float) -> UnitShares:
+    given = {"floor_units": 1, "switching_share": 0.05, "hung_s": 10.0, **options}
+    return UnitShares({"a": "cpu", "b": "cpu", "c": "gpu"}, {"cpu": 4, "gpu": 2}, Rule(period_s=1.0), slots_per_unit=2,
+                      weights={}, now_s=0.0, **given)  # type: ignore[arg-type]  # fmt: skip
+
+
+def feed(rule: UnitShares, seconds: int, kappa: Mapping[str, float], *, start: int = 0) -> dict[str, int]:
+    """Every second: engines make 100 tokens/s per slot, learners train `kappa` tokens per busy second."""
+    usable, held = {"a": 4, "b": 4, "c": 2}, {"a": 2, "b": 2, "c": 2}
+    for second in range(start + 1, start + seconds + 1):
+        for policy, rate in kappa.items():
+            rule.add_rollout(policy, held[policy] * 200.0, held[policy] * 2.0)
+            rule.add_report(
+                LearnerReport(policy=policy, trained_tokens=int(rate * second), busy_s=second, data_wait_s=0.0), second
+            )
+        held = rule.targets(usable, held, second)
+    return held
+
+
+def test_units_follow_measured_demand_and_kinds_do_not_compete() -> None:
+    """200 tokens/s per unit: a needs 1 unit, b needs 3; c is alone on its kind."""
+    rule = shares()
+    assert feed(rule, 120, {"a": 200.0, "b": 600.0, "c": 100.0}) == {"a": 1, "b": 3, "c": 1}
+    assert rule.demand_units("b") == pytest.approx(3.0, rel=0.05)
+
+
+def test_a_hung_policy_has_no_floor_and_gets_its_units_back() -> None:
+    rule = shares()
+    feed(rule, 60, {"a": 200.0, "b": 600.0, "c": 100.0})
+    assert feed(rule, 15, {"b": 600.0, "c": 100.0}, start=60)["a"] == 0
+    assert feed(rule, 60, {"a": 200.0, "b": 600.0, "c": 100.0}, start=75)["a"] == 1
+
+
+def test_units_that_start_slowly_move_seldom() -> None:
+    """A twentieth of the time for starts of 30 s: ten minutes between two moves."""
+    rule = shares()
+    rule.add_switch("a", 30.0)
+    assert rule._timed_rule(["a", "b"]).dwell_s == pytest.approx(600.0)
+    assert rule._timed_rule(["c"]).dwell_s == 4.0
