@@ -3,7 +3,7 @@
 Names: "model/PARAMETER", "optimizer/STATE/PARAMETER".
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -44,6 +44,13 @@ def restore_training(model: nn.Module, optimizer: Optimizer, checkpoint: Checkpo
         }
     kept = {index: of_parameter for index, of_parameter in state.items() if of_parameter}
     optimizer.load_state_dict({"state": kept, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def saved_weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
+    """The model's weights in a checkpoint, one by one and whole, under their own names."""
+    for name in checkpoint.tensors:
+        if name.startswith(MODEL):
+            yield name.removeprefix(MODEL), checkpoint.read(name)
 
 
 def _check_same_model(weights: dict[str, Tensor], checkpoint: Checkpoint) -> None:

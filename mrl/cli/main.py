@@ -30,6 +30,7 @@ COMMANDS: dict[str, Command] = {
     "check": Command("mrl.cli.check", "validate CONFIG and print the resolved plan", takes_overrides=True),
     "policies": Command("mrl.cli.policies", "make the small local policies of CONFIG", takes_overrides=True),
     "report": Command("mrl.cli.report", "write report.html of a run and print its path"),
+    "export": Command("mrl.cli.export", "write a policy of a run as a Hugging Face folder"),
     "align": Command("mrl.cli.align", "compare two tokenizers: a pair card, or one text under both"),
     "bandit": Command("mrl.cli.bandit", "what sharing gains and costs, on a bandit: table, pictures, one page"),
     "schema": Command("mrl.cli.schema", "print the JSON schema of configurations, for editors"),

@@ -4,8 +4,10 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 from torch import Tensor, nn
@@ -54,14 +56,7 @@ class Publisher:
         """
         parts = Path(tempfile.mkdtemp(dir=self._folder, prefix=PARTS))
         try:
-            tensors: dict[str, str] = {}
-            places: dict[str, str] = {}
-            for number, shard in enumerate(_shards(weights, self._shard_bytes), 1):
-                name = f"model-{number:05d}.safetensors"
-                with self._spares.open(parts / name) as file:
-                    tensors |= write_tensors(file, shard)
-                places |= dict.fromkeys(shard, name)
-            _name_shards(parts, places)
+            tensors = write_weights(parts, weights, shard_bytes=self._shard_bytes, open_file=self._spares.open)
             manifest = Manifest(policy=self._policy, version=version, tensors=tensors, canary=canary)
             (parts / MANIFEST).write_bytes(msgspec.json.encode(manifest))
             self._add_model_files(parts)
@@ -84,6 +79,25 @@ class Publisher:
             manifest.unlink(missing_ok=True)
             self._spares.keep(manifest.parent)
             shutil.rmtree(manifest.parent, ignore_errors=True)
+
+
+def write_weights(
+    folder: Path,
+    weights: Iterable[tuple[str, Tensor]],
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    open_file: Callable[[Path], AbstractContextManager[BinaryIO]] = lambda path: path.open("wb", buffering=0),
+) -> dict[str, str]:
+    """Write weights as Hugging Face does, in files of about `shard_bytes`; returns name -> digest. Raises OSError."""
+    tensors: dict[str, str] = {}
+    places: dict[str, str] = {}
+    for number, shard in enumerate(_shards(weights, shard_bytes), 1):
+        name = f"model-{number:05d}.safetensors"
+        with open_file(folder / name) as file:
+            tensors |= write_tensors(file, shard)
+        places |= dict.fromkeys(shard, name)
+    _name_shards(folder, places)
+    return tensors
 
 
 def remove(manifest_path: Path) -> None:

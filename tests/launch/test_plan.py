@@ -134,4 +134,11 @@ def test_memory_is_estimated_from_the_recipe_or_the_weights(tmp_path: Path) -> N
     held = config_of(small={"model": "", "make": RECIPE, "objective": {"kl_coefficient": 0.01}})
     one_copy_mib = 4 * num_parameters(config.policies["small"]) / 2**20
     assert estimate_mib(specs["learner/small"], held.policies["small"]) == pytest.approx(learner + one_copy_mib)
+    ranks = {"processes": 8}
+    whole, shared = (
+        config_of(small={"model": "", "make": RECIPE, "learner": ranks | way}).policies["small"]
+        for way in ({}, {"sharding": "shard", "shard_size": 2})
+    )
+    saved_mib = estimate_mib(specs["learner/small"], whole) - estimate_mib(specs["learner/small"], shared)
+    assert saved_mib == pytest.approx(8 * 2 * one_copy_mib), "two of four copies on each of eight ranks"
     assert estimate_mib(specs["exchange"], None) < worker < learner < 2000

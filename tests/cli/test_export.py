@@ -1,0 +1,110 @@
+"""A checkpoint of a run becomes a folder that transformers loads as it would load any other."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mrl.checkpoint.pieces import Piece
+from mrl.checkpoint.store import CheckpointStore
+from mrl.checkpoint.training_state import training_tensors
+from mrl.cli.main import main
+from mrl.config.load import validate
+from mrl.config.run_folder import RunFolder, create_run_folder
+from mrl.models.load import load_policy
+from mrl.models.parameters import named_weights
+from mrl.models.probe import save_probe
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory) -> Path:
+    """A small policy with a card of its own."""
+    folder = tmp_path_factory.mktemp("model")
+    save_probe(folder, seed=3)
+    (folder / "README.md").write_text("somebody else's card")
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path, model_folder) -> RunFolder:
+    """A run with two checkpoints of policy "qwen", the later of them by two ranks; and a frozen teacher."""
+    policies = {
+        "qwen": {"model": str(model_folder), "source": "Qwen/Qwen3-test"},
+        "teacher": {"model": str(model_folder), "frozen": True},
+    }
+    tables = {
+        "run": {"name": "r", "steps": 9, "folder": str(tmp_path)},
+        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
+        "policies": policies,
+    }
+    folder = create_run_folder(validate(tables, where="test"))
+    store = CheckpointStore(folder.checkpoints("qwen"), "qwen")
+    for step in (4, 8):
+        model = load_policy(model_folder)
+        with torch.no_grad():
+            for tensor in named_weights(model).values():
+                tensor.add_(step / 100)
+        tensors = training_tensors(model, torch.optim.AdamW(model.parameters()))
+        cuts = [0, 1, None] if step == 8 else [0, None]
+        for rank in range(len(cuts) - 1):
+            pieces = {
+                name: Piece(tensor[cuts[rank] : cuts[rank + 1]], cuts[rank], tuple(tensor.shape), is_first_copy=True)
+                for name, tensor in tensors.items()
+            }
+            store.write_pieces(step, pieces, rank=rank, life=0)
+        store.complete(step, b"{}", life=0, num_ranks=len(cuts) - 1)
+    return folder
+
+
+@pytest.mark.parametrize(("step", "arguments"), [(8, []), (4, ["--step", "4"])])
+def test_transformers_loads_what_was_exported(run, model_folder, step, arguments, capsys):
+    """Weights of that step, tokenizer, chat template, and a card that says where they come from."""
+    assert main(["export", str(run.path), "--policy", "qwen", *arguments]) == 0
+
+    exported = Path(capsys.readouterr().out.strip())
+    assert exported == run.path / "exports" / f"qwen-step_{step}"
+    found = named_weights(AutoModelForCausalLM.from_pretrained(exported, local_files_only=True))
+    first = named_weights(load_policy(model_folder))
+    assert found.keys() == first.keys()
+    assert all(torch.equal(found[name], tensor + step / 100) for name, tensor in first.items())
+    tokenizer = AutoTokenizer.from_pretrained(exported, local_files_only=True)
+    assert tokenizer.decode(tokenizer("the fox")["input_ids"]) == "the fox"
+    assert tokenizer.chat_template == "{{ messages[0].content }}"
+    card = (exported / "README.md").read_text()
+    assert f"# qwen, step {step} of run r" in card
+    assert "trained from: Qwen/Qwen3-test" in card
+    assert json.loads((exported / "config.json").read_text())["model_type"] == "qwen3"
+    assert [path.name for path in (run.path / "exports").iterdir()] == [exported.name]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--policy", "qwem"], "no such policy that learns; got 'qwem'; wanted qwen"),
+        (["--policy", "teacher"], "no such policy that learns"),
+        (["--policy", "qwen", "--step", "5"], "no checkpoint of this step; got 5; wanted one of [4, 8]"),
+        (["--policy", "qwen", "--to", "."], ".: exists already; cure: choose another --to"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_line(run, arguments, words, capsys):
+    """With exit code 2, and nothing is written."""
+    assert main(["export", str(run.path), *arguments]) == 2
+
+    assert words in capsys.readouterr().err
+    assert not (run.path / "exports").exists()
+
+
+def test_a_damaged_checkpoint_is_not_exported(run, capsys):
+    """Its checksums are compared first."""
+    file = run.checkpoints("qwen") / "step_8" / "rank_00001.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+    assert main(["export", str(run.path), "--policy", "qwen"]) == 1
+
+    assert "rank_00001.safetensors: checksum differs" in capsys.readouterr().err
+    assert not (run.path / "exports").exists()
