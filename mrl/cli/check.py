@@ -19,8 +19,9 @@ from mrl.cli.preflight import preflight
 from mrl.config.load import load_config
 from mrl.config.run_folder import RunFolder, run_folder_of
 from mrl.config.schema import RunConfig
+from mrl.config.units import parse_units
 from mrl.errors import MissingError
-from mrl.launch.devices import visible_gpus
+from mrl.launch.devices import planned_workers, visible_gpus
 from mrl.launch.memory import FLOAT_BYTES, MIB, estimate_mib, num_parameters
 from mrl.launch.plan import Plan, ProcessSpec, build_plan
 from mrl.sharing.regimes import check_sharing
@@ -56,18 +57,26 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def least_gpus(config: RunConfig) -> int:
-    """GPUs without which the run cannot start: those of its largest learner."""
-    return max(
+    """GPUs without which the run cannot start: those of its largest learner, and those that are leased."""
+    learner = max(
         (1 if p.frozen else p.learner.processes for p in config.policies.values() if p.device == "cuda"), default=0
     )
+    leased = _leased_gpus(config)
+    return max([learner + len(leased), *(number + 1 for number in leased)])
 
 
 def most_gpus(config: RunConfig) -> int:
     """GPUs of which each rank of a learner, each worker and the evaluator has one for itself."""
-    on_gpu = [policy for policy in config.policies.values() if policy.device == "cuda"]
-    return bool(on_gpu) + sum(
-        policy.rollout.workers + (0 if policy.frozen else policy.learner.processes) for policy in on_gpu
-    )
+    on_gpu = {name: policy for name, policy in config.policies.items() if policy.device == "cuda"}
+    workers = sum(planned_workers(config, name) for name in on_gpu)
+    learners = sum(0 if policy.frozen else policy.learner.processes for policy in on_gpu.values())
+    return max(least_gpus(config), bool(on_gpu) + workers + learners + len(_leased_gpus(config)))
+
+
+def _leased_gpus(config: RunConfig) -> list[int]:
+    """GPUs of this host that are units, by their place among those that it shows."""
+    units = parse_units(config.allocation.units, where="")
+    return [device for unit in units if unit.kind == "gpu" and not unit.host for device in unit.devices]
 
 
 def gpu_memory(config: RunConfig, plan: Plan) -> dict[str, float]:
@@ -103,6 +112,8 @@ def _summary(config: RunConfig, folder: RunFolder, where: str) -> Iterator[str]:
     pace = "all policies in step" if config.run.sync else "each policy at its own pace"
     yield f"steps       {config.run.steps} per policy, seed {config.run.seed}, {pace}"
     yield "sharing     " + _sharing(config)
+    if config.allocation.units:
+        yield "units       " + ", ".join(config.allocation.units) + " (a lease starts a worker on each)"
     yield "tasks       " + ", ".join(f"{name} ({task.source}/{task.dataset})" for name, task in config.tasks.items())
 
 

@@ -15,6 +15,12 @@ def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -
     return sorted(numbers, key=int)
 
 
+def planned_workers(config: RunConfig, policy: str) -> int:
+    """Workers of a policy that the plan starts; where units are leased, a lease starts those of whoever learns."""
+    table = config.policies[policy]
+    return 0 if config.allocation.units and not table.frozen else table.rollout.workers
+
+
 def place(
     config: RunConfig, gpus: Sequence[str], *, names: Collection[str] | None = None
 ) -> dict[tuple[str, str, int], tuple[str, ...]]:
@@ -40,8 +46,8 @@ def place(
         if ranks:
             placed["learner", name, 0] = tuple(gpus[(taken + rank) % len(gpus)] for rank in range(ranks))
         taken += ranks
-    for name, policy in on_gpu.items():
-        for index in range(policy.rollout.workers):
+    for name in on_gpu:
+        for index in range(planned_workers(config, name)):
             placed["worker", name, index] = (gpus[taken % len(gpus)],)
             taken += 1
     return placed

@@ -15,7 +15,7 @@ from mrl.config.schema import PolicyTable, RunConfig
 from mrl.config.units import parse_units
 from mrl.errors import ConfigError
 from mrl.exchange.shards import role_of
-from mrl.launch.devices import place
+from mrl.launch.devices import place, planned_workers
 from mrl.launch.hosts import Host, host_environment, join_argv
 from mrl.launch.torchrun import torchrun_argv, torchrun_environment
 
@@ -106,7 +106,7 @@ def build_plan(
         if not policy.frozen:
             specs.append(_learner(name, policy, run_folder, python, placement.get(("learner", name, 0), ())))
     for name, policy in config.policies.items():
-        for index in range(0 if config.allocation.units and not policy.frozen else policy.rollout.workers):
+        for index in range(planned_workers(config, name)):
             specs.append(_worker(name, policy, index, run_folder, python, placement.get(("worker", name, index), ())))
     spare = [gpu for gpu in gpus if not any(gpu in taken for taken in placement.values())]
     specs.append(_evaluator(config, run_folder, python, tuple((spare or gpus)[:1])))
@@ -126,7 +126,14 @@ def _not_leased(config: RunConfig, gpus: Sequence[str], host: str, *, is_first: 
     """GPUs of this host that learners, evaluator and frozen policies may use."""
     units = parse_units(config.allocation.units, where="")
     here = [unit for unit in units if unit.kind == "gpu" and (unit.host == host or (is_first and not unit.host))]
-    leased = {device for unit in here for device in unit.devices}
+    leased = {device: unit.name for unit in here for device in unit.devices}
+    for device, unit_name in leased.items():
+        if device >= len(gpus):
+            raise ConfigError(
+                f"allocation.units: this host shows {len(gpus)} GPUs",
+                got=unit_name,
+                wanted=f"numbers below {len(gpus)}",
+            )
     return [gpu for number, gpu in enumerate(gpus) if number not in leased]
 
 
@@ -137,7 +144,7 @@ def _unit_hosts(config: RunConfig, hosts: Sequence[str]) -> frozenset[str]:
             raise ConfigError(
                 "allocation.units: a unit of a host that the run does not have",
                 got=unit.name,
-                wanted="one of " + (", ".join(hosts) or "no host's name: the run is on one host"),
+                wanted=f"one of {', '.join(hosts)}" if hosts else "no host's name: the run is on one host",
             )
     return frozenset(unit.host for unit in parse_units(config.allocation.units, where="") if unit.host)
 

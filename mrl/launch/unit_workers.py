@@ -1,12 +1,11 @@
 """Workers that live on leased units: which units a host has, and the process that a lease starts there."""
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mrl.config.schema import RunConfig
 from mrl.config.units import Unit, parse_units
-from mrl.errors import ConfigError
 from mrl.launch.plan import ProcessSpec, environment, role_argv
 from mrl.parent_death import CORES
 
@@ -18,20 +17,6 @@ def units_of(config: RunConfig, host: str, *, is_first: bool) -> tuple[Unit, ...
     """The units of one host; those without a host's name are the first one's."""
     units = parse_units(config.allocation.units, where="")
     return tuple(unit for unit in units if unit.host == host or (is_first and not unit.host))
-
-
-def check_units_here(units: Sequence[Unit], cores: Collection[int], num_gpus: int, *, where: str) -> None:
-    """Raises ConfigError for a unit with a core or a GPU that this host does not have."""
-    for unit in units:
-        have = cores if unit.kind == "cpu" else range(num_gpus)
-        lacking = [device for device in unit.devices if device not in have]
-        if lacking:
-            raise ConfigError(
-                f"allocation.units: this host shows no {unit.kind} {lacking[0]}",
-                where=where,
-                got=unit.name,
-                wanted=f"{unit.kind} " + (", ".join(map(str, sorted(have))) or "units of other hosts only"),
-            )
 
 
 def unit_worker(

@@ -1,0 +1,80 @@
+"""Workers on leased units: what the plan leaves to the leases, and the process that a lease starts."""
+
+from pathlib import Path
+
+import pytest
+
+from mrl.config.load import validate
+from mrl.config.schema import RunConfig
+from mrl.config.units import Unit
+from mrl.errors import ConfigError
+from mrl.launch.hosts import parse_hosts
+from mrl.launch.plan import build_plan
+from mrl.launch.unit_workers import UNIT, UNIT_EPOCH, UNIT_RUN, unit_worker, units_of
+from mrl.parent_death import CORES
+
+
+def config(*units: str, device: str = "cpu") -> RunConfig:
+    tables = {
+        "run": {"name": "r", "steps": 3},
+        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
+        "policies": {name: {"model": "m", "device": device, "rollout": {"workers": 2}} for name in "ab"},
+        "allocation": {"units": list(units)},
+    }
+    return validate(tables, where="test")
+
+
+def test_the_plan_starts_no_worker_where_leases_do() -> None:
+    """And still everything else."""
+    names = {spec.name for spec in build_plan(config("cpu:0", "cpu:1"), Path("r")).processes}
+    assert names == {"exchange", "allocator", "evaluator", "learner/a", "learner/b"}
+    assert "worker/a/1" in {spec.name for spec in build_plan(config(), Path("r")).processes}
+
+
+def test_leased_gpus_are_nobody_elses() -> None:
+    """Learners and evaluator take what is left."""
+    plan = build_plan(config("gpu:0", "gpu:2", device="cuda"), Path("r"), gpus=["u0", "u1", "u2", "u3", "u4"])
+    visible = {spec.name: spec.env.get("CUDA_VISIBLE_DEVICES") for spec in plan.processes}
+    assert (visible["learner/a"], visible["learner/b"], visible["evaluator"]) == ("u1", "u3", "u4")
+
+
+def test_a_gpu_that_is_not_there_and_a_host_that_is_not_there_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"shows 2 GPUs; got 'gpu:2'; wanted numbers below 2"):
+        build_plan(config("gpu:2", device="cuda"), Path("r"), gpus=["0", "1"])
+    with pytest.raises(ConfigError, match=r"a host that the run does not have; got 'x/cpu:0'; wanted no host's name"):
+        build_plan(config("x/cpu:0"), Path("r"))
+
+
+def test_a_host_with_nothing_but_units_takes_part() -> None:
+    """Its units are its own; those without a host's name are the first one's."""
+    conf = config("cpu:0", "n3/cpu:0", "n3/cpu:1")
+    plan = build_plan(conf, Path("r"), hosts=parse_hosts("n1,n2,n3"), remote=["ssh", "{host}"])
+    assert "n3" in plan.other_hosts
+    assert [unit.name for unit in units_of(conf, "n3", is_first=False)] == ["n3/cpu:0", "n3/cpu:1"]
+    assert [unit.name for unit in units_of(conf, "n1", is_first=True)] == ["cpu:0"]
+    assert units_of(conf, "n2", is_first=False) == ()
+
+
+def test_a_worker_on_cores_is_bound_to_them_and_has_a_thread_for_each() -> None:
+    conf = config("cpu:0", "cpu:2-4")
+    spec = unit_worker(
+        conf, Path("/r"), Unit("cpu:2-4", "", "cpu", (2, 3, 4)), policy="b", epoch=7, gpus=[], python="py"
+    )
+    assert (spec.name, spec.index, spec.restart) == ("worker/b/1", 1, "leased")
+    assert spec.argv == ("py", "-m", "mrl", "worker", "--run-folder", "/r", "--policy", "b", "--index", "1")
+    assert (spec.env[CORES], spec.env["OMP_NUM_THREADS"]) == ("2,3,4", "3")
+    assert (spec.env[UNIT], spec.env[UNIT_EPOCH], spec.env[UNIT_RUN]) == ("cpu:2-4", "7", "/r")
+
+
+def test_a_worker_on_gpus_sees_only_these() -> None:
+    conf = config("gpu:1,3", device="cuda")
+    spec = unit_worker(
+        conf,
+        Path("/r"),
+        Unit("gpu:1,3", "", "gpu", (1, 3)),
+        policy="a",
+        epoch=2,
+        gpus=["GPU-a", "GPU-b", "GPU-c", "GPU-d"],
+    )
+    assert spec.env["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-d"
+    assert CORES not in spec.env

@@ -1,0 +1,195 @@
+"""The node of a host's units with real processes: started bound to cores, ended, killed with all that they started."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mrl.config.load import validate
+from mrl.config.run_folder import create_run_folder
+from mrl.launch.lifecycle import Lifecycle
+from mrl.launch.plan import ProcessSpec
+from mrl.launch.unit_workers import unit_worker
+from mrl.records.codec import decode, decoder, encode
+from mrl.records.units import NodeOrders, NodeReport, UnitOrder, UnitReport
+from mrl.roles import unit_node
+from mrl.roles.host_processes import HostProcesses
+from mrl.roles.residents import processes_with, read_used_mib, used_gpu_mib
+from mrl.transport.endpoints import publish_endpoint
+from mrl.transport.keys import create_keys
+from mrl.transport.server import ServerSocket
+
+CORE = min(os.sched_getaffinity(0))
+UNIT = f"cpu:{CORE}"
+reports = decoder(NodeReport)
+FOREVER = "import time\nwhile True: time.sleep(60)"
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True)
+open(sys.argv[1], "w").write("x")
+time.sleep(600)
+"""
+
+
+class Told:
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def event(self, text: str, now_s: float) -> None:
+        self.events.append(text)
+
+    def line(self, text: str) -> None: ...
+
+
+class Node:
+    """A node whose allocator is this test."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, closing: ExitStack) -> None:
+        self.folder, self.code = folder, FOREVER
+        tables = {
+            "run": {"name": "r", "steps": 3, "folder": str(folder / "runs"), "min_free_mib": 0},
+            "tasks": {"copy": {"source": "words", "dataset": "copy"}},
+            "policies": {name: {"model": "m"} for name in "ab"},
+            "allocation": {"units": [UNIT]},
+            "supervision": {"backoff_s": 0.5},
+        }
+        config = validate(tables, where="test")
+        run = create_run_folder(config)
+        self.server = ServerSocket(create_keys(run.keys))
+        closing.callback(self.server.close)
+        publish_endpoint(run.endpoints, "allocator", self.server.address)
+        monkeypatch.setattr(unit_node, "unit_worker", self._worker)
+        self.lifecycle, self.told = Lifecycle(frozenset({"learner/a", "learner/b"}), drain_s=1.0, stop_s=1.0), Told()
+        self.processes = HostProcesses(
+            [], table=config.supervision, is_sync=False, lifecycle=self.lifecycle, attempt=folder,
+            crash=folder / "crash", told=self.told,
+        )  # fmt: skip
+        closing.callback(self.processes.kill_all)
+        unit_node.lease_units(config, run, self.processes, self.lifecycle, "", closing, is_first=True)
+        self.orders: list[UnitOrder] = []
+        self.report: NodeReport | None = None
+
+    def until(self, condition: Callable[[UnitReport], object], timeout_s: float = 10.0) -> UnitReport:
+        """Turn, and answer every report with the orders, until a report says so."""
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            for part in self.processes.parts():
+                part(time.monotonic())
+            for client, body, grant in self.server.receive(0.01):
+                assert grant.role == "supervisor"
+                self.report = decode(body, reports)
+                self.server.send(client, encode(NodeOrders(life=1, orders=self.orders)))
+                if condition(self.report.units[0]):
+                    return self.report.units[0]
+        raise AssertionError(f"did not happen; last report {self.report}")
+
+    def order(self, kind: str, epoch: int, policy: str = "", grace_s: float = 0.3) -> None:
+        self.orders = [UnitOrder(unit=UNIT, epoch=epoch, kind=kind, policy=policy, grace_s=grace_s)]  # type: ignore[arg-type]
+
+    def start(self, epoch: int, policy: str = "a") -> int:
+        """Start an engine and wait for its process."""
+        self.order("start", epoch, policy)
+        self.until(lambda unit: unit.resident_epoch == epoch and self.on_unit())
+        return self.on_unit()[0]
+
+    def on_unit(self) -> list[int]:
+        """Processes on the unit that have become what they are to be."""
+        ours = processes_with({"MRL_UNIT": UNIT, "MRL_UNIT_RUN": str((self.folder / "runs" / "r").absolute())})
+        return [pid for pid in ours if "parent_death.py" not in " ".join(psutil.Process(pid).cmdline())]
+
+    def _worker(self, *args: object, **named: object) -> ProcessSpec:
+        spec = unit_worker(*args, **named)  # type: ignore[arg-type]
+        argv = (sys.executable, "-S", "-c", self.code, str(self.folder / "mark"))
+        return ProcessSpec(**{name: getattr(spec, name) for name in spec.__slots__} | {"argv": argv})
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    with ExitStack() as closing:
+        yield Node(tmp_path, monkeypatch, closing)
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_an_engine_starts_on_its_cores_and_ends_when_asked(node: Node) -> None:
+    """That it was asked is no failure: nothing is told and nothing counted."""
+    pid = node.start(5)
+    assert os.sched_getaffinity(pid) == {CORE}
+    assert psutil.Process(pid).environ()["MRL_UNIT_EPOCH"] == "5"
+    node.order("end", 5)
+    gone = node.until(lambda unit: unit.resident_epoch == 0)
+    assert (gone.epoch, gone.cleared_epoch) == (5, 0)
+    node.order("clear", 5)
+    node.until(lambda unit: unit.cleared_epoch == 5)
+    assert (node.told.events, node.processes.num_restarts) == ([], 0)
+
+
+def test_what_hears_no_sigterm_is_killed_with_all_that_it_started_before_the_next_starts(node: Node) -> None:
+    """Also a child in a session of its own."""
+    node.code = STUBBORN
+    first = node.start(5)
+    node.until(lambda _: (node.folder / "mark").exists() and len(node.on_unit()) == 2)
+    both = node.on_unit()
+    node.code = FOREVER
+    node.order("start", 6, "b")
+    node.until(lambda unit: unit.resident_policy == "b" and node.on_unit() and first not in node.on_unit())
+    assert not [pid for pid in both if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_left_over_of_a_dead_engine_is_no_empty_unit(node: Node) -> None:
+    """Its parent is gone; it is killed when the unit is to be cleared, and not before."""
+    node.code = STUBBORN
+    first = node.start(5)
+    node.until(lambda _: (node.folder / "mark").exists() and len(node.on_unit()) == 2)
+    [other] = set(node.on_unit()) - {first}
+    os.kill(first, signal.SIGKILL)
+    node.until(lambda _: first not in node.on_unit())
+    assert node.on_unit() == [other]
+    assert node.report is not None
+    assert node.report.units[0].resident_epoch == 5
+    node.order("clear", 5)
+    node.until(lambda unit: unit.cleared_epoch == 5)
+    assert node.on_unit() == []
+
+
+def test_an_engine_that_fails_is_told_and_waits_before_its_next_start(node: Node) -> None:
+    """The back-off holds over leases; the node says meanwhile that somebody is there."""
+    node.code = "raise SystemExit('ValueError: no such model')"
+    node.order("start", 5, "a")
+    node.until(lambda unit: unit.epoch == 5 and unit.resident_epoch == 0)
+    failed_s = time.monotonic()
+    assert "ValueError: no such model" in node.told.events[0]
+    node.code = FOREVER
+    node.order("start", 6, "a")
+    node.until(lambda _: node.on_unit())
+    assert time.monotonic() - failed_s > 0.3
+
+
+def test_policies_that_are_done_or_stopped_are_released(node: Node) -> None:
+    node.until(lambda _: True)
+    assert node.report is not None
+    assert node.report.released == []
+    node.lifecycle.done.add("learner/a")
+    node.lifecycle.stopped.add("b")
+    node.until(lambda _: node.report is not None and node.report.released == ["a", "b"])
+
+
+def test_the_driver_is_asked_for_memory_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script stands in for nvidia-smi here; what it is asked, and odd answers."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert used_gpu_mib(["0"]) is None
+    script = tmp_path / "nvidia-smi"
+    script.write_text('#!/bin/sh\n[ "$1 $2" = "--id=0,2 --query-gpu=memory.used" ] && printf "15\\n1024\\n"\n')
+    script.chmod(0o755)
+    assert used_gpu_mib(["0", "2"]) == [15, 1024]
+    assert used_gpu_mib(["7"]) is None
+    assert used_gpu_mib([]) is None
+    assert read_used_mib(["[N/A]"]) is None
+    assert read_used_mib([]) is None
