@@ -5,7 +5,6 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 import numpy as np
 from scipy.optimize import linprog
@@ -79,11 +78,6 @@ def two_types(rates: tuple[float, ...]) -> FluidOutcome:
     """Eight units each of two types; `rates`: of every policy on the second type, relative to the first."""
     demands = [(demand, demand / rate if rate else math.inf) for demand, rate in zip(DEMANDS, rates, strict=True)]
     return run_fluid(demands, list(GANGS), (8, 8))
-
-
-def mean_ratio_of_two_types() -> float:
-    """Over the four tables of rates."""
-    return fmean(two_types(rates).ratio for rates in TWO_TYPES)
 
 
 def _optimum(demands_NK: Sequence[tuple[float, ...]], capacity: tuple[int, ...]) -> float:

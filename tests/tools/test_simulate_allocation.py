@@ -1,0 +1,222 @@
+"""The simulated world of the allocator: its constants, its engine, its bound, and what the controller reaches in it."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import simulate_allocation
+from allocation_simulation import learner
+from allocation_simulation.baselines import best_fixed, by_parameters, equal
+from allocation_simulation.bound import bound
+from allocation_simulation.engine import Group, Replica, Request
+from allocation_simulation.fluid import TWO_TYPES, two_types
+from allocation_simulation.outcomes import CONTROLLER, rules, try_rule
+from allocation_simulation.rules import Controller
+from allocation_simulation.settings import HOUR_S, A, B, C, D, random_instance, scenarios
+from allocation_simulation.world import World
+
+from mrl.allocation.worth import Rule
+
+SHORT = replace(scenarios()["S0"], horizon_s=2 * HOUR_S)
+
+
+def test_demands_are_those_of_the_specification():
+    """Units that just keep each learner busy; fourfold answers fill the cache with 15 requests."""
+    assert [round(spec.demand_units(1.0), 2) for spec in (A, B, C, D)] == [1.33, 3.58, 4.66, 6.94]
+    assert C.demand_units(4.0) == pytest.approx(12.3, abs=0.02)
+    assert [C.full_requests(1.0), C.full_requests(4.0)] == [58, 15]
+
+
+def test_the_bound_is_the_closed_form_where_nothing_changes():
+    """min(1, G / sum d)."""
+    still = scenarios()["S0"]
+    demands = sum(spec.demand_units(1.0) for spec in still.policies)
+    assert bound(still).least_progress == pytest.approx(still.num_units / demands, abs=1e-6)
+    assert bound(replace(still, num_units=17)).least_progress == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "myopic", "mean"),
+    [("S0", 0.727, 0.727, 0.837), ("S1", 0.540, 0.527, 0.763), ("S2", 0.685, 0.685, 0.813),
+     ("S3", 0.774, 0.759, 0.858), ("S4", 0.531, 0.517, 0.759)],
+)  # fmt: skip
+def test_bounds_are_those_of_the_specification(name, least, myopic, mean):
+    """Least progress with and without knowledge of the future, and the highest mean."""
+    found = bound(scenarios()[name])
+    assert tuple(found) == pytest.approx((least, myopic, mean), abs=6e-4)
+
+
+def test_fixed_splits_are_those_of_the_specification():
+    """Equal, by parameters, and the best in hindsight with and without growing answers."""
+    worlds = scenarios()
+    assert tuple(equal(worlds["S0"]).values()) == (4, 3, 3, 1)
+    assert tuple(by_parameters(worlds["S0"]).values()) == (1, 1, 2, 4)
+    assert tuple(best_fixed(worlds["S0"]).values()) == (2, 3, 3, 2)
+    assert tuple(best_fixed(worlds["S1"]).values()) == (1, 2, 5, 2)
+
+
+def test_requests_share_a_replica_as_in_small_steps():
+    """Ends of three requests, one of which comes later, with a pause; against a walk in steps of a millisecond."""
+    replica = Replica("A", 0, 1, (0.01, 0.005), 8, 0.0)
+    lengths = {"x": 100.0, "y": 300.0, "z": 150.0}
+    requests = {name: Request(Group(0, 8, 0.0), length, length) for name, length in lengths.items()}
+    ends = {}
+    replica.add(requests["x"])
+    replica.add(requests["y"])
+    replica.advance(1.0)
+    replica.add(requests["z"])
+    replica.advance(2.0)
+    replica.pause(2.0, 0.5)
+    while replica.running:
+        now_s = replica.next_end_s()
+        replica.advance(now_s)
+        for request in replica.ended():
+            ends[next(name for name, one in requests.items() if one is request)] = now_s
+
+    left, now_s, slow = dict(lengths), 0.0, {}
+    while left:
+        running = [name for name in left if name != "z" or now_s >= 1.0]
+        if not 2.0 <= now_s < 2.5:
+            for name in running:
+                left[name] -= 0.001 / (0.01 + 0.005 * len(running))
+        now_s += 0.001
+        for name in [name for name in left if left[name] <= 0.0]:
+            slow[name] = now_s
+            del left[name]
+    assert ends == pytest.approx(slow, abs=0.02)
+    assert replica.tokens == pytest.approx(sum(lengths.values()))
+
+
+def test_a_displaced_request_keeps_its_tokens_and_a_lost_one_does_not():
+    """Two percent of what was generated is computed again."""
+    left = []
+    for keep in (True, False):
+        replica = Replica("A", 0, 1, (0.01, 0.0), 8, 0.0)
+        replica.add(Request(Group(0, 8, 0.0), 400.0, 400.0))
+        replica.advance(2.0)
+        left += [request.left for request in replica.evict(keep_tokens=keep, rework=0.02)]
+    assert left == pytest.approx([204.0, 400.0])
+
+
+def test_equal_seeds_give_equal_worlds():
+    """To the last bit; another seed gives another one."""
+    world = replace(SHORT, horizon_s=HOUR_S)
+    first, again, other = (World(world, Controller(), seed).run().progress() for seed in (5, 5, 6))
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize("versions", [1, 2, 4])
+def test_nothing_staler_than_the_bound_is_trained_on(monkeypatch, versions):
+    """Also where the bound binds, and groups are dropped for it."""
+    monkeypatch.setattr(learner, "MAX_STALENESS_VERSIONS", versions)
+    world = World(replace(SHORT, num_units=20, horizon_s=HOUR_S), Controller(), 7).run()
+    lags = [lag for policy in world.policies.values() for lag in policy.lags]
+    assert max(lags) == versions
+    assert versions > 2 or sum(policy.dropped_groups for policy in world.policies.values()) > 0
+
+
+@pytest.mark.thorough
+def test_every_unit_has_one_owner_whatever_moves():
+    """With free moves in a world of outages and crashes, at every decision; gangs start at multiples of their size."""
+
+    class Watched(Controller):
+        def shares(self, world, *, urgent):
+            owned = [unit for policy in world.policies.values() for one in policy.replicas for unit in one.units]
+            assert len(owned) == len(set(owned))
+            assert not world.down.intersection(owned)
+            assert all(one.first_unit % 2 == 0 for one in world.policies["D"].replicas)
+            return super().shares(world, urgent=urgent)
+
+    restless = Rule(min_gain=0.0, dwell_s=0.0, moves_per_unit_hour=None)
+    world = World(replace(scenarios()["S4"], horizon_s=3.5 * HOUR_S), Watched(restless), 8).run()
+    assert world.accounts.moved_units > 40
+
+
+def test_a_hanging_learner_gives_its_units_away_and_gets_them_back():
+    """Within two minutes and a period; within a period."""
+    scenario = replace(SHORT, hangs=(("B", 3600.0, 5400.0),))
+    rule = Controller()
+    World(scenario, rule, 9).run()
+    held = {record.now_s: record.shares["B"][0] for record in rule.records}
+    assert held[3540.0] > 0
+    assert max(count for now_s, count in held.items() if 3780.0 <= now_s < 5400.0) == 0
+    assert max(count for now_s, count in held.items() if 5400.0 <= now_s <= 5520.0) > 0
+
+
+def test_the_meter_finds_the_demand():
+    """Within 12 percent for every policy after two hours, though it sees counters only."""
+    rule = Controller()
+    World(SHORT, rule, 10).run()
+    found = {name: meter.demand_units(spec.gang_units) for (name, meter), spec in
+             zip(rule.meters.of.items(), SHORT.policies, strict=True)}  # fmt: skip
+    truth = {spec.name: spec.demand_units(1.0) for spec in SHORT.policies}
+    assert found == pytest.approx(truth, rel=0.12)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", list(scenarios()))
+def test_the_controller_keeps_its_bars(name):
+    """One seed of eight hours in every scenario."""
+    scenario = scenarios()[name]
+    trial = try_rule(scenario, CONTROLLER, 77, least_bound=bound(scenario).least_progress)
+    assert trial.ratio >= 0.84
+    assert trial.moves_per_unit_hour <= 1.0
+    assert trial.max_lag <= 4
+    assert trial.longest_unserved_s < 300.0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("rule", list(rules()))
+def test_no_rule_beats_the_bound(rule):
+    """Two percent of slack for what lies in buffers at the edges of time."""
+    scenario = replace(scenarios()["S3"], horizon_s=6 * HOUR_S)
+    assert try_rule(scenario, rule, 78, least_bound=bound(scenario).least_progress).ratio <= 1.02
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("rates", TWO_TYPES)
+def test_two_types_of_units_come_near_their_optimum(rates):
+    """Whatever the second type is worth to whom."""
+    assert two_types(rates).ratio >= 0.95
+
+
+def test_random_instances_are_drawn_as_specified():
+    """Three to six policies, at most forty units, one growing at odd seeds; the same for the same seed."""
+    drawn = [random_instance(seed) for seed in range(1000, 1024)]
+    assert drawn[3] == random_instance(1003)
+    assert {len(one.policies) for one in drawn} <= {3, 4, 5, 6}
+    assert all(sum(spec.gang_units for spec in one.policies) <= one.num_units <= 40 for one in drawn)
+    assert [bool(one.growth) for one in drawn] == [False, True] * 12
+
+
+@pytest.mark.thorough
+def test_the_tool_prints_a_table_and_ends_with_json(tmp_path):
+    """Every row of it bounded or not; the picture is there."""
+    picture = tmp_path / "a.png"
+    done = subprocess.run(
+        [sys.executable, simulate_allocation.__file__, "--quick", "--scenarios", "S0", "--out", str(picture)],
+        capture_output=True, text=True, timeout=55, check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["bench"] == "allocation"
+    assert all(set(row) == {"name", "value", "unit", "against", "ratio", "required", "ok"} for row in told["rows"])
+    assert done.returncode == int(not all(row["ok"] for row in told["rows"]))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert Path(simulate_allocation.__file__).name == "simulate_allocation.py"
+
+
+def test_a_missed_bound_is_said(monkeypatch, capsys):
+    """Exit code 1, and which one."""
+    words = ["simulate_allocation.py", "--scenarios", "--random", "0"]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(simulate_allocation, "LARGEST", (4, 16))
+    monkeypatch.setattr(simulate_allocation.fluid, "TWO_TYPES", ())
+    monkeypatch.setattr(simulate_allocation.fluid, "HOURS", 0.5)
+    monkeypatch.setattr(simulate_allocation, "MAX_DECIDE_MS", 1e-6)
+    assert simulate_allocation.main() == 1
+    assert "MISSED: 4 policies, 16 units: one decision is" in capsys.readouterr().out
