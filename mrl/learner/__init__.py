@@ -7,10 +7,12 @@
 - `batches`   groups and what peers say become the order of a step
 - `packing`   training examples -> packed tensors, the only bridge from records to tensors
 - `world`     the process group of one policy: shares, sums, broadcasts
+- `sharding`  where parameters live: whole on every rank, or shared out over the ranks
 - `forward`   log-probs and entropies of a packed batch's answer tokens
 - `loss`      the components' terms on them, divided by what is known before
 - `step`      one optimizer update over packed batches
-- `trainer`   all updates of a step, and what they say (`tally`, `peer_logprobs`)
+- `trainer`   all updates of a step, and what they say (`tally`, `peer_logprobs`, `phases`)
+- `skipped`   the rows of updates that were left out, kept to be looked at
 - `loop`      the learner's life
 
 Shapes: N packed sequences of L tokens, T answer tokens of all rows of a batch, R rows.

@@ -1,6 +1,7 @@
 """Models: policies as ordinary Hugging Face folders, and small ones made locally.
 
 - `load`       a folder becomes a causal language model
+- `heads`      how families turn hidden states into logits
 - `prompting`  the text of a prompt becomes token ids
 - `make`       a recipe becomes a folder: tokenizer, architecture, warm start
 - `warm_start` the supervised training of `make`
