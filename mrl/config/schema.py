@@ -136,9 +136,7 @@ class RolloutTable(Table):
     """CPU threads of the engine."""
     answers_at_once: int = Field(default=0, ge=0)
     """Answers that the engine samples side by side, at least a group; 0 takes all that the worker may have in flight.
-
-    Bounds the key-value cache; what is sampled does not depend on it, apart from rounding.
-    """
+    Bounds the key-value cache; apart from rounding, what is sampled does not depend on it."""
 
 
 class CorrectionTable(Table):
@@ -312,8 +310,7 @@ class AllocationTable(Table):
     ttl_s: float = Field(default=10.0, gt=0)
     """Life of a lease that is not renewed."""
     objective: Literal["max_min", "weighted", "throughput", "static"] = "max_min"
-    """What shares are chosen for: the least progress of all policies, the same by `weights`, trained tokens per second
-    over all policies, or a fixed split by `weights`. Progress is the busy share of a learner."""
+    """Least progress (busy share of the learner), the same by `weights`, trained tokens/s of all, or a fixed split."""
     weights: dict[str, Annotated[float, Field(gt=0)]] = {}
     """Priority of policies under "weighted" and "static"; a policy that is not named has 1."""
     units: list[str] = []
