@@ -35,8 +35,9 @@ def test_the_split_is_as_good_as_the_best_of_all(problem: tuple[list[FloatArray]
 
 
 def test_equal_splits_are_decided_for_fewer_replicas() -> None:
-    """What gains nothing is not started, and no policies means no replicas."""
+    """What gains nothing is not started; of two that gain as much the first is served; no policies, no replicas."""
     assert best_split([np.zeros(5), np.array([0.0, 1.0, 1.0, 1.0, 1.0])], [1, 1], 4) == [0, 1]
+    assert best_split([np.array([0.0, 1.0])] * 2, [1, 1], 1) == [1, 0]
     assert best_split([], [], 4) == []
 
 
