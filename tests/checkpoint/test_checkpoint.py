@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mrl.checkpoint import store as store_module
 from mrl.checkpoint.pieces import Piece, held_piece
 from mrl.checkpoint.saver import Saver
 from mrl.checkpoint.store import CheckpointStore
@@ -119,6 +120,55 @@ def test_an_interrupted_save_is_ignored_and_the_oldest_are_dropped(tmp_path):
     assert store.steps() == [2, 3]
     store.discard_unfinished()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_2", "step_3"]
+
+
+class Cut(BaseException):
+    """The process is gone."""
+
+
+def cut_at(monkeypatch, moment: int) -> list[str]:
+    """Let the process end before the `moment`-th thing that the store does to the disk; returns what was done."""
+    done: list[str] = []
+
+    def counted(name, act):
+        def acting(*arguments, **options):
+            if len(done) == moment:
+                raise Cut
+            done.append(name)
+            return act(*arguments, **options)
+
+        return acting
+
+    for name in ("write_tensors", "replace_file", "_sync"):
+        monkeypatch.setattr(store_module, name, counted(name, getattr(store_module, name)))
+    monkeypatch.setattr(store_module.shutil, "rmtree", counted("rmtree", store_module.shutil.rmtree))
+    for name in ("mkdir", "rename", "unlink"):
+        monkeypatch.setattr(Path, name, counted(name, getattr(Path, name)))
+    return done
+
+
+def test_a_save_that_ends_at_any_moment_leaves_a_usable_checkpoint(tmp_path):
+    """Before every single thing that is done to the disk; and the next life saves the same step."""
+    moment, finished = 0, False
+    while not finished:
+        store = CheckpointStore(tmp_path / str(moment), "a", keep=1)
+        save(store, 1)
+        with pytest.MonkeyPatch.context() as patched:
+            done = cut_at(patched, moment)
+            try:
+                save(store, 2)
+                finished = True
+            except Cut:
+                pass
+        usable = [step for step in store.steps() if store.problem(step) is None]
+        assert usable, (moment, done)
+        store.discard_unfinished()
+        save(store, 2, life=1)
+        assert store.problem(2) is None
+        assert store.steps() == [2]
+        moment += 1
+    assert moment > 8
+    assert {"write_tensors", "replace_file", "_sync", "rename", "rmtree"} <= set(done)
 
 
 def test_pieces_of_an_earlier_life_are_never_mixed_in(tmp_path):
