@@ -163,20 +163,23 @@ def test_a_role_that_gives_up_there_ends_the_run(folder: RunFolder, monkeypatch:
         first.close()
 
 
+@pytest.mark.parametrize("told", [{"done": ["learner/b"]}, {"stopped": ["b"]}])
 def test_learners_that_are_done_and_policies_that_were_stopped_do_not_start(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, told: dict[str, list[str]]
 ) -> None:
-    """A supervisor that was started again learns it from its first order."""
-    mark = str(folder.path / "began")
-    plan_of(monkeypatch, learner_b=f"open({mark!r}, 'a')", worker_b=f"open({mark!r}, 'a')\n{FOREVER}")
-    first = FirstHost(folder, done=["learner/b"], stopped=["b"])
+    """A supervisor that was started again learns it from its first order; what else lives there starts."""
+    mark, other = folder.path / "began", folder.path / "other"
+    plan_of(monkeypatch, learner_b=f"open({str(mark)!r}, 'a')", learner_a=f"open({str(other)!r}, 'a')\n{FOREVER}")
+    first = FirstHost(folder, **told)
     try:
         thread, codes = joined(folder)
-        until(lambda: any(report.ended == ["b"] for report in first.reports))
+        until(other.exists)
+        if "stopped" in told:
+            until(lambda: any(report.ended == ["b"] for report in first.reports))
         first.order = HostOrder(phase="stopping", attempt="attempt_1", hosts=["h0", "h1"])
         thread.join(20)
         assert codes == [0]
-        assert not Path(mark).exists()
+        assert not mark.exists()
     finally:
         first.close()
 
