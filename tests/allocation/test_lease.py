@@ -146,3 +146,20 @@ def test_a_worker_that_was_stopped_for_longer_than_the_ttl_has_no_lease() -> Non
     holder.on_message(grant(wire.posted[-1].sequence, 9, 32), 11.5)
     assert holder.slots(11.6) == 32
     assert holder.times_lost == 1
+
+
+def test_a_worker_on_a_unit_says_so_and_ends_when_it_was_stopped_for_too_long() -> None:
+    """Where slots are leased a new lease is enough; a unit may be somebody else's by now."""
+    wire, holders = Wire(), [LeaseHolder("worker/qwen/0", "qwen", unit="cpu:0", unit_epoch=7), connected()[0]]
+    for holder in holders:
+        holder.open(wire.post, wire.reconnect)
+        holder.on_tick(1.0, 0, 0.0)
+        sequence = wire.posted[-1].sequence
+        holder.on_message(grant(sequence, 7, 64), 1.1)
+        assert holder.slots(1.2) == 64
+        assert not holder.has_lost_unit
+        holder.on_tick(30.0, 0, 0.0)
+        assert holder.slots(30.0) == 0
+    assert [holder.has_lost_unit for holder in holders] == [True, False]
+    assert (wire.posted[0].unit, wire.posted[0].unit_epoch) == ("cpu:0", 7)
+    assert wire.posted[-1].unit == ""

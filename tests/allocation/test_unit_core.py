@@ -11,7 +11,7 @@ from mrl.allocation.unit_rule import UnitShares
 from mrl.allocation.units import EPOCHS_PER_LIFE, HELD, UnitState
 from mrl.allocation.worth import Rule
 from mrl.records.leases import LearnerReport, LeaseGrant, LeaseRequest, ReportAck
-from mrl.records.units import NodeOrders, NodeReport
+from mrl.records.units import NodeOrders, NodeReport, UnitReport
 
 SETTINGS = UnitSettings(ttl_s=2.0, start_s=20.0, grace_s=1.0, clear_s=5.0, slots_per_unit=4)
 TURN_S = 0.1
@@ -200,11 +200,23 @@ def test_while_the_allocator_is_away_engines_go_on_and_its_successor_adopts_them
     assert world.engines["cpu:1"][0] > 2 * EPOCHS_PER_LIFE
 
 
+def test_a_held_unit_whose_node_has_heard_of_later_leases_and_runs_nothing_is_cleared() -> None:
+    """Its engine is gone, whatever else happened there."""
+    world = World(Wanted(a=1, b=0), units=("cpu:0",))
+    world.run(2.0)
+    row = world.core.table.rows["cpu:0"]
+    unit = UnitReport(unit="cpu:0", epoch=row.epoch + 1)
+    world.core.handle(NodeReport(host="node", life=world.life, units=[unit]), world.now_s)
+    assert row.state is UnitState.CLEARING
+
+
 def test_a_standstill_of_the_allocator_itself_is_nobodys_silence() -> None:
     world = World(Wanted(a=1, b=1))
     world.run(2.0)
     before = dict(world.engines)
     world.now_s += 100.0
+    world.core.tick(world.now_s)
+    assert {row.state for row in world.core.table.rows.values()} == {UnitState.ACTIVE}
     world.run(1.0)
     assert world.engines == before
 
@@ -301,6 +313,12 @@ def test_a_hung_policy_has_no_floor_and_gets_its_units_back() -> None:
     feed(rule, 60, {"a": 200.0, "b": 600.0, "c": 100.0})
     assert feed(rule, 15, {"b": 600.0, "c": 100.0}, start=60)["a"] == 0
     assert feed(rule, 60, {"a": 200.0, "b": 600.0, "c": 100.0}, start=75)["a"] == 1
+
+
+def test_a_released_policy_gets_nothing_any_more() -> None:
+    rule = shares()
+    rule.release("a")
+    assert feed(rule, 60, {"a": 200.0, "b": 600.0, "c": 100.0})["a"] == 0
 
 
 def test_units_that_start_slowly_move_seldom() -> None:

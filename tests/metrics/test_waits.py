@@ -45,6 +45,13 @@ def test_a_long_chain_is_no_problem() -> None:
     assert wait_cycle(itertools.pairwise(names)) == []
 
 
+def test_many_ways_to_the_same_place_are_looked_at_once() -> None:
+    """Each of 40 layers of three waits for all of the next: 3**40 paths."""
+    layers = [[f"l{layer:02}-{place}" for place in range(3)] for layer in range(40)]
+    edges = [(a, b) for upper, lower in itertools.pairwise(layers) for a in upper for b in lower]
+    assert wait_cycle(edges) == []
+
+
 def wait(whom: str, *, since: float = 90.0, heard: float = 100.0) -> Wait:
     return Wait("groups", whom, since, heard)
 
