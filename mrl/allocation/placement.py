@@ -67,7 +67,6 @@ class _Board:
         self._surplus = {policy: max(0, have[policy] - wanted.get(policy, 0)) for policy in have}
         self._owner: dict[int, Placed] = {unit: replica for replica in placed for unit in replica.units}
         self._num_units, self._down = num_units, down
-        self._new: set[int] = set()
         self.stopped: list[Placed] = []
         self.started: list[Placed] = []
         self.unplaced: list[str] = []
@@ -85,7 +84,6 @@ class _Board:
         self.started.append(replica)
         for unit in replica.units:
             self._owner[unit] = replica
-            self._new.add(unit)
 
     def drop_surplus(self) -> None:
         """Stop the least loaded of the replicas that nobody took over."""
@@ -101,7 +99,7 @@ class _Board:
     def _cost(self, policy: str, first: int, size: int) -> float | None:
         """What taking a block costs; None where it must not be taken."""
         block = range(first, first + size)
-        if any(unit in self._down or unit in self._new for unit in block):
+        if self._down.intersection(block):
             return None
         cost, going = 0.0, Counter[str]()
         for replica in self._inside(first, size):

@@ -163,6 +163,16 @@ def test_moves_keep_the_dwell_and_the_bucket() -> None:
     assert {"dwell", "bucket empty"} <= {record.verdict for record in records}
 
 
+def test_free_units_are_taken_without_dwell_or_bucket() -> None:
+    """Nobody loses by it; the same move at another policy's cost has to wait."""
+    state = ControllerState(decided_s=0.0, moved_s=59.0, bucket_units=0.0)
+    short, level = reading("b", 1, 0.3), reading("c", 4, 0.8)
+    _, growing = decide(ACCELERATORS, state, [short, level], (7,), 60.0)
+    _, taking = decide(ACCELERATORS, state, [short, reading("c", 6, 1.0)], (7,), 60.0)
+    assert (growing.verdict, growing.shares["b"]) == ("moved", (3,))
+    assert taking.verdict == "dwell"
+
+
 def test_a_small_gain_moves_nothing() -> None:
     """Level policies with what they need: another split is hardly better."""
     rule = msgspec.structs.replace(ACCELERATORS, min_gain=0.5)

@@ -36,6 +36,15 @@ def test_starving_at_a_shut_gate_widens_it_up_to_the_bound() -> None:
     assert window.groups == 160
 
 
+def test_a_wait_that_the_gate_did_not_cause_does_not_widen_it() -> None:
+    """The engines were slow: letting more in would only make it staler."""
+    window = AdmissionWindow(32, 4)
+    rich(window, 1)
+    before = window.groups
+    window.adjust(0.0, 30.0, 60.0, num_replicas=2)
+    assert window.groups == before
+
+
 def test_it_stays_between_plenty_and_want() -> None:
     """Two rich pulls, a poor one among them, or a wait that the gate did not cause change nothing."""
     window = AdmissionWindow(32, 4)
