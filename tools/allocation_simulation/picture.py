@@ -49,7 +49,7 @@ def _bars(axes: Axes, trials: Sequence[Trial], required: float) -> None:
     axes.set_ylim(0.0, 1.0)
     axes.set_ylabel("least progress / clairvoyant optimum")
     axes.set_title("How near every rule brings the slowest policy to what is possible (mean over seeds)")
-    axes.legend(ncols=3, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, -0.5), frameon=False)
+    axes.legend(ncols=3, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, -0.42), frameon=False)
 
 
 def _timeline(shares: Axes, progress: Axes, trial: Trial) -> None:
