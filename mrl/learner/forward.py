@@ -20,6 +20,12 @@ class ForwardSettings:
 
     temperature: float
     chunk_tokens: int = 4096
+    chunk_logits: int = 1 << 25
+    """Logits of a chunk at most: 128 MiB of float32, of which a pass needs a few."""
+
+    def tokens_at_once(self, vocab_size: int) -> int:
+        """Length of a chunk."""
+        return min(self.chunk_tokens, max(1, self.chunk_logits // vocab_size))
 
 
 def answer_logprobs(model: nn.Module, batch: PackedBatch, settings: ForwardSettings) -> Tensor:
@@ -63,12 +69,12 @@ def _answer_outputs(model: Any, score: Callable[..., Any], batch: PackedBatch, s
     hidden_NLD = model.get_decoder()(
         input_ids=batch.input_ids_NL, position_ids=batch.position_ids_NL, use_cache=False
     ).last_hidden_state
-    shape = head_shape(model)
+    shape, head_VD = head_shape(model), model.get_output_embeddings().weight
     return score(
         hidden_NLD.flatten(0, 1)[batch.predict_at_T],
-        model.get_output_embeddings().weight,
+        head_VD,
         batch.target_ids_T,
         temperature=settings.temperature * shape.divisor,
         softcap=None if shape.softcap is None else shape.softcap * shape.divisor,
-        chunk_tokens=settings.chunk_tokens,
+        chunk_tokens=settings.tokens_at_once(head_VD.shape[0]),
     )

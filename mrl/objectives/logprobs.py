@@ -3,16 +3,18 @@
 Shapes: T tokens, C tokens of one chunk, D hidden width, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 
 ChunkOutputs: TypeAlias = tuple[Tensor, ...]
 """[C] each."""
+OutputsOf: TypeAlias = Callable[[Tensor, Tensor], ChunkOutputs]
+"""([C, V] scaled logits, [C] targets) -> outputs."""
 
 
 def token_logprobs(
@@ -71,41 +73,88 @@ class _Softmax:
 
 
 def _in_chunks(
-    head: Callable[[Tensor, Tensor, Tensor, _Softmax], ChunkOutputs],
+    outputs_of: OutputsOf,
     hidden_TD: Tensor,
     head_VD: Tensor,
     targets_T: Tensor,
     softmax: _Softmax,
     chunk_tokens: int,
 ) -> ChunkOutputs:
-    chunks = zip(torch.split(hidden_TD, chunk_tokens), torch.split(targets_T, chunk_tokens), strict=True)
-    pieces = [_chunk(head, hidden_CD, head_VD, targets_C, softmax) for hidden_CD, targets_C in chunks]
-    return tuple(torch.cat(outputs) for outputs in zip(*pieces, strict=True))
-
-
-def _chunk(
-    head: Callable[[Tensor, Tensor, Tensor, _Softmax], ChunkOutputs],
-    hidden_CD: Tensor,
-    head_VD: Tensor,
-    targets_C: Tensor,
-    softmax: _Softmax,
-) -> ChunkOutputs:
-    if not (torch.is_grad_enabled() and (hidden_CD.requires_grad or head_VD.requires_grad)):
-        return head(hidden_CD, head_VD, targets_C, softmax)
-    outputs: ChunkOutputs = checkpoint(
-        head, hidden_CD, head_VD, targets_C, softmax, use_reentrant=False, preserve_rng_state=False
+    outputs: ChunkOutputs = _Chunked.apply(  # type: ignore[no-untyped-call]
+        outputs_of, softmax, chunk_tokens, targets_T, hidden_TD, head_VD
     )
     return outputs
 
 
-def _logprobs(hidden_CD: Tensor, head_VD: Tensor, targets_C: Tensor, softmax: _Softmax) -> ChunkOutputs:
-    logits_CV = softmax.scaled(hidden_CD @ head_VD.T)
+class _Chunked(torch.autograd.Function):
+    """Every chunk's logits live once in the forward pass and once more in the backward pass.
+
+    The gradient of the head grows in one tensor of its size; autograd itself would make another one for every chunk.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        outputs_of: OutputsOf,
+        softmax: _Softmax,
+        chunk_tokens: int,
+        targets_T: Tensor,
+        hidden_TD: Tensor,
+        head_VD: Tensor,
+    ) -> ChunkOutputs:
+        ctx.save_for_backward(targets_T, hidden_TD, head_VD)
+        ctx.outputs_of, ctx.softmax, ctx.chunk_tokens = outputs_of, softmax, chunk_tokens
+        ctx.set_materialize_grads(False)
+        chunks = zip(torch.split(hidden_TD, chunk_tokens), torch.split(targets_T, chunk_tokens), strict=True)
+        pieces = [outputs_of(softmax.scaled(hidden_CD @ head_VD.T), targets_C) for hidden_CD, targets_C in chunks]
+        return tuple(torch.cat(outputs) for outputs in zip(*pieces, strict=True))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients_T: Tensor | None) -> tuple[Tensor | None, ...]:
+        targets_T, hidden_TD, head_VD = ctx.saved_tensors
+        hidden_gradient_TD = torch.empty_like(hidden_TD)
+        sum_dtype = torch.promote_types(head_VD.dtype, torch.float32)
+        head_gradient_VD = torch.zeros_like(head_VD, dtype=sum_dtype) if ctx.needs_input_grad[-1] else None
+        for start in range(0, len(targets_T), ctx.chunk_tokens):
+            rows = slice(start, start + ctx.chunk_tokens)
+            hidden_CD = hidden_TD[rows]
+            of_logits_CV = _logits_gradient(ctx, hidden_CD @ head_VD.T, targets_T[rows], gradients_T, rows)
+            torch.mm(of_logits_CV, head_VD, out=hidden_gradient_TD[rows])
+            if head_gradient_VD is not None:
+                _add_product(head_gradient_VD, of_logits_CV, hidden_CD)
+        head_gradient_VD = None if head_gradient_VD is None else head_gradient_VD.to(head_VD.dtype)
+        return None, None, None, None, hidden_gradient_TD, head_gradient_VD
+
+
+def _logits_gradient(
+    ctx: Any, logits_CV: Tensor, targets_C: Tensor, gradients_T: Sequence[Tensor | None], rows: slice
+) -> Tensor:
+    """[C, V] gradient of a chunk's logits, given those [T] of all outputs; None of an output that nobody used."""
+    with torch.enable_grad():
+        logits_CV.requires_grad_()
+        outputs = ctx.outputs_of(ctx.softmax.scaled(logits_CV), targets_C)
+    used = [
+        (one, gradient_T[rows]) for one, gradient_T in zip(outputs, gradients_T, strict=True) if gradient_T is not None
+    ]
+    (of_logits_CV,) = torch.autograd.grad([one for one, _ in used], logits_CV, [gradient for _, gradient in used])
+    return of_logits_CV
+
+
+def _add_product(sum_VD: Tensor, of_logits_CV: Tensor, hidden_CD: Tensor) -> None:
+    """sum += gradient^T h; what has fewer bits is multiplied as it is, and added up in the bits of the sum."""
+    if of_logits_CV.dtype == sum_VD.dtype:
+        sum_VD.addmm_(of_logits_CV.T, hidden_CD)
+    else:
+        sum_VD.add_(of_logits_CV.T @ hidden_CD)
+
+
+def _logprobs(logits_CV: Tensor, targets_C: Tensor) -> ChunkOutputs:
     picked_C = logits_CV.gather(-1, targets_C.unsqueeze(-1)).squeeze(-1)
     return (picked_C - torch.logsumexp(logits_CV, dim=-1),)
 
 
-def _logprobs_and_entropy(hidden_CD: Tensor, head_VD: Tensor, targets_C: Tensor, softmax: _Softmax) -> ChunkOutputs:
-    logits_CV = softmax.scaled(hidden_CD @ head_VD.T)
+def _logprobs_and_entropy(logits_CV: Tensor, targets_C: Tensor) -> ChunkOutputs:
     picked_C = logits_CV.gather(-1, targets_C.unsqueeze(-1)).squeeze(-1)
     normaliser_C = torch.logsumexp(logits_CV, dim=-1)
     mean_logit_C = (torch.softmax(logits_CV, dim=-1) * logits_CV).sum(-1)
