@@ -153,7 +153,7 @@ METRICS: dict[str, Metric] = {
     "allocation/slots": Metric("slots", "rollout slots granted to the policy", True),
     "allocation/held_slots": Metric("slots", "most slots that the policy's workers may have in use under any lease"),
     "allocation/demand_slots": Metric("slots", "slots that the measured throughput calls for"),
-    "allocation/target_units": Metric("units", "units that the policy should have", True),
+    "allocation/target_units": Metric("units", "units that the policy should have"),
     "allocation/held_units": Metric("units", "units that the policy owns"),
     "allocation/demand_units": Metric("units", "units that the measured throughput calls for"),
     "allocation/progress": Metric("1", "busy share of the learner: busy / (busy + waiting for data)"),
