@@ -99,11 +99,12 @@ class RolloutLoop:
             self._telemetry.doing("scoring")
             self._duties.scorer.serve()
         self._hand_in()
+        sampled_at_once = self._flights.num_answers
         self._custody.hold(self._flights.arrive(self._collect()))
         if not (self._duties.in_step and self._flights):
             self._verifying.hand_in(self._in_order(self._custody.release()))
         self._deliver(self._verifying.done(wait=self._duties.in_step))
-        self._account()
+        self._account((sampled_at_once + self._flights.num_answers) / 2)
 
     # Weights.
 
@@ -227,10 +228,11 @@ class RolloutLoop:
 
     # Accounts.
 
-    def _account(self) -> None:
+    def _account(self, answers_in_flight: float) -> None:
+        """A turn is over, in which so many answers were in flight on average."""
         now_s, before_s = self._clock(), self._turned_s
         self._turned_s = now_s
-        self.totals.passed(now_s - before_s, answers_in_flight=self._flights.num_answers)
+        self.totals.passed(now_s - before_s, answers_in_flight=answers_in_flight)
         if self._busy:
             self._worked_s = now_s
 

@@ -22,7 +22,7 @@ class WorkerTotals:
     engine_restarts: int = 0
     last: Installed | None = None
 
-    def passed(self, seconds: float, *, answers_in_flight: int) -> None:
+    def passed(self, seconds: float, *, answers_in_flight: float) -> None:
         """So much time went by with so many answers in flight."""
         self.slot_seconds += seconds * answers_in_flight
         if answers_in_flight:

@@ -279,6 +279,8 @@ def lab(receiver) -> SimpleNamespace:
     class Bigram(torch.nn.Module):
         """log pi(y_t | y_{t-1}): the smallest autoregressive model, with the methods of a transformers model."""
 
+        config = SimpleNamespace()
+
         def __init__(self, seed: int) -> None:
             super().__init__()
             generator = torch.Generator().manual_seed(seed)
