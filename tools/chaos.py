@@ -78,6 +78,7 @@ def roles_drill(
     left = trial.left_behind()
     broken = outcome_of(trial.folder)
     print_faults(saboteur.faults, trial.seconds)
+    print(*trial.disorders(), sep="\n", end="")
     draw(whole, broken, len(saboteur.faults), asked.out)
     return [
         row("exit code of the run", trial.code or 0, "code", trial.code == 0, "0"),

@@ -68,8 +68,9 @@ system_packages() {  # what tests of several hosts need and pip has not; without
     command -v slurmctld >/dev/null && command -v slurmd >/dev/null || missing+=(slurm-wlm)
     command -v munged >/dev/null || missing+=(munge)
     command -v ip >/dev/null || missing+=(iproute2)
+    command -v nft >/dev/null || missing+=(nftables)
     [ "${#missing[@]}" -gt 0 ] && [ ! -e "$log" ] || return 0  # asked once, not at every call
-    say "installing ${missing[*]} for tests of several hosts"
+    say "installing ${missing[*]} for tests of several hosts and lost packets"
     if ! DEBIAN_FRONTEND=noninteractive timeout 300 sh -c \
         "apt-get -qq update && apt-get -qq install -y --no-install-recommends ${missing[*]}" >"$log" 2>&1; then
         say "apt-get failed ($log); these tests will skip"

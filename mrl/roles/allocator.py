@@ -128,6 +128,7 @@ def report(telemetry: Telemetry, decisions: list[Decision], record: DecisionReco
             decision.num_reports,
             {
                 "allocation/slots": decision.slots,
+                "allocation/held_slots": decision.held_slots,
                 "allocation/demand_slots": decision.demand_slots,
                 "allocation/progress": decision.progress,
                 "allocation/supply_progress": decision.supply_progress,

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from mrl.metrics.jsonl import read_metrics
+from mrl.parent_death import command
 
 CONFIG = """
 [run]
@@ -99,10 +100,10 @@ class Run:
         self._seen: set[int] = set()
 
     def start(self, *arguments: str, argv: Sequence[str] = ()) -> None:
-        """Start `mrl train`, or the command `argv`, output into the log."""
-        argv = argv or [sys.executable, "-m", "mrl", "train", str(self.config), *arguments]
+        """Start `mrl train`, or the command `argv`, output into the log; it ends with this process."""
+        argv = tuple(argv or [sys.executable, "-m", "mrl", "train", str(self.config), *arguments])
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(command(os.getpid(), argv), stdout=log, stderr=log, start_new_session=True)
 
     def metrics(self, role: str = "") -> list[dict[str, Any]]:
         """Metric records so far, of roles that start with `role`."""

@@ -70,7 +70,8 @@ def test_versions_are_found_in_the_order_in_which_they_were_written(tmp_path):
     for age, name in enumerate(["0.9", "0.10", "1.2"]):
         folder = tmp_path / "weights" / "qwen" / name
         folder.mkdir(parents=True)
-        os.utime(folder, (age, age))
+        (folder / "manifest.json").touch()
+        os.utime(folder / "manifest.json", (age, age))
     trial = Trial(tmp_path, ("sleep", "60"))
     trial.start()
     try:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -116,12 +117,9 @@ def roles_of(policies: Iterable[str]) -> tuple[str, ...]:
 def _by_age(folder: Path) -> list[str]:
     """Names of the published versions, oldest first; one may be pruned while we look."""
     found = []
-    for entry in os.scandir(folder):
-        try:
-            if entry.name[0].isdecimal():
-                found.append((entry.stat().st_mtime_ns, entry.name))
-        except FileNotFoundError:
-            continue
+    for manifest in folder.glob("[0-9]*/manifest.json"):
+        with suppress(FileNotFoundError):
+            found.append((manifest.stat().st_mtime_ns, manifest.parent.name))
     return [name for _, name in sorted(found)]
 
 
