@@ -139,6 +139,7 @@ class UnitCore:
     def release(self, policy: str, now_s: float) -> None:
         """Give up all units of a policy that was stopped or is done; it gets none again."""
         self.rule.release(policy)
+        self.targets[policy] = 0
         for row in self._rows_of(policy):
             self._revoke(row, now_s, f"{policy} was released")
 

@@ -65,6 +65,8 @@ class World:
         self.start_s = 0.5
         self.guard = NodeGuard("node", units)
         self.away = False
+        self.decides = True
+        """Whether the allocator's period comes round."""
         self.restart()
 
     def restart(self) -> None:
@@ -94,7 +96,8 @@ class World:
         for unit, (epoch, policy, speaks_s) in list(self.engines.items()):
             if self.now_s >= speaks_s and unit not in self.deaf:
                 self.ask(unit, epoch, policy)
-        self.core.tick(self.now_s)
+        if self.decides:
+            self.core.tick(self.now_s)
 
     def ask(self, unit: str, epoch: int, policy: str) -> LeaseGrant:
         tokens = self.tokens[unit] = self.tokens.get(unit, 0.0) + 40.0
@@ -231,6 +234,19 @@ def test_a_released_policy_gives_all_up_at_once_also_when_its_node_says_so() -> 
     world.core.handle(NodeReport(host="node", life=world.life, units=[], released=["b", "unknown"]), world.now_s)
     world.run(2.0)
     assert world.owners() == {}
+
+
+def test_a_released_policy_is_granted_nothing_before_the_next_decision() -> None:
+    """Its node goes on to report; a unit that it gave up stays free until then."""
+    world = World(Wanted(a=1, b=1))
+    world.run(2.0)
+    world.core.take_log()
+    world.decides = False
+    world.core.release("a", world.now_s)
+    world.run(2.0)
+
+    assert [(turn.policy, turn.state) for turn in world.core.take_log() if turn.state is UnitState.GRANTED] == []
+    assert sorted(world.owners().values()) == ["b"]
 
 
 def test_what_the_run_does_not_have_is_counted_and_not_answered() -> None:
