@@ -106,7 +106,7 @@ class Uplink:
         self._lines.append(text[:MAX_LINE_CHARS])
 
     def first_order(self, signals: list[int], deadline_s: float, wait_s: float) -> HostOrder | None:
-        """The first order that lets this session do anything; None after a signal. Raises PeerLost, see `main`."""
+        """The first order that lets this supervisor do anything; None after a signal. Raises PeerLost, see `main`."""
         while not signals:
             order = self.order
             if order is not None and order.phase != "wait":

@@ -162,6 +162,7 @@ def test_a_save_that_ends_at_any_moment_leaves_a_usable_checkpoint(tmp_path):
                 pass
         usable = [step for step in store.steps() if store.problem(step) is None]
         assert usable, (moment, done)
+        assert usable == store.steps(), "what has its name is whole"
         store.discard_unfinished()
         save(store, 2, life=1)
         assert store.problem(2) is None
