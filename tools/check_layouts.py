@@ -34,7 +34,7 @@ from torch import Tensor
 from mrl.checkpoint.saver import Saver
 from mrl.checkpoint.store import CheckpointStore
 from mrl.checkpoint.training_state import restore_training, training_tensors
-from mrl.config.schema import LearnerTable, MakeTable
+from mrl.config.policy_tables import LearnerTable, MakeTable
 from mrl.learner.order import StepOrder
 from mrl.learner.trainer import Trainer
 from mrl.learner.world import World

@@ -23,7 +23,8 @@ from rich.console import Console
 
 import mrl
 from mrl.config.load import load_config
-from mrl.config.schema import MakeTable, PoolTable, RunConfig, TaskTable
+from mrl.config.policy_tables import MakeTable
+from mrl.config.schema import PoolTable, RunConfig, TaskTable
 from mrl.errors import ConfigError, MRLError, UserError
 from mrl.launch.log_lines import reason_in
 from mrl.launch.plan import environment

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mrl.config.keys import nearest
-from mrl.config.schema import PolicyTable, RunConfig
+from mrl.config.policy_tables import PolicyTable
+from mrl.config.schema import RunConfig
 from mrl.config.units import parse_units
 from mrl.errors import AddressError, ConfigError, MissingError, ModelFolderError
 

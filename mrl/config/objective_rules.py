@@ -6,7 +6,7 @@ A key is refused only when the configuration sets it; a default that is not in u
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from mrl.config.schema import ObjectiveTable, PolicyTable
+from mrl.config.policy_tables import ObjectiveTable, PolicyTable
 from mrl.errors import ConfigError
 
 FOREIGN = {"cispo": ("dual_clip",), "dppo": ("dual_clip", "clip_low")}

@@ -3,7 +3,8 @@
 import re
 
 from mrl.config.objective_rules import check_objective
-from mrl.config.schema import LearnerTable, MakeTable, PolicyTable, RolloutTable, RunConfig, ServerTable
+from mrl.config.policy_tables import LearnerTable, MakeTable, PolicyTable, RolloutTable, ServerTable
+from mrl.config.schema import RunConfig
 from mrl.config.unit_rules import check_units
 from mrl.errors import ConfigError
 

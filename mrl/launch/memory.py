@@ -4,7 +4,7 @@ import math
 import re
 from pathlib import Path
 
-from mrl.config.schema import MakeTable, PolicyTable
+from mrl.config.policy_tables import MakeTable, PolicyTable
 from mrl.launch.plan import ProcessSpec
 
 MIB = 1024 * 1024

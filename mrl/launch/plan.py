@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from mrl.config.policy_tables import PolicyTable
 from mrl.config.run_folder import RunFolder
-from mrl.config.schema import PolicyTable, RunConfig
+from mrl.config.schema import RunConfig
 from mrl.config.units import parse_units
 from mrl.errors import ConfigError
 from mrl.exchange.shards import role_of

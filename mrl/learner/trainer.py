@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from mrl.config.schema import LearnerTable
+from mrl.config.policy_tables import LearnerTable
 from mrl.errors import ModelFolderError
 from mrl.learner.forward import ForwardSettings, answer_logprobs, frozen_logprobs
 from mrl.learner.loss import needs_reference

@@ -13,7 +13,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from mrl.config.schema import MakeTable
+from mrl.config.policy_tables import MakeTable
 
 ARCHITECTURES: dict[str, Callable[..., PreTrainedModel]] = {
     "qwen3": lambda **shape: Qwen3ForCausalLM(Qwen3Config(**shape)),

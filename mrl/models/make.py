@@ -13,7 +13,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from mrl.config.schema import MakeTable
+from mrl.config.policy_tables import MakeTable
 from mrl.errors import ModelFolderError
 from mrl.models.architectures import init_model
 from mrl.models.prompting import prompt_token_ids

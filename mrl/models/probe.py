@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
-from mrl.config.schema import MakeTable
+from mrl.config.policy_tables import MakeTable
 from mrl.models.architectures import init_model
 from mrl.models.tokenizers import train_byte_level
 

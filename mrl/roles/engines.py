@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from mrl.alignment.receiver import Receiver
+from mrl.config.policy_tables import PolicyTable
 from mrl.config.run_folder import RunFolder
-from mrl.config.schema import PolicyTable, RunConfig
+from mrl.config.schema import RunConfig
 from mrl.engines.dialect import Dialect, Launch
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Engine, Sampling

@@ -24,8 +24,9 @@ from mrl.checkpoint.saver import Saver
 from mrl.checkpoint.store import Checkpoint, CheckpointStore
 from mrl.checkpoint.together import MIN_KEPT, newest_common_step
 from mrl.checkpoint.training_state import restore_training
+from mrl.config.policy_tables import LearnerTable
 from mrl.config.run_folder import RunFolder
-from mrl.config.schema import LearnerTable, RunConfig
+from mrl.config.schema import RunConfig
 from mrl.errors import CheckpointError
 from mrl.exchange.shards import Exchange
 from mrl.learner.batches import BatchMaker, PreparedStep

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mrl.config.schema import Table
+from mrl.config.table import Table
 from mrl.records.experience import ExperienceRecord, Received
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.own_objective import POLICY_GRADIENT

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mrl.config.schema import CorrectionTable, ObjectiveTable
+from mrl.config.policy_tables import CorrectionTable, ObjectiveTable
 from mrl.objectives.specs import Cispo, Clipped, Correction, Dppo, Regularizer, Term
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.advantages import AdvantageKind, Float32s, Float64s, overlong_penalties

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field
 
-from mrl.config.schema import Table
+from mrl.config.table import Table
 from mrl.records.experience import Received, RecordKind, kind_of
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.regime import Asking, Patience

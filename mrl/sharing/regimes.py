@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from mrl.config.keys import nearest
-from mrl.config.schema import PolicyTable, Table
+from mrl.config.policy_tables import PolicyTable
+from mrl.config.table import Table
 from mrl.errors import ConfigError
 from mrl.sharing.graft import GraftParameters, GraftRegime
 from mrl.sharing.hacpo import HacpoParameters, HacpoRegime

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from mrl.alignment.aligned_batch import AlignedBatch, merge
 from mrl.alignment.flags import Rejected
-from mrl.config.schema import Table
+from mrl.config.table import Table
 from mrl.objectives.specs import Trrd
 from mrl.records.experience import (
     MAX_COMPLETION_BYTES,

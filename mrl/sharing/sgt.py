@@ -24,7 +24,7 @@ import numpy as np
 from pydantic import ConfigDict, Field
 
 from mrl.alignment.aligned_batch import AlignedBatch, merge
-from mrl.config.schema import Table
+from mrl.config.table import Table
 from mrl.objectives.specs import Imitation
 from mrl.records.codec import unpack_array
 from mrl.records.experience import MAX_COMPLETION_BYTES, ExperienceRecord, OutcomeRecord, Received

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mrl.config.schema import Table
+from mrl.config.table import Table
 from mrl.errors import MissingError, TaskError
 from mrl.tasks.extract import MAX_ANSWER_CHARS, boxed_answer, stated_answer, tagged_answer
 from mrl.tasks.math_rows import HUB, Keys, Problem, hub_rows, jsonl_rows, read_problems

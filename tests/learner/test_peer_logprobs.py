@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mrl.config.schema import LearnerTable
+from mrl.config.policy_tables import LearnerTable
 from mrl.learner.order import StepOrder
 from mrl.learner.trainer import Trainer
 from mrl.learner.world import World

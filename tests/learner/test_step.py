@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from mrl.config.schema import LearnerTable
+from mrl.config.policy_tables import LearnerTable
 from mrl.errors import ModelFolderError
 from mrl.learner.order import StepOrder, decode_order, encode_order, split_minibatches
 from mrl.learner.trainer import Trainer, check_head, learning_rate

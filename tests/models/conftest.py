@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from mrl.config.schema import MakeTable
+from mrl.config.policy_tables import MakeTable
 
 
 @dataclass(frozen=True)

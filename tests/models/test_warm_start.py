@@ -3,7 +3,7 @@ import random
 import pytest
 import torch
 
-from mrl.config.schema import MakeTable
+from mrl.config.policy_tables import MakeTable
 from mrl.models.architectures import ARCHITECTURES, init_model
 from mrl.models.warm_start import FLOOR, Schedule, completion_loss, draw_rows, lr_factor, pad_rows, warm_start
 

@@ -12,7 +12,7 @@ import torch._dynamo  # optimizers import it on first use, which takes seconds: 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mrl.alignment.receiver import Receiver, load_receiver
-from mrl.config.schema import ObjectiveTable
+from mrl.config.policy_tables import ObjectiveTable
 from mrl.learner.forward import ForwardSettings, frozen_logprobs
 from mrl.learner.packing import pack
 from mrl.learner.step import Updater

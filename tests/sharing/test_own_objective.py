@@ -1,6 +1,6 @@
 import pytest
 
-from mrl.config.schema import ObjectiveTable
+from mrl.config.policy_tables import ObjectiveTable
 from mrl.objectives.specs import Cispo, Clipped, Correction, Dppo, Regularizer
 from mrl.sharing.own_objective import METHODS, own_objective
 

@@ -27,7 +27,7 @@ def slow_pooled(own, peers):
 @given(own=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=4), theirs=st.data())
 def test_pooled_advantages_equal_their_slow_twin(own, theirs):
     """One mean and one deviation over all answers, whoever wrote them."""
-    from mrl.config.schema import ObjectiveTable
+    from mrl.config.policy_tables import ObjectiveTable
     from mrl.records.experience import RolloutRecord, SharedAnswer
     from mrl.records.finish import FinishReason
     from mrl.records.rollouts import Answer, ScoredGroup

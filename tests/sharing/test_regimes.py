@@ -1,6 +1,6 @@
 import pytest
 
-from mrl.config.schema import PolicyTable
+from mrl.config.policy_tables import PolicyTable
 from mrl.errors import ConfigError
 from mrl.sharing.independent import IndependentParameters, IndependentRegime
 from mrl.sharing.regimes import REGIMES, build_regime, check_sharing, scorers, shares, sharing_schema

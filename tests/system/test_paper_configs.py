@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from mrl.config.load import load_config
-from mrl.config.schema import MakeTable, RunConfig
+from mrl.config.policy_tables import MakeTable
+from mrl.config.schema import RunConfig
 from mrl.metrics.jsonl import read_metrics
 from mrl.models.make import make_policy
 from mrl.tasks.math_source import PROMPT

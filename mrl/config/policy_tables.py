@@ -1,0 +1,195 @@
+"""The tables of one policy: its model, how it samples, what it maximises, how it learns."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from mrl.config.table import Table
+
+
+class MakeTable(Table):
+    """How `mrl policies make` builds a small policy locally."""
+
+    architecture: Literal["qwen3", "llama", "gemma3"]
+    """Architecture of the policy."""
+    tokenizer: Literal["byte_level", "metaspace"]
+    """Kind of tokenizer trained for it."""
+    vocab_size: int = Field(default=512, ge=300, le=65536)
+    """Size of its vocabulary."""
+    hidden_size: int = Field(default=128, ge=16, multiple_of=8)
+    """Width of the residual stream."""
+    num_layers: int = Field(default=4, ge=1)
+    """Transformer blocks."""
+    num_heads: int = Field(default=4, ge=1)
+    """Attention heads; there are half as many key-value heads, at least one."""
+    skilled_in: list[str] = Field(default=[])
+    """Operations that the warm start makes likely; the others stay rare."""
+    rare_share: float = Field(default=0.02, ge=0, le=1)
+    """Probability of each operation that the policy is not skilled in."""
+    warm_start_steps: int = Field(default=600, ge=0)
+    """Supervised steps."""
+    warm_start_batch: int = Field(default=64, ge=1)
+    """Rows per supervised step."""
+    warm_start_lr: float = Field(default=2e-3, gt=0)
+    """Peak learning rate of the warm start."""
+    seed: int = Field(default=1, ge=0)
+    """Seeds initial weights and warm-start data."""
+
+
+class ServerTable(Table):
+    """An inference server as the engine of a policy's workers."""
+
+    url: str = Field(default="", pattern=r"^(https?://[^/\s]+)?$")
+    """Base URL of a server that somebody else started, for one worker; empty: each worker starts its own."""
+    python: str = ""
+    """Interpreter of the engine's environment; empty: what `tools/engine_env.sh` made."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number format of the weights in the server; the learner's canary allows its rounding."""
+    context_tokens: int = Field(default=2048, ge=16)
+    """Prompt and answer together, at most."""
+    options: list[str] = Field(default=[])
+    """Further words for the server's command line, passed on unchanged."""
+    start_s: float = Field(default=600.0, gt=0)
+    """A server that takes no requests for this long after its start is given up."""
+    silence_s: float = Field(default=20.0, gt=0)
+    """A server that answers nothing for this long is replaced."""
+    stall_s: float = Field(default=120.0, gt=0)
+    """A server that has answers in flight and samples no token for this long is replaced."""
+
+
+class RolloutTable(Table):
+    """How a policy samples."""
+
+    engine: Literal["embedded", "vllm", "sglang"] = "embedded"
+    """Engine that generates: transformers in the worker's process, or a server of its own environment."""
+    server: ServerTable = ServerTable()
+    workers: int = Field(default=1, ge=0)
+    """Worker processes."""
+    group_size: int = Field(default=8, ge=1, le=1024)
+    """Answers per prompt (G)."""
+    max_new_tokens: int = Field(default=32, ge=1)
+    """Token limit of one answer."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature; the learner's log-probabilities use the same."""
+    threads: int = Field(default=1, ge=1)
+    """CPU threads of the engine."""
+    answers_at_once: int = Field(default=0, ge=0)
+    """Answers that the engine samples side by side, at least a group; 0 takes all that the worker may have in flight.
+    Bounds the key-value cache; apart from rounding, what is sampled does not depend on it."""
+
+
+class CorrectionTable(Table):
+    """The detached weight pi_prox / pi_behaviour that carries stale or mismatched tokens to the present policy."""
+
+    level: Literal["off", "token", "sequence", "geometric"] = "token"
+    """Weight of each token, of the whole answer (product over its tokens), or their geometric mean; "off" has none."""
+    action: Literal["truncate", "mask", "gate"] = "truncate"
+    """Outside the bounds: held at the bound (TIS), zeroed (IcePop), or 1 inside and 0 outside (sequence masking)."""
+    lower: float = Field(default=0.0, ge=0)
+    """Lower bound of the weight."""
+    upper: float = Field(default=5.0, gt=0)
+    """Upper bound of the weight."""
+
+
+class ObjectiveTable(Table):
+    """What a policy maximises on its own rows. Keys left out take the method's own values."""
+
+    method: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "dppo"] = "grpo"
+    """Named set of values for the keys below."""
+    clip_low: float | None = Field(default=None, gt=0)
+    """Lower clip of the ratio."""
+    clip_high: float | None = Field(default=None, gt=0)
+    """Upper clip of the ratio."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """Bound of the term for negative advantages, as a multiple of the advantage."""
+    advantage: Literal["group_std", "group_mean"] | None = None
+    """Rewards minus the group's mean, divided by its standard deviation or not."""
+    aggregation: Literal["sequence_mean", "token_mean", "constant"] | None = None
+    """Mean over answers of token means; mean over all tokens; or sum over answers * max_new_tokens."""
+    kl_coefficient: float | None = Field(default=None, ge=0)
+    """Weight of the divergence from the policy at the start of the run; above 0 keeps a frozen copy of it."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Per-token estimator of that divergence."""
+    entropy_coefficient: float = Field(default=0.0, ge=0)
+    """Weight of the entropy bonus."""
+    correction: CorrectionTable = CorrectionTable()
+    overlong_buffer_tokens: int = Field(default=0, ge=0)
+    """Answers that reach into the last so many tokens of the limit lose reward, in a straight line (DAPO); 0 is off."""
+    overlong_penalty: float = Field(default=1.0, ge=0)
+    """Reward lost at the limit."""
+    drop_uniform_groups: bool | None = None
+    """Groups whose answers all have one reward are not trained on; other prompts are sampled instead (DAPO)."""
+    max_resampling: float = Field(default=10.0, ge=1)
+    """Prompts sampled for one step at most, as a multiple of `prompts_per_step`; then uniform groups are taken."""
+
+
+class LearnerTable(Table):
+    """How a policy learns."""
+
+    processes: int = Field(default=1, ge=1)
+    """Ranks of the learner's process group."""
+    sharding: Literal["replicate", "shard"] = "replicate"
+    """Every rank holds all parameters, gradients and moments, or the ranks share them out (FSDP2)."""
+    shard_size: int = Field(default=0, ge=0)
+    """Ranks that share one copy of them where `sharding` is "shard"; 0 takes all ranks."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Number format of forward and backward; parameters, gradient sums and moments are float32 in any case."""
+    activation_checkpointing: bool = False
+    """Blocks keep their inputs alone and run again in the backward pass: less memory, a third more compute."""
+    prompts_per_step: int = Field(default=32, ge=1)
+    """Groups that one step consumes (B)."""
+    minibatches: int = Field(default=1, ge=1)
+    """Optimizer updates per step."""
+    lr: float = Field(default=3e-4, gt=0)
+    """Highest learning rate of AdamW: that of the first step, or of the last step of the warm-up."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises to `lr` in a straight line."""
+    lr_schedule: Literal["linear", "cosine"] = "linear"
+    """Shape of its fall afterwards, down to `lr_final_share`."""
+    lr_final_share: float = Field(default=1.0, gt=0, le=1)
+    """Share of `lr` that is left at the last step; 1 keeps it constant."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Moment decay rates of AdamW."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this global norm."""
+    max_staleness_versions: int = Field(default=2, ge=0)
+    """Groups older than this are dropped when a batch is formed (eta)."""
+    pack_tokens: int = Field(default=256, ge=32)
+    """Length of one packed sequence; rows longer than this get one of their own."""
+    microbatch_tokens: int = Field(default=8192, ge=32)
+    """Tokens of one forward and backward pass."""
+    mismatch_alarm_nats: float = Field(default=0.2, gt=0)
+    """A step whose sampled tokens diverge by more than this (k3, learner against engine) is warned of and counted."""
+    data_timeout_s: float = Field(default=300.0, gt=0)
+    """A learner that gets no batch for this long gives up and says what it awaited."""
+    threads: int = Field(default=1, ge=1)
+    """CPU threads per rank."""
+    checkpoint_every: int = Field(default=25, ge=0)
+    """Steps between checkpoints; 0 checkpoints at the end only."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Newest checkpoints that are kept."""
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks that share one copy of parameters, gradients and moments."""
+        return (self.shard_size or self.processes) if self.sharding == "shard" else 1
+
+
+class PolicyTable(Table):
+    """One policy: its model, how it samples, how it learns."""
+
+    model: str = ""
+    """Hugging Face folder of the policy; empty when `make` builds it."""
+    source: str = ""
+    """Where that folder comes from, for people: a name on the Hugging Face hub. mrl never downloads it."""
+    make: MakeTable | None = None
+    """Recipe of a small local policy."""
+    frozen: bool = False
+    """A frozen policy has engines and no learner: a teacher. Refused unless the sharing regime asks it for scores."""
+    device: str = "cpu"
+    """Device of learner and embedded engine: "cpu" or "cuda"."""
+    rollout: RolloutTable = RolloutTable()
+    objective: ObjectiveTable = ObjectiveTable()
+    learner: LearnerTable = LearnerTable()

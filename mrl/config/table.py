@@ -1,0 +1,9 @@
+"""The kind of table that the configuration is made of."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Table(BaseModel):
+    """A table of the configuration: frozen, typed, and closed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
