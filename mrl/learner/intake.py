@@ -119,7 +119,9 @@ class Intake:
                 return WorkGrant(items=self._ledger.grant(message, now_s), weights=notice)
             assert isinstance(message, Groups)
             self._note(self._ledger.accept(message.groups, message.worker, now_s))
-            return GroupsAck(tickets=[group.ticket for group in message.groups], weights=notice)
+            self._ledger.write_off(message.stale, message.worker, now_s)
+            tickets = [group.ticket for group in message.groups] + [group.ticket for group in message.stale]
+            return GroupsAck(tickets=tickets, weights=notice)
 
     def _note(self, new: Sequence[ScoredGroup]) -> None:
         if new:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mrl.records.rollouts import Answer, ScoredGroup, WorkItem, WorkRequest
+from mrl.records.rollouts import Answer, ScoredGroup, StaleGroup, WorkItem, WorkRequest
 from mrl.records.version import Version, is_void
 
 
@@ -119,6 +119,15 @@ class WorkLedger:
                     self.accepted += 1
         return new
 
+    def write_off(self, groups: Sequence[StaleGroup], worker: str, now_s: float) -> None:
+        """Groups that were given up because they would have come too late; others take their places."""
+        self.last_seen_s[worker] = now_s
+        for group in groups:
+            if self._claim(group.ticket) is None:
+                self.counts["repeated"] += 1
+            else:
+                self._count_stale(group.num_tokens)
+
     def take_batch(self, step: int, is_settled: IsSettled = always, hold_versions: int = 0) -> list[ScoredGroup] | None:
         """B groups that are fresh enough to train at `step`, or None when there are too few.
 
@@ -216,12 +225,15 @@ class WorkLedger:
         for entry in self.ready:
             stale = step - entry.group.oldest.step > self.pace.max_staleness_versions
             if stale or is_void(entry.group.oldest, self.resumed_at):
-                self.counts["stale_groups"] += 1
-                self.counts["stale_tokens"] += _num_tokens(entry.group)
+                self._count_stale(_num_tokens(entry.group))
                 self.accepted -= 1
             else:
                 fresh.append(entry)
         self.ready = fresh
+
+    def _count_stale(self, num_tokens: int) -> None:
+        self.counts["stale_groups"] += 1
+        self.counts["stale_tokens"] += num_tokens
 
 
 def _num_tokens(group: ScoredGroup) -> int:

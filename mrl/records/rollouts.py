@@ -87,11 +87,20 @@ class WorkRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
     holding: Annotated[list[Name], msgspec.Meta(max_length=100_000)]
 
 
+class StaleGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group that was given up in the engine: complete, it would be too stale to train on."""
+
+    ticket: Name
+    num_tokens: Count
+    """Of the answers that had ended."""
+
+
 class Groups(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="groups"):
-    """Worker -> learner: finished groups."""
+    """Worker -> learner: finished groups, and groups that will not be finished."""
 
     worker: Name
     groups: Annotated[list[ScoredGroup], msgspec.Meta(max_length=4096)]
+    stale: Annotated[list[StaleGroup], msgspec.Meta(max_length=4096)] = []
 
 
 class WorkGrant(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="work_grant"):

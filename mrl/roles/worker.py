@@ -91,6 +91,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         max_answers=_max_answers(config, policy, lease),
         publish=_publisher(regime, receiver, policy, _sender(config, exchange, telemetry, stop)),
         scorer=scorer,
+        max_staleness_versions=table.learner.max_staleness_versions,
         in_step=config.run.sync,
     )
     loop = RolloutLoop(

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mrl.engines.engine import Finished, Generation, GenerationRequest
-from mrl.records.rollouts import WorkItem
+from mrl.records.rollouts import StaleGroup, WorkItem
 from mrl.records.version import Version
 from mrl.rollout.sampling import Sampler
 
@@ -73,6 +73,19 @@ class Flights:
             if flight.is_complete:
                 complete.append(self._flying.pop(one.request_id))
         return complete
+
+    def give_up_stale(self, newest: Version, max_staleness_versions: int) -> dict[str, StaleGroup]:
+        """Groups that can only end too stale for a learner which is at `newest`, by request; they are forgotten.
+
+        A group of which no answer has come stays: only the engine knows under which version it began.
+        """
+        found = {}
+        for request_id, flight in list(self._flying.items()):
+            if flight.answers and newest.step - min(flight.versions).step > max_staleness_versions:
+                num_tokens = sum(answer.token_ids.size for answer in flight.answers.values())
+                found[request_id] = StaleGroup(ticket=flight.item.ticket, num_tokens=num_tokens)
+                del self._flying[request_id]
+        return found
 
     def lose(self) -> list[WorkItem]:
         """Everything in flight is lost; what has to be sampled again."""

@@ -12,6 +12,7 @@ from mrl.records.codec import decode, encode
 from mrl.records.rollouts import (
     Groups,
     ScoredGroup,
+    StaleGroup,
     WeightsNotice,
     WorkGrant,
     WorkItem,
@@ -36,7 +37,7 @@ class WorkerLink:
         self._work: dict[str, WorkItem] = {}
         self._taken: set[str] = set()
         """Tickets of work that the worker's thread has already got."""
-        self._undelivered: dict[str, ScoredGroup] = {}
+        self._undelivered: dict[str, ScoredGroup | StaleGroup] = {}
         self._wanted = 0
         self._is_unanswered = False
         self._asked_s = self._heard_s = self._sent_s = float("-inf")
@@ -69,8 +70,8 @@ class WorkerLink:
             self._taken.update(item.ticket for item in taken)
             return taken
 
-    def deliver(self, groups: Sequence[ScoredGroup]) -> None:
-        """Send finished groups; they are repeated until acknowledged."""
+    def deliver(self, groups: Sequence[ScoredGroup | StaleGroup]) -> None:
+        """Send finished groups, or say that they are given up; repeated until acknowledged."""
         with self._changed:
             for group in groups:
                 self._forget(group.ticket)
@@ -132,16 +133,21 @@ class WorkerLink:
         self._work.pop(ticket, None)
         self._taken.discard(ticket)
 
-    def _send(self, groups: list[ScoredGroup]) -> None:
+    def _send(self, groups: list[ScoredGroup | StaleGroup]) -> None:
         self._sent_s = self._clock()
-        part: list[ScoredGroup] = []
+        part: list[ScoredGroup | StaleGroup] = []
         part_bytes = 0
         for group in groups:
             num_bytes = len(encode(group))
             if part and part_bytes + num_bytes > MAX_BATCH_BYTES:
-                self._post(encode(Groups(worker=self._worker, groups=part)))
+                self._post_groups(part)
                 part, part_bytes = [], 0
             part.append(group)
             part_bytes += num_bytes
         if part:
-            self._post(encode(Groups(worker=self._worker, groups=part)))
+            self._post_groups(part)
+
+    def _post_groups(self, groups: list[ScoredGroup | StaleGroup]) -> None:
+        finished = [group for group in groups if isinstance(group, ScoredGroup)]
+        stale = [group for group in groups if isinstance(group, StaleGroup)]
+        self._post(encode(Groups(worker=self._worker, groups=finished, stale=stale)))

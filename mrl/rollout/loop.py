@@ -44,6 +44,8 @@ class Duties:
     """Answers that may be in flight now: what its lease allows, or the whole batch of a synchronous run."""
     publish: Callable[[Sequence[ScoredGroup]], None]
     """Gives to the peers what the regime shares of finished groups; called before the learner gets them."""
+    max_staleness_versions: int
+    """Groups in flight that can only end staler than this are given up."""
     scorer: Scorer | None = None
     """Answers what peers ask of the engine, between all else."""
     in_step: bool = False
@@ -101,6 +103,7 @@ class RolloutLoop:
         self._hand_in()
         sampled_at_once = self._flights.num_answers
         self._custody.hold(self._flights.arrive(self._collect()))
+        self._give_up_stale()
         if not (self._duties.in_step and self._flights):
             self._verifying.hand_in(self._in_order(self._custody.release()))
         self._deliver(self._verifying.done(wait=self._duties.in_step))
@@ -190,6 +193,16 @@ class RolloutLoop:
             with self._telemetry.awaiting(what, whom=whom):
                 time.sleep(PROOF_SLICE_S)
         return []
+
+    def _give_up_stale(self) -> None:
+        """Free the engine of what nobody can train on any more: the longest answers, mostly."""
+        notice = self._link.notice
+        if notice is None:
+            return
+        stale = self._flights.give_up_stale(notice.version, self._duties.max_staleness_versions)
+        if stale:
+            self._engine.abort(stale)
+            self._link.deliver(list(stale.values()))
 
     def _in_order(self, flights: list[Flight]) -> list[Flight]:
         return sorted(flights, key=lambda flight: flight.number) if self._duties.in_step else flights

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mrl.learner.intake import Intake
 from mrl.learner.ledger import Pace, WorkLedger
-from mrl.records.rollouts import WeightsNotice
+from mrl.records.rollouts import StaleGroup, WeightsNotice
 from mrl.records.version import Version
 from mrl.rollout.link import WorkerLink
 from mrl.transport.background import BackgroundClient
@@ -49,6 +49,22 @@ def test_work_goes_out_and_groups_come_in(tmp_path, make_group):
     assert [item.prompt_id for item in items] == ["p0", "p1"]
     assert sorted(group.ticket for group in arrived) == sorted(item.ticket for item in items)
     assert link.notice == NOTICE
+
+
+def test_groups_that_were_given_up_make_room_for_others(tmp_path):
+    """All that may run was granted; once the learner knows of two that will not come, it grants two more."""
+    with connected(tmp_path) as (intake, link, _):
+        intake.announce(NOTICE)
+        first = link.take_work(4, timeout_s=10.0)
+        link.deliver([StaleGroup(ticket=item.ticket, num_tokens=3) for item in first[:2]])
+        more = link.take_work(4, timeout_s=10.0)
+        while len(more) < 2:
+            more += link.take_work(4, timeout_s=10.0)
+
+        assert [item.prompt_id for item in first + more] == ["p0", "p1", "p2", "p3", "p4", "p5"]
+        with link._changed:
+            assert link._changed.wait_for(lambda: not link._undelivered, 10.0), "they are not acknowledged"
+        assert intake.take_counts() == {"stale_groups": 2, "stale_tokens": 6}
 
 
 def test_garbage_is_counted_and_the_link_goes_on(tmp_path):

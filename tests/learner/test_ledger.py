@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.records.finish import FinishReason
-from mrl.records.rollouts import WorkRequest
+from mrl.records.rollouts import StaleGroup, WorkRequest
 from mrl.records.version import Version
 
 PACE = Pace(groups_per_step=4, group_size=2, max_staleness_versions=1, total_steps=10)
@@ -102,6 +102,20 @@ def test_stale_groups_are_dropped_with_their_lengths_and_sampled_anew(make_group
     assert books.counts["stale_groups"] == 8
     assert books.counts["stale_tokens"] == 8 * 5
     assert len(books.grant(ask(100), 0.0)) == 16
+
+
+def test_a_group_that_was_given_up_makes_room_for_another_prompt(make_group):
+    """It is told of twice, since nobody acknowledged it, and counts once."""
+    books = ledger()
+    items = books.grant(ask(100), 0.0)
+    given_up = [StaleGroup(ticket=items[0].ticket, num_tokens=7)]
+
+    books.write_off(given_up, "w", 0.0)
+    books.write_off(given_up, "w", 0.0)
+
+    assert dict(books.counts) == {"stale_groups": 1, "stale_tokens": 7, "repeated": 1}
+    (other,) = books.grant(ask(100, holding=tuple(item.ticket for item in items[1:])), 0.0)
+    assert other.position == len(items)
 
 
 def test_groups_of_a_voided_epoch_are_dropped(make_group):
@@ -294,7 +308,7 @@ def test_nothing_is_held_back_when_a_batch_needs_it(make_group):
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["ask", "give", "crash", "train"]), st.integers(0, 9)), max_size=60),
+    st.lists(st.tuples(st.sampled_from(["ask", "give", "give up", "crash", "train"]), st.integers(0, 9)), max_size=60),
     st.booleans(),
     st.integers(0, 3),
 )
@@ -310,6 +324,9 @@ def test_every_position_is_trained_dropped_or_open(events, drop_uniform, hold_ve
         elif event == "give":
             for ticket in list(held)[:number]:
                 books.accept([_group(ticket, held.pop(ticket), passed=number % 3)], "w", 0.0)
+        elif event == "give up":
+            books.write_off([StaleGroup(ticket=one, num_tokens=1) for one in list(held)[:number]], "w", 0.0)
+            held = dict(list(held.items())[number:])
         elif event == "crash":
             held = {}
         else:

@@ -7,7 +7,7 @@ import pytest
 
 from mrl.engines.engine import Finished, Generation, GenerationRequest
 from mrl.records.finish import FinishReason
-from mrl.records.rollouts import WorkItem
+from mrl.records.rollouts import StaleGroup, WorkItem
 from mrl.records.version import Version, VersionSpan
 from mrl.rollout.flights import Custody, Flights
 
@@ -58,6 +58,18 @@ def test_an_item_that_is_sampled_again_has_a_name_of_its_own(flights):
     assert before.request_id != after.request_id
     with pytest.raises(KeyError):
         flights.arrive([Finished(before.request_id, 0, answer(OLD))])
+
+
+@pytest.mark.parametrize(("newest", "is_stale"), [(3, False), (4, True)])
+def test_only_what_has_begun_too_long_ago_for_certain_is_given_up(flights, newest, is_stale):
+    """Two versions of staleness are allowed; of "b" nobody knows when it began."""
+    first, _ = flights.depart([item("a"), item("b")])
+    flights.arrive([Finished(first.request_id, 1, answer(OLD, OLD, NEW))])
+
+    stale = flights.give_up_stale(Version(0, newest), 2)
+
+    assert stale == ({first.request_id: StaleGroup(ticket="a", num_tokens=3)} if is_stale else {})
+    assert len(flights) == (1 if is_stale else 2)
 
 
 def test_a_group_waits_for_the_proof_of_every_version_in_it(flights):

@@ -11,6 +11,7 @@ from mrl.records.rollouts import (
     Groups,
     GroupsAck,
     ScoredGroup,
+    StaleGroup,
     WeightsNotice,
     WorkGrant,
     WorkItem,
@@ -101,6 +102,23 @@ def test_groups_are_sent_again_until_acknowledged():
 
     assert sum(isinstance(message, Groups) for message in wire.sent) == 2
     assert isinstance(wire.sent[-1], WorkRequest)
+    assert wire.sent[-1].holding == []
+
+
+def test_what_was_given_up_is_told_until_acknowledged():
+    """In the same message as groups that were finished, and in none of them twice."""
+    wire = Wire()
+    wire.grant("a", "b")
+    given_up = StaleGroup(ticket="b", num_tokens=5)
+    wire.link.deliver([group("a"), given_up])
+    wire.tick(1.5)
+    told = [message for message in wire.sent if isinstance(message, Groups)]
+    assert [(message.groups, message.stale) for message in told] == [([group("a")], [given_up])] * 2
+
+    wire.link.on_message(encode(GroupsAck(tickets=["a", "b"], weights=NOTICE)))
+    wire.tick(3.0)
+
+    assert sum(isinstance(message, Groups) for message in wire.sent) == 2
     assert wire.sent[-1].holding == []
 
 

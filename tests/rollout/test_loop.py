@@ -58,7 +58,7 @@ class Learner:
         message = decode(body, worker_message_decoder)
         if isinstance(message, Groups):
             self.got.append(message)
-            tickets = [group.ticket for group in message.groups]
+            tickets = [group.ticket for group in (*message.groups, *message.stale)]
             self.done.update(int(ticket.partition(".")[2]) for ticket in tickets)
             self.link.on_message(encode(GroupsAck(tickets=tickets, weights=self.notice)))
             return True
@@ -88,12 +88,12 @@ def make_loop(learner, tiny_model, pool, receiver, tmp_path):
     tiny_model(seed=2, vocab_size=VOCAB).save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
 
-    def make(*, prompt_tokens: int = 2, max_new_tokens: int = 4, **duties) -> RolloutLoop:
+    def make(*, prompt_tokens: int = 2, max_new_tokens: int = 4, max_running: int = 8, **duties) -> RolloutLoop:
         sampling = Sampling(1.0, max_new_tokens, tuple(receiver.eos_ids))
-        engine = EmbeddedEngine(tmp_path / "model", sampling, device="cpu", max_running=8)
+        engine = EmbeddedEngine(tmp_path / "model", sampling, device="cpu", max_running=max_running)
         prompt = np.arange(5, 5 + prompt_tokens, dtype=np.int32)
         sampler = Sampler("a", 1, engine, pool, lambda text: prompt, receiver.completion_bytes)
-        told = {"max_answers": lambda: 4, "publish": lambda groups: None, **duties}
+        told = {"max_answers": lambda: 4, "publish": lambda groups: None, "max_staleness_versions": 2, **duties}
         each_call_a_second = itertools.count().__next__  # however quick a thing is, its span is long
         telemetry = Telemetry("worker/a/0", "a", learner.told.append, monotonic=each_call_a_second)
         return RolloutLoop(sampler, learner.link, telemetry, Duties(**told), group_size=2, learner_bound_s=30.0)
@@ -200,6 +200,30 @@ def test_new_weights_are_taken_while_answers_are_in_flight(make_loop, learner):
     spans = [answer.versions for message in learner.got for group in message.groups for answer in group.answers]
     assert any([span.version.step for span in one] == [0, 1] for one in spans)
     assert loop.totals.last.version == Version(0, 1)
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_a_group_that_can_only_end_too_stale_is_given_up(make_loop, learner, step):
+    """One of its answers has ended under version 0, the other one has only begun."""
+    loop = make_loop(max_new_tokens=50, max_running=1, max_staleness_versions=2)
+    learner.prompt_ids = learner.prompt_ids[:1]
+    arrive = loop._flights.arrive
+
+    def arrive_and_tell(finished):
+        complete = arrive(finished)
+        if finished and not complete:
+            learner.publish(step)
+            loop._link.on_message(encode(GroupsAck(tickets=[], weights=learner.notice)))
+        return complete
+
+    loop._flights.arrive = arrive_and_tell
+    loop.run(lambda: bool(learner.done))
+
+    stale = [one for message in learner.got for one in message.stale]
+    assert [one.ticket for one in stale] == (["0.0"] if step == 3 else [])
+    assert all(0 < one.num_tokens <= 50 for one in stale)
+    assert tickets(learner.got) == ([] if step == 3 else ["0.0"])
+    assert (loop._engine.usage().running, loop._engine.usage().waiting) == (0, 0)
 
 
 def test_nothing_is_delivered_before_its_version_is_proved(make_loop, learner, monkeypatch):

@@ -96,6 +96,13 @@ class Replica:
             done.append(heapq.heappop(self.running)[2])
         return done
 
+    def forget(self, groups: set[int]) -> bool:
+        """Take out the answers to these groups, told by their `id`; whether there were any. Advanced to now before."""
+        before = len(self.running)
+        self.running = [entry for entry in self.running if id(entry[2].group) not in groups]
+        heapq.heapify(self.running)
+        return len(self.running) < before
+
     def evict(self, *, keep_tokens: bool, rework: float) -> list[Request]:
         """Take out all that runs: with what is generated, of which `rework` has to be done again, or without."""
         taken = []

@@ -127,6 +127,26 @@ class SimulatedPolicy:
         self.stepping = False
         self.version += 1
 
+    def give_up_stale(self, now_s: float) -> list[Replica]:
+        """Forget groups in flight that will be too stale when they are complete; the replicas that sampled them.
+
+        As workers do: of which no answer has ended, nobody knows how stale it is.
+        """
+        running = [request.group for replica in self.replicas for _, _, request in replica.running]
+        stale = {
+            id(group)
+            for group in (*running, *(request.group for request in self.queue))
+            if group.missing < GROUP_SIZE and self.version - group.behaviour > MAX_STALENESS_VERSIONS
+        }
+        if not stale:
+            return []
+        self.num_running_groups -= len(stale)
+        self.dropped_groups += len(stale)
+        self.queue = deque(request for request in self.queue if id(request.group) not in stale)
+        for replica in self.replicas:
+            replica.advance(max(now_s, replica.advanced_s))
+        return [replica for replica in self.replicas if replica.forget(stale)]
+
     def _let_in(self) -> bool:
         """Let one group in, dated now, if gate and window are open."""
         in_flight = self.num_running_groups

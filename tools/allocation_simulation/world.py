@@ -185,6 +185,8 @@ class World:
             return
         del self._step_ends_s[name]
         policy.end_step(self.now_s)
+        for replica in policy.give_up_stale(self.now_s):
+            self._watch(replica)
         for replica in policy.replicas:
             if replica.serving_from_s <= self.now_s:
                 replica.pause(self.now_s, policy.spec.pause_s)
