@@ -59,9 +59,13 @@ def check_cores(config: RunConfig, *, where: str) -> None:
 
 
 def check_tasks(config: RunConfig, on_missing: Callable[[MissingError], None] = refuse) -> None:
-    """Build the prompt pool; when something is missing, `on_missing` is told for every task. Raises TaskError."""
+    """Build the prompt pool and start verifiers of the user's own once. Raises TaskError.
+
+    When something is missing, `on_missing` is told for every task.
+    """
     from mrl.tasks.pool import build_pool
     from mrl.tasks.sources import open_source
+    from mrl.tasks.verify import check_verifier
 
     try:
         build_pool(config.tasks, config.pool)
@@ -71,6 +75,9 @@ def check_tasks(config: RunConfig, on_missing: Callable[[MissingError], None] = 
                 open_source(task, table, seed=config.pool.seed)
             except MissingError as missing:
                 on_missing(missing)
+    for task, table in config.tasks.items():
+        if table.verifier:
+            check_verifier(task, table)
 
 
 def missing_model(name: str, policy: PolicyTable) -> MissingError | None:

@@ -92,7 +92,6 @@ class RolloutLoop:
                     self._recover(error)
         finally:
             self._telemetry.doing("stopping")
-            self._verifying.close()
             self._updates.close()
 
     def _turn(self) -> None:

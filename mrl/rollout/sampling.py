@@ -1,6 +1,7 @@
 """What one policy samples: prompts become requests, finished answers become verified ones, and those scored groups."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from mrl.engines.sampling import answer_seeds
 from mrl.records.codec import pack_array
 from mrl.records.rollouts import Answer, ScoredGroup, WorkItem
 from mrl.tasks.pool import TaskPool
+from mrl.tasks.verify import Verdict
 
 
 @dataclass(frozen=True)
@@ -42,19 +44,29 @@ class Sampler:
             answers=list(answers),
         )
 
+    def verdicts(self, prompt_id: str, generations: Sequence[Generation]) -> "Future[list[Verdict]]":
+        """The verdicts on answers to one prompt, once all are there; never waits."""
+        return self.pool.submit([(prompt_id, self._text(generation)) for generation in generations])
+
     def verified(self, prompt_ids: Sequence[str], generations: Sequence[Generation]) -> list[Answer]:
-        """Verified answers, in order. A text cut in mid-character is verified with a replacement mark in its place."""
-        completions = [self.completion_bytes(generation.token_ids) for generation in generations]
-        texts = [completion.decode("utf-8", errors="replace") for completion in completions]
-        verdicts = self.pool.verify_all(list(zip(prompt_ids, texts, strict=True)))
+        """Verified answers, in order; waits for the verdicts."""
+        asked = zip(prompt_ids, generations, strict=True)
+        return self.answers(generations, self.pool.verify_all([(one, self._text(answer)) for one, answer in asked]))
+
+    def answers(self, generations: Sequence[Generation], verdicts: Sequence[Verdict]) -> list[Answer]:
+        """What was sampled, with what was said about it."""
         return [
             Answer(
                 token_ids=pack_array(generation.token_ids, "i4"),
                 logprobs=pack_array(generation.logprobs, "f4"),
                 versions=generation.versions,
-                completion=completion,
+                completion=self.completion_bytes(generation.token_ids),
                 finish_reason=generation.finish_reason,
                 reward=verdict.reward,
             )
-            for generation, completion, verdict in zip(generations, completions, verdicts, strict=True)
+            for generation, verdict in zip(generations, verdicts, strict=True)
         ]
+
+    def _text(self, generation: Generation) -> str:
+        """What is verified; a text cut in mid-character has a replacement mark in its place."""
+        return self.completion_bytes(generation.token_ids).decode("utf-8", errors="replace")

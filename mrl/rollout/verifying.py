@@ -1,49 +1,79 @@
-"""Verification beside sampling: a thread hands complete groups to the verifiers and their results come as they come."""
+"""Verification beside sampling: complete groups go to the verifiers at once and come back with their last verdict."""
 
-from collections import deque
+import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import ExitStack
+from typing import NamedTuple
 
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import ScoredGroup
 from mrl.rollout.flights import Flight
 from mrl.rollout.sampling import Sampler
+from mrl.tasks.verify import Verdict
+
+
+class _Awaited(NamedTuple):
+    flight: Flight
+    verdicts: "Future[list[Verdict]]"
 
 
 class Verifying:
-    """Groups that are being verified, in the order in which they were handed in."""
+    """Groups that are being verified. A slow verdict holds up its own group alone."""
 
     def __init__(self, sampler: Sampler, telemetry: Telemetry) -> None:
         self._sampler, self._telemetry = sampler, telemetry
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="verifying")
-        self._pending: deque[Future[list[ScoredGroup]]] = deque()
+        self._awaited: list[_Awaited] = []
+        self._span = _SharedSpan(telemetry)
 
     def __len__(self) -> int:
-        return len(self._pending)
+        return len(self._awaited)
 
     def hand_in(self, flights: Sequence[Flight]) -> None:
-        """Verify all answers of these groups together."""
-        if flights:
-            self._pending.append(self._thread.submit(self._score, flights))
+        """Verify the answers of these groups; never waits."""
+        for flight in flights:
+            verdicts = self._sampler.verdicts(flight.item.prompt_id, flight.generations)
+            self._span.enter()
+            verdicts.add_done_callback(lambda _: self._span.leave())
+            self._awaited.append(_Awaited(flight, verdicts))
 
     def done(self, *, wait: bool = False) -> list[ScoredGroup]:
-        """What has been verified since the last call; with `wait`, all that was handed in."""
-        groups: list[ScoredGroup] = []
-        while self._pending and (wait or self._pending[0].done()):
+        """The groups verified since the last call; with `wait`, all that were handed in. In the order of handing in.
+
+        Raises RoleFailed when a task's verifier cannot be started.
+        """
+        if wait and self._awaited:
             with self._telemetry.awaiting("verdicts", whom="verifiers"):
-                groups += self._pending.popleft().result()
-        return groups
+                for one in self._awaited:
+                    one.verdicts.result()
+        settled = [one for one in self._awaited if one.verdicts.done()]
+        self._awaited = [one for one in self._awaited if one not in settled]
+        return [self._scored(*one) for one in settled]
 
-    def close(self) -> None:
-        """Wait for the batch under way."""
-        self._thread.shutdown(cancel_futures=True)
+    def _scored(self, flight: Flight, verdicts: "Future[list[Verdict]]") -> ScoredGroup:
+        answers = self._sampler.answers(flight.generations, verdicts.result())
+        return self._sampler.group(flight.item, flight.prompt_token_ids, answers)
 
-    def _score(self, flights: Sequence[Flight]) -> list[ScoredGroup]:
-        prompt_ids = [flight.item.prompt_id for flight in flights for _ in flight.answers]
-        generations = [one for flight in flights for one in flight.generations]
-        with self._telemetry.beside("verifying"):
-            answers = iter(self._sampler.verified(prompt_ids, generations))
-        return [
-            self._sampler.group(flight.item, flight.prompt_token_ids, [next(answers) for _ in flight.answers])
-            for flight in flights
-        ]
+
+class _SharedSpan:
+    """The span of time in which anything is verified, however many groups at once; any thread."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._open = ExitStack()
+
+    def enter(self) -> None:
+        """One more group."""
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._open.enter_context(self._telemetry.beside("verifying"))
+
+    def leave(self) -> None:
+        """One group less."""
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._open.close()

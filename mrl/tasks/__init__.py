@@ -4,6 +4,8 @@
 - `reasoning_gym_source` data sets of the `reasoning-gym` package with their own scorers
 - `words`                word tasks generated here, in the style of reasoning-gym
 - `math_source`          mathematics from a file (`math_rows`), judged by `math-verify` (`math_answers`)
+- `jsonl_source`         any prompts and references from a file, for verifiers of the user's own
+- `options`              options of a task, checked against its source's table
 - `sources`              the dict of all sources
 - `operations`           the named operations that solve the tasks
 - `extract`              where in a completion the answer stands

@@ -64,14 +64,17 @@ def reference_of(row: Mapping[str, Any], keys: Keys) -> str:
     return given if len(given) <= MAX_ANSWER_CHARS else ""
 
 
-def jsonl_rows(path: Path, *, where: str, get: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(place, row) of every line. Raises MissingError without the file, TaskError for a line that is no JSON object."""
+def jsonl_rows(path: Path, *, where: str, get: str, form: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(place, row) of every line. Raises MissingError without the file, TaskError for a line that is no JSON object.
+
+    `form` says in words what the file should hold, `get` is the command that fetches it.
+    """
     if not path.is_file():
-        raise MissingError(f"data file {str(path)!r} is not there", where=where, wanted=FORM, cure=get)
+        raise MissingError(f"data file {str(path)!r} is not there", where=where, wanted=form, cure=get)
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                yield f"{path}:{number}", _row(line.strip(), f"{path}:{number}")
+                yield f"{path}:{number}", _row(line.strip(), f"{path}:{number}", form)
 
 
 def hub_rows(name: str, *, subset: str, split: str, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -92,13 +95,13 @@ def hub_rows(name: str, *, subset: str, split: str, where: str) -> Iterator[tupl
         yield f"{name}[{split}][{number}]", row
 
 
-def _row(line: str, place: str) -> Mapping[str, Any]:
+def _row(line: str, place: str, form: str) -> Mapping[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise TaskError("not valid JSON", where=place, got=line[:60], wanted=FORM) from error
+        raise TaskError("not valid JSON", where=place, got=line[:60], wanted=form) from error
     if not isinstance(row, dict):
-        raise TaskError("not a JSON object", where=place, got=line[:60], wanted=FORM)
+        raise TaskError("not a JSON object", where=place, got=line[:60], wanted=form)
     return row
 
 

@@ -14,12 +14,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from mrl.config.table import Table
 from mrl.errors import MissingError, TaskError
 from mrl.tasks.extract import MAX_ANSWER_CHARS, boxed_answer, stated_answer, tagged_answer
-from mrl.tasks.math_rows import HUB, Keys, Problem, hub_rows, jsonl_rows, read_problems
+from mrl.tasks.math_rows import FORM, HUB, Keys, Problem, hub_rows, jsonl_rows, read_problems
+from mrl.tasks.options import checked_options
 from mrl.tasks.source import Item, Part
 from mrl.tasks.split import HELD_OUT_PERCENT, hash_percent
 
@@ -88,7 +87,7 @@ class MathSource:
             if dataset.startswith(HUB):
                 name = dataset.removeprefix(HUB)
                 return read_problems(hub_rows(name, subset=options.subset, split=place, where=where), keys)
-            return read_problems(jsonl_rows(Path(place), where=where, get=get), keys)
+            return read_problems(jsonl_rows(Path(place), where=where, get=get, form=FORM), keys)
 
         known = read(options.split if dataset.startswith(HUB) else dataset)
         held_out = read(options.held_out) if options.held_out else []
@@ -101,13 +100,7 @@ class MathSource:
 
 
 def _options(options: Mapping[str, Any], where: str) -> MathOptions:
-    try:
-        checked = MathOptions.model_validate(dict(options))
-    except ValidationError as error:
-        mistake = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in mistake["loc"])
-        wanted = "one of " + ", ".join(MathOptions.model_fields) if mistake["type"] == "extra_forbidden" else ""
-        raise TaskError(f"options.{key}: {mistake['msg']}", where=where, got=mistake["input"], wanted=wanted) from error
+    checked = checked_options(MathOptions, options, where=where)
     if "{problem}" not in checked.prompt:
         raise TaskError("options.prompt: no place for the problem", where=where, got=checked.prompt, wanted="{problem}")
     return checked

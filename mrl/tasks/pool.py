@@ -6,6 +6,7 @@ Which prompts exist depends on the task tables and `pool.seed` alone, so that al
 import hashlib
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,8 +83,14 @@ class TaskPool:
 
         Raises TaskError for an unknown id, RoleFailed when a task's verifier cannot be started.
         """
-        found = [(self._find(prompt_id), text) for prompt_id, text in completions]
-        return self._judge.judge([Question(one.prompt.task, one.source, one.item, text) for one, text in found])
+        return self._judge.judge(self._questions(completions))
+
+    def submit(self, completions: Sequence[tuple[str, str]]) -> "Future[list[Verdict]]":
+        """The verdicts on (prompt id, completion text) pairs of one task, in order, once all are there; never waits.
+
+        Raises TaskError for an unknown id; the future raises RoleFailed as `verify_all` does.
+        """
+        return self._judge.submit(self._questions(completions))
 
     def verifier_values(self) -> dict[str, float]:
         """Metrics of the verifier processes, totals since the start; empty when no task needs any."""
@@ -92,6 +99,10 @@ class TaskPool:
     def close(self) -> None:
         """End the verifier processes."""
         self._judge.close()
+
+    def _questions(self, completions: Sequence[tuple[str, str]]) -> list[Question]:
+        found = [(self._find(prompt_id), text) for prompt_id, text in completions]
+        return [Question(one.prompt.task, one.source, one.item, text) for one, text in found]
 
     def _find(self, prompt_id: str) -> _Verifiable:
         try:

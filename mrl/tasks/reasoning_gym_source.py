@@ -55,7 +55,8 @@ print(*f.DATASETS)' lists them"
         for number in range(min(limit, MAX_ENTRIES)):
             entry = self._dataset[number]
             subject, letter = self._subject(entry) if self._subject else ("", "")
-            yield Item(entry["question"], subject, letter, number)
+            answer = entry["answer"]
+            yield Item(entry["question"], subject, letter, number, "" if answer is None else str(answer))
 
     def extract(self, completion: str) -> str:
         """What stands in the answer's tags."""

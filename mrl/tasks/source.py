@@ -35,7 +35,8 @@ class Source(Protocol):
     verifier: str
     """"module:function" of a scorer that may hang, die or eat memory, and therefore runs in processes of its own.
 
-    It is called with (`item.reference`, extracted answer). "" when `score` is quick and safe.
+    It is called with (`item.reference`, extracted answer). "" when `score` is quick and safe. A task's own one replaces
+    it.
     """
 
     def items(self, limit: int) -> Iterator[Item]:

@@ -1,10 +1,12 @@
 """Verification in processes of its own, with a hard limit of time and memory per answer.
 
-    answers ──▶ idle process ──reply──▶ verdict
-                     └── limit reached or died ──▶ failed answer, new process
+    groups of answers ──▶ queue ──▶ idle process ──reply──▶ verdict; with the last one of a group, its future
+                                        └── limit reached or died ──▶ failed answer, new process
 
-A verifier of mathematics may hang in code that no signal handler interrupts, take all memory, or take its process with
-it. Here it costs one answer: the process is killed, the answer counts as failed, and the next one gets a new process.
+A verifier may hang in code that no signal handler interrupts, take all memory, take its process with it, or wait long
+for a service elsewhere. Here it costs one answer: the process is killed, the answer counts as failed, and the next one
+gets a new process. Nobody else waits for it: groups complete out of order, and as long as any answer waits, no process
+that can judge it is idle.
 """
 
 import os
@@ -12,10 +14,12 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -24,9 +28,12 @@ from mrl.tasks.verifier_process import JUDGED, LENGTH, OUT_OF_MEMORY, READY, REP
 
 MEMORY_BYTES = 1024**3
 """Address space of one process; sympy with all it imports takes a tenth of it."""
-MAX_REQUEST_BYTES = 32 * 1024
-"""A pipe takes this much at once, so that a write never waits."""
+MAX_REQUEST_BYTES = 128 * 1024
+PIPE_BYTES = 2 * MAX_REQUEST_BYTES
+"""An idle process's pipe takes a whole request at once, so that a write never waits."""
 START_S = 120.0
+OVER_LIMIT = (-signal.SIGPROF, -signal.SIGALRM)
+"""Exit codes of a process that ended itself at its limit of CPU time, or of the clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +53,35 @@ class VerifierCounts:
     crashes: int = 0
 
 
+@dataclass(slots=True)
+class _Group:
+    """Answers that were handed in together."""
+
+    size: int
+    future: Future[list[Outcome]] = field(default_factory=Future)
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+
+    def settle(self, place: int, outcome: Outcome) -> None:
+        """One answer is judged; with the last one, the future has its result."""
+        self.outcomes[place] = outcome
+        if len(self.outcomes) == self.size and not self.future.done():
+            self.future.set_result([self.outcomes[place] for place in range(self.size)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One answer that waits for a process, or has one."""
+
+    group: _Group
+    place: int
+    request: bytes
+
+
 class VerifierPool:
-    """At most `processes` processes that each judge one answer at a time by `verifier` ("module:function")."""
+    """At most `processes` processes that each judge one answer at a time by `verifier` ("module:function").
+
+    Any thread may hand in. The processes belong to one thread of the pool.
+    """
 
     def __init__(
         self,
@@ -62,67 +96,125 @@ class VerifierPool:
 
         Nothing is started before the first answer comes.
         """
-        self._argv = (sys.executable, "-m", "mrl.tasks.verifier_process", verifier, str(memory_bytes), str(timeout_s))
+        self._argv = verifier_argv(verifier, memory_bytes=memory_bytes, timeout_s=timeout_s)
+        self._verifier = verifier
         self._size, self._wall_s = processes, wall_factor * timeout_s
+        self._lock = threading.Lock()
+        self._handed_in: deque[_Job] = deque()
+        self._is_closing = False
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._serve, name="verifier-pool", daemon=True)
+        # All below belongs to the thread.
         self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake, selectors.EVENT_READ)
         self._children: list[_Child] = []
+        self._waiting: deque[_Job] = deque()
         self.counts = VerifierCounts()
+
+    def submit(self, pairs: Sequence[tuple[str, str]]) -> "Future[list[Outcome]]":
+        """The outcomes of (reference, answer) pairs, in order, once all are judged; never waits.
+
+        The future raises RoleFailed when no process can be started, and is cancelled when the pool closes before.
+        """
+        group = _Group(len(pairs))
+        if not pairs:
+            group.future.set_result([])
+            return group.future
+        jobs = [_Job(group, place, msgspec.msgpack.encode(pair)) for place, pair in enumerate(pairs)]
+        with self._lock:
+            if self._is_closing:
+                group.future.cancel()
+                return group.future
+            self._handed_in += jobs
+            if self._thread.ident is None:
+                self._thread.start()
+        os.eventfd_write(self._wake, 1)
+        return group.future
 
     def verify(self, pairs: Sequence[tuple[str, str]]) -> list[Outcome]:
         """The outcome for every (reference, answer), in order. Raises RoleFailed when no process can be started."""
-        outcomes: dict[int, Outcome] = {}
-        waiting: deque[tuple[int, bytes]] = deque()
-        for index, pair in enumerate(pairs):
-            request = msgspec.msgpack.encode(pair)
-            if len(request) <= MAX_REQUEST_BYTES:
-                waiting.append((index, request))
-            else:
-                outcomes[index] = Outcome(0.0, "too_long")
-        while waiting or any(child.job is not None for child in self._children):
-            self._hand_out(waiting)
-            for child, has_spoken in self._due():
-                job = child.job
-                outcome = self._hear(child) if has_spoken else self._replace(child, "verifier_timeout")
-                if outcome is not None and job is not None:
-                    outcomes[job] = outcome
-        self.counts.answers += len(pairs)
-        return [outcomes[index] for index in range(len(pairs))]
+        return self.submit(pairs).result()
 
     def children(self) -> list["_Child"]:
         """The processes that live now."""
         return list(self._children)
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes; what is not judged by then is cancelled."""
+        with self._lock:
+            is_first, self._is_closing = not self._is_closing, True
+        if not is_first:
+            return
+        os.eventfd_write(self._wake, 1)
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._selector.close()
+        os.close(self._wake)
+
+    # What follows runs in the pool's thread.
+
+    def _serve(self) -> None:
+        while not self._is_closing:
+            try:
+                self._hand_out()
+                for child, has_spoken in self._due():
+                    self._attend(child, has_spoken)
+            except Exception as error:  # noqa: BLE001 - the thread's outer edge: whoever awaits the verdicts raises it
+                self._fail(error)
+        for job in self._unsettled():
+            job.group.future.cancel()
         for child in list(self._children):
             self._end(child)
-        self._selector.close()
 
-    def _hand_out(self, waiting: "deque[tuple[int, bytes]]") -> None:
+    def _take_in(self) -> None:
+        with self._lock:
+            fresh, self._handed_in = self._handed_in, deque()
+        for job in fresh:
+            if len(job.request) <= MAX_REQUEST_BYTES:
+                self._waiting.append(job)
+            else:
+                self._settle(job, Outcome(0.0, "too_long"))
+
+    def _hand_out(self) -> None:
+        self._take_in()
         for child in [one for one in self._children if one.process.poll() is not None and one.job is None]:
             self._end(child)
         for child in self._children:
-            if waiting and child.is_ready and child.job is None:
-                child.give(*waiting.popleft(), deadline_s=time.monotonic() + self._wall_s)
+            if self._waiting and child.is_ready and child.job is None:
+                child.give(self._waiting.popleft(), deadline_s=time.monotonic() + self._wall_s)
         starting = sum(not child.is_ready for child in self._children)
-        while len(self._children) < self._size and starting < len(waiting):
+        while len(self._children) < self._size and starting < len(self._waiting):
             self._start()
             starting += 1
 
     def _start(self) -> None:
-        process = subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        process = subprocess.Popen(
+            self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, pipesize=PIPE_BYTES
+        )
         child = _Child(process, deadline_s=time.monotonic() + START_S)
         self._children.append(child)
         self._selector.register(child.replies, selectors.EVENT_READ, child)
 
     def _due(self) -> list[tuple["_Child", bool]]:
-        """Processes that said something or ended (True), or reached their deadline (False); waits for the first."""
+        """Processes that said something or ended (True), or reached their deadline (False); waits for the first.
+
+        New answers end the wait.
+        """
         awaited = [child for child in self._children if child.job is not None or not child.is_ready]
-        nearest_s = min(child.deadline_s for child in awaited)
-        spoken = [key.data for key, _ in self._selector.select(max(0.0, nearest_s - time.monotonic()))]
+        left_s = min((child.deadline_s for child in awaited), default=None)
+        events = self._selector.select(None if left_s is None else max(0.0, left_s - time.monotonic()))
+        spoken = [key.data for key, _ in events if key.data is not None]
+        if len(spoken) < len(events):
+            os.eventfd_read(self._wake)
         now_s = time.monotonic()
         late = [child for child in awaited if child.deadline_s <= now_s and child not in spoken]
         return [(child, True) for child in spoken] + [(child, False) for child in late]
+
+    def _attend(self, child: "_Child", has_spoken: bool) -> None:
+        job = child.job
+        outcome = self._hear(child) if has_spoken else self._replace(child, "verifier_timeout")
+        if outcome is not None and job is not None:
+            self._settle(job, outcome)
 
     def _hear(self, child: "_Child") -> Outcome | None:
         """The outcome that `child` reports; None when no answer is concerned."""
@@ -147,13 +239,31 @@ class VerifierPool:
         was_ready, job = child.is_ready, child.job
         code = self._end(child)
         if not was_ready:
-            raise RoleFailed(f"the verifier {self._argv[3]} does not start (exit code {code}); the log above says why")
+            raise RoleFailed(f"the verifier {self._verifier} does not start (exit code {code}); the log above says why")
         if job is None:
             return None
-        failure = failure or ("verifier_timeout" if code == -signal.SIGPROF else "verifier_crash")
+        failure = failure or ("verifier_timeout" if code in OVER_LIMIT else "verifier_crash")
         self.counts.timeouts += failure == "verifier_timeout"
         self.counts.crashes += failure == "verifier_crash"
         return Outcome(0.0, failure)
+
+    def _settle(self, job: _Job, outcome: Outcome) -> None:
+        self.counts.answers += 1
+        job.group.settle(job.place, outcome)
+
+    def _fail(self, error: Exception) -> None:
+        """No process starts: nothing that was handed in so far is judged any more."""
+        unsettled = self._unsettled()
+        self._waiting.clear()
+        for child in list(self._children):
+            self._end(child)
+        for job in unsettled:
+            if not job.group.future.done():
+                job.group.future.set_exception(error)
+
+    def _unsettled(self) -> list[_Job]:
+        self._take_in()
+        return [child.job for child in self._children if child.job is not None] + list(self._waiting)
 
     def _end(self, child: "_Child") -> int:
         """Kill the process and forget it; returns its exit code."""
@@ -162,8 +272,13 @@ class VerifierPool:
         return child.end()
 
 
+def verifier_argv(verifier: str, *, memory_bytes: int, timeout_s: float) -> tuple[str, ...]:
+    """The command of one verifier process; it finds `verifier` where this one finds modules, or in its folder."""
+    return (sys.executable, "-m", "mrl.tasks.verifier_process", verifier, str(memory_bytes), str(timeout_s))
+
+
 class _Child:
-    """One process, and the number of the answer that it judges (None when idle)."""
+    """One process, and the answer that it judges (None when idle)."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", *, deadline_s: float) -> None:
         assert process.stdin is not None
@@ -171,13 +286,13 @@ class _Child:
         self.process, self._requests, self.replies = process, process.stdin, process.stdout
         self.deadline_s = deadline_s
         self.is_ready = False
-        self.job: int | None = None
+        self.job: _Job | None = None
 
-    def give(self, job: int, request: bytes, *, deadline_s: float) -> None:
+    def give(self, job: _Job, *, deadline_s: float) -> None:
         """Send one answer. A process that has just died is found by what it does not say."""
         self.job, self.deadline_s = job, deadline_s
         try:
-            os.write(self._requests.fileno(), LENGTH.pack(len(request)) + request)
+            os.write(self._requests.fileno(), LENGTH.pack(len(job.request)) + job.request)
         except BrokenPipeError:
             self.process.wait()
 

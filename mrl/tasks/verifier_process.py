@@ -42,6 +42,8 @@ def main(words: list[str]) -> int:
     os.dup2(2, 1)  # what a verifier prints must not stand between replies
     module, _, function = name.partition(":")
     verifier: Verifier = getattr(importlib.import_module(module), function)
+    if not callable(verifier):
+        raise TypeError(f"{name} is no function")
     os.write(replies, REPLY.pack(READY, 0.0))
     while (request := _read(sys.stdin.buffer)) is not None:
         reference, answer = _pair.decode(request)

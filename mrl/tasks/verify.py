@@ -1,12 +1,20 @@
 """Was the answer right? Verdicts on completions, in this process or in processes of their own."""
 
+import subprocess
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from mrl.config.schema import TaskTable
+from mrl.errors import TaskError
 from mrl.tasks.source import Item, Source
-from mrl.tasks.verifier_pool import VerifierPool
+from mrl.tasks.verifier_pool import START_S, Outcome, VerifierPool, verifier_argv
+
+MIB = 1024**2
+Before = TypeVar("Before")
+After = TypeVar("After")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +42,39 @@ class Question:
 
 
 class Judge:
-    """Verdicts on completions of all tasks. Processes are started when a source first needs them. Not thread-safe."""
+    """Verdicts on completions of all tasks, as they come. Threads and processes are started when first needed.
+
+    One thread hands in and closes.
+    """
 
     def __init__(self, tasks: Mapping[str, TaskTable]) -> None:
         self._tasks = tasks
         self._pools: dict[str, VerifierPool] = {}
+        self._quick: ThreadPoolExecutor | None = None
+
+    def submit(self, questions: Sequence[Question]) -> "Future[list[Verdict]]":
+        """The verdicts on completions of one task, in order, once all are there; never waits.
+
+        The future raises RoleFailed when the task's verifier cannot be started.
+        """
+        if not questions or not questions[0].source.verifier:
+            self._quick = self._quick or ThreadPoolExecutor(1, thread_name_prefix="scoring")
+            return self._quick.submit(lambda: [judge(one.source, one.item, one.completion) for one in questions])
+        answers = [question.source.extract(question.completion) for question in questions]
+        asked = [(question, answer) for question, answer in zip(questions, answers, strict=True) if answer]
+        pool = self._pool(questions[0].task, questions[0].source)
+        outcomes = pool.submit([(question.item.reference, answer) for question, answer in asked])
+        return _then(outcomes, lambda found: _verdicts(answers, found))
 
     def judge(self, questions: Sequence[Question]) -> list[Verdict]:
-        """One verdict per question, in order."""
-        outside: defaultdict[str, list[int]] = defaultdict(list)
-        verdicts: dict[int, Verdict] = {}
+        """One verdict per question of any tasks, in order; waits. Raises RoleFailed as `submit`."""
+        places: defaultdict[str, list[int]] = defaultdict(list)
         for index, question in enumerate(questions):
-            if question.source.verifier:
-                outside[question.task].append(index)
-            else:
-                verdicts[index] = judge(question.source, question.item, question.completion)
-        for task, places in outside.items():
-            found = self._judge_outside(task, [questions[index] for index in places])
-            verdicts.update(zip(places, found, strict=True))
+            places[question.task].append(index)
+        futures = {task: self.submit([questions[index] for index in found]) for task, found in places.items()}
+        verdicts: dict[int, Verdict] = {}
+        for task, future in futures.items():
+            verdicts.update(zip(places[task], future.result(), strict=True))
         return [verdicts[index] for index in range(len(questions))]
 
     def values(self) -> dict[str, float]:
@@ -66,28 +89,45 @@ class Judge:
         }
 
     def close(self) -> None:
-        """End the processes; they also end with this one."""
+        """End the processes; they also end with this one. What is not judged by then is cancelled."""
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()
-
-    def _judge_outside(self, task: str, questions: Sequence[Question]) -> list[Verdict]:
-        answers = [question.source.extract(question.completion) for question in questions]
-        asked = [(index, answer) for index, answer in enumerate(answers) if answer]
-        verdicts = [Verdict(0.0, 0.0, "", "no_answer")] * len(questions)
-        pairs = [(questions[index].item.reference, answer) for index, answer in asked]
-        outcomes = self._pool(task, questions[0].source).verify(pairs) if pairs else []
-        for (index, answer), outcome in zip(asked, outcomes, strict=True):
-            verdicts[index] = _verdict(outcome.score, answer, outcome.failure)
-        return verdicts
+        if self._quick is not None:
+            self._quick.shutdown(cancel_futures=True)
+            self._quick = None
 
     def _pool(self, task: str, source: Source) -> VerifierPool:
         if task not in self._pools:
             table = self._tasks[task]
             self._pools[task] = VerifierPool(
-                source.verifier, processes=table.verifier_processes, timeout_s=table.verifier_timeout_s
+                source.verifier,
+                processes=table.verifier_processes,
+                timeout_s=table.verifier_timeout_s,
+                memory_bytes=table.verifier_memory_mib * MIB,
             )
         return self._pools[task]
+
+
+def check_verifier(task: str, table: TaskTable) -> None:
+    """Start a process of the task's own verifier once. Raises TaskError, with the reason, when it does not start."""
+    argv = verifier_argv(
+        table.verifier, memory_bytes=table.verifier_memory_mib * MIB, timeout_s=table.verifier_timeout_s
+    )
+    try:
+        trial = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=START_S, check=False)
+    except subprocess.TimeoutExpired:
+        reason = f"it is not ready after {START_S:.0f} s"
+    else:
+        if trial.returncode == 0:
+            return
+        said = trial.stderr.decode(errors="replace").split("\n")
+        reason = next((line for line in reversed(said) if line.strip()), f"exit code {trial.returncode}")
+    raise TaskError(
+        f"the verifier {table.verifier} does not start ({reason.strip()})",
+        where=f"tasks.{task}.verifier",
+        wanted='"module:function" of an installed module, one on PYTHONPATH, or one in the folder where mrl is started',
+    )
 
 
 def judge(source: Source, item: Item, completion: str) -> Verdict:
@@ -98,3 +138,29 @@ def judge(source: Source, item: Item, completion: str) -> Verdict:
 
 def _verdict(raw_score: float, extracted: str, failure: str = "") -> Verdict:
     return Verdict(1.0 if raw_score == 1.0 else 0.0, raw_score, extracted, failure)
+
+
+def _verdicts(answers: Sequence[str], outcomes: Sequence[Outcome]) -> list[Verdict]:
+    """Verdicts on extracted answers; of the outcomes there is one for each that is not empty."""
+    found = iter(outcomes)
+    verdicts = []
+    for answer in answers:
+        outcome = next(found) if answer else Outcome(0.0, "no_answer")
+        verdicts.append(_verdict(outcome.score, answer, outcome.failure))
+    return verdicts
+
+
+def _then(future: "Future[Before]", convert: Callable[[Before], After]) -> "Future[After]":
+    """A future of what `convert` makes of the result."""
+    converted: Future[After] = Future()
+
+    def settle(done: "Future[Before]") -> None:
+        if done.cancelled():
+            converted.cancel()
+        elif (error := done.exception()) is not None:
+            converted.set_exception(error)
+        else:
+            converted.set_result(convert(done.result()))
+
+    future.add_done_callback(settle)
+    return converted

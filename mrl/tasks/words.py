@@ -46,7 +46,8 @@ class WordSource:
         """The first `limit` prompts."""
         for number in range(limit):
             word = self._word(number)
-            yield Item(TEMPLATES[self._dataset].format(word), word, "", number)
+            reference = OPERATIONS[self._dataset](word, "")
+            yield Item(TEMPLATES[self._dataset].format(word), word, "", number, reference)
 
     def extract(self, completion: str) -> str:
         """What stands in the answer's tags."""
@@ -54,7 +55,7 @@ class WordSource:
 
     def score(self, item: Item, answer: str) -> float:
         """1.0 for exactly the right text, else 0.0."""
-        return 1.0 if answer.strip() == OPERATIONS[self._dataset](item.subject, item.letter) else 0.0
+        return 1.0 if answer.strip() == item.reference else 0.0
 
     def _word(self, number: int) -> str:
         rng = random.Random(f"{self._seed}/{self._dataset}/{number}")

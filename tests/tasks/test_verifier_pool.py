@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from contextlib import closing
 
 import psutil
@@ -118,3 +119,39 @@ def test_no_process_is_left_when_the_parent_is_killed(answer, tmp_path, monkeypa
         assert hanging.read_text() == "now"
         parent.kill()
     assert not psutil.wait_procs(children, timeout=20)[1]
+
+
+def test_a_group_waits_for_its_own_answers_only():
+    """One that hangs is overtaken by those handed in after it; closing cancels it and ends its process."""
+    pool = make_pool(processes=2, timeout_s=1000.0)
+    hanging = pool.submit([("right", "right"), ("right", "sleep")])
+    assert [pool.submit([("right", answer)]).result(60) for answer in ("right", "wrong")] == [[RIGHT], [Outcome(0.0)]]
+    assert not hanging.done()
+    processes = [child.process for child in pool.children()]
+    assert len(processes) == 2
+
+    pool.close()
+    assert hanging.cancelled()
+    assert all(process.poll() is not None for process in processes)
+    assert pool.submit([("right", "right")]).cancelled()
+
+
+def test_no_process_idles_while_answers_wait():
+    """Groups of one answer each are judged side by side, as many as there are processes."""
+    with closing(make_pool(processes=3, timeout_s=1000.0)) as pool:
+        for _ in range(4):
+            pool.submit([("right", "sleep")])
+        deadline_s = time.monotonic() + 60
+        while sum(child.job is not None for child in pool.children()) < 3:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        assert len(pool.children()) == 3
+
+
+def test_after_a_failed_start_the_next_answer_tries_again(capfd):
+    """What was handed in before fails; the pool itself goes on."""
+    with closing(VerifierPool("no_such_module:score", processes=2, timeout_s=1.0)) as pool:
+        first = [pool.submit([("1", "1")]) for _ in range(3)]
+        for future in [*first, pool.submit([("1", "1")])]:
+            with pytest.raises(RoleFailed, match="does not start"):
+                future.result(60)

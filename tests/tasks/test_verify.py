@@ -38,9 +38,9 @@ def test_verdicts_keep_the_order_of_mixed_tasks(verifiers):
     words, outside = WordSource("rotate", {}, seed=1, where=""), Scores(0.5, verifier="hard_verifiers:by_text")
     questions = [
         Question("slow", outside, Item("p", "", "", 0, reference="right"), "right"),
-        Question("quick", words, Item("p", "abc", "", 0), "<answer>bca</answer>"),
+        Question("quick", words, Item("p", "abc", "", 0, "bca"), "<answer>bca</answer>"),
         Question("slow", outside, Item("p", "", "", 0, reference="right"), "die"),
-        Question("quick", words, Item("p", "abc", "", 0), "<answer>abc</answer>"),
+        Question("quick", words, Item("p", "abc", "", 0, "bca"), "<answer>abc</answer>"),
         Question("slow", outside, Item("p", "", "", 0, reference="right"), "  "),
         Question("slow", outside, Item("p", "", "", 0, reference="right"), "wrong"),
     ]
@@ -61,5 +61,5 @@ def test_quick_tasks_start_no_process():
     """The quickstart pays nothing for verifiers that it does not use."""
     words = WordSource("rotate", {}, seed=1, where="")
     judges = Judge({})
-    assert judges.judge([Question("quick", words, Item("p", "abc", "", 0), "bca")])[0].reward == 1.0
+    assert judges.judge([Question("quick", words, Item("p", "abc", "", 0, "bca"), "bca")])[0].reward == 1.0
     assert judges.values() == {}

@@ -1,0 +1,22 @@
+"""The options of a task, checked against its source's own table."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from mrl.config.table import Table
+from mrl.errors import TaskError
+
+Options = TypeVar("Options", bound=Table)
+
+
+def checked_options(table: type[Options], options: Mapping[str, Any], *, where: str) -> Options:
+    """The options as the source's table. Raises TaskError for the first that does not exist or is not valid."""
+    try:
+        return table.model_validate(dict(options))
+    except ValidationError as error:
+        mistake = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in mistake["loc"])
+        wanted = "one of " + ", ".join(table.model_fields) if mistake["type"] == "extra_forbidden" else ""
+        raise TaskError(f"options.{key}: {mistake['msg']}", where=where, got=mistake["input"], wanted=wanted) from error

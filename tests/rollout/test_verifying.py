@@ -1,0 +1,102 @@
+"""Groups on their way through real verifier processes, one of which waits for the test."""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mrl.config.schema import PoolTable, TaskTable
+from mrl.engines.engine import Generation
+from mrl.metrics.telemetry import Telemetry
+from mrl.records.finish import FinishReason
+from mrl.records.rollouts import ScoredGroup, WorkItem
+from mrl.records.telemetry import SpansRecord
+from mrl.records.version import Version, VersionSpan
+from mrl.rollout.flights import Flight
+from mrl.rollout.sampling import Sampler
+from mrl.rollout.verifying import Verifying
+from mrl.tasks.pool import build_pool
+
+VERIFIER = """
+import os
+
+def judge(reference, answer):
+    if answer == "held":
+        open(os.environ["GATE"]).read()
+    return float(answer in ("held", "right"))
+"""
+
+
+@pytest.fixture
+def gate(tmp_path, monkeypatch) -> Path:
+    """A pipe that a verifier of the answer "held" reads to its end."""
+    (tmp_path / "gated.py").write_text(VERIFIER)
+    os.mkfifo(tmp_path / "gate")
+    monkeypatch.setenv("GATE", str(tmp_path / "gate"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])]))
+    return tmp_path / "gate"
+
+
+@pytest.fixture
+def sampler(gate):
+    """Tokens are bytes; answers are judged in two processes."""
+    table = TaskTable(source="words", dataset="trim", verifier="gated:judge", verifier_timeout_s=1000.0)
+    pool = build_pool({"trim": table}, PoolTable(train_prompts=3, held_out_prompts=1))
+    yield Sampler("a", 1, None, pool, lambda text: np.arange(2, dtype=np.int32), lambda ids: bytes(ids.tolist()))
+    pool.close()
+
+
+def flight(sampler: Sampler, number: int, *texts: str) -> Flight:
+    """A complete group with these answers."""
+    spans = [VersionSpan(4, Version(0, 0))]
+    ids = [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32) for text in texts]
+    answers = [Generation(one, np.zeros(one.size, dtype=np.float32), spans, FinishReason.STOP) for one in ids]
+    item = WorkItem(
+        ticket=f"0.{number}", position=number, prompt_id=sampler.pool.prompt_at(number).prompt_id,
+        group_size=len(texts), step=0,
+    )  # fmt: skip
+    return Flight(number, item, np.arange(2, dtype=np.int32), dict(enumerate(answers)))
+
+
+def until_done(verifying: Verifying, within_s: float = 60.0) -> list[ScoredGroup]:
+    deadline_s = time.monotonic() + within_s
+    while not (groups := verifying.done()) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return groups
+
+
+def told(groups: list[ScoredGroup]) -> list[tuple[str, list[tuple[bytes, float]]]]:
+    return [(group.ticket, [(answer.completion, answer.reward) for answer in group.answers]) for group in groups]
+
+
+def test_a_slow_verdict_holds_up_its_own_group_alone(sampler, gate):
+    """The group handed in later is there first; the span of verifying lasts until the last verdict."""
+    spans: list[object] = []
+    telemetry = Telemetry("worker/a/0", "a", spans.append)
+    verifying = Verifying(sampler, telemetry)
+    verifying.hand_in([flight(sampler, 0, "wrong", "held"), flight(sampler, 1, "right", "loose")])
+
+    assert told(until_done(verifying)) == [("0.1", [(b"right", 1.0), (b"loose", 0.0)])]
+    assert len(verifying) == 1
+    assert verifying.done() == []
+
+    gate.write_text("go on")
+    assert told(until_done(verifying)) == [("0.0", [(b"wrong", 0.0), (b"held", 1.0)])]
+    assert len(verifying) == 0
+    telemetry.tell_spans()
+    assert [span.kind for record in spans if isinstance(record, SpansRecord) for span in record.spans if span.is_beside]
+    assert telemetry.beat().awaiting == ""
+
+
+def test_all_that_was_handed_in_comes_in_its_order_where_it_is_waited_for(sampler, gate):
+    """As a synchronous run needs it, whoever is judged first."""
+    verifying = Verifying(sampler, Telemetry("worker/a/0", "a", lambda record: True))
+    verifying.hand_in([flight(sampler, 0, "right", "held"), flight(sampler, 1, "right")])
+    early = until_done(verifying)
+    verifying.hand_in([flight(sampler, 2, "right")])
+    gate.write_text("go on")
+
+    assert [group.ticket for group in early] == ["0.1"]
+    assert [group.ticket for group in verifying.done(wait=True)] == ["0.0", "0.2"]

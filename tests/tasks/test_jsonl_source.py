@@ -1,0 +1,113 @@
+"""Prompts and references of a file, and the user's own verifier on them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mrl.config.schema import PoolTable, TaskTable
+from mrl.errors import MissingError, TaskError
+from mrl.tasks.jsonl_source import JsonlSource
+from mrl.tasks.pool import build_pool
+from mrl.tasks.verify import check_verifier
+
+
+@pytest.fixture
+def write(tmp_path):
+    """A function that writes rows and returns the file."""
+
+    def write(rows: list[object], name: str = "rows.jsonl") -> Path:
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+    return write
+
+
+def open_jsonl(path: Path, **options: object) -> JsonlSource:
+    return JsonlSource(str(path), options, seed=1, where="tasks.t")
+
+
+def test_prompts_and_references_come_as_they_stand_in_the_file(write):
+    """Text as it is, anything else as JSON; every prompt is trained on or held out."""
+    rows = [{"prompt": f"p{n}", "reference": "r"} for n in range(80)] + [{"prompt": "tests", "reference": {"in": [1]}}]
+    items = list(open_jsonl(write(rows)).items(0))
+    assert {item.text: item.reference for item in items} == {f"p{n}": "r" for n in range(80)} | {"tests": '{"in": [1]}'}
+    assert {item.part for item in items} == {"train", "held_out"}
+    assert [item.number for item in items] != sorted(item.number for item in items)
+
+
+def test_a_second_file_is_held_out(write):
+    """All of it, first, under keys of the user's choice."""
+    train = write([{"question": "a", "tests": "1"}, {"question": "b", "tests": "2"}])
+    held_out = write([{"question": "b", "tests": "2"}], "held.jsonl")
+    source = open_jsonl(train, held_out=str(held_out), prompt_key="question", reference_key="tests")
+    items = list(source.items(0))
+    assert (items[0].text, items[0].part) == ("b", "held_out")
+    assert {(item.text, item.part) for item in items[1:]} == {("a", "train"), ("b", "train")}
+
+
+def test_without_a_verifier_the_reference_itself_is_right(write):
+    """In tags or as the whole completion."""
+    source = open_jsonl(write([{"prompt": "p", "reference": "42 "}]))
+    item = next(source.items(0))
+    for completion, score in [("<answer>42</answer>", 1.0), ("so <answer> 42</answer>.", 1.0), ("42", 1.0), ("4", 0.0)]:
+        assert source.score(item, source.extract(completion)) == score
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "message"),
+    [({"prompt": "", "reference": "r"}, {}, "rows.jsonl:1: row without 'prompt'; got .*options.prompt_key"),
+     ({"prompt": "p", "answer": "r"}, {}, "rows.jsonl:1: row without 'reference'; got .*options.reference_key"),
+     ({"prompt": "p", "reference": None}, {}, "row without 'reference'"),
+     (["p"], {}, "not a JSON object.*wanted .*reference"),
+     ({"prompt": "p", "reference": "r"}, {"heldout": "x"}, "options.heldout.*wanted one of held_out, prompt_key")],
+)  # fmt: skip
+def test_wrong_rows_and_options_are_named(row, options, message, write):
+    """Where it is, what it has, what was wanted."""
+    with pytest.raises(TaskError, match=message):
+        open_jsonl(write([row]), **options)
+
+
+def test_a_missing_file_is_still_to_be_fetched(tmp_path):
+    """Not a mistake of the configuration."""
+    with pytest.raises(MissingError, match=r"gone.jsonl.*\"reference\": .*cure: make data"):
+        JsonlSource(str(tmp_path / "gone.jsonl"), {}, seed=1, where="tasks.t", get="make data")
+
+
+def test_the_user_s_verifier_judges_in_place_of_the_source_s(write, verifiers):
+    """On a file, and on words: it gets the reference and the answer; what it does badly is a failed answer."""
+    rows = [{"prompt": f"p{n}", "reference": "right"} for n in range(40)]
+    tables = {
+        "own": TaskTable(source="jsonl", dataset=str(write(rows)), verifier="hard_verifiers:by_text"),
+        "words": TaskTable(source="words", dataset="trim", verifier="hard_verifiers:by_text"),
+    }
+    pool = build_pool(tables, PoolTable(train_prompts=8, held_out_prompts=2))
+    try:
+        prompts = [pool.prompt_at(position) for position in range(8)]
+        own, word = (next(one for one in prompts if one.task == task) for task in ("own", "words"))
+        trimmed = word.text.rsplit(": ", 1)[1][1:]
+        asked = [(own.prompt_id, "right"), (own.prompt_id, "die"), (word.prompt_id, trimmed), (word.prompt_id, "loo")]
+        verdicts = pool.verify_all(asked)
+        assert [one.reward for one in verdicts] == [1.0, 0.0, 1.0, 0.0]
+        assert [one.failure for one in verdicts] == ["", "verifier_crash", "", ""]
+        assert pool.verifier_values()["verify/answers"] == 4.0
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize(
+    ("verifier", "reason"),
+    [("no_such_module:judge", "No module named 'no_such_module'"),
+     ("hard_verifiers:no_such_function", "has no attribute 'no_such_function'"),
+     ("hard_verifiers:os", "hard_verifiers:os is no function")],
+)  # fmt: skip
+def test_a_verifier_that_cannot_start_is_refused_with_the_reason(verifier, reason, verifiers):
+    """Before a run begins."""
+    with pytest.raises(TaskError, match=rf"^tasks\.t\.verifier: the verifier .* does not start \(.*{reason}"):
+        check_verifier("t", TaskTable(source="words", dataset="trim", verifier=verifier))
+
+
+def test_a_verifier_that_starts_is_accepted(verifiers):
+    """Nothing of it is left."""
+    check_verifier("t", TaskTable(source="words", dataset="trim", verifier="hard_verifiers:by_text"))
