@@ -1,0 +1,59 @@
+"""TRL's environment: made once in the user's cache, with the torch and transformers that mrl runs on.
+
+Pinned in PINS, named by a hash of all versions. TRL is never installed beside mrl: it would bring pandas, pyarrow and
+accelerate into the environment of every user.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+PINS = ("trl==1.13.0", "accelerate==1.15.0", "datasets==5.2.0", "requests==2.34.2")
+SHARED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+"""Of the version that this process has: both sides run the same kernels."""
+TORCH_INDEX = Path(__file__).resolve().parents[1] / "engines" / "torch_index.sh"
+INSTALL_S = 1800.0
+
+
+def requirements() -> list[str]:
+    """What is installed; torch without its local tag, which pip takes from whatever index has it."""
+    return [*PINS, *(f"{name}=={version(name).partition('+')[0]}" for name in SHARED)]
+
+
+def environment_folder(wanted: Sequence[str]) -> Path:
+    """Where the environment with these packages is, or would be."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    digest = hashlib.sha256("\n".join([*sorted(wanted), sys.version]).encode()).hexdigest()
+    return (Path(cache) if cache else Path.home() / ".cache") / "mrl" / "bench" / f"trl-{digest[:12]}"
+
+
+def trl_python(wanted: Sequence[str]) -> Path:
+    """The interpreter of the environment, made now if it is missing: whole, or not there.
+
+    Raises RuntimeError with pip's last words when it cannot be made.
+    """
+    folder = environment_folder(wanted)
+    python = folder / "bin" / "python"
+    if python.exists():
+        return python
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.making.", dir=folder.parent) as scratch:
+        making = Path(scratch) / "environment"
+        print(f"making {folder} (1.5 GB, some minutes)", flush=True)
+        _run([sys.executable, "-m", "venv", str(making)])
+        index = _run(["bash", str(TORCH_INDEX), str(making / "bin" / "python")]).split()
+        _run([str(making / "bin" / "python"), "-m", "pip", "install", "--no-input", "-q", *index, *wanted])
+        making.rename(folder)
+    return python
+
+
+def _run(argv: Sequence[str]) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(argv[:4])} ... failed: {done.stderr.strip()[-2000:]}")
+    return done.stdout
