@@ -1,6 +1,7 @@
 """The simulated world of the allocator: its constants, its engine, its bound, and what the controller reaches in it."""
 
 import json
+import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -117,6 +118,26 @@ def test_nothing_staler_than_the_bound_is_trained_on(monkeypatch, versions):
     lags = [lag for policy in world.policies.values() for lag in policy.lags]
     assert max(lags) == versions
     assert versions > 2 or sum(policy.dropped_groups for policy in world.policies.values()) > 0
+
+
+def test_a_group_that_can_only_end_too_stale_frees_its_replica():
+    """Four versions are allowed; of a group without an ended answer nobody knows how stale it is."""
+    policy = learner.SimulatedPolicy(A, random.Random(1), lambda seconds: None)
+    replica = Replica("A", 0, 1, (0.01, 0.0), 8, 0.0)
+    policy.replicas.append(replica)
+    policy.version, policy.num_running_groups = 5, 3
+    old, begun, fresh = Group(0, 7, 0.0), Group(0, learner.GROUP_SIZE, 0.0), Group(1, 7, 0.0)
+    for group in (old, begun, fresh):
+        replica.add(Request(group, 400.0, 400.0))
+        policy.queue.append(Request(group, 300.0, 300.0))
+
+    assert policy.give_up_stale(1.0) == [replica]
+
+    assert [request.group for _, _, request in sorted(replica.running)] == [begun, fresh]
+    assert [request.group for request in policy.queue] == [begun, fresh]
+    assert (policy.num_running_groups, policy.dropped_groups) == (2, 1)
+    assert replica.tokens == pytest.approx(300.0)
+    assert policy.give_up_stale(1.0) == []
 
 
 @pytest.mark.thorough
