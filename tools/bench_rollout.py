@@ -112,8 +112,13 @@ def make_load(kind: str) -> tuple[list[list[int]], np.ndarray]:
     num_rows = NUM_PROMPTS * GROUP_SIZE
     if kind == "short":
         return prompts, rng.integers(4, 13, num_rows)
+    return prompts, long_tail(rng, num_rows)
+
+
+def long_tail(rng: np.random.Generator, num_rows: int) -> np.ndarray:
+    """Answer lengths in tokens: log-normal of mean 71, at most MAX_TOKENS."""
     lengths = rng.lognormal(np.log(55), 0.8, num_rows).clip(4, MAX_TOKENS)
-    return prompts, (lengths * (71 / lengths.mean())).clip(4, MAX_TOKENS).astype(int)
+    return (lengths * (71 / lengths.mean())).clip(4, MAX_TOKENS).astype(int)
 
 
 @torch.inference_mode()

@@ -30,6 +30,8 @@ from mrl.launch.log_lines import reason_in
 from mrl.launch.plan import environment
 from mrl.parent_death import SUPERVISOR_PID, command, die_with_supervisor
 
+VERIFYING = {"verifier", "verifier_processes", "verifier_timeout_s", "verifier_memory_mib"}
+"""Keys of a task that say nothing about its examples."""
 POLL_S = 0.1
 TELL_EVERY_S = 5.0
 
@@ -76,7 +78,11 @@ def recipe_of(config: RunConfig, name: str) -> dict[str, Any]:
     """The tables that the making of one policy depends on, as JSON values."""
     table = config.policies[name].make
     assert table is not None
-    tasks = {task: entry.model_dump(mode="json") for task, entry in config.tasks.items() if entry.operation}
+    tasks = {
+        task: entry.model_dump(mode="json", exclude=VERIFYING)
+        for task, entry in config.tasks.items()
+        if entry.operation
+    }
     return {"make": table.model_dump(mode="json"), "tasks": tasks, "pool_seed": config.pool.seed}
 
 

@@ -130,7 +130,8 @@ METRICS: dict[str, Metric] = {
     "scoring/dropped_requests": Metric("requests", "score requests not answered since the worker started"),
     "scoring/busy_s": Metric("s", "time spent scoring for peers since the worker started"),
     # rollout worker: answers that are verified in processes of their own; totals since the worker started
-    "verify/answers": Metric("answers", "answers given to verifier processes"),
+    "verify/answers": Metric("answers", "answers that verifier processes have judged or failed on"),
+    "verify/pending": Metric("answers", "answers that are at a verifier process or wait for one"),
     "verify/timeouts": Metric("answers", "of these, failed because the verifier took too long and was killed"),
     "verify/crashes": Metric("answers", "of these, failed because the verifier died, ran out of memory or raised"),
     # evaluator

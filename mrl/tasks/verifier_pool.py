@@ -48,7 +48,9 @@ class Outcome:
 class VerifierCounts:
     """Since the start. A crash is a process that died, ran out of memory, or a verifier that raised."""
 
+    handed_in: int = 0
     answers: int = 0
+    """Judged ones, whatever came of them."""
     timeouts: int = 0
     crashes: int = 0
 
@@ -126,6 +128,7 @@ class VerifierPool:
                 group.future.cancel()
                 return group.future
             self._handed_in += jobs
+            self.counts.handed_in += len(jobs)
             if self._thread.ident is None:
                 self._thread.start()
         os.eventfd_write(self._wake, 1)

@@ -78,12 +78,13 @@ class Judge:
         return [verdicts[index] for index in range(len(questions))]
 
     def values(self) -> dict[str, float]:
-        """Metrics: totals since the start, over all tasks that are verified in processes of their own."""
+        """Metrics over all tasks that are verified in processes of their own: totals, and what waits now."""
         if not self._pools:
             return {}
         counts = [pool.counts for pool in self._pools.values()]
         return {
             "verify/answers": float(sum(one.answers for one in counts)),
+            "verify/pending": float(sum(one.handed_in - one.answers for one in counts)),
             "verify/timeouts": float(sum(one.timeouts for one in counts)),
             "verify/crashes": float(sum(one.crashes for one in counts)),
         }

@@ -24,11 +24,13 @@ def folder_of(config: RunConfig, name: str = "a") -> Path:
 
 
 def test_the_folder_changes_with_what_the_making_depends_on_and_with_nothing_else() -> None:
-    """Recipe, tasks and pool seed count; the length of the run and the policy's name do not."""
+    """Recipe, tasks and pool seed count; the length of the run, the policy's name and the verifiers do not."""
     first = folder_of(config_of())
     assert first.parent == Path("/cache/policies")
     assert folder_of(config_of(steps=9)) == first
     assert folder_of(config_of(), "b") == first
+    task = config_of().tasks["copy"].model_copy(update={"verifier": "own:judge", "verifier_timeout_s": 9.0})
+    assert folder_of(config_of().model_copy(update={"tasks": {"copy": task}})) == first
     others = [config_of(seed=2), config_of(operation="copy"), config_of(pool_seed=18)]
     assert len({first, *map(folder_of, others)}) == 4
 

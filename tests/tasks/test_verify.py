@@ -52,7 +52,12 @@ def test_verdicts_keep_the_order_of_mixed_tasks(verifiers):
         assert [verdict.reward for verdict in verdicts] == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
         failures = ["", "", "verifier_crash", "", "no_answer", ""]
         assert [verdict.failure for verdict in verdicts] == failures
-        assert judges.values() == {"verify/answers": 3.0, "verify/timeouts": 0.0, "verify/crashes": 1.0}
+        assert judges.values() == {
+            "verify/answers": 3.0,
+            "verify/pending": 0.0,
+            "verify/timeouts": 0.0,
+            "verify/crashes": 1.0,
+        }
     finally:
         judges.close()
 
