@@ -13,15 +13,18 @@ from torch.optim import Optimizer
 from mrl.checkpoint.pieces import held_piece
 from mrl.checkpoint.store import Checkpoint
 from mrl.errors import CheckpointError
-from mrl.models.parameters import named_weights
+from mrl.models.parameters import trained_weights
 
 MODEL, OPTIMIZER = "model/", "optimizer/"
 
 
 def training_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """All weights of the model and all that the optimizer remembers of its parameters, as this rank holds them."""
-    tensors = {MODEL + name: tensor for name, tensor in named_weights(model).items()}
-    for name, parameter in model.named_parameters():
+    """All weights that training changes and all that the optimizer remembers of them, as this rank holds them.
+
+    Of a model with adapters these are the adapters; the weights below them are those of its folder.
+    """
+    tensors = {MODEL + name: tensor for name, tensor in trained_weights(model).items()}
+    for name, parameter in _trained_parameters(model):
         for key, value in optimizer.state.get(parameter, {}).items():
             tensors[f"{OPTIMIZER}{key}/{name}"] = torch.as_tensor(value)
     return tensors
@@ -32,18 +35,24 @@ def restore_training(model: nn.Module, optimizer: Optimizer, checkpoint: Checkpo
 
     Raises CheckpointError when the checkpoint belongs to another model; nothing is changed then.
     """
-    weights = named_weights(model)
-    _check_same_model(weights, checkpoint)
+    restore_weights(model, checkpoint)
     with torch.no_grad():
-        for name, tensor in weights.items():
-            _fill(tensor, checkpoint, MODEL + name)
         keys = {name.split("/")[1] for name in checkpoint.tensors if name.startswith(OPTIMIZER)}
         state = {
             index: _optimizer_state(name, parameter, keys, checkpoint)
-            for index, (name, parameter) in enumerate(model.named_parameters())
+            for index, (name, parameter) in enumerate(_trained_parameters(model))
         }
     kept = {index: of_parameter for index, of_parameter in state.items() if of_parameter}
     optimizer.load_state_dict({"state": kept, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+@torch.no_grad()
+def restore_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """The part of `restore_training` that is the model's. Raises CheckpointError as it does."""
+    weights = trained_weights(model)
+    _check_same_model(weights, checkpoint)
+    for name, tensor in weights.items():
+        _fill(tensor, checkpoint, MODEL + name)
 
 
 def saved_weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
@@ -51,6 +60,11 @@ def saved_weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
     for name in checkpoint.tensors:
         if name.startswith(MODEL):
             yield name.removeprefix(MODEL), checkpoint.read(name)
+
+
+def _trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """In the order in which the optimizer has them."""
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 def _check_same_model(weights: dict[str, Tensor], checkpoint: Checkpoint) -> None:

@@ -6,14 +6,17 @@ that gets it.
 
 import argparse
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import psutil
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from mrl.cli.memory_plan import ProcessNeed, by_device, memory_plan, too_little
 from mrl.cli.policies import cached_folder, is_made, recipe_of
 from mrl.cli.preflight import preflight
 from mrl.config.load import load_config
@@ -22,9 +25,13 @@ from mrl.config.schema import RunConfig
 from mrl.config.units import parse_units
 from mrl.errors import MissingError
 from mrl.launch.devices import planned_workers, visible_gpus
-from mrl.launch.memory import FLOAT_BYTES, MIB, estimate_mib, num_parameters
-from mrl.launch.plan import Plan, ProcessSpec, build_plan
+from mrl.launch.memory import MIB, Need
+from mrl.launch.plan import ProcessSpec, build_plan
 from mrl.sharing.regimes import check_sharing
+
+DRIVER_S = 10.0
+SHOWN_SHARE = 0.05
+"""Parts of a process's memory smaller than this are left out of the table."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,12 +52,16 @@ def run(arguments: argparse.Namespace) -> int:
         print(line)
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(_policies(config))
-    console.print(_processes(config, plan))
-    memory = gpu_memory(config, plan)
+    needs = memory_plan(config, plan)
+    console.print(_processes(config, needs))
+    memory = by_device(needs)
     if memory:
         parts = (f"cuda {device} {mib / 1024:.0f} GiB" for device, mib in memory.items())
-        print(f"GPU memory (estimate, without engines' caches): {', '.join(parts)}")
-    print(f"this host: {len(os.sched_getaffinity(0))} cores, {len(here)} GPUs")
+        print(f"GPU memory (estimate, without the caches of servers): {', '.join(parts)}")
+    host_mib = psutil.virtual_memory().total / MIB
+    print(f"this host: {len(os.sched_getaffinity(0))} cores, {len(here)} GPUs, {host_mib / 1024:.0f} GiB of memory")
+    for line in too_little(config, needs, host_mib, sizes_mib(here)):
+        print(line)
     for line in _still_needed(missing, config, len(here)):
         print(line)
     return 0
@@ -79,20 +90,15 @@ def _leased_gpus(config: RunConfig) -> list[int]:
     return [device for unit in units if unit.kind == "gpu" and not unit.host for device in unit.devices]
 
 
-def gpu_memory(config: RunConfig, plan: Plan) -> dict[str, float]:
-    """Device -> MiB that the plan needs there, estimated; the ranks of a learner need equal parts."""
-    on_gpu = {name: policy for name, policy in config.policies.items() if policy.device == "cuda"}
-    needs: dict[str, float] = {}
-    for spec in plan.processes if on_gpu else ():
-        need = 0.0
-        if spec.policy in on_gpu:
-            need = estimate_mib(spec, on_gpu[spec.policy])
-        elif spec.role == "evaluator":
-            need = sum(FLOAT_BYTES * num_parameters(policy) / MIB for policy in on_gpu.values())
-        devices = spec.env.get("CUDA_VISIBLE_DEVICES", "").split(",") if need else []
-        for device in devices:
-            needs[device] = needs.get(device, 0.0) + need / len(devices)
-    return dict(sorted(needs.items()))
+def sizes_mib(gpus: Sequence[str]) -> dict[str, float]:
+    """Memory of the GPUs that this host shows, as their driver tells it; empty where there is none to ask."""
+    query = ["nvidia-smi", "--query-gpu=index,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, check=True, timeout=DRIVER_S).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    rows = (line.split(",") for line in told.splitlines())
+    return {index.strip(): float(mib) for index, mib in rows if index.strip() in gpus}
 
 
 def _still_needed(missing: Sequence[MissingError], config: RunConfig, num_gpus: int) -> Iterator[str]:
@@ -137,21 +143,27 @@ def _policies(config: RunConfig) -> Table:
     return table
 
 
-def _processes(config: RunConfig, plan: Plan) -> Table:
+def _processes(config: RunConfig, needs: Sequence[ProcessNeed]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title="processes", title_justify="left", show_edge=False, show_footer=True)
-    needs = [estimate_mib(spec, config.policies.get(spec.policy)) for spec in plan.processes]
-    threads = [int(spec.env["OMP_NUM_THREADS"]) * _ranks(config, spec) for spec in plan.processes]
-    table.add_column("process", f"{len(plan.processes)} processes")
+    threads = [int(need.spec.env["OMP_NUM_THREADS"]) * need.count for need in needs]
+    table.add_column("process", f"{len(needs)} processes")
     table.add_column("device")
     table.add_column("threads", str(sum(threads)), justify="right")
-    table.add_column("memory (estimate)", f"{sum(needs):.0f} MiB", justify="right")
-    for spec, need, count in zip(plan.processes, needs, threads, strict=True):
-        table.add_row(spec.name, _device(config, spec), str(count), f"{need:.0f} MiB")
+    table.add_column("memory", f"{sum(need.host_mib for need in needs):.0f} MiB", justify="right")
+    table.add_column("peak, of which MiB")
+    for need, count in zip(needs, threads, strict=True):
+        told = [_parts(need.host)] + ([f"cuda: {_parts(need.device)}"] if need.device else [])
+        table.add_row(
+            need.spec.name, _device(config, need.spec), str(count), f"{need.host_mib:.0f} MiB", "; ".join(told)
+        )
     return table
 
 
-def _ranks(config: RunConfig, spec: ProcessSpec) -> int:
-    return config.policies[spec.policy].learner.processes if spec.role == "learner" else 1
+def _parts(need: Need) -> str:
+    """The moment of a peak and its larger parts."""
+    large = {part: size / MIB for part, size in need.parts.items() if size >= SHOWN_SHARE * need.mib * MIB}
+    ordered = sorted(large.items(), key=lambda item: -item[1])
+    return f"{need.moment} " * bool(need.moment) + ", ".join(f"{part} {mib:.0f}" for part, mib in ordered)
 
 
 def _device(config: RunConfig, spec: ProcessSpec) -> str:

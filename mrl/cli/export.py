@@ -1,20 +1,28 @@
 """`mrl export RUN --policy NAME [--step N] [--to FOLDER]`: a checkpoint becomes a Hugging Face folder.
 
 The folder holds weights, configuration, tokenizer, chat template and a model card, and is loaded like any other. It
-appears whole or not at all.
+appears whole or not at all. Of a policy that trains adapters it holds the merged weights, and in `adapter/` the
+adapters alone as peft writes them, for engines that load them beside the model that the policy was trained from.
 """
 
 import argparse
 import shutil
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import mrl
+from mrl.config.policy_tables import PolicyTable
 from mrl.config.run_folder import RunFolder, read_run_config
 from mrl.config.schema import RunConfig
 from mrl.errors import CheckpointError, ConfigError, RunFolderError
 
+if TYPE_CHECKING:
+    from mrl.checkpoint.store import Checkpoint
+
 CARD = "README.md"
+ADAPTER = "adapter"
+"""Folder of the adapters beside the merged weights."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,8 +53,6 @@ def export(config: RunConfig, folder: RunFolder, policy: str, step: int | None, 
     Raises RunFolderError when there is no such step or the place is taken, CheckpointError when it is not sound.
     """
     from mrl.checkpoint.store import CheckpointStore  # imports torch
-    from mrl.checkpoint.training_state import saved_weights
-    from mrl.weights.publish import write_weights
 
     store = CheckpointStore(folder.checkpoints(policy), policy)
     step = _step(store.steps(), step, folder.checkpoints(policy))
@@ -59,7 +65,7 @@ def export(config: RunConfig, folder: RunFolder, policy: str, step: int | None, 
     to.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(dir=to.parent, prefix=f".{to.name}."))
     try:
-        write_weights(part, saved_weights(store.open(step)))
+        _write_weights(part, config.policies[policy], store.open(step))
         for file in Path(config.policies[policy].model).iterdir():
             if file.is_file() and "safetensors" not in file.name and file.name != CARD:
                 shutil.copy(file, part)
@@ -72,9 +78,28 @@ def export(config: RunConfig, folder: RunFolder, policy: str, step: int | None, 
     return to
 
 
+def _write_weights(folder: Path, table: PolicyTable, checkpoint: "Checkpoint") -> None:
+    from mrl.checkpoint.training_state import restore_weights, saved_weights
+    from mrl.models.load import load_policy
+    from mrl.models.lora import add_adapters, write_adapters
+    from mrl.models.parameters import trained_weights, whole_weights
+    from mrl.weights.publish import write_weights
+
+    lora = table.learner.lora
+    if lora is None:
+        write_weights(folder, saved_weights(checkpoint))
+        return
+    model = load_policy(Path(table.model))
+    add_adapters(model, lora, seed=0)
+    restore_weights(model, checkpoint)
+    write_weights(folder, whole_weights(model))
+    write_adapters(folder / ADAPTER, lora, trained_weights(model), table.source or table.model)
+
+
 def model_card(config: RunConfig, policy: str, step: int) -> str:
     """What the folder is and where it comes from, as the hub shows it."""
     table, regime = config.policies[policy], config.sharing["regime"]
+    lora = table.learner.lora
     peers = ", ".join(name for name in config.policies if name != policy) or "none"
     return "\n".join(
         [
@@ -91,6 +116,11 @@ def model_card(config: RunConfig, policy: str, step: int) -> str:
             f"- objective: {table.objective.method}; sharing regime: {regime}; other policies: {peers}",
             f"- tasks: {', '.join(f'{task.source}/{task.dataset}' for task in config.tasks.values())}",
             f"- sampled at temperature {table.rollout.temperature}, at most {table.rollout.max_new_tokens} new tokens",
+            *(
+                [f"- adapters of rank {lora.rank}, alpha {lora.alpha:g}, merged here; alone in {ADAPTER}/"]
+                if lora
+                else []
+            ),
             f"- learning rate {table.learner.lr}, {table.learner.prompts_per_step} prompts a step of "
             f"{table.rollout.group_size} answers, seed {config.run.seed}",
             "",

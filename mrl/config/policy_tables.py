@@ -123,6 +123,20 @@ class ObjectiveTable(Table):
     """Prompts sampled for one step at most, as a multiple of `prompts_per_step`; then uniform groups are taken."""
 
 
+class LoraTable(Table):
+    """Low-rank adapters in place of training the weights (LoRA, arXiv 2106.09685); needs the extra `lora`.
+
+    Engines are given the merged weights, so that every engine serves them.
+    """
+
+    rank: int = Field(default=16, ge=1)
+    """Rank of every adapter."""
+    alpha: int = Field(default=32, gt=0)
+    """The adapter's product is scaled by alpha / rank."""
+    target_modules: list[str] = Field(default=[])
+    """Last names of the linear layers that get one ("q_proj"); empty: all linear layers but the head."""
+
+
 class LearnerTable(Table):
     """How a policy learns."""
 
@@ -134,6 +148,8 @@ class LearnerTable(Table):
     """Ranks that share one copy of them where `sharding` is "shard"; 0 takes all ranks."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Number format of forward and backward; parameters, gradient sums and moments are float32 in any case."""
+    lora: LoraTable | None = None
+    """Train adapters and leave the weights as they are; the reference policy is then the model without them."""
     activation_checkpointing: bool = False
     """Blocks keep their inputs alone and run again in the backward pass: less memory, a third more compute."""
     prompts_per_step: int = Field(default=32, ge=1)

@@ -3,7 +3,7 @@
 - `plan`         a configuration becomes a list of processes, with their commands and environments
 - `hosts`        names and addresses of several hosts, and how a command gets there
 - `devices`      which GPUs each process sees
-- `memory`       a rough estimate of what the plan needs
+- `memory`       what every process needs at its worst moment, and which setting needs less
 - `restarts`     what to do when a process ended
 - `lifecycle`    the phases of a run, and when to send which signal to end it
 - `log_lines`    what the log of a process says: warnings, and why it ended

@@ -1,59 +1,219 @@
-"""A rough estimate of the memory that a plan needs, before anything is started."""
+"""The memory plan: what each process of a plan needs at its worst moment, part by part, before anything is started.
 
+Pure arithmetic. What a pass through the model needs was traced before (`mrl.learner.pass_memory`); nothing here knows
+a family of models. On a GPU the parts of a model lie on the device, and the process itself, with whatever it copies to
+the disk, on the host.
+"""
+
+import json
 import math
-import re
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
-from mrl.config.policy_tables import MakeTable, PolicyTable
-from mrl.launch.plan import ProcessSpec
+from mrl.config.policy_tables import LearnerTable, PolicyTable
+from mrl.models.size import ModelSize, PassPeaks
 
 MIB = 1024 * 1024
-DAEMON_MIB = 60.0
-TORCH_MIB = 350.0
-"""Allowance for a process that has imported torch and transformers and shares their pages with others."""
+DAEMON_MIB = 75
+AGENT_MIB = 220
+"""torchrun beside its ranks, which imports torch and holds no tensor."""
+TORCH_MIB = 460
+"""A process that has imported torch, transformers and the tasks; a third of it are pages that all of them share."""
 FLOAT_BYTES = 4
-ADAMW_COPIES = 4
-"""Parameters, gradients and two moments."""
+SAMPLING_BYTES = 20
+"""Per row and token of the vocabulary while tokens are drawn: logits, scaled, softmax, and its sum in float64."""
+CURES: tuple[dict[str, Any], ...] = ({"activation_checkpointing": True}, {"precision": "bfloat16"})
+"""Settings of a learner that need less memory, the cheapest first."""
+KEPT_WHOLE, KEPT_WRAPPED = 0.2, 0.4
+"""Share of a pass's memory that malloc holds beyond it, between what was freed and what is needed next (measured with
+glibc; `tools/check_memory_plan.py`). Blocks that are gathered and let go (FSDP2) leave more gaps."""
+SOON_WRITTEN = 1024**3
+"""Bytes of a checkpoint's copies up to which they are on the disk before the next pass needs its memory."""
+PUBLISHED_AT_ONCE = 2 * 1024**3
+"""Bytes of gathered weights that are in memory while a version is written (`mrl.weights.publish.SHARD_BYTES`)."""
 
 
-def num_parameters(policy: PolicyTable) -> int:
-    """Parameters of a policy: from its recipe, or from the size of its weights at two bytes each; 0 when unknown.
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes of each part at the moment at which their sum is largest."""
 
-    Before the weights are there, the name of their source says it ("Qwen/Qwen3-1.7B").
-    """
-    if policy.make is not None:
-        return _of_recipe(policy.make)
-    files = list(Path(policy.model).glob("*.safetensors"))
-    return sum(file.stat().st_size for file in files) // 2 if files else _named(policy.source)
+    moment: str
+    parts: dict[str, float]
 
-
-def estimate_mib(spec: ProcessSpec, policy: PolicyTable | None) -> float:
-    """Main memory of one process of the plan in MiB; device memory counts where the policy is on the CPU."""
-    if policy is None:
-        return TORCH_MIB if spec.role == "evaluator" else DAEMON_MIB
-    parameters = num_parameters(policy)
-    if spec.role == "learner":
-        ranks = policy.learner.processes
-        copies = ADAMW_COPIES + bool(policy.objective.kl_coefficient)  # the policy at the start of the run
-        # Before the parameters are shared out, every rank reads them whole.
-        held = max(copies / policy.learner.num_shards, 1.0) * FLOAT_BYTES * parameters / MIB
-        return DAEMON_MIB + ranks * (TORCH_MIB + held + _activations_mib(policy))
-    return TORCH_MIB + FLOAT_BYTES * parameters / MIB
+    @property
+    def mib(self) -> float:
+        """The sum."""
+        return sum(self.parts.values()) / MIB
 
 
-def _activations_mib(policy: PolicyTable) -> float:
-    """Activations of one microbatch: 34 bytes per token, layer and unit at 16 bits (arXiv 2205.05198), twice at 32."""
-    if policy.make is None:
-        hidden, layers = math.sqrt(num_parameters(policy) / 12 / 24), 24  # a middling transformer of that size
-    else:
-        hidden, layers = float(policy.make.hidden_size), policy.make.num_layers
-    return 34 * FLOAT_BYTES / 2 * policy.learner.microbatch_tokens * hidden * layers / MIB
+@dataclass(frozen=True, slots=True)
+class Microbatch:
+    """The largest forward pass of a rank: sequences of equal length, and how many passes make an update."""
+
+    num_sequences: int
+    sequence_tokens: int
+    answer_tokens: int
+    num_passes: int
 
 
-def _named(source: str) -> int:
-    found = re.search(r"(\d+(?:\.\d+)?)B\b", source)
-    return int(float(found[1]) * 1e9) if found else 0
+def largest_microbatch(policy: PolicyTable, prompt_tokens: int) -> Microbatch:
+    """When every answer takes all the tokens that it may: rows of a step over ranks and minibatches, packed."""
+    table, answer = policy.learner, policy.rollout.max_new_tokens
+    row_tokens = prompt_tokens + answer - 1
+    sequence_tokens = max(table.pack_tokens, row_tokens)
+    rows_per_sequence = sequence_tokens // row_tokens
+    rows = math.ceil(table.prompts_per_step * policy.rollout.group_size / table.minibatches / table.processes)
+    sequences = math.ceil(rows / rows_per_sequence)
+    at_once = min(sequences, max(1, table.microbatch_tokens // sequence_tokens))
+    answer_tokens = min(rows, at_once * rows_per_sequence) * answer
+    return Microbatch(at_once, sequence_tokens, answer_tokens, math.ceil(sequences / at_once))
 
 
-def _of_recipe(make: MakeTable) -> int:
-    return make.hidden_size * (make.vocab_size + 16 * make.hidden_size * make.num_layers)
+def rank_needs(
+    size: ModelSize,
+    peaks: PassPeaks,
+    table: LearnerTable,
+    *,
+    num_passes: int,
+    holds_reference: bool,
+    saves_beside_training: bool,
+    on_gpu: bool = False,
+) -> tuple[Need, Need]:
+    """What one rank of a learner needs on its host, and on its device; they are the same memory without a GPU."""
+    rank = _Rank(size, peaks, table, num_passes, holds_reference)
+    copies = {"checkpoint copy": rank.trained + rank.moments}
+    process: dict[str, float] = {"process": TORCH_MIB * MIB}
+    loading = Need("loading", {"parameters": rank.whole})
+    gathered = {"gathered weights": min(PUBLISHED_AT_ONCE, rank.whole) if rank.is_sharded else 0.0}
+    beside = copies if saves_beside_training and copies["checkpoint copy"] > SOON_WRITTEN else {}
+    if on_gpu:
+        written = Need("publishing", {"gathered weights": min(PUBLISHED_AT_ONCE, rank.whole)})
+        host = [loading, Need("saving", copies), written]
+        return _with(process, host), _with({}, [*rank.training(), rank.update(temporaries=0)])
+    together = [
+        loading,
+        *(Need(need.moment, need.parts | rank.kept(need) | beside) for need in rank.training()),
+        Need("update", rank.update(temporaries=2).parts | beside),
+        Need("saving", rank.state() | copies),
+        Need("publishing", rank.state() | gathered | beside),
+    ]
+    need = _with(process, together)
+    return need, need
+
+
+def engine_need(size: ModelSize, policy: PolicyTable, *, answers_at_once: int, prompt_tokens: int) -> Need:
+    """An embedded engine: weights twice (served, and the next ones), the key-value cache, and drawing a token."""
+    answer = policy.rollout.max_new_tokens
+    rows = _allocated_rows(answers_at_once, policy.rollout.group_size)
+    cache = FLOAT_BYTES * size.cached_per_token * rows * _allocated_columns(prompt_tokens, answer)
+    block = cache / size.num_blocks
+    return Need(
+        "sampling",
+        {
+            "weights": 2 * FLOAT_BYTES * size.parameters,
+            "key-value cache": cache + block * max(0.5, size.query_heads_per_cached),
+            "sampling": SAMPLING_BYTES * size.vocab_size * answers_at_once,
+        },
+    )
+
+
+def _allocated_rows(answers: int, group_size: int) -> int:
+    """Rows double from one group on, as `mrl.engines.slot_cache` makes room for them."""
+    rows = min(group_size, answers)
+    while rows < answers:
+        rows = min(answers, 2 * rows)
+    return rows
+
+
+def _allocated_columns(prompt_tokens: int, answer_tokens: int) -> int:
+    """Columns grow to twice what is in use and 64, whenever less than 64 would be left (`mrl.engines.slot_cache`)."""
+    longest, columns = prompt_tokens + answer_tokens, 2 * prompt_tokens + 64
+    while columns < longest + 64:
+        columns = 2 * min(longest, columns) + 64
+    return columns
+
+
+class _Rank:
+    def __init__(
+        self, size: ModelSize, peaks: PassPeaks, table: LearnerTable, num_passes: int, holds_reference: bool
+    ) -> None:
+        self._size, self._peaks, self._table = size, peaks, table
+        self._accumulates, self._holds_reference = num_passes > 1, holds_reference
+        self.whole = float(FLOAT_BYTES * size.parameters)
+        self.held = self.whole / table.num_shards
+        self.trained = FLOAT_BYTES * size.trained / table.num_shards
+        self.moments = 2 * self.trained
+        self.is_sharded = table.num_shards > 1
+        self._is_wrapped = table.sharding == "shard" or table.precision != "float32"
+
+    def state(self) -> dict[str, float]:
+        """What stays between two updates; gradients are kept until the next one begins."""
+        reference = {"reference": self.held} if self._holds_reference else {}
+        return {"parameters": self.held, "optimizer": self.moments, **reference, "gradients": self.trained}
+
+    def training(self) -> list[Need]:
+        """The windows of a forward and backward pass."""
+        size, peaks, state = self._size, self._peaks, self.state()
+        block = FLOAT_BYTES * size.trained_block / self._table.num_shards
+        trained_outer = size.trained - size.num_blocks * size.trained_block
+        gathered, reduced = self._communication()
+        windows = {
+            "forward": (peaks.forward, 0.0, gathered),
+            "backward of the head": (peaks.head, 0.0, gathered),
+            "backward of the last block": (peaks.top_block, block, gathered + reduced * size.trained_block),
+            "backward of the embedding": (peaks.bottom, size.num_blocks * block, gathered + reduced * trained_outer),
+        }
+        return [
+            Need(
+                moment,
+                state
+                | {"gradients": self.trained if self._accumulates else so_far, "activations": activations}
+                | ({"gathered blocks": gathered_bytes} if gathered_bytes else {}),
+            )
+            for moment, (activations, so_far, gathered_bytes) in windows.items()
+        ]
+
+    def update(self, *, temporaries: int) -> Need:
+        """Gradients of several whole copies are summed in one flat tensor; AdamW needs some of the largest tensor."""
+        flat = self.trained if self._table.processes > 1 and not self._is_wrapped else 0.0
+        largest = temporaries * FLOAT_BYTES * self._size.largest / self._table.num_shards
+        return Need("update", self.state() | {"summed gradients": flat, "update": largest})
+
+    def kept(self, need: Need) -> dict[str, float]:
+        """What malloc holds on to: gaps, and what was read whole by other threads before it was shared out."""
+        share = KEPT_WRAPPED if self._is_wrapped else KEPT_WHOLE
+        read = self.whole * (1 + self._holds_reference) if self.is_sharded else 0.0
+        return {"kept by malloc": share * (need.parts["activations"] + need.parts.get("gathered blocks", 0.0)) + read}
+
+    def _communication(self) -> tuple[float, float]:
+        """Bytes of gathered parameters, and bytes per parameter of gradients that are being summed."""
+        if not self._is_wrapped:
+            return 0.0, 0.0
+        compute_bytes = FLOAT_BYTES if self._table.precision == "float32" else 2
+        gathered = compute_bytes * (self._size.outer + 2 * self._size.block)
+        return float(gathered), compute_bytes + FLOAT_BYTES * (1 + 1 / self._table.num_shards)
+
+
+def _largest(needs: Iterable[Need]) -> Need:
+    return max(needs, key=lambda need: need.mib)
+
+
+def _with(process: dict[str, float], needs: Iterable[Need]) -> Need:
+    largest = _largest(needs)
+    return Need(largest.moment, process | {part: size for part, size in largest.parts.items() if size})
+
+
+def shortest_cure(needed_mib: Callable[[LearnerTable], float], table: LearnerTable, room_mib: float) -> str:
+    """The setting that brings a learner's process below `room_mib`, or the one that helps most; what it then needs."""
+    changes = [change for change in CURES if {key: getattr(table, key) for key in change} != change]
+    smaller = max(table.pack_tokens, table.microbatch_tokens // 4)
+    if smaller < table.microbatch_tokens:
+        changes.insert(0, {"microbatch_tokens": smaller})
+    if table.processes > 1 and table.sharding != "shard":
+        changes.append({"sharding": "shard"})
+    found = [(needed_mib(table.model_copy(update=change)), change) for change in changes]
+    fitting = [one for one in found if one[0] <= room_mib] or [min(found, key=lambda one: one[0])]
+    mib, change = fitting[0]
+    told = ", ".join(f"learner.{key} = {json.dumps(value)}" for key, value in change.items())
+    return f"{told} would need {mib:.0f} MiB" + ("" if mib <= room_mib else ", which is still too much")

@@ -5,6 +5,7 @@ averaged, because every component of the loss is divided by what is known of all
 """
 
 import functools
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -34,10 +35,16 @@ def place(model: nn.Module, table: LearnerTable, world: World) -> nn.Module:
     if not (wrapped or table.activation_checkpointing):
         return nn.Module.to(model, world.device)
     blocks = transformer_blocks(model)
-    for block in blocks if table.activation_checkpointing else ():
+    if table.activation_checkpointing:
+        checkpoint_blocks(blocks)
+    return _wrap(model, blocks, table, world) if wrapped else nn.Module.to(model, world.device)
+
+
+def checkpoint_blocks(blocks: Sequence[nn.Module]) -> None:
+    """Have blocks keep their inputs alone, and run again in the backward pass."""
+    for block in blocks:
         # Inside the gathering of the block's parameters, which the backward pass repeats before it runs this again.
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
-    return _wrap(model, blocks, table, world) if wrapped else nn.Module.to(model, world.device)
 
 
 def is_wrapped(model: nn.Module) -> bool:

@@ -21,11 +21,15 @@ from mrl.learner.packing import PackedBatch
 from mrl.learner.phases import PhaseClock
 from mrl.learner.sharding import is_wrapped
 from mrl.learner.world import World
+from mrl.models.lora import adapters_off
 from mrl.sharing.regime import Component
 
 
 class Updater:
-    """Makes the updates of one rank. `reference` is a frozen model, for components that are held to one."""
+    """Makes the updates of one rank.
+
+    Components may be held to a reference: a frozen model, or the model itself without its adapters.
+    """
 
     def __init__(
         self,
@@ -37,12 +41,14 @@ class Updater:
         forward: ForwardSettings,
         max_grad_norm: float,
         reference: nn.Module | None,
+        has_adapters: bool = False,
     ) -> None:
         self.clock = PhaseClock(world.device)
         self._model, self._optimizer, self._components, self._world = model, optimizer, components, world
         self._forward, self._max_grad_norm = forward, max_grad_norm
         self._with_entropy = needs_entropy(components)
-        self._reference = reference if needs_reference(components) else None
+        self._reference = reference
+        self._needs_reference, self._has_adapters = needs_reference(components), has_adapters
 
     def update(
         self,
@@ -78,14 +84,13 @@ class Updater:
             return self._apply(totals, num_rows), seen
 
     def _values(self, batch: PackedBatch, proximal_T: Tensor | None) -> TokenValues:
+        # First, while no activations are kept; and a sharded model may not be entered again before its backward pass.
+        reference_T = self._reference_logprobs(batch) if self._needs_reference else None
         entropy_T = None
         if self._with_entropy:
             logprobs_T, entropy_T = answer_logprobs_and_entropy(self._model, batch, self._forward)
         else:
             logprobs_T = answer_logprobs(self._model, batch, self._forward)
-        reference_T = None
-        if self._reference is not None:
-            (reference_T,) = frozen_logprobs(self._reference, [batch], self._forward)
         proximal_T = logprobs_T.detach() if proximal_T is None else proximal_T
         return TokenValues(
             logprobs_T,
@@ -95,6 +100,13 @@ class Updater:
             reference_T,
             entropy_T,
         )
+
+    def _reference_logprobs(self, batch: PackedBatch) -> Tensor:
+        if self._reference is not None:
+            return frozen_logprobs(self._reference, [batch], self._forward)[0]
+        assert self._has_adapters, "the trainer sees to it that there is a reference"
+        with adapters_off(self._model):
+            return frozen_logprobs(self._model, [batch], self._forward)[0]
 
     def _apply(self, totals: Tensor, num_rows: int) -> dict[str, float]:
         norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)

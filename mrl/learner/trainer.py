@@ -21,6 +21,7 @@ from mrl.learner.sharding import place
 from mrl.learner.step import Updater
 from mrl.learner.tally import Tally
 from mrl.learner.world import World
+from mrl.models.lora import add_adapters
 from mrl.models.scoring import score_tokens
 from mrl.objectives.specs import Imitation
 from mrl.sharing.regime import Component, TrainingExample
@@ -32,7 +33,8 @@ HEAD_TOLERANCE_NATS = {"float32": 1e-2, "bfloat16": 0.3}
 class Trainer:
     """Model and optimizer of one rank: rows are dealt out, gradients summed, parameters lie where `place` puts them.
 
-    `reference` is a frozen copy of the policy at the start of the run, needed where `needs_reference(components)`.
+    `reference` is a frozen copy of the policy at the start of the run, needed where `needs_reference(components)`; a
+    learner of adapters has it in its model already.
     """
 
     def __init__(
@@ -47,7 +49,10 @@ class Trainer:
         world: World,
         reference: nn.Module | None = None,
     ) -> None:
-        assert reference is not None or not needs_reference(components), "a component is held to a reference policy"
+        has_reference = reference is not None or table.lora is not None
+        assert has_reference or not needs_reference(components), "a component is held to a reference policy"
+        if table.lora is not None:
+            add_adapters(model, table.lora, seed=seed)
         # Dropout would make the learner's log-probabilities differ from the engine's, so it stays off in training.
         self.model, self.world = place(model.eval(), table, world), world
         self._table, self._components = table, tuple(components)
@@ -57,7 +62,7 @@ class Trainer:
         self.peer_logprobs: dict[int, Float32s] = {}
         """Of the last step: place among its examples -> [T] log-probs of a peer's row."""
         self.optimizer = AdamW(
-            self.model.parameters(),
+            [parameter for parameter in self.model.parameters() if parameter.requires_grad],
             lr=table.lr,
             betas=table.betas,
             weight_decay=table.weight_decay,
@@ -71,6 +76,7 @@ class Trainer:
             forward=self._forward,
             max_grad_norm=table.max_grad_norm,
             reference=None if reference is None else place(reference.eval().requires_grad_(False), table, world),
+            has_adapters=table.lora is not None,
         )
 
     def at_each_phase(self, act: Callable[[], None]) -> None:

@@ -2,6 +2,8 @@
 
 - `load`       a folder becomes a causal language model
 - `heads`      how families turn hidden states into logits
+- `lora`       low-rank adapters: put in, switched off, merged, written
+- `skeleton`   models that have shapes and no data; `size` their numbers
 - `prompting`  the text of a prompt becomes token ids
 - `make`       a recipe becomes a folder: tokenizer, architecture, warm start
 - `warm_start` the supervised training of `make`

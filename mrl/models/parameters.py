@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from mrl.errors import WeightsError
+from mrl.models.lora import is_adapter, merged, name_without_adapter
 
 
 def named_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -17,13 +18,26 @@ def named_weights(model: nn.Module) -> dict[str, Tensor]:
     return weights
 
 
+def trained_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The part of `named_weights` that training changes: all of it, or the adapters alone where there are some."""
+    weights = named_weights(model)
+    return {name: tensor for name, tensor in weights.items() if is_adapter(name)} or weights
+
+
+@torch.no_grad()
 def whole_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """`named_weights` one by one, each gathered from its shards when its turn comes.
+    """`named_weights` one by one, each gathered from its shards when its turn comes, adapters merged into theirs.
 
     Where the model is sharded, all ranks have to take all of them.
     """
-    for name, tensor in named_weights(model).items():
-        yield name, (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+    weights = named_weights(model)
+    for name, tensor in weights.items():
+        if not is_adapter(name):
+            yield name_without_adapter(name), merged(model, name, weights, _whole(tensor), _whole)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 @torch.no_grad()

@@ -78,6 +78,7 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
     closing.callback(world.close)
     telemetry = wiring.connect_telemetry(folder, role, policy, closing)
     regime = build_regime(config.sharing, policy_setting(config, policy, load_receiver(Path(table.model))))
+    holds_reference = needs_reference(regime.components) and table.learner.lora is None
     trainer = Trainer(
         load_policy(Path(table.model)),
         table.learner,
@@ -86,7 +87,7 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
         seed=config.run.seed,
         total_steps=config.run.steps,
         world=world,
-        reference=load_policy(Path(table.model)) if needs_reference(regime.components) else None,
+        reference=load_policy(Path(table.model)) if holds_reference else None,
     )
     store = _store(config, folder, policy)
     start, checkpoint = _start(config, folder, world, store, policy)

@@ -27,6 +27,7 @@ HOMES = {
     "zmq": {"transport"},
     "torch": {"objectives", "models", "engines", "weights", "checkpoint", "learner"},
     "transformers": {"models", "engines"},
+    "peft": {"models"},
     "aiohttp": {"engines"},
     "vllm": set(),
     "sglang": set(),

@@ -14,7 +14,8 @@ from mrl.cli.main import main
 from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder
 from mrl.models.load import load_policy
-from mrl.models.parameters import named_weights
+from mrl.models.lora import add_adapters
+from mrl.models.parameters import named_weights, trained_weights
 from mrl.models.probe import save_probe
 
 
@@ -108,3 +109,40 @@ def test_a_damaged_checkpoint_is_not_exported(run, capsys):
 
     assert "rank_00001.safetensors: checksum differs" in capsys.readouterr().err
     assert not (run.path / "exports").exists()
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_adapters_are_exported_merged_and_alone(tmp_path, model_folder) -> None:
+    """Both load and say the same as the model that was trained; the checkpoint holds adapters only."""
+    peft = pytest.importorskip("peft")
+    lora = {"rank": 4, "target_modules": ["q_proj", "up_proj"]}
+    tables = {
+        "run": {"name": "r", "steps": 9, "folder": str(tmp_path)},
+        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
+        "policies": {"qwen": {"model": str(model_folder), "learner": {"lora": lora}}},
+    }
+    config = validate(tables, where="test")
+    folder = create_run_folder(config)
+    model = load_policy(model_folder)
+    add_adapters(model, config.policies["qwen"].learner.lora, seed=1)
+    with torch.no_grad():
+        for tensor in trained_weights(model).values():
+            tensor.add_(0.05)
+    tensors = training_tensors(model, torch.optim.AdamW(trained_weights(model).values()))
+    pieces = {name: Piece(one.detach(), 0, tuple(one.shape), is_first_copy=True) for name, one in tensors.items()}
+    store = CheckpointStore(folder.checkpoints("qwen"), "qwen")
+    store.write_pieces(2, pieces, rank=0, life=0)
+    store.complete(2, b"{}", life=0)
+
+    assert main(["export", str(folder.path), "--policy", "qwen"]) == 0
+
+    out = folder.path / "exports" / "qwen-step_2"
+    ids = torch.tensor([[1, 2, 3, 4, 5]])
+    expected = model(input_ids=ids).logits
+    merged = AutoModelForCausalLM.from_pretrained(out)
+    alone = peft.PeftModel.from_pretrained(load_policy(model_folder), out / "adapter")
+    torch.testing.assert_close(merged(input_ids=ids).logits, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(alone(input_ids=ids).logits, expected, rtol=0, atol=1e-5)
+    assert not torch.allclose(load_policy(model_folder)(input_ids=ids).logits, expected, atol=1e-2)
+    assert "adapters of rank 4" in (out / "README.md").read_text()
+    assert AutoTokenizer.from_pretrained(out).eos_token

@@ -10,7 +10,6 @@ from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError
 from mrl.launch.devices import place, visible_gpus
 from mrl.launch.hosts import Host
-from mrl.launch.memory import estimate_mib, num_parameters
 from mrl.launch.plan import build_plan
 
 RECIPE = {"architecture": "llama", "tokenizer": "metaspace", "vocab_size": 512, "hidden_size": 128, "num_layers": 4}
@@ -120,25 +119,3 @@ def test_the_first_host_may_have_the_daemons_alone() -> None:
     assert [spec.name for spec in plan.processes if spec.host == "h0"] == ["exchange", "allocator"]
     assert [spec.name for spec in plan.started_by("h1")] == ["learner/a", "worker/a/0", "evaluator"]
     assert plan.other_hosts == ("h1", "h2")
-
-
-def test_memory_is_estimated_from_the_recipe_or_the_weights(tmp_path: Path) -> None:
-    """Learners count four copies of the parameters, per rank, and one more where the loss holds on to the first."""
-    (tmp_path / "model.safetensors").write_bytes(bytes(4_000_000))
-    config = config_of(small={"model": "", "make": RECIPE}, given={"model": str(tmp_path)})
-    assert num_parameters(config.policies["given"]) == 2_000_000
-    assert 0.8e6 < num_parameters(config.policies["small"]) < 1.5e6
-    specs = {spec.name: spec for spec in build_plan(config, Path("/r")).processes}
-    learner = estimate_mib(specs["learner/small"], config.policies["small"])
-    worker = estimate_mib(specs["worker/small/0"], config.policies["small"])
-    held = config_of(small={"model": "", "make": RECIPE, "objective": {"kl_coefficient": 0.01}})
-    one_copy_mib = 4 * num_parameters(config.policies["small"]) / 2**20
-    assert estimate_mib(specs["learner/small"], held.policies["small"]) == pytest.approx(learner + one_copy_mib)
-    ranks = {"processes": 8}
-    whole, shared = (
-        config_of(small={"model": "", "make": RECIPE, "learner": ranks | way}).policies["small"]
-        for way in ({}, {"sharding": "shard", "shard_size": 2})
-    )
-    saved_mib = estimate_mib(specs["learner/small"], whole) - estimate_mib(specs["learner/small"], shared)
-    assert saved_mib == pytest.approx(8 * 2 * one_copy_mib), "two of four copies on each of eight ranks"
-    assert estimate_mib(specs["exchange"], None) < worker < learner < 2000

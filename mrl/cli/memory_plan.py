@@ -1,0 +1,231 @@
+"""The memory plan of a configuration: models are looked at (never their weights), each process gets its numbers."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mrl.cli.policies import cached_folder, is_made, recipe_of
+from mrl.config.policy_tables import LearnerTable, PolicyTable
+from mrl.config.schema import RunConfig
+from mrl.errors import MissingError, ModelFolderError
+from mrl.launch.memory import (
+    AGENT_MIB,
+    DAEMON_MIB,
+    MIB,
+    TORCH_MIB,
+    Need,
+    engine_need,
+    largest_microbatch,
+    rank_needs,
+    shortest_cure,
+)
+from mrl.launch.plan import Plan, ProcessSpec
+from mrl.models.size import ModelSize
+
+UNKNOWN_PROMPT_TOKENS = 128
+LOOKED_AT_PROMPTS = 64
+BYTES_PER_TOKEN = 3
+"""Of prompts whose tokenizer is not there yet."""
+SERVER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessNeed:
+    """What one process of the plan needs: on the host, all ranks and torchrun together, and each of them on a GPU."""
+
+    spec: ProcessSpec
+    host: Need
+    count: int = 1
+    """Processes of its kind: ranks of a learner."""
+    agent_mib: float = 0.0
+    device: Need | None = None
+
+    @property
+    def host_mib(self) -> float:
+        """All of its processes together."""
+        return self.agent_mib + self.count * self.host.mib
+
+
+def memory_plan(config: RunConfig, plan: Plan) -> list[ProcessNeed]:
+    """Every process of the plan. The weights of no model are read, and none need be there."""
+    policies = {name: _Policy(config, name) for name in config.policies}
+    return [_need(config, spec, policies) for spec in plan.processes]
+
+
+def too_little(
+    config: RunConfig, needs: list[ProcessNeed], host_mib: float, device_mib: Mapping[str, float]
+) -> Iterator[str]:
+    """What will not fit, and the setting to change. `device_mib` holds the sizes of the GPUs that are known."""
+    on_host = sum(need.host_mib for need in needs)
+    if on_host > host_mib:
+        largest = max(needs, key=lambda need: need.host_mib)
+        room_mib = largest.host_mib - (on_host - host_mib)
+        yield f"memory: {on_host:.0f} MiB will not fit into the {host_mib:.0f} MiB of this host"
+        yield f"  cure: {_cure(config, largest, (room_mib - largest.agent_mib) / largest.count)}"
+    for device, wanted_mib in by_device(needs).items():
+        if wanted_mib > device_mib.get(device, float("inf")):
+            on_it = [need for need in needs if need.device and device in _devices(need.spec)]
+            largest = max(on_it, key=lambda need: need.device.mib if need.device else 0.0)
+            room_mib = device_mib[device] - (wanted_mib - (largest.device.mib if largest.device else 0.0))
+            yield f"cuda {device}: {wanted_mib:.0f} MiB will not fit into its {device_mib[device]:.0f} MiB"
+            yield f"  cure: {_cure(config, largest, room_mib)}"
+
+
+def by_device(needs: list[ProcessNeed]) -> dict[str, float]:
+    """GPU -> MiB that the plan needs there."""
+    found: dict[str, float] = {}
+    for need in needs:
+        for device in _devices(need.spec) if need.device else ():
+            found[device] = found.get(device, 0.0) + (need.device.mib if need.device else 0.0)
+    return dict(sorted(found.items()))
+
+
+def _devices(spec: ProcessSpec) -> list[str]:
+    return [device for device in spec.env.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
+
+
+def _need(config: RunConfig, spec: ProcessSpec, policies: Mapping[str, "_Policy"]) -> ProcessNeed:
+    if spec.role == "learner":
+        policy = policies[spec.policy]
+        host, device = policy.rank(policy.table.learner)
+        is_on_gpu = policy.table.device == "cuda"
+        return ProcessNeed(spec, host, policy.table.learner.processes, AGENT_MIB, device if is_on_gpu else None)
+    if spec.role == "worker":
+        return _with_engines(spec, [(policies[spec.policy], policies[spec.policy].engine())])
+    if spec.role == "evaluator":
+        return _with_engines(spec, [(policy, policy.evaluating()) for policy in policies.values()])
+    return ProcessNeed(spec, Need("", {"process": DAEMON_MIB * MIB}))
+
+
+def _with_engines(spec: ProcessSpec, engines: list[tuple["_Policy", Need]]) -> ProcessNeed:
+    host, device = {"process": float(TORCH_MIB * MIB)}, dict[str, float]()
+    for policy, need in engines:
+        into = device if policy.table.device == "cuda" else host
+        for part, size in need.parts.items():
+            into[part] = into.get(part, 0.0) + size
+    return ProcessNeed(spec, Need("sampling", host), device=Need("sampling", device) if device else None)
+
+
+def _cure(config: RunConfig, need: ProcessNeed, room_mib: float) -> str:
+    """For one process of the kind, which has `room_mib`."""
+    if need.spec.role == "learner":
+        policy = _Policy(config, need.spec.policy)
+
+        def needed_mib(table: LearnerTable) -> float:
+            return policy.rank(table)[need.device is not None].mib
+
+        return f"policies.{policy.name}: " + shortest_cure(needed_mib, policy.table.learner, room_mib)
+    parts = (need.device or need.host).parts
+    if parts.get("key-value cache", 0.0) > parts.get("weights", 0.0):
+        return f"{need.spec.name}: a smaller rollout.answers_at_once, or a shorter rollout.max_new_tokens"
+    return f"{need.spec.name}: fewer processes on this device (rollout.workers), or a smaller model"
+
+
+class _Policy:
+    """One policy of a configuration, of which the models are looked at once."""
+
+    def __init__(self, config: RunConfig, name: str) -> None:
+        self.name, self.table, self._config = name, config.policies[name], config
+
+    def rank(self, table: LearnerTable) -> tuple[Need, Need]:
+        """A rank of its learner under a table: on the host, and on the device."""
+        from mrl.learner.pass_memory import pass_peaks
+        from mrl.models.skeleton import model_size
+
+        policy = self.table.model_copy(update={"learner": table})
+        batch = largest_microbatch(policy, self._prompt_tokens)
+        peaks = pass_peaks(
+            self._model_config,
+            precision=table.precision,
+            num_sequences=batch.num_sequences,
+            sequence_tokens=batch.sequence_tokens,
+            answer_tokens=batch.answer_tokens,
+            with_entropy=policy.objective.entropy_coefficient > 0,
+            checkpointing=table.activation_checkpointing,
+            lora=table.lora,
+        )
+        return rank_needs(
+            model_size(self._model_config, table.lora),
+            peaks,
+            table,
+            num_passes=batch.num_passes,
+            holds_reference=bool(policy.objective.kl_coefficient) and table.lora is None,
+            saves_beside_training=0 < table.checkpoint_every < self._config.run.steps,
+            on_gpu=policy.device == "cuda",
+        )
+
+    def engine(self) -> Need:
+        """That of one worker; a server's cache is what its own options say, and is not counted."""
+        rollout, learner, allocation = self.table.rollout, self.table.learner, self._config.allocation
+        if rollout.engine != "embedded":
+            size = SERVER_BYTES[rollout.server.dtype] * self._size.parameters
+            return Need("sampling", {"server's weights": float(size)})
+        wanted = learner.prompts_per_step * rollout.group_size
+        if not self._config.run.sync:
+            share = allocation.slots - allocation.floor_slots * (len(self._config.policies) - 1)
+            wanted = min(wanted * (1 + learner.max_staleness_versions), max(share, rollout.group_size))
+        return self._engine(min(wanted, rollout.answers_at_once or wanted))
+
+    def evaluating(self) -> Need:
+        """That of the evaluator, which samples with transformers whatever the workers have."""
+        from mrl.rollout.evaluate import BATCH_PROMPTS
+
+        return self._engine(min(BATCH_PROMPTS, self.table.rollout.answers_at_once or BATCH_PROMPTS))
+
+    def _engine(self, answers: int) -> Need:
+        return engine_need(self._size, self.table, answers_at_once=answers, prompt_tokens=self._prompt_tokens)
+
+    @cached_property
+    def _folder(self) -> Path | None:
+        folder = Path(self.table.model)
+        if self.table.make is not None:
+            folder = cached_folder(recipe_of(self._config, self.name))
+            return folder if is_made(folder) else None
+        return folder if (folder / "config.json").is_file() else None
+
+    @cached_property
+    def _model_config(self) -> Any:
+        """What is known of the model: its folder's word, its recipe, or the number in the name of its source."""
+        from mrl.models.skeleton import config_of_folder, config_of_number, config_of_recipe
+
+        if self._folder is not None:
+            try:
+                return config_of_folder(self._folder)
+            except ModelFolderError:  # one that preflight let pass, and that loading will refuse
+                weights = self._folder.glob("*.safetensors")
+                return config_of_number(sum(file.stat().st_size for file in weights) // 2)
+        return config_of_recipe(self.table.make) if self.table.make else config_of_number(_named(self.table))
+
+    @cached_property
+    def _size(self) -> ModelSize:
+        from mrl.models.skeleton import model_size
+
+        return model_size(self._model_config)
+
+    @cached_property
+    def _prompt_tokens(self) -> int:
+        """The mean of some prompts, by the policy's tokenizer, or by their bytes where there is none yet."""
+        from mrl.models.prompting import PromptEncoder
+        from mrl.tasks.pool import build_pool
+
+        try:
+            pool = build_pool(self._config.tasks, self._config.pool)
+        except MissingError:
+            return UNKNOWN_PROMPT_TOKENS
+        texts = [pool.prompt_at(place).text for place in range(min(LOOKED_AT_PROMPTS, len(pool)))]
+        pool.close()
+        try:
+            encode = None if self._folder is None else PromptEncoder(self._folder).token_ids
+        except ModelFolderError:  # as above
+            encode = None
+        tokens = sum(encode(text).size if encode else len(text.encode()) / BYTES_PER_TOKEN for text in texts)
+        return math.ceil(tokens / len(texts))
+
+
+def _named(policy: PolicyTable) -> int:
+    found = re.search(r"(\d+(?:\.\d+)?)B\b", policy.source)
+    return int(float(found[1]) * 1e9) if found else 0

@@ -1,0 +1,154 @@
+"""What a forward and backward pass needs in memory, found by running it with tensors that have no data.
+
+Two passes over models of two and of three blocks tell what one block needs, and so what any number of them does.
+Nothing is known of the family beside its configuration: its own code runs, and what that code allocates is counted.
+"""
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mrl.config.policy_tables import LoraTable
+from mrl.learner.forward import ForwardSettings, answer_logprobs, answer_logprobs_and_entropy
+from mrl.learner.packing import COLUMNS, PackedBatch
+from mrl.learner.sharding import checkpoint_blocks, transformer_blocks
+from mrl.models.size import PassPeaks
+from mrl.models.skeleton import PreTrainedConfig, PreTrainedModel, skeleton
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of storages that operations made inside and that somebody still holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bytes = self._peak = 0
+        self._counted: set[int] = set()
+
+    def take_peak(self) -> int:
+        """The most at once since the last call."""
+        peak, self._peak = self._peak, self._bytes
+        return peak
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation and count what it returns."""
+        made = func(*args, **(kwargs or {}))
+        for one in tree_leaves(made):
+            if isinstance(one, Tensor):
+                self._count(one.untyped_storage())
+        self._peak = max(self._peak, self._bytes)
+        return made
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._counted:
+            self._counted.add(key)
+            self._bytes += size
+            weakref.finalize(storage, self._freed, key, size)
+
+    def _freed(self, key: int, size: int) -> None:
+        self._counted.discard(key)
+        self._bytes -= size
+
+
+def pass_peaks(
+    config: PreTrainedConfig,
+    *,
+    precision: str,
+    num_sequences: int,
+    sequence_tokens: int,
+    answer_tokens: int,
+    with_entropy: bool = False,
+    checkpointing: bool = False,
+    lora: LoraTable | None = None,
+) -> PassPeaks:
+    """The peaks of one microbatch: `num_sequences` of `sequence_tokens` each, several rows in every one of them.
+
+    Gradients of parameters count until they are added to what is there. Raises ModelFolderError as `skeleton`.
+    """
+    batch = (num_sequences, sequence_tokens, answer_tokens)
+    dtype = getattr(torch, precision)
+    two, three = (
+        _traced(skeleton_of, batch, with_entropy=with_entropy, checkpointing=checkpointing)
+        for skeleton_of in (partial(skeleton, config, blocks, dtype, lora) for blocks in (2, 3))
+    )
+    return two.extrapolated(three, config.num_hidden_layers - 3)
+
+
+def _traced(
+    make_model: Callable[[], PreTrainedModel],
+    batch: tuple[int, int, int],
+    *,
+    with_entropy: bool,
+    checkpointing: bool,
+) -> PassPeaks:
+    peaks: list[int] = []
+    model = make_model()
+    with FakeTensorMode():
+        _on_cpu(model)
+        for parameter in (one for one in model.parameters() if one.requires_grad):
+            parameter.register_post_accumulate_grad_hook(_drop_gradient)
+        blocks = transformer_blocks(model)
+        if checkpointing:
+            checkpoint_blocks(blocks)
+        live = LiveBytes()
+
+        def close_window(_gradient: Tensor | None = None) -> None:
+            peaks.append(live.take_peak())
+
+        _at_gradient(model.get_decoder(), close_window)
+        _at_gradient(blocks[-2], close_window)
+        with live:
+            packed = _rows_without_data(*batch)
+            settings = ForwardSettings(1.0)
+            if with_entropy:
+                logprobs_T, entropy_T = answer_logprobs_and_entropy(model, packed, settings)
+                loss = logprobs_T.sum() + entropy_T.sum()
+                del logprobs_T, entropy_T
+            else:
+                loss = answer_logprobs(model, packed, settings).sum()
+            close_window()
+            loss.backward()
+            close_window()
+    return PassPeaks(*peaks)
+
+
+def _on_cpu(model: nn.Module) -> None:
+    """Give a model of the meta device tensors of the CPU, in place; tied ones stay tied."""
+    made: dict[Tensor, Tensor] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is not None and tensor not in made:
+                    like = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    made[tensor] = nn.Parameter(like, tensor.requires_grad) if is_parameter else like
+                if tensor is not None:
+                    held[name] = made[tensor]  # type: ignore[assignment]
+
+
+def _drop_gradient(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+def _at_gradient(module: nn.Module, act: Callable[[Tensor], None]) -> None:
+    """Have `act` called when the gradient of the module's output is there."""
+
+    def watch(_module: nn.Module, _arguments: Any, output: Any) -> None:
+        hidden = output if isinstance(output, Tensor) else output[0]
+        if hidden.requires_grad and hidden.grad_fn is not None:
+            hidden.register_hook(act)
+
+    module.register_forward_hook(watch)
+
+
+def _rows_without_data(num_sequences: int, sequence_tokens: int, answer_tokens: int) -> PackedBatch:
+    ids_NL = torch.zeros((num_sequences, sequence_tokens), dtype=torch.int64)
+    columns = {name: torch.zeros(answer_tokens, dtype=dtype) for name, dtype in COLUMNS.items()}
+    return PackedBatch(input_ids_NL=ids_NL, position_ids_NL=torch.zeros_like(ids_NL), **columns)

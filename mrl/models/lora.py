@@ -1,0 +1,124 @@
+"""Low-rank adapters through peft: put into a model, switched off, merged, written (LoRA, arXiv 2106.09685).
+
+    y = W x + alpha / rank * B A x        A [rank, in] random, B [out, rank] zero at the start; W is not trained
+
+The model stays what it is; its adapted layers hold W as `base_layer` and have `lora_A` and `lora_B` beside it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from mrl.config.policy_tables import LoraTable
+from mrl.errors import ConfigError, MissingError
+
+ADAPTER = "default"
+"""The name that peft gives the only adapter of a model."""
+BASE, FIRST, SECOND = ".base_layer.", f".lora_A.{ADAPTER}.", f".lora_B.{ADAPTER}."
+
+
+def add_adapters(model: nn.Module, table: LoraTable, *, seed: int) -> None:
+    """Put adapters into a model, in place, and freeze all else; equal seeds give equal adapters.
+
+    torch's global generator is left as it was. Raises ConfigError for target modules that the model lacks, MissingError
+    without peft.
+    """
+    try:
+        from peft import inject_adapter_in_model
+    except ImportError:
+        raise MissingError(
+            "the package peft is not there", where="learner.lora", cure="pip install 'mrl[lora]'"
+        ) from None
+    linear = _linear_layers(model)
+    if not set(table.target_modules) <= linear:  # peft is content when one of them is there
+        raise ConfigError(
+            "learner.lora.target_modules: the model has no such linear layers",
+            got=", ".join(sorted(set(table.target_modules) - linear)),
+            wanted="some of " + ", ".join(sorted(linear)),
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(_peft_config(table), model)
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a weight of this name is part of an adapter."""
+    return FIRST in name or SECOND in name
+
+
+def name_without_adapter(name: str) -> str:
+    """The name of a weight in the model without adapters."""
+    return name.replace(BASE, ".")
+
+
+def adapted_modules(model: nn.Module) -> dict[str, Any]:
+    """The layers with an adapter, by name."""
+    return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
+
+
+def merged(
+    model: nn.Module, name: str, weights: Mapping[str, Tensor], weight_OI: Tensor, whole: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """W + alpha / rank * B A for the weight of an adapted layer; any other weight as it is.
+
+    `whole` gathers a tensor from its shards.
+    """
+    module_name, _, kind = name.partition(BASE)
+    if kind != "weight":
+        return weight_OI
+    first_RI, second_OR = (whole(weights[f"{module_name}{part}weight"]) for part in (FIRST, SECOND))
+    layer: Any = model.get_submodule(module_name)
+    return torch.addmm(weight_OI, second_OR, first_RI, alpha=layer.scaling[ADAPTER])
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is what it was before it got adapters."""
+    # peft's own switch also turns gradients off, of which a sharded model takes note once and for all.
+    modules = adapted_modules(model).values()
+    for module in modules:
+        module._disable_adapters = True
+    try:
+        yield
+    finally:
+        for module in modules:
+            module._disable_adapters = False
+
+
+def write_adapters(folder: Path, table: LoraTable, weights: Mapping[str, Tensor], model_name: str) -> None:
+    """Write adapters as peft does, in a folder that peft, vLLM and SGLang load beside the model. Raises OSError."""
+    folder.mkdir(parents=True)
+    tensors = {
+        f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": tensor.detach().cpu().contiguous()
+        for name, tensor in weights.items()
+    }
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    described = _peft_config(table)
+    described.base_model_name_or_path = model_name
+    described.target_modules = {name.rpartition(FIRST)[0].rpartition(".")[2] for name in weights if FIRST in name}
+    described.inference_mode = True
+    described.save_pretrained(folder)
+
+
+def _peft_config(table: LoraTable) -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=table.rank,
+        lora_alpha=table.alpha,
+        lora_dropout=0.0,
+        target_modules=list(table.target_modules) or "all-linear",
+        task_type="CAUSAL_LM",
+    )
+
+
+def _linear_layers(model: nn.Module) -> set[str]:
+    """Last names of all linear layers but the head, whose weight the learner takes as it is."""
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    layers = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
+    return {name.rpartition(".")[2] for name, module in layers if module is not head}

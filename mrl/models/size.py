@@ -1,0 +1,55 @@
+"""The numbers of a policy that the memory plan needs; no tensor in it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """Parameters and shapes of a model. Numbers of elements, not bytes."""
+
+    parameters: int
+    """All of them, tied ones once."""
+    trained: int
+    """Those that training changes: all, or the adapters, which `parameters` then counts too."""
+    largest: int
+    """Of the largest single tensor that training changes."""
+    block: int
+    """Parameters of one transformer block."""
+    num_blocks: int
+    vocab_size: int
+    cached_per_token: int
+    """Keys and values that one token leaves in the cache, over all blocks."""
+    query_heads_per_cached: int
+    """Attention heads that share one head of keys and values."""
+
+    @property
+    def outer(self) -> int:
+        """Parameters outside the blocks: embedding, head, last norm."""
+        return self.parameters - self.num_blocks * self.block
+
+    @property
+    def trained_block(self) -> int:
+        """Of one block, those that training changes."""
+        return self.block if self.trained == self.parameters else self.trained // self.num_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class PassPeaks:
+    """Largest memory in bytes that a forward and backward pass needs at once, beyond parameters and their gradients.
+
+    In the order in which they come; what a pass keeps for its backward counts in all of them until it is used up.
+    """
+
+    forward: int
+    head: int
+    """Backward of the log-probabilities."""
+    top_block: int
+    """Backward of the last block, the first to be gone through."""
+    bottom: int
+    """Backward of the first block and the embedding."""
+
+    def extrapolated(self, other: "PassPeaks", more: int) -> "PassPeaks":
+        """The peaks of a model that has `more` blocks than `other`, which has one block more than this one."""
+        own, one_more = (self.forward, self.head, self.top_block, self.bottom), (
+            other.forward, other.head, other.top_block, other.bottom)  # fmt: skip
+        return PassPeaks(*(b + more * (b - a) for a, b in zip(own, one_more, strict=True)))

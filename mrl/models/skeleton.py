@@ -1,0 +1,93 @@
+"""A policy without its weights: the configuration of a model, and models that have shapes and no data."""
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
+
+from mrl.config.policy_tables import LoraTable, MakeTable
+from mrl.errors import ModelFolderError
+from mrl.models.architectures import init_model
+from mrl.models.lora import add_adapters
+from mrl.models.size import ModelSize
+
+MIDDLING_BLOCKS, MIDDLING_HEAD_DIM = 24, 64
+
+
+def config_of_folder(folder: Path) -> PreTrainedConfig:
+    """What the config.json of a folder says. Raises ModelFolderError when transformers does not know such a model."""
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelFolderError("config.json cannot be used", where=str(folder), got=reason) from error
+    return config.get_text_config()
+
+
+def config_of_recipe(recipe: MakeTable) -> PreTrainedConfig:
+    """That of the policy which a recipe makes."""
+    with torch.device("meta"):
+        return init_model(recipe, vocab_size=recipe.vocab_size, eos_id=0, pad_id=0).config
+
+
+def config_of_number(parameters: int) -> PreTrainedConfig:
+    """A middling transformer with about so many parameters, for a policy of which nothing else is known."""
+    width = max(1, round(math.sqrt(parameters / 12 / MIDDLING_BLOCKS) / MIDDLING_HEAD_DIM)) * MIDDLING_HEAD_DIM
+    return LlamaConfig(
+        hidden_size=width,
+        intermediate_size=8 * width // 3,
+        num_hidden_layers=MIDDLING_BLOCKS,
+        num_attention_heads=width // MIDDLING_HEAD_DIM,
+    )
+
+
+def skeleton(
+    config: PreTrainedConfig, num_blocks: int, dtype: torch.dtype, lora: LoraTable | None = None
+) -> PreTrainedModel:
+    """The model of a configuration with so many blocks, and adapters if any, all of it on the meta device.
+
+    Raises ModelFolderError for a family that transformers has no causal language model of; for adapters that cannot be,
+    as `add_adapters`.
+    """
+    short: Any = copy.deepcopy(config)
+    short.num_hidden_layers = num_blocks
+    if getattr(short, "layer_types", None):
+        short.layer_types = short.layer_types[-num_blocks:]
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(short, dtype=dtype).eval()
+    except (ValueError, KeyError) as error:
+        raise ModelFolderError("no causal language model", got=config.model_type) from error
+    if lora is not None:
+        add_adapters(model, lora, seed=0)
+    return model
+
+
+def model_size(config: PreTrainedConfig, lora: LoraTable | None = None) -> ModelSize:
+    """Counted on skeletons of two and of three blocks, all blocks being like the third."""
+    two, three = (skeleton(config, blocks, torch.float32, lora) for blocks in (2, 3))
+    (fewer, fewer_trained, largest), (more, more_trained, _) = _counted(two), _counted(three)
+    beyond = config.num_hidden_layers - 3
+    heads = config.num_attention_heads
+    cached_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return ModelSize(
+        parameters=more + beyond * (more - fewer),
+        trained=more_trained + beyond * (more_trained - fewer_trained),
+        largest=largest,
+        block=more - fewer,
+        num_blocks=config.num_hidden_layers,
+        vocab_size=config.vocab_size,
+        cached_per_token=2 * config.num_hidden_layers * cached_heads * head_dim,
+        query_heads_per_cached=heads // cached_heads,
+    )
+
+
+def _counted(model: nn.Module) -> tuple[int, int, int]:
+    """All parameters, those that are trained, and those of the largest tensor among these."""
+    trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    return sum(parameter.numel() for parameter in model.parameters()), sum(trained), max(trained)

@@ -1,0 +1,142 @@
+"""The arithmetic of the memory plan, on sizes small enough to add up by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from mrl.config.policy_tables import LearnerTable, PolicyTable
+from mrl.launch.memory import MIB, TORCH_MIB, engine_need, largest_microbatch, rank_needs, shortest_cure
+from mrl.models.size import ModelSize, PassPeaks
+
+SIZE = ModelSize(
+    parameters=1000 * MIB,
+    trained=1000 * MIB,
+    largest=100 * MIB,
+    block=90 * MIB,
+    num_blocks=10,
+    vocab_size=1000,
+    cached_per_token=640,
+    query_heads_per_cached=2,
+)
+SMALL, LARGE = PassPeaks(MIB, MIB, MIB, MIB), PassPeaks(9000 * MIB, 9500 * MIB, 9400 * MIB, 500 * MIB)
+HUGE = PassPeaks(*[40000 * MIB] * 4)
+ALONE = {"num_passes": 1, "holds_reference": False, "saves_beside_training": False}
+
+
+def mib(parts: dict[str, float]) -> dict[str, int]:
+    return {part: round(size / MIB) for part, size in parts.items()}
+
+
+def test_small_passes_leave_the_checkpoint_on_top() -> None:
+    """Parameters, gradients, two moments, four bytes each; and all but the gradients once more."""
+    host, device = rank_needs(SIZE, SMALL, LearnerTable(checkpoint_every=0), **ALONE)
+    assert host == device
+    assert host.moment == "saving"
+    assert mib(host.parts) == {
+        "process": TORCH_MIB,
+        "parameters": 4000,
+        "optimizer": 8000,
+        "gradients": 4000,
+        "checkpoint copy": 12000,
+    }
+    assert host.mib == pytest.approx(sum(mib(host.parts).values()))
+
+
+def test_gradients_count_when_they_are_there() -> None:
+    """Of one pass none before its backward; of several all of them, all the time."""
+    gpu = {"table": LearnerTable(), "on_gpu": True}
+    first = rank_needs(SIZE, LARGE, **gpu, **ALONE)[1]
+    later = rank_needs(SIZE, LARGE, **gpu, **ALONE | {"num_passes": 2})[1]
+    assert (first.moment, mib(first.parts)) == (
+        "backward of the last block",
+        {"parameters": 4000, "optimizer": 8000, "gradients": 360, "activations": 9400},
+    )
+    assert (later.moment, mib(later.parts)["gradients"]) == ("backward of the head", 4000)
+
+
+def test_a_gpu_holds_the_model_and_the_host_its_copies() -> None:
+    """Loading puts the whole model on the host first; a checkpoint needs three copies of what the rank holds."""
+    host, device = rank_needs(SIZE, SMALL, LearnerTable(), on_gpu=True, **ALONE)
+    assert mib(host.parts) == {"process": TORCH_MIB, "checkpoint copy": 12000}
+    assert (device.moment, mib(device.parts)) == (
+        "update",
+        {"parameters": 4000, "optimizer": 8000, "gradients": 4000},
+    )
+
+
+def test_shards_divide_what_is_held_and_gather_blocks() -> None:
+    """Four ranks hold a quarter each; a pass gathers two blocks and what is outside of them."""
+    table = LearnerTable(processes=4, sharding="shard")
+    parts = mib(rank_needs(SIZE, LARGE, table, on_gpu=True, **ALONE)[1].parts)
+    assert (parts["parameters"], parts["optimizer"]) == (1000, 2000)
+    assert parts["gathered blocks"] == 4 * (100 + 2 * 90) + 90 * (4 + 4 + 1)
+    whole = rank_needs(SIZE, SMALL, LearnerTable(processes=4), on_gpu=True, **ALONE)[1]
+    assert mib(whole.parts)["summed gradients"] == 4000, "of whole copies, flat"
+
+
+def test_adapters_need_gradients_and_moments_alone() -> None:
+    """A hundredth of the parameters is trained: the rest is held and no more; blocks hold all of the adapters."""
+    adapters = replace(SIZE, trained=10 * MIB, largest=MIB)
+    host, device = rank_needs(adapters, LARGE, LearnerTable(processes=2), on_gpu=True, **ALONE | {"num_passes": 2})
+    assert mib(device.parts) == {"parameters": 4000, "optimizer": 80, "gradients": 40, "activations": 9500}
+    assert mib(host.parts) == {"process": TORCH_MIB, "parameters": 4000}, "loading"
+
+
+def test_malloc_keeps_a_share_of_what_a_pass_needs() -> None:
+    """More of it where blocks come and go; and what was read whole before it was shared out."""
+    whole = rank_needs(SIZE, HUGE, LearnerTable(), **ALONE)[0]
+    assert mib(whole.parts)["kept by malloc"] == round(0.2 * mib(whole.parts)["activations"])
+    shards = rank_needs(SIZE, HUGE, LearnerTable(processes=2, sharding="shard"), **ALONE)[0]
+    parts = mib(shards.parts)
+    assert parts["kept by malloc"] == pytest.approx(
+        4000 + 0.4 * (parts["activations"] + parts["gathered blocks"]), abs=1
+    )
+
+
+def test_large_copies_are_still_being_written_when_training_goes_on() -> None:
+    """Those of 12 GiB are; a small model's are on the disk by then."""
+    beside = ALONE | {"saves_beside_training": True}
+    assert "checkpoint copy" in rank_needs(SIZE, LARGE, LearnerTable(), **beside)[0].parts
+    small = replace(SIZE, parameters=10 * MIB, trained=10 * MIB)
+    assert "checkpoint copy" not in rank_needs(small, LARGE, LearnerTable(), **beside)[0].parts
+
+
+def test_a_reference_is_one_copy_more() -> None:
+    """Held as the parameters are."""
+    held = rank_needs(SIZE, SMALL, LearnerTable(), on_gpu=True, **ALONE | {"holds_reference": True})[1]
+    assert mib(held.parts)["reference"] == 4000
+
+
+def test_the_largest_microbatch_is_that_of_full_answers() -> None:
+    """Rows of 10 + 23 tokens, seven to a sequence of 256, eight sequences to a pass of 2048."""
+    keys = {"prompts_per_step": 16, "pack_tokens": 256, "microbatch_tokens": 2048}
+    policy = PolicyTable.model_validate({"rollout": {"group_size": 8, "max_new_tokens": 24}, "learner": keys})
+    batch = largest_microbatch(policy, 10)
+    assert (batch.num_sequences, batch.sequence_tokens, batch.answer_tokens, batch.num_passes) == (8, 256, 56 * 24, 3)
+    long = policy.model_copy(update={"rollout": policy.rollout.model_copy(update={"max_new_tokens": 3000})})
+    batch = largest_microbatch(long, 10)
+    assert (batch.num_sequences, batch.sequence_tokens, batch.num_passes) == (1, 3009, 128), "a row of its own"
+
+
+def test_an_engine_holds_the_weights_twice_and_a_cache() -> None:
+    """The cache has twice the columns in use and 64, and one block of it for all heads while it is read."""
+    policy = PolicyTable.model_validate({"rollout": {"group_size": 8, "max_new_tokens": 90}})
+    need = engine_need(SIZE, policy, answers_at_once=32, prompt_tokens=10)
+    columns = 2 * 84 + 64, 2 * 100 + 64
+    assert need.parts["weights"] == 8 * SIZE.parameters
+    assert need.parts["key-value cache"] == 4 * 640 * 32 * columns[0] * 1.2
+    assert need.parts["sampling"] == 20 * 1000 * 32
+
+
+def test_the_cure_is_the_first_setting_that_fits() -> None:
+    """Shorter passes before anything else; when nothing fits, what helps most."""
+    needs = {"microbatch_tokens": 700.0, "activation_checkpointing": 500.0, "precision": 600.0}
+
+    def needed_mib(table: LearnerTable) -> float:
+        changed = [key for key in needs if getattr(table, key) != getattr(LearnerTable(), key)]
+        return needs[changed[0]]
+
+    assert shortest_cure(needed_mib, LearnerTable(), 800.0) == "learner.microbatch_tokens = 2048 would need 700 MiB"
+    told = shortest_cure(needed_mib, LearnerTable(), 550.0)
+    assert told == "learner.activation_checkpointing = true would need 500 MiB"
+    assert shortest_cure(needed_mib, LearnerTable(), 100.0).endswith("500 MiB, which is still too much")

@@ -1,0 +1,118 @@
+"""What a pass needs in memory, told from tensors without data, against the same pass over real ones."""
+
+import pytest
+import torch
+
+from mrl.config.policy_tables import LoraTable, MakeTable
+from mrl.learner.forward import ForwardSettings, answer_logprobs
+from mrl.learner.packing import COLUMNS, PackedBatch
+from mrl.learner.pass_memory import LiveBytes, pass_peaks
+from mrl.learner.sharding import checkpoint_blocks, transformer_blocks
+from mrl.models.architectures import init_model
+from mrl.models.lora import add_adapters
+from mrl.models.skeleton import config_of_number, config_of_recipe, model_size
+
+NUM_BLOCKS, SEQUENCES, LENGTH, ANSWER = 6, 3, 64, 100
+
+
+def recipe(family: str) -> MakeTable:
+    return MakeTable(architecture=family, tokenizer="byte_level", hidden_size=32, num_layers=NUM_BLOCKS, num_heads=4)
+
+
+def real_peak(family: str, *, checkpointing: bool, dtype: torch.dtype) -> int:
+    """The most bytes at once in one pass over the whole model, gradients counted until they are added up."""
+    made = recipe(family)
+    model = init_model(made, vocab_size=made.vocab_size, eos_id=0, pad_id=0).to(dtype).eval()
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda one: setattr(one, "grad", None))
+    if checkpointing:
+        checkpoint_blocks(transformer_blocks(model))
+    ids = torch.randint(0, made.vocab_size, (SEQUENCES, LENGTH))
+    positions = torch.arange(LENGTH).remainder(LENGTH // 2).expand(SEQUENCES, LENGTH)
+    columns = {name: torch.zeros(ANSWER, dtype=kind) for name, kind in COLUMNS.items()}
+    with LiveBytes() as live:
+        batch = PackedBatch(ids.clone(), positions.clone(), **{name: one.clone() for name, one in columns.items()})
+        answer_logprobs(model, batch, ForwardSettings(1.0)).sum().backward()
+        return live.take_peak()
+
+
+@pytest.mark.parametrize(
+    ("family", "checkpointing", "precision"),
+    [
+        ("qwen3", False, "float32"),
+        ("llama", False, "bfloat16"),
+        ("gemma3", False, "float32"),
+        ("qwen3", True, "float32"),
+    ],
+)
+def test_a_pass_over_no_data_tells_what_a_real_one_needs(family: str, checkpointing: bool, precision: str) -> None:
+    """Two and three blocks tell of six: to one in a hundred."""
+    peaks = pass_peaks(
+        config_of_recipe(recipe(family)),
+        precision=precision,
+        num_sequences=SEQUENCES,
+        sequence_tokens=LENGTH,
+        answer_tokens=ANSWER,
+        checkpointing=checkpointing,
+    )
+    told = max(peaks.forward, peaks.head, peaks.top_block, peaks.bottom)
+    real = real_peak(family, checkpointing=checkpointing, dtype=getattr(torch, precision))
+    assert told == pytest.approx(real, rel=0.01)
+
+
+def test_checkpointing_and_entropy_change_what_a_pass_needs() -> None:
+    """Less is kept with the one, more is computed with the other."""
+    batch = {"precision": "float32", "num_sequences": SEQUENCES, "sequence_tokens": LENGTH, "answer_tokens": 64 * 3}
+    config = config_of_recipe(recipe("llama"))
+    plain = pass_peaks(config, **batch)
+    assert pass_peaks(config, **batch, checkpointing=True).forward < 0.5 * plain.forward
+    assert pass_peaks(config, **batch, with_entropy=True).forward > plain.forward
+
+
+def test_live_bytes_count_a_storage_once_and_until_it_is_let_go() -> None:
+    """Views share a storage; what is freed no longer counts."""
+    with LiveBytes() as live:
+        kept = torch.zeros(1000)
+        view = kept[:500].view(5, 100)
+        for _ in range(3):
+            torch.zeros(2000)
+        assert live.take_peak() == 4000 + 8000
+        del kept
+        assert live.take_peak() == 4000, "the view holds it"
+        del view
+        live.take_peak()
+        assert live.take_peak() == 0
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma3"])
+def test_the_size_of_a_model_is_counted_without_making_it(family: str) -> None:
+    """All parameters, those of a block and of the largest tensor, and what a token leaves in the cache."""
+    made = recipe(family)
+    model = init_model(made, vocab_size=made.vocab_size, eos_id=0, pad_id=0)
+    size = model_size(model.config)
+    assert size.parameters == size.trained == model.num_parameters()
+    assert size.block == sum(parameter.numel() for parameter in transformer_blocks(model)[0].parameters())
+    assert size.outer == size.parameters - NUM_BLOCKS * size.block
+    assert size.largest == max(parameter.numel() for parameter in model.parameters())
+    assert (size.cached_per_token, size.query_heads_per_cached) == (NUM_BLOCKS * 2 * 2 * 8, 2)
+
+
+def test_adapters_are_counted_and_let_a_pass_keep_less() -> None:
+    """What frozen weights would need for their gradients is not kept."""
+    pytest.importorskip("peft")
+    made, lora = recipe("llama"), LoraTable(rank=4)
+    model = init_model(made, vocab_size=made.vocab_size, eos_id=0, pad_id=0)
+    plain = model.num_parameters()
+    add_adapters(model, lora, seed=0)
+    trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
+    size = model_size(config_of_recipe(made), lora)
+    assert (size.parameters, size.trained) == (plain + trained, trained)
+    assert size.trained_block * NUM_BLOCKS == trained
+    batch = {"precision": "float32", "num_sequences": SEQUENCES, "sequence_tokens": LENGTH, "answer_tokens": 64}
+    config = config_of_recipe(made)
+    assert pass_peaks(config, **batch, lora=lora).bottom < pass_peaks(config, **batch).bottom
+
+
+def test_a_number_alone_stands_for_a_middling_model() -> None:
+    """Its parameters come near to the number."""
+    assert model_size(config_of_number(2_000_000_000)).parameters == pytest.approx(2e9, rel=0.15)

@@ -1,0 +1,208 @@
+"""Runs policies of several shapes for a few real steps and compares their peak memory with what `mrl check` predicts.
+
+One run of `mrl train` has a policy per shape: whole and in float32; in shards on two ranks, held to a reference; in
+bfloat16 with activation checkpointing and a large vocabulary; and one whose passes are many. Weights are random, so
+that answers go on to their limit, which is what the plan reckons with. Peaks are the high-water marks of resident
+memory that the kernel keeps of every process (VmHWM).
+
+    .venv/bin/python tools/check_memory_plan.py [--shapes NAME,NAME] [--folder FOLDER]
+
+Prints a table; the last line is JSON; exit code 1 when a prediction is off by more than 15 %.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import tomli_w
+
+from mrl.cli.memory_plan import memory_plan
+from mrl.config.load import load_config
+from mrl.config.policy_tables import MakeTable
+from mrl.config.schema import RunConfig
+from mrl.launch.memory import MIB
+from mrl.launch.plan import build_plan
+
+BOUND = 1.15
+POLL_S = 0.1
+TIMEOUT_S = 1800.0
+STEPS = 3
+TRAINS = {"entropy_coefficient": 0.001}
+"""Random answers all fail, and rows without an advantage are trained on for the sake of a regularizer alone."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A policy's recipe, the vocabulary of its model (its tokenizer has less), and what its tables say."""
+
+    recipe: dict[str, Any]
+    vocab_size: int
+    tables: dict[str, Any]
+
+
+SHAPES = {
+    "whole": Shape(
+        {"architecture": "qwen3", "hidden_size": 512, "num_layers": 8, "num_heads": 8},
+        8192,
+        {
+            "rollout": {"group_size": 4, "max_new_tokens": 48, "answers_at_once": 32},
+            "learner": {"prompts_per_step": 8, "microbatch_tokens": 4096},
+            "objective": TRAINS,
+        },
+    ),
+    "shards": Shape(
+        {"architecture": "llama", "hidden_size": 512, "num_layers": 10, "num_heads": 8},
+        8192,
+        {
+            "rollout": {"group_size": 4, "max_new_tokens": 48, "answers_at_once": 32},
+            "learner": {"prompts_per_step": 8, "microbatch_tokens": 1024, "processes": 2, "sharding": "shard"},
+            "objective": {"kl_coefficient": 0.01},
+        },
+    ),
+    "bf16": Shape(
+        {"architecture": "gemma3", "hidden_size": 384, "num_layers": 8, "num_heads": 6},
+        32768,
+        {
+            "rollout": {"group_size": 4, "max_new_tokens": 48, "answers_at_once": 32},
+            "learner": {"prompts_per_step": 8, "precision": "bfloat16", "activation_checkpointing": True},
+            "objective": TRAINS,
+        },
+    ),
+    "passes": Shape(
+        {"architecture": "llama", "hidden_size": 768, "num_layers": 6, "num_heads": 12},
+        4096,
+        {
+            "rollout": {"group_size": 8, "max_new_tokens": 64, "answers_at_once": 32},
+            "learner": {"prompts_per_step": 4, "microbatch_tokens": 512, "minibatches": 2, "checkpoint_every": 1},
+            "objective": TRAINS,
+        },
+    ),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", default=",".join(SHAPES), help="names, separated by commas")
+    parser.add_argument("--folder", type=Path, help="where the run is left; by default it is removed")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        rows = compare(arguments.folder or Path(temporary), arguments.shapes.split(","))
+    print("| process | predicted MiB | measured MiB | predicted / measured | at its peak |\n|---|--:|--:|--:|---|")
+    for row in rows:
+        print("| {name} | {predicted_mib:.0f} | {value:.0f} | {share:.2f} | {peak} |".format(**row))
+    print(json.dumps({"bench": "memory_plan", "rows": rows}))
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+def compare(folder: Path, names: list[str]) -> list[dict[str, Any]]:
+    """One row per learner rank and worker; run in `folder`."""
+    path = write_run(folder, {name: SHAPES[name] for name in names})
+    told = predicted(load_config(path, []))
+    measured = run_and_watch(path)
+    rows = []
+    for name, (predicted_mib, peak) in told.items():
+        share = predicted_mib / measured[name]
+        row = {
+            "name": name,
+            "value": measured[name],
+            "unit": "MiB",
+            "against": "prediction",
+            "ratio": max(share, 1 / share),
+        }
+        rows.append(
+            row
+            | {
+                "required": BOUND,
+                "ok": max(share, 1 / share) <= BOUND,
+                "predicted_mib": predicted_mib,
+                "share": share,
+                "peak": peak,
+            }
+        )
+    return rows
+
+
+def predicted(config: RunConfig) -> dict[str, tuple[float, str]]:
+    """Process -> MiB, and where they go; ranks of a learner by name."""
+    found: dict[str, tuple[float, str]] = {}
+    for need in memory_plan(config, build_plan(config, Path("/nowhere"))):
+        if need.spec.role in ("learner", "worker"):
+            told = ", ".join(f"{part} {size / MIB:.0f}" for part, size in need.host.parts.items())
+            ranks = [need.spec.name, *(f"{need.spec.name}/rank{rank}" for rank in range(1, need.count))]
+            found |= dict.fromkeys(ranks, (need.host.mib, f"{need.host.moment}: {told}"))
+    return found
+
+
+def run_and_watch(path: Path) -> dict[str, float]:
+    """Process -> MiB of the largest resident memory that it had in the run. Raises RuntimeError when the run fails."""
+    measured: dict[str, float] = {}
+    with path.with_suffix(".log").open("wb") as log:
+        run = subprocess.Popen([sys.executable, "-m", "mrl", "train", "--clean", str(path)], stdout=log, stderr=log)
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while run.poll() is None and time.monotonic() < deadline_s:
+            time.sleep(POLL_S)
+            measured |= high_water_marks(run.pid)
+        run.terminate()
+        code = run.wait(timeout=60)
+    if code:
+        raise RuntimeError(f"the run failed: {path.with_suffix('.log').read_text()[-2000:]}")
+    return measured
+
+
+def high_water_marks(pid: int) -> dict[str, float]:
+    """Process -> MiB of all roles below a process, by the names that they give themselves."""
+    found = {}
+    for process in psutil.Process(pid).children(recursive=True) if psutil.pid_exists(pid) else ():
+        try:
+            title = process.cmdline()[0]
+            status = Path(f"/proc/{process.pid}/status").read_text()
+        except (psutil.Error, OSError, IndexError):
+            continue
+        if title.startswith("mrl::") and "VmHWM:" in status:
+            found[title.removeprefix("mrl::")] = int(status.split("VmHWM:")[1].split()[0]) / 1024
+    return found
+
+
+def write_run(folder: Path, shapes: dict[str, Shape]) -> Path:
+    """Folders of models with random weights, and a configuration of all of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, shape in shapes.items():
+        save_model(folder / name, shape)
+    policies = {name: {"model": str(folder / name)} | shape.tables for name, shape in shapes.items()}
+    run = {
+        "run": {"name": "memory", "folder": str(folder / "runs"), "steps": STEPS},
+        "pool": {"train_prompts": 64, "held_out_prompts": 8},
+        "tasks": {"capital": {"source": "words", "dataset": "capital"}},
+        "policies": policies,
+        "evaluation": {"every": 0},
+        "supervision": {"silence_s": 600.0, "start_s": 900.0},
+    }
+    path = folder / "memory.toml"
+    path.write_text(tomli_w.dumps(run))
+    return path
+
+
+def save_model(folder: Path, shape: Shape) -> None:
+    """A Hugging Face folder."""
+    from mrl.models.architectures import init_model
+    from mrl.models.tokenizers import train_byte_level
+
+    text = "What is one and two? <answer>three</answer> The quick brown fox jumps over the lazy dog 0123456789."
+    tokenizer = train_byte_level([text] * 3, 400)
+    recipe = MakeTable.model_validate({"tokenizer": "byte_level"} | shape.recipe)
+    model = init_model(
+        recipe, vocab_size=shape.vocab_size, eos_id=tokenizer.eos_token_id, pad_id=tokenizer.pad_token_id
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
