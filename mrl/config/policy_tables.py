@@ -62,6 +62,8 @@ class RolloutTable(Table):
 
     engine: Literal["embedded", "vllm", "sglang"] = "embedded"
     """Engine that generates: transformers in the worker's process, or a server of its own environment."""
+    weights: Literal["files", "broadcast"] = "files"
+    """How new weights reach the engines: in files of the run folder, or broadcast from the learner's memory."""
     server: ServerTable = ServerTable()
     workers: int = Field(default=1, ge=0)
     """Worker processes."""

@@ -119,6 +119,13 @@ def _check_server(key: str, rollout: RolloutTable, where: str) -> None:
             got=sorted(rollout.server.model_fields_set),
             cure=f'set {key}.engine = "vllm" or "sglang", or leave the table out',
         )
+    if rollout.weights == "broadcast" and (rollout.engine == "vllm" or rollout.server.url):
+        raise ConfigError(
+            f"{key}.weights: vLLM, and a server that somebody else started, take weights in files alone",
+            where=where,
+            got=rollout.weights,
+            wanted='"files", or the embedded engine or an SGLang of the run\'s own',
+        )
     if rollout.server.url and rollout.workers > 1:
         raise ConfigError(
             f"{key}.server.url: one server for several workers",

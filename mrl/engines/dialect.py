@@ -7,6 +7,8 @@ from typing import Protocol
 
 from mrl.engines.engine import EngineUsage, Sampling
 from mrl.engines.http import Http
+from mrl.errors import PeerLost
+from mrl.models.tensor_broadcast import Incoming, Seats
 from mrl.records.finish import FinishReason
 
 
@@ -45,6 +47,10 @@ class Segment:
     """ABORT when the server gave it up before its end; what it had sampled is here."""
     labels: tuple[str, ...] = ()
     """The distinct weight versions that the server itself reports for these tokens; empty where it reports none."""
+
+
+class HalfUpdated(PeerLost):
+    """An update failed half-way: the server holds weights of no version until it loads one."""
 
 
 class Dialect(Protocol):
@@ -93,6 +99,12 @@ class Dialect(Protocol):
 
         Called between `abort_all` and `resume`. Raises WeightsError when the server says that they do not fit.
         """
+
+    async def broadcast_seats(self, http: Http) -> Seats:
+        """The ranks of a broadcast that the server and this process take. Raises EngineError where there are none."""
+
+    async def receive(self, http: Http, incoming: Incoming, label: str) -> None:
+        """As `load`, from a broadcast. Raises PeerLost when nothing has changed, HalfUpdated when something has."""
 
     async def resume(self, http: Http) -> None:
         """Take requests again."""

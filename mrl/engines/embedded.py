@@ -6,7 +6,7 @@ forwards, ahead of the next one.
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +22,8 @@ from mrl.errors import EngineError, WeightsError
 from mrl.models.load import load_policy
 from mrl.models.parameters import named_weights
 from mrl.models.scoring import score_answers, score_tokens
-from mrl.models.tensor_file import digest, read_folder
+from mrl.models.tensor_broadcast import Incoming, Seats, gpu_id, receive_tensors
+from mrl.models.tensor_file import Place, digest, read_folder
 from mrl.records.version import Version
 
 LESS_MEMORY = "set answers_at_once of the policy's [rollout] table to fewer answers"
@@ -90,9 +91,20 @@ class EmbeddedEngine:
         Raises WeightsError, serving what it served before, when they cannot be read, do not fit or have other
         `digests`.
         """
+        self._take_over(str(folder), version, lambda place: read_folder(folder, place, digests))
+
+    def broadcast_seats(self) -> Seats:
+        """One, of this process."""
+        return Seats(1, gpu_id(self._device))
+
+    def receive(self, incoming: Incoming, version: Version) -> None:
+        """As `load`, from a broadcast. Raises PeerLost when its members do not meet, or it comes apart."""
+        self._take_over(incoming.meeting.name, version, lambda place: receive_tensors(incoming, place))
+
+    def _take_over(self, where: str, version: Version, read: Callable[[Place], dict[str, str]]) -> None:
         own = named_weights(self._model)
         fresh = {name: self._spare.get(name, torch.empty_like(tensor)) for name, tensor in own.items()}
-        _Reading(folder, self._model, fresh).read(digests)
+        _Reading(where, self._model, fresh).take(read)
         with self._between_forwards():
             began_s = time.monotonic()
             for name, tensor in own.items():
@@ -162,17 +174,20 @@ class EmbeddedEngine:
 
 
 class _Reading:
-    """A folder's tensors on their way into the tensors of a model."""
+    """Tensors that come from somewhere on their way into the tensors of a model."""
 
-    def __init__(self, folder: Path, model: PreTrainedModel, fresh: dict[str, Tensor]) -> None:
+    def __init__(self, where: str, model: PreTrainedModel, fresh: dict[str, Tensor]) -> None:
         listed = {tensor.data_ptr(): name for name, tensor in named_weights(model).items()}
         self._own_names = {name: listed[tensor.data_ptr()] for name, tensor in model.state_dict().items()}
-        self._folder, self._fresh = folder, fresh
+        self._where, self._fresh = where, fresh
         self._staged: dict[str, Tensor] = {}
 
-    def read(self, digests: Mapping[str, str] | None) -> None:
-        """Raises WeightsError unless the folder has all tensors of the model, in its shapes, with these digests."""
-        found = read_folder(self._folder, self._place, digests)
+    def take(self, read: Callable[[Place], dict[str, str]]) -> None:
+        """`read` puts tensors into their places and returns name -> digest.
+
+        Raises what it raises, and WeightsError unless it has all tensors of the model, in its shapes.
+        """
+        found = read(self._place)
         if missing := self._fresh.keys() - {self._own_names[name] for name in found}:
             raise self._misfit(f"differing names {sorted(missing)[:5]}")
         for name, its_digest in found.items():
@@ -194,4 +209,4 @@ class _Reading:
         return self._staged[name]
 
     def _misfit(self, why: str) -> WeightsError:
-        return WeightsError(f"{self._folder}: weights do not fit: {why}")
+        return WeightsError(f"{self._where}: weights do not fit: {why}")

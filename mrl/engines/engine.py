@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mrl.models.tensor_broadcast import Incoming, Seats
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version, VersionSpan
 
@@ -118,6 +119,15 @@ class Engine(Protocol):
 
         `digests` gives, for every tensor, `mrl.models.tensor_file.digest` of what was published.
         Raises WeightsError, serving what it served before, when they do not fit or are not what was published.
+        """
+
+    def broadcast_seats(self) -> Seats:
+        """The ranks of a broadcast that it takes. Raises EngineError where it takes weights from files alone."""
+
+    def receive(self, incoming: Incoming, version: Version) -> None:
+        """As `load`, from a broadcast. Raises PeerLost when its members do not meet, or it comes apart.
+
+        Afterwards it serves what it served before, or, where it has to write over that, nothing.
         """
 
     def label(self, version: Version) -> None:

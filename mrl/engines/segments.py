@@ -7,14 +7,16 @@ state of old weights meets new ones.
 
 import asyncio
 import hashlib
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
 
-from mrl.engines.dialect import Dialect, Segment
+from mrl.engines.dialect import Dialect, HalfUpdated, Segment
 from mrl.engines.engine import Finished, Generation, GenerationRequest, Sampling
 from mrl.engines.http import Http
 from mrl.errors import EngineLost
+from mrl.models.tensor_broadcast import Incoming
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version, VersionSpan
 
@@ -35,6 +37,8 @@ class Segments:
         self._version: Version | None = None
         self._reported = ""
         self._updating = asyncio.Lock()
+        self._is_whole = True
+        """Whether the server holds the weights of one version."""
         self.generated_tokens = 0
 
     @property
@@ -66,15 +70,27 @@ class Segments:
 
     async def load(self, folder: Path, version: Version) -> None:
         """Change the weights. Raises WeightsError, EngineLost; the gate is open again unless the engine is lost."""
+        await self._change(lambda: self._dialect.load(self._http, folder, str(version)), version)
+
+    async def receive(self, incoming: Incoming, version: Version) -> None:
+        """Change the weights by a broadcast. Raises PeerLost; after HalfUpdated the gate opens with the next load."""
+        await self._change(lambda: self._dialect.receive(self._http, incoming, str(version)), version)
+
+    async def _change(self, change: Callable[[], Awaitable[None]], version: Version) -> None:
         async with self._updating:
             self._gate.clear()
             await self._drain()
             try:
-                await self._dialect.load(self._http, folder, str(version))
+                await change()
                 self.label(version, str(version))
+                self._is_whole = True
+            except HalfUpdated:
+                self._is_whole = False
+                raise
             finally:
                 await self._dialect.resume(self._http)
-                self._gate.set()
+                if self._is_whole:
+                    self._gate.set()
 
     async def _drain(self) -> None:
         """Give up all calls. A call that was under way to the server is given up as it arrives, so this is repeated."""

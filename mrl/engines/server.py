@@ -18,12 +18,13 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from mrl.engines.dialect import Dialect, Launch
+from mrl.engines.dialect import Dialect, HalfUpdated, Launch
 from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.segments import Segments
 from mrl.engines.server_process import ServerProcess, free_port
 from mrl.errors import EngineError, EngineLost, WeightsError
+from mrl.models.tensor_broadcast import Incoming, Seats
 from mrl.models.tensor_file import read_folder
 from mrl.records.version import Version
 
@@ -126,6 +127,19 @@ class ServerEngine:
         self._run(self._current().load(folder, version), self._bounds.load_s)
         self._version = version
 
+    def broadcast_seats(self) -> Seats:
+        """See Engine."""
+        return self._run(self._dialect.broadcast_seats(self._link()), self._bounds.silence_s)
+
+    def receive(self, incoming: Incoming, version: Version) -> None:
+        """See Engine."""
+        try:
+            self._run(self._current().receive(incoming, version), self._bounds.load_s)
+        except HalfUpdated:
+            self._version = None
+            raise
+        self._version = version
+
     def label(self, version: Version) -> None:
         """See Engine."""
         self._current().label(version, "")
@@ -195,14 +209,14 @@ class ServerEngine:
         self._awaited: set[Future[Any]] = set()
 
     def _start(self) -> None:
-        url = self._url
+        url, port = self._url, 0
         if self._launch is not None:
             assert self._log is not None
             launch = replace(self._launch, port=self._launch.port or free_port(self._launch.host))
             self._process = ServerProcess(self._dialect.command(launch), self._dialect.environment(launch), self._log)
-            url = f"http://{launch.host}:{launch.port}"
+            url, port = f"http://{launch.host}:{launch.port}", launch.port
         self._run(self._connect(url), self._bounds.load_s)
-        self._await_ready(url)
+        self._await_ready(url, port)
         self._run(self._dialect.probe(self._link()), self._bounds.silence_s)
         self._loop.call_soon_threadsafe(self._spawn, self._watchdog())
 
@@ -210,9 +224,13 @@ class ServerEngine:
         self._http = Http(url)
         self._segments = Segments(self._dialect, self._http, self._sampling, drain_s=self._bounds.silence_s)
 
-    def _await_ready(self, url: str) -> None:
+    def _await_ready(self, url: str, port: int) -> None:
+        """A server may bind its port only once it has loaded: what answers there before may be a stranger."""
         deadline_s = time.monotonic() + self._bounds.start_s
-        while not self._run(self._dialect.ready(self._link()), self._bounds.silence_s):
+        while not (
+            self._run(self._dialect.ready(self._link()), self._bounds.silence_s)
+            and (self._process is None or self._process.listens_at(port))
+        ):
             code = self._process.exit_code() if self._process else None
             if code is not None:
                 raise self._unusable(f"the server ended with code {code} before it took requests")

@@ -57,6 +57,10 @@ class ServerProcess:
             self._remember()
         return code
 
+    def listens_at(self, port: int) -> bool:
+        """Whether it is this server, or a process that it started, that listens at a TCP port, as the kernel says."""
+        return any(port in _listening(process) for process in (self._root, *self._descendants))
+
     def tail(self) -> str:
         """The last lines of its log in this life, in one line."""
         with self.log.open("rb") as file:
@@ -95,6 +99,14 @@ class ServerProcess:
         if self._process.poll() is None:
             members.append(self._root)
         return [process for process in members if process.is_running() and not _is_zombie(process)]
+
+
+def _listening(process: psutil.Process) -> set[int]:
+    """TCP ports at which a process listens; none once it has ended."""
+    try:
+        return {one.laddr.port for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+    except psutil.NoSuchProcess:
+        return set()
 
 
 def free_port(host: str) -> int:

@@ -15,13 +15,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mrl.engines import sglang_launch
-from mrl.engines.dialect import Launch, Segment
+from mrl.engines import sglang_broadcast, sglang_launch
+from mrl.engines.dialect import HalfUpdated, Launch, Segment
 from mrl.engines.engine import EngineUsage, Sampling
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.metrics_text import metrics_of
-from mrl.engines.tensor_folder import check_same_tensors, digests_held
-from mrl.errors import EngineError, WeightsError
+from mrl.engines.sglang_broadcast import witness_broadcast
+from mrl.engines.tensor_folder import TensorSums, check_same_tensors, digests_held
+from mrl.errors import EngineError, PeerLost, WeightsError
+from mrl.models.tensor_broadcast import Incoming, Seats
 from mrl.records.finish import FinishReason
 
 ANSWER_S = 5.0
@@ -33,6 +35,7 @@ NOT_BEGUN = "Failed to get weights iterator"
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 NEEDED = ("/generate", "/server_info")
 CONTROLS = ("/abort_request", "/update_weights_from_disk")
+BROADCASTS = ("/init_weights_update_group", "/begin_weight_update", "/update_weights_from_distributed")
 
 
 class SGLang:
@@ -46,6 +49,9 @@ class SGLang:
         self._hashes_bytes = False
         self._dtype = ""
         self._first_folder = Path()
+        self._num_processes = 1
+        self._sums: TensorSums | None = None
+        """Of what the last update brought, where that was a broadcast."""
 
     def command(self, launch: Launch) -> list[str]:
         """See Dialect."""
@@ -74,6 +80,7 @@ class SGLang:
         self._need(*NEEDED)
         info = await http.get_json("/server_info")
         self._first_folder, self._dtype = Path(info["model_path"]), str(info["dtype"])
+        self._num_processes = int(info["tp_size"]) * int(info["pp_size"])
         can_hash = info["device"] == "cpu" and info["tp_size"] == 1 and self._dtype in DTYPES
         self._hashes_bytes = can_hash and "/weights_checker" in self._routes
         if 0.0 != await _lead_nats(http, 1.0) == await _lead_nats(http, 0.5):
@@ -116,12 +123,35 @@ class SGLang:
         self._need(*CONTROLS)
         await asyncio.to_thread(check_same_tensors, folder, self._first_folder)
         body = {"model_path": str(folder), "weight_version": label, "flush_cache": True}
+        self._sums = None
         try:
             await http.post("/update_weights_from_disk", body, within_s=LOAD_S)
         except HttpFailure as failure:
             if NOT_BEGUN in failure.text:
                 raise WeightsError(f"{folder}: SGLang does not take these weights: {failure}") from failure
             raise
+
+    async def broadcast_seats(self, http: Http) -> Seats:
+        """See Dialect. One for each of its processes, and one for this process, which sees what they are given."""
+        self._need(*CONTROLS, *BROADCASTS)
+        return Seats(1 + self._num_processes)
+
+    async def receive(self, http: Http, incoming: Incoming, label: str) -> None:
+        """See Dialect. SGLang loads each bucket as it comes, so nothing is whole before the last."""
+        witness = asyncio.create_task(asyncio.to_thread(witness_broadcast, incoming, self._dtype))
+        name = incoming.meeting.name
+        try:
+            await sglang_broadcast.meet(http, incoming.meeting)
+            await sglang_broadcast.load(http, incoming, label)
+        except PeerLost:
+            await sglang_broadcast.give_up(http, name)
+            await asyncio.wait([witness])
+            raise
+        await sglang_broadcast.leave(http, name)
+        try:
+            self._sums = await witness
+        except (PeerLost, WeightsError) as error:
+            raise HalfUpdated(f"broadcast {name}: {error}") from error
 
     async def resume(self, http: Http) -> None:
         """See Dialect. It was never paused."""
@@ -140,8 +170,10 @@ class SGLang:
         """See Dialect. SGLang hashes the bytes it computes with, by its own names; on a GPU in a way of its own."""
         if not self._hashes_bytes:
             return None
-        folder = Path((await http.get_json("/model_info"))["model_path"])
         held = (await http.post_json("/weights_checker", {"action": "checksum"}, within_s=LOAD_S))["ranks"]
+        if self._sums is not None:
+            return self._sums.held(held[0]["checksums"])
+        folder = Path((await http.get_json("/model_info"))["model_path"])
         return await asyncio.to_thread(digests_held, folder, held[0]["checksums"], self._dtype)
 
     async def usage(self, http: Http) -> EngineUsage:

@@ -1,8 +1,10 @@
 """How an SGLang server is started: loopback only, no hub traffic, token ids instead of text, no sampling of its own."""
 
 import json
+import os
 
 from mrl.engines.dialect import Launch
+from mrl.transport.endpoints import HOST
 
 
 def command(launch: Launch) -> list[str]:
@@ -33,6 +35,8 @@ def environment(launch: Launch) -> dict[str, str]:
         "OMP_NUM_THREADS": str(launch.threads),
         "SGLANG_REQUEST_STATE_WAIT_TIMEOUT": "1",  # seconds until it sees that a caller has gone
     }
+    if HOST not in os.environ:  # a run on this host alone: its processes, and the learner's broadcast, meet on loopback
+        variables["GLOO_SOCKET_IFNAME"] = "lo"
     if launch.device == "cpu":
         variables |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}  # compiling takes seconds at each size
     return variables

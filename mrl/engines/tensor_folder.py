@@ -44,24 +44,58 @@ def digests_held(folder: Path, sums: Mapping[str, str], dtype: str) -> dict[str,
     `sums` are the server's: its name -> first 16 hex digits of SHA-256 of the tensor's bytes in `dtype`. What the
     server holds under a name that the folder does not explain is left out.
     """
-    digests: dict[str, str] = {}
+    ours = TensorSums(dtype)
     with ExitStack() as stack:
         files = _open(stack, folder)
+        for served in sums:
+            for part in _parts(served):
+                if part in files:
+                    tensor = files[part].get_tensor(part)
+                    ours.add(served, part, tensor, digest(tensor))
+    return ours.held(sums)
+
+
+class TensorSums:
+    """Hashes of what a server makes of tensors that come one by one, to be compared with those that it reports."""
+
+    def __init__(self, dtype: str) -> None:
+        """The server computes in this type."""
+        self._dtype: torch.dtype = getattr(torch, dtype)
+        self._rows: dict[str, Any] = {}
+        """Name that the server gives a tensor -> SHA-256 of the rows that came so far."""
+        self._filled_up: dict[str, Any] = {}
+        """The same with the zeros that the server puts behind the last tensor."""
+        self._digests: dict[str, dict[str, str]] = {}
+
+    def add(self, served: str, name: str, tensor: torch.Tensor, its_digest: str) -> None:
+        """The next rows of the server's tensor `served` are those of our tensor `name`."""
+        rounded = tensor.to(self._dtype)
+        rows = self._rows.setdefault(served, hashlib.sha256())
+        rows.update(_bytes(rounded))
+        self._filled_up[served] = rows.copy()
+        if rounded.ndim:
+            self._filled_up[served].update(bytes(-len(rounded) % VOCAB_ROWS * rounded[0].nbytes))
+        self._digests.setdefault(served, {})[name] = its_digest
+
+    def held(self, sums: Mapping[str, str]) -> dict[str, str]:
+        """As `digests_held`; tensors that came in another order than the server's are left out, too."""
+        digests: dict[str, str] = {}
         for served, held in sums.items():
-            parts = _parts(served)
-            if not all(part in files for part in parts):
+            parts = self._digests.get(served, {})
+            if list(parts) != _parts(served):
                 continue
-            rows = hashlib.sha256()
-            for part in parts:
-                tensor = files[part].get_tensor(part)
-                digests[part] = digest(tensor)
-                rounded = tensor.to(getattr(torch, dtype))
-                rows.update(_bytes(rounded))
-            filled_up = rows.copy()
-            filled_up.update(bytes(-len(rounded) % VOCAB_ROWS * rounded[0].nbytes))
-            if held not in {rows.hexdigest()[:16], filled_up.hexdigest()[:16]}:
-                digests.update(dict.fromkeys(parts, f"sha256:{held}"))
-    return digests
+            ours = {sums_of[served].hexdigest()[:16] for sums_of in (self._rows, self._filled_up)}
+            digests |= parts if held in ours else dict.fromkeys(parts, f"sha256:{held}")
+        return digests
+
+
+def served_name(name: str) -> str:
+    """The tensor that servers make of this one, and of others."""
+    for fused, modules in FUSED.items():
+        for module in modules:
+            if f".{module}." in name:
+                return name.replace(f".{module}.", f".{fused}.")
+    return name
 
 
 def _parts(served: str) -> list[str]:

@@ -20,6 +20,7 @@ from mrl.engines.metrics_text import metrics_of
 from mrl.engines.tensor_folder import check_same_tensors, digests_held
 from mrl.engines.vllm_calls import ANSWER_S, GENERATE, LOAD_S, answers, ask, call_workers, has_extension, likeliest
 from mrl.errors import EngineError, WeightsError
+from mrl.models.tensor_broadcast import Incoming, Seats
 from mrl.records.finish import FinishReason
 
 FIRST_WEIGHTS = "default"
@@ -116,6 +117,14 @@ class VLLM:
             await http.post("/update_weight_version", {"new_version": label})
         if not (await http.post_json("/reset_prefix_cache"))["success"]:
             raise HttpFailure("/reset_prefix_cache", 200, "prefixes of the old weights stay in the cache")
+
+    async def broadcast_seats(self, http: Http) -> Seats:
+        """See Dialect. vLLM's own transfers need NCCL of its own making, and vLLM on this side."""
+        raise EngineError("vLLM takes weights in files alone", where="rollout.weights", cure='weights = "files"')
+
+    async def receive(self, http: Http, incoming: Incoming, label: str) -> None:
+        """See Dialect."""
+        raise EngineError("vLLM takes weights in files alone", where="rollout.weights", cure='weights = "files"')
 
     async def resume(self, http: Http) -> None:
         """See Dialect."""

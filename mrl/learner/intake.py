@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from mrl.errors import RecordError, RoleFailed
 from mrl.learner.ledger import IsSettled, WorkLedger, always
@@ -14,7 +14,8 @@ from mrl.records.rollouts import (
     LearnerMessage,
     ScoredGroup,
     WeightsNotice,
-    WorkerMessage,
+    WeightsRequest,
+    WeightsRoute,
     WorkGrant,
     WorkRequest,
     worker_message_decoder,
@@ -25,12 +26,29 @@ POLL_S = 0.05
 WORKER_SILENCE_S = 60.0
 
 
+class Courier(Protocol):
+    """Hands over weights to workers that ask for them. Neither call waits."""
+
+    def ask(self, client: bytes, request: WeightsRequest) -> None:
+        """A worker wants a version."""
+
+    def answers(self, notice: WeightsNotice, *, num_workers: int) -> list[tuple[bytes, WeightsRoute]]:
+        """(client, answer) that are due now; `num_workers` were heard of lately."""
+
+
 class Intake:
     """Grants work and takes groups in. All but the serving itself is called by the learner's thread."""
 
     def __init__(
-        self, server: ServerSocket, ledger: WorkLedger, *, clock: Callable[[], float] = time.monotonic
+        self,
+        server: ServerSocket,
+        ledger: WorkLedger,
+        *,
+        courier: Courier | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Without a courier every version lies in files, and nobody asks for it."""
+        self._courier = courier
         self._server, self._ledger, self._clock = server, ledger, clock
         self._changed = threading.Condition()
         self._arrivals: list[ScoredGroup] = []
@@ -106,11 +124,20 @@ class Intake:
                 except RecordError:
                     self.malformed += 1
                     continue
-                self._server.send(client, encode(self._answer(message)))
+                if not isinstance(message, WeightsRequest):
+                    self._server.send(client, encode(self._answer(message)))
+                elif self._courier is not None:
+                    self._courier.ask(client, message)
             with self._changed:
                 self._ledger.expire(self._clock(), WORKER_SILENCE_S)
+            self._route_weights()
 
-    def _answer(self, message: WorkerMessage) -> LearnerMessage:
+    def _route_weights(self) -> None:
+        if self._courier is not None and self._notice is not None:
+            for client, route in self._courier.answers(self._notice, num_workers=len(self._ledger.last_seen_s)):
+                self._server.send(client, encode(route))
+
+    def _answer(self, message: WorkRequest | Groups) -> LearnerMessage:
         now_s = self._clock()
         with self._changed:
             notice = self._notice

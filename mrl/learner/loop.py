@@ -36,6 +36,7 @@ from mrl.records.version import Version
 from mrl.sharing.cost import gap_values
 from mrl.sharing.regime import Regime
 from mrl.sharing.row_cost import row_residuals_of
+from mrl.weights.broadcast import BroadcastPublisher
 from mrl.weights.canary import canary_sequences, make_canary
 from mrl.weights.publish import Publisher, snapshot
 
@@ -88,7 +89,7 @@ class FirstRank:
     batches: BatchMaker
     regime: Regime
     peers: PeerSource | None
-    publisher: Publisher
+    publisher: Publisher | BroadcastPublisher
     evaluation_folder: Path
     crash_folder: Path
     telemetry: Telemetry
@@ -171,6 +172,7 @@ class Learner:
         return True
 
     def _prepare(self, stopping: Callable[[], bool]) -> PreparedStep | None:
+        self._trainer.world.note("forming a batch")
         if self._first is None:
             return None
         allocator = self._first.allocator
@@ -238,6 +240,7 @@ class Learner:
 
     def _publish(self, *, resumed: bool) -> None:
         """The first rank writes what all ranks that hold a shard gather."""
+        self._trainer.world.note("publishing")
         model, first = self._trainer.model.eval(), self._first
         if first is None:
             if is_wrapped(model):
@@ -263,7 +266,7 @@ class Learner:
         request = EvaluationRequest(
             policy=first.policy,
             version=self._version,
-            manifest_path=str(snapshot(manifest, queue / "weights" / first.policy)),
+            manifest_path=str(snapshot(first.publisher.as_files(manifest), queue / "weights" / first.policy)),
             num_prompts=0 if edge else milestones.evaluation_prompts,
         )
         replace_file(queue / request.file_name, msgspec.json.encode(request))
@@ -275,6 +278,7 @@ class Learner:
             self._save()
 
     def _save(self) -> None:
+        self._trainer.world.note("saving a checkpoint")
         self._saved_step = step = self._version.step
         if self._saver is None:
             return

@@ -85,12 +85,28 @@ def read_folder(folder: Path, place: Place = nowhere, wanted: Mapping[str, str] 
     found = {name: digest for file in files for name, digest in read_tensors(file, place)}
     if not found:
         raise WeightsError(f"{folder}: no *.safetensors to load")
-    for name, digest in (wanted or {}).items():
-        if name not in found:
-            raise WeightsError(f"{folder}: lacks {name}, which was published")
-        if found[name] != digest:
-            raise WeightsError(f"{folder}: checksum of {name} differs from what was published")
+    check_digests(found, wanted or {}, where=str(folder))
     return found
+
+
+def check_digests(found: Mapping[str, str], wanted: Mapping[str, str], *, where: str) -> None:
+    """Raises WeightsError when `wanted` names a tensor that was not found, or that has another digest."""
+    for name, digest in wanted.items():
+        if name not in found:
+            raise WeightsError(f"{where}: lacks {name}, which was published")
+        if found[name] != digest:
+            raise WeightsError(f"{where}: checksum of {name} differs from what was published")
+
+
+def copy_bytes(source: Tensor, target: Tensor) -> str:
+    """Copy a tensor's bytes, in row-major order, into as many; both contiguous on the CPU. Returns their digest."""
+    taken, given = _raw(source), _raw(target)
+    hashing = xxhash.xxh3_128()
+    for start in range(0, len(taken), CHUNK_BYTES):
+        chunk = given[start : start + CHUNK_BYTES]
+        chunk[:] = taken[start : start + CHUNK_BYTES]
+        hashing.update(chunk)
+    return hashing.hexdigest()
 
 
 def _header(tensors: Mapping[str, Tensor]) -> bytes:

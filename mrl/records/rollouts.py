@@ -2,11 +2,12 @@
 
 The worker asks for work, the learner grants prompts within its staleness budget, the worker sends scored groups, the
 learner acknowledges them. Unacknowledged groups are sent again; granted work of a lost worker is granted anew.
+Where weights are broadcast, the worker also asks when it is ready for them, and is told where to meet.
 
 Shapes: G answers per group, T tokens of one answer.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -117,8 +118,41 @@ class GroupsAck(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
     weights: WeightsNotice
 
 
-WorkerMessage = WorkRequest | Groups
-LearnerMessage = WorkGrant | GroupsAck
+class WeightsRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="weights_request"):
+    """Worker -> learner: give me these weights, by broadcast to so many ranks of mine, or, with none, in files."""
+
+    worker: Name
+    version: Version
+    attempt: Count
+    """The same in every repetition of one request, and no other's."""
+    num_ranks: Annotated[int, msgspec.Meta(ge=0, le=1024)]
+    gpu: Annotated[str, msgspec.Meta(max_length=100)] = ""
+    """Unique id of the GPU that takes them in; empty where that is the processor's memory."""
+
+
+class Meeting(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the ranks of one broadcast meet. The learner is rank 0; the ranks of one worker follow each other."""
+
+    host: Annotated[str, msgspec.Meta(max_length=300)]
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    name: Name
+    backend: Literal["gloo", "nccl"]
+    first_rank: Annotated[int, msgspec.Meta(ge=0)]
+    world_size: Annotated[int, msgspec.Meta(ge=2)]
+
+
+class WeightsRoute(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="weights_route"):
+    """Learner -> worker: how to come by the weights asked for; neither way is left once there are newer ones."""
+
+    attempt: Count
+    weights: WeightsNotice
+    meeting: Meeting | None = None
+    folder: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    """Where they lie as files."""
+
+
+WorkerMessage = WorkRequest | Groups | WeightsRequest
+LearnerMessage = WorkGrant | GroupsAck | WeightsRoute
 
 worker_message_decoder: msgspec.msgpack.Decoder[WorkerMessage] = decoder(WorkerMessage)
 learner_message_decoder: msgspec.msgpack.Decoder[LearnerMessage] = decoder(LearnerMessage)

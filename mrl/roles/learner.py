@@ -40,6 +40,7 @@ from mrl.learner.trainer import Trainer
 from mrl.learner.world import World, join_world
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.load import load_policy
+from mrl.models.tensor_broadcast import gpu_id
 from mrl.records.version import Version
 from mrl.roles import wiring
 from mrl.sharing.own_objective import own_objective
@@ -51,6 +52,7 @@ from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.grants import Grant
 from mrl.transport.keys import load_keys
 from mrl.transport.server import ServerSocket
+from mrl.weights.broadcast import BroadcastPublisher
 from mrl.weights.publish import Publisher
 
 GROUP_TIMEOUT_MARGIN_S = 600.0
@@ -76,6 +78,7 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
     table = config.policies[policy]
     world = join_world(table.device, timeout_s=_group_timeout_s(config, policy))
     closing.callback(world.close)
+    world.watch(bound_s=table.learner.collective_timeout_s, slow_bound_s=_group_timeout_s(config, policy))
     telemetry = wiring.connect_telemetry(folder, role, policy, closing)
     regime = build_regime(config.sharing, policy_setting(config, policy, load_receiver(Path(table.model))))
     holds_reference = needs_reference(regime.components) and table.learner.lora is None
@@ -195,7 +198,8 @@ def _first_rank(
         ipc_path=folder.endpoints / "ipc" / f"learner-{policy}",
     )
     publish_endpoint(folder.endpoints, f"learner-{policy}", server.address, server.ipc_path)
-    intake = Intake(server, ledger)
+    publisher = _publisher(config, folder, closing, policy)
+    intake = Intake(server, ledger, courier=publisher if isinstance(publisher, BroadcastPublisher) else None)
     closing.callback(intake.close)
     is_sharing = shares(config.sharing)
     shards = config.exchange.shards
@@ -207,13 +211,23 @@ def _first_rank(
         batches=BatchMaker(intake, regime, peers, gathering),
         regime=regime,
         peers=peers,
-        publisher=Publisher(folder.weights(policy), policy, model_folder=Path(config.policies[policy].model)),
+        publisher=publisher,
         evaluation_folder=folder.evaluation,
         crash_folder=folder.crash,
         telemetry=telemetry,
         allocator=_connect_allocator(folder, policy, closing),
         on_step=_sample_writer(pool, telemetry),
     )
+
+
+def _publisher(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str) -> Publisher | BroadcastPublisher:
+    table = config.policies[policy]
+    files = Publisher(folder.weights(policy), policy, model_folder=Path(table.model))
+    if table.rollout.weights == "files":
+        return files
+    publisher = BroadcastPublisher(files, host=config.exchange.host, gpu=gpu_id(table.device))
+    closing.callback(publisher.close)
+    return publisher
 
 
 def _pace(config: RunConfig, policy: str) -> Pace:

@@ -3,6 +3,7 @@
 Requests and groups are repeated until they are answered; tickets make every repetition harmless.
 """
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,11 +15,14 @@ from mrl.records.rollouts import (
     ScoredGroup,
     StaleGroup,
     WeightsNotice,
+    WeightsRequest,
+    WeightsRoute,
     WorkGrant,
     WorkItem,
     WorkRequest,
     learner_message_decoder,
 )
+from mrl.records.version import Version
 
 REPEAT_S = 1.0
 """A worker that samples for long says so as often, or the learner would grant its work to others."""
@@ -40,8 +44,12 @@ class WorkerLink:
         self._undelivered: dict[str, ScoredGroup | StaleGroup] = {}
         self._wanted = 0
         self._is_unanswered = False
-        self._asked_s = self._heard_s = self._sent_s = float("-inf")
+        self._asked_s = self._heard_s = self._sent_s = self._weights_asked_s = float("-inf")
         self._notice: WeightsNotice | None = None
+        self._weights_request: WeightsRequest | None = None
+        self._weights_route: WeightsRoute | None = None
+        self._weights_attempts = secrets.randbits(40)  # none that an earlier life of this worker had
+        self._ended = False
         self.malformed = 0
 
     def open(self, post: Callable[[bytes], object], reconnect: Callable[[], object]) -> None:
@@ -84,6 +92,29 @@ class WorkerLink:
             for item in items:
                 self._forget(item.ticket)
 
+    def ask_weights(self, version: Version, *, num_ranks: int, gpu: str = "", within_s: float) -> WeightsRoute | None:
+        """Ask how to come by a version, by broadcast to so many ranks or, with none, in files; waits for the answer.
+
+        None when there is none in time, or the link has ended. Another thread than the worker's may ask, one at a time.
+        """
+        with self._changed:
+            self._weights_attempts += 1
+            self._weights_request = WeightsRequest(
+                worker=self._worker, version=version, attempt=self._weights_attempts, num_ranks=num_ranks, gpu=gpu
+            )
+            self._weights_route = None
+            self._post(encode(self._weights_request))
+            self._weights_asked_s = self._clock()
+            self._changed.wait_for(lambda: self._weights_route is not None or self._ended, within_s)
+            self._weights_request = None
+            return self._weights_route
+
+    def end(self) -> None:
+        """Wait for no weights any more."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
     def on_message(self, body: bytes) -> None:
         """Take an answer of the learner."""
         try:
@@ -98,6 +129,9 @@ class WorkerLink:
                 self._is_unanswered = False
                 fresh = [item for item in message.items if item.ticket not in self._undelivered]
                 self._work.update({item.ticket: item for item in fresh})
+            elif isinstance(message, WeightsRoute):
+                if self._weights_request is not None and message.attempt == self._weights_request.attempt:
+                    self._weights_route = message
             else:
                 for ticket in message.tickets:
                     self._undelivered.pop(ticket, None)
@@ -106,7 +140,11 @@ class WorkerLink:
     def on_tick(self, now_s: float) -> None:
         """Repeat what was not answered; after long silence look for the learner again."""
         with self._changed:
-            waiting = bool(self._undelivered) or (self._wanted > 0 and not self._fresh())
+            asking = self._weights_request
+            waiting = bool(self._undelivered) or (self._wanted > 0 and not self._fresh()) or asking is not None
+            if asking is not None and now_s - self._weights_asked_s > REPEAT_S:
+                self._weights_asked_s = now_s
+                self._post(encode(asking))
             if self._undelivered and now_s - self._sent_s > REPEAT_S:
                 self._send(list(self._undelivered.values()))
             if now_s - self._asked_s > REPEAT_S:

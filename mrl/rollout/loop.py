@@ -74,7 +74,7 @@ class RolloutLoop:
         self._learner, self._learner_bound_s = f"learner/{sampler.policy}", learner_bound_s
         self._idle_slice_s = QUICK_SLICE_S if duties.scorer or duties.in_step else IDLE_SLICE_S
         self._flights, self._custody = Flights(sampler), Custody()
-        self._updates = Updates(sampler.engine, telemetry, tolerance_nats=tolerance_nats)
+        self._updates = Updates(sampler.engine, telemetry, tolerance_nats=tolerance_nats, link=link)
         self._verifying = Verifying(sampler, telemetry)
         self._again: list[WorkItem] = []
         self._refused_in_a_row = self._lost_in_a_row = 0
@@ -92,6 +92,7 @@ class RolloutLoop:
                     self._recover(error)
         finally:
             self._telemetry.doing("stopping")
+            self._link.end()
             self._updates.close()
 
     def _turn(self) -> None:

@@ -1,10 +1,11 @@
 """What a worker counts from its start."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mrl.records.rollouts import ScoredGroup
-from mrl.rollout.updates import Installed
+from mrl.rollout.updates import Installed, Route
 
 
 @dataclass
@@ -20,6 +21,8 @@ class WorkerTotals:
     idle_s: float = 0.0
     weights_refused: int = 0
     engine_restarts: int = 0
+    routes: Counter[Route] = field(default_factory=Counter)
+    """Weight updates by how they came."""
     last: Installed | None = None
 
     def passed(self, seconds: float, *, answers_in_flight: float) -> None:
@@ -33,6 +36,7 @@ class WorkerTotals:
     def installed(self, update: Installed) -> None:
         """An update of the weights has been proved."""
         self.last = update
+        self.routes[update.route] += 1
 
     def delivered(self, groups: Sequence[ScoredGroup]) -> None:
         """These groups went to the learner."""
@@ -50,6 +54,9 @@ class WorkerTotals:
             "rollout/idle_s": self.idle_s,
             "rollout/engine_restarts": self.engine_restarts,
             "weights/refused": self.weights_refused,
+            "weights/by_broadcast": self.routes[Route.BROADCAST],
+            "weights/by_files": self.routes[Route.FILES] + self.routes[Route.FILES_INSTEAD],
+            "weights/failed_broadcasts": self.routes[Route.FILES_INSTEAD],
         }
         if self.last is not None:
             values["weights/canary_max_abs_nats"] = self.last.gap.max_nats

@@ -1,22 +1,43 @@
-"""New weights for an engine: the files verified, loaded, and then proved by canary and digests.
+"""New weights for an engine: files or a broadcast, verified, loaded, and then proved by canary and digests.
 
-It happens beside sampling, in a thread of its own; what is sampled meanwhile is held until the proof is there.
+A broadcast that fails costs a bounded time; the same version is then asked for in files. It happens beside sampling,
+in a thread of its own; what is sampled meanwhile is held until the proof is there.
 """
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from pathlib import Path
 
+import structlog
+
 from mrl.engines.engine import Engine
-from mrl.errors import EngineLost, WeightsError
+from mrl.errors import EngineLost, PeerLost, WeightsError
 from mrl.metrics.telemetry import Telemetry
+from mrl.models.tensor_broadcast import Incoming
 from mrl.records.rollouts import WeightsNotice
 from mrl.records.version import Version
+from mrl.rollout.link import WorkerLink
 from mrl.weights.canary import CanaryGap, gap_nats
 from mrl.weights.manifest import Manifest, differing, read_manifest
 from mrl.weights.spares import hold
+
+ROUTE_S = 60.0
+"""Until the learner says where to meet: it may be sending to others, each bucket with a bound of its own."""
+FILES_S = 120.0
+"""Until the learner has written the files."""
+
+log = structlog.get_logger()
+
+
+class Route(Enum):
+    """How a version came to an engine."""
+
+    FILES = "files"
+    BROADCAST = "broadcast"
+    FILES_INSTEAD = "files, after its broadcast had failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +47,7 @@ class Installed:
     version: Version
     gap: CanaryGap
     seconds: float
+    route: Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +58,61 @@ class Refused:
     reason: str
 
 
-def install(engine: Engine, manifest_path: Path, version: Version, *, tolerance_nats: float = 0.0) -> Installed:
+class NotOffered(WeightsError):
+    """The learner does not hand this version over now: there is a newer one, or the learner is away."""
+
+
+def install(
+    engine: Engine,
+    manifest_path: Path,
+    version: Version,
+    *,
+    tolerance_nats: float = 0.0,
+    link: WorkerLink | None = None,
+) -> Installed:
     """Let the engine serve `version`, which this manifest describes; its canary may be off by `tolerance_nats` or more.
 
-    Raises WeightsError when the files are not what was published or do not fit (the old version is served on), and
-    EngineLost when the engine turns out to serve something else.
+    What is broadcast is asked for over the `link`. Raises WeightsError when the weights are not what was published, do
+    not fit or are not offered (the old version is served on, or none), and EngineLost when the engine turns out to
+    serve something else.
     """
     started_s = time.monotonic()
     manifest = read_manifest(manifest_path)
     if manifest.version != version:
         raise WeightsError(f"{manifest_path}: describes version {manifest.version}, wanted {version}")
-    with hold(manifest_path.parent):
-        engine.load(manifest_path.parent, version, manifest.tensors)
-        gap = prove(engine, manifest, tolerance_nats)
-    return Installed(version, gap, time.monotonic() - started_s)
+    route = _by_broadcast(engine, manifest, link) if manifest.broadcast else Route.FILES
+    if route is not Route.BROADCAST:
+        folder = manifest_path.parent if route is Route.FILES else _in_files(version, link)
+        with hold(folder):
+            engine.load(folder, version, manifest.tensors)
+    gap = prove(engine, manifest, tolerance_nats)
+    return Installed(version, gap, time.monotonic() - started_s, route)
+
+
+def _by_broadcast(engine: Engine, manifest: Manifest, link: WorkerLink | None) -> Route:
+    """Whether the engine has got the tensors. Raises NotOffered when the learner offers others, or is away."""
+    assert link is not None, "who is told of a broadcast has a link to ask for it"
+    seats = engine.broadcast_seats()
+    route = link.ask_weights(manifest.version, num_ranks=seats.num_ranks, gpu=seats.gpu, within_s=ROUTE_S)
+    if route is None:
+        raise NotOffered(f"no answer about version {manifest.version} within {ROUTE_S:g} s")
+    if route.meeting is None:
+        raise NotOffered(f"version {manifest.version} is not the newest any more")
+    try:
+        engine.receive(Incoming(route.meeting, manifest.broadcast, manifest.tensors), manifest.version)
+    except (PeerLost, WeightsError) as error:
+        log.warning("broadcast failed", version=str(manifest.version), reason=str(error))
+        return Route.FILES_INSTEAD
+    return Route.BROADCAST
+
+
+def _in_files(version: Version, link: WorkerLink | None) -> Path:
+    """Where the learner writes a version whose broadcast failed. Raises NotOffered."""
+    assert link is not None, "it was told of a broadcast"
+    route = link.ask_weights(version, num_ranks=0, within_s=FILES_S)
+    if route is None or not route.folder:
+        raise NotOffered(f"version {version} is not offered in files either")
+    return Path(route.folder).parent
 
 
 def prove(engine: Engine, manifest: Manifest, tolerance_nats: float) -> CanaryGap:
@@ -68,17 +131,20 @@ def prove(engine: Engine, manifest: Manifest, tolerance_nats: float) -> CanaryGa
 class Updates:
     """Follows the newest announced version with one update at a time."""
 
-    def __init__(self, engine: Engine, telemetry: Telemetry, *, tolerance_nats: float = 0.0) -> None:
+    def __init__(
+        self, engine: Engine, telemetry: Telemetry, *, tolerance_nats: float = 0.0, link: WorkerLink | None = None
+    ) -> None:
         """`tolerance_nats` is what the engine's number format allows a canary to be off."""
         self._engine, self._telemetry = engine, telemetry
-        self._install = partial(install, tolerance_nats=tolerance_nats)
+        self._install = partial(install, tolerance_nats=tolerance_nats, link=link)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
         self._pending: tuple[Version, Future[Installed]] | None = None
 
     def follow(self, notice: WeightsNotice, *, to_its_end: bool = False) -> Installed | Refused | None:
         """Begin an update to what is announced, unless it is served already or one is under way.
 
-        The outcome of an update is given once, when it has ended; with `to_its_end` of this one. Raises EngineLost.
+        The outcome of an update is given once, when it has ended; with `to_its_end` of this one. One that is not
+        offered has none, and may be followed again. Raises EngineLost.
         """
         if self._pending is None and notice.version != self._engine.version:
             path = Path(notice.manifest_path)
@@ -89,6 +155,9 @@ class Updates:
         try:
             with self._telemetry.awaiting("weights", whom="the engine"):
                 return update.result()
+        except NotOffered as error:
+            log.info("weights not offered", version=str(version), reason=str(error))
+            return None
         except WeightsError as error:
             return Refused(version, str(error))
 

@@ -12,6 +12,8 @@ HOST = "MRL_HOST"
 """Environment variable: the name of this host in a run on several; processes under different names are not near."""
 ADDRESS = "MRL_ADDRESS"
 """Environment variable: how other hosts reach this one, where that is not its hostname."""
+WILDCARDS = ("*", "0.0.0.0", "::")
+"""What listens everywhere."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -42,6 +44,16 @@ def nearest_endpoint(folder: Path, name: str) -> str | None:
 def is_near(folder: Path, name: str) -> bool:
     """Whether `name` listens on a socket file of this host."""
     return bool(_ipc_path(folder, name))
+
+
+def reachable_host(bound: str) -> str:
+    """How others reach what listens at `bound`: there, or where it listens everywhere, by this host's own address."""
+    return os.environ.get(ADDRESS) or socket.gethostname() if bound in WILDCARDS else bound
+
+
+def own_host(theirs: str) -> str:
+    """Where this process listens for one that listens at `theirs`: on loopback both or neither."""
+    return theirs if theirs == "localhost" or theirs.startswith("127.") or theirs == "::1" else reachable_host("*")
 
 
 def port_of(address: str | None) -> int:

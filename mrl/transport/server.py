@@ -16,7 +16,7 @@ from zmq.utils.monitor import parse_monitor_message
 from mrl.errors import AddressError, RunFolderError
 from mrl.records.codec import MAX_MESSAGE_BYTES
 from mrl.transport.allow_list import AllowList, fingerprint
-from mrl.transport.endpoints import ADDRESS
+from mrl.transport.endpoints import WILDCARDS, reachable_host
 from mrl.transport.grants import Grant
 from mrl.transport.hoarders import Hoarders, frame_bytes
 from mrl.transport.keys import RunKeys
@@ -49,7 +49,6 @@ LIVENESS = {
 """Options of every socket, by which the end of a peer is noticed that could not say goodbye."""
 
 _ZAP_DOMAIN = b"mrl"
-_WILDCARDS = ("*", "0.0.0.0", "::")
 _KEY_PROPERTY, _DESCRIPTOR_PROPERTY = "User-Id", "__fd"
 # Failures of authentication are counted where they are decided.
 _HANDSHAKE_FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -348,7 +347,7 @@ def check_address(host: str, port: int) -> None:
 
 def _bindable(host: str) -> str:
     """ZeroMQ binds literal addresses and interfaces only, so names are resolved here."""
-    if host in _WILDCARDS:
+    if host in WILDCARDS:
         return "0.0.0.0"
     try:
         return str(ipaddress.IPv4Address(host))
@@ -358,7 +357,7 @@ def _bindable(host: str) -> str:
 
 def _reachable(endpoint: str, host: str) -> str:
     port = endpoint.rpartition(":")[2]
-    return f"tcp://{os.environ.get(ADDRESS) or os_socket.gethostname()}:{port}" if host in _WILDCARDS else endpoint
+    return f"tcp://{reachable_host(host)}:{port}" if host in WILDCARDS else endpoint
 
 
 def _address_error(host: str, port: int, error: Exception) -> AddressError:

@@ -1,6 +1,7 @@
-"""Weights on their way from a learner to its engines, through files on a file system that both see.
+"""Weights on their way from a learner to its engines: files on a file system that both see, or a broadcast.
 
 - `publish`   a Hugging Face folder under a temporary name, then renamed; its manifest carries version, digests, canary
+- `broadcast` the newest version kept in memory, and sent to the engines that ask for it (`meetings`: who with whom)
 - `manifest`  what was published; every tensor is compared with it before an engine is given the folder
 - `canary`    fixed token sequences with the learner's own log-probabilities
 

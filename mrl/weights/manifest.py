@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from mrl.errors import WeightsError
+from mrl.models.tensor_broadcast import TensorShape
 from mrl.records.version import Version
 
 MANIFEST = "manifest.json"
@@ -23,13 +24,15 @@ class Canary(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """One published version: a Hugging Face folder with this file in it."""
+    """One published version: this file in a Hugging Face folder, or alone where the tensors are broadcast."""
 
     policy: str
     version: Version
     tensors: dict[str, str]
     """Name -> XXH3-128 of the tensor's bytes, as `mrl.models.tensor_file.digest` gives it."""
     canary: Canary
+    broadcast: list[TensorShape] = []
+    """The tensors in the order in which they are broadcast; empty where they lie beside this file."""
 
 
 def read_manifest(path: Path) -> Manifest:

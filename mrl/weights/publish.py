@@ -38,7 +38,7 @@ class Publisher:
         shard_bytes: int = SHARD_BYTES,
     ) -> None:
         """Configuration and tokenizer files of `model_folder` appear beside the weights."""
-        self._folder, self._policy, self._model_folder = folder, policy, model_folder
+        self.folder, self.policy, self._model_folder = folder, policy, model_folder
         self._keep, self._shard_bytes = keep, shard_bytes
         self._spares = Spares(folder / ".spares")
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,19 +54,23 @@ class Publisher:
 
         The folder appears under its name when it is whole. It is not synced: a resume writes it anew.
         """
-        parts = Path(tempfile.mkdtemp(dir=self._folder, prefix=PARTS))
+        parts = Path(tempfile.mkdtemp(dir=self.folder, prefix=PARTS))
         try:
             tensors = write_weights(parts, weights, shard_bytes=self._shard_bytes, open_file=self._spares.open)
-            manifest = Manifest(policy=self._policy, version=version, tensors=tensors, canary=canary)
+            manifest = Manifest(policy=self.policy, version=version, tensors=tensors, canary=canary)
             (parts / MANIFEST).write_bytes(msgspec.json.encode(manifest))
             self._add_model_files(parts)
-            folder = self._folder / f"{version.run_epoch}.{version.step}"
+            folder = self.folder / f"{version.run_epoch}.{version.step}"
             _put_in_place(parts, folder)
         except BaseException:
             shutil.rmtree(parts, ignore_errors=True)
             raise
         self._prune()
         return folder / MANIFEST
+
+    def as_files(self, manifest_path: Path) -> Path:
+        """The manifest of a folder that `publish_weights` wrote: this one."""
+        return manifest_path
 
     def _add_model_files(self, folder: Path) -> None:
         for source in self._model_folder.iterdir() if self._model_folder else ():
@@ -75,7 +79,7 @@ class Publisher:
 
     def _prune(self) -> None:
         """Drop all but the newest versions of the folder, those of earlier lives included."""
-        for manifest in sorted(self._folder.glob(f"[0-9]*/{MANIFEST}"), key=_version_of)[: -self._keep]:
+        for manifest in sorted(self.folder.glob(f"[0-9]*/{MANIFEST}"), key=_version_of)[: -self._keep]:
             manifest.unlink(missing_ok=True)
             self._spares.keep(manifest.parent)
             shutil.rmtree(manifest.parent, ignore_errors=True)

@@ -25,6 +25,8 @@ def check(rollout, **policy) -> None:
         ({"engine": "sglang", "temperature": 0.7}, {"frozen": True}, r"sglang scores given texts at temperature 1"),
         ({"engine": "vllm", "server": {"url": "h:1"}}, {}, r"server\.url"),
         ({"engine": "vlm"}, {}, r"rollout\.engine"),
+        ({"engine": "vllm", "weights": "broadcast"}, {}, r"llama\.rollout\.weights: vLLM.*take weights in files alone"),
+        ({"engine": "sglang", "weights": "broadcast", "server": {"url": "http://h:1"}}, {}, r"somebody else started"),
     ],
 )
 def test_tables_that_contradict_themselves_are_refused(rollout, policy, words):
@@ -38,6 +40,8 @@ def test_tables_that_contradict_themselves_are_refused(rollout, policy, words):
     [
         ({"engine": "vllm", "server": {"url": "http://h:1"}}, {}),
         ({"engine": "sglang", "workers": 2}, {}),
+        ({"engine": "sglang", "weights": "broadcast"}, {}),
+        ({"weights": "broadcast", "workers": 2}, {}),
         ({"engine": "sglang"}, {"frozen": True}),
         ({"temperature": 0.7}, {"frozen": True}),
     ],

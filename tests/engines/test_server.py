@@ -1,10 +1,13 @@
 """A server as an engine, with a real process that speaks HTTP and whose every token can be predicted."""
 
+import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from mrl.engines.dialect import Launch, Segment
 from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Sampling, generate_all
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.server import Bounds, ServerEngine
+from mrl.engines.server_process import free_port
 from mrl.errors import EngineError, EngineLost, WeightsError
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version, VersionSpan
@@ -331,6 +335,43 @@ def test_a_port_that_was_taken_meanwhile_costs_another_start(tmp_path, monkeypat
         engine.close()
 
     assert ports == []
+
+
+def test_a_stranger_at_the_port_of_a_server_that_still_loads_is_not_believed(tmp_path, weights, monkeypatch):
+    """It answers all that is asked; the child finds the port taken once it has loaded, and gets another one."""
+    ports = [free_port("127.0.0.1"), free_port("127.0.0.1")]
+    busy = ports[0]
+    monkeypatch.setattr("mrl.engines.server.free_port", lambda host: ports.pop(0))
+    late = "import runpy, sys, time; time.sleep(1); del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+    class Loading(Toy):
+        def command(self, launch: Launch) -> list[str]:
+            return [sys.executable, "-c", late, *super().command(launch)[1:]]
+
+    with subprocess.Popen([sys.executable, str(SCRIPT), str(busy), "0"]) as stranger:
+        try:
+            await_state(busy)
+            engine = ServerEngine(Loading(), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=BOUNDS)
+            engine.load(weights(3), Version(0, 1))
+            engine.close()
+            assert await_state(busy)["weights"] == 0, "it was the child that was given weights"
+        finally:
+            stranger.kill()
+
+    assert ports == []
+
+
+def await_state(port: int, within_s: float = 30.0) -> dict[str, int]:
+    """What a toy server says of itself, once it answers."""
+    deadline_s = time.monotonic() + within_s
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/state", timeout=5) as answer:
+                state: dict[str, int] = json.load(answer)
+                return state
+        except OSError:
+            assert time.monotonic() < deadline_s, f"nobody at port {port}"
+            time.sleep(0.05)
 
 
 def test_a_server_that_somebody_else_started_is_used_and_left_alone(make, tmp_path, weights):

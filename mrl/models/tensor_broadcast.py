@@ -1,0 +1,237 @@
+"""Weights over a process group that lives for one update: rank 0 sends, all others receive the same bytes.
+
+Tensors travel in buckets: consecutive ones of one type, their bytes one behind the other. Sender and receivers cut the
+same list into the same buckets. Every wait of a member has a bound, so a member that dies or stops costs the others
+that time and the group; it never hangs them. The group is none of torch's default one: a process may be in both.
+
+The names of the keys by which members find each other are those of `torch.distributed.new_group`, so that an inference
+server that makes its group from torch's own functions can be a member (SGLang's `/init_weights_update_group`).
+NCCL is written from torch's documentation and has not run.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mrl.errors import PeerLost
+from mrl.models.tensor_file import DTYPES, TYPES, Place, check_digests, copy_bytes, digest
+from mrl.records.rollouts import Meeting
+from mrl.transport.endpoints import own_host
+
+T = TypeVar("T")
+BUCKET_BYTES = 16 * 1024 * 1024
+MEET_S = 20.0
+"""Until all members are there."""
+STALL_S = 20.0
+"""For one bucket."""
+BLOCKING_NCCL = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+"""Without these torch ends the process when an operation of NCCL takes too long."""
+
+
+class TensorShape(msgspec.Struct, frozen=True):
+    """A tensor of a broadcast; `dtype` as safetensors calls it."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its elements."""
+        return torch.Size(self.shape).numel() * TYPES[self.dtype].itemsize
+
+
+def shape_of(name: str, tensor: Tensor) -> TensorShape:
+    """What is told of a tensor beforehand."""
+    return TensorShape(name, DTYPES[tensor.dtype], list(tensor.shape))
+
+
+def in_buckets(items: Iterable[T], shape_of_item: Callable[[T], TensorShape]) -> Iterator[list[T]]:
+    """Consecutive tensors of one type: at most BUCKET_BYTES together, or one alone. Takes them one by one."""
+    bucket: list[T] = []
+    filled_bytes, dtype = 0, ""
+    for item in items:
+        shape = shape_of_item(item)
+        if bucket and (shape.dtype != dtype or filled_bytes + shape.num_bytes > BUCKET_BYTES):
+            yield bucket
+            bucket, filled_bytes = [], 0
+        bucket.append(item)
+        filled_bytes, dtype = filled_bytes + shape.num_bytes, shape.dtype
+    if bucket:
+        yield bucket
+
+
+def buckets_of(tensors: Sequence[TensorShape]) -> list[list[TensorShape]]:
+    """The buckets in which these tensors travel."""
+    return list(in_buckets(tensors, lambda tensor: tensor))
+
+
+def size_bytes(bucket: Sequence[TensorShape]) -> int:
+    """Bytes of all its tensors."""
+    return sum(tensor.num_bytes for tensor in bucket)
+
+
+def views(bucket: Sequence[TensorShape], flat: Tensor) -> Iterator[tuple[TensorShape, Tensor]]:
+    """The tensors of a bucket as views of its bytes."""
+    start = 0
+    for tensor in bucket:
+        part = flat[start : start + tensor.num_bytes]
+        yield tensor, part.view(TYPES[tensor.dtype]).view(tensor.shape)
+        start += tensor.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Seats:
+    """The ranks of a broadcast that one engine takes."""
+
+    num_ranks: int
+    gpu: str = ""
+    """Unique id of the GPU of a single rank that could use NCCL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A version that is about to be broadcast: where, and what."""
+
+    meeting: Meeting
+    tensors: Sequence[TensorShape]
+    digests: Mapping[str, str]
+    """Name -> `mrl.models.tensor_file.digest` of what is sent."""
+
+
+class BroadcastGroup:
+    """The members of one broadcast, met."""
+
+    def __init__(self, store: dist.Store, meeting: Meeting, rank: int) -> None:
+        """Meet. Raises PeerLost when not all members are there in time."""
+        self._what = f"broadcast {meeting.name}"
+        with self._bounded():
+            keys = dist.PrefixStore(meeting.name, store)
+            if meeting.backend == "nccl":
+                self._device = torch.device("cuda", torch.cuda.current_device())
+                self._group: Any = _nccl(_named(keys, meeting.name, "cuda"), rank, meeting.world_size)
+            else:
+                self._device = torch.device("cpu")
+                self._group = _gloo(_named(keys, meeting.name, "cpu"), rank, meeting)
+
+    def send(self, flat: Tensor) -> None:
+        """Give bytes of the CPU to all others. Raises PeerLost."""
+        with self._bounded():
+            self._group.broadcast([flat.to(self._device)], _from_first()).wait()
+
+    def receive(self, flat: Tensor) -> None:
+        """Fill bytes of the CPU with what rank 0 sends. Raises PeerLost."""
+        with self._bounded():
+            arrived = flat.to(self._device)
+            self._group.broadcast([arrived], _from_first()).wait()
+            if arrived is not flat:
+                flat.copy_(arrived)
+
+    @contextmanager
+    def _bounded(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:  # torch has no kind of its own for a member that is gone or late
+            raise PeerLost(f"{self._what}: {' '.join(str(error).split())[:300]}") from error
+
+
+def gpu_id(device: torch.device | str) -> str:
+    """Unique id of a GPU, empty for the CPU."""
+    device = torch.device(device)
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
+def open_store(host: str) -> dist.TCPStore:
+    """Where members find each other, on a free port of `host`. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as listening:  # torch itself would listen on all addresses
+        port = listening.getsockname()[1]
+        patience = timedelta(seconds=MEET_S)
+        store = dist.TCPStore(
+            host, port, is_master=True, wait_for_workers=False, timeout=patience, master_listen_fd=listening.fileno()
+        )
+        listening.detach()
+        return store
+
+
+def join(meeting: Meeting, rank: int) -> BroadcastGroup:
+    """Meet as one of those who receive. Raises PeerLost."""
+    try:
+        store = dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timedelta(seconds=MEET_S))
+    except RuntimeError as error:
+        raise PeerLost(f"broadcast {meeting.name}: nobody at {meeting.host}:{meeting.port}") from error
+    return BroadcastGroup(store, meeting, rank)
+
+
+def receive_tensors(incoming: Incoming, place: Place) -> dict[str, str]:
+    """Receive a version into its places; returns name -> digest of its tensors.
+
+    Raises PeerLost when the group comes apart, WeightsError when what came is not what was published. Either way some
+    places are written to.
+    """
+    found: dict[str, str] = {}
+    for tensor, view in _arriving(incoming):
+        target = place(tensor.name, TYPES[tensor.dtype], tensor.shape)
+        found[tensor.name] = digest(view) if target is None else copy_bytes(view, target)
+    check_digests(found, incoming.digests, where=incoming.meeting.name)
+    return found
+
+
+def receive_each(incoming: Incoming) -> Iterator[tuple[str, Tensor, str]]:
+    """(name, value, digest) of each tensor, whose value lasts until the next. Raises PeerLost, WeightsError."""
+    found: dict[str, str] = {}
+    for tensor, view in _arriving(incoming):
+        found[tensor.name] = digest(view)
+        yield tensor.name, view, found[tensor.name]
+    check_digests(found, incoming.digests, where=incoming.meeting.name)
+
+
+def _arriving(incoming: Incoming) -> Iterator[tuple[TensorShape, Tensor]]:
+    """Tensors as they arrive, as views of a buffer that the next bucket overwrites."""
+    group = join(incoming.meeting, incoming.meeting.first_rank)
+    buffer = torch.empty(0, dtype=torch.uint8)
+    for bucket in buckets_of(incoming.tensors):
+        if size_bytes(bucket) > len(buffer):
+            buffer = torch.empty(size_bytes(bucket), dtype=torch.uint8)
+        arrived = buffer[: size_bytes(bucket)]
+        group.receive(arrived)
+        yield from views(bucket, arrived)
+
+
+def _named(keys: dist.Store, name: str, device: str) -> dist.Store:
+    return dist.PrefixStore(f"{device}/", dist.PrefixStore(f"{name}/", keys))
+
+
+def _gloo(store: dist.Store, rank: int, meeting: Meeting) -> Any:
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timedelta(seconds=STALL_S)
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_host(meeting.host))]
+    return dist.ProcessGroupGloo(store, rank, meeting.world_size, options)
+
+
+def _nccl(store: dist.Store, rank: int, world_size: int) -> Any:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=STALL_S)
+    before = {name: os.environ.get(name) for name in BLOCKING_NCCL}
+    os.environ.update(BLOCKING_NCCL)  # read when the group is made; other groups of the process keep theirs
+    try:
+        return dist.ProcessGroupNCCL(store, rank, world_size, options)
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _from_first() -> Any:
+    options = dist.BroadcastOptions()
+    options.rootRank = 0
+    options.rootTensor = 0
+    return options

@@ -1,0 +1,186 @@
+"""Publishing by broadcast: the newest version stays in memory, and goes to the engines that ask for it.
+
+The learner's thread copies a version and goes on training. The thread of its link to the workers answers those that ask
+and never waits. A third thread sends, every wait of it bounded, and writes the version as files for workers that a
+broadcast failed, who are told where they lie. Evaluations read files, too.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+import structlog
+import torch.distributed as dist
+from torch import Tensor
+
+from mrl.errors import PeerLost, RoleFailed
+from mrl.models.tensor_broadcast import BroadcastGroup, open_store
+from mrl.records.rollouts import Meeting, WeightsNotice, WeightsRequest, WeightsRoute
+from mrl.records.version import Version
+from mrl.transport.endpoints import reachable_host
+from mrl.weights.held import Held, HeldWeights
+from mrl.weights.manifest import Canary, Manifest
+from mrl.weights.meetings import Asking, Meetings, backend_of
+from mrl.weights.publish import Publisher
+
+CLOSE_S = 2.0
+
+log = structlog.get_logger()
+
+
+class BroadcastPublisher:
+    """Publishes versions of one policy to engines that take part in broadcasts."""
+
+    def __init__(
+        self, files: Publisher, *, host: str, gpu: str = "", keep: int = 3, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`files` writes folders; manifests lie beside them. Members meet at `host`; `gpu` is the learner's, if any."""
+        self._files, self._host, self._gpu, self._keep, self._clock = files, host, gpu, keep, clock
+        self._held, self._meetings = HeldWeights(), Meetings()
+        self._number = 0
+        self._last: tuple[BroadcastGroup, dist.Store] | None = None
+        self._failure: Exception | None = None
+        self._writing = threading.Lock()
+        self._written: tuple[Version, Path] | None = None
+        """The version written last, and its manifest."""
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._busy = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="broadcast", daemon=True)
+        self._thread.start()
+
+    # The learner's thread.
+
+    def publish_weights(self, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> Path:
+        """Keep a copy of weights as they come; returns the path of the manifest. Raises OSError, RoleFailed."""
+        if self._failure is not None:
+            raise RoleFailed(f"weights can no longer be sent: {self._failure!r}") from self._failure
+        held = self._held.take(weights, version, canary)
+        manifest = Manifest(
+            policy=self._files.policy,
+            version=version,
+            tensors=held.digests,
+            canary=canary,
+            broadcast=held.tensors,
+        )
+        path = self._files.folder / f"{version}.json"
+        parts = path.with_name(f".{path.name}")
+        parts.write_bytes(msgspec.json.encode(manifest))
+        parts.rename(path)  # not synced: a resume writes it anew
+        for old in sorted(self._files.folder.glob("[0-9]*.json"), key=_version_of)[: -self._keep]:
+            old.unlink()
+        return path
+
+    def as_files(self, manifest_path: Path) -> Path:
+        """The manifest of the newest version as a folder of files, which is written unless it is there."""
+        newest = self._held.newest()
+        assert newest is not None, f"{manifest_path} is the newest"
+        return self._write(newest)
+
+    def close(self) -> None:
+        """Send no more; what is under way is left behind if it does not end soon."""
+        self._jobs.put(None)
+        self._thread.join(CLOSE_S)
+
+    # The thread of the link to the workers.
+
+    def ask(self, client: bytes, request: WeightsRequest) -> None:
+        """A worker wants a version; `answers` has the answer when there is one."""
+        self._meetings.ask(client, request, self._clock())
+
+    def answers(self, notice: WeightsNotice, *, num_workers: int) -> list[tuple[bytes, WeightsRoute]]:
+        """Answers to those who asked, which are due now; never waits. `num_workers` are known."""
+        newest = self._held.newest()
+        written = self._folder_of(newest)
+        due = self._meetings.due(
+            newest.version if newest else None,
+            self._clock(),
+            num_workers=num_workers,
+            can_send=not self._busy.is_set(),
+            has_files=bool(written),
+        )
+        if newest and not written and self._meetings.wants_files(newest.version) and not self._busy.is_set():
+            self._begin(lambda: self._write_if_newest(newest.version))
+        found = [_route(one, notice) for one in due.outdated]
+        found += [_route(one, notice, folder=written) for one in due.readers]
+        return found + (self._call_together(due.party, notice) if due.party else [])
+
+    def _call_together(self, party: list[Asking], notice: WeightsNotice) -> list[tuple[bytes, WeightsRoute]]:
+        held = self._held.use(party[0].request.version)
+        if held is None:  # there has been a newer one for a moment: they will be told of it
+            return [_route(one, notice) for one in party]
+        self._number += 1
+        store = open_store("127.0.0.1" if self._host == "localhost" else self._host)
+        meeting = Meeting(
+            host=reachable_host(self._host),
+            port=store.port,
+            name=f"{self._files.policy}-{held.version}-{self._number}",
+            backend=backend_of(party, self._gpu),
+            first_rank=0,
+            world_size=1 + sum(one.request.num_ranks for one in party),
+        )
+        self._begin(lambda: self._send(held, store, meeting))
+        answers, rank = [], 1
+        for one in party:
+            answers.append(_route(one, notice, meeting=msgspec.structs.replace(meeting, first_rank=rank)))
+            rank += one.request.num_ranks
+        return answers
+
+    def _begin(self, job: Callable[[], None]) -> None:
+        self._busy.set()
+        self._jobs.put(job)
+
+    # The thread that sends.
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except (PeerLost, OSError) as error:
+                log.warning("weights not handed over", reason=str(error))
+            except Exception as error:  # noqa: BLE001 - the thread's outer edge: the learner's thread raises it
+                self._failure = error
+                return
+            self._busy.clear()
+
+    def _send(self, held: Held, store: dist.Store, meeting: Meeting) -> None:
+        try:
+            group = BroadcastGroup(store, meeting, 0)
+            for _, flat in held.buckets:
+                group.send(flat)
+            self._last = group, store  # kept until the next one: what is sent may still lie in the kernel
+        finally:
+            self._held.release(held)
+
+    def _write_if_newest(self, version: Version) -> None:
+        held = self._held.use(version)
+        if held is None:
+            return
+        try:
+            self._write(held)
+        finally:
+            self._held.release(held)
+
+    def _write(self, held: Held) -> Path:
+        with self._writing:
+            if self._written is None or self._written[0] != held.version:
+                path = self._files.publish_weights(held.named(), held.version, held.canary)
+                self._written = held.version, path
+            return self._written[1]
+
+    def _folder_of(self, held: Held | None) -> str:
+        written = self._written
+        return str(written[1]) if written and held and written[0] == held.version else ""
+
+
+def _route(
+    asking: Asking, notice: WeightsNotice, *, meeting: Meeting | None = None, folder: str = ""
+) -> tuple[bytes, WeightsRoute]:
+    route = WeightsRoute(attempt=asking.request.attempt, weights=notice, meeting=meeting, folder=folder)
+    return asking.client, route
+
+
+def _version_of(manifest: Path) -> tuple[int, ...]:
+    return tuple(int(part) for part in manifest.stem.split("."))

@@ -1,0 +1,82 @@
+"""Who takes part in which broadcast: the pure core of a learner's courier, without sockets, clocks and tensors.
+
+Workers ask when they are ready for a version. Those that ask close together meet in one broadcast; one that comes later
+gets a broadcast of its own. Whoever cannot be served by broadcast asks for files.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mrl.records.rollouts import WeightsRequest
+from mrl.records.version import Version
+
+WINDOW_S = 0.1
+"""How long the first who asks waits for others, where there are others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A worker that waits for an answer."""
+
+    client: bytes
+    request: WeightsRequest
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What is to be answered, and done, now."""
+
+    outdated: list[Asking]
+    """They ask for a version that is not the newest any more."""
+    readers: list[Asking]
+    """They read the files of the newest version."""
+    party: list[Asking]
+    """They take part in one broadcast of the newest version."""
+
+
+class Meetings:
+    """Requests that are not answered yet, one of each worker."""
+
+    def __init__(self) -> None:
+        self._asking: dict[str, Asking] = {}
+        self._met: dict[str, int] = {}
+        """Attempt of each worker that was sent to a meeting: a repetition that crossed the answer is no new one."""
+
+    def ask(self, client: bytes, request: WeightsRequest, now_s: float) -> None:
+        """A request, which may be a repetition; a worker's newest one counts."""
+        if self._met.get(request.worker) == request.attempt:
+            return
+        before = self._asking.get(request.worker)
+        is_same = before is not None and before.request == request
+        self._asking[request.worker] = Asking(client, request, before.since_s if before and is_same else now_s)
+
+    def due(self, newest: Version | None, now_s: float, *, num_workers: int, can_send: bool, has_files: bool) -> Due:
+        """Take out what can be answered. While there is no newest version nobody is answered.
+
+        `num_workers` are known: once all of them have asked, nobody is waited for.
+        """
+        if newest is None:
+            return Due([], [], [])
+        asking = list(self._asking.values())
+        outdated = [one for one in asking if one.request.version != newest]
+        current = [one for one in asking if one.request.version == newest]
+        readers = [one for one in current if not one.request.num_ranks] if has_files else []
+        party = [one for one in current if one.request.num_ranks]
+        waited_s = max((now_s - one.since_s for one in party), default=0.0)
+        if not can_send or (len(party) < num_workers and waited_s < WINDOW_S):
+            party = []
+        for one in (*outdated, *readers, *party):
+            del self._asking[one.request.worker]
+        self._met.update({one.request.worker: one.request.attempt for one in party})
+        return Due(outdated, readers, party)
+
+    def wants_files(self, newest: Version | None) -> bool:
+        """Whether somebody waits for the files of the newest version."""
+        return any(one.request.version == newest and not one.request.num_ranks for one in self._asking.values())
+
+
+def backend_of(party: list[Asking], own_gpu: str) -> Literal["gloo", "nccl"]:
+    """NCCL where every member, the learner too, has a GPU of its own; otherwise gloo."""
+    gpus = [own_gpu, *(one.request.gpu for one in party)]
+    return "nccl" if all(gpus) and len(set(gpus)) == len(gpus) else "gloo"

@@ -1,0 +1,99 @@
+"""Who meets whom: the core of the broadcasts, by its own clock."""
+
+from typing import Any
+
+from mrl.records.rollouts import WeightsRequest
+from mrl.records.version import Version
+from mrl.weights.meetings import WINDOW_S, Asking, Due, Meetings, backend_of
+
+V1, V2 = Version(0, 1), Version(0, 2)
+
+
+def request(
+    worker: str, *, attempt: int = 1, version: Version = V1, num_ranks: int = 1, gpu: str = ""
+) -> WeightsRequest:
+    return WeightsRequest(worker=worker, version=version, attempt=attempt, num_ranks=num_ranks, gpu=gpu)
+
+
+def due(meetings: Meetings, now_s: float, **options: Any) -> Due:
+    chosen: dict[str, Any] = {"newest": V1, "num_workers": 2, "can_send": True, "has_files": False, **options}
+    return meetings.due(chosen.pop("newest"), now_s, **chosen)
+
+
+def workers(asking: list[Asking]) -> list[str]:
+    return [one.request.worker for one in asking]
+
+
+def test_a_broadcast_begins_when_all_have_asked_and_no_later_than_its_window():
+    """Two of two: at once. One of two: after the window. Each is answered once."""
+    meetings = Meetings()
+    meetings.ask(b"a", request("a"), 0.0)
+    assert due(meetings, 0.5 * WINDOW_S).party == []
+    meetings.ask(b"b", request("b"), 0.5 * WINDOW_S)
+
+    assert workers(due(meetings, 0.5 * WINDOW_S).party) == ["a", "b"]
+    assert due(meetings, 9.0) == Due([], [], [])
+    meetings.ask(b"a", request("a", attempt=2), 10.0)
+    assert due(meetings, 10.0 + 0.9 * WINDOW_S).party == []
+    assert workers(due(meetings, 10.0 + 1.1 * WINDOW_S).party) == ["a"]
+
+
+def test_who_asks_while_another_broadcast_goes_on_joins_the_next_one():
+    """Nobody is answered while the sender is at work; then all at once."""
+    meetings = Meetings()
+    for index in range(3):
+        meetings.ask(b"", request(f"w{index}"), float(index))
+
+    assert due(meetings, 5.0, can_send=False, num_workers=5).party == []
+    assert workers(due(meetings, 5.0, num_workers=5).party) == ["w0", "w1", "w2"]
+
+
+def test_repetitions_change_nothing():
+    """A repeated request keeps its place; one that crosses its answer is none; a new attempt is one."""
+    meetings = Meetings()
+    meetings.ask(b"a", request("a"), 0.0)
+    meetings.ask(b"a", request("a"), 0.09)
+    assert workers(due(meetings, WINDOW_S).party) == ["a"]
+
+    meetings.ask(b"a", request("a"), 1.0)
+    assert due(meetings, 9.0).party == []
+    meetings.ask(b"a", request("a", attempt=2), 10.0)
+    assert workers(due(meetings, 11.0).party) == ["a"]
+
+
+def test_who_asks_for_an_older_version_is_told_and_nobody_is_answered_while_one_is_written():
+    """Without a newest version requests wait; with another one they are outdated."""
+    meetings = Meetings()
+    meetings.ask(b"a", request("a"), 0.0)
+    meetings.ask(b"b", request("b", version=V2), 0.0)
+
+    assert due(meetings, 9.0, newest=None) == Due([], [], [])
+    found = due(meetings, 9.0, newest=V2)
+
+    assert (workers(found.outdated), workers(found.party)) == (["a"], ["b"])
+
+
+def test_readers_wait_for_the_files_and_for_nothing_else():
+    """They are no members of a broadcast, and are answered while one goes on, once the files are there."""
+    meetings = Meetings()
+    meetings.ask(b"a", request("a", num_ranks=0), 0.0)
+    meetings.ask(b"b", request("b", num_ranks=2), 0.0)
+
+    assert meetings.wants_files(V1)
+    assert not meetings.wants_files(V2)
+    assert due(meetings, 9.0, can_send=False) == Due([], [], [])
+    assert workers(due(meetings, 9.0, can_send=False, has_files=True).readers) == ["a"]
+    assert workers(due(meetings, 9.0).party) == ["b"]
+    assert not meetings.wants_files(V1)
+
+
+def test_nccl_needs_a_gpu_for_every_member():
+    """On a processor, or with two members on one GPU, it is gloo."""
+
+    def party(*gpus: str) -> list[Asking]:
+        return [Asking(b"", request(f"w{index}", gpu=gpu), 0.0) for index, gpu in enumerate(gpus)]
+
+    assert backend_of(party("g1", "g2"), "g0") == "nccl"
+    assert backend_of(party("g1", ""), "g0") == "gloo"
+    assert backend_of(party("g1", "g0"), "g0") == "gloo"
+    assert backend_of(party("g1"), "") == "gloo"
