@@ -182,6 +182,8 @@ class LearnerTable(Table):
     """A step whose sampled tokens diverge by more than this (k3, learner against engine) is warned of and counted."""
     data_timeout_s: float = Field(default=300.0, gt=0)
     """A learner that gets no batch for this long gives up and says what it awaited."""
+    collective_timeout_s: float = Field(default=600.0, gt=0)
+    """Ranks that wait for one of them for longer than this, in a pass or in a sum, end and say for whom they waited."""
     threads: int = Field(default=1, ge=1)
     """CPU threads per rank."""
     checkpoint_every: int = Field(default=25, ge=0)

@@ -70,6 +70,11 @@ class RunFolder:
         return self.path / "keys"
 
     @property
+    def stacks(self) -> Path:
+        """Stacks of roles that were asked for them by SIGUSR1, one file each."""
+        return self.path / "crash" / "stacks"
+
+    @property
     def exchange(self) -> Path:
         """The exchange's log."""
         return self.path / "exchange"

@@ -18,7 +18,7 @@ from mrl.errors import ConfigError
 from mrl.exchange.shards import role_of
 from mrl.launch.devices import place, planned_workers
 from mrl.launch.hosts import Host, host_environment, join_argv
-from mrl.launch.torchrun import torchrun_argv, torchrun_environment
+from mrl.launch.torchrun import nccl_environment, torchrun_argv, torchrun_environment
 
 HOST_ROLE = "supervisor"
 """Role of a process that supervises another host."""
@@ -197,13 +197,15 @@ def _shard(index: int, run_folder: Path, python: str) -> ProcessSpec:
 
 
 def _learner(name: str, policy: PolicyTable, run_folder: Path, python: str, gpus: tuple[str, ...]) -> ProcessSpec:
+    folder = RunFolder(run_folder)
+    flight_recorder = nccl_environment(folder.crash, name) if policy.device == "cuda" else {}
     return ProcessSpec(
         name=f"learner/{name}",
         role="learner",
         policy=name,
         index=0,
         argv=learner_argv(run_folder, python=python, policy=name, processes=policy.learner.processes),
-        env=environment(policy.learner.threads, gpus) | torchrun_environment(RunFolder(run_folder).rendezvous),
+        env=environment(policy.learner.threads, gpus) | torchrun_environment(folder.rendezvous) | flight_recorder,
         restart="until_done",
     )
 

@@ -29,3 +29,15 @@ def torchrun_environment(rendezvous: Path) -> dict[str, str]:
     variables = {RENDEZVOUS: str(rendezvous), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     loopback = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
     return variables | loopback
+
+
+def nccl_environment(crash: Path, policy: str) -> dict[str, str]:
+    """Has NCCL note its last collectives, and write them to `crash/flight-recorder-POLICY-RANK` when one times out.
+
+    `torchfrtrace` reads these files.
+    """
+    return {
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_FR_DUMP_TEMP_FILE": str(crash / f"flight-recorder-{policy}-"),
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    }

@@ -7,6 +7,7 @@
 - `batches`   groups and what peers say become the order of a step
 - `packing`   training examples -> packed tensors, the only bridge from records to tensors
 - `world`     the process group of one policy: shares, sums, broadcasts
+- `stall`     who is awaited when the ranks go on no longer
 - `sharding`  where parameters live: whole on every rank, or shared out over the ranks
 - `forward`   log-probs and entropies of a packed batch's answer tokens
 - `loss`      the components' terms on them, divided by what is known before

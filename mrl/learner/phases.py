@@ -20,8 +20,9 @@ PHASES = ("forward", "backward", "update")
 class PhaseClock:
     """Seconds spent in the phases of training. On a GPU a phase ends when its work is done, not when it is queued."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, note: Callable[[str], None] = lambda _: None) -> None:
+        """`note` is told the name of every phase that begins."""
+        self._device, self._note = device, note
         self.on_phase: Callable[[], None] = lambda: None
         """Called as each phase begins: whoever wants to know that training goes on."""
         self._spent_s = dict.fromkeys(PHASES, 0.0)
@@ -30,6 +31,7 @@ class PhaseClock:
     def phase(self, name: str) -> Iterator[None]:
         """Count what happens inside."""
         self.on_phase()
+        self._note(name)
         self._settle()
         began_s = time.perf_counter()
         yield

@@ -43,7 +43,7 @@ class Updater:
         reference: nn.Module | None,
         has_adapters: bool = False,
     ) -> None:
-        self.clock = PhaseClock(world.device)
+        self.clock = PhaseClock(world.device, world.note)
         self._model, self._optimizer, self._components, self._world = model, optimizer, components, world
         self._forward, self._max_grad_norm = forward, max_grad_norm
         self._with_entropy = needs_entropy(components)

@@ -9,23 +9,39 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mrl.config.run_folder import RENDEZVOUS
+from mrl.learner.stall import ProgressBoard, StallWatch
 
 
 class World:
     """This rank among the ranks of one learner; also valid for a single process."""
 
-    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+    def __init__(self, rank: int, size: int, device: torch.device, board: ProgressBoard | None = None) -> None:
+        """Without a `board`, nobody is told what this rank is at."""
         self.rank, self.size, self.device = rank, size, device
+        self._board = board
+        self._watch: StallWatch | None = None
 
     @property
     def is_first(self) -> bool:
         """Whether this rank speaks to the other roles."""
         return self.rank == 0
 
+    def note(self, what: str) -> None:
+        """Begin something that all ranks do in the same order, and may wait for each other in."""
+        if self._board:
+            self._board.note(what)
+
+    def watch(self, *, bound_s: float, slow_bound_s: float) -> None:
+        """From now on this process ends, with a reason that names who is awaited, when the ranks go on no longer."""
+        if self._board:
+            ends = self.device.type != "cuda"
+            self._watch = StallWatch(self._board, bound_s=bound_s, slow_bound_s=slow_bound_s, ends=ends)
+
     def sum_gradients(self, model: nn.Module) -> None:
         """Add the gradients of all ranks, in place; a parameter without gradient counts as zero."""
         if self.size == 1:
             return
+        self.note("sum of the gradients")
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
@@ -53,6 +69,7 @@ class World:
         """What the first rank passes; the others pass None. An empty message means: stop."""
         if self.size == 1:
             return data or b""
+        self.note("order of the step")
         length = torch.tensor([len(data or b"")], dtype=torch.int64, device=self.device)
         dist.broadcast(length, 0)
         buffer = torch.empty(int(length), dtype=torch.uint8, device=self.device)
@@ -64,6 +81,8 @@ class World:
 
     def close(self) -> None:
         """Leave the process group."""
+        if self._watch:
+            self._watch.close()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -86,13 +105,24 @@ def join_world(device_kind: str, *, timeout_s: float) -> World:
             dist.init_process_group(backend, timeout=patience)
         else:
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
-    return World(rank, size, device)
+    return World(rank, size, device, _board(rank, size))
+
+
+def _board(rank: int, size: int) -> ProgressBoard | None:
+    path = _meeting_file("progress") if size > 1 else None
+    return ProgressBoard(path, rank, size) if path else None
+
+
+def _meeting_file(kind: str) -> Path | None:
+    """A file that the ranks of this life of the learner have in common; None where the environment names no folder."""
+    folder, life = os.environ.get(RENDEZVOUS), os.environ.get("TORCHELASTIC_RUN_ID")
+    return Path(folder) / f"{life}.{kind}" if folder and life else None
 
 
 def _file_store(size: int, patience: timedelta) -> dist.Store | None:
-    folder, life = os.environ.get(RENDEZVOUS), os.environ.get("TORCHELASTIC_RUN_ID")
-    if not folder or not life:
+    path = _meeting_file("ranks")
+    if path is None:
         return None
-    store = dist.FileStore(str(Path(folder) / f"{life}.ranks"), size)
+    store = dist.FileStore(str(path), size)
     store.set_timeout(patience)
     return store

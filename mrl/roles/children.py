@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -97,6 +98,15 @@ class Child:
             except psutil.NoSuchProcess:
                 continue
 
+    def ask_for_stacks(self) -> None:
+        """Have the role, or the ranks below torchrun, write their stacks (`mrl.roles.wiring`)."""
+        if self._process is None:
+            return
+        for pid in (self._process.pid, *(process.pid for process in _descendants(self._process.pid))):
+            with suppress(ProcessLookupError):
+                if _catches(pid, signal.SIGUSR1):  # others, such as torchrun, would end by it
+                    os.kill(pid, signal.SIGUSR1)
+
     def new_lines(self) -> list[str]:
         """Whole lines written since the last call, at most a MiB; they also go to `tail`."""
         try:
@@ -147,3 +157,13 @@ def _descendants(pid: int) -> list[psutil.Process]:
         return psutil.Process(pid).children(recursive=True)
     except psutil.Error:
         return []
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal; False where the kernel does not tell."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)

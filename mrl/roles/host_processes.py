@@ -17,6 +17,7 @@ from mrl.roles.children import Child
 
 STANDSTILL_S = 5.0
 LAST_RESORT_S = 2.0
+STACKS_S = 1.0
 HOST_MARGIN_S = 3.0
 """What another host gets beyond `stop_s`: its supervisor first gives its own processes their time."""
 
@@ -55,6 +56,8 @@ class HostProcesses:
         self._due_s: dict[str, float] = dict.fromkeys(self._children, 0.0)
         self._kill_at_s: dict[str, float] = {}
         """When a child that was told to end because its policy was stopped is killed."""
+        self._kill_hung_at_s: dict[str, float] = {}
+        """When a child that hangs is killed; until then it may write its stacks."""
         self._beside: list[Callable[[float], None]] = []
         self._dismissed: set[str] = set()
         """Children whose end was asked for because their unit goes to somebody else: it is no failure."""
@@ -198,7 +201,11 @@ class HostProcesses:
                 self._told.event(f"{name} is silent for more than {bound_s:g} s and is killed", now_s)
                 child.tail.append(f"{ERROR_PREFIX}no heartbeat for more than {bound_s:g} s, killed by the supervisor")
                 child.started_s = child.beat_s = now_s
-                child.send(signal.SIGKILL)
+                child.ask_for_stacks()
+                self._kill_hung_at_s[name] = now_s + STACKS_S
+        for name in [name for name, at_s in self._kill_hung_at_s.items() if now_s >= at_s]:
+            del self._kill_hung_at_s[name]
+            self._children[name].send(signal.SIGKILL)
 
     def _end_stopped(self, now_s: float) -> None:
         """The processes of a policy that a person stopped end; its learner saves a checkpoint first."""

@@ -79,6 +79,7 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
     world = join_world(table.device, timeout_s=_group_timeout_s(config, policy))
     closing.callback(world.close)
     world.watch(bound_s=table.learner.collective_timeout_s, slow_bound_s=_group_timeout_s(config, policy))
+    world.watch(bound_s=table.learner.collective_timeout_s, slow_bound_s=_group_timeout_s(config, policy))
     telemetry = wiring.connect_telemetry(folder, role, policy, closing)
     regime = build_regime(config.sharing, policy_setting(config, policy, load_receiver(Path(table.model))))
     holds_reference = needs_reference(regime.components) and table.learner.lora is None

@@ -36,6 +36,8 @@ from mrl.transport.keys import load_client_keys
 TELEMETRY = "MRL_TELEMETRY"
 """Environment variable: the endpoint of the supervisor of this host, where it is not the first one's."""
 BEAT_S = 1.0
+MAX_STACK_BYTES = 1024 * 1024
+"""Of earlier lives; beyond that their stacks make room for those of this one."""
 FLUSH_S = 0.5
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -62,12 +64,13 @@ Body = Callable[[RunConfig, RunFolder, ExitStack], int]
 def run_role(run_folder: Path, role: str, policy: str, body: Body) -> int:
     """Run a role's body at its outer edge; every ending becomes an exit code and one line that says why."""
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)
     setproctitle.setproctitle(f"mrl::{role}")
     configure_logging(role, policy)
     try:
         with ExitStack() as closing:
-            return body(*load(run_folder), closing)
+            config, folder = load(run_folder)
+            _write_stacks_when_asked(folder, role, closing)
+            return body(config, folder, closing)
     except UserError as error:
         return _end(run_folder, role, error, 2)
     except OSError as error:
@@ -77,6 +80,22 @@ def run_role(run_folder: Path, role: str, policy: str, body: Body) -> int:
     except Exception as error:  # noqa: BLE001 - the outer edge: whatever it was, the supervisor gets a reason
         traceback.print_exc()
         return _end(run_folder, role, error, 1)
+
+
+def _write_stacks_when_asked(folder: RunFolder, role: str, closing: ExitStack) -> None:
+    """SIGUSR1 has the stacks of all threads written, also of a process that hangs. Raises OSError."""
+    path = folder.stacks / f"{role.replace('/', '-')}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_long = path.exists() and path.stat().st_size > MAX_STACK_BYTES
+    file = closing.enter_context(path.open("wb" if is_long else "ab"))
+    faulthandler.register(signal.SIGUSR1, file=file)
+
+    def forget() -> None:
+        faulthandler.unregister(signal.SIGUSR1)
+        if not path.stat().st_size:
+            path.unlink()
+
+    closing.callback(forget)
 
 
 def link(

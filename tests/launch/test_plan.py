@@ -119,3 +119,12 @@ def test_the_first_host_may_have_the_daemons_alone() -> None:
     assert [spec.name for spec in plan.processes if spec.host == "h0"] == ["exchange", "allocator"]
     assert [spec.name for spec in plan.started_by("h1")] == ["learner/a", "worker/a/0", "evaluator"]
     assert plan.other_hosts == ("h1", "h2")
+
+
+def test_learners_on_gpus_have_a_flight_recorder() -> None:
+    """NCCL's, which writes into the run folder; those on a CPU have none to write."""
+    config = config_of(gpu={"device": "cuda"}, cpu={})
+    specs = {spec.name: spec for spec in build_plan(config, Path("/r"), gpus=("0", "1")).processes}
+    assert specs["learner/gpu"].env["TORCH_FR_DUMP_TEMP_FILE"] == "/r/crash/flight-recorder-gpu-"
+    assert specs["learner/gpu"].env["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+    assert not any(key.startswith(("TORCH_FR", "TORCH_NCCL")) for key in specs["learner/cpu"].env)

@@ -224,6 +224,29 @@ def test_a_silent_role_is_killed_and_started_again(tmp_path: Path) -> None:
     assert any(note.startswith("worker/a/0 is silent for more than 0.5 s") for note in run.board.notes)
 
 
+def test_a_silent_role_writes_its_stacks_before_it_is_killed(tmp_path: Path) -> None:
+    """What it hangs in can be read afterwards."""
+    stacks, done = tmp_path / "stacks", tmp_path / "done"
+    hang = f"""
+import faulthandler, signal, time
+faulthandler.register(signal.SIGUSR1, file=open({str(stacks)!r}, "ab"))
+def hangs_in_here():
+    while True:
+        time.sleep(60)
+hangs_in_here()
+"""
+    wait = f"import os, time\nwhile not os.path.exists({str(done)!r}): time.sleep(0.01)"
+
+    def each_turn() -> list[TelemetryRecord]:
+        if stacks.exists() and b"hangs_in_here" in stacks.read_bytes():
+            done.touch()
+        return [beat("learner/a", time.time())]
+
+    run = Run(tmp_path / "runs", learner(wait), python("worker/a/0", hang), each_turn=each_turn, start_s=1.5)
+    assert run() == 0, run.board.notes
+    assert any("silent" in note for note in run.board.notes)
+
+
 def test_heartbeats_keep_a_role_alive(tmp_path: Path) -> None:
     """A role that speaks may take longer than both bounds; strangers are ignored."""
     wait = learner("import time; time.sleep(1.2)")

@@ -1,0 +1,154 @@
+"""Whether the ranks of a learner still go on together, and who is awaited when they do not.
+
+Every rank notes in a file that all of them map what it is at; all note the same things in the same order, so that the
+rank with the least count is the one that the others wait for. A thread of each rank reads the file. It costs no
+collective and no message, and tells of a rank that was stopped or killed too. When some rank has been at one thing for
+longer than its bound, all are asked for their stacks (SIGUSR1), the reason is logged, and the rank ends; torchrun then
+ends the others, and the supervisor starts the learner again from its checkpoint.
+"""
+
+import mmap
+import os
+import signal
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+POLL_S = 1.0
+STANDSTILL_S = 5.0
+"""A watch that was not running for so long forgives everybody: the whole learner, or its host, stood still."""
+STACKS_S = 1.0
+"""Time for all ranks to write their stacks."""
+SLOW = frozenset({"starting", "forming a batch", "order of the step", "publishing", "saving a checkpoint"})
+"""What may last as long as the first rank may wait for others, or as it takes to write a large model."""
+_SLOT = struct.Struct("<QdI36s")
+_ALIVE = struct.Struct("<d")
+_BYTES = _SLOT.size + _ALIVE.size
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What one rank is at: the `count`-th thing, since a time of the monotonic clock. Count 0: it has yet to begin."""
+
+    count: int
+    since_s: float
+    pid: int
+    what: str
+    alive_s: float
+    """When its watch last looked: of a process that was stopped, long ago."""
+
+
+class ProgressBoard:
+    """One slot per rank in a file that all ranks of a host map. Raises OSError when it cannot be made."""
+
+    def __init__(self, path: Path, rank: int, size: int) -> None:
+        self._rank, self._size, self._count = rank, size, 0
+        with path.open("a+b") as file:
+            file.truncate(size * _BYTES)
+            self._slots = mmap.mmap(file.fileno(), size * _BYTES)
+        self.note("starting")
+        self.live()
+
+    def note(self, what: str) -> None:
+        """This rank begins the next thing."""
+        self._count += 1
+        slot = (self._count, time.monotonic(), os.getpid(), what.encode()[:36])
+        _SLOT.pack_into(self._slots, self._rank * _BYTES, *slot)
+
+    def live(self) -> None:
+        """This rank's process runs, whatever it is at."""
+        _ALIVE.pack_into(self._slots, self._rank * _BYTES + _SLOT.size, time.monotonic())
+
+    def places(self) -> list[Place]:
+        """By rank."""
+        return [self._place(rank * _BYTES) for rank in range(self._size)]
+
+    def _place(self, at: int) -> Place:
+        count, since_s, pid, what = _SLOT.unpack_from(self._slots, at)
+        (alive_s,) = _ALIVE.unpack_from(self._slots, at + _SLOT.size)
+        return Place(count, since_s, pid, what.rstrip(b"\0").decode(), alive_s)
+
+
+def stall_of(
+    places: Sequence[Place], now_s: float, bound_s: float, slow_bound_s: float, forgiven_s: float = 0.0
+) -> str:
+    """Who is awaited, where, for how long, once a rank has been at one thing beyond its bound; empty before that.
+
+    `slow_bound_s` bounds what is in SLOW. Nothing counts that happened before `forgiven_s`.
+    """
+
+    def lasted_s(place: Place) -> float:
+        return now_s - max(place.since_s, forgiven_s)
+
+    begun = [place for place in places if place.count]
+    late = [place for place in begun if lasted_s(place) > (slow_bound_s if place.what in SLOW else bound_s)]
+    if not late:
+        return ""
+    least, most = min(place.count for place in begun), max(place.count for place in begun)
+    still = {rank for rank, place in enumerate(places) if place.count and now_s - place.alive_s > STANDSTILL_S}
+    awaited = [rank for rank, place in enumerate(places) if place.count == least and (least < most or rank in still)]
+    if not awaited:
+        return f"all ranks have been at {begun[0].what!r} for {lasted_s(begun[0]):.0f} s"
+    ahead, place = next(place for place in begun if place.count == most), places[awaited[0]]
+    stopped = f" and its process has not run for {now_s - place.alive_s:.0f} s" if awaited[0] in still else ""
+    return (
+        f"{ahead.what!r} awaited from rank {', '.join(map(str, awaited))} for {lasted_s(ahead):.0f} s: "
+        f"it has been at {place.what!r} for {lasted_s(place):.0f} s{stopped}"
+    )
+
+
+class StallWatch:
+    """A thread that reads the board and ends this process on a stall.
+
+    With `ends` false it only tells, once: NCCL's own watchdog ends the process, and writes its flight recorder before.
+    """
+
+    def __init__(self, board: ProgressBoard, *, bound_s: float, slow_bound_s: float, ends: bool = True) -> None:
+        self._board, self._bounds_s, self._ends = board, (bound_s, slow_bound_s), ends
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="stall-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._closed.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        forgiven_s = looked_s = time.monotonic()
+        while not self._closed.wait(POLL_S):
+            now_s = time.monotonic()
+            if now_s - looked_s > STANDSTILL_S:
+                forgiven_s = now_s
+            looked_s = now_s
+            self._board.live()
+            places = self._board.places()
+            told = stall_of(places, now_s, *self._bounds_s, forgiven_s=forgiven_s)
+            if told:
+                self._tell(told, places)
+                return
+
+    def _tell(self, told: str, places: Sequence[Place]) -> None:
+        ask_for_stacks(place.pid for place in places if place.count)
+        self._closed.wait(STACKS_S)
+        log.error("role ends" if self._ends else "learner stalls", reason=f"{told}; stacks are in crash/stacks")
+        sys.stderr.flush()
+        sys.stdout.flush()
+        if self._ends:
+            os._exit(1)  # the main thread may be inside a collective that nothing else can end
+
+
+def ask_for_stacks(pids: Iterable[int]) -> None:
+    """Have processes write the stacks of all their threads to where they said at their start (faulthandler)."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGUSR1)
