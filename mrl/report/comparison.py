@@ -14,11 +14,10 @@ from mrl.config.run_folder import RunFolder
 from mrl.metrics.jsonl import read_metrics
 from mrl.report.run_data import RunData, read_run
 from mrl.report.spent import spent_of
+from mrl.report.student_t import two_sided_quantile
 
 AVERAGE = "average"
-T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-"""Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; 1.96 stands in beyond."""
-
+CONFIDENCE = 0.95
 DROPPED_GROUPS = ("staleness/dropped_groups", "groups/uniform_dropped")
 DROPPED_TOKENS = ("staleness/dropped_tokens", "groups/uniform_dropped_tokens")
 
@@ -130,8 +129,7 @@ def interval(values: Sequence[float]) -> Interval:
     """Mean and Student's 95 % half width over independent values."""
     if len(values) < 2:
         return Interval(values[0] if values else math.nan, math.nan)
-    degrees = len(values) - 1
-    quantile = T_95[degrees - 1] if degrees <= len(T_95) else 1.96
+    quantile = two_sided_quantile(CONFIDENCE, len(values) - 1)
     return Interval(mean(values), quantile * stdev(values) / math.sqrt(len(values)))
 
 

@@ -39,10 +39,19 @@ def test_interval_is_students():
     spread = math.sqrt(sum((v - mean) ** 2 for v in values) / 3)
     found = interval(values)
     assert found.mean == pytest.approx(mean)
-    assert found.half == pytest.approx(3.182 * spread / 2)
+    assert found.half == pytest.approx(3.182446 * spread / 2)
     assert (found.low, found.high) == pytest.approx((mean - found.half, mean + found.half))
     assert interval([0.3]).mean == 0.3
     assert math.isnan(interval([0.3]).half)
+
+
+@pytest.mark.parametrize("num_seeds", [2, 16, 17, 18, 101])
+def test_any_number_of_seeds_has_its_own_quantile(num_seeds):
+    """The half width, of values with a standard error of 1, is the quantile of n - 1 degrees of freedom."""
+    known = {2: 12.706205, 16: 2.131450, 17: 2.119905, 18: 2.109816, 101: 1.983972}
+    values = [float(number) for number in range(num_seeds)]
+    error = statistics.stdev(values) / math.sqrt(num_seeds)
+    assert interval(values).half / error == pytest.approx(known[num_seeds], abs=1e-6)
 
 
 def test_a_curve_is_told_by_its_start_end_best_and_area():
@@ -59,7 +68,7 @@ def test_differences_are_paired_by_seed():
     differences = [0.2, 0.3, 0.1]
     assert found.against_baseline("sgt", "end").mean == pytest.approx(statistics.mean(differences))
     assert found.against_baseline("sgt", "end").half == pytest.approx(
-        4.303 * statistics.stdev(differences) / math.sqrt(3)
+        4.302653 * statistics.stdev(differences) / math.sqrt(3)
     )
     partial = Comparison({"independent": {1: outcome(0.4, 0.6)}, "sgt": {1: outcome(0.6, 0.8), 2: outcome(0.0, 0.0)}})
     assert partial.against_baseline("sgt", "end").mean == pytest.approx(0.2)

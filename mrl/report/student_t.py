@@ -1,0 +1,36 @@
+"""Quantiles of Student's t for any whole number of degrees of freedom.
+
+With t = sqrt(n) tan(theta), the probability between -t and t is a finite sum of powers of cos(theta) (Abramowitz and
+Stegun 26.7.3 and 26.7.4), so that a bisection over theta finds a quantile to the last digits.
+"""
+
+import math
+
+BISECTIONS = 60
+"""Each halves the interval of theta: 60 leave nothing that a double can tell."""
+
+
+def probability_within(t: float, degrees: int) -> float:
+    """P(-t < T < t) of Student's T, for t >= 0 and `degrees` >= 1."""
+    return _within(math.atan(t / math.sqrt(degrees)), degrees)
+
+
+def two_sided_quantile(probability: float, degrees: int) -> float:
+    """The t with P(-t < T < t) = `probability`, which lies in (0, 1)."""
+    low, high = 0.0, math.pi / 2
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, degrees) < probability else (low, middle)
+    return math.sqrt(degrees) * math.tan((low + high) / 2)
+
+
+def _within(theta: float, degrees: int) -> float:
+    """The probability below the angle: for even n the sum alone, for odd n the sum and theta, times 2 / pi."""
+    is_odd = degrees % 2
+    term = math.cos(theta) if is_odd else 1.0
+    total = 0.0
+    for power in range(1 + is_odd, degrees, 2):
+        total += term
+        term *= math.cos(theta) ** 2 * power / (power + 1)
+    total *= math.sin(theta)
+    return 2 / math.pi * (theta + total) if is_odd else total
