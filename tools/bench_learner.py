@@ -11,13 +11,12 @@ Compared are whole systems. mrl is `mrl train` as a user starts it, asynchronous
 exchange, allocator, evaluator and supervisor, and every CPU second of all of them from the first published weights to
 the last step's report. TRL (a pinned release in an environment of its own, made in the user's cache the first time) is
 one process per policy, and its CPU seconds from the beginning of training to the end of the last step; its settings are
-in bench_training/trl_side.py, and of its two ways to generate on a CPU the one counts that is faster in one step of
-each. What either needs to start is told apart. Each policy has one core: a load of one policy is bound to core 0, and
-of two to cores 0 and 1, where TRL runs both processes at once.
+in bench_training/trl_side.py. What either needs to start is told apart. Each policy has one core: a load of one policy
+is bound to core 0, and of two to cores 0 and 1, where TRL runs both processes at once.
 
 First a gate: both sides' log-probabilities of the same answers agree to 1e-4 nats, their advantages to 1e-6, and one
-optimizer step on them moves the parameters alike, to 0.1 % of the length of the step. The sides take turns, so that what
-else runs on the machine meets both. Exit code 1 when a required ratio is missed. Ends with one line of JSON.
+optimizer step on them moves the parameters alike, to 0.1 % of the length of the step. The sides take turns, so that
+what else runs on the machine meets both. Exit code 1 when a required ratio is missed. Ends with one line of JSON.
 """
 
 import argparse
@@ -30,13 +29,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
+import torch
 from bench_exchange import Row, print_required
 from bench_training.environment import PINS, requirements, trl_python
 from bench_training.gate import compare
 from bench_training.load import LOADS, Load, Workplace
 from bench_training.mrl_run import run_mrl
 from bench_training.spent import Spent
-from bench_training.trl_run import WAYS, run_trl
+from bench_training.trl_run import run_trl
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -48,22 +48,12 @@ Rounds = dict[str, list[Spent]]
 """Side -> its rounds of one load."""
 
 
-def faster_way(place: Workplace, python: Path) -> str:
-    """The way that TRL generates faster in, by one step of each."""
-    cores = CORES[: len(place.load.policies)]
-    rates = {way: run_trl(place, python, f"way-{way}", steps=1, cores=cores, way=way).samples_per_cpu_s for way in WAYS}
-    told = ", ".join(f"{way} {rate:.2f}" for way, rate in rates.items())
-    print(f"{place.load.title}: samples per CPU second of one TRL step: {told}", flush=True)
-    return max(rates, key=rates.__getitem__)
-
-
 def take_turns(place: Workplace, python: Path, *, repeats: int, steps: int) -> Rounds:
     """Rounds of both sides, the one that begins changing every time."""
     cores = CORES[: len(place.load.policies)]
-    way = faster_way(place, python)
     sides: dict[str, Callable[[str], Spent]] = {
         "mrl": lambda run: run_mrl(place, run, steps=steps, cores=",".join(cores)),
-        TRL: lambda run: run_trl(place, python, run, steps=steps, cores=cores, way=way),
+        TRL: lambda run: run_trl(place, python, run, steps=steps, cores=cores),
     }
     rounds: Rounds = {name: [] for name in sides}
     for number in range(repeats):
@@ -132,13 +122,14 @@ def arguments() -> argparse.Namespace:
         "--only", nargs="+", default=names, choices=names, metavar="NAME", help=f"of {', '.join(names)}"
     )
     parser.add_argument("--repeats", type=int, default=5, help="rounds of every side and load")
-    parser.add_argument("--steps", type=int, default=4, help="optimizer steps of a round")
+    parser.add_argument("--steps", type=int, default=8, help="optimizer steps of a round")
     return parser.parse_args()
 
 
 def main() -> int:
     asked = arguments()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the first round", flush=True)
+    torch.set_num_threads(1)
     began_s = time.monotonic()
     python = trl_python(requirements())
     rounds_of: dict[str, Rounds] = {}

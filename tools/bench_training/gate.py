@@ -39,7 +39,7 @@ from mrl.sharing.setting import Setting, policy_setting
 from mrl.tasks.pool import build_pool
 
 LR = 1e-4
-"""Of the compared step: at that of the runs, float32 would round a tenth of the update away."""
+"""Of the compared step: at the rate of the runs, the rounding of the parameters themselves would show."""
 LOGPROB_NATS = 1e-4
 STEP_SHARE = 1e-3
 """Of the length of the whole update. Adam's first step divides every gradient by itself: where rounding decides over

@@ -19,7 +19,7 @@ from mrl import parent_death
 from mrl.config.run_folder import RunFolder
 from mrl.metrics.jsonl import read_metrics
 
-LOOK_EVERY_S = 0.05
+LOOK_EVERY_S = 0.2
 DEADLINE_S = 3600.0
 LEARNER = ("mrl::learner", "torch.distributed.run")
 WORKER = ("mrl::worker",)
@@ -39,7 +39,7 @@ def run_mrl(place: Workplace, run: str, *, steps: int, cores: str) -> Spent:
         ended = watch.look_when(lambda: len(_steps(folder)) == steps * len(place.load.policies))
     finally:
         end(process)
-    return _spent(_steps(folder), began, ended)
+    return _spent(_steps(folder), began, ended, watch.seen)
 
 
 class _Watch:
@@ -47,6 +47,8 @@ class _Watch:
 
     def __init__(self, process: "subprocess.Popen[bytes]", said: Path, deadline_s: float) -> None:
         self._process, self._said, self._deadline_s = process, said, deadline_s
+        self.seen: Clocks = {}
+        """Every process as it was looked at last: a learner may have ended when its last report is read."""
 
     def look_when(self, is_there: Callable[[], bool]) -> Clocks:
         """The clocks at the moment when `is_there()` becomes true."""
@@ -54,8 +56,11 @@ class _Watch:
             if self._process.poll() is not None or time.monotonic() > self._deadline_s:
                 last_words = self._said.read_text(errors="replace")[-2000:]
                 raise RuntimeError(f"mrl train ended early or took too long; it said: {last_words}")
+            self.seen |= clocks(self._process.pid)
             time.sleep(LOOK_EVERY_S)
-        return clocks(self._process.pid)
+        found = clocks(self._process.pid)
+        self.seen |= found
+        return found
 
 
 def _has_weights(folder: RunFolder, policies: tuple[str, ...]) -> bool:
@@ -70,12 +75,12 @@ def _steps(folder: RunFolder) -> list[dict[str, float]]:
     return [line["values"] for line in lines if "tokens/trained" in line.get("values", {})]
 
 
-def _spent(steps: list[dict[str, float]], began: Clocks, ended: Clocks) -> Spent:
+def _spent(steps: list[dict[str, float]], began: Clocks, ended: Clocks, seen: Clocks) -> Spent:
     return Spent(
         samples=ANSWERS_PER_STEP * len(steps),
         tokens=round(sum(ANSWERS_PER_STEP * values["tokens/answer_mean"] for values in steps)),
         cpu_s=total_s(ended) - total_s(began),
-        train_cpu_s=between_s(began, ended, *LEARNER),
-        rollout_cpu_s=between_s(began, ended, *WORKER),
+        train_cpu_s=between_s(began, seen, *LEARNER),
+        rollout_cpu_s=between_s(began, seen, *WORKER),
         startup_cpu_s=total_s(began),
     )

@@ -49,10 +49,12 @@ class Spent:
 
 
 class Clock(NamedTuple):
-    """A process and what it has taken, the children included that it has waited for."""
+    """A process and what it has taken."""
 
     title: str
     cpu_s: float
+    waited_for_s: float = 0.0
+    """Of children that ended and that it has waited for, theirs included."""
 
 
 Clocks = dict[int, Clock]
@@ -60,21 +62,22 @@ Clocks = dict[int, Clock]
 
 
 def clocks(root_pid: int) -> Clocks:
-    """Of a process and everything below it. What has ended and been waited for counts with who waited."""
+    """Of a process and everything below it."""
     found: Clocks = {}
     with suppress(psutil.NoSuchProcess):
         root = psutil.Process(root_pid)
         for process in [root, *root.children(recursive=True)]:
             with suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
-                cpu_s = times.user + times.system + times.children_user + times.children_system
-                found[process.pid] = Clock(" ".join(process.cmdline()), cpu_s)
+                title = " ".join(process.cmdline())
+                waited_for_s = times.children_user + times.children_system
+                found[process.pid] = Clock(title, times.user + times.system, waited_for_s)
     return found
 
 
 def total_s(found: Clocks) -> float:
-    """CPU seconds of all."""
-    return sum(clock.cpu_s for clock in found.values())
+    """CPU seconds of all, those included that have ended: they count with who waited for them."""
+    return sum(clock.cpu_s + clock.waited_for_s for clock in found.values())
 
 
 def between_s(before: Clocks, after: Clocks, *parts: str) -> float:

@@ -16,8 +16,7 @@ from mrl import parent_death
 
 TOOLS = Path(__file__).resolve().parents[1]
 ROWS_PER_PASS = 16
-"""Rows of one forward and backward pass, tuned by hand: 8 and 32 are slower on this model."""
-WAYS = ("generate", "continuous")
+"""Rows of one forward and backward pass: at 221 places a row, small enough for the caches."""
 ENVIRONMENT = {
     "PYTHONPATH": str(TOOLS),
     "OMP_NUM_THREADS": "1",
@@ -27,12 +26,12 @@ ENVIRONMENT = {
 }
 
 
-def run_trl(place: Workplace, python: Path, run: str, *, steps: int, cores: Sequence[str], way: str) -> Spent:
+def run_trl(place: Workplace, python: Path, run: str, *, steps: int, cores: Sequence[str]) -> Spent:
     """All policies of the load at once. Raises RuntimeError when one of them fails."""
     with ExitStack() as stack:
         processes = []
         for name, core in zip(place.load.policies, cores, strict=True):
-            job = write_job(place, f"{run}-{name}", name, steps=steps, lr=LR, way=way)
+            job = write_job(place, f"{run}-{name}", name, steps=steps, lr=LR)
             processes.append(start(python, job, core))
             stack.callback(end, processes[-1])
         told = [listen(process, job) for process in processes]
@@ -40,9 +39,7 @@ def run_trl(place: Workplace, python: Path, run: str, *, steps: int, cores: Sequ
     return sum(parts[1:], parts[0])
 
 
-def write_job(
-    place: Workplace, run: str, policy: str, *, steps: int, lr: float, way: str = WAYS[0], rollouts: str = ""
-) -> Path:
+def write_job(place: Workplace, run: str, policy: str, *, steps: int, lr: float, rollouts: str = "") -> Path:
     """The file that tells a TRL process what to do; it holds the fields of `trl_side.Job`."""
     job = {
         "model": str(place.policy(policy)),
@@ -54,7 +51,6 @@ def write_job(
         "limit_tokens": place.load.limit_tokens,
         "lr": lr,
         "rows_per_pass": ROWS_PER_PASS,
-        "way": way,
         "rollouts": rollouts,
     }
     file = place.folder / f"{run}.json"

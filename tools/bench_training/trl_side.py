@@ -27,9 +27,6 @@ from trl import GRPOConfig, GRPOTrainer
 
 from bench_training.verdict import is_right
 
-CONTINUOUS = {"num_blocks": 512, "page_size": 16, "max_batch_tokens": 128, "seed": 1}
-"""Settings of transformers' continuous batching, the best compromise that `bench_rollout.py` knows."""
-
 
 @dataclass(frozen=True)
 class Job:
@@ -44,8 +41,6 @@ class Job:
     limit_tokens: int
     lr: float
     rows_per_pass: int
-    way: str
-    """How it generates: "generate" or "continuous"."""
     rollouts: str = ""
 
 
@@ -119,8 +114,6 @@ def config(job: Job) -> GRPOConfig:
         num_generations=job.group_size,
         max_completion_length=job.limit_tokens,
         temperature=1.0,
-        use_transformers_continuous_batching=job.way == "continuous",
-        transformers_continuous_batching_config=CONTINUOUS if job.way == "continuous" else None,
         beta=0.0,
         num_iterations=1,
         loss_type="grpo",
