@@ -26,7 +26,7 @@ from mrl.config.units import parse_units
 from mrl.errors import MissingError
 from mrl.launch.devices import planned_workers, visible_gpus
 from mrl.launch.memory import MIB, Need
-from mrl.launch.plan import ProcessSpec, build_plan
+from mrl.launch.plan import Plan, ProcessSpec, build_plan
 from mrl.sharing.regimes import check_sharing
 
 DRIVER_S = 10.0
@@ -43,9 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Validate and print the resolved plan."""
     config = load_config(arguments.config, arguments.overrides)
     here = visible_gpus(os.environ)
-    gpus = here if len(here) >= least_gpus(config) else [str(number) for number in range(most_gpus(config))]
     folder = run_folder_of(config)
-    plan = build_plan(config, folder.path, gpus=gpus)
+    plan = planned(config)
     missing: list[MissingError] = []
     preflight(config, where=str(arguments.config), on_missing=missing.append)
     for line in _summary(config, folder, str(arguments.config)):
@@ -65,6 +64,13 @@ def run(arguments: argparse.Namespace) -> int:
     for line in _still_needed(missing, config, len(here)):
         print(line)
     return 0
+
+
+def planned(config: RunConfig) -> Plan:
+    """The plan on this host, or, where it shows too few GPUs, on one with as many as the run can use."""
+    here = visible_gpus(os.environ)
+    gpus = here if len(here) >= least_gpus(config) else [str(number) for number in range(most_gpus(config))]
+    return build_plan(config, run_folder_of(config).path, gpus=gpus)
 
 
 def least_gpus(config: RunConfig) -> int:

@@ -85,9 +85,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All outcomes by regime, each with its seeds in one order; the first regime is the baseline."""
+    """All outcomes by regime, each with its seeds in one order; a regime without any is left out."""
 
     outcomes: Mapping[str, Mapping[int, Outcome]]
+    baseline: str
+    """Regime that the others are measured against; when it has no outcome, there are no differences."""
 
     @property
     def regimes(self) -> list[str]:
@@ -109,8 +111,8 @@ class Comparison:
         return interval([getattr(outcome, what)(name) for outcome in self.of(regime).values()])
 
     def against_baseline(self, regime: str, what: str, name: str = AVERAGE) -> Interval:
-        """Differences to the first regime, paired by seed."""
-        base = self.of(self.regimes[0])
+        """Differences to the baseline, paired by seed; NaN where no seed has both."""
+        base = self.outcomes.get(self.baseline, {})
         pairs = [(one, base[seed]) for seed, one in self.of(regime).items() if seed in base]
         return interval([getattr(one, what)(name) - getattr(other, what)(name) for one, other in pairs])
 

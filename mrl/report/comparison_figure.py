@@ -46,7 +46,7 @@ def _draw(axes: Axes, comparison: Comparison, name: str) -> None:
     for place, regime in enumerate(comparison.regimes):
         curve = comparison.mean_curve(regime, name)
         steps, found = list(curve), list(curve.values())
-        colour, dashes = colour_of(place).light, "--" if place == 0 else "-"
+        colour, dashes = colour_of(place).light, "--" if regime == comparison.baseline else "-"
         means = [one.mean for one in found]
         axes.plot(steps, means, dashes, marker=MARKS[place % len(MARKS)], ms=4, lw=1.6, color=colour, label=regime)
         outcomes = comparison.of(regime).values()

@@ -8,6 +8,8 @@ from rich.table import Table
 
 from mrl.report.comparison import AVERAGE, Comparison, Interval
 
+SHOWN = ("start", "end", "best", "area")
+"""Of a learning curve."""
 MEBIBYTE = 1024.0 * 1024.0
 
 
@@ -67,13 +69,12 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _averages(comparison: Comparison) -> Grid:
-    base = comparison.regimes[0]
-    head = ["regime", "start", "end", "best", "area", f"end - {base}", f"area - {base}"]
+    base = comparison.baseline
+    head = ["regime", *SHOWN, f"end - {base}", f"area - {base}"]
     rows = [
         [
             regime,
-            f"{comparison.over_seeds(regime, 'start').mean:.3f}",
-            *(_plus_minus(comparison.over_seeds(regime, what)) for what in ("end", "best", "area")),
+            *(_plus_minus(comparison.over_seeds(regime, what)) for what in SHOWN),
             *(_difference(comparison, regime, what) for what in ("end", "area")),
         ]
         for regime in comparison.regimes
@@ -85,14 +86,11 @@ def _averages(comparison: Comparison) -> Grid:
 
 def _policies(comparison: Comparison) -> Grid:
     names = comparison.policies
-    head = ["regime", *(f"{name} {what}" for name in names for what in ("start", "end", "best", "area"))]
-    rows = []
-    for regime in comparison.regimes:
-        cells = [regime]
-        for name in names:
-            cells.append(f"{comparison.over_seeds(regime, 'start', name).mean:.3f}")
-            cells += [_plus_minus(comparison.over_seeds(regime, what, name)) for what in ("end", "best", "area")]
-        rows.append(cells)
+    head = ["regime", *(f"{name} {what}" for name in names for what in SHOWN)]
+    rows = [
+        [regime, *(_plus_minus(comparison.over_seeds(regime, what, name)) for name in names for what in SHOWN)]
+        for regime in comparison.regimes
+    ]
     return Grid("Held-out accuracy of each policy, 95 % interval", head, rows)
 
 
@@ -142,17 +140,23 @@ def _plus_minus(found: Interval) -> str:
 
 
 def _difference(comparison: Comparison, regime: str, what: str) -> str:
-    if regime == comparison.regimes[0]:
+    if regime == comparison.baseline:
         return ""
     found = comparison.against_baseline(regime, what, AVERAGE)
+    if math.isnan(found.mean):
+        return "-"
     return (
         f"{found.mean:+.3f}" if math.isnan(found.half) else f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
     )
 
 
 def _told(comparison: Comparison, regime: str, name: str) -> dict[str, dict[str, float | None]]:
-    return {what: _pair(comparison.over_seeds(regime, what, name)) for what in ("start", "end", "best", "area")}
+    return {what: _pair(comparison.over_seeds(regime, what, name)) for what in SHOWN}
 
 
 def _pair(found: Interval) -> dict[str, float | None]:
-    return {"mean": found.mean, "half": None if math.isnan(found.half) else found.half}
+    """JSON knows no NaN: what does not exist is null."""
+    return {
+        "mean": None if math.isnan(found.mean) else found.mean,
+        "half": None if math.isnan(found.half) else found.half,
+    }

@@ -28,7 +28,8 @@ def comparison() -> Comparison:
         {
             "independent": {1: outcome(0.4, 0.6), 2: outcome(0.5, 0.5), 3: outcome(0.3, 0.9)},
             "sgt": {1: outcome(0.6, 0.8), 2: outcome(0.7, 0.9), 3: outcome(0.5, 0.9)},
-        }
+        },
+        "independent",
     )
 
 
@@ -70,7 +71,8 @@ def test_differences_are_paired_by_seed():
     assert found.against_baseline("sgt", "end").half == pytest.approx(
         4.302653 * statistics.stdev(differences) / math.sqrt(3)
     )
-    partial = Comparison({"independent": {1: outcome(0.4, 0.6)}, "sgt": {1: outcome(0.6, 0.8), 2: outcome(0.0, 0.0)}})
+    lone = {"independent": {1: outcome(0.4, 0.6)}, "sgt": {1: outcome(0.6, 0.8), 2: outcome(0.0, 0.0)}}
+    partial = Comparison(lone, "independent")
     assert partial.against_baseline("sgt", "end").mean == pytest.approx(0.2)
     assert math.isnan(partial.against_baseline("sgt", "end").half)
 
@@ -78,7 +80,7 @@ def test_differences_are_paired_by_seed():
 def test_mean_curve_takes_the_steps_that_every_seed_has():
     """A seed that was evaluated at other steps does not bend the curve."""
     shorter = Outcome({AVERAGE: {0: 0.0, 20: 1.0}}, 1, 1, 1, 1, 1, 1)
-    found = Comparison({"a": {1: shorter, 2: outcome(0.4, 0.6)}})
+    found = Comparison({"a": {1: shorter, 2: outcome(0.4, 0.6)}}, "a")
     assert sorted(found.mean_curve("a")) == [0, 20]
     assert found.mean_curve("a")[20].mean == pytest.approx(0.75)
 
@@ -122,23 +124,34 @@ def test_outcome_counts_what_a_run_spent():
 def test_tables_say_what_was_found():
     """Averages with intervals and differences, every policy, what was spent."""
     averages, policies, spent = grids(comparison())
-    assert list(averages.rows[1][:2]) == ["sgt", "0.200"]
+    assert list(averages.rows[1][:2]) == ["sgt", "0.200 ± 0.000"]
     assert averages.rows[1][2].startswith("0.733 ± ")
     assert averages.rows[0][5] == ""
     assert averages.rows[1][5].startswith("+0.200 [")
     assert averages.title.endswith("mean over policies and seeds (3 each), 95 % interval")
     assert policies.head[1:5] == ["p0 start", "p0 end", "p0 best", "p0 area"]
-    assert all(" ± " in cell for cell in policies.rows[1][2:5])
+    assert all(" ± " in cell for cell in policies.rows[1][1:])
     assert spent.rows[0][1:] == ["80", "400", "500", "10.0%", "1.00", "1.0"]
     text = markdown(averages)
     assert text.count("\n| ") == 4
-    assert "| sgt | 0.200 |" in text
+    assert "| sgt | 0.200 ± 0.000 |" in text
+
+
+def test_without_the_baseline_there_are_no_differences():
+    """Neither another regime's, nor `nan` in a table or file."""
+    found = Comparison({"sgt": {1: outcome(0.5), 2: outcome(0.7)}, "prp": {1: outcome(0.4)}}, "independent")
+    head, rows = grids(found)[0].head, grids(found)[0].rows
+    assert list(head[-2:]) == ["end - independent", "area - independent"]
+    assert [list(row[-2:]) for row in rows] == [["-", "-"], ["-", "-"]]
+    assert as_json(found)["sgt"]["end_against_baseline"] == {"mean": None, "half": None}
+    assert all(axes.lines[0].get_linestyle() == "-" for axes in drawn(found).axes)
+    assert drawn(comparison()).axes[0].lines[0].get_linestyle() == "--"
 
 
 def test_what_a_teacher_scored_stands_among_the_spendings():
     """The mean over seeds, beside the tokens that were trained on; no column where nobody scored."""
     scored = {1: outcome(0.5, scored_tokens=1000.0), 2: outcome(0.5, scored_tokens=2000.0)}
-    found = Comparison({"independent": {1: outcome(0.5)}, "rlad": scored})
+    found = Comparison({"independent": {1: outcome(0.5)}, "rlad": scored}, "independent")
     spendings = grids(found)[2]
     place = list(spendings.head).index("scored tokens")
     assert spendings.head[place - 1 : place + 2] == ["of peers", "scored tokens", "MiB shared"]
@@ -155,7 +168,7 @@ def test_what_a_teacher_scored_stands_among_the_spendings():
 def test_the_title_says_how_many_seeds_every_row_has(seeds, told):
     """An interrupted comparison may have more of one than of another."""
     found = {regime: {seed: outcome(0.5) for seed in range(number)} for regime, number in seeds.items()}
-    assert f"mean over policies and seeds ({told})" in grids(Comparison(found))[0].title
+    assert f"mean over policies and seeds ({told})" in grids(Comparison(found, "sgt"))[0].title
 
 
 def test_an_outcome_of_a_folder_has_time_and_scored_tokens_of_all_attempts(make_run):
@@ -175,7 +188,7 @@ def test_an_outcome_of_a_folder_has_time_and_scored_tokens_of_all_attempts(make_
 
 def test_json_holds_every_seed_and_no_nan():
     """Numbers that do not exist are null, so that any reader can read them."""
-    one = Comparison({"independent": {1: outcome(0.4, 0.6)}})
+    one = Comparison({"independent": {1: outcome(0.4, 0.6)}}, "independent")
     found = json.loads(json.dumps(as_json(one), allow_nan=False))
     assert found["independent"]["average"]["end"] == {"mean": 0.5, "half": None}
     assert found["independent"]["policies"]["p1"]["end"] == {"mean": 0.6, "half": None}
@@ -188,7 +201,8 @@ def test_figure_has_a_panel_for_the_average_and_one_per_policy():
     assert picture.startswith(b"\x89PNG")
     width = int.from_bytes(picture[16:20], "big")
     lone = Comparison(
-        {"independent": {1: Outcome({"p0": {0: 0.1, 1: 0.2}, AVERAGE: {0: 0.1, 1: 0.2}}, 1, 1, 1, 1, 1, 1)}}
+        {"independent": {1: Outcome({"p0": {0: 0.1, 1: 0.2}, AVERAGE: {0: 0.1, 1: 0.2}}, 1, 1, 1, 1, 1, 1)}},
+        "independent",
     )
     assert width == pytest.approx(int.from_bytes(learning_curves(lone)[16:20], "big") * 1.5, rel=0.02)
 
@@ -201,7 +215,7 @@ def test_figure_shows_seeds_as_lines_and_from_five_on_a_band(num_seeds):
         regime: {seed: Outcome(curves, 1, 1, 1, 1, 1, 1) for seed in range(num_seeds)}
         for regime in ("independent", "sgt")
     }
-    figure = drawn(Comparison(found))
+    figure = drawn(Comparison(found, "independent"))
     lines = [len(axes.lines) for axes in figure.axes]
     bands = [len(axes.collections) for axes in figure.axes]
     assert (set(lines), set(bands)) == ({2 + 2 * num_seeds * (1 < num_seeds < 5)}, {2 * (num_seeds >= 5)})
