@@ -66,13 +66,16 @@ def too_little(
         room_mib = largest.host_mib - (on_host - host_mib)
         yield f"memory: {on_host:.0f} MiB will not fit into the {host_mib:.0f} MiB of this host"
         yield f"  cure: {_cure(config, largest, (room_mib - largest.agent_mib) / largest.count)}"
+    told: dict[str, str] = {}
     for device, wanted_mib in by_device(needs).items():
         if wanted_mib > device_mib.get(device, float("inf")):
-            on_it = [need for need in needs if need.device and device in _devices(need.spec)]
-            largest = max(on_it, key=lambda need: need.device.mib if need.device else 0.0)
-            room_mib = device_mib[device] - (wanted_mib - (largest.device.mib if largest.device else 0.0))
             yield f"cuda {device}: {wanted_mib:.0f} MiB will not fit into its {device_mib[device]:.0f} MiB"
-            yield f"  cure: {_cure(config, largest, room_mib)}"
+            on_it = [(need.device.mib, need) for need in needs if need.device and device in _devices(need.spec)]
+            largest_mib, largest = max(on_it, key=lambda one: one[0])
+            if largest.spec.name not in told:  # its other ranks need the same
+                room_mib = device_mib[device] - (wanted_mib - largest_mib)
+                told[largest.spec.name] = _cure(config, largest, room_mib)
+    yield from (f"  cure: {cure}" for cure in told.values())
 
 
 def by_device(needs: list[ProcessNeed]) -> dict[str, float]:

@@ -7,7 +7,7 @@ the disk, on the host.
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +23,11 @@ TORCH_MIB = 460
 FLOAT_BYTES = 4
 SAMPLING_BYTES = 20
 """Per row and token of the vocabulary while tokens are drawn: logits, scaled, softmax, and its sum in float64."""
-CURES: tuple[dict[str, Any], ...] = ({"activation_checkpointing": True}, {"precision": "bfloat16"})
-"""Settings of a learner that need less memory, the cheapest first."""
-KEPT_WHOLE, KEPT_WRAPPED = 0.2, 0.4
-"""Share of a pass's memory that malloc holds beyond it, between what was freed and what is needed next (measured with
-glibc; `tools/check_memory_plan.py`). Blocks that are gathered and let go (FSDP2) leave more gaps."""
+KEPT_WHOLE, KEPT_WRAPPED, KEPT_ADAPTERS = 0.2, 0.5, 1.2
+"""Share of a pass's memory that malloc holds beyond it, between what was freed and what is needed next.
+
+Measured with glibc (`tools/check_memory_plan.py`). Blocks that are gathered and let go (FSDP2) leave more gaps, and so
+do the short-lived products of adapters."""
 SOON_WRITTEN = 1024**3
 """Bytes of a checkpoint's copies up to which they are on the disk before the next pass needs its memory."""
 PUBLISHED_AT_ONCE = 2 * 1024**3
@@ -161,7 +161,7 @@ class _Rank:
         windows = {
             "forward": (peaks.forward, 0.0, gathered),
             "backward of the head": (peaks.head, 0.0, gathered),
-            "backward of the last block": (peaks.top_block, block, gathered + reduced * size.trained_block),
+            "backward of the last block": (peaks.blocks, block, gathered + reduced * size.trained_block),
             "backward of the embedding": (peaks.bottom, size.num_blocks * block, gathered + reduced * trained_outer),
         }
         return [
@@ -183,6 +183,7 @@ class _Rank:
     def kept(self, need: Need) -> dict[str, float]:
         """What malloc holds on to: gaps, and what was read whole by other threads before it was shared out."""
         share = KEPT_WRAPPED if self._is_wrapped else KEPT_WHOLE
+        share = KEPT_ADAPTERS if self._table.lora else share
         read = self.whole * (1 + self._holds_reference) if self.is_sharded else 0.0
         return {"kept by malloc": share * (need.parts["activations"] + need.parts.get("gathered blocks", 0.0)) + read}
 
@@ -205,15 +206,29 @@ def _with(process: dict[str, float], needs: Iterable[Need]) -> Need:
 
 
 def shortest_cure(needed_mib: Callable[[LearnerTable], float], table: LearnerTable, room_mib: float) -> str:
-    """The setting that brings a learner's process below `room_mib`, or the one that helps most; what it then needs."""
-    changes = [change for change in CURES if {key: getattr(table, key) for key in change} != change]
-    smaller = max(table.pack_tokens, table.microbatch_tokens // 4)
-    if smaller < table.microbatch_tokens:
-        changes.insert(0, {"microbatch_tokens": smaller})
+    """The first setting that brings a learner's process below `room_mib`, or all of them; and what it then needs."""
+    changes = list(_savings(table))
+    if len(changes) > 1:
+        changes.append({key: value for change in changes for key, value in change.items()})
+    for change in changes:
+        mib = needed_mib(table.model_copy(update=change))
+        if mib <= room_mib:
+            return f"{_told(change)} would need {mib:.0f} MiB"
+    more = "more ranks in shards (learner.processes), or adapters alone (learner.lora)"
+    return f"{_told(changes[-1])} would still need {mib:.0f} MiB; {more}" if changes else more
+
+
+def _savings(table: LearnerTable) -> Iterator[dict[str, Any]]:
+    """Settings that need less memory than those of a table, the cheapest first."""
+    if table.microbatch_tokens > max(table.pack_tokens, table.microbatch_tokens // 4):
+        yield {"microbatch_tokens": max(table.pack_tokens, table.microbatch_tokens // 4)}
+    if not table.activation_checkpointing:
+        yield {"activation_checkpointing": True}
     if table.processes > 1 and table.sharding != "shard":
-        changes.append({"sharding": "shard"})
-    found = [(needed_mib(table.model_copy(update=change)), change) for change in changes]
-    fitting = [one for one in found if one[0] <= room_mib] or [min(found, key=lambda one: one[0])]
-    mib, change = fitting[0]
-    told = ", ".join(f"learner.{key} = {json.dumps(value)}" for key, value in change.items())
-    return f"{told} would need {mib:.0f} MiB" + ("" if mib <= room_mib else ", which is still too much")
+        yield {"sharding": "shard"}
+    if table.precision != "bfloat16":
+        yield {"precision": "bfloat16"}
+
+
+def _told(change: dict[str, Any]) -> str:
+    return ", ".join(f"learner.{key} = {json.dumps(value)}" for key, value in change.items())

@@ -5,7 +5,7 @@ Nothing is known of the family beside its configuration: its own code runs, and 
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -26,10 +26,11 @@ from mrl.models.skeleton import PreTrainedConfig, PreTrainedModel, skeleton
 class LiveBytes(TorchDispatchMode):
     """Counts the bytes of storages that operations made inside and that somebody still holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: Iterable[Tensor] = ()) -> None:
+        """What was `given` is not counted, nor are views of it: a model's parameters and buffers."""
         super().__init__()
         self._bytes = self._peak = 0
-        self._counted: set[int] = set()
+        self._counted = {tensor.untyped_storage()._cdata for tensor in given}
 
     def take_peak(self) -> int:
         """The most at once since the last call."""
@@ -97,13 +98,13 @@ def _traced(
         blocks = transformer_blocks(model)
         if checkpointing:
             checkpoint_blocks(blocks)
-        live = LiveBytes()
+        live = LiveBytes([*model.parameters(), *model.buffers()])
 
         def close_window(_gradient: Tensor | None = None) -> None:
             peaks.append(live.take_peak())
 
         _at_gradient(model.get_decoder(), close_window)
-        _at_gradient(blocks[-2], close_window)
+        _at_gradient(blocks[0], close_window)
         with live:
             packed = _rows_without_data(*batch)
             settings = ForwardSettings(1.0)

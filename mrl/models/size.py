@@ -43,13 +43,13 @@ class PassPeaks:
     forward: int
     head: int
     """Backward of the log-probabilities."""
-    top_block: int
-    """Backward of the last block, the first to be gone through."""
+    blocks: int
+    """Backward of all blocks but the first; it needs most at its beginning, with the last block."""
     bottom: int
     """Backward of the first block and the embedding."""
 
     def extrapolated(self, other: "PassPeaks", more: int) -> "PassPeaks":
         """The peaks of a model that has `more` blocks than `other`, which has one block more than this one."""
-        own, one_more = (self.forward, self.head, self.top_block, self.bottom), (
-            other.forward, other.head, other.top_block, other.bottom)  # fmt: skip
+        own, one_more = (self.forward, self.head, self.blocks, self.bottom), (
+            other.forward, other.head, other.blocks, other.bottom)  # fmt: skip
         return PassPeaks(*(b + more * (b - a) for a, b in zip(own, one_more, strict=True)))

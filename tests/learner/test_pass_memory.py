@@ -30,7 +30,7 @@ def real_peak(family: str, *, checkpointing: bool, dtype: torch.dtype) -> int:
     ids = torch.randint(0, made.vocab_size, (SEQUENCES, LENGTH))
     positions = torch.arange(LENGTH).remainder(LENGTH // 2).expand(SEQUENCES, LENGTH)
     columns = {name: torch.zeros(ANSWER, dtype=kind) for name, kind in COLUMNS.items()}
-    with LiveBytes() as live:
+    with LiveBytes([*model.parameters(), *model.buffers()]) as live:
         batch = PackedBatch(ids.clone(), positions.clone(), **{name: one.clone() for name, one in columns.items()})
         answer_logprobs(model, batch, ForwardSettings(1.0)).sum().backward()
         return live.take_peak()
@@ -55,7 +55,7 @@ def test_a_pass_over_no_data_tells_what_a_real_one_needs(family: str, checkpoint
         answer_tokens=ANSWER,
         checkpointing=checkpointing,
     )
-    told = max(peaks.forward, peaks.head, peaks.top_block, peaks.bottom)
+    told = max(peaks.forward, peaks.head, peaks.blocks, peaks.bottom)
     real = real_peak(family, checkpointing=checkpointing, dtype=getattr(torch, precision))
     assert told == pytest.approx(real, rel=0.01)
 
@@ -84,6 +84,16 @@ def test_live_bytes_count_a_storage_once_and_until_it_is_let_go() -> None:
         assert live.take_peak() == 0
 
 
+def test_what_was_there_before_is_not_counted() -> None:
+    """A weight is no activation, and neither is its transpose; the product is."""
+    weight, hidden = torch.ones(300, 100), torch.ones(7, 100)
+    with LiveBytes([weight, hidden]) as live:
+        transposed = weight.t()
+        assert live.take_peak() == 0
+        product = hidden @ transposed
+        assert live.take_peak() == product.nbytes == 7 * 300 * 4
+
+
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gemma3"])
 def test_the_size_of_a_model_is_counted_without_making_it(family: str) -> None:
     """All parameters, those of a block and of the largest tensor, and what a token leaves in the cache."""
@@ -95,6 +105,23 @@ def test_the_size_of_a_model_is_counted_without_making_it(family: str) -> None:
     assert size.outer == size.parameters - NUM_BLOCKS * size.block
     assert size.largest == max(parameter.numel() for parameter in model.parameters())
     assert (size.cached_per_token, size.query_heads_per_cached) == (NUM_BLOCKS * 2 * 2 * 8, 2)
+
+
+def test_the_end_of_the_backward_pass_needs_one_block_alone() -> None:
+    """Whatever the number of blocks; what comes before needs as much more as there are blocks more."""
+    batch = {"precision": "float32", "num_sequences": SEQUENCES, "sequence_tokens": LENGTH, "answer_tokens": 64}
+    deep = recipe("llama").model_copy(update={"num_layers": 2 * NUM_BLOCKS})
+    peaks, twice = (pass_peaks(config_of_recipe(one), **batch) for one in (recipe("llama"), deep))
+    assert twice.bottom == peaks.bottom
+    assert twice.blocks - peaks.blocks == twice.forward - peaks.forward > NUM_BLOCKS * SEQUENCES * LENGTH * 32 * 4
+
+
+def test_a_checkpointed_block_keeps_its_input_alone() -> None:
+    """One hidden state per block is what more of them need."""
+    batch = {"precision": "float32", "num_sequences": SEQUENCES, "sequence_tokens": LENGTH, "answer_tokens": 64}
+    deep = recipe("llama").model_copy(update={"num_layers": NUM_BLOCKS + 1})
+    peaks, more = (pass_peaks(config_of_recipe(one), **batch, checkpointing=True) for one in (recipe("llama"), deep))
+    assert more.forward - peaks.forward == SEQUENCES * LENGTH * 32 * 4
 
 
 def test_adapters_are_counted_and_let_a_pass_keep_less() -> None:

@@ -13,6 +13,7 @@ import torch.multiprocessing as mp
 
 from mrl.config.policy_tables import LearnerTable
 from mrl.errors import ModelFolderError
+from mrl.learner.loss import component_losses
 from mrl.learner.order import StepOrder, decode_order, encode_order, split_minibatches
 from mrl.learner.trainer import Trainer, check_head, learning_rate
 from mrl.learner.world import World
@@ -328,6 +329,20 @@ def test_a_gradient_that_is_not_finite_skips_the_update(tiny_model, make_rows):
 
     values = trainer(model, table()).train(StepOrder(rows, {"own": 4.0, "rescue": 1.0}), 0)
 
+    assert values["optim/skipped"] == 1.0
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_loss_that_is_not_finite_skips_the_update_whatever_its_gradient(tiny_model, make_rows, monkeypatch):
+    """An infinite constant leaves every gradient finite, and still says that something is wrong with the batch."""
+    infinite = lambda *args: [loss + math.inf for loss in component_losses(*args)]  # noqa: E731
+    monkeypatch.setattr("mrl.learner.step.component_losses", infinite)
+    model = tiny_model()
+    before = [p.detach().clone() for p in model.parameters()]
+
+    values = trainer(model, table()).train(StepOrder(make_rows(4), {"own": 4.0, "rescue": 1.0}), 0)
+
+    assert math.isfinite(values["optim/grad_norm"])
     assert values["optim/skipped"] == 1.0
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
