@@ -78,8 +78,6 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
     table = config.policies[policy]
     world = join_world(table.device, timeout_s=_group_timeout_s(config, policy))
     closing.callback(world.close)
-    world.watch(bound_s=table.learner.collective_timeout_s, slow_bound_s=_group_timeout_s(config, policy))
-    world.watch(bound_s=table.learner.collective_timeout_s, slow_bound_s=_group_timeout_s(config, policy))
     telemetry = wiring.connect_telemetry(folder, role, policy, closing)
     regime = build_regime(config.sharing, policy_setting(config, policy, load_receiver(Path(table.model))))
     holds_reference = needs_reference(regime.components) and table.learner.lora is None
@@ -104,6 +102,7 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
     learner = Learner(trainer, _milestones(config, policy), start, first, saver, config.run.seed)
     if checkpoint:
         learner.restore(checkpoint.state)
+    world.watch(bound_s=table.learner.collective_timeout_s, slow_bound_s=_group_timeout_s(config, policy))
     finished = learner.run(stop.is_set)
     telemetry.doing("done" if finished else "stopped")
     return 0 if finished else STOPPED_EARLY
