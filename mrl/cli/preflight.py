@@ -23,10 +23,12 @@ def preflight(config: RunConfig, *, where: str, on_missing: Callable[[MissingErr
     `on_missing` is told of every model, data file and package that the configuration says how to get and that is not
     there yet.
     """
+    from mrl.sharing.regimes import check_objectives
     from mrl.transport.server import check_address
 
     check_teacher(config, where=where)
     check_frozen(config, where=where)
+    check_objectives(config.sharing, config.policies, where)
     try:
         for shard in range(config.exchange.shards):
             check_address(config.exchange.host, config.exchange.port_of(shard))

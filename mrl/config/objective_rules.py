@@ -12,6 +12,8 @@ from mrl.errors import ConfigError
 FOREIGN = {"cispo": ("dual_clip",), "dppo": ("dual_clip", "clip_low")}
 """Method -> keys that it has no place for."""
 UNCORRECTED = ("dppo",)
+UNDIVIDED = ("dr_grpo", "dppo")
+"""Methods whose advantages are not divided by a standard deviation unless the table says so."""
 
 
 class Fault(NamedTuple):
@@ -77,6 +79,7 @@ def _idle(objective: ObjectiveTable) -> Iterator[Fault]:
         "kl_estimator": (bool(objective.kl_coefficient), "kl_coefficient > 0"),
         "overlong_penalty": (bool(objective.overlong_buffer_tokens), "overlong_buffer_tokens >= 1"),
         "max_resampling": (_drops_uniform(objective), "drop_uniform_groups = true"),
+        "std_correction": (_is_divided(objective), 'advantage = "group_std"'),
     }
     for key, (is_on, wanted) in switches.items():
         if key in objective.model_fields_set and not is_on:
@@ -94,6 +97,11 @@ def _overlong(policy: PolicyTable) -> Iterator[Fault]:
 def _drops_uniform(objective: ObjectiveTable) -> bool:
     dropping = objective.drop_uniform_groups
     return objective.method == "dapo" if dropping is None else dropping
+
+
+def _is_divided(objective: ObjectiveTable) -> bool:
+    kind = objective.advantage
+    return objective.method not in UNDIVIDED if kind is None else kind == "group_std"
 
 
 def _unused(key: str, got: object, wanted: str) -> Fault:

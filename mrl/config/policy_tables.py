@@ -106,6 +106,8 @@ class ObjectiveTable(Table):
     """Bound of the term for negative advantages, as a multiple of the advantage."""
     advantage: Literal["group_std", "group_mean"] | None = None
     """Rewards minus the group's mean, divided by its standard deviation or not."""
+    std_correction: Literal[0, 1] = 1
+    """Degrees of freedom taken off that standard deviation; 0 is the population's."""
     aggregation: Literal["sequence_mean", "token_mean", "constant"] | None = None
     """Mean over answers of token means; mean over all tokens; or sum over answers * max_new_tokens."""
     kl_coefficient: float | None = Field(default=None, ge=0)

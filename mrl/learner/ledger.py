@@ -210,7 +210,7 @@ class WorkLedger:
 
     def _drop_uniform(self, group: ScoredGroup) -> bool:
         """Whether a new group is to be dropped because all its rewards are equal; counts it if uniform."""
-        if not self.pace.drop_uniform or len({answer.reward for answer in group.answers}) > 1:
+        if not self.pace.drop_uniform or not group.is_uniform:
             return False
         if self.dropped + 1 > (self.pace.max_resampling - 1) * self.pace.groups_per_step:
             self.counts["uniform_taken"] += 1

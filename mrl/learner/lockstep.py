@@ -3,9 +3,10 @@
     own groups ready             their worker has delivered them, and before that published what they give to peers
     meet 2 * step                now the exchange holds what every policy gives to this step
     fetch, hear in fixed order   what peers published for later steps is not there yet, and would be left out
+    fetch until scores are there they alone are made after the meeting; who was asked for them owes them
     meet 2 * step + 1            only now does anybody train, and so publish the next version
 
-Both meetings and the fetch have a bound. When it runs out the run ends and says who was missing.
+Both meetings and the fetches have a bound. When it runs out the run ends and says who was missing.
 """
 
 import itertools
@@ -120,16 +121,21 @@ class LockstepGathering:
     def _hear_scores(
         self, peers: LockstepPeers, how: Asking, groups: list[ScoredGroup], step: int, stopping: Stopping
     ) -> None:
-        """Scores are the one kind that is made after the meeting: ask again for them, as long as the patience goes."""
-        patience = self._regime.patience
-        if patience is None or "score" not in how.kinds:
+        """Scores are the one kind that is made after the meeting: ask again until all are there.
+
+        Without them the step would not be that of an equal run.
+        """
+        if not how.scorer:
             return
-        deadline_s = time.monotonic() + patience.wait_s
-        with self._telemetry.awaiting("scores", whom="peers", bound_s=patience.wait_s):
-            while not stopping() and time.monotonic() < deadline_s:
+        deadline_s = time.monotonic() + self._sync_timeout_s
+        with self._telemetry.awaiting("scores", whom=how.scorer, bound_s=self._sync_timeout_s):
+            while not stopping():
                 unsettled = {group.prompt_id for group in groups if not self._regime.is_settled(group)}
                 if not unsettled:
                     return
+                if time.monotonic() > deadline_s:
+                    lacking = f"{how.scorer} did not score {len(unsettled)} of {len(groups)} groups of step {step}"
+                    raise PeerLost(f"{lacking} within {self._sync_timeout_s:g} s")
                 self._intake.wait_for_change(ASK_AGAIN_S)
                 self._hear(peers, how, unsettled, step)
 

@@ -60,6 +60,11 @@ class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True):
         """The newest version among all tokens of the group."""
         return max(span.version for answer in self.answers for span in answer.versions)
 
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all rewards are equal."""
+        return len({answer.reward for answer in self.answers}) == 1
+
 
 class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
     """One group to sample: which prompt, how many answers, with which seed."""

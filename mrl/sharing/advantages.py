@@ -17,19 +17,22 @@ AdvantageKind = Literal["group_std", "group_mean"]
 EPS = 1e-6
 
 
-def group_advantages(rewards_G: Rewards, kind: AdvantageKind = "group_std") -> Float32s:
+def group_advantages(
+    rewards_G: Rewards, kind: AdvantageKind = "group_std", *, std_correction: Literal[0, 1] = 1
+) -> Float32s:
     """Group-relative advantages.
 
-        group_std   A_i = (r_i - mean(r)) / (std(r) + 1e-6), std with correction 1     GRPO (arXiv 2402.03300, 4.1.2)
+        group_std   A_i = (r_i - mean(r)) / (std(r) + 1e-6), std with that correction  GRPO (arXiv 2402.03300, 4.1.2)
         group_mean  A_i = r_i - mean(r)                                                Dr.GRPO (arXiv 2503.20783)
 
     A group of equal rewards, and a group of one, give exact zeros: they say nothing about which answer was better.
+    verl takes mean 0 and deviation 1 for a group of one; its advantage is the reward there, without a baseline.
     Returns [G] float32.
     """
     rewards = np.asarray(rewards_G, dtype=np.float64)
     if len(rewards) < 2 or np.all(rewards == rewards[0]):
         return np.zeros(len(rewards), dtype=np.float32)
-    return against(rewards, rewards.mean(), rewards.std(ddof=1) if kind == "group_std" else None)
+    return against(rewards, rewards.mean(), rewards.std(ddof=std_correction) if kind == "group_std" else None)
 
 
 def against(rewards_G: Rewards, baseline: float, std: float | None) -> Float32s:

@@ -34,7 +34,7 @@ from mrl.sharing.cost import shared_values, tried_values
 from mrl.sharing.own_objective import POLICY_GRADIENT
 from mrl.sharing.own_rows import own_advantages, own_rows
 from mrl.sharing.peer_groups import PeerGroupParameters, PeerGroupReader
-from mrl.sharing.peer_rollouts import PeerRow, carry_groups, peer_example, rollouts_of
+from mrl.sharing.peer_rollouts import PeerRow, carry_groups, peer_example, rewards_of, rollouts_of
 from mrl.sharing.regime import Absorbed, Author, Component, TrainingExample
 from mrl.sharing.setting import Setting
 
@@ -83,11 +83,14 @@ class HacpoRegime(PeerGroupReader):
         objective = self._setting.objective
         heard = [rollouts_of(self.peer_groups.take(group.prompt_id)) for group in groups]
         self._capabilities.note(_passes(self._setting.policy, groups, heard))
-        joint = [self._advantages(group, records) for group, records in zip(groups, heard, strict=True)]
+        peers = carry_groups(groups, heard, self._setting, needs_trace=True)
+        joint = [
+            self._advantages(group, records, num_tokens)
+            for group, records, num_tokens in zip(groups, heard, peers.num_tokens, strict=True)
+        ]
         own = own_rows(
             groups, objective, source=self._setting.policy, advantages=[one.own_G for one in joint], keep_idle=True
         )
-        peers = carry_groups(groups, heard, self._setting, needs_trace=True)
         cross = [
             (row, _cross_example(row, one.of_peers[row.place]))
             for rows, one in zip(peers.of_group, joint, strict=True)
@@ -122,25 +125,33 @@ class HacpoRegime(PeerGroupReader):
         super().restore(state)
         self._capabilities.restore(state["capabilities"])
 
-    def _advantages(self, group: ScoredGroup, records: Sequence[RolloutRecord]) -> Joint:
-        """Without a peer's answer, the policy's own."""
+    def _advantages(self, group: ScoredGroup, records: Sequence[RolloutRecord], num_tokens: Sequence[int]) -> Joint:
+        """Without a peer's answer, the policy's own; `num_tokens` are the lengths of the peers' in own tokens."""
+        objective = self._setting.objective
         if not records:
-            return Joint(own_advantages(group, self._setting.objective), np.zeros(0, np.float32))
+            return Joint(own_advantages(group, objective), np.zeros(0, np.float32))
         own, capabilities = self._setting.policy, self._capabilities
+        ends = np.cumsum([len(record.answers) for record in records])[:-1]
         return joint_advantages(
-            self._setting.objective.rewards(group),
-            [np.array([answer.reward for answer in record.answers]) for record in records],
+            objective.rewards(group),
+            np.split(objective.penalised(rewards_of(records), num_tokens), ends),
             own_over_peer=[capabilities.ratio(own, record.source) for record in records],
             peer_over_own=[capabilities.ratio(record.source, own) for record in records],
+            std_correction=objective.std_correction,
         )
 
 
 def joint_advantages(
-    own_G: Float64s, peers: Sequence[Float64s], *, own_over_peer: Sequence[float], peer_over_own: Sequence[float]
+    own_G: Float64s,
+    peers: Sequence[Float64s],
+    *,
+    own_over_peer: Sequence[float],
+    peer_over_own: Sequence[float],
+    std_correction: int = 1,
 ) -> Joint:
     """Advantages of own rewards, and of those of each peer, against the capability-weighted joint baseline.
 
-    Equal rewards give exact zeros; a baseline above 1 is replaced by the own mean. The std has correction 1.
+    Equal rewards give exact zeros; a baseline above 1 is replaced by the own mean. The authors' std has correction 1.
     """
     pooled = np.concatenate([own_G, *peers])
     if np.all(pooled == pooled[0]):
@@ -149,7 +160,7 @@ def joint_advantages(
     baseline = float(np.concatenate([own_G, *weighted]).mean())
     if baseline > 1.0:
         baseline = float(own_G.mean())
-    std = float(pooled.std(ddof=1))
+    std = float(pooled.std(ddof=std_correction))
     theirs = [
         (omega * against(rewards, baseline, std)).astype(np.float32)
         for omega, rewards in zip(peer_over_own, peers, strict=True)

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 
 from mrl.config.policy_tables import CorrectionTable, ObjectiveTable
 from mrl.objectives.specs import Cispo, Clipped, Correction, Dppo, Regularizer, Term
 from mrl.records.rollouts import ScoredGroup
-from mrl.sharing.advantages import AdvantageKind, Float32s, Float64s, overlong_penalties
+from mrl.sharing.advantages import AdvantageKind, Float32s, Float64s, group_advantages, overlong_penalties
 from mrl.sharing.regime import Component, DenominatorKind
 
 POLICY_GRADIENT = "policy_gradient"
@@ -44,6 +44,7 @@ class OwnObjective:
     term: Term
     regularizer: Regularizer | None
     advantage: AdvantageKind
+    std_correction: Literal[0, 1]
     aggregation: Aggregation
     max_answer_tokens: int
     overlong_buffer_tokens: int
@@ -90,12 +91,24 @@ class OwnObjective:
     def rewards(self, group: ScoredGroup) -> Float64s:
         """[G] what the advantages of a group are made of: rewards, less what overlong answers lose."""
         rewards = np.array([answer.reward for answer in group.answers], dtype=np.float64)
-        if self.overlong_buffer_tokens:
-            lengths = [len(answer.token_ids) // 4 for answer in group.answers]
-            rewards += self.overlong_penalty * overlong_penalties(
-                lengths, max_tokens=self.max_answer_tokens, buffer_tokens=self.overlong_buffer_tokens
-            )
-        return rewards
+        return self.penalised(rewards, [len(answer.token_ids) // 4 for answer in group.answers])
+
+    def advantages(self, rewards_G: Float64s) -> Float32s:
+        """[G] of one group with these rewards."""
+        return group_advantages(rewards_G, self.advantage, std_correction=self.std_correction)
+
+    def penalised(self, rewards_G: Float64s, lengths_G: Sequence[int]) -> Float64s:
+        """[G] rewards of answers of these lengths in own tokens, less what overlong ones lose."""
+        if not self.overlong_buffer_tokens:
+            return rewards_G
+        return rewards_G + self.overlong_penalty * overlong_penalties(
+            lengths_G, max_tokens=self.max_answer_tokens, buffer_tokens=self.overlong_buffer_tokens
+        )
+
+
+def clips_tokens(term: Term) -> TypeGuard[Clipped]:
+    """Whether a term clips the ratios of tokens, as those of GRPO, Dr.GRPO and DAPO do."""
+    return isinstance(term, Clipped) and term.ratio == "token"
 
 
 def own_objective(table: ObjectiveTable, *, max_answer_tokens: int) -> OwnObjective:
@@ -106,6 +119,7 @@ def own_objective(table: ObjectiveTable, *, max_answer_tokens: int) -> OwnObject
         term=_term(table, values),
         regularizer=_regularizer(table),
         advantage=values["advantage"],
+        std_correction=table.std_correction,
         aggregation=values["aggregation"],
         max_answer_tokens=max_answer_tokens,
         overlong_buffer_tokens=table.overlong_buffer_tokens,

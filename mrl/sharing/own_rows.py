@@ -7,7 +7,7 @@ import numpy as np
 
 from mrl.records.codec import unpack_array
 from mrl.records.rollouts import Answer, ScoredGroup
-from mrl.sharing.advantages import Float32s, group_advantages
+from mrl.sharing.advantages import Float32s
 from mrl.sharing.own_objective import POLICY_GRADIENT, OwnObjective
 from mrl.sharing.regime import TrainingExample
 
@@ -49,7 +49,7 @@ def own_rows(
 
 def own_advantages(group: ScoredGroup, objective: OwnObjective) -> Float32s:
     """[G] from the group's own rewards alone."""
-    return group_advantages(objective.rewards(group), objective.advantage)
+    return objective.advantages(objective.rewards(group))
 
 
 def _own_row(

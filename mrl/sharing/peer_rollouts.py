@@ -1,7 +1,8 @@
 """Whole groups of peers as training rows: what PRP, HACPO and GRAFT share.
 
 A step's peer answers are carried over in one batch per peer. Rejected ones are counted; their rewards still count in
-baselines, because a reward needs no tokenizer.
+baselines, because a reward needs no tokenizer. An objective that takes reward from overlong answers takes it from those
+of peers too, by their length in own tokens; otherwise own and peers' rewards could not be compared.
 """
 
 from collections import defaultdict
@@ -40,6 +41,9 @@ class PeerRows(NamedTuple):
 
     of_group: list[list[PeerRow]]
     """Usable ones, per own group."""
+    num_tokens: list[list[int]]
+    """Of all answers of peers to an own group's prompt, in order: how long they are in own tokens. 0 where one cannot
+    be expressed in them, the limit where that is because it is too long."""
     tried: list[Tried]
     """Every answer that was looked at, by source, those of a source by row."""
     carried: Mapping[str, Carried]
@@ -100,6 +104,7 @@ def carry_groups(
         for place, (record, number) in enumerate(told_here):
             by_source[record.source].append(_Told(group, place, record, number))
     of_group: list[list[PeerRow]] = [[] for _ in groups]
+    num_tokens = [[0] * sum(len(record.answers) for record in records) for records in heard]
     tried: list[Tried] = []
     carried: dict[str, Carried] = {}
     for source, told in sorted(by_source.items()):
@@ -110,10 +115,12 @@ def carry_groups(
             reason = carried[source].reason(row, needs_trace=needs_trace)
             fault, record = carried[source].trace_faults[row], one.record
             tried.append(Tried(source, reason, fault, record.prompt_id, record.record_id, one.number))
+            trace = carried[source].batch.row(row)
+            is_too_long = trace.reject_reason == "too_long"
+            num_tokens[one.group][one.place] = setting.max_answer_tokens if is_too_long else len(trace.token_ids)
             if not reason:
-                trace = carried[source].batch.row(row)
                 of_group[one.group].append(PeerRow(groups[one.group], source, one.answer, trace, one.place, row))
-    return PeerRows(of_group, tried, carried)
+    return PeerRows(of_group, num_tokens, tried, carried)
 
 
 def peer_example(

@@ -30,7 +30,7 @@ from mrl.alignment.spreading import SPREADING
 from mrl.objectives.specs import Cispo, Clipped, Correction, Shaped, Spreading, Term
 from mrl.records.experience import ExperienceRecord, RolloutRecord
 from mrl.records.rollouts import ScoredGroup
-from mrl.sharing.advantages import Float32s, group_advantages
+from mrl.sharing.advantages import Float32s
 from mrl.sharing.carried import behaviour_of, mean_logprobs, rollout_record
 from mrl.sharing.cost import shared_values, tried_values
 from mrl.sharing.own_objective import POLICY_GRADIENT, OwnObjective
@@ -122,8 +122,8 @@ class PrpRegime(PeerGroupReader):
         heard = [rollouts_of(self.peer_groups.take(group.prompt_id)) for group in groups]
         peers = carry_groups(groups, heard, self._setting, needs_trace=parameters.variant in TRACED)
         advantages = [
-            _advantages(group, records, objective, pooled=parameters.advantages == "pooled")
-            for group, records in zip(groups, heard, strict=True)
+            _advantages(group, records, num_tokens, objective, pooled=parameters.advantages == "pooled")
+            for group, records, num_tokens in zip(groups, heard, peers.num_tokens, strict=True)
         ]
         own = own_rows(groups, objective, source=self._setting.policy, advantages=[own for own, _ in advantages])
         trained: list[tuple[PeerRow, int]] = []
@@ -198,11 +198,17 @@ def _term(parameters: PrpParameters, objective: OwnObjective) -> Term:
 
 
 def _advantages(
-    group: ScoredGroup, records: Sequence[RolloutRecord], objective: OwnObjective, *, pooled: bool
+    group: ScoredGroup,
+    records: Sequence[RolloutRecord],
+    num_tokens: Sequence[int],
+    objective: OwnObjective,
+    *,
+    pooled: bool,
 ) -> tuple[Float32s, Float32s]:
-    """[G] of the own answers, and of all answers of the peers in order."""
+    """[G] of the own answers, and of all answers of the peers, of these lengths in own tokens, in order."""
     if not pooled or not records:
-        theirs = [answer.advantage for record in records for answer in record.answers]
-        return own_advantages(group, objective), np.array(theirs, dtype=np.float32)
-    joint = group_advantages(np.concatenate([objective.rewards(group), rewards_of(records)]), objective.advantage)
+        told = [answer.advantage for record in records for answer in record.answers]
+        return own_advantages(group, objective), np.array(told, dtype=np.float32)
+    theirs = objective.penalised(rewards_of(records), num_tokens)
+    joint = objective.advantages(np.concatenate([objective.rewards(group), theirs]))
     return joint[: len(group.answers)], joint[len(group.answers) :]

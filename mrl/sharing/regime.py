@@ -150,6 +150,8 @@ class Asking:
     """Oldest age that is still of use; None takes any."""
     watch: bool
     """Whether to be told of later ones until the prompt is forgotten."""
+    scorer: str = ""
+    """The policy that is asked for scores; empty where nobody is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from mrl.errors import ConfigError
 from mrl.sharing.graft import GraftParameters, GraftRegime
 from mrl.sharing.hacpo import HacpoParameters, HacpoRegime
 from mrl.sharing.independent import IndependentParameters, IndependentRegime
+from mrl.sharing.own_objective import clips_tokens, own_objective
 from mrl.sharing.prp import PrpParameters, PrpRegime
 from mrl.sharing.regime import Regime
 from mrl.sharing.rlad import RladParameters, RladRegime
@@ -34,15 +35,17 @@ class RegimeKind(NamedTuple):
     build: Callable[[Any, Setting], Regime]
     carries_text: bool = True
     """Whether policies read each other's texts, so that their tokenizers are aligned."""
+    learns_of_uniform_groups: bool = False
+    """Whether it makes use of own groups whose answers all have one reward, which dynamic sampling drops."""
 
 
 REGIMES: dict[str, RegimeKind] = {
     "independent": RegimeKind(IndependentParameters, IndependentRegime, carries_text=False),
-    "prp": RegimeKind(PrpParameters, PrpRegime),
-    "xgrpo": RegimeKind(XgrpoParameters, XgrpoRegime, carries_text=False),
+    "prp": RegimeKind(PrpParameters, PrpRegime, learns_of_uniform_groups=True),
+    "xgrpo": RegimeKind(XgrpoParameters, XgrpoRegime, carries_text=False, learns_of_uniform_groups=True),
     "sgt": RegimeKind(SgtParameters, SgtRegime),
-    "hacpo": RegimeKind(HacpoParameters, HacpoRegime),
-    "graft": RegimeKind(GraftParameters, GraftRegime),
+    "hacpo": RegimeKind(HacpoParameters, HacpoRegime, learns_of_uniform_groups=True),
+    "graft": RegimeKind(GraftParameters, GraftRegime, learns_of_uniform_groups=True),
     "rlad": RegimeKind(RladParameters, RladRegime),
 }
 """Every regime; a new one is added here and nowhere else."""
@@ -85,6 +88,30 @@ def check_sharing(table: Mapping[str, Any], where: str) -> Table:
             raise _unknown(f"sharing.{key}: unknown key", key, ["regime", *REGIMES], where, prefix="sharing.")
     checked = {key: _check(key, table.get(key, {}), where) for key in {*table, name} - {"regime"}}
     return checked[name]
+
+
+def check_objectives(table: Mapping[str, Any], policies: Mapping[str, PolicyTable], where: str) -> None:
+    """Raises ConfigError for a policy that learns by an objective with which the regime is not what it says."""
+    name, parameters = _name(table), check_sharing(table, where)
+    for policy, of_policy in policies.items():
+        objective = own_objective(of_policy.objective, max_answer_tokens=of_policy.rollout.max_new_tokens)
+        if of_policy.frozen:
+            continue
+        if objective.drop_uniform_groups and REGIMES[name].learns_of_uniform_groups:
+            raise ConfigError(
+                f"policies.{policy}.objective.drop_uniform_groups: {name} learns of the groups that this drops",
+                where=where,
+                got=True,
+                cure=f"set policies.{policy}.objective.drop_uniform_groups = false",
+            )
+        has_teacher = isinstance(parameters, RladParameters) and parameters.teacher_of(policy, list(policies))
+        if has_teacher and not clips_tokens(objective.term):
+            raise ConfigError(
+                f"policies.{policy}.objective.method: the teacher's ratio stands in a clip of tokens",
+                where=where,
+                got=of_policy.objective.method,
+                wanted="grpo, dr_grpo or dapo",
+            )
 
 
 def sharing_schema() -> dict[str, Any]:

@@ -4,9 +4,9 @@ the trust region.
     r = (pi_theta / pi_old)^alpha (pi_theta / pi_teacher)^(1 - alpha),   in place of the ratio of the clipped objective
 
 The teacher is a frozen policy of the run or a live peer; with other tokens its log-probs are those of common spans,
-divided over own tokens. An answer that was not scored in time has the plain ratio: the policy's own objective. Groups
-that move nothing are not sent. Advantages are those of the policy's own objective, with the corrected deviation where
-the paper has the population's: smaller by sqrt((G - 1) / G).
+divided over own tokens. An answer that was not scored in time has the plain ratio: the policy's own objective, which
+has to clip ratios of tokens (grpo, dr_grpo, dapo). Groups that move nothing are not sent. Advantages are those of the
+policy's own objective; the paper's have the population's deviation, which `objective.std_correction = 0` sets.
 
 Reads of a peer: log-probs of own answers (score records). On the wire: the texts of a group to the teacher, and 9 bytes
 per token of the teacher's back. Costs: one forward pass of the teacher per answer of a mixed group.
@@ -34,7 +34,7 @@ from mrl.records.experience import (
 )
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.cost import SharedRows, Tried, shared_values, tried_values
-from mrl.sharing.own_objective import POLICY_GRADIENT
+from mrl.sharing.own_objective import POLICY_GRADIENT, clips_tokens
 from mrl.sharing.own_rows import own_advantages, own_rows
 from mrl.sharing.regime import Absorbed, Asking, Author, Patience, TrainingExample
 from mrl.sharing.scored import TeacherView, teacher_view
@@ -52,13 +52,13 @@ class RladParameters(Table):
     teacher: str = ""
     """The policy that scores; empty for the first other policy by name."""
     alpha: float = Field(0.5, ge=0, le=1)
-    """Weight of the policy's own past in the ratio's base; 1 is the policy's own objective."""
+    """Weight of the policy's own past in the ratio's base; 1 is the policy's own objective, grpo, dr_grpo or dapo."""
     teacher_clamp: float | None = Field(1.0, gt=0)
     """Bound of |log pi_theta - log pi_teacher| per token, in nats."""
     peer_hold_versions: int = Field(1, ge=0)
     """Steps for which an own group without its scores may be passed over."""
     peer_wait_s: float = Field(2.0, ge=0)
-    """Longest wait of a batch for its scores."""
+    """Longest wait of a batch for its scores; a synchronous run waits `run.sync_timeout_s` and ends without them."""
 
     def teacher_of(self, policy: str, policies: Sequence[str]) -> str | None:
         """Who scores for `policy`; None when nobody does, as for the teacher itself."""
@@ -75,11 +75,11 @@ class RladRegime:
         self._setting = setting
         self._teacher = parameters.teacher_of(setting.policy, setting.others)
         self.components = (setting.objective.component(term=_term(parameters, setting) if self._teacher else None),)
-        has_teacher = self._teacher is not None
-        self.asking: Asking | None = Asking(("score",), SCORES_PER_ASK, None, watch=True) if has_teacher else None
-        self.patience: Patience | None = (
-            Patience(parameters.peer_hold_versions, parameters.peer_wait_s) if has_teacher else None
-        )
+        self.asking: Asking | None = None
+        self.patience: Patience | None = None
+        if self._teacher is not None:
+            self.asking = Asking(("score",), SCORES_PER_ASK, None, watch=True, scorer=self._teacher)
+            self.patience = Patience(parameters.peer_hold_versions, parameters.peer_wait_s)
         self._open: dict[str, str] = {}
         self._scores: dict[str, ScoreRecord] = {}
         self._forget: dict[str, None] = {}
@@ -263,7 +263,8 @@ def request_id(policy: str, ticket: str) -> str:
 
 def _term(parameters: RladParameters, setting: Setting) -> Trrd:
     """The policy's own clips with the teacher's ratio."""
-    own = setting.objective.token_clip()
+    own = setting.objective.term
+    assert clips_tokens(own), "others are refused before a run starts"
     return Trrd(
         alpha=parameters.alpha,
         clip_low=own.clip_low,

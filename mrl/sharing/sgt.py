@@ -6,7 +6,8 @@
     y* ~ Uniform{ received successes on x }
 
 y* is the peer's text in own tokens, closed by the own EOS when the peer ended it itself. The normaliser Z is a choice
-of this code: "prompts" counts the own groups of the batch; "rescues" its rescued prompts, those that had been pending
+of this code: "prompts" counts the prompts sampled for the batch, which are its own groups and those that dynamic
+sampling has dropped; "rescues" its rescued prompts, those that had been pending
 included; "tokens" the tokens of its rescues, which then count alike in short and long ones. Policies run
 asynchronously, so a success may come after the failure it answers: `pending` says how a failure waits and how it is
 settled. A success that was verified before the failure lies in the exchange's memory, and answers at once.
@@ -49,8 +50,8 @@ from mrl.sharing.setting import Setting
 
 RESCUE = "rescue"
 RECORDS_PER_ASK = 16
-DENOMINATORS: dict[str, DenominatorKind] = {"prompts": "constant", "rescues": "prompts", "tokens": "tokens"}
-"""What the rescue component counts, by normaliser; "prompts" are those of own groups, which do not depend on it."""
+DENOMINATORS: dict[str, DenominatorKind] = {"prompts": "prompts", "rescues": "prompts", "tokens": "tokens"}
+"""What the rescue component counts, by normaliser: prompts of own groups, prompts rescued, tokens of rescues."""
 MAX_HEARD = 4096
 """Records kept for the next batch; the oldest go first."""
 
@@ -103,6 +104,7 @@ class SgtRegime:
         self.asking: Asking | None = Asking(("outcome",), RECORDS_PER_ASK, parameters.max_age_versions, watch=True)
         self._heard: deque[Received] = deque(maxlen=MAX_HEARD)
         self._num_overflown = 0
+        self._droppable: set[str] = set()
         self._pending = PendingFailures(
             max_pending=parameters.max_pending, gate_age_versions=parameters.gate_age_versions
         )
@@ -120,6 +122,8 @@ class SgtRegime:
 
     def asks(self, group: ScoredGroup) -> list[str]:
         """The group's prompt when its answers failed; a success ends the wait for an older failure on it."""
+        if self._setting.objective.drop_uniform_groups and group.is_uniform:
+            self._droppable.add(group.ticket)
         passed = sum(answer.reward >= SUCCESS_REWARD for answer in group.answers)
         if passed > self.parameters.gate_success_share * len(group.answers):
             self._pending.succeeded(group.prompt_id, group.newest)
@@ -161,7 +165,7 @@ class SgtRegime:
                 used += chosen
                 num_rescued_prompts += 1
         shared = _shared_rows(used, first_place=len(own.examples))
-        divisor = self._divisor(len(groups), num_rescued_prompts, rescues)
+        divisor = self._divisor(len(groups) + self._take_dropped(groups), num_rescued_prompts, rescues)
         return Absorbed(
             examples=own.examples + rescues,
             denominators={
@@ -179,16 +183,25 @@ class SgtRegime:
         )
 
     def state(self) -> dict[str, Any]:
-        """The pending table and the cumulative counts."""
-        return self._pending.state()
+        """The pending table, the cumulative counts, and tickets of groups that the next batch may not have."""
+        return self._pending.state() | {"droppable": sorted(self._droppable)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from `state()`; the caller asks again for `awaited()`."""
         self._pending.restore(state)
+        self._droppable = set(state.get("droppable", ()))  # a checkpoint of an earlier state of the code has none
 
-    def _divisor(self, num_groups: int, num_rescued_prompts: int, rescues: Sequence[TrainingExample]) -> int:
+    def _take_dropped(self, groups: Sequence[ScoredGroup]) -> int:
+        """How many groups arrived since the last batch that dynamic sampling has kept out of this one, `groups`."""
+        dropped = self._droppable - {group.ticket for group in groups}
+        self._droppable.clear()
+        return len(dropped)
+
+    def _divisor(self, num_prompts: int, num_rescued_prompts: int, rescues: Sequence[TrainingExample]) -> int:
         num_tokens = sum(row.answer_token_ids.size for row in rescues)
-        return {"prompts": num_groups, "rescues": num_rescued_prompts, "tokens": num_tokens}[self.parameters.normaliser]
+        return {"prompts": num_prompts, "rescues": num_rescued_prompts, "tokens": num_tokens}[
+            self.parameters.normaliser
+        ]
 
     def _rescue_row(self, failure: Failure, success: Success, *, rows_sharing: int) -> TrainingExample:
         """A row that is its token mean, shared by the `rows_sharing` rescues of its prompt; or tokens that count 1."""

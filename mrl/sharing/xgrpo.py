@@ -43,8 +43,6 @@ class XgrpoParameters(PeerGroupParameters):
     """What an own reward is measured against."""
     peer_weight: float | None = Field(None, ge=0, le=1)
     """Weight w of the peers' mean; without it, their share of the answers (1 for peer_only)."""
-    std_correction: Literal[0, 1] = 1
-    """Degrees of freedom taken off the standard deviation; 0 is the population's."""
     window_steps: int = Field(5, ge=1)
     """Steps over which the running mean rewards of "rescaled" are taken."""
 
@@ -54,8 +52,6 @@ class XgrpoParameters(PeerGroupParameters):
             raise ValueError("peer_only is peer_weight = 1; leave one of them out")
         if self.baseline != "rescaled" and "window_steps" in self.model_fields_set:
             raise ValueError(f"window_steps is not in use; got baseline {self.baseline!r}; wanted 'rescaled'")
-        if self.baseline == "mean_only" and "std_correction" in self.model_fields_set:
-            raise ValueError("std_correction is not in use, for mean_only has no standard deviation; leave it out")
         return self
 
 
@@ -70,19 +66,16 @@ class XgrpoRegime(PeerGroupReader):
         self._capabilities = Capabilities(window_steps=parameters.window_steps)
 
     def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
-        """The rewards of every group."""
-        return [
-            ValueRecord(
-                **author.tags(group),
-                rewards=[answer.reward for answer in group.answers],
-            )
-        ]
+        """The rewards of every group, as the policy's own advantages are made of them."""
+        rewards: list[float] = self._setting.objective.rewards(group).tolist()
+        return [ValueRecord(**author.tags(group), rewards=rewards)]
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
         """Own rows; the advantages of a group that peers answered are measured against theirs too."""
         heard = [self._rewards_by_peer(group.prompt_id) for group in groups]
-        self._capabilities.note(_rewards_by_policy(self._setting.policy, groups, heard))
         objective = self._setting.objective
+        own_rewards = [float(reward) for group in groups for reward in objective.rewards(group)]
+        self._capabilities.note(_rewards_by_policy(self._setting.policy, own_rewards, heard))
         advantages = [self._advantages(group, peers) for group, peers in zip(groups, heard, strict=True)]
         own = own_rows(groups, objective, source=self._setting.policy, advantages=advantages)
         return Absorbed(
@@ -106,19 +99,20 @@ class XgrpoRegime(PeerGroupReader):
         return {record.source: record.rewards for record in records if isinstance(record, ValueRecord)}
 
     def _advantages(self, group: ScoredGroup, by_peer: Mapping[str, Sequence[float]]) -> Float32s:
+        objective = self._setting.objective
         if not by_peer:
-            return own_advantages(group, self._setting.objective)
+            return own_advantages(group, objective)
         scales = dict.fromkeys(by_peer, 1.0)
         if self.parameters.baseline == "rescaled":
             scales = {peer: self._capabilities.ratio(self._setting.policy, peer) for peer in by_peer}
         return cross_advantages(
-            self._setting.objective.rewards(group),
+            objective.rewards(group),
             [np.asarray(rewards, dtype=np.float64) for rewards in by_peer.values()],
             scales=list(scales.values()),
             baseline=self.parameters.baseline,
             peer_weight=self.parameters.peer_weight,
-            std_correction=self.parameters.std_correction,
-            divide=self._setting.objective.advantage == "group_std",
+            std_correction=objective.std_correction,
+            divide=objective.advantage == "group_std",
         )
 
 
@@ -154,11 +148,11 @@ def cross_advantages(
 
 
 def _rewards_by_policy(
-    policy: str, groups: Sequence[ScoredGroup], heard: Sequence[Mapping[str, Sequence[float]]]
+    policy: str, own_rewards: Sequence[float], heard: Sequence[Mapping[str, Sequence[float]]]
 ) -> dict[str, list[float]]:
     """All rewards of the step by policy."""
     rewards: defaultdict[str, list[float]] = defaultdict(list)
-    rewards[policy] = [answer.reward for group in groups for answer in group.answers]
+    rewards[policy] += own_rewards
     for by_peer in heard:
         for peer, theirs in by_peer.items():
             rewards[peer] += theirs

@@ -61,6 +61,11 @@ def load(file: Path, words: list[str]) -> None:
             "overlong_penalty: not in use; got 0.5; wanted overlong_buffer_tokens >= 1",
         ),
         (
+            ["objective.method=dr_grpo", "objective.std_correction=0"],
+            'std_correction: not in use; got 0; wanted advantage = "group_std"',
+        ),
+        (["objective.advantage=group_mean", "objective.std_correction=1"], "std_correction: not in use; got 1"),
+        (
             ["objective.max_resampling=4"],
             "max_resampling: not in use; got 4.0; wanted drop_uniform_groups = true",
         ),
@@ -92,6 +97,7 @@ def test_a_key_that_nobody_would_read_is_refused(file: Path, words: list[str], l
     [
         ["objective.method=dppo", "objective.clip_high=0.1", "objective.correction.level=off"],
         ["objective.method=dapo", "objective.max_resampling=4"],
+        ["objective.method=dr_grpo", "objective.advantage=group_std", "objective.std_correction=0"],
         ["objective.drop_uniform_groups=true", "objective.max_resampling=4"],
         ["objective.kl_estimator=k1", "objective.kl_coefficient=0.01"],
         ["objective.overlong_penalty=0.5", "objective.overlong_buffer_tokens=32"],

@@ -10,22 +10,23 @@ from mrl.sharing.advantages import against, group_advantages, overlong_penalties
 REWARDS = st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=16)
 
 
-def slow(rewards, *, divide=True, eps=1e-6):
-    """GRPO's advantage in plain arithmetic; the standard deviation divides by G - 1."""
+def slow(rewards, *, divide=True, eps=1e-6, correction=1):
+    """GRPO's advantage in plain arithmetic; the standard deviation divides by G - correction."""
     mean = sum(rewards) / len(rewards)
-    std = math.sqrt(sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1))
+    std = math.sqrt(sum((r - mean) ** 2 for r in rewards) / (len(rewards) - correction))
     return [(r - mean) / (std + eps) if divide else r - mean for r in rewards]
 
 
-@given(REWARDS)
-def test_advantages_equal_their_slow_twin(rewards):
-    """Mean and corrected standard deviation of the group, and exact zeros when all rewards are equal."""
-    found = group_advantages(rewards)
+@pytest.mark.parametrize("correction", [0, 1])
+@given(rewards=REWARDS)
+def test_advantages_equal_their_slow_twin(rewards, correction):
+    """Mean and either standard deviation of the group, and exact zeros when all rewards are equal."""
+    found = group_advantages(rewards, std_correction=correction)
     assert found.dtype == np.float32
     if len(set(rewards)) == 1:
         assert found.tolist() == [0] * len(rewards)
     else:
-        assert found.tolist() == pytest.approx(slow(rewards), rel=1e-5, abs=1e-5)
+        assert found.tolist() == pytest.approx(slow(rewards, correction=correction), rel=1e-5, abs=1e-5)
 
 
 @given(REWARDS)

@@ -16,6 +16,15 @@ from mrl.objectives.specs import Cispo, Clipped, Correction, Shaped
 from mrl.records.codec import pack_array, unpack_array
 
 
+def slow_joint(own, peers, own_over_peer, peer_over_own):
+    """HACPO's advantages of own answers, then of the peers', one baseline for all."""
+    pool = list(own) + [r for rewards in peers for r in rewards]
+    mu = (sum(own) + sum(omega * sum(rewards) for omega, rewards in zip(own_over_peer, peers, strict=True))) / len(pool)
+    std = math.sqrt(sum((r - sum(pool) / len(pool)) ** 2 for r in pool) / (len(pool) - 1)) + 1e-6
+    theirs = [omega * (r - mu) / std for omega, rewards in zip(peer_over_own, peers, strict=True) for r in rewards]
+    return [(r - mu) / std for r in own], theirs
+
+
 def slow_pooled(own, peers):
     """[(A_i)] of own answers, then of the peers', over one pool."""
     pool = list(own) + [r for rewards in peers for r in rewards]
@@ -53,23 +62,27 @@ def test_pooled_advantages_equal_their_slow_twin(own, theirs):
         for n, rewards in enumerate(peers)
     ]
     objective = own_objective(ObjectiveTable(), max_answer_tokens=9)
-    found = np.concatenate(_advantages(group, records, objective, pooled=True))
+    found = np.concatenate(_advantages(group, records, [0] * sum(map(len, peers)), objective, pooled=True))
     assert found.tolist() == pytest.approx(slow_pooled(own, peers), rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("seed_of_start", [2, 5])
-def test_identical_peer_is_a_group_twice_as_large(build, make, receiver, lab, step_of, seed_of_start):
+@pytest.mark.parametrize(("seed_of_start", "overlong_buffer_tokens"), [(2, 0), (5, 0), (5, 60)])
+def test_identical_peer_is_a_group_twice_as_large(
+    build, make_setting, make, receiver, lab, step_of, seed_of_start, overlong_buffer_tokens
+):
     """The learner itself as its peer: rows, denominators and gradient are those of GRPO with 2G answers.
 
-    Also when the parameters have moved since the start of the step, where ratios and clips come in.
+    Also when the parameters have moved since the start of the step, where ratios and clips come in, and when overlong
+    answers lose reward: those of the peer lose as much.
     """
+    setting = make_setting(overlong_buffer_tokens=overlong_buffer_tokens)
     model, start = lab.model(2), lab.model(seed_of_start)
-    texts = [b"reverse: %d" % n for n in range(6)]
+    texts = [b"reverse: %d" % n + b"!" * n for n in range(6)]
     how = {"logprobs": start.sampler_logprobs}
     own = make.sampled(receiver, [1, 0, 0], texts=texts[:3], **how)
     theirs = make.sampled(receiver, [1, 1, 0], texts=texts[3:], **how)
     whole = make.sampled(receiver, [1, 0, 0, 1, 1, 0], texts=texts, **how)
-    prp, alone = build("prp"), build("independent")
+    prp, alone = build("prp", setting), build("independent", setting)
     found, expected = step_of(prp, [own], [make.rollout(theirs, receiver)]), step_of(alone, [whole])
     assert [row.component for row in found.examples] == ["policy_gradient"] * 3 + ["peer_rollouts"] * 3
     assert set(found.denominators.values()) == set(expected.denominators.values()) == {6.0}
@@ -113,6 +126,32 @@ def test_gradient_of_every_variant_at_the_start_of_a_step(build, make, receiver,
         return total / 4
 
     lab.assert_same(lab.gradient(absorbed, regime, model), lab.score_of(model, slow))
+
+
+@pytest.mark.parametrize("name", ["prp", "hacpo"])
+def test_overlong_answers_of_peers_lose_what_own_ones_would(build, make_setting, make, receiver, peer, step_of, name):
+    """By their length in own tokens, whatever the peer's were; the limit for one that does not fit at all."""
+    limit, texts = 12, [b"reverse: yah", b"copy: hay, hay", b"z" * 40]
+    setting = make_setting(max_answer_tokens=limit, overlong_buffer_tokens=limit, overlong_penalty=0.5)
+    theirs = make.sampled(peer, [1, 0, 1], texts=texts)
+    theirs.answers[2] = make.group([1], texts=[b"z" * 40]).answers[0]  # untraced, so that it cannot be cut
+    own = make.sampled(receiver, [1, 0], texts=[b"copy: hay", b"reverse: yah"])
+    regime = build(name, setting, **({"variant": "recompute"} if name == "prp" else {}))
+    absorbed = step_of(regime, [own], [make.rollout(theirs, peer)])
+    found = [float(row.advantages[0]) for row in absorbed.examples]
+
+    def loss(text):
+        ids = receiver.retokenize(text, finished=True, max_tokens=999).token_ids
+        return 0.5 * min(limit, len(ids)) / limit
+
+    own_rewards = [1 - loss(b"copy: hay"), 0 - loss(b"reverse: yah")]
+    peer_rewards = [1 - loss(texts[0]), 0 - loss(texts[1]), 1 - 0.5]
+    if name == "prp":
+        expected = slow_pooled(own_rewards, [peer_rewards])
+    else:  # P(own) = 1 / 2, P(peer) = 2 / 3
+        expected = [a for part in slow_joint(own_rewards, [peer_rewards], [3 / 4], [4 / 3]) for a in part]
+    assert [row.source for row in absorbed.examples] == ["own"] * 2 + ["peer"] * 2
+    assert found == pytest.approx(expected[:4], rel=1e-4)
 
 
 def min_clipped(ratio, advantage):

@@ -3,7 +3,16 @@ import pytest
 from mrl.config.policy_tables import PolicyTable
 from mrl.errors import ConfigError
 from mrl.sharing.independent import IndependentParameters, IndependentRegime
-from mrl.sharing.regimes import REGIMES, build_regime, check_sharing, scorers, shares, sharing_schema
+from mrl.sharing.own_objective import METHODS
+from mrl.sharing.regimes import (
+    REGIMES,
+    build_regime,
+    check_objectives,
+    check_sharing,
+    scorers,
+    shares,
+    sharing_schema,
+)
 from mrl.sharing.sgt import SgtRegime
 
 
@@ -47,6 +56,42 @@ def test_scorers_are_the_teachers_of_those_that_learn():
     assert scorers(rlad, policies("a")) == frozenset()
 
 
+def maximising(**objective):
+    return {"a": PolicyTable(objective=objective), "b": PolicyTable()}
+
+
+@pytest.mark.parametrize("name", REGIMES)
+@pytest.mark.parametrize("objective", [{"method": "dapo"}, {"drop_uniform_groups": True}])
+def test_groups_that_a_regime_learns_of_are_not_to_be_dropped(name, objective):
+    """GRAFT replaces failed groups, and PRP, XGRPO and HACPO pool them with those of peers."""
+    if name in ("independent", "sgt", "rlad"):
+        return check_objectives({"regime": name}, maximising(**objective), "run.toml")
+    with pytest.raises(ConfigError) as caught:
+        check_objectives({"regime": name}, maximising(**objective), "run.toml")
+    assert str(caught.value) == (
+        f"run.toml: policies.a.objective.drop_uniform_groups: {name} learns of the groups that this drops; got True; "
+        "cure: set policies.a.objective.drop_uniform_groups = false"
+    )
+    check_objectives({"regime": name}, maximising(**objective | {"drop_uniform_groups": False}), "run.toml")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_teacher_needs_a_clip_of_tokens(method):
+    """With any other term alpha = 1 would not be the own objective; the teacher itself learns by what it likes."""
+    rlad = {"regime": "rlad", "rlad": {"teacher": "b"}}
+    policies = maximising(method=method)
+    check_objectives({"regime": "sgt"}, policies, "run.toml")
+    check_objectives({"regime": "rlad", "rlad": {"teacher": "a"}}, policies, "run.toml")
+    if method in ("grpo", "dr_grpo", "dapo"):
+        return check_objectives(rlad, policies, "run.toml")
+    with pytest.raises(ConfigError) as caught:
+        check_objectives(rlad, policies, "run.toml")
+    assert str(caught.value) == (
+        "run.toml: policies.a.objective.method: the teacher's ratio stands in a clip of tokens; "
+        f"got '{method}'; wanted grpo, dr_grpo or dapo"
+    )
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
@@ -76,10 +121,6 @@ def test_scorers_are_the_teachers_of_those_that_learn():
         (
             {"regime": "xgrpo", "xgrpo": {"window_steps": 3}},
             "sharing.xgrpo: window_steps is not in use; got baseline 'pooled'; wanted 'rescaled'",
-        ),
-        (
-            {"regime": "xgrpo", "xgrpo": {"baseline": "mean_only", "std_correction": 0}},
-            "sharing.xgrpo: std_correction is not in use, for mean_only has no standard deviation",
         ),
         ({"regime": "xgrpo", "xgrpo": {"peer_weight": 2}}, "sharing.xgrpo.peer_weight: not valid; got 2"),
         ({"regime": "hacpo", "hacpo": {"lower": 1.5}}, "sharing.hacpo.lower: not valid; got 1.5"),

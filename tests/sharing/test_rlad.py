@@ -119,11 +119,12 @@ def test_unusable_scores_leave_the_plain_ratio(build, make, peer, receiver, step
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_alpha_one_is_the_own_objective(build, make, peer, receiver, lab, step_of, told):
+@pytest.mark.parametrize("method", ["grpo", "dr_grpo", "dapo"])
+def test_alpha_one_is_the_own_objective(build, make_setting, make, peer, receiver, lab, step_of, told, method):
     """And so is any alpha without scores."""
-    model, start = lab.model(2), lab.model(5)
+    model, start, setting = lab.model(2), lab.model(5), make_setting(method=method)
     group = make.sampled(receiver, [1, 0, 0], logprobs=start.sampler_logprobs)
-    rlad, alone = build("rlad", alpha=1.0 if told else 0.3), build("independent")
+    rlad, alone = build("rlad", setting, alpha=1.0 if told else 0.3), build("independent", setting)
     received = [scored_by(make, peer, group, -0.1)] if told else []
     found, expected = step_of(rlad, [group], received), step_of(alone, [group])
     assert (found.examples[0].teacher_logprobs is not None) == told
@@ -184,9 +185,7 @@ def test_term_and_patience(build, make_setting):
     assert regime.components[0].term == Trrd(0.3, 0.2, 0.28, 1.0, 3.0, TIS)
     assert (regime.patience.hold_versions, regime.patience.wait_s) == (2, 4)
     assert (regime.asking.kinds, regime.asking.max_age_versions, regime.asking.watch) == (("score",), None, True)
-    assert build("rlad", make_setting(method="gspo"), teacher_clamp=None).components[0].term == Trrd(
-        0.5, 0.2, 0.2, None, None, TIS
-    )
+    assert build("rlad", teacher_clamp=None).components[0].term == Trrd(0.5, 0.2, 0.2, None, None, TIS)
 
 
 def test_rate_survives_json(build, make, receiver, step_of):

@@ -118,28 +118,33 @@ def test_without_sharing_nobody_is_met(make_books, make_regime):
     assert lockstep(books, make_regime(), None).gather(0, never).values["time/wait_for_peers_s"] < 1.0
 
 
-@pytest.mark.parametrize("kinds", [("outcome",), ("score", "outcome")])
-def test_only_scores_are_waited_for_after_the_meeting(make_books, make_regime, exchange, outcome, kinds):
-    """They are made late; everything else is there once all have come. Records stand for scores here."""
-    books, regime = make_books(), make_regime(patience=Patience(0, 30.0), kinds=kinds)
+@pytest.mark.parametrize("scorer", ["", "c"])
+def test_only_scores_are_waited_for_after_the_meeting(make_books, make_regime, exchange, outcome, scorer):
+    """They are made late, and the regime's patience is not theirs; everything else is there once all have come.
+
+    Records stand for scores here.
+    """
+    books, regime = make_books(), make_regime(patience=Patience(0, 0.0), scorer=scorer)
     books.sample(2)
-    scorer = exchange.connect("c")
+    peer = exchange.connect("c")
     records = [outcome(f"c:{p}", "c", p) for p in ("p0", "p1")]
-    threading.Timer(0.2, scorer.publish, args=(records,)).start()
+    threading.Timer(0.2, peer.publish, args=(records,)).start()
 
     lockstep(books, regime, exchange.connect("a"), members=("a",)).gather(0, never)
 
-    assert regime.heard_ids == (["c:p0", "c:p1"] if "score" in kinds else [])
+    assert regime.heard_ids == (["c:p0", "c:p1"] if scorer else [])
 
 
-def test_scores_that_never_come_are_waited_for_as_long_as_the_patience_goes(make_books, make_regime, exchange):
-    """Then the step goes on without them."""
-    books, regime = make_books(), make_regime(patience=Patience(0, 0.2), kinds=("score",))
+def test_scores_that_never_come_end_the_run(make_books, make_regime, exchange, outcome):
+    """After the bound, with the name of who owes them: a step without them would not be that of an equal run."""
+    books, regime = make_books(), make_regime(scorer="c")
     books.sample(2)
+    exchange.connect("c").publish([outcome("c:p0", "c", "p0")])
+    began_s = time.monotonic()
 
-    gathered = lockstep(books, regime, exchange.connect("a"), members=("a",)).gather(0, never)
-
-    assert 0.2 <= gathered.values["time/wait_for_peers_s"] < 10.0
+    with pytest.raises(PeerLost, match=r"c did not score 1 of 2 groups of step 0 within 0\.3 s"):
+        lockstep(books, regime, exchange.connect("a"), members=("a",), sync_timeout_s=0.3).gather(0, never)
+    assert time.monotonic() - began_s >= 0.3
 
 
 def test_the_order_is_that_of_prompts_and_steps_and_not_of_arrival(outcome):
