@@ -1,5 +1,6 @@
 """Everything that can be found wrong before a process is started or a file is written."""
 
+import importlib.util
 import json
 import os
 from collections.abc import Callable
@@ -43,6 +44,7 @@ def preflight(config: RunConfig, *, where: str, on_missing: Callable[[MissingErr
             on_missing(missing)
         elif policy.model:
             check_model_folder(Path(policy.model), key=f"policies.{name}.model")
+    check_adapters(config, on_missing)
     check_tasks(config, on_missing)
 
 
@@ -58,6 +60,15 @@ def check_cores(config: RunConfig, *, where: str) -> None:
                 got=unit.name,
                 wanted="cores " + ", ".join(map(str, sorted(here))),
             )
+
+
+def check_adapters(config: RunConfig, on_missing: Callable[[MissingError], None] = refuse) -> None:
+    """`on_missing` is told when a policy trains adapters and the package for them is not there."""
+    learners = (name for name in config.learning if config.policies[name].learner.lora is not None)
+    if importlib.util.find_spec("peft") is None:
+        for name in learners:
+            where = f"policies.{name}.learner.lora"
+            on_missing(MissingError("the package peft is not there", where=where, cure="pip install 'mrl[lora]'"))
 
 
 def check_tasks(config: RunConfig, on_missing: Callable[[MissingError], None] = refuse) -> None:

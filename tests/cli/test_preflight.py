@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from mrl.cli.preflight import check_frozen, check_teacher, preflight, unasked
+from mrl.cli.preflight import check_adapters, check_frozen, check_tasks, check_teacher, preflight, unasked
 from mrl.config.load import validate
 from mrl.config.schema import RunConfig
-from mrl.errors import AddressError, ConfigError, ModelFolderError
+from mrl.errors import AddressError, ConfigError, MissingError, ModelFolderError, TaskError
 
 
 def config_with(sharing: dict[str, Any]) -> RunConfig:
@@ -65,3 +65,27 @@ def test_a_busy_port_of_the_exchange_s_pages_is_refused_unless_they_are_off() ->
         for fine in (changed(metrics_port=port, metrics_host=""), changed()):
             with pytest.raises(ModelFolderError):  # what comes next: the policies' folders are not there
                 preflight(fine, where="test")
+
+
+def test_an_own_verifier_is_started_once_before_anything_else() -> None:
+    """A misspelt module costs one line, and no run."""
+    task = {"source": "words", "dataset": "trim", "verifier": "no_such_module:judge"}
+    tables = {"run": {"name": "r", "steps": 3}, "tasks": {"trim": task}, "sharing": {"regime": "independent"}}
+    config = validate(tables | {"policies": {"a": {"model": "m"}}}, where="test")
+    with pytest.raises(TaskError, match=r"tasks\.trim\.verifier: .* .*No module named 'no_such_module'"):
+        check_tasks(config)
+
+
+def test_adapters_need_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told before anything is started, with the command that gets it; who trains whole weights does not need it."""
+    policies = {"a": {"model": "m", "learner": {"lora": {"rank": 2}}}, "b": {"model": "m"}}
+    tasks = {"trim": {"source": "words", "dataset": "trim"}}
+    config = validate({"run": {"name": "r", "steps": 3}, "tasks": tasks, "policies": policies}, where="test")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    missing: list[MissingError] = []
+    check_adapters(config, missing.append)
+    (told,) = missing
+    assert str(told) == "policies.a.learner.lora: the package peft is not there; cure: pip install 'mrl[lora]'"
+    monkeypatch.undo()
+    pytest.importorskip("peft")
+    check_adapters(config)
