@@ -27,9 +27,9 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """Least progress, the same with weights, trained tokens per second over all policies, or a fixed split."""
     period_s: float = 60.0
     """Time between two decisions."""
-    hold_s: float = 900.0
+    hold_s: float = 600.0
     """Horizon over which a share is valued (T)."""
-    window_s: float = 9600.0
+    window_s: float = 4800.0
     """Memory of the progress made so far (W); at least four times `hold_s`."""
     dwell_s: float = 600.0
     """Least time between two moves."""
