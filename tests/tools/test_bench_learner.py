@@ -45,9 +45,9 @@ def test_a_long_tail_has_the_mean_that_is_asked_for_and_is_long():
 
 
 def test_answers_of_a_fixed_length_have_it():
-    """All of them."""
-    assert set(drawn_lengths(fixed_stops(64), 64, 20)) == {64}
-    assert mean_tokens(fixed_stops(64), 64) == 64
+    """All of them, by their own end and not by the limit."""
+    assert set(drawn_lengths(fixed_stops(64), 192, 20)) == {64}
+    assert mean_tokens(fixed_stops(64), 192) == 64
 
 
 def test_a_fitted_head_gives_the_chances_of_what_follows():

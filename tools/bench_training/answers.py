@@ -1,6 +1,7 @@
 """How long answers are. An answer is a chain of thinking tokens, then `<answer>`, a digit, `</answer>` and EOS."""
 
 import math
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ SIGMA = 0.8
 MEDIAN_TOKENS = 55.7
 """With SIGMA and a limit of 192 tokens, 71 tokens on average."""
 
-Float64s = npt.NDArray[np.float64]
+Float64s: TypeAlias = npt.NDArray[np.float64]
 
 
 def fixed_stops(num_tokens: int) -> Float64s:
