@@ -6,12 +6,34 @@ is known before the first backward. Nothing here holds a tensor, a socket or a c
 
     loss = sum over components c of   coefficient_c / D_c * sum over rows i of c, tokens t of   weight_it * term_it
 
-- `regime`      the protocol and its values
-- `advantages`  group-relative advantages
-- `independent` GRPO on own groups
-- `sgt`         success-gated transfer (arXiv 2605.07244)
-- `pending`     the bounded table of prompts that wait for a peer's success
-- `regimes`     the one dict of regimes; building and checking by name
+What a regime is
+- `regime`, `setting`  the protocol and its values; what a regime is told of its policy
+- `regimes`            the one dict of regimes; building and checking by name
+
+The regimes
+- `independent`  the own objective on own groups
+- `prp`          peers' answers beside the own ones (arXiv 2605.07244)
+- `xgrpo`        peers' rewards in the own baseline (arXiv 2605.07244)
+- `sgt`          success-gated transfer (arXiv 2605.07244)
+- `hacpo`        capability-weighted advantages, stepwise clipped rows of others (arXiv 2603.02604)
+- `graft`        failed groups replaced by a peer's
+- `rlad`         a teacher's log-probs in the ratio (arXiv 2602.22495)
+
+Own rows
+- `own_objective`  what a policy maximises on them, resolved
+- `advantages`     group-relative advantages, overlong penalties
+- `own_rows`       own answers as training rows
+
+What comes from peers
+- `peer_groups`    whole groups: asked for, awaited, kept
+- `peer_rollouts`  their answers as training rows
+- `carried`        answers in the tokens of another policy
+- `scored`         a teacher's log-probs laid on own tokens
+- `pending`        the bounded table of prompts that wait for a peer's success
+- `capability`     running mean rewards and their ratios
+
+What it costs
+- `cost`, `row_cost`  the residual of alignment, as metrics and answer by answer
 
 To add a regime, write one file and add one line to `regimes.REGIMES`.
 """

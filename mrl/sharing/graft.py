@@ -9,7 +9,8 @@
 The denominator counts all rows, those that the gate closes included, so that it is known before the first backward;
 the paper removes them. Without `balance` a direction keeps all its prompts.
 
-Reads of a peer: whole groups (rollout records). On the wire: all answers of a group, their text and 13 bytes per token.
+Reads of a peer: whole groups (rollout records). On the wire, per prompt: about 240 bytes, and for every answer 140, its
+text and 13 per token.
 Costs: forward and backward over the grafted rows, where the failed groups that they replace were left out of training.
 """
 

@@ -12,7 +12,8 @@ no advantage whatever omega says, a baseline above 1 falls back to the own mean,
 cross rows and their means, and own rows that move nothing keep their places in the order. Own rows get the policy's own
 objective: set `method = "gspo"` for the paper's.
 
-Reads of a peer: whole groups (rollout records). On the wire: all answers of a group, their text and 13 bytes per token.
+Reads of a peer: whole groups (rollout records). On the wire, per prompt: about 240 bytes, and for every answer 140, its
+text and 13 per token.
 Costs: forward and backward over every peer answer, twice the training work with one peer.
 """
 

@@ -29,7 +29,7 @@ class Component:
     """One summand of the loss: which term its tokens get, its coefficient, and what its denominator counts.
 
     "rows", "tokens" and "prompts" count those of the batch, or of the component alone, as its regime says; "constant"
-    is a number that does not depend on rows. `Absorbed.denominators` holds the value.
+    takes every row for one as long as the token limit. `Absorbed.denominators` holds the value.
     """
 
     name: str

@@ -12,9 +12,9 @@ included; "tokens" the tokens of its rescues, which then count alike in short an
 asynchronously, so a success may come after the failure it answers: `pending` says how a failure waits and how it is
 settled. A success that was verified before the failure lies in the exchange's memory, and answers at once.
 
-Reads of a peer: verified texts (outcome records) on prompts that failed here. On the wire: one text per group with a
-success, its length and 13 bytes per token (log-probs and lengths, for the residual). Costs: one forward and backward
-pass over the rescue's tokens; no density ratio.
+Reads of a peer: verified texts (outcome records) on prompts that failed here. On the wire, per prompt with a success:
+about 360 bytes, one text, and 13 bytes per token (ids, lengths and log-probs, for the residual). Costs: one forward and
+backward pass over the rescue's tokens; no density ratio.
 """
 
 from collections import Counter, defaultdict, deque

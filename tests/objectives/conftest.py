@@ -16,7 +16,7 @@ from mrl.objectives.terms import term_losses
 EDGES = [math.log(edge) for edge in (0.5, 0.8, 0.9997, 1.0004, 1.2, 1.28)]
 LOG_RATIOS = [-30.0, 0.0, math.log(2.5), math.log(9), 30.0]
 LOG_RATIOS += [edge + side for edge in EDGES for side in (-1e-4, 1e-4)]
-BEHAVIOUR_GAPS = [0.0, math.log(0.3), -25.0, math.log(4.9), math.log(5.2), 25.0, 0.4]
+BEHAVIOUR_GAPS = [0.0, math.log(0.3), -25.0, math.log(4.99), math.log(5.01), 25.0, 0.4]
 TEACHER_GAPS = [0.5, -0.5, 1.7, -1.7, float("nan"), 0.05, -0.01]
 ADVANTAGES = [-1.3, 0.0, 0.7]
 STEP = 1e-6

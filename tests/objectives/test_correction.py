@@ -36,6 +36,17 @@ def test_weights_equal_their_slow_twin(level, action, bounds, make_inputs):
     assert not weights.requires_grad
 
 
+def test_the_default_cap_is_five(make_inputs):
+    """Weights up to it are what they are, those above are it; the inputs stand on both sides, close by."""
+    inputs = make_inputs()
+    weights = correction_weight(Correction(), inputs.proximal_T, inputs.behaviour_T, inputs.row_T)
+    ratios = (inputs.proximal_T - inputs.behaviour_T).detach().exp()
+    for near, weight in ((4.99, 4.99), (5.01, 5.0)):
+        here = (ratios - near).abs() < 1e-6
+        assert here.any()
+        assert weights[here].tolist() == pytest.approx([weight] * int(here.sum()))
+
+
 def test_equal_policies_have_weight_one(make_inputs):
     """pi_prox = pi_behaviour gives exactly 1 at every level."""
     inputs = make_inputs()

@@ -43,8 +43,10 @@ def test_rows_at_or_below_the_floor_contribute_nothing_and_no_row_counts_more_th
     assert weights.max() == 1.0
     assert weights[weights > 0].min() > 0.8
     assert not gradient(SPEC, inputs)[weights == 0].any()
-    at_floor = graft_weight(torch.zeros(1), -torch.tensor([0.8]).log(), torch.zeros(1, dtype=torch.int64), floor=0.8)
-    assert at_floor.item() == pytest.approx(0.8, rel=1e-6) or at_floor.item() == 0
+    one_row, half = torch.zeros(1, dtype=torch.int64), -torch.tensor([0.5]).log()
+    assert (-half).exp() == 0.5
+    assert graft_weight(torch.zeros(1), half, one_row, floor=0.5) == 0.0
+    assert graft_weight(torch.zeros(1), half, one_row, floor=0.499) == 0.5
 
 
 def test_a_row_that_the_learner_finds_as_likely_is_an_own_row(make_inputs):

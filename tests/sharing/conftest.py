@@ -304,7 +304,7 @@ def lab(receiver) -> SimpleNamespace:
             """[T] of an answer to the prompt [1, 2, 3], as a sampler would have noted them."""
             return self.logprobs(np.array([3]), ids).detach().numpy()
 
-    def gradient(absorbed, regime, model, *, start=None, update_index: int = 0):
+    def gradient(absorbed, regime, model, *, start=None, reference=None, update_index: int = 0):
         """Of the loss of the whole batch as one update; `start` is the model at the start of the step."""
         updater = Updater(
             model,
@@ -313,7 +313,7 @@ def lab(receiver) -> SimpleNamespace:
             World(0, 1, torch.device("cpu")),
             forward=ForwardSettings(1.0),
             max_grad_norm=1e9,
-            reference=None,
+            reference=reference,
         )
         batches = pack(absorbed.examples, regime.components, pack_tokens=64, microbatch_tokens=128)
         proximal = None if start is None else frozen_logprobs(start, batches, ForwardSettings(1.0))
@@ -321,6 +321,16 @@ def lab(receiver) -> SimpleNamespace:
             batches, proximal, absorbed.denominators, update_index=update_index, num_rows=len(absorbed.examples)
         )
         return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+    def divergence(reference, row):
+        """Scalar of a model: the mean over a row of k3 = exp(d) - d - 1, d = log pi_ref - log pi, as written."""
+
+        def of(model):
+            log_pi, log_ref = (one.logprobs(row.prompt_token_ids, row.answer_token_ids) for one in (model, reference))
+            gap = log_ref.detach() - log_pi
+            return (gap.exp() - gap - 1).mean()
+
+        return of
 
     def score_of(model, function):
         """Gradient of a scalar written out by hand."""
@@ -338,6 +348,7 @@ def lab(receiver) -> SimpleNamespace:
     return SimpleNamespace(
         model=lambda seed=2: Bigram(seed),
         gradient=gradient,
+        divergence=divergence,
         score_of=score_of,
         assert_same=assert_same,
         is_zero=is_zero,

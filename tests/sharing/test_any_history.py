@@ -27,6 +27,8 @@ from mrl.sharing.rlad import request_id
 
 TEXTS = st.sampled_from([b"", b"\xff", b"\xc3", b"reverse: yah", b"z" * 300, "caf\u00e9".encode(), b"a\xf0\x9f"])
 REWARDS = st.sampled_from([0.0, 0.3, 1.0, -1e6, 1e6])
+AGGREGATIONS = ["sequence_mean", "token_mean", "constant"]
+MAX_ANSWER_TOKENS = 64
 PROMPTS = st.sampled_from(["p", "q", "elsewhere"])
 
 
@@ -101,6 +103,22 @@ def own_groups(make, receiver):
     return own_groups
 
 
+def counted_by(component, absorbed, groups):
+    """What the component's kind of denominator says: own groups that were not replaced, and usable rows of peers."""
+    replaced = {one.prompt_id for one in absorbed.tried} if "grafted" in absorbed.denominators else set()
+    lengths = [len(answer.token_ids) // 4 for g in groups if g.prompt_id not in replaced for answer in g.answers]
+    num_rows = len(lengths) + absorbed.counts.get("sharing/peer_rows", 0)
+    match component.denominator:
+        case "rows":
+            return num_rows
+        case "tokens":
+            return sum(lengths) + absorbed.counts.get("sharing/peer_tokens", 0)
+        case "constant":
+            return num_rows * MAX_ANSWER_TOKENS
+        case "prompts":
+            return len(groups)
+
+
 def check(absorbed, components, groups):
     """What the learner relies on."""
     names = {component.name for component in components}
@@ -108,6 +126,9 @@ def check(absorbed, components, groups):
     assert all(math.isfinite(value) and value >= 1 for value in absorbed.denominators.values())
     assert absorbed.expansion >= 1 or not groups
     assert all(is_known(name) and math.isfinite(value) for name, value in absorbed.counts.items())
+    for component in components:
+        counted = counted_by(component, absorbed, groups)
+        assert absorbed.denominators[component.name] == max(1, counted), component
     for row in absorbed.examples:
         size = row.answer_token_ids.size
         assert row.component in names
@@ -130,9 +151,9 @@ def test_any_history(name, build, make_setting, own_groups, make, receiver):
     """Two steps of anything; a regime restored between them from JSON does in the second what the original does."""
 
     @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-    @given(data=st.data(), kl=st.sampled_from([None, 0.1]))
-    def history(data, kl):
-        setting = make_setting(kl_coefficient=kl)
+    @given(data=st.data(), kl=st.sampled_from([None, 0.1]), aggregation=st.sampled_from(AGGREGATIONS))
+    def history(data, kl, aggregation):
+        setting = make_setting(kl_coefficient=kl, aggregation=aggregation, max_answer_tokens=MAX_ANSWER_TOKENS)
         regimes = [build(name, setting)]
         for step in (0, 1):
             groups = own_groups(step, data.draw(st.lists(REWARDS, min_size=4, max_size=4)))

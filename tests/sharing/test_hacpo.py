@@ -17,8 +17,8 @@ REWARD = st.sampled_from([0.0, 0.5, 1.0])
 OMEGA = st.sampled_from([0.1, 0.5, 1.0, 3.0])
 
 
-def slow_joint(own, peers, omega_kj, omega_jk):
-    """muhat = 1/(nG) sum_j sum_i omega(k, j) R; sigma over all rewards, correction 1; the guards of the code."""
+def slow_joint(own, peers, omega_kj, omega_jk, correction=1):
+    """muhat = 1/(nG) sum_j sum_i omega(k, j) R; sigma over all rewards; the guards of the code."""
     pool = list(own) + [r for rewards in peers for r in rewards]
     if all(r == pool[0] for r in pool):
         return [0.0] * len(own), [0.0] * (len(pool) - len(own))
@@ -26,7 +26,7 @@ def slow_joint(own, peers, omega_kj, omega_jk):
     if mu > 1:
         mu = sum(own) / len(own)
     mean = sum(pool) / len(pool)
-    sigma = math.sqrt(sum((r - mean) ** 2 for r in pool) / (len(pool) - 1)) + 1e-6
+    sigma = math.sqrt(sum((r - mean) ** 2 for r in pool) / (len(pool) - correction)) + 1e-6
     theirs = [omega_jk[j] * (r - mu) / sigma for j, rewards in enumerate(peers) for r in rewards]
     return [(r - mu) / sigma for r in own], theirs
 
@@ -35,14 +35,19 @@ def slow_joint(own, peers, omega_kj, omega_jk):
 @given(
     own=st.lists(REWARD, min_size=1, max_size=4),
     peers=st.lists(st.tuples(st.lists(REWARD, min_size=1, max_size=4), OMEGA, OMEGA), min_size=1, max_size=3),
+    correction=st.sampled_from([0, 1]),
 )
-def test_joint_advantages_equal_their_slow_twin(own, peers):
-    """Baseline, omegas, the uniform group and the baseline above 1."""
+def test_joint_advantages_equal_their_slow_twin(own, peers, correction):
+    """Baseline, omegas, either deviation, the uniform group and the baseline above 1."""
     rewards, omega_kj, omega_jk = zip(*peers, strict=True)
     found = joint_advantages(
-        np.array(own), [np.array(r) for r in rewards], own_over_peer=omega_kj, peer_over_own=omega_jk
+        np.array(own),
+        [np.array(r) for r in rewards],
+        own_over_peer=omega_kj,
+        peer_over_own=omega_jk,
+        std_correction=correction,
     )
-    expected = slow_joint(own, rewards, omega_kj, omega_jk)
+    expected = slow_joint(own, rewards, omega_kj, omega_jk, correction)
     assert found.own_G.tolist() == pytest.approx(expected[0], rel=1e-5, abs=1e-6)
     assert found.of_peers.tolist() == pytest.approx(expected[1], rel=1e-5, abs=1e-6)
 
@@ -56,9 +61,16 @@ def test_guards_of_the_code():
     assert high.own_G.tolist() == pytest.approx([1.0, -1.0], rel=1e-4)  # (r - 1/2) / (1/2)
 
 
-def test_alone_it_is_the_own_objective(build, make_setting, make, receiver, lab, step_of):
-    """One agent under GSPO: the same gradient; rows that move nothing keep their places, no update is added."""
-    setting, model = make_setting(method="gspo"), lab.model()
+@pytest.mark.parametrize("shift", [0.0, 2e-4, 0.02])
+@pytest.mark.parametrize("kl", [None, 0.1])
+def test_alone_it_is_the_own_objective(build, make_setting, make, receiver, lab, step_of, shift, kl):
+    """One agent under GSPO: the same gradient; rows that move nothing keep their places, no update is added.
+
+    At the start of a step, inside the clip and beyond it, with and without a divergence.
+    """
+    setting, model, start = make_setting(method="gspo", kl_coefficient=kl), lab.model(), lab.model()
+    for parameter in start.parameters():
+        parameter.data.mul_(1 + shift)
     groups = [
         make.sampled(receiver, [1, 0, 0], logprobs=model.sampler_logprobs),
         make.sampled(receiver, [0, 0, 0], "q", logprobs=model.sampler_logprobs),
@@ -68,7 +80,8 @@ def test_alone_it_is_the_own_objective(build, make_setting, make, receiver, lab,
     assert len(found.examples) == 6
     assert found.denominators == {"policy_gradient": 6.0, "cross": 6.0}
     assert found.expansion == 1.0
-    lab.assert_same(lab.gradient(found, hacpo, model), lab.gradient(expected, alone, model))
+    how = {"start": start, "reference": lab.model(7)}
+    lab.assert_same(lab.gradient(found, hacpo, model, **how), lab.gradient(expected, alone, model, **how))
 
 
 @pytest.fixture
@@ -160,6 +173,15 @@ def test_capability_is_the_share_of_rewards_above_zero(build, make, receiver, st
     restored = build("hacpo", window_steps=2)
     restored.restore(json.loads(json.dumps(regime.state())))
     assert restored.state() == regime.state()
+
+
+def test_capability_is_that_of_the_last_steps(build, make, receiver, step_of):
+    """As many as the table says: what lies further back is forgotten."""
+    regime = build("hacpo", window_steps=2)
+    for step, rewards in enumerate(([1.0, 1.0], [0.0, 0.0], [1.0, 0.0])):
+        heard = [make.rollout(make.sampled(receiver, rewards[::-1], f"p{step}"), receiver)]
+        step_of(regime, [make.sampled(receiver, rewards, f"p{step}")], heard, step=step)
+    assert regime.state()["capabilities"] == {"own": [0.0, 0.5], "peer": [0.0, 0.5]}
 
 
 def test_components(build, make_setting):

@@ -1,5 +1,8 @@
+import math
+
 import pytest
 
+from mrl.config.objective_rules import UNDIVIDED
 from mrl.config.policy_tables import ObjectiveTable
 from mrl.objectives.specs import Cispo, Clipped, Correction, Dppo, Regularizer
 from mrl.sharing.own_objective import METHODS, own_objective
@@ -35,6 +38,64 @@ def test_every_method_of_the_configuration_is_known():
     """The table of methods and the schema name the same."""
     choices = ObjectiveTable.model_fields["method"].annotation.__args__
     assert set(choices) == set(METHODS)
+
+
+@pytest.mark.parametrize("name", ["independent", "prp", "xgrpo", "hacpo"])
+@pytest.mark.parametrize("correction", [0, 1])
+def test_the_deviation_is_that_of_the_objective(build, make_setting, make, receiver, step_of, name, correction):
+    """Whether a peer has answered or not: all prompts of a policy are measured alike, at its source too."""
+    regime = build(name, make_setting(std_correction=correction))
+    alone, met = (make.sampled(receiver, rewards, prompt) for rewards, prompt in (([1, 0, 0], "a"), ([1, 0], "m")))
+    peers = make.sampled(receiver, [1, 1], "m")
+    received = {"xgrpo": [make.value([1, 1], "m")], "independent": []}.get(name, [make.rollout(peers, receiver)])
+    found = step_of(regime, [alone, met], received).examples
+    assert found[0].advantages[0] == pytest.approx((2 / 3) / math.sqrt((2 / 3) / (3 - correction)), rel=1e-4)
+    pool = 2 if name == "independent" else 4
+    mean = {"independent": 1 / 2, "hacpo": (1 + 2 * 2 / 5) / 4}.get(name, 3 / 4)  # omega = P(own) / P(peer) = 2 / 5
+    deviation = math.sqrt({2: 1 / 2, 4: 3 / 4}[pool] / (pool - correction))
+    assert found[3].advantages[0] == pytest.approx((1 - mean) / deviation, rel=1e-4)
+    if name in ("prp", "hacpo"):
+        (record,) = regime.publish(alone, make.author())
+        assert record.answers[0].advantage == pytest.approx(float(found[0].advantages[0]))
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "held"),
+    [
+        ("independent", {}, {"own"}),
+        ("prp", {}, {"own", "peer"}),
+        ("graft", {"balance": False, "floor": 0.0}, {"own", "peer"}),
+        ("hacpo", {}, {"own"}),
+        ("xgrpo", {}, {"own"}),
+        ("sgt", {}, {"own"}),
+    ],
+)
+def test_rows_are_held_to_the_reference(build, make_setting, make, receiver, lab, step_of, name, parameters, held):
+    """What a divergence adds to the gradient is that of k3 over the rows of `held`, under the regime's denominator."""
+    model, reference, coefficient = lab.model(2), lab.model(7), 0.3
+    groups = [
+        make.sampled(receiver, [0, 0], logprobs=model.sampler_logprobs),
+        make.sampled(receiver, [1, 0], "m", logprobs=model.sampler_logprobs),
+    ]
+    theirs = make.sampled(receiver, [1, 0], texts=[b"copy: hay", b"copy: yah"], logprobs=model.sampler_logprobs)
+    received = {"xgrpo": [make.value([1, 0])], "sgt": [make.success()]}.get(name, [make.rollout(theirs, receiver)])
+    regime, free = (build(name, make_setting(kl_coefficient=kl), **parameters) for kl in (coefficient, None))
+    absorbed, plain = (step_of(one, groups, received) for one in (regime, free))
+    found = lab.gradient(absorbed, regime, model, reference=reference)
+    without = lab.gradient(plain, free, model)
+
+    def slow(model):
+        rows = [row for row in absorbed.examples if row.source in held]
+        assert len(rows) == (2 if name == "graft" else 4) + 2 * ("peer" in held)
+        total = sum(lab.divergence(reference, row)(model) for row in rows)
+        return coefficient * total / absorbed.denominators["policy_gradient"]
+
+    lab.assert_same([one - other for one, other in zip(found, without, strict=True)], lab.score_of(model, slow))
+
+
+def test_rules_of_the_table_know_which_methods_divide():
+    """The configuration's rules cannot import the methods."""
+    assert {method for method, keys in METHODS.items() if keys["advantage"] == "group_mean"} == set(UNDIVIDED)
 
 
 def test_keys_that_are_given_win():

@@ -14,6 +14,7 @@ from mrl.learner.loss import behaviour_by_token
 from mrl.learner.packing import pack
 from mrl.objectives.specs import Cispo, Clipped, Correction, Shaped
 from mrl.records.codec import pack_array, unpack_array
+from mrl.sharing.cost import gap_values
 
 
 def slow_joint(own, peers, own_over_peer, peer_over_own):
@@ -93,10 +94,17 @@ def test_identical_peer_is_a_group_twice_as_large(
     lab.assert_same(*gradients)
 
 
+@pytest.mark.parametrize("moved", [1.0, 1.02, 1.3])
 @pytest.mark.parametrize("variant", ["behaviour", "recompute", "decoupled", "sequence", "luffy"])
-def test_gradient_of_every_variant_at_the_start_of_a_step(build, make, receiver, peer, lab, step_of, variant):
-    """Peers' rows alone (own rewards are at the pooled mean of 0), against the variant's formula by tokens."""
-    model = lab.model()
+def test_gradient_of_every_variant(build, make, receiver, peer, lab, step_of, variant, moved):
+    """Peers' rows alone (own rewards are at the pooled mean of 0), against the variant's formula by tokens.
+
+    At the start of a step, and after the parameters have moved, a little and beyond clips: what is taken at the start
+    (the old policy, the weight outside the clip) stays there.
+    """
+    model, start = lab.model(), lab.model()
+    for parameter in model.parameters():
+        parameter.data.mul_(moved)
     theirs = make.sampled(peer, [1, -1], texts=[b"copy: hay", b"reverse: yah"], logprobs=-0.2)
     own = make.sampled(receiver, [0, 0])
     regime = build("prp", variant=variant, **({"weight_cap": 2.0} if variant == "decoupled" else {}))
@@ -108,7 +116,8 @@ def test_gradient_of_every_variant_at_the_start_of_a_step(build, make, receiver,
         for text, advantage in ((b"copy: hay", 1 / deviation), (b"reverse: yah", -1 / deviation)):
             ids = receiver.retokenize(text, finished=True, max_tokens=64).token_ids
             sizes = [max(1, n) for n in receiver.byte_lengths(ids, np.array([0, len(ids)])).tolist()]
-            log_pi = model.logprobs(np.array([3]), ids)
+            log_pi, log_old = (one.logprobs(np.array([3]), ids) for one in (model, start))
+            log_old = log_old.detach()
             told = log_pi.new_tensor(sizes) * -0.2  # the peer cut every byte: each own token is a span
             gap = log_pi - told
             if variant == "sequence":
@@ -120,12 +129,12 @@ def test_gradient_of_every_variant_at_the_start_of_a_step(build, make, receiver,
             elif variant == "behaviour":
                 term = -min_clipped(gap.exp(), advantage)
             else:
-                weight = 1.0 if variant == "recompute" else gap.mean().detach().exp().clamp(0.5, 2.0)
-                term = -weight * advantage * (log_pi - log_pi.detach()).exp()
+                weight = 1.0 if variant == "recompute" else (log_old - told).mean().exp().clamp(0.5, 2.0)
+                term = -weight * min_clipped((log_pi - log_old).exp(), advantage)
             total = total + term.mean()
         return total / 4
 
-    lab.assert_same(lab.gradient(absorbed, regime, model), lab.score_of(model, slow))
+    lab.assert_same(lab.gradient(absorbed, regime, model, start=start), lab.score_of(model, slow))
 
 
 @pytest.mark.parametrize("name", ["prp", "hacpo"])
@@ -156,6 +165,29 @@ def test_overlong_answers_of_peers_lose_what_own_ones_would(build, make_setting,
 
 def min_clipped(ratio, advantage):
     return torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+
+
+@pytest.mark.parametrize("gap_nats", [0.0, 1.7])
+def test_a_mean_per_own_token_depends_on_the_tokens_and_one_per_byte_does_not(
+    build, make, receiver, peer, step_of, gap_nats
+):
+    """Log-probs with sum L over T_n own tokens and T_m of the peer, of one text.
+
+    The ratio of "sequence" is exp(L (1 / T_n - 1 / T_m)) where both sums are equal; per byte of the text it is 1.
+    """
+    text, total_nats = b"reverse: yah", -6.0
+    theirs = make.sampled(peer, [1.0], texts=[text], logprobs=lambda ids: np.full(len(ids), total_nats / len(ids)))
+    regime = build("prp", variant="sequence")
+    absorbed = step_of(regime, [make.sampled(receiver, [0, 0])], [make.rollout(theirs, peer)])
+    (place,) = (n for n, row in enumerate(absorbed.examples) if row.component == "peer_rollouts")
+    row = absorbed.examples[place]
+    num_own, num_peer = row.answer_token_ids.size, len(theirs.answers[0].token_ids) // 4
+    assert num_own < num_peer == len(text) + 1
+    own = np.full(num_own, (total_nats + gap_nats) / num_own, dtype=np.float32)
+    ratio = math.exp(float((own - row.behaviour_logprobs).mean()))
+    assert ratio == pytest.approx(math.exp((total_nats + gap_nats) / num_own - total_nats / num_peer), rel=1e-5)
+    per_byte = math.exp(gap_values(absorbed.shared, {place: own})["align/gap_nats_per_byte/peer"])
+    assert per_byte == pytest.approx(math.exp(gap_nats / len(text)), rel=1e-5)
 
 
 def test_source_advantages_are_taken_as_told(build, make, receiver, step_of):

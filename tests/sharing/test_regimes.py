@@ -1,7 +1,10 @@
 import pytest
+from msgspec import structs
 
 from mrl.config.policy_tables import PolicyTable
 from mrl.errors import ConfigError
+from mrl.records.codec import encode
+from mrl.sharing.carried import traces_of
 from mrl.sharing.independent import IndependentParameters, IndependentRegime
 from mrl.sharing.own_objective import METHODS
 from mrl.sharing.regimes import (
@@ -39,6 +42,38 @@ def test_every_regime_builds_and_says_what_it_is(name, build):
     with pytest.raises(ConfigError, match=f"sharing.{name}.nonsense: unknown key; got 'nonsense'") as caught:
         build(name, nonsense=1)
     assert "\n" not in str(caught.value)
+
+
+WIRE = {
+    "prp": (240, 140, 13),
+    "hacpo": (240, 140, 13),
+    "graft": (240, 140, 13),
+    "xgrpo": (240, 9, 0),
+    "sgt": (360, 0, 13),
+    "rlad": (270, 35, 0),
+    "score": (280, 65, 9),
+}
+"""Bytes per prompt, per answer and per token, as the regimes' modules say; texts come on top. SGT sends one answer."""
+
+
+@pytest.mark.parametrize("name", WIRE)
+@pytest.mark.parametrize("num_answers", [2, 12])
+@pytest.mark.parametrize("num_bytes", [10, 400])
+def test_records_are_as_large_as_the_modules_say(build, make, receiver, name, num_answers, num_bytes):
+    """Within a tenth, for short and long answers, few and many, with ids of tickets and prompts of a usual length."""
+    rewards = [1.0] + [0.0] * (num_answers - 1)
+    texts = [b"z" * num_bytes] * num_answers
+    group = structs.replace(make.sampled(receiver, rewards, "words/trim/000123", texts=texts), ticket="0.1234")
+    author = make.author("policy", receiver.fingerprint)
+    if name == "score":
+        traces = [structs.replace(one, token_ids=None) for one in traces_of(group.answers, receiver)]
+        record = structs.replace(make.score("policy:0.1234:score", traces).record, fingerprint=receiver.fingerprint)
+    else:
+        (record,) = build(name).publish(group, author)
+    fixed, per_answer, per_token = WIRE[name]
+    num_sent, num_texts = (1 if name == "sgt" else num_answers), 0 if name in ("xgrpo", "score") else num_bytes
+    said = fixed + num_sent * (per_answer + num_texts + per_token * len(group.answers[0].token_ids) // 4)
+    assert len(encode(record)) == pytest.approx(said, rel=0.1)
 
 
 def policies(*names, frozen=()):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 
 @pytest.mark.parametrize(("normaliser", "z"), [("rescues", 1), ("prompts", 2)])
@@ -18,6 +19,45 @@ def test_gradient_on_failed_groups_is_the_score_of_the_peer_answer(
     y = receiver.retokenize(b"reverse: yah", finished=True, max_tokens=64).token_ids
     mean_score = lab.score_of(model, lambda model: model.logprobs(np.array([3]), y).mean())
     lab.assert_same(lab.gradient(absorbed, regime, model), [-(0.3 / z) * score for score in mean_score])
+
+
+@pytest.mark.parametrize(("normaliser", "num_successes"), [("tokens", 1), ("tokens", 2), ("rescues", 2)])
+def test_gradient_of_several_rescues(make_sgt, make, receiver, lab, step_of, normaliser, num_successes):
+    """By "tokens" every token counts alike; otherwise two answers to one prompt share the weight of one."""
+    model, texts = lab.model(), [b"reverse: yah", b"copy: z"]
+    regime = make_sgt(lambda_=0.3, normaliser=normaliser, successes_per_rescue=num_successes)
+    groups = [make.group([0, 0], prompt_id) for prompt_id in "pq"]
+    told = [make.success(text, "p") for text in texts[:num_successes]] + [make.success(b"zz", "q")]
+    absorbed = step_of(regime, groups, told)
+    by_prompt = {"p": texts[:num_successes], "q": [b"zz"]}
+
+    def slow(model):
+        total, num_tokens = 0.0, 0
+        for answers in by_prompt.values():
+            for text in answers:
+                ids = receiver.retokenize(text, finished=True, max_tokens=64).token_ids
+                log_pi = model.logprobs(np.array([3]), ids)
+                total = total - (log_pi.sum() if normaliser == "tokens" else log_pi.mean() / len(answers))
+                num_tokens += len(ids)
+        return 0.3 * total / (num_tokens if normaliser == "tokens" else 2)
+
+    lab.assert_same(lab.gradient(absorbed, regime, model), lab.score_of(model, slow))
+
+
+@pytest.mark.parametrize("kl", [None, 0.1])
+def test_without_a_rescue_the_gradient_is_that_of_grpo_bit_for_bit(
+    make_setting, build, make, receiver, lab, step_of, kl
+):
+    """Also after the parameters have moved, with clips, corrections and a divergence in play."""
+    model, start, reference = lab.model(2), lab.model(5), lab.model(7)
+    groups = [make.sampled(receiver, rewards, p, logprobs=-1.0) for p, rewards in (("p", [1, 0, 0]), ("q", [0, 0]))]
+    setting = make_setting(kl_coefficient=kl)
+    sgt, alone = build("sgt", setting), build("independent", setting)
+    found, expected = (
+        lab.gradient(step_of(one, groups), one, model, start=start, reference=reference) for one in (sgt, alone)
+    )
+    assert not lab.is_zero(found)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def test_left_out_rows_change_nothing(make_sgt, make, lab, step_of):

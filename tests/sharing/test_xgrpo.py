@@ -104,6 +104,35 @@ def test_uniform_own_groups_move_by_what_peers_reach(build, make, step_of, own, 
     assert absorbed.denominators == {"policy_gradient": 2.0}
 
 
+@pytest.mark.parametrize("correction", [0, 1])
+@pytest.mark.parametrize("weight", [None, 0.3])
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_a_step_does_what_the_table_says(
+    build, make_setting, make, receiver, lab, step_of, baseline, weight, correction
+):
+    """Advantages by the baseline, weight and deviation that were asked for, and the gradient that they make.
+
+    omega is P(own) / P(peer) of this step.
+    """
+    if baseline == "peer_only" and weight is not None:
+        return
+    own, peers, model = [1.0, 0.0, 0.0], [[1.0, 1.0], [0.0, 1.0, 0.0]], lab.model()
+    group = make.sampled(receiver, own, logprobs=model.sampler_logprobs)
+    received = [make.value(rewards, source=source) for source, rewards in zip(("peer", "third"), peers, strict=True)]
+    setting = make_setting(peers=("peer", "third"), std_correction=correction)
+    regime = build("xgrpo", setting, baseline=baseline, peer_weight=weight)
+    absorbed = step_of(regime, [group], received)
+    omega = [mean(own) / mean(rewards) for rewards in peers]
+    expected = slow(own, peers, baseline, omega, weight, correction)
+    assert [float(row.advantages[0]) for row in absorbed.examples] == pytest.approx(expected, rel=1e-5)
+
+    def loss(model):
+        scores = [model.logprobs(row.prompt_token_ids, row.answer_token_ids).mean() for row in absorbed.examples]
+        return -sum(a * score for a, score in zip(expected, scores, strict=True)) / 3
+
+    lab.assert_same(lab.gradient(absorbed, regime, model), lab.score_of(model, loss))
+
+
 @pytest.mark.parametrize("own_method", ["grpo", "dr_grpo"])
 def test_without_a_peer_it_is_the_own_objective(build, make_setting, make, step_of, own_method):
     """Peers are optional, prompt by prompt; an undivided own objective stays undivided with them."""
@@ -134,8 +163,24 @@ def test_rescaled_by_running_means(build, make, step_of):
     assert regime.state() == restored.state()
 
 
+@pytest.mark.parametrize("baseline", ["pooled", "rescaled"])
+def test_an_identical_peer_has_identical_rewards(build, make_setting, make, receiver, step_of, baseline):
+    """Also where overlong answers lose reward: what is published has lost it, so that like is pooled with like."""
+    setting = make_setting(overlong_buffer_tokens=60)
+    group = make.sampled(receiver, [1, 0, 0], texts=[b"reverse: %d" % n + b"!" * n for n in range(3)])
+    regime = build("xgrpo", setting, baseline=baseline)
+    (record,) = regime.publish(group, make.author("peer"))
+    rewards = setting.objective.rewards(group)
+    assert record.rewards == rewards.tolist() != [1, 0, 0]
+    found = step_of(regime, [group], [make.value(record.rewards)])
+    factor = math.sqrt(2 * 2 / 5)  # sqrt(2 (G - 1) / (2G - 1))
+    assert [float(row.advantages[0]) * factor for row in found.examples] == pytest.approx(
+        group_advantages(rewards).tolist(), rel=1e-4
+    )
+
+
 def test_publishes_rewards_and_nothing_else(build, make):
-    """8 bytes per answer; failures count too."""
+    """Failures count too."""
     (record,) = build("xgrpo").publish(make.group([0, 0.5], "q", step=3), make.author())
     assert (record.rewards, record.prompt_id, record.source) == ([0, 0.5], "q", "own")
     assert (record.newest.step, record.fingerprint, record.record_id) == (3, "print", "id0")
