@@ -97,6 +97,7 @@ def _check_policy(name: str, policy: PolicyTable, where: str) -> None:
     if policy.rollout.workers < 1:
         raise ConfigError(f"{key}.rollout.workers: a policy needs a worker", where=where, got=0, wanted=">= 1")
     _check_server(f"{key}.rollout", policy.rollout, where)
+    _check_weights(f"{key}.rollout", policy, where)
     if policy.frozen and policy.rollout.engine != "embedded" and policy.rollout.temperature != 1.0:
         raise ConfigError(
             f"{key}.rollout.temperature: {policy.rollout.engine} scores given texts at temperature 1 alone",
@@ -119,19 +120,25 @@ def _check_server(key: str, rollout: RolloutTable, where: str) -> None:
             got=sorted(rollout.server.model_fields_set),
             cure=f'set {key}.engine = "vllm" or "sglang", or leave the table out',
         )
-    if rollout.weights == "broadcast" and (rollout.engine == "vllm" or rollout.server.url):
-        raise ConfigError(
-            f"{key}.weights: vLLM, and a server that somebody else started, take weights in files alone",
-            where=where,
-            got=rollout.weights,
-            wanted='"files", or the embedded engine or an SGLang of the run\'s own',
-        )
     if rollout.server.url and rollout.workers > 1:
         raise ConfigError(
             f"{key}.server.url: one server for several workers",
             where=where,
             got=f"{rollout.workers} workers",
             wanted=f"{key}.workers = 1, or no url: then each worker starts a server",
+        )
+
+
+def _check_weights(key: str, policy: PolicyTable, where: str) -> None:
+    """A broadcast reaches the embedded engine, and an SGLang on a CPU that the run itself starts."""
+    rollout = policy.rollout
+    can_receive = rollout.engine == "sglang" and policy.device == "cpu" and not rollout.server.url
+    if rollout.weights == "broadcast" and rollout.engine != "embedded" and not can_receive:
+        raise ConfigError(
+            f"{key}.weights: this engine takes weights in files alone",
+            where=where,
+            got=f"{rollout.engine} on {policy.device}" + (" by its url" if rollout.server.url else ""),
+            wanted=f'{key}.weights = "files"; an embedded engine, or an own SGLang on a CPU, for "broadcast"',
         )
 
 

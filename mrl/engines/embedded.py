@@ -22,7 +22,7 @@ from mrl.errors import EngineError, WeightsError
 from mrl.models.load import load_policy
 from mrl.models.parameters import named_weights
 from mrl.models.scoring import score_answers, score_tokens
-from mrl.models.tensor_broadcast import Incoming, Seats, gpu_id, receive_tensors
+from mrl.models.tensor_broadcast import Incoming, Seats, gpu_id, numbered, receive_tensors
 from mrl.models.tensor_file import Place, digest, read_folder
 from mrl.records.version import Version
 
@@ -95,11 +95,12 @@ class EmbeddedEngine:
 
     def broadcast_seats(self) -> Seats:
         """One, of this process."""
-        return Seats(1, gpu_id(self._device))
+        return Seats(1, gpu_id(numbered(self._device)))
 
     def receive(self, incoming: Incoming, version: Version) -> None:
         """As `load`, from a broadcast. Raises PeerLost when its members do not meet, or it comes apart."""
-        self._take_over(incoming.meeting.name, version, lambda place: receive_tensors(incoming, place))
+        device = numbered(self._device)
+        self._take_over(incoming.meeting.name, version, lambda place: receive_tensors(incoming, place, device=device))
 
     def _take_over(self, where: str, version: Version, read: Callable[[Place], dict[str, str]]) -> None:
         own = named_weights(self._model)

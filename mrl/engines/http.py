@@ -7,6 +7,8 @@ import aiohttp
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 CALL_S = 30.0
+IDLE_S = 2.0
+"""A connection that was not used for so long is not used again: the servers close theirs after 5 s."""
 MAX_SHOWN_CHARS = 400
 
 
@@ -24,7 +26,7 @@ class Http:
 
     def __init__(self, base_url: str) -> None:
         self.base_url = base_url
-        connector = aiohttp.TCPConnector(limit=0, force_close=False)
+        connector = aiohttp.TCPConnector(limit=0, force_close=False, keepalive_timeout=IDLE_S)
         self._session = aiohttp.ClientSession(base_url, connector=connector)
 
     async def get(self, route: str, *, within_s: float = CALL_S, **parameters: str) -> str:

@@ -138,20 +138,23 @@ class SGLang:
 
     async def receive(self, http: Http, incoming: Incoming, label: str) -> None:
         """See Dialect. SGLang loads each bucket as it comes, so nothing is whole before the last."""
-        witness = asyncio.create_task(asyncio.to_thread(witness_broadcast, incoming, self._dtype))
+        watching = asyncio.to_thread(witness_broadcast, incoming, self._dtype)
+        witness = asyncio.ensure_future(asyncio.gather(watching, return_exceptions=True))
         name = incoming.meeting.name
         try:
             await sglang_broadcast.meet(http, incoming.meeting)
             await sglang_broadcast.load(http, incoming, label)
         except PeerLost:
             await sglang_broadcast.give_up(http, name)
-            await asyncio.wait([witness])
+            await witness
             raise
         await sglang_broadcast.leave(http, name)
-        try:
-            self._sums = await witness
-        except (PeerLost, WeightsError) as error:
-            raise HalfUpdated(f"broadcast {name}: {error}") from error
+        (seen,) = await witness
+        if isinstance(seen, PeerLost | WeightsError):
+            raise HalfUpdated(f"broadcast {name}: {seen}") from seen
+        if isinstance(seen, BaseException):
+            raise seen
+        self._sums = seen
 
     async def resume(self, http: Http) -> None:
         """See Dialect. It was never paused."""

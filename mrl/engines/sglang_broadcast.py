@@ -25,7 +25,7 @@ async def meet(http: Http, meeting: Meeting) -> None:
         "rank_offset": meeting.first_rank + 1,
         "world_size": meeting.world_size,
         "group_name": meeting.name,
-        "backend": meeting.backend,
+        "backend": f"cpu:{meeting.backend}",  # by its plain name torch would make, and await, another group for GPUs
     }
     try:
         await http.post("/init_weights_update_group", body, within_s=MEET_S + MARGIN_S)

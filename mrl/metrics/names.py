@@ -126,7 +126,7 @@ METRICS: dict[str, Metric] = {
     "weights/refused": Metric("updates", "weight updates refused since the worker started"),
     "weights/by_broadcast": Metric("updates", "weight updates that came by broadcast since the worker started"),
     "weights/by_files": Metric("updates", "weight updates that came in files since the worker started"),
-    "weights/failed_broadcasts": Metric("updates", "of these, updates whose broadcast had failed before"),
+    "weights/failed_broadcasts": Metric("updates", "broadcasts of weights that failed since the worker started"),
     "scoring/requests": Metric("requests", "score requests of peers answered since the worker started"),
     "scoring/tokens": Metric("tokens", "answer tokens scored for peers since the worker started"),
     "scoring/refused_answers": Metric("answers", "peers' answers that own tokens cannot express, since the start"),

@@ -33,6 +33,7 @@ MEET_S = 20.0
 """Until all members are there."""
 STALL_S = 20.0
 """For one bucket."""
+CPU = torch.device("cpu")
 BLOCKING_NCCL = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 """Without these torch ends the process when an operation of NCCL takes too long."""
 
@@ -111,16 +112,17 @@ class Incoming:
 class BroadcastGroup:
     """The members of one broadcast, met."""
 
-    def __init__(self, store: dist.Store, meeting: Meeting, rank: int) -> None:
-        """Meet. Raises PeerLost when not all members are there in time."""
+    def __init__(self, store: dist.Store, meeting: Meeting, rank: int, *, device: torch.device = CPU) -> None:
+        """Meet; NCCL works on this `device`. Raises PeerLost when not all members are there in time."""
         self._what = f"broadcast {meeting.name}"
         with self._bounded():
             keys = dist.PrefixStore(meeting.name, store)
             if meeting.backend == "nccl":
-                self._device = torch.device("cuda", torch.cuda.current_device())
+                self._device = device
+                torch.cuda.set_device(device)  # of this thread
                 self._group: Any = _nccl(_named(keys, meeting.name, "cuda"), rank, meeting.world_size)
             else:
-                self._device = torch.device("cpu")
+                self._device = CPU
                 self._group = _gloo(_named(keys, meeting.name, "cpu"), rank, meeting)
 
     def send(self, flat: Tensor) -> None:
@@ -144,9 +146,13 @@ class BroadcastGroup:
             raise PeerLost(f"{self._what}: {' '.join(str(error).split())[:300]}") from error
 
 
-def gpu_id(device: torch.device | str) -> str:
+def numbered(device: str) -> torch.device:
+    """A device with its number: the calling thread's for "cuda"."""
+    return torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device(device)
+
+
+def gpu_id(device: torch.device) -> str:
     """Unique id of a GPU, empty for the CPU."""
-    device = torch.device(device)
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
@@ -163,23 +169,23 @@ def open_store(host: str) -> dist.TCPStore:
         return store
 
 
-def join(meeting: Meeting, rank: int) -> BroadcastGroup:
+def join(meeting: Meeting, rank: int, *, device: torch.device = CPU) -> BroadcastGroup:
     """Meet as one of those who receive. Raises PeerLost."""
     try:
         store = dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timedelta(seconds=MEET_S))
     except RuntimeError as error:
         raise PeerLost(f"broadcast {meeting.name}: nobody at {meeting.host}:{meeting.port}") from error
-    return BroadcastGroup(store, meeting, rank)
+    return BroadcastGroup(store, meeting, rank, device=device)
 
 
-def receive_tensors(incoming: Incoming, place: Place) -> dict[str, str]:
-    """Receive a version into its places; returns name -> digest of its tensors.
+def receive_tensors(incoming: Incoming, place: Place, *, device: torch.device = CPU) -> dict[str, str]:
+    """Receive a version into its places, by NCCL over `device`; returns name -> digest of its tensors.
 
     Raises PeerLost when the group comes apart, WeightsError when what came is not what was published. Either way some
     places are written to.
     """
     found: dict[str, str] = {}
-    for tensor, view in _arriving(incoming):
+    for tensor, view in _arriving(incoming, device):
         target = place(tensor.name, TYPES[tensor.dtype], tensor.shape)
         found[tensor.name] = digest(view) if target is None else copy_bytes(view, target)
     check_digests(found, incoming.digests, where=incoming.meeting.name)
@@ -189,15 +195,15 @@ def receive_tensors(incoming: Incoming, place: Place) -> dict[str, str]:
 def receive_each(incoming: Incoming) -> Iterator[tuple[str, Tensor, str]]:
     """(name, value, digest) of each tensor, whose value lasts until the next. Raises PeerLost, WeightsError."""
     found: dict[str, str] = {}
-    for tensor, view in _arriving(incoming):
+    for tensor, view in _arriving(incoming, CPU):
         found[tensor.name] = digest(view)
         yield tensor.name, view, found[tensor.name]
     check_digests(found, incoming.digests, where=incoming.meeting.name)
 
 
-def _arriving(incoming: Incoming) -> Iterator[tuple[TensorShape, Tensor]]:
+def _arriving(incoming: Incoming, device: torch.device) -> Iterator[tuple[TensorShape, Tensor]]:
     """Tensors as they arrive, as views of a buffer that the next bucket overwrites."""
-    group = join(incoming.meeting, incoming.meeting.first_rank)
+    group = join(incoming.meeting, incoming.meeting.first_rank, device=device)
     buffer = torch.empty(0, dtype=torch.uint8)
     for bucket in buckets_of(incoming.tensors):
         if size_bytes(bucket) > len(buffer):

@@ -40,7 +40,6 @@ from mrl.learner.trainer import Trainer
 from mrl.learner.world import World, join_world
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.load import load_policy
-from mrl.models.tensor_broadcast import gpu_id
 from mrl.records.version import Version
 from mrl.roles import wiring
 from mrl.sharing.own_objective import own_objective
@@ -225,7 +224,7 @@ def _publisher(config: RunConfig, folder: RunFolder, closing: ExitStack, policy:
     files = Publisher(folder.weights(policy), policy, model_folder=Path(table.model))
     if table.rollout.weights == "files":
         return files
-    publisher = BroadcastPublisher(files, host=config.exchange.host, gpu=gpu_id(table.device))
+    publisher = BroadcastPublisher(files, host=config.exchange.host, device=table.device)
     closing.callback(publisher.close)
     return publisher
 

@@ -20,7 +20,7 @@ from mrl.rollout.link import WorkerLink
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.scoring import Scorer
 from mrl.rollout.totals import WorkerTotals
-from mrl.rollout.updates import Installed, Refused, Updates
+from mrl.rollout.updates import Installed, Missed, Refused, Updates
 from mrl.rollout.verifying import Verifying
 
 IDLE_SLICE_S = 0.5
@@ -121,6 +121,9 @@ class RolloutLoop:
             self._custody.passed(outcome.version)
             structlog.contextvars.bind_contextvars(version=str(outcome.version))
             self.totals.installed(outcome)
+        elif isinstance(outcome, Missed):
+            self.totals.missed(outcome)
+            log.info("weights not offered", version=str(outcome.version), reason=outcome.reason)
         elif isinstance(outcome, Refused):
             self._refused_in_a_row += 1
             self.totals.weights_refused += 1

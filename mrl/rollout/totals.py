@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mrl.records.rollouts import ScoredGroup
-from mrl.rollout.updates import Installed, Route
+from mrl.rollout.updates import Installed, Missed, Route
 
 
 @dataclass
@@ -23,6 +23,7 @@ class WorkerTotals:
     engine_restarts: int = 0
     routes: Counter[Route] = field(default_factory=Counter)
     """Weight updates by how they came."""
+    failed_broadcasts: int = 0
     last: Installed | None = None
 
     def passed(self, seconds: float, *, answers_in_flight: float) -> None:
@@ -37,6 +38,11 @@ class WorkerTotals:
         """An update of the weights has been proved."""
         self.last = update
         self.routes[update.route] += 1
+        self.failed_broadcasts += update.route is Route.FILES_INSTEAD
+
+    def missed(self, update: Missed) -> None:
+        """An update has not come about."""
+        self.failed_broadcasts += update.lost_broadcast
 
     def delivered(self, groups: Sequence[ScoredGroup]) -> None:
         """These groups went to the learner."""
@@ -56,7 +62,7 @@ class WorkerTotals:
             "weights/refused": self.weights_refused,
             "weights/by_broadcast": self.routes[Route.BROADCAST],
             "weights/by_files": self.routes[Route.FILES] + self.routes[Route.FILES_INSTEAD],
-            "weights/failed_broadcasts": self.routes[Route.FILES_INSTEAD],
+            "weights/failed_broadcasts": self.failed_broadcasts,
         }
         if self.last is not None:
             values["weights/canary_max_abs_nats"] = self.last.gap.max_nats

@@ -58,8 +58,22 @@ class Refused:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """The learner does not hand a version over now: there is a newer one, or the learner is away."""
+
+    version: Version
+    reason: str
+    lost_broadcast: bool
+    """A broadcast of it failed before."""
+
+
 class NotOffered(WeightsError):
-    """The learner does not hand this version over now: there is a newer one, or the learner is away."""
+    """See Missed."""
+
+    def __init__(self, reason: str, *, lost_broadcast: bool = False) -> None:
+        super().__init__(reason)
+        self.lost_broadcast = lost_broadcast
 
 
 def install(
@@ -111,7 +125,7 @@ def _in_files(version: Version, link: WorkerLink | None) -> Path:
     assert link is not None, "it was told of a broadcast"
     route = link.ask_weights(version, num_ranks=0, within_s=FILES_S)
     if route is None or not route.folder:
-        raise NotOffered(f"version {version} is not offered in files either")
+        raise NotOffered(f"version {version} is not offered in files either", lost_broadcast=True)
     return Path(route.folder).parent
 
 
@@ -140,11 +154,10 @@ class Updates:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
         self._pending: tuple[Version, Future[Installed]] | None = None
 
-    def follow(self, notice: WeightsNotice, *, to_its_end: bool = False) -> Installed | Refused | None:
+    def follow(self, notice: WeightsNotice, *, to_its_end: bool = False) -> Installed | Refused | Missed | None:
         """Begin an update to what is announced, unless it is served already or one is under way.
 
-        The outcome of an update is given once, when it has ended; with `to_its_end` of this one. One that is not
-        offered has none, and may be followed again. Raises EngineLost.
+        The outcome of an update is given once, when it has ended; with `to_its_end` of this one. Raises EngineLost.
         """
         if self._pending is None and notice.version != self._engine.version:
             path = Path(notice.manifest_path)
@@ -156,8 +169,7 @@ class Updates:
             with self._telemetry.awaiting("weights", whom="the engine"):
                 return update.result()
         except NotOffered as error:
-            log.info("weights not offered", version=str(version), reason=str(error))
-            return None
+            return Missed(version, str(error), error.lost_broadcast)
         except WeightsError as error:
             return Refused(version, str(error))
 

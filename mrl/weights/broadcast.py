@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mrl.errors import PeerLost, RoleFailed
-from mrl.models.tensor_broadcast import BroadcastGroup, open_store
+from mrl.models.tensor_broadcast import BroadcastGroup, gpu_id, numbered, open_store
 from mrl.records.rollouts import Meeting, WeightsNotice, WeightsRequest, WeightsRoute
 from mrl.records.version import Version
 from mrl.transport.endpoints import reachable_host
@@ -26,6 +26,8 @@ from mrl.weights.manifest import Canary, Manifest
 from mrl.weights.meetings import Asking, Meetings, backend_of
 from mrl.weights.publish import Publisher
 
+KEPT = 3
+"""Manifests that remain."""
 CLOSE_S = 2.0
 
 log = structlog.get_logger()
@@ -34,11 +36,9 @@ log = structlog.get_logger()
 class BroadcastPublisher:
     """Publishes versions of one policy to engines that take part in broadcasts."""
 
-    def __init__(
-        self, files: Publisher, *, host: str, gpu: str = "", keep: int = 3, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """`files` writes folders; manifests lie beside them. Members meet at `host`; `gpu` is the learner's, if any."""
-        self._files, self._host, self._gpu, self._keep, self._clock = files, host, gpu, keep, clock
+    def __init__(self, files: Publisher, *, host: str, device: str = "cpu") -> None:
+        """`files` writes folders; manifests lie beside them. Members meet at `host`; `device` is the learner's."""
+        self._files, self._host, self._device = files, host, numbered(device)
         self._held, self._meetings = HeldWeights(), Meetings()
         self._number = 0
         self._last: tuple[BroadcastGroup, dist.Store] | None = None
@@ -69,7 +69,7 @@ class BroadcastPublisher:
         parts = path.with_name(f".{path.name}")
         parts.write_bytes(msgspec.json.encode(manifest))
         parts.rename(path)  # not synced: a resume writes it anew
-        for old in sorted(self._files.folder.glob("[0-9]*.json"), key=_version_of)[: -self._keep]:
+        for old in sorted(self._files.folder.glob("[0-9]*.json"), key=_version_of)[:-KEPT]:
             old.unlink()
         return path
 
@@ -88,7 +88,7 @@ class BroadcastPublisher:
 
     def ask(self, client: bytes, request: WeightsRequest) -> None:
         """A worker wants a version; `answers` has the answer when there is one."""
-        self._meetings.ask(client, request, self._clock())
+        self._meetings.ask(client, request, time.monotonic())
 
     def answers(self, notice: WeightsNotice, *, num_workers: int) -> list[tuple[bytes, WeightsRoute]]:
         """Answers to those who asked, which are due now; never waits. `num_workers` are known."""
@@ -96,7 +96,7 @@ class BroadcastPublisher:
         written = self._folder_of(newest)
         due = self._meetings.due(
             newest.version if newest else None,
-            self._clock(),
+            time.monotonic(),
             num_workers=num_workers,
             can_send=not self._busy.is_set(),
             has_files=bool(written),
@@ -117,7 +117,7 @@ class BroadcastPublisher:
             host=reachable_host(self._host),
             port=store.port,
             name=f"{self._files.policy}-{held.version}-{self._number}",
-            backend=backend_of(party, self._gpu),
+            backend=backend_of(party, gpu_id(self._device)),
             first_rank=0,
             world_size=1 + sum(one.request.num_ranks for one in party),
         )
@@ -147,7 +147,7 @@ class BroadcastPublisher:
 
     def _send(self, held: Held, store: dist.Store, meeting: Meeting) -> None:
         try:
-            group = BroadcastGroup(store, meeting, 0)
+            group = BroadcastGroup(store, meeting, 0, device=self._device)
             for _, flat in held.buckets:
                 group.send(flat)
             self._last = group, store  # kept until the next one: what is sent may still lie in the kernel

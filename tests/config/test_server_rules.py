@@ -25,8 +25,9 @@ def check(rollout, **policy) -> None:
         ({"engine": "sglang", "temperature": 0.7}, {"frozen": True}, r"sglang scores given texts at temperature 1"),
         ({"engine": "vllm", "server": {"url": "h:1"}}, {}, r"server\.url"),
         ({"engine": "vlm"}, {}, r"rollout\.engine"),
-        ({"engine": "vllm", "weights": "broadcast"}, {}, r"llama\.rollout\.weights: vLLM.*take weights in files alone"),
-        ({"engine": "sglang", "weights": "broadcast", "server": {"url": "http://h:1"}}, {}, r"somebody else started"),
+        ({"engine": "vllm", "weights": "broadcast"}, {}, r"llama\.rollout\.weights: .*files alone.*vllm on cpu"),
+        ({"engine": "sglang", "weights": "broadcast", "server": {"url": "http://h:1"}}, {}, r"by its url"),
+        ({"engine": "sglang", "weights": "broadcast"}, {"device": "cuda"}, r"sglang on cuda"),
     ],
 )
 def test_tables_that_contradict_themselves_are_refused(rollout, policy, words):

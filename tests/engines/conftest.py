@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from engine_rig import Weights, make_weights
+from engine_rig import Weights, export_trained, make_weights
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +18,9 @@ def weights(tmp_path_factory) -> Callable[[str], Weights]:
         return made[name]
 
     return of
+
+
+@pytest.fixture(scope="session")
+def exported(weights, tmp_path_factory) -> Weights:
+    """A policy that `mrl export` took out of a run."""
+    return export_trained(tmp_path_factory.mktemp("run"), weights("c"))

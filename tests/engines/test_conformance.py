@@ -1,7 +1,7 @@
 """What every engine has to do, the same for all; vLLM and SGLang are the real servers.
 
 Where an engine's environment is missing the tests fail with the command that makes it. They share one server, so what
-ends it stands last.
+ends it stands last, and what is said of its first weights first.
 """
 
 import os
@@ -9,12 +9,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import psutil
 import pytest
-from engine_rig import EOS_IDS, Rig, Weights, full_forward
+from engine_rig import EOS_IDS, Rig, Sender, Weights, full_forward
 
 from mrl.engines.dialect import Dialect, Launch
 from mrl.engines.embedded import EmbeddedEngine
@@ -23,8 +24,10 @@ from mrl.engines.environment import engine_python
 from mrl.engines.server import Bounds, ServerEngine
 from mrl.engines.sglang import SGLang
 from mrl.engines.vllm import VLLM
-from mrl.errors import EngineLost, WeightsError
+from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
+from mrl.models import tensor_broadcast
 from mrl.records.finish import FinishReason
+from mrl.records.version import Version
 
 pytestmark = pytest.mark.timeout(600)
 TOLERANCE_NATS = 1e-4
@@ -61,9 +64,9 @@ def kind(request) -> Kind:
 
 
 @pytest.fixture(scope="module")
-def rig(kind, request, weights, tmp_path_factory) -> Iterator[Rig]:
-    """An engine at temperature 0.7; started once, and made with other weights than are asked about."""
-    folder = weights("c").folder
+def rig(kind, request, exported, tmp_path_factory) -> Iterator[Rig]:
+    """An engine at temperature 0.7; started once, from the folder of an exported policy."""
+    folder = exported.folder
     if kind.dialect is None:
         engine: Engine = EmbeddedEngine(folder, sampling(kind, 0.7), device="cpu", max_running=64)
     else:
@@ -104,6 +107,22 @@ def check_logprobs(rig: Rig, requests: list[GenerationRequest], *, keeps_cache: 
     return finished
 
 
+def test_an_exported_policy_answers_as_the_learner_would(rig, exported):
+    """The engine is started on what `mrl export` wrote, and loads nothing else: so this test stands first."""
+    version = Version(0, 0)
+    rig.served[version] = exported
+    rig.engine.label(version)
+    requests = [rig.ask(answers=2, prompt_tokens=size) for size in (1, 7)]
+    rig.engine.submit(requests)
+
+    finished = check_logprobs(rig, requests)
+
+    assert {span.version for one in finished for span in one.generation.versions} == {version}
+    text = [7, 8, 9, 300]
+    expected = full_forward([(exported, text)], 1.0)
+    np.testing.assert_allclose(rig.engine.score([text])[0], expected, atol=TOLERANCE_NATS, rtol=0)
+
+
 def test_ids_in_are_ids_out_with_the_logprobs_of_a_full_forward(rig, weights):
     """Under the weights that were loaded, given the very ids that were handed in, at temperature 0.7."""
     version = rig.serve(weights("a"))
@@ -129,6 +148,57 @@ def test_logprobs_at_temperature_1(at_temperature_1):
     scored = rig.engine.score_answers(ScoringRequest(request.prompt_token_ids, answers))
     for one, logprobs in zip(finished, scored, strict=True):
         np.testing.assert_allclose(logprobs, one.generation.logprobs, atol=TOLERANCE_NATS, rtol=0)
+
+
+def test_weights_come_by_broadcast_in_mid_answer(rig, kind, weights, monkeypatch):
+    """In many buckets; tokens before and after name their versions; the engine reports the bytes that were sent."""
+    if kind.dialect is VLLM:
+        with pytest.raises(EngineError, match="takes weights in files alone"):
+            rig.engine.broadcast_seats()
+        return
+    monkeypatch.setattr(tensor_broadcast, "BUCKET_BYTES", 64 * 1024)
+    before, version = rig.serve(weights("b")), Version(1, 1)
+    rig.served[version] = weights("a")
+    sender = Sender(weights("a"), rig.engine.broadcast_seats().num_ranks, name="a-1.1-1")
+    requests = [rig.ask(answers=4) for _ in range(4)]
+    rig.engine.submit(requests)
+    rig.engine.collect(0.2)
+
+    with ThreadPoolExecutor(2) as threads:
+        sending = threads.submit(sender.send)
+        receiving = threads.submit(rig.engine.receive, sender.incoming, version)
+        finished = check_logprobs(rig, requests, keeps_cache=kind.keeps_cache)
+        receiving.result(60)
+        assert sending.result(60)
+
+    assert rig.engine.version == version
+    assert rig.engine.checksums() == sender.incoming.digests
+    assert {span.version for one in finished for span in one.generation.versions} <= {before, version}
+
+
+def test_a_broadcast_that_comes_apart_leaves_no_mixture_behind(rig, kind, weights, monkeypatch):
+    """The sender goes after two buckets: the old weights are served on or none, and files cure it."""
+    if kind.dialect is VLLM:
+        pytest.skip("takes weights in files alone")
+    monkeypatch.setattr(tensor_broadcast, "BUCKET_BYTES", 64 * 1024)
+    monkeypatch.setattr(tensor_broadcast, "STALL_S", 2.0)
+    before = rig.serve(weights("b"))
+    sender = Sender(weights("a"), rig.engine.broadcast_seats().num_ranks, name="a-1.2-1")
+
+    with ThreadPoolExecutor(1) as threads:
+        receiving = threads.submit(rig.engine.receive, sender.incoming, Version(1, 2))
+        group = sender.send(buckets=2)
+        del group
+        with pytest.raises(PeerLost):
+            receiving.result(90)
+
+    assert rig.engine.version in {before, None}
+    version = Version(1, 3)
+    rig.served[version] = weights("a")
+    rig.engine.load(weights("a").folder, version, weights("a").digests())
+    request = rig.ask(answers=2)
+    rig.engine.submit([request])
+    check_logprobs(rig, [request])
 
 
 def test_64_answers_at_once_end_at_an_eos_or_at_the_limit(rig, kind, weights):

@@ -19,8 +19,18 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from mrl.checkpoint.pieces import Piece
+from mrl.checkpoint.store import CheckpointStore
+from mrl.checkpoint.training_state import training_tensors
+from mrl.cli.main import main
+from mrl.config.load import validate
+from mrl.config.run_folder import create_run_folder
 from mrl.engines.engine import Engine, Finished, GenerationRequest
+from mrl.models.load import load_policy
+from mrl.models.parameters import named_weights
+from mrl.models.tensor_broadcast import BroadcastGroup, Incoming, buckets_of, open_store, shape_of
 from mrl.models.tensor_file import digest
+from mrl.records.rollouts import Meeting
 from mrl.records.version import Version
 
 VOCAB_SIZE = 480
@@ -64,6 +74,27 @@ def make_weights(folder: Path, *, seed: int, family: str = "qwen3", tied: bool =
     return Weights(folder, made)
 
 
+def export_trained(folder: Path, start: Weights) -> Weights:
+    """What `mrl export` makes of the checkpoint of a policy that began with `start` and has learnt since."""
+    tables = {
+        "run": {"name": "r", "steps": 9, "folder": str(folder)},
+        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
+        "policies": {"qwen": {"model": str(start.folder)}},
+    }
+    run = create_run_folder(validate(tables, where="test"))
+    model = load_policy(start.folder).eval()
+    with torch.no_grad():
+        for number, tensor in enumerate(model.parameters()):
+            tensor.mul_(1.0 + 0.01 * (number % 5))
+    store = CheckpointStore(run.checkpoints("qwen"), "qwen")
+    tensors = training_tensors(model, torch.optim.AdamW(model.parameters()))
+    whole = {name: Piece(tensor, 0, tuple(tensor.shape), is_first_copy=True) for name, tensor in tensors.items()}
+    store.write_pieces(4, whole, rank=0, life=0)
+    store.complete(4, b"{}", life=0, num_ranks=1)
+    assert main(["export", str(run.path), "--policy", "qwen", "--to", str(folder / "exported")]) == 0
+    return Weights(folder / "exported", model)
+
+
 @torch.no_grad()
 def full_forward(parts: Sequence[tuple[Weights, Sequence[int]]], temperature: float) -> np.ndarray:
     """Log-probabilities of every token after the first; each part is read by its own weights.
@@ -79,6 +110,32 @@ def full_forward(parts: Sequence[tuple[Weights, Sequence[int]]], temperature: fl
         logprobs.append(row.gather(-1, ids[0, 1:, None]).squeeze(-1))
         before = tokens[-1]
     return torch.cat(logprobs).numpy()
+
+
+class Sender:
+    """The learner's end of one broadcast: the store is open, nobody is there yet."""
+
+    def __init__(self, weights: Weights, num_ranks: int, *, name: str) -> None:
+        self._tensors = named_weights(weights.model)
+        self._store = open_store("127.0.0.1")
+        meeting = Meeting(
+            host="127.0.0.1",
+            port=self._store.port,
+            name=name,
+            backend="gloo",
+            first_rank=1,
+            world_size=1 + num_ranks,
+        )
+        shapes = [shape_of(name, tensor) for name, tensor in self._tensors.items()]
+        self.incoming = Incoming(meeting, shapes, {name: digest(tensor) for name, tensor in self._tensors.items()})
+
+    def send(self, *, buckets: int | None = None) -> BroadcastGroup:
+        """Meet, and send all buckets or the first few; the group lasts as long as it is kept."""
+        group = BroadcastGroup(self._store, self.incoming.meeting, 0)
+        for bucket in buckets_of(self.incoming.tensors)[:buckets]:
+            flat = [self._tensors[shape.name].detach().reshape(-1).view(torch.uint8) for shape in bucket]
+            group.send(torch.cat(flat))
+        return group
 
 
 class Rig:
