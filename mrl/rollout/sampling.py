@@ -44,9 +44,9 @@ class Sampler:
             answers=list(answers),
         )
 
-    def verdicts(self, prompt_id: str, generations: Sequence[Generation]) -> "Future[list[Verdict]]":
-        """The verdicts on answers to one prompt, once all are there; never waits."""
-        return self.pool.submit([(prompt_id, self._text(generation)) for generation in generations])
+    def verdicts(self, prompt_id: str, generations: Sequence[Generation], *, rank: int) -> "Future[list[Verdict]]":
+        """The verdicts on answers to one prompt, once all are there; never waits. `rank` orders those that queue."""
+        return self.pool.submit([(prompt_id, self._text(generation)) for generation in generations], rank=rank)
 
     def verified(self, prompt_ids: Sequence[str], generations: Sequence[Generation]) -> list[Answer]:
         """Verified answers, in order; waits for the verdicts."""

@@ -30,9 +30,12 @@ class Verifying:
         return len(self._awaited)
 
     def hand_in(self, flights: Sequence[Flight]) -> None:
-        """Verify the answers of these groups; never waits."""
+        """Verify the answers of these groups; never waits.
+
+        Where answers queue, the group that departed first comes first: it is the first that would be too stale.
+        """
         for flight in flights:
-            verdicts = self._sampler.verdicts(flight.item.prompt_id, flight.generations)
+            verdicts = self._sampler.verdicts(flight.item.prompt_id, flight.generations, rank=flight.number)
             self._span.enter()
             verdicts.add_done_callback(lambda _: self._span.leave())
             self._awaited.append(_Awaited(flight, verdicts))

@@ -85,12 +85,13 @@ class TaskPool:
         """
         return self._judge.judge(self._questions(completions))
 
-    def submit(self, completions: Sequence[tuple[str, str]]) -> "Future[list[Verdict]]":
+    def submit(self, completions: Sequence[tuple[str, str]], *, rank: int = 0) -> "Future[list[Verdict]]":
         """The verdicts on (prompt id, completion text) pairs of one task, in order, once all are there; never waits.
 
+        Where completions queue for a verifier process, those of a lower `rank` come first.
         Raises TaskError for an unknown id; the future raises RoleFailed as `verify_all` does.
         """
-        return self._judge.submit(self._questions(completions))
+        return self._judge.submit(self._questions(completions), rank=rank)
 
     def verifier_values(self) -> dict[str, float]:
         """Metrics of the verifier processes, totals since the start; empty when no task needs any."""

@@ -6,9 +6,11 @@
 A verifier may hang in code that no signal handler interrupts, take all memory, take its process with it, or wait long
 for a service elsewhere. Here it costs one answer: the process is killed, the answer counts as failed, and the next one
 gets a new process. Nobody else waits for it: groups complete out of order, and as long as any answer waits, no process
-that can judge it is idle.
+that can judge it is idle. Where answers queue, those of the group that was begun first are judged first.
 """
 
+import heapq
+import itertools
 import os
 import selectors
 import signal
@@ -16,10 +18,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -70,10 +72,11 @@ class _Group:
             self.future.set_result([self.outcomes[place] for place in range(self.size)])
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One answer that waits for a process, or has one."""
+class _Job(NamedTuple):
+    """One answer that waits for a process, or has one; the least is the next."""
 
+    rank: int
+    serial: int
     group: _Group
     place: int
     request: bytes
@@ -102,7 +105,8 @@ class VerifierPool:
         self._verifier = verifier
         self._size, self._wall_s = processes, wall_factor * timeout_s
         self._lock = threading.Lock()
-        self._handed_in: deque[_Job] = deque()
+        self._handed_in: list[_Job] = []
+        self._serials = itertools.count()
         self._is_closing = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._serve, name="verifier-pool", daemon=True)
@@ -110,19 +114,22 @@ class VerifierPool:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._children: list[_Child] = []
-        self._waiting: deque[_Job] = deque()
+        self._waiting: list[_Job] = []
+        """A heap."""
         self.counts = VerifierCounts()
 
-    def submit(self, pairs: Sequence[tuple[str, str]]) -> "Future[list[Outcome]]":
+    def submit(self, pairs: Sequence[tuple[str, str]], *, rank: int = 0) -> "Future[list[Outcome]]":
         """The outcomes of (reference, answer) pairs, in order, once all are judged; never waits.
 
+        Among answers that queue, those of a lower `rank` come first, and then those that were handed in first.
         The future raises RoleFailed when no process can be started, and is cancelled when the pool closes before.
         """
         group = _Group(len(pairs))
         if not pairs:
             group.future.set_result([])
             return group.future
-        jobs = [_Job(group, place, msgspec.msgpack.encode(pair)) for place, pair in enumerate(pairs)]
+        requests = [msgspec.msgpack.encode(pair) for pair in pairs]
+        jobs = [_Job(rank, next(self._serials), group, place, one) for place, one in enumerate(requests)]
         with self._lock:
             if self._is_closing:
                 group.future.cancel()
@@ -171,10 +178,10 @@ class VerifierPool:
 
     def _take_in(self) -> None:
         with self._lock:
-            fresh, self._handed_in = self._handed_in, deque()
+            fresh, self._handed_in = self._handed_in, []
         for job in fresh:
             if len(job.request) <= MAX_REQUEST_BYTES:
-                self._waiting.append(job)
+                heapq.heappush(self._waiting, job)
             else:
                 self._settle(job, Outcome(0.0, "too_long"))
 
@@ -184,7 +191,7 @@ class VerifierPool:
             self._end(child)
         for child in self._children:
             if self._waiting and child.is_ready and child.job is None:
-                child.give(self._waiting.popleft(), deadline_s=time.monotonic() + self._wall_s)
+                child.give(heapq.heappop(self._waiting), deadline_s=time.monotonic() + self._wall_s)
         starting = sum(not child.is_ready for child in self._children)
         while len(self._children) < self._size and starting < len(self._waiting):
             self._start()
@@ -257,7 +264,7 @@ class VerifierPool:
     def _fail(self, error: Exception) -> None:
         """No process starts: nothing that was handed in so far is judged any more."""
         unsettled = self._unsettled()
-        self._waiting.clear()
+        self._waiting = []
         for child in list(self._children):
             self._end(child)
         for job in unsettled:
@@ -266,7 +273,7 @@ class VerifierPool:
 
     def _unsettled(self) -> list[_Job]:
         self._take_in()
-        return [child.job for child in self._children if child.job is not None] + list(self._waiting)
+        return [child.job for child in self._children if child.job is not None] + self._waiting
 
     def _end(self, child: "_Child") -> int:
         """Kill the process and forget it; returns its exit code."""

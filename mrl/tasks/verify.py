@@ -52,9 +52,10 @@ class Judge:
         self._pools: dict[str, VerifierPool] = {}
         self._quick: ThreadPoolExecutor | None = None
 
-    def submit(self, questions: Sequence[Question]) -> "Future[list[Verdict]]":
+    def submit(self, questions: Sequence[Question], *, rank: int = 0) -> "Future[list[Verdict]]":
         """The verdicts on completions of one task, in order, once all are there; never waits.
 
+        Where completions queue for a process, those of a lower `rank` come first.
         The future raises RoleFailed when the task's verifier cannot be started.
         """
         if not questions or not questions[0].source.verifier:
@@ -63,7 +64,7 @@ class Judge:
         answers = [question.source.extract(question.completion) for question in questions]
         asked = [(question, answer) for question, answer in zip(questions, answers, strict=True) if answer]
         pool = self._pool(questions[0].task, questions[0].source)
-        outcomes = pool.submit([(question.item.reference, answer) for question, answer in asked])
+        outcomes = pool.submit([(question.item.reference, answer) for question, answer in asked], rank=rank)
         return _then(outcomes, lambda found: _verdicts(answers, found))
 
     def judge(self, questions: Sequence[Question]) -> list[Verdict]:

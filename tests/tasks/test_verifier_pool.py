@@ -125,7 +125,7 @@ def test_a_group_waits_for_its_own_answers_only():
     """One that hangs is overtaken by those handed in after it; closing cancels it and ends its process."""
     pool = make_pool(processes=2, timeout_s=1000.0)
     hanging = pool.submit([("right", "right"), ("right", "sleep")])
-    assert [pool.submit([("right", answer)]).result(60) for answer in ("right", "wrong")] == [[RIGHT], [Outcome(0.0)]]
+    assert [pool.submit([("right", answer)]).result(30) for answer in ("right", "wrong")] == [[RIGHT], [Outcome(0.0)]]
     assert not hanging.done()
     processes = [child.process for child in pool.children()]
     assert len(processes) == 2
@@ -141,11 +141,28 @@ def test_no_process_idles_while_answers_wait():
     with closing(make_pool(processes=3, timeout_s=1000.0)) as pool:
         for _ in range(4):
             pool.submit([("right", "sleep")])
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 30
         while sum(child.job is not None for child in pool.children()) < 3:
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
         assert len(pool.children()) == 3
+
+
+def test_the_lowest_rank_is_judged_first(tmp_path, monkeypatch):
+    """Behind what a process has begun already; answers of one rank in the order of handing in."""
+    hanging = tmp_path / "hanging"
+    os.mkfifo(hanging)
+    monkeypatch.setenv("HANGING", str(hanging))
+    order: list[str] = []
+    with closing(make_pool(timeout_s=0.3)) as pool:
+        first = pool.submit([("right", "sleep")], rank=9)
+        assert hanging.read_text() == "now"
+        futures = {name: pool.submit([("right", "right")], rank=rank) for name, rank in [("b", 2), ("c", 2), ("a", 1)]}
+        for name, future in futures.items():
+            future.add_done_callback(lambda _, name=name: order.append(name))
+        assert first.result(30) == [Outcome(0.0, "verifier_timeout")]
+        assert [future.result(30) for future in futures.values()] == [[RIGHT]] * 3
+    assert order == ["a", "b", "c"]
 
 
 def test_after_a_failed_start_the_next_answer_tries_again(capfd):
@@ -154,4 +171,4 @@ def test_after_a_failed_start_the_next_answer_tries_again(capfd):
         first = [pool.submit([("1", "1")]) for _ in range(3)]
         for future in [*first, pool.submit([("1", "1")])]:
             with pytest.raises(RoleFailed, match="does not start"):
-                future.result(60)
+                future.result(30)

@@ -1,0 +1,289 @@
+"""Measures the asynchronous mode of mrl against its synchronous mode, by real runs on the same cores.
+
+One policy, its engine and its learner with one thread each: as on a machine with a GPU for either, and all that two
+cores hold. (Two threads each, since a synchronous run uses them in turn, make so small a model slower.)
+Every answer is verified in 200 ms by a verifier as users plug in (`slow_verifier.py`), all of a step's 64 at once.
+Answers are log-normal in length, of mean 71 and at most 190 tokens (`counting_task.py`).
+Both modes train on the same number of samples. They take turns, with a seed for each round; medians count.
+
+    .venv/bin/python tools/bench_async.py [--rounds N] [--steps N] [--folder DIR]
+
+Prints a table; the last line is JSON. Ends with 1 when the asynchronous mode makes less than 1.5 times the steps per
+hour, or its held-out accuracy at the end is lower by more than two standard errors.
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mrl.metrics.jsonl import read_metrics
+
+TOOLS = Path(__file__).parent
+REQUIRED_RATIO = 1.5
+STANDARD_ERRORS = 2.0
+TRAIN_PROMPTS, HELD_OUT_PROMPTS = 2048, 384
+PROMPTS_PER_STEP, GROUP_SIZE, MAX_TOKENS = 8, 8, 192
+BATCHES_IN_FLIGHT = 2
+"""Of the asynchronous mode: half of what its staleness bound allows, so that long answers seldom go stale."""
+FEWEST_STEPS = 10
+"""Steps that a rate has to be taken over."""
+RUN_S = 1800.0
+CONFIG = """
+[run]
+name = "{name}"
+folder = "{folder}/runs"
+seed = {seed}
+steps = {steps}
+sync = {sync}
+
+[pool]
+train_prompts = 0
+held_out_prompts = 0
+
+[tasks.count]
+source = "jsonl"
+dataset = "{folder}/train.jsonl"
+options = {{ held_out = "{folder}/held_out.jsonl" }}
+verifier = "slow_verifier:after_200_ms"
+verifier_processes = {answers_per_step}
+
+[evaluation]
+every = 0
+
+[policies.qwen]
+model = "{folder}/policy"
+
+[policies.qwen.rollout]
+group_size = {group_size}
+max_new_tokens = {max_tokens}
+
+[policies.qwen.learner]
+prompts_per_step = {prompts_per_step}
+lr = 1e-4
+checkpoint_every = 0
+max_staleness_versions = 4
+
+[allocation]
+slots = {slots}
+"""
+
+
+ASYNCHRONOUS, SYNCHRONOUS = "asynchronous", "synchronous"
+MODES = (ASYNCHRONOUS, SYNCHRONOUS)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run came to."""
+
+    steps_per_hour: float
+    accuracy_before: float
+    accuracy_after: float
+    values: list[dict[str, float]]
+    """Metrics of the learner, step by step, in the time that counts."""
+    engine_busy_share: float
+
+    def mean(self, name: str) -> float:
+        """Of one metric over the steps that count."""
+        return statistics.fmean(values[name] for values in self.values)
+
+
+class Row(NamedTuple):
+    """One figure, and what is required of it."""
+
+    name: str
+    value: float
+    unit: str
+    against: str = ""
+    ratio: float | None = None
+    required: float | None = None
+    ok: bool = True
+
+
+# The runs.
+
+
+def run(folder: Path, mode: str, *, seed: int, steps: int) -> Outcome:
+    """One `mrl train` to its end."""
+    name = f"{mode}-{seed}"
+    config = folder / f"{name}.toml"
+    config.write_text(
+        CONFIG.format(
+            name=name,
+            folder=folder,
+            seed=seed,
+            steps=steps,
+            sync=str(mode == SYNCHRONOUS).lower(),
+            answers_per_step=PROMPTS_PER_STEP * GROUP_SIZE,
+            group_size=GROUP_SIZE,
+            max_tokens=MAX_TOKENS,
+            slots=BATCHES_IN_FLIGHT * PROMPTS_PER_STEP * GROUP_SIZE,
+            prompts_per_step=PROMPTS_PER_STEP,
+        )
+    )
+    with child([sys.executable, "-m", "mrl", "train", str(config), "--clean"], folder / f"{name}.log") as process:
+        if process.wait(RUN_S):
+            raise RuntimeError(f"{name} ended with {process.returncode}, see {folder / name}.log")
+    return outcome(folder / "runs" / name, steps)
+
+
+@contextmanager
+def child(argv: Sequence[str], log: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that is told to end, and awaited, when the block is left."""
+    environment = os.environ | {"PYTHONPATH": str(TOOLS)}
+    with log.open("wb") as output, subprocess.Popen(argv, stdout=output, stderr=output, env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def outcome(run_folder: Path, steps: int) -> Outcome:
+    """The rate counts from when the first evaluation, which takes a core and the verifiers, is over."""
+    records = [record for record in read_metrics(run_folder / "metrics.jsonl") if "values" in record]
+    evaluated_s = min(record["time_unix_s"] for record in records if "eval/accuracy" in record["values"])
+    learner = [record for record in records if record["role"].startswith("learner")]
+    counting = [record for record in learner if record["time_unix_s"] >= evaluated_s]
+    if len(counting) <= FEWEST_STEPS:
+        raise RuntimeError(f"{run_folder.name}: too few steps after the first evaluation; take more --steps")
+    seconds = counting[-1]["time_unix_s"] - counting[0]["time_unix_s"]
+    worker = [record for record in records if record["role"].startswith("worker")]
+    return Outcome(
+        steps_per_hour=3600.0 * (len(counting) - 1) / seconds,
+        accuracy_before=accuracy(run_folder, 0),
+        accuracy_after=accuracy(run_folder, steps),
+        values=[record["values"] for record in counting],
+        engine_busy_share=busy_share(worker, counting[0]["time_unix_s"]),
+    )
+
+
+def accuracy(run_folder: Path, step: int) -> float:
+    """Held-out accuracy of one version."""
+    found = json.loads((run_folder / "evaluation" / f"qwen-{step}.json").read_text())
+    return float(found["accuracy"])
+
+
+def busy_share(worker: Sequence[dict[str, Any]], since_unix_s: float) -> float:
+    """Share of the time since then in which the engine had answers to sample."""
+    first, last = (next(one for one in order if one["time_unix_s"] >= since_unix_s) for order in (worker, worker[::-1]))
+    idle_s = last["values"]["rollout/idle_s"] - first["values"]["rollout/idle_s"]
+    return 1.0 - idle_s / max(last["time_unix_s"] - first["time_unix_s"], 1e-9)
+
+
+def measure(folder: Path, *, rounds: int, steps: int) -> dict[str, list[Outcome]]:
+    """Outcomes of both modes, which take turns; every other round the other way round."""
+    found: dict[str, list[Outcome]] = {mode: [] for mode in MODES}
+    for round_number in range(1, rounds + 1):
+        for mode in MODES if round_number % 2 else MODES[::-1]:
+            began_s = time.monotonic()
+            found[mode].append(run(folder, mode, seed=round_number, steps=steps))
+            seconds, rate = time.monotonic() - began_s, found[mode][-1].steps_per_hour
+            print(f"round {round_number}, {mode}: {rate:.0f} steps/hour, {seconds:.0f} s", file=sys.stderr, flush=True)
+    return found
+
+
+# What they say.
+
+
+def rows_of(found: dict[str, list[Outcome]]) -> list[Row]:
+    """Rates and accuracies of the asynchronous mode against the synchronous one."""
+    rates = {mode: statistics.median(one.steps_per_hour for one in outcomes) for mode, outcomes in found.items()}
+    ratio = rates[ASYNCHRONOUS] / rates[SYNCHRONOUS]
+    before = statistics.fmean(one.accuracy_before for outcomes in found.values() for one in outcomes)
+    after = {mode: [one.accuracy_after for one in outcomes] for mode, outcomes in found.items()}
+    mean, target = statistics.fmean(after[ASYNCHRONOUS]), statistics.fmean(after[SYNCHRONOUS])
+    least = target - STANDARD_ERRORS * standard_error(*after.values())
+    name = "held-out accuracy after"
+    is_fast, is_equal = ratio >= REQUIRED_RATIO, mean >= least
+    return [
+        Row(SYNCHRONOUS, round(rates[SYNCHRONOUS]), "steps/hour"),
+        Row(
+            ASYNCHRONOUS,
+            round(rates[ASYNCHRONOUS]),
+            "steps/hour",
+            SYNCHRONOUS,
+            round(ratio, 2),
+            REQUIRED_RATIO,
+            is_fast,
+        ),
+        Row("held-out accuracy before", round(before, 3), "share"),
+        Row(f"{name}, {SYNCHRONOUS}", round(target, 3), "share"),
+        Row(f"{name}, {ASYNCHRONOUS}", round(mean, 3), "share", SYNCHRONOUS, required=round(least, 3), ok=is_equal),
+    ]
+
+
+def standard_error(*sides: Sequence[float]) -> float:
+    """Of the difference between two means of accuracies: from the answers drawn, or from run to run where that is more.
+
+    >>> round(standard_error([0.5], [0.5]), 4)
+    0.0361
+    """
+    variance = 0.0
+    for accuracies in sides:
+        share = statistics.fmean(accuracies)
+        drawn = share * (1.0 - share) / HELD_OUT_PROMPTS
+        seen = statistics.variance(accuracies) if len(accuracies) > 1 else 0.0
+        variance += max(drawn, seen) / len(accuracies)
+    return math.sqrt(variance)
+
+
+def print_runs(found: dict[str, list[Outcome]]) -> None:
+    """Where the time of a step goes, and what asynchrony costs in freshness."""
+    parts = {
+        "step s": "time/step_s",
+        "wait s": "time/wait_for_groups_s",
+        "train s": "time/train_s",
+        "publish s": "time/publish_s",
+        "answer": "tokens/answer_mean",
+        "stale": "staleness/mean_versions",
+        "dropped": "staleness/dropped_groups",
+    }
+    print(f"{'means':14}" + "".join(f"{part:>10}" for part in parts) + f"{'engine':>10}   steps/hour of every round")
+    for mode, outcomes in found.items():
+        means = [statistics.fmean(one.mean(name) for one in outcomes) for name in parts.values()]
+        busy = statistics.fmean(one.engine_busy_share for one in outcomes)
+        rates = ", ".join(f"{one.steps_per_hour:.0f}" for one in outcomes)
+        print(f"{mode:14}" + "".join(f"{mean:10.2f}" for mean in means) + f"{busy:10.0%}   {rates}")
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    """One line a row."""
+    for row in rows:
+        verdict = "" if row.required is None else f"   required {row.required}: {'ok' if row.ok else 'MISSED'}"
+        ratio = f"   {row.ratio:.2f} x {row.against}" if row.ratio is not None else ""
+        print(f"{row.name:42}{row.value:>9} {row.unit}{ratio}{verdict}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="runs of either mode")
+    parser.add_argument("--steps", type=int, default=60, help="steps of every run")
+    parser.add_argument("--folder", type=Path, help="where policy, prompts and runs stay; a policy there is taken")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-async-") as scratch:
+        folder = (arguments.folder or Path(scratch)).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "policy" / "config.json").exists():
+            words = [TOOLS / "counting_task.py", folder, str(TRAIN_PROMPTS), str(HELD_OUT_PROMPTS)]
+            subprocess.run([sys.executable, *words], check=True)
+        found = measure(folder, rounds=arguments.rounds, steps=arguments.steps)
+    print_runs(found)
+    rows = rows_of(found)
+    print_rows(rows)
+    print(json.dumps({"bench": "async", "rows": [row._asdict() for row in rows]}))
+    return 0 if all(row.ok for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
