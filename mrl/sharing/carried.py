@@ -27,7 +27,7 @@ UNTRACED = "untraced"
 """The source sent no trace, because its ids do not stand for the text."""
 
 
-class Told(Protocol):
+class AnswerLike(Protocol):
     """What every record says of an answer."""
 
     @property
@@ -63,7 +63,9 @@ class Carried(NamedTuple):
         return self.batch.reject_reason[row] or (self.trace_faults[row] if needs_trace else "")
 
 
-def carry(answers: Sequence[Told], fingerprints: Sequence[str], receiver: Receiver, *, max_tokens: int) -> Carried:
+def carry(
+    answers: Sequence[AnswerLike], fingerprints: Sequence[str], receiver: Receiver, *, max_tokens: int
+) -> Carried:
     """Answers, each cut by the tokenizer of its fingerprint, in the receiver's tokens. Never raises for what they say.
 
     Equal fingerprints pass ids and log-probs through untouched.
@@ -73,7 +75,7 @@ def carry(answers: Sequence[Told], fingerprints: Sequence[str], receiver: Receiv
     return Carried(batch, tuple(fault for _, fault in read))
 
 
-def _read(answer: Told, fingerprint: str) -> tuple[PeerAnswer, str]:
+def _read(answer: AnswerLike, fingerprint: str) -> tuple[PeerAnswer, str]:
     trace = answer.trace
     if trace is None:
         return bare_text(answer.completion, finished=answer.finished), UNTRACED

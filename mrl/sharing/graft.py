@@ -21,15 +21,14 @@ import numpy as np
 from pydantic import Field
 
 from mrl.objectives.specs import Grafted
-from mrl.records.experience import ExperienceRecord, RolloutRecord
+from mrl.records.experience import RolloutRecord
 from mrl.records.rollouts import ScoredGroup
-from mrl.sharing.carried import mean_logprobs, rollout_record
-from mrl.sharing.cost import shared_values, tried_values
+from mrl.sharing.carried import mean_logprobs
 from mrl.sharing.own_objective import POLICY_GRADIENT
-from mrl.sharing.own_rows import own_advantages, own_rows
-from mrl.sharing.peer_groups import PeerGroupParameters, PeerGroupReader
-from mrl.sharing.peer_rollouts import PeerRow, carry_groups, peer_example, rollouts_of
-from mrl.sharing.regime import SUCCESS_REWARD, Absorbed, Author, Component, TrainingExample
+from mrl.sharing.own_rows import own_rows
+from mrl.sharing.peer_groups import PeerGroupParameters
+from mrl.sharing.peer_rollouts import PeerRow, RolloutReader, carry_groups, peer_example
+from mrl.sharing.regime import SUCCESS_REWARD, Absorbed, Component, TrainingExample
 from mrl.sharing.setting import Setting
 
 GRAFTED = "grafted"
@@ -44,26 +43,20 @@ class GraftParameters(PeerGroupParameters):
     """Both directions of a pair graft about equally many prompts."""
 
 
-class GraftRegime(PeerGroupReader):
+class GraftRegime(RolloutReader):
     """Own groups, with failed ones replaced by peers' groups."""
 
     def __init__(self, parameters: GraftParameters, setting: Setting) -> None:
-        super().__init__("rollout", parameters, setting)
+        super().__init__(parameters, setting)
         self.parameters = parameters
-        self._setting = setting
         own = setting.objective.component()
         graft = Grafted(replace(setting.objective.token_clip(), correction=None), floor=parameters.floor)
         self.components = (own, Component(GRAFTED, graft, 1.0, own.denominator, "peer", own.regularizer))
 
-    def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
-        """Every group, whole: what a peer may graft, and from what it knows the balance."""
-        setting = self._setting
-        return [rollout_record(group, author, setting.receiver, own_advantages(group, setting.objective))]
-
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
         """Own rows of the groups that stay, and the rows of the grafted groups last."""
         objective = self._setting.objective
-        heard = [rollouts_of(self.peer_groups.take(group.prompt_id)) for group in groups]
+        heard = self.take_rollouts(groups)
         chosen = choose_grafts(groups, heard, balance=self.parameters.balance)
         kept = [group for place, group in enumerate(groups) if place not in chosen]
         own = own_rows(kept, objective, source=self._setting.policy)
@@ -72,19 +65,13 @@ class GraftRegime(PeerGroupReader):
         rows = [row for of_group in peers.of_group for row in of_group]
         lengths = [len(row.trace.token_ids) for row in rows]
         denominator = objective.denominator([*own.lengths, *lengths])
-        shared = peers.shared([(row, len(own.examples) + place) for place, row in enumerate(rows)])
-        counts = {
-            "sharing/grafted_prompts": float(len(chosen)),
-            "sharing/peer_rows": float(len(rows)),
-            "sharing/peer_tokens": float(sum(lengths)),
-        }
-        return Absorbed(
+        return self.absorbed(
             own.examples + [self._example(row) for row in rows],
             {POLICY_GRADIENT: denominator, GRAFTED: denominator},
-            forget=self.peer_groups.take_forgotten(),
-            counts=self.peer_groups.take_counts() | counts | tried_values(peers.tried) | shared_values(shared),
-            shared=shared,
-            tried=peers.tried,
+            peers,
+            lengths=lengths,
+            shared=peers.shared([(row, len(own.examples) + place) for place, row in enumerate(rows)]),
+            counts={"sharing/grafted_prompts": float(len(chosen))},
         )
 
     def _example(self, row: PeerRow) -> TrainingExample:

@@ -26,17 +26,16 @@ from pydantic import Field
 
 from mrl.alignment.selection import first_tokens
 from mrl.objectives.specs import CrossSequence
-from mrl.records.experience import ExperienceRecord, RolloutRecord
+from mrl.records.experience import RolloutRecord
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.advantages import Float32s, Float64s, against
 from mrl.sharing.capability import Capabilities
-from mrl.sharing.carried import ended_text, rollout_record
-from mrl.sharing.cost import shared_values, tried_values
+from mrl.sharing.carried import ended_text
 from mrl.sharing.own_objective import POLICY_GRADIENT
 from mrl.sharing.own_rows import own_advantages, own_rows
-from mrl.sharing.peer_groups import PeerGroupParameters, PeerGroupReader
-from mrl.sharing.peer_rollouts import PeerRow, carry_groups, peer_example, rewards_of, rollouts_of
-from mrl.sharing.regime import Absorbed, Author, Component, TrainingExample
+from mrl.sharing.peer_groups import PeerGroupParameters
+from mrl.sharing.peer_rollouts import PeerRow, RolloutReader, carry_groups, peer_example, rewards_of
+from mrl.sharing.regime import Absorbed, Component, TrainingExample
 from mrl.sharing.setting import Setting
 
 CROSS = "cross"
@@ -63,26 +62,20 @@ class Joint(NamedTuple):
     """Of all answers of peers to the prompt, in order, omega included."""
 
 
-class HacpoRegime(PeerGroupReader):
+class HacpoRegime(RolloutReader):
     """Own groups, then the peers' groups on the same prompts."""
 
     def __init__(self, parameters: HacpoParameters, setting: Setting) -> None:
-        super().__init__("rollout", parameters, setting)
+        super().__init__(parameters, setting)
         self.parameters = parameters
-        self._setting = setting
         cross = CrossSequence(parameters.lower, parameters.lower_step, parameters.alpha)
         self.components = (setting.objective.component(), Component(CROSS, cross, 1.0, "rows", "peer"))
         self._capabilities = Capabilities(window_steps=parameters.window_steps)
 
-    def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
-        """Every group, whole."""
-        setting = self._setting
-        return [rollout_record(group, author, setting.receiver, own_advantages(group, setting.objective))]
-
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
         """Own rows in phase 0, peers' rows in phase 1."""
         objective = self._setting.objective
-        heard = [rollouts_of(self.peer_groups.take(group.prompt_id)) for group in groups]
+        heard = self.take_rollouts(groups)
         self._capabilities.note(_passes(self._setting.policy, groups, heard))
         peers = carry_groups(groups, heard, self._setting, needs_trace=True)
         joint = [
@@ -103,17 +96,15 @@ class HacpoRegime(PeerGroupReader):
             rows._replace(batch=first_tokens(rows.batch, [lengths[place - num_own] for place in rows.places]))
             for rows in peers.shared([(row, num_own + place) for place, (row, _) in enumerate(cross)])
         ]
-        counts = {"sharing/peer_rows": float(num_cross), "sharing/peer_tokens": float(sum(lengths))}
-        return Absorbed(
+        return self.absorbed(
             own.examples + [example for _, example in cross],
             {
                 POLICY_GRADIENT: objective.denominator([*own.lengths, *lengths]),
                 CROSS: float(max(1, num_own + num_cross)),
             },
-            forget=self.peer_groups.take_forgotten(),
-            counts=self.peer_groups.take_counts() | counts | tried_values(peers.tried) | shared_values(shared),
+            peers,
+            lengths=lengths,
             shared=shared,
-            tried=peers.tried,
             expansion=(num_own + num_cross) / max(1, num_own),
         )
 

@@ -21,7 +21,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "grpo": {"clip_low": 0.2, "clip_high": 0.2, "advantage": "group_std", "aggregation": "sequence_mean"},
     "dr_grpo": {"clip_low": 0.2, "clip_high": 0.2, "advantage": "group_mean", "aggregation": "constant"},
     "dapo": {
-        **{"clip_low": 0.2, "clip_high": 0.28, "advantage": "group_std", "aggregation": "token_mean"},
+        "clip_low": 0.2,
+        "clip_high": 0.28,
+        "advantage": "group_std",
+        "aggregation": "token_mean",
         "drop_uniform_groups": True,
     },
     "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "advantage": "group_std", "aggregation": "sequence_mean"},

@@ -14,12 +14,14 @@ import numpy as np
 from mrl.alignment.aligned_batch import AlignedTrace
 from mrl.alignment.selection import select_rows
 from mrl.records.codec import unpack_array
-from mrl.records.experience import Received, RolloutRecord, SharedAnswer
+from mrl.records.experience import ExperienceRecord, Received, RolloutRecord, SharedAnswer
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.advantages import Float32s, Float64s
-from mrl.sharing.carried import Carried, carry
-from mrl.sharing.cost import SharedRows, Tried
-from mrl.sharing.regime import Int32s, TrainingExample
+from mrl.sharing.carried import Carried, carry, rollout_record
+from mrl.sharing.cost import SharedRows, Tried, shared_values, tried_values
+from mrl.sharing.own_rows import own_advantages
+from mrl.sharing.peer_groups import PeerGroupParameters, PeerGroupReader
+from mrl.sharing.regime import Absorbed, Author, Int32s, TrainingExample
 from mrl.sharing.setting import Setting
 
 
@@ -68,7 +70,7 @@ class PeerRows(NamedTuple):
         ]
 
 
-class _Told(NamedTuple):
+class _PeerAnswerAt(NamedTuple):
     """One answer of a peer."""
 
     group: int
@@ -98,11 +100,11 @@ def carry_groups(
     groups: Sequence[ScoredGroup], heard: Sequence[Sequence[RolloutRecord]], setting: Setting, *, needs_trace: bool
 ) -> PeerRows:
     """Peers' answers in own tokens; `heard[i]` are the groups of peers on the prompt of `groups[i]`."""
-    by_source: defaultdict[str, list[_Told]] = defaultdict(list)
+    by_source: defaultdict[str, list[_PeerAnswerAt]] = defaultdict(list)
     for group, records in enumerate(heard):
         told_here = [(record, number) for record in records for number in range(len(record.answers))]
         for place, (record, number) in enumerate(told_here):
-            by_source[record.source].append(_Told(group, place, record, number))
+            by_source[record.source].append(_PeerAnswerAt(group, place, record, number))
     of_group: list[list[PeerRow]] = [[] for _ in groups]
     num_tokens = [[0] * sum(len(record.answers) for record in records) for records in heard]
     tried: list[Tried] = []
@@ -148,3 +150,43 @@ def peer_example(
         phase=phase,
         behaviour_spans=None if spans is None else spans[:num_tokens],
     )
+
+
+class RolloutReader(PeerGroupReader):
+    """The part of a regime that gives its groups whole and trains on those of peers."""
+
+    def __init__(self, parameters: PeerGroupParameters, setting: Setting) -> None:
+        super().__init__("rollout", parameters, setting)
+        self._setting = setting
+
+    def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
+        """Every group, failed ones too: peers need them for their baselines and balance."""
+        setting = self._setting
+        return [rollout_record(group, author, setting.receiver, own_advantages(group, setting.objective))]
+
+    def take_rollouts(self, groups: Sequence[ScoredGroup]) -> list[list[RolloutRecord]]:
+        """For each own group, what peers gave on its prompt."""
+        return [rollouts_of(self.peer_groups.take(group.prompt_id)) for group in groups]
+
+    def absorbed(
+        self,
+        examples: list[TrainingExample],
+        denominators: dict[str, float],
+        peers: PeerRows,
+        *,
+        lengths: Sequence[int],
+        shared: Sequence[SharedRows],
+        counts: dict[str, float] | None = None,
+        expansion: float = 1.0,
+    ) -> Absorbed:
+        """A step with rows of peers of these `lengths` in own tokens, and what it says of them."""
+        said = {"sharing/peer_rows": float(len(lengths)), "sharing/peer_tokens": float(sum(lengths))} | (counts or {})
+        return Absorbed(
+            examples,
+            denominators,
+            forget=self.peer_groups.take_forgotten(),
+            counts=self.peer_groups.take_counts() | said | tried_values(peers.tried) | shared_values(shared),
+            shared=shared,
+            tried=peers.tried,
+            expansion=expansion,
+        )

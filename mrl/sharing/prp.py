@@ -29,16 +29,15 @@ from pydantic import Field, model_validator
 
 from mrl.alignment.spreading import SPREADING
 from mrl.objectives.specs import Cispo, Clipped, Correction, Shaped, Spreading, Term
-from mrl.records.experience import ExperienceRecord, RolloutRecord
+from mrl.records.experience import RolloutRecord
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.advantages import Float32s
-from mrl.sharing.carried import behaviour_of, mean_logprobs, rollout_record
-from mrl.sharing.cost import shared_values, tried_values
+from mrl.sharing.carried import behaviour_of, mean_logprobs
 from mrl.sharing.own_objective import POLICY_GRADIENT, OwnObjective
 from mrl.sharing.own_rows import own_advantages, own_rows
-from mrl.sharing.peer_groups import PeerGroupParameters, PeerGroupReader
-from mrl.sharing.peer_rollouts import PeerRow, carry_groups, peer_example, rewards_of, rollouts_of
-from mrl.sharing.regime import Absorbed, Author, Component, Int32s, TrainingExample
+from mrl.sharing.peer_groups import PeerGroupParameters
+from mrl.sharing.peer_rollouts import PeerRow, RolloutReader, carry_groups, peer_example, rewards_of
+from mrl.sharing.regime import Absorbed, Component, Int32s, TrainingExample
 from mrl.sharing.setting import Setting
 
 PEER_ROLLOUTS = "peer_rollouts"
@@ -92,13 +91,12 @@ class PrpParameters(PeerGroupParameters):
         return self
 
 
-class PrpRegime(PeerGroupReader):
+class PrpRegime(RolloutReader):
     """Own groups and the peers' groups on the same prompts, as one batch."""
 
     def __init__(self, parameters: PrpParameters, setting: Setting) -> None:
-        super().__init__("rollout", parameters, setting)
+        super().__init__(parameters, setting)
         self.parameters = parameters
-        self._setting = setting
         objective = setting.objective
         own = objective.component()
         peer = Component(
@@ -112,15 +110,10 @@ class PrpRegime(PeerGroupReader):
         )
         self.components = (own, peer)
 
-    def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
-        """Every group, whole."""
-        setting = self._setting
-        return [rollout_record(group, author, setting.receiver, own_advantages(group, setting.objective))]
-
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
         """Own and peers' rows under one denominator."""
         objective, parameters = self._setting.objective, self.parameters
-        heard = [rollouts_of(self.peer_groups.take(group.prompt_id)) for group in groups]
+        heard = self.take_rollouts(groups)
         peers = carry_groups(groups, heard, self._setting, needs_trace=parameters.variant in TRACED)
         advantages = [
             _advantages(group, records, num_tokens, objective, pooled=parameters.advantages == "pooled")
@@ -136,16 +129,8 @@ class PrpRegime(PeerGroupReader):
                     examples.append(self._example(row, theirs[row.place]))
         lengths = [len(row.trace.token_ids) for rows in peers.of_group for row in rows]
         denominator = objective.denominator([*own.lengths, *lengths])
-        shared = peers.shared(trained)
-        counts = {"sharing/peer_rows": float(len(lengths)), "sharing/peer_tokens": float(sum(lengths))}
-        return Absorbed(
-            examples,
-            {POLICY_GRADIENT: denominator, PEER_ROLLOUTS: denominator},
-            forget=self.peer_groups.take_forgotten(),
-            counts=self.peer_groups.take_counts() | counts | tried_values(peers.tried) | shared_values(shared),
-            shared=shared,
-            tried=peers.tried,
-        )
+        denominators = {POLICY_GRADIENT: denominator, PEER_ROLLOUTS: denominator}
+        return self.absorbed(examples, denominators, peers, lengths=lengths, shared=peers.shared(trained))
 
     def _example(self, row: PeerRow, advantage: np.float32) -> TrainingExample:
         behaviour, spans = None, None

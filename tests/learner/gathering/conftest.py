@@ -88,8 +88,10 @@ class _Link:
 class ScriptedRegime:
     """Asks for every prompt, is content with one record per prompt, and remembers what it heard."""
 
-    def __init__(self, *, patience: Patience | None = None, scorer: str = "") -> None:
-        self.asking: Asking | None = Asking(("outcome",), 4, None, watch=True, scorer=scorer)
+    def __init__(
+        self, *, patience: Patience | None = None, scorer: str = "", max_age_versions: int | None = None
+    ) -> None:
+        self.asking: Asking | None = Asking(("outcome",), 4, max_age_versions, watch=True, scorer=scorer)
         self.patience = patience
         self.heard: list[Received] = []
         self._asked: set[str] = set()

@@ -10,6 +10,7 @@ from mrl.errors import PeerLost
 from mrl.learner.lockstep import LockstepGathering, in_fixed_order
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.experience import Received
+from mrl.records.version import Version
 from mrl.sharing.regime import Patience
 
 
@@ -145,6 +146,23 @@ def test_scores_that_never_come_end_the_run(make_books, make_regime, exchange, o
     with pytest.raises(PeerLost, match=r"c did not score 1 of 2 groups of step 0 within 0\.3 s"):
         lockstep(books, regime, exchange.connect("a"), members=("a",), sync_timeout_s=0.3).gather(0, never)
     assert time.monotonic() - began_s >= 0.3
+
+
+@pytest.mark.parametrize(("max_age_versions", "heard"), [(None, ["c:new", "c:old"]), (1, ["c:new"])])
+def test_older_records_than_the_regime_wants_are_not_asked_for(
+    make_books, make_regime, exchange, outcome, max_age_versions, heard
+):
+    """As old as its peer's newest version makes them."""
+    books, regime = make_books(), make_regime(max_age_versions=max_age_versions)
+    books.sample(2, step=5)
+    peer = exchange.connect("c")
+    peer.publish([outcome("c:old", "c", "p0", 3), outcome("c:new", "c", "p0", 4)])
+    peer.announce(Version(0, 5))
+    exchange.settle()
+
+    lockstep(books, regime, exchange.connect("a"), members=("a",)).gather(5, never)
+
+    assert regime.heard_ids == heard
 
 
 def test_the_order_is_that_of_prompts_and_steps_and_not_of_arrival(outcome):
