@@ -100,11 +100,18 @@ def at_temperature_1(kind, rig, weights) -> Iterator[Rig]:
 def check_logprobs(rig: Rig, requests: list[GenerationRequest], *, keeps_cache: bool = False) -> list[Finished]:
     """All answers, each token of which has the log-probability that a full forward gives it."""
     finished = rig.collect(sum(request.seeds.size for request in requests))
+    check_answers(rig, requests, finished, keeps_cache=keeps_cache)
+    return finished
+
+
+def check_answers(
+    rig: Rig, requests: list[GenerationRequest], finished: list[Finished], *, keeps_cache: bool = False
+) -> None:
+    """Each token has the log-probability that a full forward gives it."""
     asked = {request.request_id: request for request in requests}
     for one in finished:
         expected = rig.expected(asked[one.request_id], one, keeps_cache=keeps_cache)
         np.testing.assert_allclose(one.generation.logprobs, expected, atol=TOLERANCE_NATS, rtol=0)
-    return finished
 
 
 def test_an_exported_policy_answers_as_the_learner_would(rig, exported):
@@ -162,15 +169,16 @@ def test_weights_come_by_broadcast_in_mid_answer(rig, kind, weights, monkeypatch
     sender = Sender(weights("a"), rig.engine.broadcast_seats().num_ranks, name="a-1.1-1")
     requests = [rig.ask(answers=4) for _ in range(4)]
     rig.engine.submit(requests)
-    rig.engine.collect(0.2)
+    finished = rig.engine.collect(0.2)
 
     with ThreadPoolExecutor(2) as threads:
         sending = threads.submit(sender.send)
         receiving = threads.submit(rig.engine.receive, sender.incoming, version)
-        finished = check_logprobs(rig, requests, keeps_cache=kind.keeps_cache)
+        finished += rig.collect(16 - len(finished))
         receiving.result(60)
         assert sending.result(60)
 
+    check_answers(rig, requests, finished, keeps_cache=kind.keeps_cache)
     assert rig.engine.version == version
     assert rig.engine.checksums() == sender.incoming.digests
     assert {span.version for one in finished for span in one.generation.versions} <= {before, version}
