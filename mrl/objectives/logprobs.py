@@ -30,9 +30,9 @@ def token_logprobs(
 
         l_t = z_t[y_t] / tau - logsumexp_v(z_t[v] / tau),   z_t = W h_t, or softcap * tanh(W h_t / softcap)
 
-    The logits of a chunk are computed in the dtype of the hidden states, reduced in float32, freed, and computed anew
-    in the backward pass, so that memory is O(C V). Temperature is applied because the engine's log-probabilities have
-    it too. Gradient flows through `hidden_TD` and `head_VD`. Returns [T] float32.
+    The logits of a chunk are computed in the dtype of the hidden states, reduced in float32 (float64 stays), freed, and
+    computed anew in the backward pass, so that memory is O(C V). Temperature is applied because the engine's
+    log-probabilities have it too. Gradient flows through `hidden_TD` and `head_VD`. Returns [T] float32.
     """
     softmax = _Softmax(temperature, softcap)
     (logprobs_T,) = _in_chunks(_logprobs, hidden_TD, head_VD, targets_T, softmax, chunk_tokens)
@@ -65,8 +65,8 @@ class _Softmax:
     softcap: float | None
 
     def scaled(self, logits_CV: Tensor) -> Tensor:
-        """[C, V] float32."""
-        logits_CV = logits_CV.float()
+        """[C, V] in float32 at least."""
+        logits_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
         if self.softcap is not None:
             logits_CV = self.softcap * torch.tanh(logits_CV / self.softcap)
         return logits_CV / self.temperature

@@ -7,7 +7,7 @@ import pytest
 from compared_runs import arguments, finish
 
 from mrl.cli.compare import conclude, notes, run
-from mrl.cli.compare_plan import plan_runs
+from mrl.cli.compare_plan import Run, plan_runs
 from mrl.errors import ConfigError, MissingError, ModelFolderError, RoleFailed
 from mrl.metrics.jsonl import MetricsWriter
 from mrl.records.telemetry import MetricsRecord
@@ -15,7 +15,7 @@ from mrl.records.telemetry import MetricsRecord
 REGIMES = ("--regimes", "independent,sgt", "--seeds", "2")
 
 
-def measured(one, *, start: float, end: float) -> None:
+def measured(one: Run, *, start: float, end: float) -> None:
     """A run that came to its end, with the accuracies of both policies at steps 0 and 3."""
     finish(one)
     writer = MetricsWriter(one.folder / "metrics.jsonl")

@@ -81,14 +81,16 @@ def test_the_need_of_a_run_is_what_check_plans() -> None:
 
 
 def test_a_run_sees_the_gpus_of_its_lane(tmp_path, monkeypatch):
-    """Three runs over two lanes: a lane that is free again is used again, and no GPU by two runs at once."""
+    """Three runs over two lanes, of which the first goes on until the third is there: that one has the other lane."""
     runs = plan_runs(arguments(tmp_path, "--regimes", "sgt", "--seeds", "3"))
-    script = "import os, sys; open(sys.argv[1], 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])"
+    seen = [Path(f"{run.config_toml}.gpus") for run in runs]
+    script = (
+        "import os, sys, time; out = sys.argv[1]; open(out, 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+        f"while out == {str(seen[0])!r} and not os.path.exists({str(seen[2])!r}): time.sleep(0.01)"
+    )
     monkeypatch.setattr(compare_train, "command", lambda _pid, argv: [sys.executable, "-c", script, f"{argv[-1]}.gpus"])
     train_missing(runs, [("4", "5"), ("6", "7")])
-    seen = [Path(f"{run.config_toml}.gpus").read_text() for run in runs]
-    assert set(seen[:2]) == {"4,5", "6,7"}
-    assert seen[2] in seen[:2]
+    assert [path.read_text() for path in seen] == ["4,5", "6,7", "6,7"]
 
 
 def test_a_signal_ends_the_runs_that_were_begun(tmp_path, monkeypatch, capsys):

@@ -87,3 +87,23 @@ def test_no_logits_outlive_their_chunk(with_entropy):
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(tuple(x.shape)) or x, lambda x: x):
         compute(hidden, head, targets, temperature=1.0, chunk_tokens=5)
     assert all(shape[-1:] != (29,) for shape in kept)
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_gradients_are_those_of_finite_differences(temperature, softcap):
+    """Of log-probabilities and entropies, by hidden states and head, over several chunks and one cut short."""
+    hidden, head, targets = make_inputs()
+    hidden, head, targets = hidden[:5].detach().requires_grad_(), head[:7].detach().requires_grad_(), targets[:5] % 7
+
+    def outputs(hidden, head):
+        options = {"temperature": temperature, "chunk_tokens": 2, "softcap": softcap}
+        return token_logprobs_and_entropy(hidden, head, targets, **options)
+
+    assert outputs(hidden, head)[0].dtype == torch.float64
+    # That nobody uses any output, for which the check would ask too, never reaches a backward pass.
+    assert torch.autograd.gradcheck(outputs, (hidden, head), eps=1e-6, atol=1e-7, rtol=1e-6, check_undefined_grad=False)
+    alone = token_logprobs(hidden, head, targets, temperature=temperature, chunk_tokens=2, softcap=softcap)
+    (found,) = torch.autograd.grad(alone.sum(), head)
+    (expected,) = torch.autograd.grad(outputs(hidden, head)[0].sum(), head)
+    assert torch.equal(found, expected)

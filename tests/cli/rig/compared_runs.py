@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from mrl.cli.compare import add_arguments
@@ -39,7 +40,7 @@ def arguments(folder: Path, *words: str) -> argparse.Namespace:
     return found
 
 
-def finish(run: Run, *, policies=("a", "b"), **changes) -> None:
+def finish(run: Run, *, policies: Iterable[str] = ("a", "b"), **changes: object) -> None:
     """The files of a run that came to its end."""
     folder = run.folder
     (folder / "evaluation").mkdir(parents=True)
