@@ -7,7 +7,8 @@ import torch
 from mrl.learner.loss import TokenValues, needs_entropy, needs_reference, term_inputs
 from mrl.learner.packing import PackedBatch
 from mrl.learner.world import World
-from mrl.objectives.diagnostics import clipped_tokens, k3_nats, ratios, sampled_entropy_nats
+from mrl.objectives.diagnostics import clipped_tokens, k3_nats, sampled_entropy_nats
+from mrl.objectives.ratios import bounded_ratio
 from mrl.sharing.regime import Component
 
 MEANS = ("entropy/sampled_nats", "ratio/clip_share", "mismatch/k3_nats", "kl/reference_nats", "entropy/policy_nats")
@@ -47,7 +48,7 @@ class Tally:
                 self._trained[0] += len(inputs.logprobs_T)
                 self._sums += torch.stack([column.sum().to(self._sums) for column in columns])
                 if len(inputs.proximal_T):
-                    found = ratios(inputs.proximal_T, inputs.behaviour_T).max()
+                    found = bounded_ratio(inputs.proximal_T, inputs.behaviour_T).max()
                     self._largest = torch.maximum(self._largest, found)
 
     def values(self) -> dict[str, float]:

@@ -45,12 +45,6 @@ def sampled_entropy_nats(logprobs_T: Tensor) -> Tensor:
     return -logprobs_T
 
 
-@torch.no_grad()
-def ratios(logprobs_T: Tensor, base_logprobs_T: Tensor) -> Tensor:
-    """pi / q of each token, for the largest mismatch of a batch. Returns [T]."""
-    return bounded_ratio(logprobs_T, base_logprobs_T)
-
-
 def _bare(spec: Term) -> Term:
     """The term without what weighs it from outside its clip."""
     match spec:

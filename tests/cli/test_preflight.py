@@ -7,6 +7,7 @@ import pytest
 
 from mrl.cli.preflight import check_adapters, check_frozen, check_tasks, check_teacher, preflight, unasked
 from mrl.config.load import validate
+from mrl.config.policy_tables import ObjectiveTable
 from mrl.config.schema import RunConfig
 from mrl.errors import AddressError, ConfigError, MissingError, ModelFolderError, TaskError
 
@@ -47,6 +48,15 @@ def test_a_teacher_that_is_no_policy_is_refused() -> None:
         "cure: did you mean 'teacher'?"
     )
     check_teacher(config_with({"regime": "sgt", "rlad": {"teacher": "teachr"}}), where="test")
+
+
+def test_an_objective_that_the_regime_breaks_is_refused() -> None:
+    """Before anything is started."""
+    config = config_with({"regime": "rlad", "rlad": {"teacher": "teacher"}})
+    broken = config.policies["a"].model_copy(update={"objective": ObjectiveTable(method="gspo")})
+    config = config.model_copy(update={"policies": config.policies | {"a": broken}})
+    with pytest.raises(ConfigError, match=r"test: policies\.a\.objective\.method: .* wanted grpo, dr_grpo or dapo"):
+        preflight(config, where="test")
 
 
 def test_a_busy_port_of_the_exchange_s_pages_is_refused_unless_they_are_off() -> None:
