@@ -23,7 +23,7 @@ from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Samplin
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.segments import Segments
 from mrl.engines.server_process import ServerProcess, free_port
-from mrl.errors import EngineError, EngineLost, WeightsError
+from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
 from mrl.models.tensor_broadcast import Incoming, Seats
 from mrl.models.tensor_file import read_folder
 from mrl.records.version import Version
@@ -348,6 +348,8 @@ class ServerEngine:
         self._awaited.add(future)
         try:
             return future.result()
+        except PeerLost:  # a member of a broadcast, of which the server knows
+            raise
         except TimeoutError as error:
             self._lose(f"no answer within {within_s:g} s")
             raise EngineLost(f"{self._dialect.name}: no answer within {within_s:g} s") from error
