@@ -185,6 +185,7 @@ def test_term_and_patience(build, make_setting):
     assert regime.components[0].term == Trrd(0.3, 0.2, 0.28, 1.0, 3.0, TIS)
     assert (regime.patience.hold_versions, regime.patience.wait_s) == (2, 4)
     assert (regime.asking.kinds, regime.asking.max_age_versions, regime.asking.watch) == (("score",), None, True)
+    assert regime.asking.scorer == "peer"
     assert build("rlad", teacher_clamp=None).components[0].term == Trrd(0.5, 0.2, 0.2, None, None, TIS)
 
 
