@@ -15,6 +15,8 @@ from mrl.tasks.pool import TaskPool, build_pool
 
 PROMPTS_PER_STEP, GROUP_SIZE = 16, 8
 ANSWERS_PER_STEP = PROMPTS_PER_STEP * GROUP_SIZE
+MICROBATCH_TOKENS = 1024
+"""Of a pass of mrl's learner, tuned by hand: 12 % less CPU than the default of 8192, as it stays in the caches."""
 LR = 1e-6
 """TRL's default: the policies, and with them the lengths of their answers, stay as they are."""
 SEED = 1
@@ -39,6 +41,8 @@ class Load:
     policies: tuple[str, ...]
     limit_tokens: int
     stops: Float64s
+    pack_tokens: int
+    """Of mrl's learner: a multiple of the rows where these are of one length."""
     samples_at_least: float
     """Required ratio of samples per CPU second from prompt to update."""
     trained_at_least: float | None = None
@@ -46,9 +50,9 @@ class Load:
 
 
 LOADS = (
-    Load("fixed", "64 tokens each", ("a",), 64, fixed_stops(64), 1.1, 1.1),
-    Load("long-tail", "long tail, one policy", ("a",), 192, long_tailed_stops(192), 2.5),
-    Load("two", "long tail, two policies at once", ("a", "b"), 192, long_tailed_stops(192), 2.5),
+    Load("fixed", "64 tokens each", ("a",), 64, fixed_stops(64), 288, 1.1, 1.1),
+    Load("long-tail", "long tail, one policy", ("a",), 192, long_tailed_stops(192), 256, 2.5),
+    Load("two", "long tail, two policies at once", ("a", "b"), 192, long_tailed_stops(192), 256, 2.5),
 )
 
 
@@ -100,7 +104,13 @@ def run_tables(place: Workplace, run: str, *, steps: int, lr: float) -> dict[str
         # The plain term of TRL's loss "grpo" with scale_rewards "none".
         "objective": {"method": "grpo", "advantage": "group_mean", "correction": {"level": "off"}},
         "rollout": {"group_size": GROUP_SIZE, "max_new_tokens": place.load.limit_tokens},
-        "learner": {"prompts_per_step": PROMPTS_PER_STEP, "lr": lr, "checkpoint_every": 0},
+        "learner": {
+            "prompts_per_step": PROMPTS_PER_STEP,
+            "lr": lr,
+            "checkpoint_every": 0,
+            "pack_tokens": place.load.pack_tokens,
+            "microbatch_tokens": MICROBATCH_TOKENS,
+        },
     }
     return {
         "run": {"name": run, "folder": str(place.folder / "runs"), "seed": SEED, "steps": steps},
