@@ -55,13 +55,14 @@ def test_buckets_keep_order_and_type_and_fit_unless_they_are_one(kinds):
 
 def test_views_of_a_bucket_are_its_tensors():
     """Names, types, shapes and values, without a copy."""
-    shapes = [shape_of("a", TENSORS["a"]), shape_of("b", TENSORS["b"])]
+    tensors = {"a": TENSORS["a"], "b": TENSORS["b"], "c": torch.tensor([8.0, 9.0])}
+    shapes = [shape_of(name, tensor) for name, tensor in tensors.items()]
     flat = torch.zeros(size_bytes(shapes), dtype=torch.uint8)
 
     for shape, view in views(shapes, flat):
-        view.copy_(TENSORS[shape.name])
+        view.copy_(tensors[shape.name])
 
-    assert torch.equal(flat.view(torch.float32), torch.tensor([0.0, 1, 2, 3, 4, 5, 7]))
+    assert torch.equal(flat.view(torch.float32), torch.tensor([0.0, 1, 2, 3, 4, 5, 7, 8, 9]))
 
 
 def test_every_member_gets_the_bytes_of_the_first():
