@@ -4,6 +4,7 @@ import copy
 import math
 from datetime import timedelta
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -17,7 +18,18 @@ from mrl.learner.loss import component_losses
 from mrl.learner.order import StepOrder, decode_order, encode_order, split_minibatches
 from mrl.learner.trainer import Trainer, check_head, learning_rate
 from mrl.learner.world import World
-from mrl.objectives.specs import Clipped, Correction, CrossSequence, Imitation, Regularizer, Trrd
+from mrl.objectives.specs import (
+    Cispo,
+    Clipped,
+    Correction,
+    CrossSequence,
+    Dppo,
+    Grafted,
+    Imitation,
+    Regularizer,
+    Shaped,
+    Trrd,
+)
 from mrl.sharing.regime import Component
 from mrl.weights.canary import canary_sequences
 
@@ -31,6 +43,22 @@ MANY = (
     Component("pooled", Clipped(base="behaviour", dual_clip=3.0), 0.5, "rows", "peer"),
 )
 """Terms of tokens and of whole rows, peers' log-probs of spans, teachers, a divergence and an entropy bonus."""
+
+SEQUENCE = Clipped(0.3, 0.3, ratio="sequence", correction=Correction("sequence", "truncate", 0.0, 5.0))
+OWN_TERMS = {
+    "gspo": SEQUENCE,
+    "cispo": Cispo(correction=Correction()),
+    "dppo": Dppo(),
+    "grafted": Grafted(Clipped(ratio="sequence"), floor=0.1),
+    "luffy": Shaped(),
+}
+DENOMINATORS: tuple[Literal["tokens", "rows", "prompts", "constant"], ...] = ("tokens", "rows", "prompts", "constant")
+
+
+def with_own_term(name: str) -> tuple[Component, Component]:
+    """A term of each family beside a rescue, and every kind of denominator over the terms."""
+    kind = DENOMINATORS[list(OWN_TERMS).index(name) % len(DENOMINATORS)]
+    return Component("own", OWN_TERMS[name], 1.0, kind, "own"), RESCUE
 
 
 def table(**changes: object) -> LearnerTable:
@@ -185,6 +213,26 @@ def test_many_components_give_the_gradient_of_their_sum(tiny_model, make_rows, m
     assert all(p.grad is None for p in frozen.parameters())
 
 
+@pytest.mark.parametrize("name", OWN_TERMS)
+def test_the_gradient_of_every_term_does_not_depend_on_the_microbatch(tiny_model, make_rows, name):
+    """One row per pass, some, or all at once: the objectives whose formulas their own tests write out."""
+    gradients, losses = [], []
+    for microbatch_tokens in (48, 96, 10_000):
+        model = tiny_model()
+        settings = table(microbatch_tokens=microbatch_tokens, lr=1e-30, max_grad_norm=1e9)
+        values = trainer(model, settings, components=with_own_term(name)).train(order(make_rows(21)), 0)
+        gradients.append(gradient_of(model))
+        losses.append(values["loss/total"])
+
+    alone = tiny_model()
+    rescues = order([row for row in make_rows(21) if row.component == "rescue"])
+    trainer(alone, table(lr=1e-30, max_grad_norm=1e9), components=with_own_term(name)).train(rescues, 0)
+    assert not torch.allclose(gradients[0], gradient_of(alone), rtol=1e-2)
+    for gradient, loss in zip(gradients[1:], losses[1:], strict=True):
+        assert (gradient - gradients[0]).norm() < 1e-5 * gradients[0].norm()
+        assert loss == pytest.approx(losses[0], rel=1e-4, abs=1e-6)
+
+
 def _rank(rank: int, size: int, store: str, cases, model, reference, out: str) -> None:
     """Train every case from the same model, and save what came of it."""
     torch.set_num_threads(1)
@@ -214,11 +262,13 @@ def _saved(path: str) -> tuple[torch.Tensor, list[dict[str, float]]]:
 def test_two_ranks_train_the_parameters_that_one_trains(tiny_model, make_rows, tmp_path: Path, monkeypatch):
     """On gloo ranks parameters and metrics agree with one process, and exactly between ranks; an empty step included.
 
-    With rescues in one minibatch, and in four with terms of tokens and of rows, teachers, reference and entropy.
+    With rescues in one minibatch, in four with terms of tokens and of rows, teachers, reference and entropy, and with
+    every other term.
     """
     plain = [order(rows) for rows in (make_rows(20), make_rows(20, seed=1), [], make_rows(20, seed=2))]
     many = [order(make_rows(20, seed=seed, shared=True), expansion=2.0) for seed in range(2)]
     cases = {"plain": (table(lr=3e-3), COMPONENTS, plain), "many": (table(lr=3e-3, minibatches=2), MANY, many)}
+    cases |= {name: (table(lr=3e-3, minibatches=2), with_own_term(name), plain[:2]) for name in OWN_TERMS}
     models = (tiny_model(), tiny_model(seed=1))
     single, pair = str(tmp_path / "single"), str(tmp_path / "pair")
     _rank(0, 1, "", cases, *models, single)
