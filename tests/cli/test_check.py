@@ -205,6 +205,30 @@ def test_all_six_pairs_of_hacpo_can_be_started() -> None:
     }
 
 
+def test_all_pairs_of_rlad_can_be_started() -> None:
+    """Two by a file, the others by a command: student, teacher, and how long answers may be, for both alike."""
+    files = [["train", str(path)] for path in PAPERS if path.stem.startswith("rlad")]
+    started = []
+    for words in [*files, *(words for words in COMMANDS if words[0] == "train" and "/rlad" in words[1])]:
+        policies = load_config(ROOT / words[1], words[2:]).policies
+        student, teacher = policies["student"], policies["teacher"]
+        tokens = student.rollout.max_new_tokens
+        assert teacher.frozen
+        assert teacher.rollout.max_new_tokens == tokens < student.learner.pack_tokens
+        assert student.model == "models/" + student.source.partition("/")[2]
+        started.append((student.source.partition("/")[2], teacher.source.partition("/")[2], tokens))
+    assert sorted(started) == [
+        ("DeepSeek-R1-Distill-Qwen-1.5B", "DeepSeek-R1-Distill-Qwen-7B", 8192),
+        ("Qwen3-0.6B", "Qwen3-8B", 2048),
+        ("Qwen3-0.6B", "Qwen3-8B", 8192),
+        ("Qwen3-1.7B", "Qwen3-8B", 2048),
+        ("Qwen3-1.7B", "Qwen3-8B", 8192),
+        ("Qwen3-1.7B", "Qwen3-8B", 8192),
+        ("Qwen3-1.7B-Base", "Qwen3-8B", 30000),
+        ("Qwen3-8B-Base", "Qwen3-32B", 30000),
+    ]
+
+
 @pytest.mark.parametrize("words", [words for words in COMMANDS if words[0] == "compare"], ids=lambda words: words[1])
 def test_comparisons_that_configurations_name_lack_nothing_but_models(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
