@@ -94,18 +94,19 @@ def test_identical_peer_is_a_group_twice_as_large(
     lab.assert_same(*gradients)
 
 
-@pytest.mark.parametrize("moved", [1.0, 1.02, 1.3])
+@pytest.mark.parametrize(("moved", "weight_side"), [(1.0, "low"), (1.02, "inside"), (1.02, "high"), (1.3, "inside")])
 @pytest.mark.parametrize("variant", ["behaviour", "recompute", "decoupled", "sequence", "luffy"])
-def test_gradient_of_every_variant(build, make, receiver, peer, lab, step_of, variant, moved):
+def test_gradient_of_every_variant(build, make, receiver, peer, lab, step_of, variant, moved, weight_side):
     """Peers' rows alone (own rewards are at the pooled mean of 0), against the variant's formula by tokens.
 
     At the start of a step, and after the parameters have moved, a little and beyond clips: what is taken at the start
-    (the old policy, the weight outside the clip) stays there.
+    (the old policy, the weight outside the clip) stays there. That weight lies below, between or above its bounds.
     """
+    nats_per_byte = {"low": -0.2, "inside": -2.45, "high": -6.0}[weight_side] if variant == "decoupled" else -0.2
     model, start = lab.model(), lab.model()
     for parameter in model.parameters():
         parameter.data.mul_(moved)
-    theirs = make.sampled(peer, [1, -1], texts=[b"copy: hay", b"reverse: yah"], logprobs=-0.2)
+    theirs = make.sampled(peer, [1, -1], texts=[b"copy: hay", b"copy: yah"], logprobs=nats_per_byte)
     own = make.sampled(receiver, [0, 0])
     regime = build("prp", variant=variant, **({"weight_cap": 2.0} if variant == "decoupled" else {}))
     absorbed = step_of(regime, [own], [make.rollout(theirs, peer)])
@@ -113,12 +114,12 @@ def test_gradient_of_every_variant(build, make, receiver, peer, lab, step_of, va
 
     def slow(model):
         total = 0.0
-        for text, advantage in ((b"copy: hay", 1 / deviation), (b"reverse: yah", -1 / deviation)):
+        for text, advantage in ((b"copy: hay", 1 / deviation), (b"copy: yah", -1 / deviation)):
             ids = receiver.retokenize(text, finished=True, max_tokens=64).token_ids
             sizes = [max(1, n) for n in receiver.byte_lengths(ids, np.array([0, len(ids)])).tolist()]
             log_pi, log_old = (one.logprobs(np.array([3]), ids) for one in (model, start))
             log_old = log_old.detach()
-            told = log_pi.new_tensor(sizes) * -0.2  # the peer cut every byte: each own token is a span
+            told = log_pi.new_tensor(sizes) * nats_per_byte  # the peer cut every byte: each own token is a span
             gap = log_pi - told
             if variant == "sequence":
                 mean = log_pi.mean() - sum(sizes) * -0.2 / sum(sizes)
@@ -129,7 +130,11 @@ def test_gradient_of_every_variant(build, make, receiver, peer, lab, step_of, va
             elif variant == "behaviour":
                 term = -min_clipped(gap.exp(), advantage)
             else:
-                weight = 1.0 if variant == "recompute" else (log_old - told).mean().exp().clamp(0.5, 2.0)
+                weight = 1.0
+                if variant == "decoupled":
+                    exact = float((log_old - told).mean().exp())
+                    assert {"low": exact < 0.5, "inside": 0.5 < exact < 2.0, "high": exact > 2.0}[weight_side], exact
+                    weight = min(2.0, max(0.5, exact))
                 term = -weight * min_clipped((log_pi - log_old).exp(), advantage)
             total = total + term.mean()
         return total / 4
