@@ -13,7 +13,7 @@ Each returns `Moments`, from which follow support S = < E ghat, pi_C - pi > and 
 
 import numpy as np
 
-from mrl.bandit.counting import mixed_baseline
+from mrl.bandit.counting import mixed_baseline, own_baseline
 from mrl.bandit.moments import Moments, of_independent_rows
 from mrl.bandit.overlap import rescue_probability
 from mrl.bandit.problem import Bandit, Floats, restricted
@@ -25,9 +25,9 @@ def grpo_mean_baseline(bandit: Bandit, group: int) -> Moments:
         E ghat = (1 - 1/G) g*
 
     A group whose rewards are all equal gives nothing, which happens with probability (1-p)^G + p^G. E||ghat||^2 is a
-    sum over the number of successes (`counting.mixed_baseline`).
+    sum over the number of successes (`counting.own_baseline`).
     """
-    return Moments((1 - 1 / group) * bandit.gradient, mixed_baseline(bandit, group, 1, 0.0).second)
+    return Moments((1 - 1 / group) * bandit.gradient, own_baseline(bandit, group).second)
 
 
 def grpo_fixed_baseline(bandit: Bandit, group: int, baseline: float) -> Moments:
