@@ -8,6 +8,8 @@ import pytest
 import safetensors.torch
 import torch
 
+from mrl.sharing.regimes import REGIMES
+
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 POLICIES = ("qwen", "llama")
 SYNC = ["--run.sync=true", "--run.sync_timeout_s=60"]
@@ -40,31 +42,36 @@ def assert_equal_runs(run, other, steps: int) -> None:
         assert [key for key, tensor in tensors.items() if not torch.equal(tensor, expected[key])] == []
 
 
-SHARING = """
-[sharing]
-regime = "{regime}"
-[sharing.{regime}]
-peer_wait_s = 60
-"""
+HEARD = {
+    "independent": "",
+    "prp": "sharing/peer_rows",
+    "xgrpo": "sharing/hit_prompts",
+    "sgt": "sharing/asked_prompts",
+    "hacpo": "sharing/peer_rows",
+    "graft": "sharing/hit_prompts",
+    "rlad": "sharing/scored_rows",
+}
+"""Regime -> what counts that a peer was heard, or, in the first steps of sgt, asked."""
 TINY = ["--evaluation.every=0", "--pool.held_out_prompts=8"]
 """Held-out prompts cost more than the steps."""
 STEPS = 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("regime", "heard"), [("hacpo", "sharing/peer_rows"), ("rlad", "sharing/scored_rows")])
-def test_equal_seeds_give_equal_bits_under_a_regime_that_hears_a_live_peer(make_run, regime, heard):
-    """Whole groups of a peer that learns too; and its scores, which it gives under the weights of the same step.
+@pytest.mark.parametrize("regime", REGIMES)
+def test_equal_seeds_give_equal_bits_under_every_regime(make_run, regime):
+    """Groups of a peer that learns too, their rewards, and its scores, given under the weights of the same step.
 
     Whatever the number of daemons over which they come.
     """
-    runs = [make_run(steps=STEPS, name=name, more=SHARING.format(regime=regime)) for name in ("first", "second")]
+    sharing = f'[sharing]\nregime = "{regime}"\n'
+    runs = [make_run(steps=STEPS, name=name, more=sharing) for name in ("first", "second")]
     for shards, run in enumerate(runs, 1):
         run.start(*SYNC, *TINY, f"--exchange.shards={shards}")
     for run in runs:
         assert run.finish(200) == 0, run.tail()
-    for policy in POLICIES:
-        assert sum(values[heard] for values in step_values(runs[0], policy).values()) > 0
+    for policy in POLICIES if HEARD[regime] else ():
+        assert sum(values[HEARD[regime]] for values in step_values(runs[0], policy).values()) > 0
     assert_equal_runs(*runs, STEPS)
 
 
