@@ -16,6 +16,7 @@ import pytest
 
 from mrl.config.load import load_config
 from mrl.config.policy_tables import MakeTable
+from mrl.config.run_folder import read_run_config
 from mrl.config.schema import RunConfig
 from mrl.metrics.jsonl import read_metrics
 from mrl.models.make import make_policy
@@ -36,6 +37,15 @@ RUNS = [
     for path, regime in REGIMES
 ]
 STEPS = 2
+HEARD = {
+    "prp": "sharing/peer_rows",
+    "xgrpo": "sharing/hit_prompts",
+    "sgt": "sharing/rescues",
+    "hacpo": "sharing/peer_rows",
+    "graft": "sharing/peer_rows",
+    "rlad": "sharing/scored_rows",
+}
+"""Regime -> what counts that a peer was heard."""
 ENVIRONMENT = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
@@ -119,8 +129,12 @@ def test_two_steps_of_every_configuration(path, regime, models, problems, tmp_pa
 
 
 def assert_trained(config: RunConfig, folder: Path) -> None:
-    """Two steps of every learner, and what the verifier said of answers."""
+    """Two steps of every learner, what the verifier said of answers, and that learners heard of peers."""
     records = [record for record in read_metrics(folder / "metrics.jsonl") if "values" in record]
+    regime = read_run_config(folder).sharing["regime"]
+    if regime in HEARD:
+        learners = [one["values"] for one in records if one["role"].startswith("learner/")]
+        assert sum(values.get(HEARD[regime], 0) for values in learners) > 0, f"{regime}: nobody heard of a peer"
     for name in config.learning:
         steps = {one["step"]: one["values"] for one in records if one["role"].startswith(f"learner/{name}")}
         assert sorted(steps) == list(range(1, STEPS + 1))
@@ -129,6 +143,7 @@ def assert_trained(config: RunConfig, folder: Path) -> None:
             sampled = [one["values"] for one in records if one["role"].startswith(f"worker/{name}")]
             assert max(values.get("verify/answers", 0) for values in sampled) > 0
             assert any(0 < values["reward/mean"] < 1 for values in steps.values())
+            assert any(values["optim/grad_norm"] > 0 for values in steps.values())
 
 
 def test_grpo_against_rlad_is_one_command_that_goes_on_after_a_kill(models, problems, tmp_path):
