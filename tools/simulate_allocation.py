@@ -29,12 +29,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
 from allocation_simulation import fluid
 from allocation_simulation.outcomes import CONTROLLER, Trial, rules, try_all
 from allocation_simulation.picture import draw
 from allocation_simulation.settings import MAX_STALENESS_VERSIONS, random_instance, scenarios
+from bench_row import Row
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -49,25 +49,6 @@ COLUMNS = (
     "scenario", "rule", "seeds", "ratio", "worst", "least", "mean", "moves", "idle %", "switching %", "lag", "max",
     "dropped %", "unserved s",
 )  # fmt: skip
-
-
-class Row(NamedTuple):
-    """One figure; `required` bounds `ratio`."""
-
-    name: str
-    value: float
-    unit: str
-    against: str = ""
-    ratio: float | None = None
-    required: str | None = None
-
-    @property
-    def ok(self) -> bool:
-        """Whether the ratio keeps its bound."""
-        if self.required is None:
-            return True
-        bound = float(self.required[2:])
-        return self.ratio is not None and (self.ratio >= bound if self.required[0] == ">" else self.ratio <= bound)
 
 
 def rows_of(trials: Sequence[Trial], random: Sequence[Trial]) -> Iterator[Row]:
@@ -184,7 +165,7 @@ def main() -> int:
     for row in rows:
         if not row.ok:
             say(f"MISSED: {row.name} is {row.value:.4g} {row.unit}, required {row.required} of {row.against}")
-    print(json.dumps({"bench": "allocation", "rows": [row._asdict() | {"ok": row.ok} for row in rows]}))
+    print(json.dumps({"bench": "allocation", "rows": [row.fields for row in rows]}))
     return 0 if all(row.ok for row in rows) else 1
 
 

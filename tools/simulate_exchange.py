@@ -46,8 +46,8 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import NamedTuple
 
+from bench_row import Row
 from exchange_simulation import settings
 from exchange_simulation.picture import draw
 from exchange_simulation.station import Costs
@@ -68,29 +68,6 @@ COLUMNS = (
     "policies", "sites", "daemons", "s", "offered/s", "stored/s", "delivered/s", "held MiB", "max", "latency ms", "p99",
     "age", "p99", "evicted", "lost", "busy", "behind s", "WAN MiB/s", "stat ms",
 )  # fmt: skip
-
-
-class Row(NamedTuple):
-    """One figure; `ratio` is a share of what is allowed."""
-
-    name: str
-    value: float
-    unit: str
-    against: str = ""
-    ratio: float | None = None
-    required: str | None = None
-
-    @property
-    def ok(self) -> bool:
-        """Whether the ratio keeps its bound; a value that nobody could measure does not."""
-        return self.required is None or (self.ratio is not None and self.ratio <= float(self.required[2:]))
-
-    @property
-    def fields(self) -> dict[str, object]:
-        """For JSON, which has no word for what is not a number."""
-        numbers = {name: None if number is None or math.isnan(number) else number for name, number in
-                   (("value", self.value), ("ratio", self.ratio))}  # fmt: skip
-        return self._asdict() | numbers | {"ok": self.ok}
 
 
 def bounded(outcome: Outcome, name: str, value: float, unit: str, at_most: float) -> Row:
