@@ -115,7 +115,7 @@ def test_a_tree_is_read_with_all_that_it_has_spent():
         process.communicate("\n")
 
     assert [*found] == [process.pid]
-    assert found[process.pid].waited_for_s >= 0.2
+    assert found[process.pid].waited_for_s >= 0.15  # the kernel counts in ticks
     assert total_s(found) == pytest.approx(found[process.pid].cpu_s + found[process.pid].waited_for_s)
 
 
