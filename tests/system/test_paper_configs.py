@@ -42,7 +42,7 @@ HEARD = {
     "xgrpo": "sharing/hit_prompts",
     "sgt": "sharing/rescues",
     "hacpo": "sharing/peer_rows",
-    "graft": "sharing/peer_rows",
+    "graft": "sharing/hit_prompts",
     "rlad": "sharing/scored_rows",
 }
 """Regime -> what counts that a peer was heard."""
@@ -129,11 +129,14 @@ def test_two_steps_of_every_configuration(path, regime, models, problems, tmp_pa
 
 
 def assert_trained(config: RunConfig, folder: Path) -> None:
-    """Two steps of every learner, what the verifier said of answers, and that learners heard of peers."""
+    """Two steps of every learner, what the verifier said of answers, and that learners heard of peers.
+
+    Where all answers fail, as those of tiny policies on logic do, there is nothing to ask a teacher.
+    """
     records = [record for record in read_metrics(folder / "metrics.jsonl") if "values" in record]
     regime = read_run_config(folder).sharing["regime"]
-    if regime in HEARD:
-        learners = [one["values"] for one in records if one["role"].startswith("learner/")]
+    learners = [one["values"] for one in records if one["role"].startswith("learner/")]
+    if regime in HEARD and any(0 < values["reward/mean"] < 1 for values in learners if "reward/mean" in values):
         assert sum(values.get(HEARD[regime], 0) for values in learners) > 0, f"{regime}: nobody heard of a peer"
     for name in config.learning:
         steps = {one["step"]: one["values"] for one in records if one["role"].startswith(f"learner/{name}")}
