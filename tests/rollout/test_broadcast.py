@@ -144,6 +144,7 @@ def test_workers_that_ask_together_meet_in_one_broadcast_and_latecomers_get_thei
 def test_a_member_that_never_comes_costs_the_others_a_bound_and_then_they_read_files(site, monkeypatch):
     """Two ask, one is gone before it meets: the other falls back to files, and the next broadcast works again."""
     monkeypatch.setattr(tensor_broadcast, "MEET_S", 1.0)
+    monkeypatch.setattr(tensor_broadcast, "STALL_S", 2.0)
     gone, stays = site.worker(0), site.worker(1)
     notice = site.publish(1)
     gone.become_known()
