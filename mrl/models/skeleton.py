@@ -55,8 +55,8 @@ def skeleton(
     """
     short: Any = copy.deepcopy(config)
     short.num_hidden_layers = num_blocks
-    if getattr(short, "layer_types", None):
-        short.layer_types = short.layer_types[-num_blocks:]
+    if getattr(short, "layer_types", None):  # a model may have fewer blocks than are asked for
+        short.layer_types = (num_blocks * short.layer_types)[-num_blocks:]
     try:
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(short, dtype=dtype).eval()
