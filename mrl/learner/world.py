@@ -69,7 +69,8 @@ class World:
         """What the first rank passes; the others pass None. An empty message means: stop."""
         if self.size == 1:
             return data or b""
-        self.note("order of the step")
+        # The first rank has nothing to wait for here but the others; they may wait long for it to form a batch.
+        self.note("handing out the step" if self.is_first else "order of the step")
         length = torch.tensor([len(data or b"")], dtype=torch.int64, device=self.device)
         dist.broadcast(length, 0)
         buffer = torch.empty(int(length), dtype=torch.uint8, device=self.device)

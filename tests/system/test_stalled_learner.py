@@ -30,7 +30,7 @@ def test_a_stopped_rank_is_named_and_the_learner_goes_on_without_a_person(make_r
         timeout_s=5 * BOUND_S,
     )
     assert time.monotonic() - began_s < BOUND_S + 10.0, "the machine may be busy"
-    assert any(f"'{what}' awaited" in line for what in ("sum of the gradients", "order of the step", "forward"))
+    assert any(f"'{what}' awaited" in line for what in ("sum of the gradients", "handing out the step", "forward"))
     assert "its process has not run for" in line
     assert "crash/stacks" in line
     run.until(lambda: not os.path.exists(f"/proc/{waiting}"), "the end of the rank that waited", timeout_s=10.0)
