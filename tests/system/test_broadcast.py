@@ -35,6 +35,7 @@ def test_versions_go_by_broadcast_and_files_are_written_for_evaluations_alone(ma
     assert not run.left_over()
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_a_worker_that_hangs_and_a_learner_that_dies_are_outlived(make_run):
     """Each time the others go on; who comes back follows by broadcast again; Ctrl-C leaves nothing."""
     run = make_run(steps=100_000)

@@ -3,7 +3,7 @@
 import check_memory_plan
 import pytest
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def test_a_run_needs_what_was_predicted(tmp_path):
