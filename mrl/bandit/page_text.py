@@ -40,8 +40,8 @@ whole sequences, off-policy text can be far from anything the learner would writ
 <li>Whether XGRPO ends above or below GRPO depends on the seed, the number of steps and the instance. Read nothing
 into the sign of that difference.</li>
 <li>Closed forms have no clipping and no division by the standard deviation. The toy has both.</li>
-<li>The heights of the toy's curves depend on its set-up: an earlier version of this experiment, described in the same
-words, lay up to .04 lower after 50 steps. Only the order of the methods was the same.</li></ul>"""
+<li>The heights of the toy's curves depend on its set-up: on how far apart the policies begin, and on the learning rate.
+Only the order of the methods is to be read.</li></ul>"""
 
 CAPTIONS: dict[str, Caption] = {
     "plane.png": Caption(

@@ -49,8 +49,10 @@ class Verifying:
             with self._telemetry.awaiting("verdicts", whom="verifiers"):
                 for one in self._awaited:
                     one.verdicts.result()
-        settled = [one for one in self._awaited if one.verdicts.done()]
-        self._awaited = [one for one in self._awaited if one not in settled]
+        settled, awaited = list[_Awaited](), list[_Awaited]()
+        for one in self._awaited:
+            (settled if one.verdicts.done() else awaited).append(one)
+        self._awaited = awaited
         return [self._scored(*one) for one in settled]
 
     def _scored(self, flight: Flight, verdicts: "Future[list[Verdict]]") -> ScoredGroup:

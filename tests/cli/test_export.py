@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -114,7 +115,6 @@ def test_a_damaged_checkpoint_is_not_exported(run, capsys):
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_adapters_are_exported_merged_and_alone(tmp_path, model_folder) -> None:
     """Both load and say the same as the model that was trained; the checkpoint holds adapters only."""
-    peft = pytest.importorskip("peft")
     lora = {"rank": 4, "target_modules": ["q_proj", "up_proj"]}
     tables = {
         "run": {"name": "r", "steps": 9, "folder": str(tmp_path)},

@@ -97,5 +97,4 @@ def test_adapters_need_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
     (told,) = missing
     assert str(told) == "policies.a.learner.lora: the package peft is not there; cure: pip install 'mrl[lora]'"
     monkeypatch.undo()
-    pytest.importorskip("peft")
     check_adapters(config)

@@ -187,7 +187,7 @@ def test_weights_come_by_broadcast_in_mid_answer(rig, kind, weights, monkeypatch
 def test_a_broadcast_that_comes_apart_leaves_no_mixture_behind(rig, kind, weights, monkeypatch):
     """The sender goes after two buckets: the old weights are served on or none, and files cure it."""
     if kind.dialect is VLLM:
-        pytest.skip("takes weights in files alone")
+        pytest.skip("the configuration refuses broadcasts to vLLM: it takes weights in files alone")
     monkeypatch.setattr(tensor_broadcast, "BUCKET_BYTES", 64 * 1024)
     monkeypatch.setattr(tensor_broadcast, "STALL_S", 2.0)
     before = rig.serve(weights("b"))

@@ -20,8 +20,6 @@ from mrl.objectives.regularizer import Regularizer
 from mrl.objectives.specs import Clipped
 from mrl.sharing.regime import Component
 
-pytest.importorskip("peft")
-
 ROOT = Path(__file__).parents[2]
 LORA = {"lora": {"rank": 4, "alpha": 8}}
 HELD = Component("own", Clipped(0.2, 0.2), 1.0, "rows", "own", Regularizer(0.1, "k3", 0.0))

@@ -126,7 +126,6 @@ def test_a_checkpointed_block_keeps_its_input_alone() -> None:
 
 def test_adapters_are_counted_and_let_a_pass_keep_less() -> None:
     """What frozen weights would need for their gradients is not kept."""
-    pytest.importorskip("peft")
     made, lora = recipe("llama"), LoraTable(rank=4)
     model = init_model(made, vocab_size=made.vocab_size, eos_id=0, pad_id=0)
     plain = model.num_parameters()

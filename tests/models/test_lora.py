@@ -13,8 +13,6 @@ from mrl.models.load import load_policy
 from mrl.models.lora import adapted_modules, adapters_off, add_adapters, is_adapter, write_adapters
 from mrl.models.parameters import named_weights, trained_weights, whole_weights
 
-pytest.importorskip("peft")
-
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 TABLE = LoraTable(rank=3, alpha=7)
 
