@@ -36,6 +36,15 @@ def real_peak(family: str, *, checkpointing: bool, dtype: torch.dtype) -> int:
         return live.take_peak()
 
 
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma3"])
+def test_a_model_of_a_single_block_is_counted_too(family):
+    """It has fewer blocks, and fewer kinds of them, than the models that are looked at."""
+    made = recipe(family).model_copy(update={"num_layers": 1})
+    model = init_model(made, vocab_size=made.vocab_size, eos_id=0, pad_id=0)
+
+    assert model_size(config_of_recipe(made)).parameters == sum(one.numel() for one in model.parameters())
+
+
 @pytest.mark.parametrize(
     ("family", "checkpointing", "precision"),
     [
