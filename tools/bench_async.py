@@ -4,11 +4,13 @@ One policy, its engine and its learner with one thread each: as on a machine wit
 cores hold. (Two threads each, since a synchronous run uses them in turn, make so small a model slower.)
 Every answer is verified in 200 ms by a verifier as users plug in (`slow_verifier.py`), all of a step's 64 at once.
 Answers are log-normal in length, of mean 71 and at most 190 tokens (`counting_task.py`).
-Both modes train on the same number of samples. They take turns, with a seed for each round; medians count.
+The asynchronous mode runs twice: with as many answers in flight as do it good here, set by hand, and with as many as
+its staleness bound allows at `learner.pace = "adaptive"`, which has to find that by itself.
+All train on the same number of samples. They take turns, with a seed for each round; medians count.
 
     .venv/bin/python tools/bench_async.py [--rounds N] [--steps N] [--folder DIR]
 
-Prints a table; the last line is JSON. Ends with 1 when the asynchronous mode makes less than 1.5 times the steps per
+Prints a table; the last line is JSON. Ends with 1 when an asynchronous mode makes less than 1.5 times the steps per
 hour, or its held-out accuracy at the end is lower by more than two standard errors.
 """
 
@@ -36,8 +38,9 @@ REQUIRED_RATIO = 1.5
 STANDARD_ERRORS = 2.0
 TRAIN_PROMPTS, HELD_OUT_PROMPTS = 2048, 384
 PROMPTS_PER_STEP, GROUP_SIZE, MAX_TOKENS = 8, 8, 192
+MAX_STALENESS_VERSIONS = 4
 BATCHES_IN_FLIGHT = 2
-"""Of the asynchronous mode: half of what its staleness bound allows, so that long answers seldom go stale."""
+"""Of the asynchronous mode: less than half of what its staleness bound allows, so that long answers seldom go stale."""
 FEWEST_STEPS = 10
 """Steps that a rate has to be taken over."""
 RUN_S = 1800.0
@@ -74,15 +77,29 @@ max_new_tokens = {max_tokens}
 prompts_per_step = {prompts_per_step}
 lr = 1e-4
 checkpoint_every = 0
-max_staleness_versions = 4
+max_staleness_versions = {max_staleness_versions}
+pace = "{pace}"
 
 [allocation]
 slots = {slots}
 """
 
 
-ASYNCHRONOUS, SYNCHRONOUS = "asynchronous", "synchronous"
-MODES = (ASYNCHRONOUS, SYNCHRONOUS)
+@dataclass(frozen=True)
+class Mode:
+    """One way to run."""
+
+    sync: bool
+    batches_in_flight: int
+    pace: str = "staleness_bound"
+
+
+ASYNCHRONOUS, ADAPTIVE, SYNCHRONOUS = "asynchronous", "adaptive", "synchronous"
+MODES = {
+    ASYNCHRONOUS: Mode(sync=False, batches_in_flight=BATCHES_IN_FLIGHT),
+    ADAPTIVE: Mode(sync=False, batches_in_flight=MAX_STALENESS_VERSIONS + 1, pace="adaptive"),
+    SYNCHRONOUS: Mode(sync=True, batches_in_flight=BATCHES_IN_FLIGHT),
+}
 
 
 @dataclass(frozen=True)
@@ -106,7 +123,7 @@ class Outcome:
 
 def run(folder: Path, mode: str, *, seed: int, steps: int) -> Outcome:
     """One `mrl train` to its end."""
-    name = f"{mode}-{seed}"
+    name, how = f"{mode}-{seed}", MODES[mode]
     config = folder / f"{name}.toml"
     config.write_text(
         CONFIG.format(
@@ -114,11 +131,13 @@ def run(folder: Path, mode: str, *, seed: int, steps: int) -> Outcome:
             folder=folder,
             seed=seed,
             steps=steps,
-            sync=str(mode == SYNCHRONOUS).lower(),
+            sync=str(how.sync).lower(),
             answers_per_step=PROMPTS_PER_STEP * GROUP_SIZE,
             group_size=GROUP_SIZE,
             max_tokens=MAX_TOKENS,
-            slots=BATCHES_IN_FLIGHT * PROMPTS_PER_STEP * GROUP_SIZE,
+            slots=how.batches_in_flight * PROMPTS_PER_STEP * GROUP_SIZE,
+            max_staleness_versions=MAX_STALENESS_VERSIONS,
+            pace=how.pace,
             prompts_per_step=PROMPTS_PER_STEP,
         )
     )
@@ -172,10 +191,10 @@ def busy_share(worker: Sequence[dict[str, Any]], since_unix_s: float) -> float:
 
 
 def measure(folder: Path, *, rounds: int, steps: int) -> dict[str, list[Outcome]]:
-    """Outcomes of both modes, which take turns; every other round the other way round."""
+    """Outcomes of all modes, which take turns; every other round the other way round."""
     found: dict[str, list[Outcome]] = {mode: [] for mode in MODES}
     for round_number in range(1, rounds + 1):
-        for mode in MODES if round_number % 2 else MODES[::-1]:
+        for mode in [*MODES][:: 1 if round_number % 2 else -1]:
             began_s = time.monotonic()
             found[mode].append(run(folder, mode, seed=round_number, steps=steps))
             seconds, rate = time.monotonic() - began_s, found[mode][-1].steps_per_hour
@@ -187,22 +206,24 @@ def measure(folder: Path, *, rounds: int, steps: int) -> dict[str, list[Outcome]
 
 
 def rows_of(found: dict[str, list[Outcome]]) -> list[Row]:
-    """Rates and accuracies of the asynchronous mode against the synchronous one."""
+    """Rates and accuracies of the asynchronous modes against the synchronous one."""
     rates = {mode: statistics.median(one.steps_per_hour for one in outcomes) for mode, outcomes in found.items()}
-    ratio = rates[ASYNCHRONOUS] / rates[SYNCHRONOUS]
-    before = statistics.fmean(one.accuracy_before for outcomes in found.values() for one in outcomes)
     after = {mode: [one.accuracy_after for one in outcomes] for mode, outcomes in found.items()}
-    mean, target = statistics.fmean(after[ASYNCHRONOUS]), statistics.fmean(after[SYNCHRONOUS])
-    least = target - STANDARD_ERRORS * standard_error(*after.values())
+    before = statistics.fmean(one.accuracy_before for outcomes in found.values() for one in outcomes)
+    target = statistics.fmean(after[SYNCHRONOUS])
     name = "held-out accuracy after"
-    allowed = f"{SYNCHRONOUS} less {STANDARD_ERRORS:g} standard errors, {least:.3f}"
-    return [
-        Row(SYNCHRONOUS, rates[SYNCHRONOUS], "steps/hour"),
-        Row(ASYNCHRONOUS, rates[ASYNCHRONOUS], "steps/hour", SYNCHRONOUS, ratio, f">={REQUIRED_RATIO}"),
-        Row("held-out accuracy before", before, "share"),
-        Row(f"{name}, {SYNCHRONOUS}", target, "share"),
-        Row(f"{name}, {ASYNCHRONOUS}", mean, "share", allowed, mean / least, ">=1"),
+    rows = [Row(SYNCHRONOUS, rates[SYNCHRONOUS], "steps/hour")]
+    rows += [
+        Row(mode, rates[mode], "steps/hour", SYNCHRONOUS, rates[mode] / rates[SYNCHRONOUS], f">={REQUIRED_RATIO}")
+        for mode in (ASYNCHRONOUS, ADAPTIVE)
     ]
+    rows += [Row("held-out accuracy before", before, "share"), Row(f"{name}, {SYNCHRONOUS}", target, "share")]
+    for mode in (ASYNCHRONOUS, ADAPTIVE):
+        least = target - STANDARD_ERRORS * standard_error(after[mode], after[SYNCHRONOUS])
+        allowed = f"{SYNCHRONOUS} less {STANDARD_ERRORS:g} standard errors, {least:.3f}"
+        mean = statistics.fmean(after[mode])
+        rows.append(Row(f"{name}, {mode}", mean, "share", allowed, mean / least, ">=1"))
+    return rows
 
 
 def standard_error(*sides: Sequence[float]) -> float:

@@ -176,6 +176,9 @@ class LearnerTable(Table):
     """Gradients are scaled down to this global norm."""
     max_staleness_versions: int = Field(default=2, ge=0)
     """Groups older than this are dropped when a batch is formed (eta)."""
+    pace: Literal["staleness_bound", "adaptive"] = "staleness_bound"
+    """Groups in flight and in stock: as many as that bound allows, or fewer where the learner never waits for more.
+    Adaptive keeps what is trained on fresher; it leaves a sharing regime less stock in which groups wait for peers."""
     pack_tokens: int = Field(default=256, ge=32)
     """Length of one packed sequence; rows longer than this get one of their own."""
     microbatch_tokens: int = Field(default=8192, ge=32)

@@ -1,5 +1,6 @@
 """The first rank's work before every step: gather own groups, hear the peers, let the regime assign credit."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,14 +50,17 @@ class BatchMaker:
         gathered = self._gathering.gather(step, stopping)
         if gathered is None:
             return None
+        began_s = time.monotonic()
         groups = gathered.groups
         absorbed = self._regime.absorb(groups, step=step, rng=rng)
         if self._peers and absorbed.forget:
             self._peers.unwatch(absorbed.forget)
         values = batch_values(groups, step) | dict(absorbed.counts) | self._drops() | dict(gathered.values)
         values["exchange/lost_s"] = self._peers.lost_s() if self._peers else 0.0
+        order = _order(absorbed)
+        values["time/form_s"] = time.monotonic() - began_s
         return PreparedStep(
-            order=_order(absorbed),
+            order=order,
             values=values,
             groups=groups,
             rescued=absorbed.rescued,
@@ -66,8 +70,9 @@ class BatchMaker:
         )
 
     def _drops(self) -> dict[str, float]:
-        counts = self._intake.take_counts()
-        return {
+        counts, window_groups = self._intake.take_counts(), self._intake.window_groups
+        window = {} if window_groups is None else {"groups/window": window_groups}
+        return window | {
             "staleness/dropped_groups": counts.get("stale_groups", 0),
             "staleness/dropped_tokens": counts.get("stale_tokens", 0),
             "groups/granted_again": counts.get("granted_again", 0),

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mrl.errors import RecordError, RoleFailed
@@ -36,6 +37,16 @@ class Courier(Protocol):
         """(client, answer) that are due now; `num_workers` were heard of lately."""
 
 
+@dataclass
+class Waits:
+    """How long the learner waited since its last batch."""
+
+    since_s: float
+    wait_s: float = 0.0
+    short_s: float = 0.0
+    """Part of it in which workers might not sample more."""
+
+
 class Intake:
     """Grants work and takes groups in. All but the serving itself is called by the learner's thread."""
 
@@ -51,6 +62,7 @@ class Intake:
         self._courier = courier
         self._server, self._ledger, self._clock = server, ledger, clock
         self._changed = threading.Condition()
+        self._waits = Waits(clock())
         self._arrivals: list[ScoredGroup] = []
         self._notice: WeightsNotice | None = None
         self._stopping = False
@@ -77,7 +89,9 @@ class Intake:
             if self._failure is not None:
                 raise RoleFailed(f"the link to the workers failed: {self._failure!r}") from self._failure
             if not self._arrivals:
+                began_s, is_short = self._clock(), self._ledger.is_short
                 self._changed.wait(timeout_s)
+                self._count_wait(self._clock() - began_s, is_short)
 
     def unsettled(self, step: int, is_settled: IsSettled = always, hold_versions: int = 0) -> int | None:
         """How many groups that are not settled the next batch would have; None while there are too few groups."""
@@ -87,7 +101,18 @@ class Intake:
     def next_batch(self, step: int, is_settled: IsSettled = always, hold_versions: int = 0) -> list[ScoredGroup] | None:
         """The groups of `step` when there are enough, settled ones first; never waits."""
         with self._changed:
-            return self._ledger.take_batch(step, is_settled, hold_versions)
+            batch = self._ledger.take_batch(step, is_settled, hold_versions)
+            if batch is not None:
+                now_s, waits = self._clock(), self._waits
+                self._ledger.adjust(short_wait_s=waits.short_s, wait_s=waits.wait_s, period_s=now_s - waits.since_s)
+                self._waits = Waits(now_s)
+            return batch
+
+    @property
+    def window_groups(self) -> float | None:
+        """Groups that may be in flight and in stock at an adaptive pace; None at any other."""
+        with self._changed:
+            return None if self._ledger.window is None else self._ledger.window.groups
 
     def state(self) -> dict[str, Any]:
         """The ledger's part of a checkpoint."""
@@ -149,6 +174,10 @@ class Intake:
             self._ledger.write_off(message.stale, message.worker, now_s)
             tickets = [group.ticket for group in message.groups] + [group.ticket for group in message.stale]
             return GroupsAck(tickets=tickets, weights=notice)
+
+    def _count_wait(self, seconds: float, is_short: bool) -> None:
+        self._waits.wait_s += seconds
+        self._waits.short_s += seconds if is_short else 0.0
 
     def _note(self, new: Sequence[ScoredGroup]) -> None:
         if new:

@@ -1,15 +1,18 @@
 """Which prompts are being sampled by whom, and which groups are ready: the learner's books, without socket or clock.
 
 Admission paces sampling: at step v at most (eta + v + 1) * B groups are accepted or running (AReaL, arXiv 2505.24298,
-section 4). The staleness bound itself is enforced in `take_batch`. With dynamic sampling (DAPO, arXiv 2503.14476,
-section 3.2) a group whose answers all have one reward is not accepted, and the next prompt takes its place.
+section 4). An adaptive pace narrows this to what the learner needs in stock, so that it trains on fresher groups. The
+staleness bound itself is enforced in `take_batch`. With dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) a group
+whose answers all have one reward is not accepted, and the next prompt takes its place.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mrl.allocation.window import AdmissionWindow
 from mrl.records.rollouts import Answer, ScoredGroup, StaleGroup, WorkItem, WorkRequest
 from mrl.records.version import Version, is_void
 
@@ -27,6 +30,8 @@ class Pace:
     total_steps: int
     drop_uniform: bool = False
     max_resampling: float = 10.0
+    adaptive: bool = False
+    """Whether less is in flight and in stock than the staleness bound allows, where the learner needs no more."""
 
 
 @dataclass(slots=True)
@@ -75,11 +80,21 @@ class WorkLedger:
     """Oldest first."""
     last_seen_s: dict[str, float] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
+    is_short: bool = False
+    """Whether the worker that asked last has room for more than it may sample."""
+
+    def __post_init__(self) -> None:
+        pace = self.pace
+        window = AdmissionWindow(pace.groups_per_step, pace.max_staleness_versions)
+        self.window: AdmissionWindow | None = window if pace.adaptive else None
 
     def capacity(self) -> int:
         """Groups that may be granted now."""
         ahead = min(self.step + self.pace.max_staleness_versions + 1, self.pace.total_steps)
-        return max(0, ahead * self.pace.groups_per_step - self.accepted - len(self.running))
+        room = ahead * self.pace.groups_per_step - self.accepted - len(self.running)
+        if self.window is not None:
+            room = min(room, math.ceil(self.window.groups) - len(self.ready) - len(self.running))
+        return max(0, room)
 
     def grant(self, request: WorkRequest, now_s: float) -> list[WorkItem]:
         """Work for one worker; what it does not hold (any more), as after a restart, is granted anew."""
@@ -87,6 +102,7 @@ class WorkLedger:
         holding = set(request.holding)
         self._take_back(lambda ticket, run: run.worker == request.worker and ticket not in holding)
         num_groups = min(request.max_groups, self.capacity())
+        self.is_short = num_groups < request.max_groups
         return [self._grant_one(request) for _ in range(num_groups)]
 
     def expire(self, now_s: float, silence_s: float) -> None:
@@ -137,6 +153,8 @@ class WorkLedger:
         chosen = self._choose(step, is_settled, hold_versions)
         if chosen is None:
             return None
+        if self.window is not None:
+            self.window.pull(len(self.ready))
         taken = {entry.position for entry in chosen}
         self.ready = [entry for entry in self.ready if entry.position not in taken]
         for entry in self.ready:
@@ -148,6 +166,14 @@ class WorkLedger:
         """How many groups of the batch that `take_batch` would form now are not settled; None when there is none."""
         chosen = self._choose(step, is_settled, hold_versions)
         return None if chosen is None else sum(not is_settled(entry.group) for entry in chosen)
+
+    def adjust(self, *, short_wait_s: float, wait_s: float, period_s: float) -> None:
+        """Between two batches the learner waited `wait_s`, of which `short_wait_s` while workers might not sample more.
+
+        Lets the window of an adaptive pace follow.
+        """
+        if self.window is not None:
+            self.window.adjust(short_wait_s, wait_s, period_s, num_replicas=len(self.last_seen_s))
 
     def state(self) -> dict[str, Any]:
         """What a resume needs: positions not yet trained are sampled again."""

@@ -14,7 +14,7 @@ from mrl.sharing.regime import TrainingExample
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "B200": 2250e12, "4090": 165e12}
 """Part of a GPU's name -> dense bfloat16 floating-point operations per second, by its data sheet."""
 KIB_PER_MIB = 1024
-PHASES = ("forward", "backward", "update")
+PHASES = ("pack", "forward", "backward", "update")
 
 
 class PhaseClock:

@@ -90,7 +90,8 @@ class Trainer:
             group["lr"] = lr
         rng = np.random.default_rng([self._seed, step])
         parts = split_minibatches(order, self._table.minibatches, rng)
-        packed = [self._pack(part) for part in parts]
+        with self._updater.clock.phase("pack"):
+            packed = [self._pack(part) for part in parts]
         # The first update starts from the parameters of the step's start, so that its own forward is the proximal one.
         with self._updater.clock.phase("forward"):
             proximal = [None, *(frozen_logprobs(self.model, batches, self._forward) for batches in packed[1:])]

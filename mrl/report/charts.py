@@ -190,15 +190,23 @@ def _mean_times(data: RunData, policy: str) -> dict[str, float]:
     return split if sum(split.values()) > 0 else {}
 
 
-_PARTS = (("wait", "time/wait_for_groups_s"), ("train", "time/train_s"), ("publish", "time/publish_s"))
+_PARTS = (
+    ("wait", "time/wait_for_groups_s"),
+    ("peers", "time/wait_for_peers_s"),
+    ("form", "time/form_s"),
+    ("train", "time/train_s"),
+    ("publish", "time/publish_s"),
+    ("save", "time/checkpoint_s"),
+)
+"""Parts of a step, one after the other."""
 
 
 def _split_key(y: float) -> str:
     parts, x = [], 80.0
-    for part in ("wait", "train", "publish", "other"):
+    for part in (*(name for name, _ in _PARTS), "other"):
         parts.append(f'<rect class="key {part}" x="{x}" y="{y - 10}" width="14" height="12"/>')
         parts.append(text(x + 20, y, part, kind="label"))
-        x += 96
+        x += 84
     return "".join(parts)
 
 

@@ -47,9 +47,10 @@ svg .halo{paint-order:stroke;stroke:var(--card);stroke-width:8px;stroke-linejoin
 .flow{fill:none;stroke:var(--policy);opacity:.75}
 .head{opacity:.9}
 .box{fill:var(--ground);stroke:var(--policy);stroke-width:2.5}
-rect.wait,rect.train,rect.publish,rect.other{fill:var(--policy,var(--soft));stroke:var(--card);stroke-width:1}
-rect.wait{opacity:.3}rect.train{opacity:1}rect.publish{opacity:.62}rect.other{opacity:.13}
-svg text.in-train,svg text.in-publish{fill:var(--ground);font-weight:600}
+rect.wait,rect.peers,rect.form,rect.train,rect.publish,rect.save,rect.other{fill:var(--policy,var(--soft));stroke:var(--card);stroke-width:1}
+rect.wait{opacity:.3}rect.peers{opacity:.2}rect.form{opacity:.78}rect.train{opacity:1}rect.publish{opacity:.62}
+rect.save{opacity:.46}rect.other{opacity:.1}
+svg text.in-form,svg text.in-train,svg text.in-publish{fill:var(--ground);font-weight:600}
 .did{fill:var(--activity)}.waited{fill:var(--axis);opacity:.3}
 .step{stroke:var(--ink);stroke-width:1.4}
 .frame{fill:none;stroke:var(--ink);stroke-width:1.4}

@@ -240,6 +240,7 @@ def _pace(config: RunConfig, policy: str) -> Pace:
         total_steps=config.run.steps,
         drop_uniform=objective.drop_uniform_groups,
         max_resampling=objective.max_resampling,
+        adaptive=table.learner.pace == "adaptive",
     )
 
 

@@ -1,11 +1,14 @@
 """The intake answers real workers over real sockets while the learner is busy."""
 
+import itertools
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from mrl.learner.intake import Intake
 from mrl.learner.ledger import Pace, WorkLedger
-from mrl.records.rollouts import StaleGroup, WeightsNotice
+from mrl.records.rollouts import StaleGroup, WeightsNotice, WorkRequest
 from mrl.records.version import Version
 from mrl.rollout.link import WorkerLink
 from mrl.transport.background import BackgroundClient
@@ -65,6 +68,24 @@ def test_groups_that_were_given_up_make_room_for_others(tmp_path):
         with link._changed:
             assert link._changed.wait_for(lambda: not link._undelivered, 10.0), "they are not acknowledged"
         assert intake.take_counts() == {"stale_groups": 2, "stale_tokens": 6}
+
+
+@pytest.mark.parametrize(("room", "groups"), [(100, 6.0), (2, 5.0)])
+def test_a_wait_widens_the_window_only_where_workers_had_room_for_more(tmp_path, make_group, room, groups):
+    """A second of it: by half a batch while a worker got less than it asked for, not at all while it got everything."""
+    seconds = itertools.count()
+    server = ServerSocket(create_keys(tmp_path / "keys", [Grant("worker", "a")]))
+    ledger = WorkLedger(Pace(2, 2, 3, 100, adaptive=True), lambda position: f"p{position}", Version(0, 0))
+    assert ledger.window is not None
+    ledger.window.groups = 5.0
+    intake = Intake(server, ledger, clock=lambda: float(next(seconds)))
+    items = ledger.grant(WorkRequest(worker="w", max_groups=room, holding=[]), 0.0)
+    ledger.accept([make_group(item.ticket) for item in items], "w", 0.0)
+    intake.wait_for_change(0.0)
+    assert intake.next_batch(0)
+    intake.close()
+
+    assert intake.window_groups == groups
 
 
 def test_garbage_is_counted_and_the_link_goes_on(tmp_path):

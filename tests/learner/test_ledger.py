@@ -307,14 +307,70 @@ def test_nothing_is_held_back_when_a_batch_needs_it(make_group):
     assert books.take_batch(1) is None
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(["ask", "give", "give up", "crash", "train"]), st.integers(0, 9)), max_size=60),
-    st.booleans(),
-    st.integers(0, 3),
+ADAPTIVE = Pace(groups_per_step=5, group_size=2, max_staleness_versions=3, total_steps=1000, adaptive=True)
+
+
+def held_groups(books: WorkLedger) -> int:
+    """In flight and in stock, when a worker has asked for all that it may sample."""
+    books.grant(ask(100, holding=tuple(books.running)), 0.0)
+    return len(books.running) + len(books.ready)
+
+
+def train_from_plenty(books: WorkLedger, make_group, steps: int) -> None:
+    """Every step finds all the groups in stock that may be."""
+    for _ in range(steps):
+        fill(books, make_group, [MIXED] * books.capacity(), step=books.step)
+        assert books.take_batch(books.step)
+        books.step += 1
+
+
+def test_an_adaptive_pace_holds_less_where_the_learner_has_plenty(make_group):
+    """From (eta + 1) B groups, a fifth of a batch less after three rich steps without a wait; and no less than that."""
+    books = ledger(pace=ADAPTIVE)
+    assert held_groups(books) == 4 * 5
+
+    books = ledger(pace=ADAPTIVE)
+    train_from_plenty(books, make_group, 3)
+    books.adjust(short_wait_s=0.0, wait_s=0.0, period_s=60.0)
+
+    assert held_groups(books) == 4 * 5 - 1
+
+
+def test_an_adaptive_pace_holds_more_again_where_the_learner_waits_for_it(make_group):
+    """A wait while workers might not sample more widens the window by half a batch; any other wait does not."""
+    books = ledger(pace=ADAPTIVE)
+    for _ in range(4):
+        train_from_plenty(books, make_group, 3)
+        books.adjust(short_wait_s=0.0, wait_s=0.0, period_s=60.0)
+    assert books.window is not None
+    assert books.window.groups == 16
+
+    books.adjust(short_wait_s=0.0, wait_s=30.0, period_s=60.0)
+    assert books.window.groups == 16
+    books.adjust(short_wait_s=2.0, wait_s=2.0, period_s=60.0)
+    assert books.window.groups == 18.5
+    assert held_groups(books) == 19, "the group that the window has half a place for is let in"
+
+
+def test_a_worker_that_gets_less_than_it_has_room_for_is_short():
+    """Until it asks for no more than it gets."""
+    books = ledger()
+    books.grant(ask(100), 0.0)
+    assert books.is_short
+    books = ledger()
+    books.grant(ask(8), 0.0)
+    assert not books.is_short
+
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["ask", "give", "give up", "crash", "train"]), st.integers(0, 9)), max_size=60
 )
-def test_every_position_is_trained_dropped_or_open(events, drop_uniform, hold_versions):
+
+
+@given(EVENTS, st.booleans(), st.integers(0, 3), st.booleans())
+def test_every_position_is_trained_dropped_or_open(events, drop_uniform, hold_versions, adaptive):
     """Whatever happens, no position of the prompt order is lost and none is trained twice; nothing stale is trained."""
-    books, step = ledger(pace=Pace(2, 2, 2, 1000, drop_uniform, 3.0)), 0
+    books, step = ledger(pace=Pace(2, 2, 2, 1000, drop_uniform, 3.0, adaptive)), 0
     held: dict[str, int] = {}
     trained: list[int] = []
     for event, number in events:
@@ -334,6 +390,7 @@ def test_every_position_is_trained_dropped_or_open(events, drop_uniform, hold_ve
             if batch is not None:
                 trained += [int(group.ticket.split(".")[1]) for group in batch]
                 assert all(step - group.oldest.step <= 2 for group in batch)
+                books.adjust(short_wait_s=0.0, wait_s=0.0, period_s=1.0)
                 step += 1
     open_positions = books.state()["open"]
 
@@ -341,6 +398,11 @@ def test_every_position_is_trained_dropped_or_open(events, drop_uniform, hold_ve
     dropped = books.counts["stale_groups"] + books.counts["uniform_groups"]
     assert len(trained) + len(open_positions) + dropped == books.cursor
     assert books.accepted + len(books.running) <= (step + 3) * 2
+
+    books.grant(ask(0), 0.0)
+    rest = books.grant(ask(100), 0.0)
+    books.accept([_group(item.ticket, step, passed=1) for item in rest], "w", 0.0)
+    assert books.take_batch(step), "a worker that samples whatever it may always makes the next batch possible"
 
 
 def _group(ticket: str, step: int, passed: int):

@@ -19,7 +19,7 @@ def test_phases_add_up_and_start_anew(monkeypatch):
         with clock.phase(name):
             pass
 
-    assert clock.take() == {"forward": 3.0, "backward": 4.0, "update": 0.0}
+    assert clock.take() == {"pack": 0.0, "forward": 3.0, "backward": 4.0, "update": 0.0}
     assert set(clock.take().values()) == {0.0}
 
 

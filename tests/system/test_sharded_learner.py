@@ -28,6 +28,8 @@ def test_a_run_in_shards_goes_on_with_another_number_of_ranks(make_run):
     assert [run.step(policy) for policy in POLICIES] == [6, 6]
     for record in run.metrics("learner/"):
         assert record["values"]["optim/skipped"] == 0
-        assert {"time/forward_s", "time/backward_s", "time/update_s"} <= record["values"].keys()
+        assert {"time/pack_s", "time/forward_s", "time/backward_s", "time/update_s", "time/form_s"} <= record[
+            "values"
+        ].keys()
     assert all(record["values"].get("weights/refused", 0) == 0 for record in run.metrics("worker/"))
     assert not run.left_over()
