@@ -5,9 +5,8 @@ the more each of its answers covers.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Literal
 
 from mrl.records.codec import MAX_MESSAGE_BYTES, MIN_TOGETHER, append_all_encoded, append_encoded
@@ -33,6 +32,7 @@ _ARRAY_32 = 0xDD
 class OpenPack:
     """Records of one type, age and task, as an array that still grows."""
 
+    record_type: type[ExperienceRecord]
     kind: RecordKind
     oldest: Version
     newest: Version
@@ -45,17 +45,26 @@ class OpenPack:
     @classmethod
     def of(cls, record: ExperienceRecord) -> "OpenPack":
         """An empty pack for records like this one."""
-        return cls(kind_of(record), record.oldest, record.newest, record.task)
+        return cls(type(record), kind_of(record), record.oldest, record.newest, record.task)
 
     def takes(self, record: ExperienceRecord) -> bool:
         """Whether the record has the tags of the pack, and there is room for one more."""
-        return (
-            self.count < MAX_PACK_RECORDS
-            and self.newest == record.newest
-            and self.oldest == record.oldest
-            and self.task == record.task
-            and self.kind == kind_of(record)
-        )
+        return self.count < MAX_PACK_RECORDS and self.num_alike([record]) == 1
+
+    def num_alike(self, records: Iterable[ExperienceRecord]) -> int:
+        """How many of these, from the first on, have the tags of the pack."""
+        kind, oldest, newest, task, alike = self.record_type, self.oldest, self.newest, self.task, 0
+        for record in records:
+            # Records of one call mostly share their versions, and to compare them costs more than all else here.
+            if not (
+                type(record) is kind
+                and (record.newest is newest or record.newest == newest)
+                and (record.oldest is oldest or record.oldest == oldest)
+                and record.task == task
+            ):
+                break
+            alike += 1
+        return alike
 
     def append(self, record: ExperienceRecord) -> int:
         """Encode the record behind the others; returns its length."""
@@ -126,7 +135,8 @@ class OpenPut:
         """Take records from `begin` on that are like the last one taken, many at once; returns how many."""
         pack = self._packs[-1]
         room = min((FULL_BYTES - self.num_bytes) // pack.last_bytes, MAX_PACK_RECORDS - pack.count)
-        alike = list(takewhile(pack.takes, records[begin : begin + max(0, room)]))
+        candidates = records[begin : begin + max(0, room)]
+        alike = candidates[: pack.num_alike(candidates)]
         if len(alike) < MIN_TOGETHER:
             return 0
         num_bytes = pack.append_all(alike)

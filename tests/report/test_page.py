@@ -78,6 +78,12 @@ def test_page_holds_every_part(make_run: Callable[..., Path]) -> None:
     assert "Nothing was recorded." not in text
 
 
+def test_the_time_of_a_step_is_told_part_by_part(make_run: Callable[..., Path]) -> None:
+    """Every part that the learner measures has its bar; what is left over is the rest of the step."""
+    texts = outline(write_report(make_run(steps=20))).texts
+    assert [part for part in ("form 0.03 s", "save 0.00 s", "other 0.05 s") if texts.count(part) != 2] == []
+
+
 def test_the_end_is_labelled_when_it_is_not_the_last_step(make_run: Callable[..., Path]) -> None:
     """The page of an interrupted run says at which step its newest accuracy was measured."""
     run = make_run(steps=80)
