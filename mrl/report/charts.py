@@ -202,11 +202,11 @@ _PARTS = (
 
 
 def _split_key(y: float) -> str:
-    parts, x = [], 80.0
+    parts, x = [], 8.0
     for part in (*(name for name, _ in _PARTS), "other"):
         parts.append(f'<rect class="key {part}" x="{x}" y="{y - 10}" width="14" height="12"/>')
         parts.append(text(x + 20, y, part, kind="label"))
-        x += 84
+        x += 74
     return "".join(parts)
 
 
