@@ -23,6 +23,8 @@ FLUSH_S = 0.5
 PAUSE_S = 0.2
 ASK_S = 5.0
 ANSWER_S = 60.0
+NEVER_OLD = Version(2**40, 2**40)
+"""Later than any version of a run: records of its first steps go stale in a long one, and are evicted."""
 
 
 class Witness:
@@ -102,8 +104,8 @@ def _record(source: str, number: int) -> OutcomeRecord:
     return OutcomeRecord(
         record_id=name,
         source=source,
-        oldest=Version(0, 0),
-        newest=Version(0, 0),
+        oldest=NEVER_OLD,
+        newest=NEVER_OLD,
         fingerprint="witness",
         prompt_id=name,
         task="witness",
