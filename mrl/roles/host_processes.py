@@ -159,6 +159,7 @@ class HostProcesses:
         for name, child in self._children.items():
             code = child.poll()
             if code is not None:
+                self._kill_hung_at_s.pop(name, None)
                 self._read_logs(now_s)
                 self._judge(name, child, code, now_s)
 

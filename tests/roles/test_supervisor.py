@@ -31,6 +31,7 @@ from mrl.records.codec import encode
 from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, SampleRecord, Span, SpansRecord, TelemetryRecord
 from mrl.roles.children import Child
 from mrl.roles.display import Display
+from mrl.roles.host_processes import STACKS_S
 from mrl.roles.supervisor import STOPPED, Supervisor, open_inbox
 from mrl.transport.grants import Grant, grant_of
 from mrl.transport.keys import load_client_keys
@@ -245,6 +246,26 @@ hangs_in_here()
     run = Run(tmp_path / "runs", learner(wait), python("worker/a/0", hang), each_turn=each_turn, start_s=1.5)
     assert run() == 0, run.board.notes
     assert any("silent" in note for note in run.board.notes)
+
+
+def test_the_successor_of_a_hanging_role_is_not_killed_in_its_place(tmp_path: Path) -> None:
+    """The role ends by itself while it may write its stacks, and its next life is there before the kill is due."""
+    lives = tmp_path / "lives"
+    lives.touch()
+    role = f"""
+import os, signal, time
+signal.signal(signal.SIGUSR1, lambda *_: os._exit(3))
+open({str(lives)!r}, "a").write("x")
+{FOREVER}"""
+    wait = f"import os, time\nwhile os.path.getsize({str(lives)!r}) < 2: time.sleep(0.01)\ntime.sleep({1.5 * STACKS_S})"
+
+    def each_turn() -> list[TelemetryRecord]:
+        alive = ["learner/a", "worker/a/0"] if lives.stat().st_size > 1 else ["learner/a"]
+        return [beat(name, time.time()) for name in alive]
+
+    run = Run(tmp_path / "runs", learner(wait), python("worker/a/0", role), each_turn=each_turn, start_s=0.5)
+    assert run() == 0, run.board.notes
+    assert lives.read_text() == "xx"
 
 
 def test_heartbeats_keep_a_role_alive(tmp_path: Path) -> None:
