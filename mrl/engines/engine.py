@@ -136,9 +136,10 @@ class Engine(Protocol):
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probabilities in nats of every token after the first under the loaded weights, at temperature 1."""
 
-    def score_answers(self, request: ScoringRequest) -> list[npt.NDArray[np.float32]]:
+    def score_answers(self, request: ScoringRequest) -> Sequence[npt.NDArray[np.float32] | None]:
         """[T] log-probabilities in nats of the tokens of each answer, at the sampling temperature.
 
+        None for an answer that the engine does not take, as one that is too long for it.
         Raises WeightsError when there are no weights to serve.
         """
 

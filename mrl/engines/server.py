@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 
 from mrl.engines.dialect import Dialect, HalfUpdated, Launch
 from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest
@@ -33,6 +34,10 @@ WATCH_S = 1.0
 READY_POLL_S = 0.25
 MAX_STARTS = 3
 IN_USE = "address already in use"
+REFUSALS = (400, 413, 422)
+"""HTTP statuses that say: not this request."""
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +152,16 @@ class ServerEngine:
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
         """See Engine."""
-        return self._run(self._score(token_ids, 1.0), self._bounds.load_s)
+        return [row or [] for row in self._run(self._score(token_ids, 1.0), self._bounds.load_s)]
 
-    def score_answers(self, request: ScoringRequest) -> list[npt.NDArray[np.float32]]:
+    def score_answers(self, request: ScoringRequest) -> Sequence[npt.NDArray[np.float32] | None]:
         """See Engine. Raises EngineError for a temperature that the server does not score at."""
         if self._version is None:
             raise WeightsError("the engine has no weights to score with")
         prompt = request.prompt_token_ids.tolist()
         rows = [prompt + answer.tolist() for answer in request.answers]
         scored = self._run(self._score(rows, self._sampling.temperature), self._bounds.load_s)
-        return [np.array(row[len(prompt) - 1 :], dtype=np.float32) for row in scored]
+        return [None if row is None else np.array(row[len(prompt) - 1 :], dtype=np.float32) for row in scored]
 
     def checksums(self) -> dict[str, str] | None:
         """See Engine."""
@@ -294,9 +299,18 @@ class ServerEngine:
                 task.cancel()
             self._finished.put(_GivenUp(request_id, len(tasks)))
 
-    async def _score(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
-        scoring = (self._dialect.score(self._link(), row, temperature) for row in rows)
-        return list(await asyncio.gather(*scoring))
+    async def _score(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float] | None]:
+        return list(await asyncio.gather(*(self._score_row(row, temperature) for row in rows)))
+
+    async def _score_row(self, row: Sequence[int], temperature: float) -> list[float] | None:
+        """None when the server refuses to look at it: no other server would take it."""
+        try:
+            return await self._dialect.score(self._link(), row, temperature)
+        except HttpFailure as failure:
+            if failure.status not in REFUSALS:
+                raise
+            log.warning("text not scored", reason=str(failure))
+            return None
 
     async def _watchdog(self) -> None:
         clock = self._loop.time

@@ -43,10 +43,13 @@ def digests_held(folder: Path, sums: Mapping[str, str], dtype: str) -> dict[str,
 
     `sums` are the server's: its name -> first 16 hex digits of SHA-256 of the tensor's bytes in `dtype`. What the
     server holds under a name that the folder does not explain is left out.
+    Raises WeightsError when nothing is in the folder, as when it has been pruned meanwhile.
     """
     ours = TensorSums(dtype)
     with ExitStack() as stack:
         files = _open(stack, folder)
+        if not files:
+            raise WeightsError(f"{folder}: has no tensors to compare with")
         for served in sums:
             for part in _parts(served):
                 if part in files:

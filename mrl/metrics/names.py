@@ -125,6 +125,7 @@ METRICS: dict[str, Metric] = {
     "rollout/engine_restarts": Metric("restarts", "times that the engine was lost and started anew"),
     "weights/canary_max_abs_nats": Metric("nats", "largest gap between engine and learner on the canary"),
     "weights/canary_mean_abs_nats": Metric("nats", "mean gap between engine and learner on the canary"),
+    "weights/compared_share": Metric("share", "tensors whose bytes in the engine were compared, at the last update"),
     "weights/update_s": Metric("s", "time to take new weights into the engine"),
     "weights/refused": Metric("updates", "weight updates refused since the worker started"),
     "weights/by_broadcast": Metric("updates", "weight updates that came by broadcast since the worker started"),

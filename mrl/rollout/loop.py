@@ -15,6 +15,7 @@ from mrl.engines.engine import Finished
 from mrl.errors import EngineLost, PeerLost, RoleFailed
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import ScoredGroup, WorkItem
+from mrl.records.version import Version
 from mrl.rollout.flights import Custody, Flight, Flights
 from mrl.rollout.link import WorkerLink
 from mrl.rollout.sampling import Sampler
@@ -28,7 +29,8 @@ IDLE_SLICE_S = 0.5
 QUICK_SLICE_S = 0.05
 """The same where a learner waits for every batch, where peers ask, and while answers are in flight."""
 PROOF_SLICE_S = 0.005
-REFUSED_PAUSE_S = 0.5
+REFUSED_PAUSE_S, MAX_REFUSED_PAUSE_S = 0.5, 30.0
+"""Weights that were refused are tried again after the first, and after twice as long each time."""
 MAX_REFUSED_IN_A_ROW = 20
 MAX_LOST_IN_A_ROW = 3
 FULL_CACHE_SHARE = 0.9
@@ -78,6 +80,8 @@ class RolloutLoop:
         self._verifying = Verifying(sampler, telemetry)
         self._again: list[WorkItem] = []
         self._refused_in_a_row = self._lost_in_a_row = 0
+        self._refused: tuple[Version, float] | None = None
+        """The version that was refused last, and when it may be tried again."""
         self._turned_s = self._worked_s = clock()
         self.totals = WorkerTotals(clock())
 
@@ -99,7 +103,7 @@ class RolloutLoop:
         self._follow_weights(to_the_end=self._duties.in_step or self._engine.version is None)
         if self._duties.scorer is not None and self._custody.is_good(self._engine.version):
             self._telemetry.doing("scoring")
-            self._duties.scorer.serve()
+            self._duties.scorer.serve(self._custody.is_good)
         self._hand_in()
         sampled_at_once = self._flights.num_answers
         self._custody.hold(self._flights.arrive(self._collect()))
@@ -113,11 +117,13 @@ class RolloutLoop:
 
     def _follow_weights(self, *, to_the_end: bool) -> None:
         notice = self._link.notice
-        if notice is None:
+        if notice is None or (
+            self._refused and notice.version == self._refused[0] and self._clock() < self._refused[1]
+        ):
             return
         outcome = self._updates.follow(notice, to_its_end=to_the_end)
         if isinstance(outcome, Installed):
-            self._refused_in_a_row = 0
+            self._refused_in_a_row, self._refused = 0, None
             self._custody.passed(outcome.version)
             structlog.contextvars.bind_contextvars(version=str(outcome.version))
             self.totals.installed(outcome)
@@ -130,7 +136,8 @@ class RolloutLoop:
             if self._refused_in_a_row > MAX_REFUSED_IN_A_ROW:
                 raise RoleFailed(f"weights were refused {MAX_REFUSED_IN_A_ROW} times in a row: {outcome.reason}")
             log.warning("weights refused", version=str(outcome.version), reason=outcome.reason)
-            time.sleep(REFUSED_PAUSE_S)
+            pause_s = min(MAX_REFUSED_PAUSE_S, REFUSED_PAUSE_S * 2.0 ** (self._refused_in_a_row - 1))
+            self._refused = outcome.version, self._clock() + pause_s
 
     def _may_sample(self) -> bool:
         if self._duties.in_step:
@@ -157,6 +164,10 @@ class RolloutLoop:
         """Work for an idle worker, within a slice of time. Raises PeerLost when there was none for too long."""
         if self._clock() - self._worked_s > self._learner_bound_s:
             raise PeerLost(f"no work from {self._learner} within {self._learner_bound_s:.0f} s")
+        if self._refused and (self._duties.in_step or self._engine.version is None):
+            with self._telemetry.awaiting("weights that can be taken", whom=self._learner):
+                time.sleep(QUICK_SLICE_S)
+            return []
         what, whom = ("work", self._learner) if self._room() else ("lease", "allocator")
         with self._telemetry.awaiting(what, whom=whom, bound_s=self._learner_bound_s):
             if not self._room():

@@ -58,7 +58,7 @@ class ScoringTotals:
     requests: int = 0
     tokens: int = 0
     refused: int = 0
-    """Answers that own tokens cannot express."""
+    """Answers that own tokens cannot express, or that the engine does not take."""
     dropped: int = 0
     """Requests dropped because too many waited, or about a prompt that does not exist."""
     busy_s: float = 0.0
@@ -77,22 +77,26 @@ class Scorer:
         self._waiting: deque[ScoreRequestRecord] = deque()
         self.totals = ScoringTotals()
 
-    def serve(self) -> int:
-        """Answer what is asked, oldest first, for about `SERVE_S` at most; how many requests were answered."""
+    def serve(self, is_proved: Callable[[Version], bool] = lambda _: True) -> int:
+        """Answer what is asked, oldest first, for about `SERVE_S` at most; how many requests were answered.
+
+        `is_proved` says of which versions it is certain that the engine serves them; under others nothing is scored.
+        """
         self._take_requests()
-        version = self._sampler.engine.version
-        if version is None or not self._waiting:
+        if not self._waiting:
             return 0
-        began_s, num_done = time.monotonic(), 0
+        engine, began_s, num_done = self._sampler.engine, time.monotonic(), 0
         later: deque[ScoreRequestRecord] = deque()
         try:
             while self._waiting and time.monotonic() - began_s < SERVE_S:
+                version = engine.version  # new weights may come between two requests, and in the middle of one
+                if version is None or not is_proved(version):
+                    break
                 if self._keeps_step and self._waiting[0].newest.step > version.step:
                     later.append(self._waiting.popleft())
-                    continue
-                self._answer(self._waiting[0], version)
-                self._waiting.popleft()
-                num_done += 1
+                elif self._answer(self._waiting[0], version):
+                    self._waiting.popleft()
+                    num_done += 1
         finally:  # an engine that is lost in the middle answers the same request when it is back
             self._waiting.extendleft(reversed(later))
             self.totals.busy_s += time.monotonic() - began_s
@@ -117,20 +121,24 @@ class Scorer:
             self._waiting.popleft()
             self.totals.dropped += 1
 
-    def _answer(self, request: ScoreRequestRecord, version: Version) -> None:
+    def _answer(self, request: ScoreRequestRecord, version: Version) -> bool:
+        """Whether the request is done with; it is not when the engine went on to another version meanwhile."""
         try:
             prompt = self._sampler.pool.prompt(request.prompt_id)
         except TaskError:
             self.totals.dropped += 1
-            return
+            return True
         prompt_token_ids = self._sampler.prompt_token_ids(prompt.text)
         scores = self._score(request, prompt_token_ids)
+        if self._sampler.engine.version != version:
+            return False
         self._exchange.publish([self._record(request, version, scores)])
         totals = self.totals
         totals.requests += 1
         totals.tokens += sum(len(trace.special) for trace in scores if trace)
         totals.refused += sum(trace is None for trace in scores)
         totals.newest_step = max(totals.newest_step, request.newest.step)
+        return True
 
     def _score(self, request: ScoreRequestRecord, prompt_token_ids: Int32s) -> list[TokenTrace | None]:
         texts = [answer.completion for answer in request.answers]
@@ -141,6 +149,8 @@ class Scorer:
         scored = self._sampler.engine.score_answers(ScoringRequest(prompt_token_ids, answers))
         traces: list[TokenTrace | None] = [None] * len(texts)
         for row, token_ids, logprobs in zip(rows, answers, scored, strict=True):
+            if logprobs is None:
+                continue
             byte_lengths = own.token_bytes[own.row_offsets[row] : own.row_offsets[row + 1]]
             traces[row] = _trace(byte_lengths, self._receiver.table.is_special(token_ids), logprobs)
         return traces

@@ -67,5 +67,6 @@ class WorkerTotals:
         if self.last is not None:
             values["weights/canary_max_abs_nats"] = self.last.gap.max_nats
             values["weights/canary_mean_abs_nats"] = self.last.gap.mean_nats
+            values["weights/compared_share"] = self.last.compared_share
             values["weights/update_s"] = self.last.seconds
         return values

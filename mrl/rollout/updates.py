@@ -46,6 +46,8 @@ class Installed:
 
     version: Version
     gap: CanaryGap
+    compared_share: float
+    """Of the tensors, those whose bytes in the engine were compared with what was published."""
     seconds: float
     route: Route
 
@@ -97,10 +99,12 @@ def install(
     route = _by_broadcast(engine, manifest, link) if manifest.broadcast else Route.FILES
     if route is not Route.BROADCAST:
         folder = manifest_path.parent if route is Route.FILES else _in_files(version, link)
-        with hold(folder):
+        with hold(folder):  # also while it is proved: some engines compare with what lies there
             engine.load(folder, version, manifest.tensors)
-    gap = prove(engine, manifest, tolerance_nats)
-    return Installed(version, gap, time.monotonic() - started_s, route)
+            proof = prove(engine, manifest, tolerance_nats)
+    else:
+        proof = prove(engine, manifest, tolerance_nats)
+    return Installed(version, proof.gap, proof.compared_share, time.monotonic() - started_s, route)
 
 
 def _by_broadcast(engine: Engine, manifest: Manifest, link: WorkerLink | None) -> Route:
@@ -129,17 +133,32 @@ def _in_files(version: Version, link: WorkerLink | None) -> Path:
     return Path(route.folder).parent
 
 
-def prove(engine: Engine, manifest: Manifest, tolerance_nats: float) -> CanaryGap:
-    """How far the engine's canary is off. Raises EngineLost when it, or a digest, says that these are other weights."""
-    gap = gap_nats(manifest.canary, engine.score(manifest.canary.token_ids))
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """How far the canary is off, and how much of the bytes was looked at."""
+
+    gap: CanaryGap
+    compared_share: float
+
+
+def prove(engine: Engine, manifest: Manifest, tolerance_nats: float) -> Proof:
+    """Look at the weights that an engine serves.
+
+    Raises EngineLost when the canary or a digest says that these are others than published, or nothing can be said.
+    """
+    try:
+        gap = gap_nats(manifest.canary, engine.score(manifest.canary.token_ids))
+        held = engine.checksums() or {}
+    except (WeightsError, ValueError) as error:  # it has them by now: as long as nobody knows what, they are no good
+        raise EngineLost(f"version {manifest.version} cannot be proved: {error}") from error
     allowed = max(manifest.canary.tolerance_nats, tolerance_nats)
     if gap.max_nats > allowed:
         raise EngineLost(
             f"canary of version {manifest.version} is off by {gap.max_nats:.2e} nats, allowed {allowed:.0e}"
         )
-    if wrong := differing(manifest, engine.checksums() or {}):
+    if wrong := differing(manifest, held):
         raise EngineLost(f"the engine serves other bytes than version {manifest.version} in {wrong[:5]}")
-    return gap
+    return Proof(gap, len(held.keys() & manifest.tensors.keys()) / max(1, len(manifest.tensors)))
 
 
 class Updates:

@@ -48,7 +48,8 @@ class BroadcastPublisher:
         """The version written last, and its manifest."""
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._busy = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="broadcast", daemon=True)
+        # Not a daemon: a thread that comes back from gloo while the interpreter ends takes the process down (SIGABRT).
+        self._thread = threading.Thread(target=self._work, name="broadcast")
         self._thread.start()
 
     # The learner's thread.
@@ -80,7 +81,7 @@ class BroadcastPublisher:
         return self._write(newest)
 
     def close(self) -> None:
-        """Send no more; what is under way is left behind if it does not end soon."""
+        """Send no more; what is under way and does not end soon ends before the process does, within its own bounds."""
         self._jobs.put(None)
         self._thread.join(CLOSE_S)
 

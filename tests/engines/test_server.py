@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from mrl.engines.dialect import Launch, Segment
-from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Sampling, generate_all
+from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest, generate_all
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.server import Bounds, ServerEngine
 from mrl.engines.server_process import free_port
@@ -132,6 +132,30 @@ def collect(engine: ServerEngine, count: int, within_s: float = 20.0) -> list[Fi
         assert time.monotonic() < deadline_s, f"{len(found)} of {count} answers came"
         found += engine.collect(0.2)
     return found
+
+
+@pytest.mark.parametrize(("status", "is_lost"), [(400, False), (413, False), (500, True), (429, True)])
+def test_a_text_that_the_server_refuses_has_no_score_and_the_server_goes_on(tmp_path, status, is_lost):
+    """It would be refused by its successor as well; any other failure is the server's own."""
+
+    class Refusing(Toy):
+        async def score(self, http: Http, token_ids: Sequence[int], temperature: float) -> list[float]:
+            if len(token_ids) > 3:
+                raise HttpFailure("/score", status, "too long")
+            return await super().score(http, token_ids, temperature)
+
+    engine = ServerEngine(Refusing(), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=BOUNDS)
+    answers = [np.array(ids, dtype=np.int32) for ids in ([5, 6], [5, 6, 7], [5])]
+    try:
+        engine.label(Version(0, 0))
+        if is_lost:
+            with pytest.raises(EngineLost, match="too long"):
+                engine.score_answers(ScoringRequest(np.array([1], dtype=np.int32), answers))
+        else:
+            scored = engine.score_answers(ScoringRequest(np.array([1], dtype=np.int32), answers))
+            assert [row is None or row.size for row in scored] == [2, True, 1]
+    finally:
+        engine.close()
 
 
 def await_loss(engine: ServerEngine, within_s: float = 20.0) -> str:

@@ -82,6 +82,12 @@ def test_one_element_of_a_fused_tensor_that_is_stale_by_a_millionth_is_seen(tmp_
     assert wrong == {f"{LAYER}.self_attn.{part}_proj.weight" for part in "qkv"}
 
 
+def test_a_folder_that_has_been_pruned_proves_nothing(tmp_path):
+    """To find no difference in nothing would be a proof of anything."""
+    with pytest.raises(WeightsError, match="no tensors to compare with"):
+        digests_held(tmp_path / "pruned", {"a": "0" * 16}, "float32")
+
+
 def test_two_tensors_that_were_swapped_are_seen(tmp_path):
     """Both have the same shape, so that nothing but their bytes tells."""
     weights = tensors()

@@ -182,6 +182,30 @@ def test_an_asynchronous_worker_samples_on_with_what_it_has(make_loop, learner):
     assert versions(learner.got) == {Version(0, 0)}
 
 
+def test_refused_weights_do_not_hold_up_sampling_and_newer_ones_are_taken_at_once(make_loop, learner, monkeypatch):
+    """The same version is tried again only after a pause, in which the worker goes on with what it has."""
+    monkeypatch.setattr("mrl.rollout.loop.REFUSED_PAUSE_S", 3600.0)
+    monkeypatch.setattr("mrl.rollout.loop.MAX_REFUSED_PAUSE_S", 3600.0)
+    learner.prompt_ids *= 10
+    loop = make_loop(max_answers=lambda: 2)
+
+    def script() -> Iterator[bool]:
+        while not learner.got:
+            yield False
+        learner.publish(1, torn=True)
+        while not loop.totals.weights_refused:
+            yield False
+        delivered = len(tickets(learner.got))
+        while len(tickets(learner.got)) < delivered + 5:
+            yield False
+        assert loop.totals.weights_refused == 1
+        learner.publish(2)
+        while Version(0, 2) not in versions(learner.got):
+            yield False
+
+    play(loop, script())
+
+
 def test_new_weights_are_taken_while_answers_are_in_flight(make_loop, learner):
     """Answers begun under the old version end under the new one, and say which token is whose."""
     loop = make_loop(max_new_tokens=200)
@@ -344,7 +368,8 @@ def test_peers_are_served_while_there_is_no_work(make_loop, learner):
     served = []
 
     class Serving:
-        def serve(self) -> None:
+        def serve(self, is_proved) -> None:
+            assert is_proved(loop._engine.version)
             served.append(loop._engine.version)
 
         def values(self) -> dict[str, float]:

@@ -171,6 +171,59 @@ def test_requests_to_others_and_about_unknown_prompts_are_not_answered(make_scor
     assert scorer.totals.dropped == 1
 
 
+def test_nothing_is_scored_under_weights_that_are_not_proved_yet(make_scorer, pool):
+    """They may come between two requests: the second one waits for the proof, and bears the right version."""
+    scorer, wire, _ = make_scorer()
+    engine, proved = scorer._sampler.engine, {Version(0, 0)}
+    publish = wire.publish
+
+    def publish_and_load(records) -> None:
+        publish(records)
+        engine.label(Version(0, 1))
+
+    wire.publish = publish_and_load
+    wire.asked = [request(pool, (b"a", True), number=number) for number in range(2)]
+
+    assert scorer.serve(proved.__contains__) == 1
+    assert scorer.serve(proved.__contains__) == 0
+    proved.add(Version(0, 1))
+    assert scorer.serve(proved.__contains__) == 1
+
+    assert [said.newest for said in wire.said] == [Version(0, 0), Version(0, 1)]
+
+
+def test_a_score_in_the_middle_of_which_new_weights_came_is_made_again(make_scorer, pool, monkeypatch):
+    """Nobody could say which version it is of."""
+    scorer, wire, _ = make_scorer()
+    score_answers, updates = EmbeddedEngine.score_answers, [Version(0, 1)]
+
+    def updated_once(self, asked):
+        scored = score_answers(self, asked)
+        if updates:
+            self.label(updates.pop())
+        return scored
+
+    monkeypatch.setattr(EmbeddedEngine, "score_answers", updated_once)
+    wire.asked = [request(pool, (b"a", True))]
+
+    assert scorer.serve() == 1
+    assert [said.newest for said in wire.said] == [Version(0, 1)]
+    assert scorer.totals.requests == 1
+
+
+def test_an_answer_that_the_engine_does_not_take_has_no_score_and_the_others_have(make_scorer, pool, monkeypatch):
+    """A server refuses what is longer than its context; it would do so for ever."""
+    scorer, wire, _ = make_scorer()
+    score_answers = EmbeddedEngine.score_answers
+    monkeypatch.setattr(EmbeddedEngine, "score_answers", lambda self, asked: [None, *score_answers(self, asked)[1:]])
+    wire.asked = [request(pool, (b"long", True), (b"a", True))]
+
+    assert scorer.serve() == 1
+
+    assert [trace is None for trace in wire.said[0].scores] == [True, False]
+    assert scorer.totals.refused == 1
+
+
 def test_a_request_under_way_when_the_engine_is_lost_is_answered_when_it_is_back(make_scorer, pool, monkeypatch):
     """It is taken off the list only with its answer; a frozen policy's worker starts its engine anew."""
     scorer, wire, _ = make_scorer()

@@ -80,6 +80,30 @@ def test_an_engine_that_kept_one_old_tensor_is_found_out(tiny_model, engine, tmp
         install(engine, path, Version(0, 4))
 
 
+@pytest.mark.parametrize("error", [WeightsError("the folder is gone"), ValueError("shapes")])
+def test_weights_that_are_loaded_and_cannot_be_proved_are_no_good(tiny_model, engine, tmp_path, monkeypatch, error):
+    """To refuse them would be wrong: the engine serves them by now, and nobody would ever prove them."""
+
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(engine, "checksums", fail)
+
+    with pytest.raises(EngineLost, match=f"cannot be proved: {error}"):
+        install(engine, publish(tmp_path, tiny_model(seed=1), 4), Version(0, 4))
+
+
+@pytest.mark.parametrize(("kept", "share"), [(0, 0.0), (1, 0.5), (2, 1.0)])
+def test_an_update_says_how_much_of_the_bytes_was_compared(tiny_model, engine, tmp_path, monkeypatch, kept, share):
+    """What an engine cannot tell of some tensors is no proof of the others."""
+    path = publish(tmp_path, tiny_model(seed=1), 3)
+    digests = list(read_manifest(path).tensors.items())
+    told = dict(digests[: kept * len(digests) // 2])
+    monkeypatch.setattr(engine, "checksums", lambda: told)
+
+    assert install(engine, path, Version(0, 3)).compared_share == pytest.approx(share, abs=1 / len(digests))
+
+
 def test_the_embedded_engine_says_what_it_holds(tiny_model, engine, tmp_path):
     """Its digests are those of the manifest, all of them."""
     path = publish(tmp_path, tiny_model(seed=1), 3)
