@@ -100,6 +100,7 @@ class Worker:
 def site(tiny_model, tmp_path, monkeypatch) -> Iterator[Site]:
     """Short bounds, and small buckets so that there are many."""
     monkeypatch.setattr(tensor_broadcast, "BUCKET_BYTES", 4096)
+    monkeypatch.setattr(tensor_broadcast, "MEET_S", 8.0)
     tiny_model(seed=2).save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
     made = Site(tmp_path, tiny_model(seed=1))
