@@ -92,7 +92,6 @@ def test_sampling_goes_on_while_answers_are_verified(start):
         assert seconds_sampling(spans, while_verifying=True) > 0.25 * seconds_sampling(spans)
         reports = [record["values"] for record in run.metrics(f"worker/{policy}")]
         assert max(report["verify/pending"] for report in reports) > GROUP_SIZE
-        assert any(report["verify/pending"] and report["rollout/running"] for report in reports)
         assert worker_totals(run, policy)["verify/timeouts"] == 0
         assert_every_group_was_trained_once(run, policy)
     assert not run.left_over()
