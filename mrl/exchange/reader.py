@@ -1,5 +1,8 @@
 """The client's end of a stream: takes batches in their order, each record once, and knows how far it has come."""
 
+from collections.abc import Sequence
+from itertools import islice
+
 import msgspec
 
 from mrl.errors import RecordError
@@ -9,6 +12,8 @@ from mrl.records.exchange import Batch, Stream, Took
 from mrl.records.experience import ExperienceRecord, Received, experience_decoder, pack_decoder, raw_pack_decoder
 from mrl.records.packs import Parcel
 
+MAX_REMEMBERED_IDS = 65_536
+"""Of one source: more than it can have had unanswered when it died."""
 MAX_LOST = 10
 """A log that is lost so often is not there."""
 
@@ -24,6 +29,8 @@ class Reader:
         self._wish, self._files = wish, files
         self._leaves_log = False
         self._num_lost = 0
+        self._seen: dict[str, dict[str, None]] = {}
+        """Source -> ids that came last. A producer that was killed puts again what it knows no answer to."""
         self.came_to = wish.after
         self.unreadable = 0
         """Records that came and could not be read."""
@@ -42,17 +49,10 @@ class Reader:
         if batch.previous > self.came_to:
             return None
         new = [(parcel, self._bytes_of(parcel)) for parcel in batch.parcels if parcel.last_number > self.came_to]
-        found: list[Received] = []
-        num_bytes = 0
-        for parcel, data in new:
-            records = self._records_of(parcel, data)
-            number, age_versions, came_to = parcel.number, parcel.age_versions, self.came_to
-            found += [
-                Received(record, age_versions, place)
-                for place, record in enumerate(records, number)
-                if record is not None and place > came_to
-            ]
-            num_bytes += len(data)
+        read = [(parcel, self._records_of(parcel, data)) for parcel, data in new]
+        # Nothing can be lost any more: from here on records count as come.
+        found = [one for parcel, records in read for one in self._new_ones(parcel, records)]
+        num_bytes = sum(len(data) for _, data in new)
         self.came_to = max([self.came_to, *(parcel.last_number for parcel in batch.parcels)])
         self._leaves_log &= not new or self._num_lost >= MAX_LOST
         return found, num_bytes
@@ -65,6 +65,19 @@ class Reader:
         """Have the records sent instead of their places: once, since they may only have moved, in the end for good."""
         self._leaves_log, self._num_lost = True, self._num_lost + 1
         return self.wish
+
+    def _new_ones(self, parcel: Parcel, records: Sequence[ExperienceRecord | None]) -> list[Received]:
+        """Those that have not come, in this batch, an earlier one, or under another number."""
+        seen = self._seen.setdefault(parcel.source, {})
+        age_versions, came_to, found = parcel.age_versions, self.came_to, list[Received]()
+        for place, record in enumerate(records, parcel.number):
+            if record is None or place <= came_to or record.record_id in seen:
+                continue
+            seen[record.record_id] = None
+            found.append(Received(record, age_versions, place))
+        for record_id in list(islice(seen, max(0, len(seen) - MAX_REMEMBERED_IDS))):
+            del seen[record_id]
+        return found
 
     def _bytes_of(self, parcel: Parcel) -> Buffer:
         if not parcel.place:
