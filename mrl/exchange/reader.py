@@ -13,7 +13,7 @@ from mrl.records.experience import ExperienceRecord, Received, experience_decode
 from mrl.records.packs import Parcel
 
 MAX_REMEMBERED_IDS = 65_536
-"""Of one source: more than it can have had unanswered when it died."""
+"""Of one source: about as many as one of its clients can have unanswered."""
 MAX_LOST = 10
 """A log that is lost so often is not there."""
 

@@ -166,8 +166,7 @@ class RolloutLoop:
             raise PeerLost(f"no work from {self._learner} within {self._learner_bound_s:.0f} s")
         if self._refused and (self._duties.in_step or self._engine.version is None):
             with self._telemetry.awaiting("weights that can be taken", whom=self._learner):
-                time.sleep(QUICK_SLICE_S)
-            return []
+                time.sleep(IDLE_SLICE_S)  # and then ask all the same: the answer tells of newer ones
         what, whom = ("work", self._learner) if self._room() else ("lease", "allocator")
         with self._telemetry.awaiting(what, whom=whom, bound_s=self._learner_bound_s):
             if not self._room():

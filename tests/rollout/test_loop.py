@@ -206,6 +206,25 @@ def test_refused_weights_do_not_hold_up_sampling_and_newer_ones_are_taken_at_onc
     play(loop, script())
 
 
+def test_a_worker_whose_first_weights_are_refused_hears_of_newer_ones(make_loop, learner, monkeypatch):
+    """As of a version that was pruned before the worker came to it; others keep the learner going."""
+    monkeypatch.setattr("mrl.rollout.loop.REFUSED_PAUSE_S", 3600.0)
+    monkeypatch.setattr("mrl.rollout.loop.MAX_REFUSED_PAUSE_S", 3600.0)
+    learner.publish(0, torn=True)
+    loop = make_loop()
+
+    def script() -> Iterator[bool]:
+        while not loop.totals.weights_refused:
+            yield False
+        learner.publish(1)
+        while not learner.got:
+            yield False
+
+    play(loop, script())
+
+    assert versions(learner.got) == {Version(0, 1)}
+
+
 def test_new_weights_are_taken_while_answers_are_in_flight(make_loop, learner):
     """Answers begun under the old version end under the new one, and say which token is whose."""
     loop = make_loop(max_new_tokens=200)
