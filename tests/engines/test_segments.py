@@ -1,0 +1,198 @@
+"""Answers in segments: what a server is asked before, while and after its weights change."""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mrl.engines import segments
+from mrl.engines.dialect import Segment
+from mrl.engines.engine import Finished, GenerationRequest, Sampling
+from mrl.engines.segments import Segments
+from mrl.records.finish import FinishReason
+from mrl.records.version import Version, VersionSpan
+
+SAMPLING = Sampling(temperature=1.0, max_new_tokens=6, eos_ids=(9,))
+OLD, NEW = Version(0, 1), Version(0, 2)
+WITHIN_S = 20.0
+
+
+class Counting:
+    """A server in this event loop: the next token is one more than the last, and it gives up whatever it has begun.
+
+    Every call samples one token at each `step`; one that is still `under_way` is not known to the server yet.
+    """
+
+    def __init__(self) -> None:
+        self.seeds: list[int] = []
+        self.running: list[asyncio.Event] = []
+        self.under_way: asyncio.Event | None = None
+        self.steps = asyncio.Condition()
+        self.num_aborts = 0
+        self.while_loading: Coroutine[None, None, None] | None = None
+
+    async def generate(
+        self,
+        http: None,
+        token_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        max_new_tokens: int,
+        seed: int,
+        request_id: str,
+    ) -> Segment:
+        self.seeds.append(seed)
+        given_up = asyncio.Event()
+        if self.under_way is not None:
+            await self.under_way.wait()
+        self.running.append(given_up)
+        tokens: list[int] = []
+        while not given_up.is_set() and len(tokens) < max_new_tokens:
+            async with self.steps:
+                await self.steps.wait()
+            if not given_up.is_set():
+                tokens.append([*token_ids, *tokens][-1] + 1)
+        self.running.remove(given_up)
+        reason = FinishReason.ABORT if len(tokens) < max_new_tokens else FinishReason.LENGTH
+        return Segment(tokens, [-1.0] * len(tokens), reason)
+
+    async def step(self) -> None:
+        async with self.steps:
+            self.steps.notify_all()
+        await asyncio.sleep(0)
+
+    async def abort_all(self, http: None) -> None:
+        self.num_aborts += 1
+        for given_up in self.running:
+            given_up.set()
+        await self.step()
+        if self.under_way is not None:  # it arrives just behind the word to give up
+            self.under_way.set()
+
+    async def load(self, http: None, folder: Path, label: str) -> None:
+        assert not self.running, "answers run while weights are replaced"
+        if self.while_loading is not None:
+            await self.while_loading
+        assert not self.running, "answers were begun while weights are replaced"
+
+    async def resume(self, http: None) -> None: ...
+
+
+def request(*prompt: int) -> GenerationRequest:
+    return GenerationRequest("r", np.array(prompt, dtype=np.int32), np.array([7, 8], dtype=np.uint64))
+
+
+def serving(server: Counting) -> Segments:
+    made = Segments(server, None, SAMPLING, drain_s=5.0)  # type: ignore[arg-type]
+    made.label(OLD, "")
+    return made
+
+
+async def until_running(server: Counting, count: int) -> None:
+    while len(server.running) < count:
+        await asyncio.sleep(0)
+
+
+async def to_its_end(server: Counting, answer: asyncio.Task[Finished]) -> Finished:
+    while not answer.done():
+        await server.step()
+    return answer.result()
+
+
+def play(script: Coroutine[None, None, None]) -> None:
+    """Run it, within a time that is only reached when something is wrong."""
+    asyncio.run(asyncio.wait_for(script, WITHIN_S))
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not end is told again to give up at once."""
+    monkeypatch.setattr(segments, "ABORT_AGAIN_S", 0.001)
+
+
+def test_nothing_runs_while_weights_are_replaced():
+    """What ran is given up before; what is handed in meanwhile begins afterwards, under the new weights."""
+
+    async def script() -> None:
+        server = Counting()
+        answers = serving(server)
+        before = asyncio.create_task(answers.answer(request(0), 0))
+        await until_running(server, 1)
+        await server.step()
+        meanwhile = []
+
+        async def hand_in() -> None:
+            meanwhile.append(asyncio.create_task(answers.answer(request(50), 1)))
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+        server.while_loading = hand_in()
+        await answers.load(Path(), NEW)
+        ended = await to_its_end(server, before), await to_its_end(server, meanwhile[0])
+
+        assert [one.generation.token_ids.tolist() for one in ended] == [[1, 2, 3, 4, 5, 6], [51, 52, 53, 54, 55, 56]]
+        assert ended[0].generation.versions == [VersionSpan(1, OLD), VersionSpan(5, NEW)]
+        assert ended[1].generation.versions == [VersionSpan(6, NEW)]
+
+    play(script())
+
+
+def test_a_call_that_arrives_behind_the_word_to_give_up_is_given_up_as_well():
+    """It was on its way to the server when everything was aborted; the update waits for no answer's end."""
+
+    async def script() -> None:
+        server = Counting()
+        answers = serving(server)
+        server.under_way = asyncio.Event()
+        late = asyncio.create_task(answers.answer(request(0), 0))
+        await asyncio.sleep(0)
+
+        await answers.load(Path(), NEW)
+        ended = await to_its_end(server, late)
+
+        assert server.num_aborts > 1
+        assert ended.generation.versions == [VersionSpan(6, NEW)]
+
+    play(script())
+
+
+def seeds_of_an_answer_over_three_updates() -> list[int]:
+    server = Counting()
+
+    async def script() -> None:
+        answers = serving(server)
+        answer = asyncio.create_task(answers.answer(request(0), 0))
+        for step in range(2, 5):
+            await until_running(server, 1)
+            await server.step()
+            await answers.load(Path(), Version(0, step))
+        assert len((await to_its_end(server, answer)).generation.versions) == 4
+
+    play(script())
+    return server.seeds
+
+
+def test_every_segment_of_an_answer_draws_numbers_of_its_own():
+    """The same seed again would draw the same numbers again. Seeds are repeatable, and a server takes 31 bits."""
+    seeds = seeds_of_an_answer_over_three_updates()
+
+    assert len(set(seeds)) == len(seeds) == 4
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert seeds == seeds_of_an_answer_over_three_updates()
+
+
+def test_answers_of_one_request_draw_numbers_of_their_own():
+    """Each begins with its own seed."""
+    server = Counting()
+
+    async def script() -> None:
+        answers = serving(server)
+        both = [asyncio.create_task(answers.answer(request(0), index)) for index in range(2)]
+        await until_running(server, 2)
+        await asyncio.gather(*(to_its_end(server, one) for one in both))
+
+    play(script())
+
+    assert len(set(server.seeds)) == 2
