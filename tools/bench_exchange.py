@@ -16,6 +16,7 @@ kernel, and on a virtual machine the host, has to find first, and that costs mor
 The systems take turns, so that what else runs on the machine meets all of them; the best round counts, the median
 stands beside it, and a line tells when the machine was not quiet. Redis and NATS are started here, in temporary
 folders on free ports: apt-get install redis-server nats-server; .venv/bin/pip install -c constraints.txt -e '.[bench]'.
+Redis is measured with the parser in C of its client (hiredis) or not at all: without it nothing is run (exit code 2).
 Exit code 1 when a required ratio is missed or could not be measured. Ends with one line of JSON.
 """
 
@@ -253,6 +254,11 @@ def arguments() -> argparse.Namespace:
         parser.error(f"--only: no system {unknown[0]}; wanted one of {', '.join(SYSTEMS)}, or how they begin")
     if found.folder is not None and not found.folder.is_dir():
         parser.error(f"--folder: {found.folder} is no folder")
+    chosen = (SYSTEMS[name] for name in chosen_systems(found.only))
+    if any(one.module == "redis_streams" and not one.missing for one in chosen) and (
+        fault := brokers.redis_parses_slowly()
+    ):
+        parser.error(fault)
     return found
 
 

@@ -84,6 +84,24 @@ def test_a_ratio_that_was_not_measured_is_not_kept():
     assert (rows[0].ratio, rows[0].ok) == (None, False)
 
 
+@pytest.mark.parametrize(("only", "is_refused"), [([], True), (["redis-always"], True), (["exchange", "relay"], False)])
+def test_redis_is_not_measured_with_a_slow_parser(only, is_refused, monkeypatch, capsys):
+    """One line, exit code 2, before anything is started; who leaves Redis out needs no hiredis."""
+    pytest.importorskip("redis")
+    monkeypatch.setattr("redis.utils.HIREDIS_AVAILABLE", False)
+    present = {name: system._replace(missing="") for name, system in bench_exchange.SYSTEMS.items()}
+    monkeypatch.setattr(bench_exchange, "SYSTEMS", present)
+    monkeypatch.setattr("sys.argv", ["bench_exchange.py", *(["--only", *only] if only else [])])
+    if not is_refused:
+        assert bench_exchange.arguments().only == only
+        return
+    with pytest.raises(SystemExit) as end:
+        bench_exchange.arguments()
+
+    assert end.value.code == 2
+    assert "pip install hiredis" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_the_clock_of_a_process_is_read_from_outside():
     """It says what the process itself says, and not what this one has taken."""
     script = "import time; sum(range(3_000_000)); print(time.process_time(), flush=True); input()"

@@ -88,3 +88,12 @@ def missing(program: str, package: str, distribution: str) -> str:
     if importlib.util.find_spec(package) is None:
         return f"no Python package {distribution} (.venv/bin/pip install -c constraints.txt -e '.[bench]')"
     return ""
+
+
+def redis_parses_slowly() -> str:
+    """Why Redis' client would read answers in Python here, which flatters everybody else; "" when it does not."""
+    from redis.utils import HIREDIS_AVAILABLE
+
+    if HIREDIS_AVAILABLE:
+        return ""
+    return "Redis' client has no parser in C here: .venv/bin/pip install hiredis, or leave Redis out with --only"
