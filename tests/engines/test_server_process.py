@@ -1,0 +1,103 @@
+"""A server's process and its descendants: all of them end, whatever they do about it."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mrl.engines.server_process import ServerProcess
+
+WITHIN_S = 5.0
+DEAF = "trap '' TERM; echo $$ >> {pids}; exec sleep 60"
+"""A process that does not hear SIGTERM."""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], ServerProcess]]:
+    """Start a shell script as a server; nothing of it is left behind."""
+    made: list[ServerProcess] = []
+
+    def start(script: str) -> ServerProcess:
+        made.append(ServerProcess(["sh", "-c", script], {}, tmp_path / "log"))
+        return made[-1]
+
+    yield start
+    for server in made:
+        server.end(0.0)
+    for process in living(tmp_path / "pids"):
+        process.kill()
+
+
+def living(pids: Path) -> list[psutil.Process]:
+    """The processes whose ids stand in a file, without those that have ended and that nobody has waited for."""
+    found = []
+    for pid in map(int, pids.read_text().split() if pids.exists() else []):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            found += [process] if process.status() != psutil.STATUS_ZOMBIE else []
+    return found
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait, for a time that is only reached when something is wrong."""
+    deadline_s = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def test_a_child_of_a_child_that_does_not_hear_is_ended_with_the_server(start, tmp_path):
+    """The server goes at once; what it had started, two generations on and in a session of its own, is killed."""
+    pids = tmp_path / "pids"
+    (tmp_path / "grandchild.sh").write_text(DEAF.format(pids=pids))
+    (tmp_path / "child.sh").write_text(f"sh {tmp_path}/grandchild.sh & wait")
+    server = start(f"setsid sh {tmp_path}/child.sh & wait")
+    until(lambda: bool(living(pids)))
+
+    server.end(0.1)
+
+    assert server.exit_code() is not None
+    until(lambda: not living(pids))
+
+
+def test_what_a_dead_server_left_is_ended(start, tmp_path):
+    """Its children belong to nobody then: they were remembered while it lived."""
+    pids = tmp_path / "pids"
+    (tmp_path / "child.sh").write_text(DEAF.format(pids=pids))
+    server = start(f"sh {tmp_path}/child.sh & wait")
+    until(lambda: bool(living(pids)))
+    assert server.exit_code() is None
+    psutil.Process(server.pid).kill()
+    until(lambda: server.exit_code() is not None)
+    assert living(pids)
+
+    server.end(0.1)
+
+    until(lambda: not living(pids))
+
+
+def test_a_server_that_hears_has_time_to_end_by_itself(start, tmp_path):
+    """SIGTERM first: what it does then is done."""
+    said = tmp_path / "said"
+    server = start(f"trap 'echo bye > {said}; exit 0' TERM; echo $$ > {tmp_path}/pids; while :; do sleep 0.01; done")
+    until(lambda: bool(living(tmp_path / "pids")))
+
+    server.end()
+
+    assert said.read_text() == "bye\n"
+    assert server.exit_code() == 0
+
+
+def test_its_temporary_folder_goes_with_it(start, tmp_path):
+    """Servers leave sockets and files of metrics there."""
+    server = start(f'echo x > "$TMPDIR/left"; echo "$TMPDIR" > {tmp_path}/folder')
+    until(lambda: server.exit_code() is not None)
+    folder = Path((tmp_path / "folder").read_text().strip())
+    assert (folder / "left").exists()
+
+    server.end()
+
+    assert not folder.exists()
