@@ -60,6 +60,8 @@ class Dialect(Protocol):
     """
 
     name: str
+    less_memory: str
+    """What a person changes when a server of its kind lacks memory."""
 
     def command(self, launch: Launch) -> list[str]:
         """The command line of a server in the foreground."""

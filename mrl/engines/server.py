@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Samplin
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.segments import Segments
 from mrl.engines.server_process import ServerProcess, free_port
+from mrl.engines.server_start import PortTaken, await_ready, why_ended
 from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
 from mrl.models.tensor_broadcast import Incoming, Seats
 from mrl.models.tensor_file import read_folder
@@ -31,9 +31,7 @@ from mrl.records.version import Version
 
 T = TypeVar("T")
 WATCH_S = 1.0
-READY_POLL_S = 0.25
 MAX_STARTS = 3
-IN_USE = "address already in use"
 REFUSALS = (400, 413, 422)
 """HTTP statuses that say: not this request."""
 
@@ -195,9 +193,9 @@ class ServerEngine:
             try:
                 self._start()
                 return
-            except EngineError as error:
+            except PortTaken:
                 self._end()
-                if attempt == MAX_STARTS or IN_USE not in str(error).lower():
+                if attempt == MAX_STARTS:
                     raise
             except BaseException:
                 self._end()
@@ -221,38 +219,15 @@ class ServerEngine:
             self._process = ServerProcess(self._dialect.command(launch), self._dialect.environment(launch), self._log)
             url, port = f"http://{launch.host}:{launch.port}", launch.port
         self._run(self._connect(url), self._bounds.load_s)
-        self._await_ready(url, port)
+        start_s = self._bounds.start_s
+        ready = await_ready(self._dialect, self._link(), self._process, port, start_s=start_s)
+        self._run(ready, start_s + self._bounds.silence_s)
         self._run(self._dialect.probe(self._link()), self._bounds.silence_s)
         self._loop.call_soon_threadsafe(self._spawn, self._watchdog())
 
     async def _connect(self, url: str) -> None:
         self._http = Http(url)
         self._segments = Segments(self._dialect, self._http, self._sampling, drain_s=self._bounds.silence_s)
-
-    def _await_ready(self, url: str, port: int) -> None:
-        """A server may bind its port only once it has loaded: what answers there before may be a stranger."""
-        deadline_s = time.monotonic() + self._bounds.start_s
-        while not (
-            self._run(self._dialect.ready(self._link()), self._bounds.silence_s)
-            and (self._process is None or self._process.listens_at(port))
-        ):
-            code = self._process.exit_code() if self._process else None
-            if code is not None:
-                raise self._unusable(f"the server ended with code {code} before it took requests")
-            if time.monotonic() > deadline_s:
-                raise self._unusable(f"no server at {url} took requests within {self._bounds.start_s:g} s")
-            time.sleep(READY_POLL_S)
-
-    def _unusable(self, what: str) -> EngineError:
-        if self._process is None:
-            return EngineError(what, where=self._dialect.name, cure="start it, or leave `url` out: mrl starts its own")
-        return EngineError(
-            what,
-            where=f"{self._dialect.name}, log {self._process.log}",
-            got=self._process.tail(),
-            wanted="a server that starts",
-            cure="mrl doctor shows what its environment can do",
-        )
 
     def _end(self) -> None:
         if self._http is not None:
@@ -319,7 +294,7 @@ class ServerEngine:
         while self._lost is None:
             await asyncio.sleep(WATCH_S)
             if self._process is not None and (code := self._process.exit_code()) is not None:
-                self._lose(f"the server ended with code {code}")
+                self._lose(EngineLost(str(why_ended(self._dialect, self._process, code))))
             updating = self._current().is_updating  # a server may be deaf while it loads, which has a bound of its own
             if updating or await self._asked(self._dialect.alive(self._link())):
                 heard_s = clock()
@@ -346,7 +321,9 @@ class ServerEngine:
         """From now on every call raises, and whoever waits is woken."""
         if self._lost is None:
             # What a person has to cure is told as it is: another start would end in the same way.
-            self._lost = why if isinstance(why, EngineError) else EngineLost(f"{self._dialect.name}: {why}")
+            self._lost = (
+                why if isinstance(why, EngineError | EngineLost) else EngineLost(f"{self._dialect.name}: {why}")
+            )
             self._finished.put(_GivenUp("", 0))
             for future in tuple(self._awaited):
                 future.cancel()

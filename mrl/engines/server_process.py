@@ -16,7 +16,7 @@ import psutil
 from mrl.parent_death import command
 
 TAIL_LINES = 12
-TAIL_BYTES = 64 * 1024
+TEXT_BYTES = 64 * 1024
 TERM_S = 10.0
 
 
@@ -61,12 +61,16 @@ class ServerProcess:
         """Whether it is this server, or a process that it started, that listens at a TCP port, as the kernel says."""
         return any(port in _listening(process) for process in (self._root, *self._descendants))
 
-    def tail(self) -> str:
-        """The last lines of its log in this life, in one line."""
+    def text(self) -> str:
+        """The end of its log in this life."""
         with self.log.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
-            file.seek(max(self._log_start, end - TAIL_BYTES))
-            lines = file.read().decode("utf-8", errors="replace").splitlines()
+            file.seek(max(self._log_start, end - TEXT_BYTES))
+            return file.read().decode("utf-8", errors="replace")
+
+    def tail(self) -> str:
+        """The last lines of its log in this life, in one line."""
+        lines = self.text().splitlines()
         return " | ".join(line.strip() for line in lines[-TAIL_LINES:] if line.strip())
 
     def end(self, within_s: float = TERM_S) -> None:

@@ -42,6 +42,10 @@ class SGLang:
     """See Dialect."""
 
     name = "sglang"
+    less_memory = (
+        "a smaller model, or its cache: rollout.answers_at_once times server.context_tokens on a CPU, "
+        'on a GPU server.options = ["--mem-fraction-static", "0.8"] or another share'
+    )
 
     def __init__(self) -> None:
         """What it can do is known after `probe`."""

@@ -31,6 +31,10 @@ class VLLM:
     """See Dialect."""
 
     name = "vllm"
+    less_memory = (
+        "a smaller model, server.context_tokens, or its cache: on a CPU VLLM_CPU_KVCACHE_SPACE (GiB, 1 unless set) "
+        'in the environment, on a GPU server.options = ["--gpu-memory-utilization", "0.8"] or another share'
+    )
 
     def __init__(self) -> None:
         """What it can do is known after `probe`."""

@@ -34,6 +34,7 @@ class Toy:
     """What the toy server's routes are called."""
 
     name = "toy"
+    less_memory = "fewer toys"
 
     def __init__(self, *, token_s: float = 0.0, argv: Sequence[str] | None = None) -> None:
         self._token_s, self._argv = token_s, argv
@@ -338,6 +339,31 @@ def test_a_server_that_dies_at_its_start_shows_its_last_words(make):
         make(argv=[sys.executable, "-c", "import sys; print('out of memory'); sys.exit(3)"])
 
 
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("os.kill(os.getpid(), 9)", r"killed \(code -9\), most likely by the kernel .*cure: change fewer toys"),
+        ("sys.exit(137)", r"killed \(code 137\), most likely by the kernel .*cure: change fewer toys"),
+        ("print('DefaultCPUAllocator: can't allocate memory'); sys.exit(1)", "code 1, for want of .*fewer toys"),
+        ("print('scheduler_0 crashed with exit code -9'); sys.exit(2)", "code 2, for want of memory.*fewer toys"),
+        ("print('Received sigquit', flush=True); os.kill(os.getpid(), 9)", "ended with code -9; .*log say why"),
+        ("print('No module named vllm'); sys.exit(1)", "ended with code 1; .*No module named vllm.*log say why"),
+    ],
+)
+def test_a_server_that_lacks_memory_is_told_from_one_that_ends_otherwise(make, script, told):
+    """By its code, or by what stands in its log; the cure is the setting of its kind."""
+    with pytest.raises(EngineError, match=told):
+        make(argv=[sys.executable, "-c", f"import os, sys; {script}"])
+
+
+def test_a_server_that_is_killed_later_is_told_with_the_likely_cause(make):
+    """It may be started again: it is lost, not unusable."""
+    engine = make()
+    os.kill(engine._process.pid, signal.SIGKILL)
+
+    assert "killed (code -9), most likely by the kernel for want of memory" in await_loss(engine)
+
+
 def test_a_server_that_never_gets_ready_is_given_up(make):
     """Within the bound for its start."""
     with pytest.raises(EngineError, match=r"took requests within 0\.5 s"):
@@ -359,6 +385,42 @@ def test_a_port_that_was_taken_meanwhile_costs_another_start(tmp_path, monkeypat
         engine.close()
 
     assert ports == []
+
+
+STAYS = """
+import socket, sys, time
+try:
+    socket.create_server(("127.0.0.1", int(sys.argv[2])))
+except OSError:
+    print(f"[Errno 98] error while attempting to bind on address ('127.0.0.1', {sys.argv[2]}): address already in use")
+    sys.stdout.flush()
+    time.sleep(3600)
+sys.argv = sys.argv[1:]
+"""
+
+
+def test_a_server_that_lives_on_without_its_port_is_replaced_at_once(tmp_path, monkeypatch):
+    """As SGLang does: it says that its address is in use, and ends much later or never."""
+
+    class Staying(Toy):
+        def command(self, launch: Launch) -> list[str]:
+            run = "import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
+            return [sys.executable, "-c", f"{STAYS}\n{run}", *super().command(launch)[1:]]
+
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        ports = [stranger.getsockname()[1], free_port("127.0.0.1")]
+        monkeypatch.setattr("mrl.engines.server.free_port", lambda host: ports.pop(0))
+        engine = ServerEngine(Staying(), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=BOUNDS)
+        engine.close()
+
+    assert ports == []
+
+
+def test_another_port_that_is_in_use_is_no_reason_to_start_again(make):
+    """A server may try several for purposes of its own."""
+    said = "print('port 1: address already in use', flush=True); import time; time.sleep(60)"
+    with pytest.raises(EngineError, match=r"took requests within 0\.8 s"):
+        make(argv=[sys.executable, "-c", said], bounds=Bounds(start_s=0.8, silence_s=5.0))
 
 
 def test_a_stranger_at_the_port_of_a_server_that_still_loads_is_not_believed(tmp_path, weights, monkeypatch):

@@ -1,0 +1,76 @@
+"""How a server starts and ends, seen from outside: it takes requests, or one line says why it does not.
+
+A server may bind its port only once it has loaded. Until it does, whoever answers there is a stranger and is not asked.
+"""
+
+import asyncio
+import re
+import signal
+
+from mrl.engines.dialect import Dialect
+from mrl.engines.http import Http
+from mrl.engines.server_process import ServerProcess
+from mrl.errors import EngineError
+
+READY_POLL_S = 0.25
+IN_USE = "address already in use"
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+ENDS_ITSELF = "received sigquit"
+"""SGLang says this when a part of it has failed, for whatever reason, and kills itself."""
+NO_MEMORY = re.compile(
+    r"out of memory|can(?:'t|not) allocate memory|(?:not enough|no available|insufficient) memory"
+    r"|less than desired GPU memory|larger than the available KV cache|exit ?code:? -9",
+    re.IGNORECASE,
+)
+"""What servers and torch say of memory that does not suffice, and of a part that the kernel has killed."""
+
+
+class PortTaken(EngineError):
+    """Somebody else has bound the server's port since it was chosen."""
+
+
+async def await_ready(
+    dialect: Dialect, http: Http, process: ServerProcess | None, port: int, *, start_s: float
+) -> None:
+    """Until the server takes requests: the child `process` at `port`, or without one whoever `http` leads to.
+
+    Raises PortTaken as soon as the child says so, EngineError when it has ended or `start_s` are over.
+    """
+    deadline_s = asyncio.get_running_loop().time() + start_s
+    while not ((process is None or process.listens_at(port)) and await dialect.ready(http)):
+        if process is not None:
+            _check(dialect, process, port)
+        if asyncio.get_running_loop().time() > deadline_s:
+            raise _too_slow(dialect, http, process, start_s)
+        await asyncio.sleep(READY_POLL_S)
+
+
+def why_ended(dialect: Dialect, process: ServerProcess, code: int) -> EngineError:
+    """What is to be told of a child that has ended, with the last lines of its log."""
+    text, where = process.text(), f"{dialect.name}, log {process.log}"
+    what, cure = f"the server ended with code {code}", "the last lines of its log say why"
+    if NO_MEMORY.search(text):
+        what, cure = f"{what}, for want of memory", f"change {dialect.less_memory}"
+    elif code in KILLED and ENDS_ITSELF not in text.lower():
+        what = f"the server was killed (code {code}), most likely by the kernel for want of memory"
+        cure = f"change {dialect.less_memory}"
+    return EngineError(what, where=where, got=process.tail(), wanted="a server that lives", cure=cure)
+
+
+def _check(dialect: Dialect, process: ServerProcess, port: int) -> None:
+    """Some that find their port taken end with that word; others live on for minutes and say it with their port."""
+    code, text = process.exit_code(), process.text()
+    lines = [line for line in text.splitlines() if IN_USE in line.lower()]
+    if any(code is not None or str(port) in line for line in lines):
+        cure = "start again: another port is chosen"
+        raise PortTaken(f"port {port} was taken by somebody else", where=dialect.name, got=lines[-1], cure=cure)
+    if code is not None:
+        raise why_ended(dialect, process, code)
+
+
+def _too_slow(dialect: Dialect, http: Http, process: ServerProcess | None, start_s: float) -> EngineError:
+    what = f"no server at {http.base_url} took requests within {start_s:g} s"
+    if process is None:
+        return EngineError(what, where=dialect.name, cure="start it, or leave `url` out: mrl starts its own")
+    where, cure = f"{dialect.name}, log {process.log}", "raise server.start_s if it was still loading"
+    return EngineError(what, where=where, got=process.tail(), wanted="a server that starts", cure=cure)
