@@ -342,6 +342,26 @@ def test_an_engine_that_is_lost_again_and_again_ends_the_worker(make_loop, learn
         make_loop().run(lambda: False)
 
 
+def test_losses_between_which_groups_were_delivered_do_not_end_the_worker(make_loop, learner, monkeypatch):
+    """An engine that is lost now and then is of use: five times here, three in a row would be the end."""
+    collect, delivered = EmbeddedEngine.collect, [0, 1, 2, 3, 4]
+
+    def lost_after_each_delivery(engine, timeout_s):
+        if delivered and len(tickets(learner.got)) >= delivered[0]:
+            del delivered[0]
+            raise EngineLost("the server ended with code 1")
+        return collect(engine, timeout_s)
+
+    monkeypatch.setattr(EmbeddedEngine, "collect", lost_after_each_delivery)
+    learner.prompt_ids *= 5
+    loop = make_loop(max_answers=lambda: 2)
+
+    loop.run(lambda: len(tickets(learner.got)) >= 5)
+
+    assert loop.totals.engine_restarts == 5
+    assert sorted(tickets(learner.got)) == [f"0.{number}" for number in range(5)]
+
+
 @pytest.mark.parametrize("full", [EngineUsage(2, 3, 0.1, 0), EngineUsage(2, 0, 0.95, 0)])
 def test_a_full_engine_is_given_no_more(make_loop, learner, monkeypatch, full):
     """One that holds answers which it does not sample yet, or whose cache is full; an empty one is never full."""

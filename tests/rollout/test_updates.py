@@ -1,5 +1,7 @@
 """An engine serves a version only after its canary has passed."""
 
+import os
+import threading
 from pathlib import Path
 
 import msgspec
@@ -18,6 +20,7 @@ from mrl.rollout.updates import Installed, Refused, Updates, install
 from mrl.weights.canary import canary_sequences
 from mrl.weights.manifest import read_manifest
 from mrl.weights.publish import Publisher
+from mrl.weights.spares import FILES, Spares
 
 CANARY = canary_sequences(64)
 
@@ -152,3 +155,52 @@ def test_updates_follow_the_newest_version_one_at_a_time(tiny_model, engine, tmp
     assert (refused.version, installed.version) == (Version(0, 3), Version(0, 4))
     assert follow(good, 4) is None
     updates.close()
+
+
+def test_an_update_that_is_abandoned_has_ended(tiny_model, engine, tmp_path, monkeypatch):
+    """The engine that is started anew afterwards is not written over by it."""
+    updates, score = Updates(engine, Telemetry("worker/a/0", "a", lambda record: True)), engine.score
+    notice = WeightsNotice(version=Version(0, 3), manifest_path=str(publish(tmp_path, tiny_model(seed=1), 3)))
+    proving, release, ended = threading.Event(), threading.Event(), []
+
+    def held_up(token_ids):
+        proving.set()
+        assert release.wait(30.0)
+        ended.append(True)
+        return score(token_ids)
+
+    monkeypatch.setattr(engine, "score", held_up)
+    assert updates.follow(notice) is None
+    assert proving.wait(30.0)
+    later = threading.Timer(0.1, release.set)
+    later.start()
+
+    updates.abandon()
+
+    assert ended == [True]
+    assert updates.follow(notice) is None, "its outcome is nobody's business any more"
+    later.join()
+    updates.close()
+
+
+@pytest.mark.parametrize("moment", ["load", "score", "checksums"])
+def test_a_version_that_is_pruned_while_it_is_taken_stays_as_it_is_until_it_is_proved(
+    tiny_model, engine, tmp_path, monkeypatch, moment
+):
+    """Its files are written over by no later version: some engines compare with them what they hold."""
+    path, spares = publish(tmp_path, tiny_model(seed=1), 3), Spares(tmp_path / "spares")
+    done, was_new = getattr(engine, moment), []
+
+    def while_it_is_pruned(*arguments):
+        found = done(*arguments)
+        spares.keep(path.parent)
+        (spare,) = (tmp_path / "spares").glob(FILES)
+        before = spare.stat().st_ino
+        with spares.open(tmp_path / "later.safetensors") as file:
+            was_new.append(os.fstat(file.fileno()).st_ino != before)
+        return found
+
+    monkeypatch.setattr(engine, moment, while_it_is_pruned)
+    install(engine, path, Version(0, 3))
+
+    assert was_new == [True]
