@@ -13,6 +13,7 @@
     +-- RecordError               bytes that are no valid record; the message names the field
     +-- WeightsError              published weights fail their checksum or canary
     +-- EngineLost                an engine died, hangs, or serves other weights than it says; it is started anew
+    |   +-- WeightsUnproved       it serves other weights than it says, or nobody can tell
     +-- CheckpointError           a checkpoint is missing, torn or of another model
     +-- DiskFull                  there is no room for now; nothing was written, and it may be tried again
     +-- DiskBroken                nobody knows what is on the disk; its owner ends and reads it anew
@@ -98,6 +99,10 @@ class WeightsError(MRLError, ValueError):
 
 class EngineLost(MRLError):
     """An engine that died, hangs, or serves other weights than it says; started anew, it may serve again."""
+
+
+class WeightsUnproved(EngineLost):
+    """An engine whose scores or bytes are not those of the weights that it should serve, or that does not tell them."""
 
 
 class CheckpointError(MRLError, ValueError):

@@ -30,15 +30,17 @@ from mrl.records.experience import ExperienceRecord
 from mrl.records.rollouts import ScoredGroup
 from mrl.roles import wiring
 from mrl.roles.engines import build_engine
+from mrl.rollout.frozen import FROZEN, FrozenLife
 from mrl.rollout.link import WorkerLink
 from mrl.rollout.loop import Duties, RolloutLoop
 from mrl.rollout.sampling import Sampler
-from mrl.rollout.scoring import FROZEN, Scorer, score_only
+from mrl.rollout.scoring import Scorer
 from mrl.sharing.regime import Author, Regime
 from mrl.sharing.regimes import build_regime, scorers
 from mrl.sharing.setting import policy_setting
 from mrl.tasks.pool import build_pool
 from mrl.weights.canary import TOLERANCE_NATS
+from mrl.weights.own_folder import describe_folder
 
 FLUSH_SLICE_S = 0.5
 TOKENS_PER_TOKEN = 4
@@ -72,6 +74,11 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
     stop = wiring.stop_event()
     telemetry = wiring.connect_telemetry(folder, role, policy, closing)
     table = config.policies[policy]
+    is_server = table.rollout.engine != "embedded"
+    tolerance_nats = TOLERANCE_NATS[table.rollout.server.dtype] if is_server else 0.0
+    telemetry.doing("starting")
+    # Before the engine is there, so that the host never holds the model twice.
+    own = describe_folder(Path(table.model), policy, FROZEN) if table.frozen and is_server else None
     with telemetry.awaiting("engine", whom=table.rollout.engine, bound_s=table.rollout.server.start_s):
         sampler, receiver = build_sampler(
             config, policy, lambda receiver: build_engine(config, policy, receiver, folder, role)
@@ -83,7 +90,8 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
     if table.frozen:
         assert scorer is not None, "checked before the start: a frozen policy scores"
         exchange.announce(FROZEN)
-        score_only(scorer, sampler.engine, telemetry, stop.is_set)
+        life = FrozenLife(scorer, sampler.engine, telemetry, manifest=own, tolerance_nats=tolerance_nats)
+        life.run(stop.is_set)
         return 0
     regime = build_regime(config.sharing, policy_setting(config, policy, receiver))
     lease = LeaseHolder(role, policy, unit=os.environ.get(UNIT, ""), unit_epoch=int(os.environ.get(UNIT_EPOCH, 0)))
@@ -100,7 +108,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         telemetry,
         duties,
         group_size=table.rollout.group_size,
-        tolerance_nats=0.0 if table.rollout.engine == "embedded" else TOLERANCE_NATS[table.rollout.server.dtype],
+        tolerance_nats=tolerance_nats,
         learner_bound_s=2 * table.learner.data_timeout_s + (3 * config.run.sync_timeout_s if config.run.sync else 0.0),
     )
     _connect_allocator(folder, role, lease, loop, closing)

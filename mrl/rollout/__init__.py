@@ -7,6 +7,7 @@
 - `updates`   new weights into an engine, proved by canary and digests
 - `verifying` verification beside sampling
 - `scoring`   what this policy gives to answers of its peers
+- `frozen`    the life of a worker whose policy does not learn
 - `totals`    what a worker counts
 - `evaluate`  held-out accuracy of one published version
 """

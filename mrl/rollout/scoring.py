@@ -13,30 +13,21 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import structlog
 
 from mrl.alignment.flags import Flag
 from mrl.alignment.peer_answer import MIN_LOGPROB_NATS
 from mrl.alignment.receiver import Receiver
 from mrl.alignment.translate import translate_texts
-from mrl.engines.engine import Engine, ScoringRequest
-from mrl.errors import EngineLost, RoleFailed, TaskError
-from mrl.metrics.telemetry import Telemetry
+from mrl.engines.engine import ScoringRequest
+from mrl.errors import TaskError
 from mrl.records.codec import pack_array
 from mrl.records.experience import ExperienceRecord, Received, ScoreRecord, ScoreRequestRecord, TokenTrace
 from mrl.records.version import Version
 from mrl.rollout.sampling import Sampler
 
-POLL_S = 0.02
-REPORT_S = 2.0
 MAX_WAITING = 4096
-MAX_LOST_IN_A_ROW = 3
-FROZEN = Version(0, 0)
-"""The only version of a policy that does not learn."""
 SERVE_S = 0.5
 """Sampling goes on after this long, whatever is still asked."""
-
-log = structlog.get_logger()
 
 Int32s = npt.NDArray[np.int32]
 
@@ -170,33 +161,6 @@ class Scorer:
             receiver=request.source,
             scores=scores,
         )
-
-
-def score_only(scorer: Scorer, engine: Engine, telemetry: Telemetry, stopping: Callable[[], bool]) -> None:
-    """The life of a frozen policy's worker: score what peers ask for, until `stopping`.
-
-    Raises RoleFailed when the engine is lost again and again.
-    """
-    told, due_s, lost_in_a_row = 0, 0.0, 0
-    while not stopping():
-        try:
-            if engine.version is None:
-                engine.label(FROZEN)
-            if scorer.serve():
-                telemetry.doing("scoring")
-                lost_in_a_row = 0
-            else:
-                telemetry.doing("idle")
-                time.sleep(POLL_S)
-        except EngineLost as error:
-            lost_in_a_row += 1
-            if lost_in_a_row > MAX_LOST_IN_A_ROW:
-                raise RoleFailed(f"the engine was lost {MAX_LOST_IN_A_ROW} times without one score: {error}") from error
-            log.warning("engine lost", reason=str(error))
-            engine.restart()
-        if scorer.totals.requests != told and time.monotonic() >= due_s:
-            told, due_s = scorer.totals.requests, time.monotonic() + REPORT_S
-            telemetry.metrics(scorer.totals.newest_step, scorer.values())
 
 
 def _trace(byte_lengths: Int32s, special: npt.NDArray[np.bool_], logprobs: npt.NDArray[np.float32]) -> TokenTrace:

@@ -6,6 +6,7 @@ in a thread of its own; what is sampled meanwhile is held until the proof is the
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -14,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from mrl.engines.engine import Engine
-from mrl.errors import EngineLost, PeerLost, WeightsError
+from mrl.errors import PeerLost, WeightsError, WeightsUnproved
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.tensor_broadcast import Incoming
 from mrl.records.rollouts import WeightsNotice
@@ -97,12 +98,11 @@ def install(
     if manifest.version != version:
         raise WeightsError(f"{manifest_path}: describes version {manifest.version}, wanted {version}")
     route = _by_broadcast(engine, manifest, link) if manifest.broadcast else Route.FILES
-    if route is not Route.BROADCAST:
-        folder = manifest_path.parent if route is Route.FILES else _in_files(version, link)
-        with hold(folder):  # also while it is proved: some engines compare with what lies there
+    with ExitStack() as closing:
+        if route is not Route.BROADCAST:
+            folder = manifest_path.parent if route is Route.FILES else _in_files(version, link)
+            closing.enter_context(hold(folder))  # until it is proved: some engines compare with what lies there
             engine.load(folder, version, manifest.tensors)
-            proof = prove(engine, manifest, tolerance_nats)
-    else:
         proof = prove(engine, manifest, tolerance_nats)
     return Installed(version, proof.gap, proof.compared_share, time.monotonic() - started_s, route)
 
@@ -144,20 +144,21 @@ class Proof:
 def prove(engine: Engine, manifest: Manifest, tolerance_nats: float) -> Proof:
     """Look at the weights that an engine serves.
 
-    Raises EngineLost when the canary or a digest says that these are others than published, or nothing can be said.
+    Raises WeightsUnproved when the canary or a digest says that these are others than published, or nothing can be
+    said; EngineLost.
     """
     try:
         gap = gap_nats(manifest.canary, engine.score(manifest.canary.token_ids))
         held = engine.checksums() or {}
     except (WeightsError, ValueError) as error:  # it has them by now: as long as nobody knows what, they are no good
-        raise EngineLost(f"version {manifest.version} cannot be proved: {error}") from error
+        raise WeightsUnproved(f"version {manifest.version} cannot be proved: {error}") from error
     allowed = max(manifest.canary.tolerance_nats, tolerance_nats)
     if gap.max_nats > allowed:
-        raise EngineLost(
+        raise WeightsUnproved(
             f"canary of version {manifest.version} is off by {gap.max_nats:.2e} nats, allowed {allowed:.0e}"
         )
     if wrong := differing(manifest, held):
-        raise EngineLost(f"the engine serves other bytes than version {manifest.version} in {wrong[:5]}")
+        raise WeightsUnproved(f"the engine serves other bytes than version {manifest.version} in {wrong[:5]}")
     return Proof(gap, len(held.keys() & manifest.tensors.keys()) / max(1, len(manifest.tensors)))
 
 

@@ -3,6 +3,7 @@
 - `publish`   a Hugging Face folder under a temporary name, then renamed; its manifest carries version, digests, canary
 - `broadcast` the newest version kept in memory, and sent to the engines that ask for it (`meetings`: who with whom)
 - `manifest`  what was published; every tensor is compared with it before an engine is given the folder
+- `own_folder` the manifest of a policy that does not learn
 - `canary`    fixed token sequences with the learner's own log-probabilities
 
 An engine that serves other weights than it claims disagrees with the canary, or, where the difference is smaller than

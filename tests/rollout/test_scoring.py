@@ -21,8 +21,9 @@ from mrl.records.experience import (
 )
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
+from mrl.rollout.frozen import FROZEN, FrozenLife
 from mrl.rollout.sampling import Sampler
-from mrl.rollout.scoring import FROZEN, Scorer, score_only
+from mrl.rollout.scoring import Scorer
 from mrl.tasks.pool import TaskPool
 
 PROMPT_IDS = np.array([3, 5, 9], dtype=np.int32)
@@ -157,7 +158,7 @@ def test_requests_of_a_step_to_come_wait_for_its_version(make_scorer, pool):
     assert [said.request_id for said in wire.said] == ["student:0.1:score"]
     scorer._sampler.engine.label(Version(0, 2))
     assert scorer.serve() == 1
-    assert wire.said[1].newest == Version(0, 2)
+    assert [(said.oldest, said.newest) for said in wire.said] == [(Version(0, step),) * 2 for step in (1, 2)]
 
 
 def test_requests_to_others_and_about_unknown_prompts_are_not_answered(make_scorer, pool):
@@ -237,7 +238,8 @@ def test_a_request_under_way_when_the_engine_is_lost_is_answered_when_it_is_back
         return score_answers(self, asked)
 
     monkeypatch.setattr(EmbeddedEngine, "score_answers", lost_once)
-    score_only(scorer, engine, Telemetry("worker/teacher/0", "teacher", lambda record: True), lambda: bool(wire.said))
+    telemetry = Telemetry("worker/teacher/0", "teacher", lambda record: True)
+    FrozenLife(scorer, engine, telemetry).run(lambda: bool(wire.said))
 
     assert [record.request_id for record in wire.said] == ["student:0.0:score"]
     assert engine.version == FROZEN

@@ -1,0 +1,105 @@
+"""The life of a frozen policy's worker: it scores what peers ask for, with the weights of the policy's own folder.
+
+Nobody publishes weights for it. A server therefore proves after every start that it serves that folder: it scores the
+canary as transformers does, and holds the folder's bytes where it can tell what it holds.
+"""
+
+import time
+from collections.abc import Callable
+
+import structlog
+
+from mrl.engines.engine import Engine
+from mrl.errors import EngineError, EngineLost, RoleFailed, WeightsUnproved
+from mrl.metrics.telemetry import Telemetry
+from mrl.records.version import Version
+from mrl.rollout.scoring import Scorer
+from mrl.rollout.updates import prove
+from mrl.weights.manifest import Manifest
+
+FROZEN = Version(0, 0)
+"""The only version of a policy that does not learn."""
+POLL_S = 0.02
+REPORT_S = 2.0
+MAX_LOST_IN_A_ROW = 3
+
+log = structlog.get_logger()
+
+
+class FrozenLife:
+    """One worker around one engine."""
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        engine: Engine,
+        telemetry: Telemetry,
+        *,
+        manifest: Manifest | None = None,
+        tolerance_nats: float = 0.0,
+    ) -> None:
+        """`manifest` says what a server has to serve; None where transformers itself reads the folder.
+
+        `tolerance_nats` is what the engine's number format allows a canary to be off.
+        """
+        self._scorer, self._engine, self._telemetry = scorer, engine, telemetry
+        self._manifest, self._tolerance_nats = manifest, tolerance_nats
+        self._is_lost = False
+        self._lost_in_a_row = 0
+        self._told_requests, self._tell_again_s = 0, 0.0
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Work until `stopping`.
+
+        Raises RoleFailed when the engine is lost again and again, EngineError when it serves something else.
+        """
+        while not stopping():
+            try:
+                self._turn()
+            except EngineLost as error:
+                self._lose(error)
+            self._report()
+
+    def _turn(self) -> None:
+        if self._is_lost:
+            with self._telemetry.awaiting("engine", whom="its restart"):
+                self._engine.restart()
+            self._is_lost = False
+        if self._engine.version is None:
+            self._begin()
+        if self._scorer.serve():
+            self._telemetry.doing("scoring")
+            self._lost_in_a_row = 0
+        else:
+            self._telemetry.doing("idle")
+            time.sleep(POLL_S)
+
+    def _begin(self) -> None:
+        """Give the weights of the start their name. Raises EngineError: another start would end in the same way."""
+        self._engine.label(FROZEN)
+        if self._manifest is None:
+            return
+        try:
+            with self._telemetry.awaiting("proof", whom="the engine"):
+                proof = prove(self._engine, self._manifest, self._tolerance_nats)
+        except WeightsUnproved as error:
+            raise EngineError(
+                "the server does not serve the weights of the policy's folder",
+                where=f"policies.{self._manifest.policy}",
+                got=str(error),
+                cure="start the server on that folder, or name the folder that it serves",
+            ) from error
+        log.info("weights proved", gap_nats=proof.gap.max_nats, compared_share=proof.compared_share)
+
+    def _lose(self, error: EngineLost) -> None:
+        self._is_lost = True
+        self._lost_in_a_row += 1
+        if self._lost_in_a_row > MAX_LOST_IN_A_ROW:
+            raise RoleFailed(f"the engine was lost {MAX_LOST_IN_A_ROW} times without one score: {error}") from error
+        log.warning("engine lost", reason=str(error))
+
+    def _report(self) -> None:
+        totals = self._scorer.totals
+        if totals.requests != self._told_requests and time.monotonic() >= self._tell_again_s:
+            self._told_requests, self._tell_again_s = totals.requests, time.monotonic() + REPORT_S
+            self._telemetry.metrics(totals.newest_step, self._scorer.values())
