@@ -1,16 +1,18 @@
 """How an SGLang server is started: loopback only, no hub traffic, token ids instead of text, no sampling of its own."""
 
-import json
 import os
 
 from mrl.engines.dialect import Launch
+from mrl.models.skeleton import config_of_folder, most_positions
 from mrl.transport.endpoints import HOST
 
 
 def command(launch: Launch) -> list[str]:
-    """The command line. The context is that of the model at most, beyond which SGLang does not start."""
-    config = json.loads((launch.model_folder / "config.json").read_text(encoding="utf-8"))
-    context_tokens = min(launch.max_context_tokens, config.get("max_position_embeddings", launch.max_context_tokens))
+    """The command line. The context is that of the model at most, beyond which SGLang does not start.
+
+    Raises ModelFolderError.
+    """
+    context_tokens = min(launch.max_context_tokens, most_positions(config_of_folder(launch.model_folder)))
     words = [str(launch.python), "-m", "sglang.launch_server", "--model-path", str(launch.model_folder)]
     words += ["--host", launch.host, "--port", str(launch.port), "--dtype", launch.dtype]
     words += ["--context-length", str(context_tokens), "--max-running-requests", str(launch.max_running)]

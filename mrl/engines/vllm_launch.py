@@ -3,22 +3,21 @@
 Without `--tokens-only` the server wants a tokenizer and turns every token into text that nobody reads.
 """
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 from mrl.engines.dialect import Launch
 from mrl.errors import EngineError
+from mrl.models.skeleton import PreTrainedConfig, config_of_folder, head_dim, most_positions
 
 INSIDE = Path(__file__).parent / "inside"
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
 def command(launch: Launch) -> list[str]:
-    """The command line. Raises EngineError for a model that vLLM does not serve on this device."""
-    config = json.loads((launch.model_folder / "config.json").read_text(encoding="utf-8"))
-    context_tokens = min(launch.max_context_tokens, config.get("max_position_embeddings", launch.max_context_tokens))
+    """The command line. Raises EngineError for a model that vLLM does not serve on this device, ModelFolderError."""
+    config = config_of_folder(launch.model_folder)
+    context_tokens = min(launch.max_context_tokens, most_positions(config))
     words = [str(launch.python), "-m", "vllm.entrypoints.cli.main", "serve", str(launch.model_folder)]
     words += ["--host", launch.host, "--port", str(launch.port), "--served-model-name", "policy"]
     words += ["--dtype", launch.dtype, "--seed", str(launch.seed)]
@@ -54,9 +53,9 @@ def environment(launch: Launch) -> dict[str, str]:
     return variables
 
 
-def _check_head_size(model_folder: Path, config: dict[str, Any]) -> None:
+def _check_head_size(model_folder: Path, config: PreTrainedConfig) -> None:
     """A size that vLLM's attention lacks on a CPU does not keep it from starting: it ends at the first request."""
-    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    size = head_dim(config)
     if size not in CPU_HEAD_SIZES:
         wanted = "one of " + ", ".join(map(str, CPU_HEAD_SIZES))
         where, cure = str(model_folder / "config.json"), "another engine for this policy"

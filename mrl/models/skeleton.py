@@ -2,6 +2,7 @@
 
 import copy
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,16 @@ def config_of_folder(folder: Path) -> PreTrainedConfig:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelFolderError("config.json cannot be used", where=str(folder), got=reason) from error
     return config.get_text_config()
+
+
+def head_dim(config: PreTrainedConfig) -> int:
+    """Width of one attention head."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def most_positions(config: PreTrainedConfig) -> int:
+    """Tokens that the model can read at once at most; a very large number where its configuration names no limit."""
+    return getattr(config, "max_position_embeddings", None) or sys.maxsize
 
 
 def config_of_recipe(recipe: MakeTable) -> PreTrainedConfig:
@@ -74,7 +85,6 @@ def model_size(config: PreTrainedConfig, lora: LoraTable | None = None) -> Model
     beyond = config.num_hidden_layers - 3
     heads = config.num_attention_heads
     cached_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     return ModelSize(
         parameters=more + beyond * (more - fewer),
         trained=more_trained + beyond * (more_trained - fewer_trained),
@@ -82,7 +92,7 @@ def model_size(config: PreTrainedConfig, lora: LoraTable | None = None) -> Model
         block=more - fewer,
         num_blocks=config.num_hidden_layers,
         vocab_size=config.vocab_size,
-        cached_per_token=2 * config.num_hidden_layers * cached_heads * head_dim,
+        cached_per_token=2 * config.num_hidden_layers * cached_heads * head_dim(config),
         query_heads_per_cached=heads // cached_heads,
     )
 

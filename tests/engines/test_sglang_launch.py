@@ -13,7 +13,7 @@ from mrl.engines.dialect import Launch
 @pytest.fixture
 def launch(tmp_path) -> Launch:
     """A small model on a CPU."""
-    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 256}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 256}))
     return Launch(Path("/env/bin/python"), tmp_path, "127.0.0.1", 4321, "cpu", "float32", 2, 8, 512, 7)
 
 
@@ -37,6 +37,20 @@ def test_its_context_is_that_of_the_model_at_most(launch):
     assert option(words, "--max-total-tokens") == str(8 * 256)
     shorter = sglang_launch.command(dataclasses.replace(launch, max_context_tokens=100))
     assert option(shorter, "--context-length") == "100"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gpt2", "n_positions": 128},
+        {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "max_position_embeddings": 128}},
+    ],
+)
+def test_a_model_may_name_its_context_in_other_words_or_a_table_of_its_text_part(launch, config):
+    """It is read as its family reads it."""
+    (launch.model_folder / "config.json").write_text(json.dumps(config))
+
+    assert option(sglang_launch.command(launch), "--context-length") == "128"
 
 
 def test_a_gpu_takes_its_own_kernels_and_can_sleep(launch):

@@ -7,12 +7,13 @@ import pytest
 
 from mrl.engines import vllm_launch
 from mrl.engines.dialect import Launch
-from mrl.errors import EngineError
+from mrl.errors import EngineError, ModelFolderError
 
 
 def launch(folder: Path, *, device: str = "cpu", context_tokens: int = 512, **config: object) -> Launch:
     shape = {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 32, "max_position_embeddings": 256}
-    (folder / "config.json").write_text(json.dumps({**shape, **config}))
+    told = config if "model_type" in config else {"model_type": "llama", **shape, **config}
+    (folder / "config.json").write_text(json.dumps(told))
     python = Path("/engines/vllm/bin/python")
     return Launch(python, folder, "127.0.0.1", 8000, device, "float32", 3, 64, context_tokens, 7, ("--swap-space", "0"))
 
@@ -46,6 +47,28 @@ def test_a_head_size_that_vllm_lacks_on_a_cpu_is_refused_before_the_start(tmp_pa
         vllm_launch.command(launch(tmp_path, **shape))
 
     assert vllm_launch.command(launch(tmp_path, device="cuda", **shape))
+
+
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_head": 2, "n_positions": 128}
+NESTED = {
+    "model_type": "gemma3",
+    "text_config": {"model_type": "gemma3_text", "hidden_size": 64, "max_position_embeddings": 128},
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "context"),
+    [(GPT2, "128"), (NESTED, "128"), ({"model_type": "bloom", "hidden_size": 64, "n_head": 2}, "512")],
+)
+def test_a_model_may_name_its_shape_in_other_words_or_a_table_of_its_text_part(tmp_path, config, context):
+    """And leave out what is usual for its family; a family without positions has no limit of its own."""
+    assert value_of(vllm_launch.command(launch(tmp_path, **config)), "--max-model-len") == context
+
+
+def test_a_model_that_is_not_known_is_told_in_one_line(tmp_path):
+    """The learner could not train it either."""
+    with pytest.raises(ModelFolderError, match=r"config.json cannot be used; got .*no-such-family"):
+        vllm_launch.command(launch(tmp_path, model_type="no-such-family"))
 
 
 def test_nothing_is_reported_or_fetched(tmp_path):
