@@ -18,6 +18,7 @@ from mrl.parent_death import command
 TAIL_LINES = 12
 TEXT_BYTES = 64 * 1024
 TERM_S = 10.0
+END_POLL_S = 0.02
 
 
 class ServerProcess:
@@ -79,19 +80,19 @@ class ServerProcess:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGCONT)  # a stopped process does not hear SIGTERM
             self._process.terminate()
-        deadline_s = time.monotonic() + within_s
-        while self._living() and time.monotonic() < deadline_s:
-            try:
-                self._process.wait(0.05)
-            except subprocess.TimeoutExpired:
-                continue
-            psutil.wait_procs(self._living(), timeout=0.05)
+        self._await_end(within_s)
         for process in self._living():
             _kill(process)
         self._process.kill()
         self._process.wait()
-        psutil.wait_procs(self._descendants, timeout=within_s)
+        self._await_end(within_s)
         shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _await_end(self, within_s: float) -> None:
+        """Until no member runs. One that has ended may stay a zombie for long: its parent went, and init is slow."""
+        deadline_s = time.monotonic() + within_s
+        while self._living() and time.monotonic() < deadline_s:
+            time.sleep(END_POLL_S)
 
     def _remember(self) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):

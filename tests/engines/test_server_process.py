@@ -60,7 +60,7 @@ def test_a_child_of_a_child_that_does_not_hear_is_ended_with_the_server(start, t
     server.end(0.1)
 
     assert server.exit_code() is not None
-    until(lambda: not living(pids))
+    assert not living(pids)
 
 
 def test_what_a_dead_server_left_is_ended(start, tmp_path):
@@ -76,7 +76,7 @@ def test_what_a_dead_server_left_is_ended(start, tmp_path):
 
     server.end(0.1)
 
-    until(lambda: not living(pids))
+    assert not living(pids)
 
 
 def test_a_server_that_hears_has_time_to_end_by_itself(start, tmp_path):
