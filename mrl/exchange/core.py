@@ -172,7 +172,7 @@ class ExchangeCore:
             for entry, place in places:
                 self.shelf.move(entry.number, offset, place)
             return self._unpark()
-        self._intake.remember_put(verdict.name, verdict.seq, verdict.num_records)
+        self._intake.note_stored(verdict)
         out: Outgoing = [(verdict.client, self._ack(verdict.seq, verdict.num_records, verdict.refused))]
         for entry, place in places:
             entry.offset, entry.place = offset, place
@@ -259,9 +259,12 @@ class ExchangeCore:
         elif self.memory.admits(message.policy):
             if len(self._sessions) >= MAX_SESSIONS:
                 self._forget(min(self._sessions, key=lambda other: self._sessions[other].heard_s))
-            self._sessions[client] = Session(message.client, message.policy, now_s, self._unacknowledged)
+            # The name that its key has proved: nobody comes back as somebody else, or points at another's spool.
+            name = client.decode(errors="replace")
+            self._sessions[client] = Session(name, message.policy, now_s, self._unacknowledged)
+            self._intake.begin_life(name)
             if message.has_spool:
-                self._spools.open(message.client)
+                self._spools.open(name)
         return [(client, self._welcome(self._sessions.get(client)))]
 
     def _forget(self, client: bytes) -> None:
@@ -278,7 +281,7 @@ class ExchangeCore:
             return [(client, self._welcome())]
         if self._intake.is_under_way(session.name, message.seq):
             return []
-        if (num_stored := self._intake.num_stored(session.name, message.seq)) is not None:
+        if (num_stored := self._intake.stored.num_stored(session.name, message.seq)) is not None:
             return [(client, self._ack(message.seq, num_stored, {}))]
         if self._is_draining:
             return [(client, self._welcome(session))]

@@ -14,6 +14,7 @@ from mrl.exchange.journal import Stored, stored_of
 from mrl.exchange.kinds import OVERHEAD_BYTES
 from mrl.exchange.sessions import remember
 from mrl.exchange.shelf import Shelf
+from mrl.exchange.stored_puts import StoredPuts
 from mrl.exchange.versions import VersionBook
 from mrl.records.codec import decode
 from mrl.records.exchange import Put
@@ -22,9 +23,6 @@ from mrl.records.packs import Pack
 from mrl.records.tags import PackTags, Tags, tags_of
 
 MAX_REMEMBERED_IDS = 32_768
-MAX_REMEMBERED_CLIENTS = 4096
-MAX_REMEMBERED_PUTS = 1024
-"""Of one client: more than a client has unanswered."""
 MAX_UNDER_WAY_BYTES = 16 * 1024 * 1024
 
 
@@ -37,6 +35,8 @@ class Verdict:
     seq: int
     entries: Sequence[Entry]
     """What is taken, numbered."""
+    id_hashes: bytes
+    """Of what is taken."""
     refused: Mapping[str, int] = field(default_factory=dict)
     """How many records were not, by reason."""
 
@@ -52,7 +52,7 @@ class Verdict:
 
     def stored(self) -> Stored:
         """What goes on the log before the arrays of the entries."""
-        return stored_of(self.entries, client=self.name, seq=self.seq)
+        return stored_of(self.entries, client=self.name, seq=self.seq, id_hashes=self.id_hashes)
 
 
 class Intake:
@@ -68,15 +68,16 @@ class Intake:
         """Records refused, by the policy of the client and by reason."""
         self.storage = ""
         """Why the log stores nothing at the moment; "" when it does."""
+        self.stored = StoredPuts()
         self._shelf, self._versions, self._freed = shelf, versions, freed
         self._max_age_versions, self._keeps_all = max_age_versions, keeps_all
         self._under_way: dict[int, Verdict] = {}
         self._puts_under_way: set[tuple[str, int]] = set()
         self._ids_under_way: set[str] = set()
         self._bytes_under_way = 0
+        self._earlier_under_way: dict[str, set[int]] = {}
+        """Client -> numbers of Puts from before its last Hello."""
         self._remembered_ids: dict[str, None] = {}
-        self._stored_puts: dict[str, dict[int, int]] = {}
-        """Client -> number of a Put -> records of it that were stored."""
 
     @property
     def num_under_way(self) -> int:
@@ -87,16 +88,22 @@ class Intake:
         """Whether the Put of this number of the client called `name` is on its way to the log."""
         return (name, seq) in self._puts_under_way
 
-    def num_stored(self, name: str, seq: int) -> int | None:
-        """Records of a Put that were stored when it came before; None when it is new."""
-        return self._stored_puts.get(name, {}).get(seq)
+    def begin_life(self, name: str) -> None:
+        """A client has said Hello: what it puts from now on may be what it had put before."""
+        self.stored.begin_life(name)
+        if earlier := {seq for owner, seq in self._puts_under_way if owner == name}:
+            self._earlier_under_way[name] = earlier
 
     def judge(self, client: bytes, name: str, message: Put, policy: str) -> Verdict | None:
-        """Which records of a client of `policy` are taken; None while some of them are on their way."""
+        """Which records of a client of `policy` are taken; None while some of them are, or may be, on their way."""
+        if name in self._earlier_under_way:
+            return None
         refused: Counter[str] = Counter()
         taken: list[Entry] = []
         ids: set[str] = set()
-        for pack in message.packs:
+        hashes: list[bytes] = []
+        for pack in self._new_packs(message.packs, name, refused):
+            num_before = len(taken)
             for entry in self._entries_of(pack, policy, 2 * pack.num_bytes < message.num_bytes, refused):
                 record_id = entry.record_id
                 if record_id and record_id in self._ids_under_way:
@@ -106,11 +113,12 @@ class Intake:
                     continue
                 ids.add(record_id)
                 taken.append(entry)
+            hashes += [pack.id_hashes] if len(taken) > num_before else []
         self.refused.setdefault(policy, Counter()).update(refused)
         number = self._shelf.reserve_numbers(sum(entry.count for entry in taken))
         for entry in taken:
             entry.number, number = number, number + entry.count
-        return Verdict(client, name, message.seq, taken, refused)
+        return Verdict(client, name, message.seq, taken, b"".join(hashes), refused)
 
     def has_room(self, message: Put) -> bool:
         """Whether records of this size may be sent off now: the log keeps up, and what is held leaves room for them."""
@@ -129,23 +137,20 @@ class Intake:
         self._ids_under_way.update(entry.record_id for entry in verdict.entries if entry.record_id)
         self._bytes_under_way += verdict.num_bytes
 
+    def note_stored(self, verdict: Verdict) -> None:
+        """The verdict's records are on the log, and are not stored again."""
+        num_bytes = sum(entry.array_bytes for entry in verdict.entries)
+        self.stored.note(verdict.name, verdict.seq, verdict.num_records, num_bytes, verdict.id_hashes)
+
     def settle(self, ticket: int) -> Verdict | None:
         """The log has dealt with this ticket; None when it was not that of a Put."""
         verdict = self._under_way.pop(ticket, None)
         if verdict is not None:
             self._puts_under_way.discard((verdict.name, verdict.seq))
+            self._settle_earlier(verdict.name, verdict.seq)
             self._ids_under_way.difference_update(entry.record_id for entry in verdict.entries)
             self._bytes_under_way -= verdict.num_bytes
         return verdict
-
-    def remember_put(self, name: str, seq: int, num_stored: int) -> None:
-        """This Put was stored once, so many records of it; it is not stored again."""
-        puts = self._stored_puts[name] = self._stored_puts.pop(name, {})
-        puts[seq] = num_stored
-        if len(puts) > MAX_REMEMBERED_PUTS:
-            del puts[next(iter(puts))]
-        if len(self._stored_puts) > MAX_REMEMBERED_CLIENTS:
-            del self._stored_puts[next(iter(self._stored_puts))]
 
     def remember(self, record_ids: Iterable[str]) -> None:
         """These records have been stored once; they are refused from now on."""
@@ -156,22 +161,38 @@ class Intake:
         """The ids of what was stored last, the newest at the end."""
         return list(self._remembered_ids)
 
-    def remembered_puts(self) -> dict[str, dict[int, int]]:
-        """Client -> numbers of its Puts that were stored last -> records of them."""
-        return {name: dict(puts) for name, puts in self._stored_puts.items()}
-
     def fault_of_age(self, tags: Tags | PackTags) -> str:
         """Why a record of these versions is of no use any more, or ""."""
         if self._versions.is_void(tags):
             return "void"
         return "stale" if self._versions.age(tags) > self._max_age_versions else ""
 
+    def _settle_earlier(self, name: str, seq: int) -> None:
+        earlier = self._earlier_under_way.get(name)
+        if earlier is not None:
+            earlier.discard(seq)
+            if not earlier:
+                del self._earlier_under_way[name]
+
+    def _new_packs(self, packs: Iterable[Pack], name: str, refused: Counter[str]) -> Iterator[Pack]:
+        """Packs that are what they say, without the records that an earlier life of the client has stored."""
+        for pack in packs:
+            if not pack.is_consistent:
+                refused["invalid"] += pack.count
+            elif (is_double := self.stored.doubles(name, pack.id_hashes)) is None:
+                yield pack
+            else:
+                try:
+                    new = pack.only(not double for double in is_double)
+                except RecordError:
+                    refused["invalid"] += pack.count
+                    continue
+                refused["duplicate"] += sum(is_double)
+                yield from [new] if new is not None else []
+
     def _entries_of(self, pack: Pack, policy: str, is_part: bool, refused: Counter[str]) -> Iterator[Entry]:
         """The pack as one entry, or as many when its type is asked for one by one; `is_part` of something larger."""
         body = memoryview(pack.records)
-        if len(body) != pack.num_bytes:
-            refused["invalid"] += pack.count
-            return
         tags = PackTags(type=pack.type, source=policy, oldest=pack.oldest, newest=pack.newest, task=pack.task)
         # A small part would keep the whole message in memory.
         entry = Entry(tags, bytes(body) if is_part else body, 0, pack.count)

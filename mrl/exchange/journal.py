@@ -40,6 +40,8 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="s
     client: str = ""
     seq: Count = 0
     packs: list[StoredPack]
+    id_hashes: bytes = b""
+    """Of the records of that Put, as its packs gave them."""
 
 
 class Indexed(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="indexed"):
@@ -58,6 +60,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=
     """Ids of what was stored last: they are not taken a second time."""
     puts: dict[str, dict[Count, Count]] = {}
     """Client -> numbers of the Puts that were stored last -> records of them."""
+    windows: list[tuple[str, list[tuple[Count, bytes]]]] = []
+    """(client, (bytes of records, hashes of their ids) of the Puts that were stored last)."""
     indexed: list[RecordKind] = []
     """Types whose records are asked for one by one."""
 
@@ -95,11 +99,12 @@ def bodies_of(stored: Stored, payload: Buffer, begin: int) -> Iterator[tuple[Sto
         begin += pack.num_bytes
 
 
-def stored_of(entries: Iterable[Entry], *, client: str = "", seq: int = 0) -> Stored:
+def stored_of(entries: Iterable[Entry], *, client: str = "", seq: int = 0, id_hashes: bytes = b"") -> Stored:
     """What goes on the log before the arrays of the entries."""
     return Stored(
         client=client,
         seq=seq,
+        id_hashes=id_hashes,
         packs=[
             StoredPack(tags=pack_tags(entry.tags), number=entry.number, count=entry.count, num_bytes=entry.array_bytes)
             for entry in entries

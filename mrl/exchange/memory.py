@@ -68,7 +68,8 @@ class Memory:
             announcements=list(self.versions.announcements()),
             commits=list(self.streams.commits()),
             record_ids=self.intake.remembered(),
-            puts=self.intake.remembered_puts(),
+            puts=self.intake.stored.counts(),
+            windows=[(client, list(puts)) for client, puts in self.intake.stored.windows()],
             indexed=sorted(self.shelf.indexed),
         )
 
@@ -139,9 +140,7 @@ class Memory:
         self.shelf.number_from(snapshot.last_number)
         self.index(snapshot.indexed)
         self.intake.remember(snapshot.record_ids)
-        for name, puts in snapshot.puts.items():
-            for seq, num_stored in puts.items():
-                self.intake.remember_put(name, seq, num_stored)
+        self.intake.stored.restore(snapshot.puts, snapshot.windows)
         for announcement in snapshot.announcements:
             self.note_version(announcement)
         for commit in snapshot.commits:
@@ -159,9 +158,13 @@ class Memory:
                 self.index(entry.kinds)
             case Stored():
                 if entry.client:
-                    self.intake.remember_put(entry.client, entry.seq, sum(pack.count for pack in entry.packs))
+                    self._note_put(entry)
                 for pack, body, start in bodies_of(entry, payload, begin):
                     self._restore_pack(pack, body, offset, offset + HEAD_BYTES + start)
+
+    def _note_put(self, put: Stored) -> None:
+        num_records, num_bytes = sum(pack.count for pack in put.packs), sum(pack.num_bytes for pack in put.packs)
+        self.intake.stored.note(put.client, put.seq, num_records, num_bytes, put.id_hashes)
 
     def _restore_pack(self, pack: StoredPack, body: Buffer, offset: int, place: int) -> None:
         if not self.admits(pack.tags.source):

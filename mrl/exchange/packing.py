@@ -4,14 +4,15 @@ What is published while an earlier Put is unanswered is gathered into a larger o
 the more each of its answers covers.
 """
 
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from xxhash import xxh3_64_digest
+
 from mrl.records.codec import MAX_MESSAGE_BYTES, MIN_TOGETHER, append_all_encoded, append_encoded
 from mrl.records.experience import ExperienceRecord, RecordKind, kind_of
-from mrl.records.packs import MAX_PACK_RECORDS, MAX_PUT_PACKS, Pack
+from mrl.records.packs import ARRAY_32, ARRAY_HEAD, MAX_PACK_RECORDS, MAX_PUT_PACKS, Pack
 from mrl.records.version import Version
 
 ENVELOPE_BYTES = 1024
@@ -23,10 +24,6 @@ FULL_BYTES = 1024 * 1024
 MAX_ALIKE_BYTES = FULL_BYTES + FULL_BYTES // 4
 """What records that are taken at once may make of a Put; one by one they fill it better."""
 
-_ARRAY = struct.Struct(">BI")
-_ARRAY_32 = 0xDD
-"""msgpack's longest form of an array's head, whose length does not depend on the number of elements."""
-
 
 @dataclass(slots=True)
 class OpenPack:
@@ -37,15 +34,20 @@ class OpenPack:
     oldest: Version
     newest: Version
     task: str
-    count: int = 0
+    ids: list[str] = field(default_factory=list)
     last_bytes: int = 1
     """Length of the record that was appended last alone."""
-    array: bytearray = field(default_factory=lambda: bytearray(_ARRAY.size))
+    array: bytearray = field(default_factory=lambda: bytearray(ARRAY_HEAD.size))
 
     @classmethod
     def of(cls, record: ExperienceRecord) -> "OpenPack":
         """An empty pack for records like this one."""
         return cls(type(record), kind_of(record), record.oldest, record.newest, record.task)
+
+    @property
+    def count(self) -> int:
+        """Records in it."""
+        return len(self.ids)
 
     def takes(self, record: ExperienceRecord) -> bool:
         """Whether the record has the tags of the pack, and there is room for one more."""
@@ -70,7 +72,7 @@ class OpenPack:
         """Encode the record behind the others; returns its length."""
         before = len(self.array)
         append_encoded(record, self.array)
-        self.count += 1
+        self.ids.append(record.record_id)
         self.last_bytes = len(self.array) - before
         return self.last_bytes
 
@@ -78,17 +80,17 @@ class OpenPack:
         """The same for many records at once."""
         before = len(self.array)
         append_all_encoded(records, self.array)
-        self.count += len(records)
+        self.ids += [record.record_id for record in records]
         return len(self.array) - before
 
     def drop_last(self, num_bytes: int, count: int = 1) -> None:
         """Take back the last records, which have this length."""
         del self.array[len(self.array) - num_bytes :]
-        self.count -= count
+        del self.ids[len(self.ids) - count :]
 
     def seal(self) -> bytearray:
         """The array; nothing more comes."""
-        _ARRAY.pack_into(self.array, 0, _ARRAY_32, self.count)
+        ARRAY_HEAD.pack_into(self.array, 0, ARRAY_32, self.count)
         return self.array
 
     def head(self) -> Pack:
@@ -100,6 +102,7 @@ class OpenPack:
             task=self.task,
             count=self.count,
             num_bytes=len(self.array),
+            id_hashes=b"".join([xxh3_64_digest(record_id.encode()) for record_id in self.ids]),
         )
 
 

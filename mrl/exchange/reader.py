@@ -1,7 +1,6 @@
 """The client's end of a stream: takes batches in their order, each record once, and knows how far it has come."""
 
 from collections.abc import Sequence
-from itertools import islice
 
 import msgspec
 
@@ -12,8 +11,6 @@ from mrl.records.exchange import Batch, Stream, Took
 from mrl.records.experience import ExperienceRecord, Received, experience_decoder, pack_decoder, raw_pack_decoder
 from mrl.records.packs import Parcel
 
-MAX_REMEMBERED_IDS = 65_536
-"""Of one source: about as many as one of its clients can have unanswered."""
 MAX_LOST = 10
 """A log that is lost so often is not there."""
 
@@ -29,8 +26,6 @@ class Reader:
         self._wish, self._files = wish, files
         self._leaves_log = False
         self._num_lost = 0
-        self._seen: dict[str, dict[str, None]] = {}
-        """Source -> ids that came last. A producer that was killed puts again what it knows no answer to."""
         self.came_to = wish.after
         self.unreadable = 0
         """Records that came and could not be read."""
@@ -67,17 +62,13 @@ class Reader:
         return self.wish
 
     def _new_ones(self, parcel: Parcel, records: Sequence[ExperienceRecord | None]) -> list[Received]:
-        """Those that have not come, in this batch, an earlier one, or under another number."""
-        seen = self._seen.setdefault(parcel.source, {})
-        age_versions, came_to, found = parcel.age_versions, self.came_to, list[Received]()
-        for place, record in enumerate(records, parcel.number):
-            if record is None or place <= came_to or record.record_id in seen:
-                continue
-            seen[record.record_id] = None
-            found.append(Received(record, age_versions, place))
-        for record_id in list(islice(seen, max(0, len(seen) - MAX_REMEMBERED_IDS))):
-            del seen[record_id]
-        return found
+        """Those that have not come in an earlier batch."""
+        age_versions, came_to = parcel.age_versions, self.came_to
+        return [
+            Received(record, age_versions, place)
+            for place, record in enumerate(records, parcel.number)
+            if record is not None and place > came_to
+        ]
 
     def _bytes_of(self, parcel: Parcel) -> Buffer:
         if not parcel.place:

@@ -25,7 +25,8 @@ daemon restarts.
 
 Every daemon message carries the daemon's incarnation: when it changes, or the daemon says that it does not know the
 client, the client says Hello again, puts again what was not acknowledged, and renews its watches. A Put without PutAck
-and a Fetch without its Deliver are sent again with the same `seq`; repeated records are recognised by `record_id`.
+and a Fetch without its Deliver are sent again with the same `seq`. A client that was killed puts again what it was not
+told of, under other numbers: after a Hello the daemon compares hashes of the records' ids with those it has stored.
 Announce, Subscribe, Stream and Barrier are repeated with every Ping: saying them twice changes nothing.
 """
 

@@ -94,8 +94,8 @@ def test_the_account_says_for_whom_something_is_open(core, outcome):
     fetch = Fetch(client="l", policy="llama", prompt_ids=["p1"], limit=4, max_age_versions=None, watch=False, seq=1)
     core.handle(b"llama", fetch, 4.0)
     first, second = core.stat(5.0).sessions
-    assert (first.client, first.policy, first.silent_s, first.claims) == ("worker/llama/0", "llama", 1.0, 1)
-    assert (second.client, second.silent_s, second.claims, second.parked_puts) == ("worker/qwen/0", 4.0, 0, 0)
+    assert (first.client, first.policy, first.silent_s, first.claims) == ("llama", "llama", 1.0, 1)
+    assert (second.client, second.silent_s, second.claims, second.parked_puts) == ("qwen", 4.0, 0, 0)
 
 
 def test_parked_puts_are_shown_with_their_client(outcome):

@@ -4,6 +4,7 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from xxhash import xxh3_64_digest
 
 from mrl.exchange import packing
 from mrl.exchange.packing import FULL_BYTES, MAX_ALIKE_BYTES, MAX_RECORD_BYTES, OpenPut
@@ -30,6 +31,9 @@ def test_packs_are_runs_of_equal_tags_in_order(outcome, value, tags):
     assert all(left[0] != right[0] for left, right in zip(runs(heads), runs(heads)[1:], strict=False))
     assert [head.count for head in heads] == [len(msgpack.unpackb(array)) for array in arrays]
     assert [head.num_bytes for head in heads] == [len(array) for array in arrays]
+    assert b"".join(head.id_hashes for head in heads) == b"".join(
+        xxh3_64_digest(one.record_id.encode()) for one in records
+    )
     assert put.num_records == len(records)
 
 

@@ -150,8 +150,10 @@ def test_what_a_pack_says_of_itself_has_to_hold(outcome):
     assert fetch(core, "p1") == ["mine"]
     assert (len(core.shelf), core.shelf.used_bytes) == (1, core.shelf.get("mine").held_bytes)
     lying = packed_message(outcome("r2"))
-    many = msgspec.structs.replace(lying, packs=[msgspec.structs.replace(lying.packs[0], count=3)])
-    assert core.handle(WORKER, msgspec.structs.replace(many, seq=77), 0.0)[0][1].refused == {"invalid": 2}
+    for seq, id_hashes, num_invalid in ((77, lying.packs[0].id_hashes, 3), (78, b"", 2)):
+        many = msgspec.structs.replace(lying.packs[0], count=3, id_hashes=id_hashes)
+        message = msgspec.structs.replace(lying, packs=[many], seq=seq)
+        assert core.handle(WORKER, message, 0.0)[0][1].refused == {"invalid": num_invalid}
 
 
 def test_garbage_in_a_pack_is_gone_when_somebody_asks(outcome):

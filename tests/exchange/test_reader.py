@@ -123,18 +123,6 @@ def test_a_log_that_cannot_be_read_costs_nothing_but_the_way(log, reader, outcom
     assert not reader.wish.reads_log
 
 
-def test_what_a_producer_puts_again_in_its_next_life_comes_once(reader, outcome):
-    """It has another number then, in the same batch or in a later one. Another source's id is another record's."""
-    both = array_of(outcome("r1"), outcome("r2"))
-    again = array_of(outcome("r2"), outcome("r3"))
-
-    assert ids(reader.take(batch(parcel(both, 2), parcel(again, 2, number=3)))) == [(1, "r1"), (2, "r2"), (4, "r3")]
-    assert ids(reader.take(batch(parcel(both, 2, number=5), previous=4))) == []
-    theirs = parcel(array_of(outcome("r1", source="gemma")), 1, number=7, source="gemma")
-    assert ids(reader.take(batch(theirs, previous=6))) == [(7, "r1")]
-    assert reader.came_to == 7
-
-
 def test_what_was_lost_with_its_batch_is_not_taken_for_seen(log, reader, outcome):
     """Its second parcel could not be read: the first one comes again, and counts."""
     first = parcel(array_of(outcome("r1")), 1)
@@ -143,16 +131,6 @@ def test_what_was_lost_with_its_batch_is_not_taken_for_seen(log, reader, outcome
         reader.take(batch(first, msgspec.structs.replace(good, place=good.place - 3)))
 
     assert ids(reader.take(batch(first, good))) == [(1, "r1"), (2, "r2")]
-
-
-def test_only_the_last_ids_of_a_source_are_remembered(reader, outcome, monkeypatch):
-    """Memory stays bounded; what is older than all that a client may have unanswered comes as something new."""
-    monkeypatch.setattr("mrl.exchange.reader.MAX_REMEMBERED_IDS", 2)
-    reader.take(batch(parcel(array_of(*(outcome(f"r{number}") for number in range(4))), 4)))
-
-    assert ids(reader.take(batch(parcel(array_of(outcome("r3"), outcome("r0")), 2, number=5), previous=4))) == [
-        (6, "r0")
-    ]
 
 
 def test_a_reader_far_away_wants_no_places():

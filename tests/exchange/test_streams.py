@@ -401,7 +401,8 @@ def test_parked_puts_are_bounded_and_go_with_their_client(outcome):
 
 
 ACTIONS = st.lists(
-    st.tuples(st.sampled_from(["put", "put", "carry", "lose", "wait", "restart reader", "restart daemon", "ask"]),
+    st.tuples(st.sampled_from(["put", "put", "hear", "carry", "lose", "wait", "restart reader", "restart producer",
+                               "restart daemon", "ask"]),
               st.integers(0, 5)),
     max_size=60,
 )  # fmt: skip
@@ -413,15 +414,22 @@ def test_every_record_comes_once_and_in_order(outcome, actions, asked):
     """Messages of both directions are lost, the reader goes back to its checkpoint, the daemon to its log.
 
     Records are in packs, or single because somebody asked for them; a reader may stop in the middle of a pack.
+    A producer that is killed puts again, in other packs, what it had not heard to be stored.
     """
-    core, reader, now_s, num_put = make_core(asked=asked), reader_of(wish()), 0.0, 0
-    link, came, saved = [], [], (0, 0)
+    core, reader, now_s, num_put, num_heard = make_core(asked=asked), reader_of(wish()), 0.0, 0, 0
+    link, came, saved, num_stored = [], [], (0, 0), 0
     for action, value in [*actions, *[("wait", 0), ("carry", 99)] * 3]:
         match action:
             case "put":
                 records = [outcome(f"r{n}", prompt_id=f"p{n}") for n in range(num_put, num_put + 1 + value)]
                 link += batches(core.handle(WORKER, packed_message(*records), now_s))
                 num_put += len(records)
+                num_stored = max(num_put, num_stored)
+            case "hear":
+                num_heard = num_put
+            case "restart producer":
+                core.handle(WORKER, Hello(client="w", policy="qwen"), now_s)
+                num_put = num_heard
             case "carry":
                 while link and value >= 0:
                     batch, value = link.pop(0), value - 1
@@ -439,12 +447,14 @@ def test_every_record_comes_once_and_in_order(outcome, actions, asked):
                 del came[saved[1] :]
                 link += batches(core.handle(LEARNER, reader.wish, now_s))
             case "restart daemon":
-                entries, core, link = core.logged(), make_core(asked=asked and value > 2), []
+                entries, core, link = core.logged(), LoggedCore(asked=asked and value > 2), []
                 core.memory.restore(None, entries)
                 core.log = [entry for _, entry in entries]
+                for client, policy in ((LEARNER, "llama"), (WORKER, "qwen")):
+                    core.handle(client, Hello(client="c", policy=policy), now_s)
             case "ask":
                 core.memory.index(["outcome"])
-    assert [record_id for _, record_id in came] == [f"r{number}" for number in range(num_put)]
+    assert [record_id for _, record_id in came] == [f"r{number}" for number in range(num_stored)]
 
 
 def reader_of(message):

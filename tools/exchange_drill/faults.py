@@ -94,17 +94,30 @@ def kill_consumer(folder: Path, settings: Settings) -> Outcome:
 
 
 def kill_producer(folder: Path, settings: Settings) -> Outcome:
-    """Killed with records unacknowledged; its successor publishes again all that it does not know to be stored."""
+    """Killed with records unacknowledged; its successor publishes again all that it does not know to be stored.
+
+    Every third time the daemon dies with it, so that the successor meets one that has read its log; every third time
+    the consumer, whose successor reads on from its checkpoint.
+    """
     outcome = Outcome("producer killed, its successor resends")
     rng = random.Random(settings.seed)
+    num_others = {"daemon": 0, "consumer": 0}
     with opened(Rig(folder, seed=settings.seed)) as rig:
         rig.start()
         for _ in range(settings.deaths):
             rig.hold(rng.uniform(0.0, 0.4))
             rng.choice(rig.producers).kill()
+            outcome.tried += 1
+            if rng.random() < 1 / 3:
+                rig.daemon.kill()
+                rig.start_daemon()
+                num_others["daemon"] += 1
+            elif rng.random() < 1 / 2:
+                rig.consumer.kill()
+                num_others["consumer"] += 1
             rig.await_progress("a producer's death")
         rig.finish(outcome)
-        outcome.tried = rig.client_deaths
+    outcome.notes.append(", ".join(f"{number} times the {who} with it" for who, number in num_others.items()))
     return outcome
 
 
