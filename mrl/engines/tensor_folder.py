@@ -15,6 +15,8 @@ from mrl.models.tensor_file import digest
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Modules that servers make of several, whose rows lie behind each other in this order."""
+TURNED = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
+"""Matrices that GPT-2 keeps the other way round than a server's linear layers; other families have these names too."""
 TIED_HEAD = "lm_head.weight"
 VOCAB_ROWS = 64
 """Servers fill the rows of embeddings and heads up with zeros to a multiple of this."""
@@ -68,6 +70,8 @@ class TensorSums:
         """Name that the server gives a tensor -> SHA-256 of the rows that came so far."""
         self._filled_up: dict[str, Any] = {}
         """The same with the zeros that the server puts behind the last tensor."""
+        self._turned: dict[str, Any] = {}
+        """That of the transposed matrix, where the server may hold it."""
         self._digests: dict[str, dict[str, str]] = {}
 
     def add(self, served: str, name: str, tensor: torch.Tensor, its_digest: str) -> None:
@@ -78,6 +82,8 @@ class TensorSums:
         self._filled_up[served] = rows.copy()
         if rounded.ndim:
             self._filled_up[served].update(bytes(-len(rounded) % VOCAB_ROWS * rounded[0].nbytes))
+        if served.endswith(TURNED):
+            self._turned[served] = hashlib.sha256(_bytes(rounded.t()))
         self._digests.setdefault(served, {})[name] = its_digest
 
     def held(self, sums: Mapping[str, str]) -> dict[str, str]:
@@ -87,7 +93,8 @@ class TensorSums:
             parts = self._digests.get(served, {})
             if list(parts) != _parts(served):
                 continue
-            ours = {sums_of[served].hexdigest()[:16] for sums_of in (self._rows, self._filled_up)}
+            known = (self._rows, self._filled_up, self._turned)
+            ours = {sums_of[served].hexdigest()[:16] for sums_of in known if served in sums_of}
             digests |= parts if held in ours else dict.fromkeys(parts, f"sha256:{held}")
         return digests
 

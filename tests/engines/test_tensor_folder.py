@@ -69,6 +69,23 @@ def test_what_is_held_has_the_digest_of_the_folders_tensor(tmp_path, dtype):
     assert held == {name: digest(tensor) for name, tensor in weights.items()}
 
 
+@pytest.mark.parametrize("turned", [True, False])
+def test_a_matrix_that_gpt2_keeps_the_other_way_round_is_known_either_way(tmp_path, turned):
+    """Servers turn it, and families that use the same names do not; what is neither is seen."""
+    name = "transformer.h.0.mlp.c_fc.weight"
+    weights = {name: torch.randn(4, 6, generator=torch.Generator().manual_seed(3))}
+    (tmp_path / "a").mkdir()
+    save_file(weights, tmp_path / "a" / "model.safetensors")
+
+    def sums(tensor: torch.Tensor) -> dict[str, str]:
+        rows = (tensor.t() if turned else tensor).contiguous()
+        return {name: hashlib.sha256(rows.view(torch.uint8).numpy().tobytes()).hexdigest()[:16]}
+
+    assert digests_held(tmp_path / "a", sums(weights[name]), "float32") == {name: digest(weights[name])}
+    held = digests_held(tmp_path / "a", sums(weights[name] + 1e-6), "float32")
+    assert held[name].startswith("sha256:")
+
+
 def test_one_element_of_a_fused_tensor_that_is_stale_by_a_millionth_is_seen(tmp_path):
     """All parts of that tensor are suspect, since one hash speaks for them, and no other."""
     weights = tensors()
