@@ -44,6 +44,9 @@ def engine_python(engine: str, *, device: str, configured: str = "") -> Path:
     """
     if configured:
         python = Path(configured).expanduser()
+        if python.is_dir():
+            what, wanted = f"server.python of {engine} is a folder", "its interpreter"
+            raise EngineError(what, got=str(python), wanted=wanted, cure=f'python = "{python / "bin" / "python"}"')
         cure = "correct `python`, or leave it out: then tools/engine_env.sh says where it is"
     else:
         kind = "cpu" if device == "cpu" else "gpu"

@@ -67,6 +67,12 @@ def test_a_configured_interpreter_is_taken_or_named(home, tmp_path):
     assert engine_python("vllm", device="cpu", configured=str(python)) == python
 
 
+def test_an_environment_in_place_of_its_interpreter_is_named(tmp_path):
+    """A folder may be entered, which looks to the kernel like a file that may be run."""
+    with pytest.raises(EngineError, match=r"server.python of vllm is a folder.*cure: python = .*/bin/python"):
+        engine_python("vllm", device="cpu", configured=str(tmp_path))
+
+
 @pytest.mark.system
 @pytest.mark.parametrize("words", [["vllm", "--cpu"], ["vllm"]])
 def test_the_script_looks_where_the_worker_looks(home, words):
