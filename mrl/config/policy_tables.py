@@ -51,6 +51,8 @@ class ServerTable(Table):
     """Further words for the server's command line, passed on unchanged."""
     start_s: float = Field(default=600.0, gt=0)
     """A server that takes no requests for this long after its start is given up."""
+    load_s: float = Field(default=0.0, ge=0)
+    """A server that has not taken new weights after this long is replaced; 0: a minute, and 20 s per GB of weights."""
     silence_s: float = Field(default=20.0, gt=0)
     """A server that answers nothing for this long is replaced."""
     stall_s: float = Field(default=120.0, gt=0)

@@ -56,7 +56,8 @@ class HalfUpdated(PeerLost):
 class Dialect(Protocol):
     """One kind of server. Every coroutine raises HttpFailure, which the caller turns into EngineLost.
 
-    `label` is the text of a Version, or "" while the server has the weights that it started with.
+    The caller bounds what lasts as long as the model is large. `label` is the text of a Version, or "" while the server
+    has the weights that it started with.
     """
 
     name: str

@@ -15,7 +15,7 @@ import numpy as np
 from mrl.engines.dialect import Dialect, HalfUpdated, Segment
 from mrl.engines.engine import Finished, Generation, GenerationRequest, Sampling
 from mrl.engines.http import Http
-from mrl.errors import EngineLost
+from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
 from mrl.models.tensor_broadcast import Incoming
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version, VersionSpan
@@ -82,15 +82,18 @@ class Segments:
             await self._drain()
             try:
                 await change()
-                self.label(version, str(version))
-                self._is_whole = True
-            except HalfUpdated:
-                self._is_whole = False
+            except (WeightsError, PeerLost, EngineError) as error:
+                await self._go_on(is_whole=self._is_whole and not isinstance(error, HalfUpdated))
                 raise
-            finally:
-                await self._dialect.resume(self._http)
-                if self._is_whole:
-                    self._gate.set()
+            self.label(version, str(version))
+            await self._go_on(is_whole=True)
+
+    async def _go_on(self, *, is_whole: bool) -> None:
+        """Behind a change, or one that the server refused. After any other failure it is lost, and asked no more."""
+        self._is_whole = is_whole
+        await self._dialect.resume(self._http)
+        if is_whole:
+            self._gate.set()
 
     async def _drain(self) -> None:
         """Give up all calls. A call that was under way to the server is given up as it arrives, so this is repeated."""

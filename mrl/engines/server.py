@@ -32,6 +32,8 @@ from mrl.records.version import Version
 T = TypeVar("T")
 WATCH_S = 1.0
 MAX_STARTS = 3
+ASKED_S = 600.0
+"""For scores and checksums; the watchdog looks meanwhile."""
 REFUSALS = (400, 413, 422)
 """HTTP statuses that say: not this request."""
 
@@ -49,7 +51,12 @@ class Bounds:
     stall_s: float = 120.0
     """With answers in flight and not one more token."""
     load_s: float = 600.0
-    """For new weights."""
+    """For new weights, while which it may be deaf."""
+
+
+def load_bound_s(model_folder: Path) -> float:
+    """A generous time for new weights of this model: a minute, and 20 s for each GB of its files."""
+    return 60.0 + 20e-9 * sum(file.stat().st_size for file in model_folder.glob("*.safetensors"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +157,7 @@ class ServerEngine:
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
         """See Engine."""
-        return [row or [] for row in self._run(self._score(token_ids, 1.0), self._bounds.load_s)]
+        return [row or [] for row in self._run(self._score(token_ids, 1.0), ASKED_S)]
 
     def score_answers(self, request: ScoringRequest) -> Sequence[npt.NDArray[np.float32] | None]:
         """See Engine. Raises EngineError for a temperature that the server does not score at."""
@@ -158,12 +165,12 @@ class ServerEngine:
             raise WeightsError("the engine has no weights to score with")
         prompt = request.prompt_token_ids.tolist()
         rows = [prompt + answer.tolist() for answer in request.answers]
-        scored = self._run(self._score(rows, self._sampling.temperature), self._bounds.load_s)
+        scored = self._run(self._score(rows, self._sampling.temperature), ASKED_S)
         return [None if row is None else np.array(row[len(prompt) - 1 :], dtype=np.float32) for row in scored]
 
     def checksums(self) -> dict[str, str] | None:
         """See Engine."""
-        return self._run(self._dialect.checksums(self._link()), self._bounds.load_s)
+        return self._run(self._dialect.checksums(self._link()), ASKED_S)
 
     def usage(self) -> EngineUsage:
         """See Engine."""
@@ -218,7 +225,7 @@ class ServerEngine:
             launch = replace(self._launch, port=self._launch.port or free_port(self._launch.host))
             self._process = ServerProcess(self._dialect.command(launch), self._dialect.environment(launch), self._log)
             url, port = f"http://{launch.host}:{launch.port}", launch.port
-        self._run(self._connect(url), self._bounds.load_s)
+        self._run(self._connect(url), self._bounds.silence_s)
         start_s = self._bounds.start_s
         ready = await_ready(self._dialect, self._link(), self._process, port, start_s=start_s)
         self._run(ready, start_s + self._bounds.silence_s)

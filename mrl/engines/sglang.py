@@ -27,7 +27,6 @@ from mrl.models.tensor_broadcast import Incoming, Seats
 from mrl.records.finish import FinishReason
 
 ANSWER_S = 5.0
-LOAD_S = 600.0
 FIRST_WEIGHTS = "default"
 DTYPES = ("float32", "bfloat16", "float16")
 WHOLE_DISTRIBUTION = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -129,7 +128,7 @@ class SGLang:
         body = {"model_path": str(folder), "weight_version": label, "flush_cache": True}
         self._sums = None
         try:
-            await http.post("/update_weights_from_disk", body, within_s=LOAD_S)
+            await http.post("/update_weights_from_disk", body, within_s=None)
         except HttpFailure as failure:
             if NOT_BEGUN in failure.text:
                 raise WeightsError(f"{folder}: SGLang does not take these weights: {failure}") from failure
@@ -177,7 +176,7 @@ class SGLang:
         """See Dialect. SGLang hashes the bytes it computes with, by its own names; on a GPU in a way of its own."""
         if not self._hashes_bytes:
             return None
-        held = (await http.post_json("/weights_checker", {"action": "checksum"}, within_s=LOAD_S))["ranks"]
+        held = (await http.post_json("/weights_checker", {"action": "checksum"}, within_s=None))["ranks"]
         if self._sums is not None:
             return self._sums.held(held[0]["checksums"])
         folder = Path((await http.get_json("/model_info"))["model_path"])

@@ -18,7 +18,7 @@ from mrl.engines.engine import EngineUsage, Sampling
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.metrics_text import metrics_of
 from mrl.engines.tensor_folder import check_same_tensors, digests_held
-from mrl.engines.vllm_calls import ANSWER_S, GENERATE, LOAD_S, answers, ask, call_workers, has_extension, likeliest
+from mrl.engines.vllm_calls import ANSWER_S, GENERATE, answers, ask, call_workers, has_extension, likeliest
 from mrl.errors import EngineError, WeightsError
 from mrl.models.tensor_broadcast import Incoming, Seats
 from mrl.records.finish import FinishReason
@@ -147,13 +147,18 @@ class VLLM:
         return [row[str(token_id)]["logprob"] for token_id, row in zip(token_ids[1:], scored[1:], strict=True)]
 
     async def checksums(self, http: Http) -> dict[str, str] | None:
-        """See Dialect. Without the extension they are known for a server that was started here, with one worker."""
+        """See Dialect. Known for a server that was started here, with one worker.
+
+        The extension reads the engine's bytes as they are. It is silent before the first load, and where the engine has
+        another number format than the folder: then vLLM's own hashes are compared with those of equal rounding.
+        """
         if self._swaps_tensors:
             held = await call_workers(http, "mrl_checksums", [])
-            return held[0] if len(held) == 1 and held[0] else None
+            if len(held) == 1 and held[0]:
+                return held[0]
         if "/weight_checker" not in self._routes or self._launch is None or self._folder is None:
             return None
-        sums = (await http.post_json("/weight_checker", {"action": "checksum"}, within_s=LOAD_S))["checksums"]
+        sums = (await http.post_json("/weight_checker", {"action": "checksum"}, within_s=None))["checksums"]
         if len({name.rpartition(":")[0] for name in sums}) != 1:  # of its tensor-parallel or pipeline rank
             return None
         plain = {name.rpartition(":")[2]: sha256[:16] for name, sha256 in sums.items()}

@@ -8,7 +8,6 @@ from mrl.engines.http import Http, HttpFailure
 
 GENERATE = "/inference/v1/generate"
 ANSWER_S = 5.0
-LOAD_S = 600.0
 
 
 async def ask(http: Http, token_ids: Sequence[int], *, request_id: str = "", **sampling: Any) -> Any:
@@ -28,9 +27,9 @@ async def likeliest(http: Http, *, temperature: float) -> float:
 
 
 async def call_workers(http: Http, method: str, arguments: list[str], **named: str) -> list[Any]:
-    """What every worker process returns for a method of it."""
+    """What every worker process returns for a method of it. The caller bounds it."""
     body = {"method": method, "args": arguments, "kwargs": named}
-    text = await http.post("/collective_rpc", body, within_s=LOAD_S)
+    text = await http.post("/collective_rpc", body, within_s=None)
     return json.loads(text)["results"] if text else []
 
 

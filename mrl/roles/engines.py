@@ -10,7 +10,7 @@ from mrl.engines.dialect import Dialect, Launch
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Engine, Sampling
 from mrl.engines.environment import engine_python
-from mrl.engines.server import Bounds, ServerEngine
+from mrl.engines.server import Bounds, ServerEngine, load_bound_s
 from mrl.engines.sglang import SGLang
 from mrl.engines.vllm import VLLM
 
@@ -29,7 +29,12 @@ def build_engine(config: RunConfig, policy: str, receiver: Receiver, folder: Run
         launch=None if server.url else _launch(config, policy),
         log=folder.logs / "engines" / f"{role.replace('/', '-')}.log",
         url=server.url,
-        bounds=Bounds(start_s=server.start_s, silence_s=server.silence_s, stall_s=server.stall_s),
+        bounds=Bounds(
+            start_s=server.start_s,
+            silence_s=server.silence_s,
+            stall_s=server.stall_s,
+            load_s=server.load_s or load_bound_s(Path(table.model)),
+        ),
     )
 
 

@@ -92,10 +92,19 @@ class WorkerLink:
             for item in items:
                 self._forget(item.ticket)
 
-    def ask_weights(self, version: Version, *, num_ranks: int, gpu: str = "", within_s: float) -> WeightsRoute | None:
+    def ask_weights(
+        self,
+        version: Version,
+        *,
+        num_ranks: int,
+        gpu: str = "",
+        within_s: float,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> WeightsRoute | None:
         """Ask how to come by a version, by broadcast to so many ranks or, with none, in files; waits for the answer.
 
-        None when there is none in time, or the link has ended. Another thread than the worker's may ask, one at a time.
+        None when there is none in time, the link has ended, or `is_wanted` says no when it is looked at again (`wake`).
+        Another thread than the worker's may ask, one at a time.
         """
         with self._changed:
             self._weights_attempts += 1
@@ -105,9 +114,14 @@ class WorkerLink:
             self._weights_route = None
             self._post(encode(self._weights_request))
             self._weights_asked_s = self._clock()
-            self._changed.wait_for(lambda: self._weights_route is not None or self._ended, within_s)
+            self._changed.wait_for(lambda: self._weights_route is not None or self._ended or not is_wanted(), within_s)
             self._weights_request = None
             return self._weights_route
+
+    def wake(self) -> None:
+        """Have whoever waits for weights look whether they are still wanted."""
+        with self._changed:
+            self._changed.notify_all()
 
     def end(self) -> None:
         """Wait for no weights any more."""

@@ -5,6 +5,7 @@ in a thread of its own; what is sampled meanwhile is held until the proof is the
 """
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ ROUTE_S = 60.0
 """Until the learner says where to meet: it may be sending to others, each bucket with a bound of its own."""
 FILES_S = 120.0
 """Until the learner has written the files."""
+CLOSE_S = 5.0
+"""For an update under way when the worker ends."""
 
 log = structlog.get_logger()
 
@@ -86,32 +89,35 @@ def install(
     *,
     tolerance_nats: float = 0.0,
     link: WorkerLink | None = None,
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> Installed:
     """Let the engine serve `version`, which this manifest describes; its canary may be off by `tolerance_nats` or more.
 
-    What is broadcast is asked for over the `link`. Raises WeightsError when the weights are not what was published, do
-    not fit or are not offered (the old version is served on, or none), and EngineLost when the engine turns out to
-    serve something else.
+    What is broadcast is asked for over the `link`, as long as it `is_wanted`. Raises WeightsError when the weights are
+    not what was published, do not fit or are not offered (the old version is served on, or none), and EngineLost when
+    the engine turns out to serve something else.
     """
     started_s = time.monotonic()
     manifest = read_manifest(manifest_path)
     if manifest.version != version:
         raise WeightsError(f"{manifest_path}: describes version {manifest.version}, wanted {version}")
-    route = _by_broadcast(engine, manifest, link) if manifest.broadcast else Route.FILES
+    route = _by_broadcast(engine, manifest, link, is_wanted) if manifest.broadcast else Route.FILES
     with ExitStack() as closing:
         if route is not Route.BROADCAST:
-            folder = manifest_path.parent if route is Route.FILES else _in_files(version, link)
+            folder = manifest_path.parent if route is Route.FILES else _in_files(version, link, is_wanted)
             closing.enter_context(hold(folder))  # until it is proved: some engines compare with what lies there
             engine.load(folder, version, manifest.tensors)
         proof = prove(engine, manifest, tolerance_nats)
     return Installed(version, proof.gap, proof.compared_share, time.monotonic() - started_s, route)
 
 
-def _by_broadcast(engine: Engine, manifest: Manifest, link: WorkerLink | None) -> Route:
+def _by_broadcast(engine: Engine, manifest: Manifest, link: WorkerLink | None, is_wanted: Callable[[], bool]) -> Route:
     """Whether the engine has got the tensors. Raises NotOffered when the learner offers others, or is away."""
     assert link is not None, "who is told of a broadcast has a link to ask for it"
     seats = engine.broadcast_seats()
-    route = link.ask_weights(manifest.version, num_ranks=seats.num_ranks, gpu=seats.gpu, within_s=ROUTE_S)
+    route = link.ask_weights(
+        manifest.version, num_ranks=seats.num_ranks, gpu=seats.gpu, within_s=ROUTE_S, is_wanted=is_wanted
+    )
     if route is None:
         raise NotOffered(f"no answer about version {manifest.version} within {ROUTE_S:g} s")
     if route.meeting is None:
@@ -124,10 +130,10 @@ def _by_broadcast(engine: Engine, manifest: Manifest, link: WorkerLink | None) -
     return Route.BROADCAST
 
 
-def _in_files(version: Version, link: WorkerLink | None) -> Path:
+def _in_files(version: Version, link: WorkerLink | None, is_wanted: Callable[[], bool]) -> Path:
     """Where the learner writes a version whose broadcast failed. Raises NotOffered."""
     assert link is not None, "it was told of a broadcast"
-    route = link.ask_weights(version, num_ranks=0, within_s=FILES_S)
+    route = link.ask_weights(version, num_ranks=0, within_s=FILES_S, is_wanted=is_wanted)
     if route is None or not route.folder:
         raise NotOffered(f"version {version} is not offered in files either", lost_broadcast=True)
     return Path(route.folder).parent
@@ -169,8 +175,9 @@ class Updates:
         self, engine: Engine, telemetry: Telemetry, *, tolerance_nats: float = 0.0, link: WorkerLink | None = None
     ) -> None:
         """`tolerance_nats` is what the engine's number format allows a canary to be off."""
-        self._engine, self._telemetry = engine, telemetry
-        self._install = partial(install, tolerance_nats=tolerance_nats, link=link)
+        self._engine, self._telemetry, self._link = engine, telemetry, link
+        self._is_wanted = True
+        self._install = partial(install, tolerance_nats=tolerance_nats, link=link, is_wanted=lambda: self._is_wanted)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
         self._pending: tuple[Version, Future[Installed]] | None = None
 
@@ -194,13 +201,19 @@ class Updates:
             return Refused(version, str(error))
 
     def abandon(self) -> None:
-        """Forget the update under way, once it has ended: the engine is lost."""
-        if self._pending is not None:
-            wait([self._pending[1]])
-            self._pending = None
+        """Forget the update under way, once it has ended: the engine is lost, and the learner no longer waited for."""
+        if self._pending is None:
+            return
+        self._is_wanted = False
+        if self._link is not None:
+            self._link.wake()
+        wait([self._pending[1]])
+        self._pending, self._is_wanted = None, True
 
     def close(self) -> None:
-        """Wait for what is under way, whatever becomes of it."""
+        """Wait for what is under way, whatever becomes of it; an engine that does not come to its end is closed."""
+        if self._pending is not None and wait([self._pending[1]], CLOSE_S).not_done:
+            self._engine.close()
         self._thread.shutdown(cancel_futures=True)
 
     def _load(self, manifest_path: Path, version: Version) -> Installed:

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from mrl.engines import segments
-from mrl.engines.dialect import Segment
+from mrl.engines.dialect import HalfUpdated, Segment
 from mrl.engines.engine import Finished, GenerationRequest, Sampling
+from mrl.engines.http import HttpFailure
 from mrl.engines.segments import Segments
+from mrl.errors import EngineError, PeerLost, WeightsError
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version, VersionSpan
 
@@ -30,7 +32,7 @@ class Counting:
         self.running: list[asyncio.Event] = []
         self.under_way: asyncio.Event | None = None
         self.steps = asyncio.Condition()
-        self.num_aborts = 0
+        self.num_aborts = self.num_resumes = 0
         self.while_loading: Coroutine[None, None, None] | None = None
 
     async def generate(
@@ -77,7 +79,8 @@ class Counting:
             await self.while_loading
         assert not self.running, "answers were begun while weights are replaced"
 
-    async def resume(self, http: None) -> None: ...
+    async def resume(self, http: None) -> None:
+        self.num_resumes += 1
 
 
 def request(*prompt: int) -> GenerationRequest:
@@ -154,6 +157,59 @@ def test_a_call_that_arrives_behind_the_word_to_give_up_is_given_up_as_well():
 
         assert server.num_aborts > 1
         assert ended.generation.versions == [VersionSpan(6, NEW)]
+
+    play(script())
+
+
+@pytest.mark.parametrize(
+    ("error", "goes_on"),
+    [
+        (WeightsError("do not fit"), True),
+        (EngineError("no such route"), True),
+        (PeerLost("nobody came"), True),
+        (HalfUpdated("some came"), True),
+        (HttpFailure("/load", 0, "no answer"), False),
+    ],
+)
+def test_a_server_that_refuses_is_told_to_go_on_and_one_that_failed_is_not_asked_again(error, goes_on):
+    """It would only be awaited once more."""
+
+    async def script() -> None:
+        server = Counting()
+        answers = serving(server)
+
+        async def fail() -> None:
+            raise error
+
+        server.while_loading = fail()
+        with pytest.raises(type(error)):
+            await answers.load(Path(), NEW)
+
+        assert server.num_resumes == int(goes_on)
+        assert not answers.is_updating
+        later = asyncio.create_task(answers.answer(request(0), 0))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        is_open = goes_on and not isinstance(error, HalfUpdated)
+        assert bool(server.running) == is_open
+        if is_open:
+            assert (await to_its_end(server, later)).generation.versions == [VersionSpan(6, OLD)]
+        later.cancel()
+
+    play(script())
+
+
+def test_a_load_that_is_given_up_ends_at_once():
+    """Nothing more is asked of a server that did not answer in time."""
+
+    async def script() -> None:
+        server = Counting()
+        answers = serving(server)
+        server.while_loading = asyncio.sleep(3600.0)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(answers.load(Path(), NEW), 0.01)
+
+        assert server.num_resumes == 0
 
     play(script())
 

@@ -18,7 +18,7 @@ import pytest
 from mrl.engines.dialect import Launch, Segment
 from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest, generate_all
 from mrl.engines.http import Http, HttpFailure
-from mrl.engines.server import Bounds, ServerEngine
+from mrl.engines.server import Bounds, ServerEngine, load_bound_s
 from mrl.engines.server_process import free_port
 from mrl.errors import EngineError, EngineLost, WeightsError
 from mrl.records.finish import FinishReason
@@ -300,6 +300,44 @@ def test_a_server_that_hangs_is_noticed_within_the_bound_and_ended(make, weights
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     engine.label(Version(0, 0))
     assert generate_all(engine, [ask("a", 8)])
+
+
+def test_an_update_that_hangs_is_noticed_at_its_bound_and_nothing_is_awaited_beyond(tmp_path, weights):
+    """SIGSTOP as it is about to load: deaf, as a server may be then. Its successor takes the same weights."""
+
+    class Stopped(Toy):
+        async def load(self, http: Http, folder: Path, label: str) -> None:
+            if label == "0.2" and not stopped:
+                stopped.append(psutil.Process(engine._process.pid))
+                stopped[0].suspend()
+            await super().load(http, folder, label)
+
+    stopped: list[psutil.Process] = []
+    bounds = Bounds(start_s=30.0, silence_s=20.0, stall_s=60.0, load_s=1.0)
+    engine = ServerEngine(Stopped(), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=bounds)
+    try:
+        engine.load(weights(1), Version(0, 1))
+        began_s = time.monotonic()
+        with pytest.raises(EngineLost, match="no answer within 1 s"):
+            engine.load(weights(2), Version(0, 2))
+        assert 1.0 <= time.monotonic() - began_s < 10.0
+        engine.restart()
+        assert not stopped[0].is_running() or stopped[0].status() == psutil.STATUS_ZOMBIE
+        engine.load(weights(2), Version(0, 2))
+        ((answer,),) = generate_all(engine, [ask("a", 8)])
+        assert answer.versions == [VersionSpan(2, Version(0, 2))]
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(("gigabytes", "bound_s"), [(0, 60.0), (1, 80.0), (14, 340.0)])
+def test_the_time_for_new_weights_grows_with_the_model(tmp_path, gigabytes, bound_s):
+    """Files of a size without content are as good as any."""
+    for number in range(2):
+        with (tmp_path / f"model-{number}.safetensors").open("wb") as file:
+            file.truncate(gigabytes * 10**9 // 2)
+
+    assert load_bound_s(tmp_path) == pytest.approx(bound_s)
 
 
 def test_a_server_that_samples_nothing_any_more_is_noticed(make, weights):

@@ -1,7 +1,9 @@
 """An engine serves a version only after its canary has passed."""
 
 import os
+import queue
 import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -13,10 +15,13 @@ from mrl.engines.engine import Sampling
 from mrl.errors import EngineLost, WeightsError
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.parameters import named_weights
+from mrl.models.tensor_broadcast import shape_of
 from mrl.models.tensor_file import digest
-from mrl.records.rollouts import WeightsNotice
+from mrl.records.codec import decode, encode
+from mrl.records.rollouts import WeightsNotice, WeightsRoute, worker_message_decoder
 from mrl.records.version import Version
-from mrl.rollout.updates import Installed, Refused, Updates, install
+from mrl.rollout.link import WorkerLink
+from mrl.rollout.updates import Installed, Missed, Refused, Updates, install
 from mrl.weights.canary import canary_sequences
 from mrl.weights.manifest import read_manifest
 from mrl.weights.publish import Publisher
@@ -204,3 +209,51 @@ def test_a_version_that_is_pruned_while_it_is_taken_stays_as_it_is_until_it_is_p
     install(engine, path, Version(0, 3))
 
     assert was_new == [True]
+
+
+def test_an_update_that_waits_for_the_learner_is_abandoned_at_once(tiny_model, engine, tmp_path, monkeypatch):
+    """The engine is lost, so an offer would be of no use; the next one is waited for again."""
+    monkeypatch.setattr("mrl.rollout.updates.ROUTE_S", 20.0)
+    model, link = tiny_model(seed=1), WorkerLink("worker/a/0")
+    path = publish(tmp_path, model, 3)
+    lie(path, broadcast=[shape_of(name, tensor) for name, tensor in named_weights(model).items()])
+    asked: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    link.open(asked.put, lambda: None)
+    updates = Updates(engine, Telemetry("worker/a/0", "a", lambda record: True), link=link)
+    notice = WeightsNotice(version=Version(0, 3), manifest_path=str(path))
+    assert updates.follow(notice) is None
+    asked.get(timeout=30.0)
+
+    began_s = time.monotonic()
+    updates.abandon()
+    assert time.monotonic() - began_s < 10.0
+
+    assert updates.follow(notice) is None
+    request = decode(asked.get(timeout=30.0), worker_message_decoder)
+    later = threading.Timer(0.1, link.on_message, [encode(WeightsRoute(attempt=request.attempt, weights=notice))])
+    later.start()
+    outcome = updates.follow(notice, to_its_end=True)
+    assert isinstance(outcome, Missed)
+    assert "not the newest" in outcome.reason
+    later.join()
+    updates.close()
+
+
+def test_the_end_of_a_worker_does_not_wait_for_an_engine_that_hangs(tiny_model, engine, tmp_path, monkeypatch):
+    """It is closed, which wakes whoever waits in it."""
+    closed = threading.Event()
+
+    def hang(folder, version, digests) -> None:
+        assert closed.wait(60.0)
+        raise EngineLost("the engine is closed")
+
+    monkeypatch.setattr("mrl.rollout.updates.CLOSE_S", 0.05)
+    monkeypatch.setattr(engine, "load", hang)
+    monkeypatch.setattr(engine, "close", closed.set)
+    updates = Updates(engine, Telemetry("worker/a/0", "a", lambda record: True))
+    path = publish(tmp_path, tiny_model(seed=1), 3)
+    assert updates.follow(WeightsNotice(version=Version(0, 3), manifest_path=str(path))) is None
+
+    updates.close()
+
+    assert closed.is_set()
