@@ -76,13 +76,13 @@ class Layout:
 
         Where gradients are all but zero, Adam makes steps of the size `lr` of what is left by rounding alone.
         """
-        table = {"lr": 3e-4, "pack_tokens": 48, "microbatch_tokens": 96, "minibatches": 2, "processes": self.ranks}
+        table = {"lr": 3e-4, "microbatch_tokens": 96, "minibatches": 2, "processes": self.ranks}
         return LearnerTable.model_validate(table | self.keys)
 
 
 def layouts(max_ranks: int) -> list[Layout]:
     """All that are compared; the first is what the others are compared with."""
-    packings = ({}, {"pack_tokens": 32, "microbatch_tokens": 32}, {"pack_tokens": 64, "microbatch_tokens": 4096})
+    packings = ({}, {"microbatch_tokens": 32}, {"microbatch_tokens": 4096})
     shard, bf16 = {"sharding": "shard"}, {"precision": "bfloat16"}
     found = [Layout(1, packing) for packing in packings] + [Layout(1, shard), Layout(1, bf16)]
     if max_ranks >= 2:

@@ -140,13 +140,11 @@ class _Policy:
         from mrl.models.skeleton import model_size
 
         policy = self.table.model_copy(update={"learner": table})
-        batch = largest_microbatch(policy, self._prompt_tokens)
+        batch, num_passes = largest_microbatch(policy, self._prompt_tokens)
         peaks = pass_peaks(
             self._model_config,
             precision=table.precision,
-            num_sequences=batch.num_sequences,
-            sequence_tokens=batch.sequence_tokens,
-            answer_tokens=batch.answer_tokens,
+            batch=batch,
             with_entropy=policy.objective.entropy_coefficient > 0,
             checkpointing=table.activation_checkpointing,
             lora=table.lora,
@@ -155,7 +153,7 @@ class _Policy:
             model_size(self._model_config, table.lora),
             peaks,
             table,
-            num_passes=batch.num_passes,
+            num_passes=num_passes,
             holds_reference=bool(policy.objective.kl_coefficient) and table.lora is None,
             saves_beside_training=0 < table.checkpoint_every < self._config.run.steps,
             on_gpu=policy.device == "cuda",

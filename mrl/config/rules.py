@@ -199,13 +199,6 @@ def _check_learner(key: str, policy: PolicyTable, where: str) -> None:
             got=learner.minibatches,
             wanted=f"<= prompts_per_step = {learner.prompts_per_step}",
         )
-    if learner.microbatch_tokens < learner.pack_tokens:
-        raise ConfigError(
-            f"{key}.learner.microbatch_tokens: smaller than one packed sequence",
-            where=where,
-            got=learner.microbatch_tokens,
-            wanted=f">= pack_tokens = {learner.pack_tokens}",
-        )
     if learner.microbatch_tokens <= policy.rollout.max_new_tokens:  # a row is an answer behind a prompt
         raise ConfigError(
             f"{key}.learner.microbatch_tokens: smaller than one row",

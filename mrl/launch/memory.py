@@ -5,6 +5,7 @@ a family of models. On a GPU the parts of a model lie on the device, and the pro
 the disk, on the host.
 """
 
+import bisect
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mrl.config.policy_tables import LearnerTable, PolicyTable
-from mrl.models.size import ModelSize, PassPeaks
+from mrl.models.size import Microbatch, ModelSize, PassPeaks
 
 MIB = 1024 * 1024
 DAEMON_MIB = 75
@@ -30,6 +31,8 @@ Measured with glibc (`tools/check_memory_plan.py`). Blocks that are gathered and
 do the short-lived products of adapters."""
 SOON_WRITTEN = 1024**3
 """Bytes of a checkpoint's copies up to which they are on the disk before the next pass needs its memory."""
+LEAST_MICROBATCH_TOKENS = 256
+"""Of a pass that may be recommended: smaller ones do not keep a processor busy."""
 PUBLISHED_AT_ONCE = 2 * 1024**3
 """Bytes of gathered weights that are in memory while a version is written (`mrl.weights.publish.SHARD_BYTES`)."""
 
@@ -47,27 +50,17 @@ class Need:
         return sum(self.parts.values()) / MIB
 
 
-@dataclass(frozen=True, slots=True)
-class Microbatch:
-    """The largest forward pass of a rank: sequences of equal length, and how many passes make an update."""
+def largest_microbatch(policy: PolicyTable, prompt_tokens: int) -> tuple[Microbatch, int]:
+    """When every answer takes all the tokens that it may: the fullest pass of a rank, and how many make an update."""
+    table, group_size, answer = policy.learner, policy.rollout.group_size, policy.rollout.max_new_tokens
+    rows = math.ceil(table.prompts_per_step * group_size / table.minibatches / table.processes)
 
-    num_sequences: int
-    sequence_tokens: int
-    answer_tokens: int
-    num_passes: int
+    def of(count: int) -> Microbatch:
+        return Microbatch(count, group_size, prompt_tokens, answer)
 
-
-def largest_microbatch(policy: PolicyTable, prompt_tokens: int) -> Microbatch:
-    """When every answer takes all the tokens that it may: rows of a step over ranks and minibatches, packed."""
-    table, answer = policy.learner, policy.rollout.max_new_tokens
-    row_tokens = prompt_tokens + answer - 1
-    sequence_tokens = max(table.pack_tokens, row_tokens)
-    rows_per_sequence = sequence_tokens // row_tokens
-    rows = math.ceil(table.prompts_per_step * policy.rollout.group_size / table.minibatches / table.processes)
-    sequences = math.ceil(rows / rows_per_sequence)
-    at_once = min(sequences, max(1, table.microbatch_tokens // sequence_tokens))
-    answer_tokens = min(rows, at_once * rows_per_sequence) * answer
-    return Microbatch(at_once, sequence_tokens, answer_tokens, math.ceil(sequences / at_once))
+    fitting = bisect.bisect_right(range(1, rows + 1), table.microbatch_tokens, key=lambda count: of(count).places)
+    at_once = max(1, fitting)
+    return of(at_once), math.ceil(rows / at_once)
 
 
 def rank_needs(
@@ -220,8 +213,8 @@ def shortest_cure(needed_mib: Callable[[LearnerTable], float], table: LearnerTab
 
 def _savings(table: LearnerTable) -> Iterator[dict[str, Any]]:
     """Settings that need less memory than those of a table, the cheapest first."""
-    if table.microbatch_tokens > max(table.pack_tokens, table.microbatch_tokens // 4):
-        yield {"microbatch_tokens": max(table.pack_tokens, table.microbatch_tokens // 4)}
+    if table.microbatch_tokens > (smaller := max(LEAST_MICROBATCH_TOKENS, table.microbatch_tokens // 4)):
+        yield {"microbatch_tokens": smaller}
     if not table.activation_checkpointing:
         yield {"activation_checkpointing": True}
     if table.processes > 1 and table.sharding != "shard":

@@ -67,11 +67,14 @@ def _through(model: Any, score: Callable[..., Any], batch: PackedBatch, settings
 
 def _answer_outputs(model: Any, score: Callable[..., Any], batch: PackedBatch, settings: ForwardSettings) -> Any:
     hidden_NLD = model.get_decoder()(
-        input_ids=batch.input_ids_NL, position_ids=batch.position_ids_NL, use_cache=False
+        input_ids=batch.input_ids_L.unsqueeze(0),
+        position_ids=batch.position_ids_L.unsqueeze(0),
+        packed_rows=batch.rows,
+        use_cache=False,
     ).last_hidden_state
     shape, head_VD = head_shape(model), model.get_output_embeddings().weight
     return score(
-        hidden_NLD.flatten(0, 1)[batch.predict_at_T],
+        hidden_NLD[0, batch.predict_at_T],
         head_VD,
         batch.target_ids_T,
         temperature=settings.temperature * shape.divisor,

@@ -26,7 +26,7 @@ from mrl.learner.order import StepOrder, decode_order, encode_order
 from mrl.learner.peers import PeerSource
 from mrl.learner.sharding import is_wrapped
 from mrl.learner.skipped import keep_batch
-from mrl.learner.trainer import Trainer, check_head
+from mrl.learner.trainer import Trainer, check_forward
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.parameters import whole_weights
 from mrl.records.evaluation import EvaluationRequest, EvaluationResult
@@ -116,7 +116,7 @@ class Learner:
         self._saved_step = start.step
         self._rng = np.random.default_rng([seed, 0, 1])
         self._canary_ids = canary_sequences(trainer.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
-        check_head(trainer.model, self._canary_ids, trainer.precision)
+        check_forward(trainer.model, self._canary_ids, trainer.precision)
         self._skipped = self._alarms = 0
 
     def restore(self, state: dict[str, Any]) -> None:

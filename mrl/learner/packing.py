@@ -1,20 +1,28 @@
 """Training examples become packed tensors: the only bridge from what regimes say to what the model sees.
 
-Rows are laid end to end into sequences of L tokens. Position ids start again at every row, from which transformers
-derives that attention never crosses a row. The last answer token is a target only, so a row takes P + T - 1 places.
+A pass is a line of places: a prompt, then the answers to it, one behind the other, then the next prompt. Rows with one
+prompt share its places; every answer's positions go on from the prompt's, and none sees another
+(`mrl.models.row_attention`). The last answer token is a target only: an answer of T tokens takes T - 1 places.
 """
 
 import heapq
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mrl.models.row_attention import RowLayout
 from mrl.sharing.regime import Component, TrainingExample
+
+Int64s: TypeAlias = npt.NDArray[np.int64]
+
+PIECES_PER_RANK = 8
+"""Rows of one prompt go to one rank, in pieces small enough that at least so many make up a rank's share."""
 
 COLUMNS = {
     "predict_at_T": torch.int64,
@@ -31,16 +39,17 @@ COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """One forward pass: N sequences of L tokens that hold T answer tokens.
+    """One forward pass: L places that hold T answer tokens.
 
-    The token-wise tensors are flat over all rows. `predict_at_T[t]` is the place, in the flattened [N * L] sequences,
-    whose hidden state predicts answer token t. `behaviour_logprobs_T` is 0 for rows without behaviour,
-    `teacher_logprobs_T` NaN for rows without a teacher. Both hold the log-prob of the token's span; spans are numbered
-    from 0 over all rows, None says that every token is one. A row is in one batch, and its tokens stand together.
+    The token-wise tensors are flat over all rows. `predict_at_T[t]` is the place whose hidden state predicts answer
+    token t. `behaviour_logprobs_T` is 0 for rows without behaviour, `teacher_logprobs_T` NaN for rows without a
+    teacher. Both hold the log-prob of the token's span; spans are numbered from 0 over all rows, None says that every
+    token is one. A row is in one batch, and its tokens stand together.
     """
 
-    input_ids_NL: Tensor
-    position_ids_NL: Tensor
+    input_ids_L: Tensor
+    position_ids_L: Tensor
+    rows: RowLayout
     predict_at_T: Tensor
     target_ids_T: Tensor
     component_T: Tensor
@@ -60,40 +69,25 @@ class PackedBatch:
 
 
 def row_tokens(example: TrainingExample) -> int:
-    """Places that a row takes."""
-    return example.prompt_token_ids.size + example.answer_token_ids.size - 1
+    """Places that a row takes whose prompt is not there yet."""
+    return example.prompt_token_ids.size + _answer_places(example)
 
 
-def fill_bins(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """First-fit decreasing: indices of rows per bin, every bin holding at most `capacity` tokens.
-
-    A row longer than `capacity` is a mistake of the caller.
-    """
-    bins: list[list[int]] = []
-    room: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        assert lengths[index] <= capacity, "the caller sets capacity to at least the longest row"
-        place = next((b for b, free in enumerate(room) if free >= lengths[index]), None)
-        if place is None:
-            bins.append([])
-            room.append(capacity)
-            place = len(bins) - 1
-        bins[place].append(index)
-        room[place] -= lengths[index]
-    return bins
+def _answer_places(example: TrainingExample) -> int:
+    return example.answer_token_ids.size - 1
 
 
-def deal(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Rows of so many tokens dealt over ranks, the longest first, each to the rank that has least so far.
+def deal(sizes: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Pieces of so many tokens dealt over ranks, the largest first, each to the rank that has least so far.
 
-    Indices per rank, ascending. No rank has more than the least loaded one and a longest row beside it.
+    Indices per rank, ascending. No rank has more than the least loaded one and a largest piece beside it.
     """
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
     loads = [(0, rank) for rank in range(num_ranks)]
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
         load, rank = loads[0]
         shares[rank].append(index)
-        heapq.heapreplace(loads, (load + lengths[index], rank))
+        heapq.heapreplace(loads, (load + sizes[index], rank))
     return [sorted(share) for share in shares]
 
 
@@ -101,65 +95,121 @@ def pack(
     examples: Sequence[TrainingExample],
     components: Sequence[Component],
     *,
-    pack_tokens: int,
     microbatch_tokens: int,
     rank: int = 0,
     world_size: int = 1,
 ) -> list[PackedBatch]:
-    """This rank's share of the rows as forward passes of at most `microbatch_tokens` (at least one sequence) each.
+    """This rank's share of the rows as forward passes of at most `microbatch_tokens` places, or of one longer row.
 
     All ranks call it with the same arguments but `rank`; together they hold every row once. All get the same number of
     passes, the last of them without a row where a rank has less to do: a forward is a matter of all ranks.
     """
     if not examples:
         return []
-    lengths = [row_tokens(example) for example in examples]
-    capacity = max(pack_tokens, max(lengths))
-    bins_of = [
-        [[share[index] for index in rows] for rows in fill_bins([lengths[place] for place in share], capacity)]
-        for share in deal(lengths, world_size)
+    passes_of = [
+        list(_fill_passes(examples, share, microbatch_tokens)) for share in _rows_of_ranks(examples, world_size)
     ]
-    per_pass = max(1, microbatch_tokens // capacity)
     index_of = {component.name: index for index, component in enumerate(components)}
-    longest = max(len(bins) for bins in bins_of)
-    starts = range(0, longest, per_pass)
-    return [_lay_out(examples, bins_of[rank][start : start + per_pass], capacity, index_of) for start in starts]
+    own, num_passes = passes_of[rank], max(map(len, passes_of))
+    return [_lay_out(examples, rows, index_of) for rows in own] + [_empty()] * (num_passes - len(own))
 
 
-def _lay_out(
-    examples: Sequence[TrainingExample], bins: list[list[int]], capacity: int, index_of: dict[str, int]
-) -> PackedBatch:
-    if not bins:
-        return _empty()
-    input_ids = np.zeros((len(bins), capacity), dtype=np.int64)
-    position_ids = np.zeros((len(bins), capacity), dtype=np.int64)
-    columns: list[dict[str, npt.NDArray[Any]]] = []
-    for sequence, rows in enumerate(bins):
-        start = 0
-        for place in rows:
-            row = examples[place]
-            tokens = np.concatenate([row.prompt_token_ids, row.answer_token_ids])[:-1]
-            input_ids[sequence, start : start + tokens.size] = tokens
-            position_ids[sequence, start : start + tokens.size] = np.arange(tokens.size)
-            first = sequence * capacity + start + row.prompt_token_ids.size - 1
-            columns.append(_token_columns(row, place, first, index_of[row.component]))
-            start += tokens.size
-    packed = [examples[place] for rows in bins for place in rows]
+def _rows_of_ranks(examples: Sequence[TrainingExample], num_ranks: int) -> list[list[int]]:
+    """Rows of each rank, those with one prompt together; ranks have about equally many places."""
+    share = sum(map(row_tokens, examples)) / num_ranks
+    groups: dict[bytes, list[int]] = {}
+    for place, example in enumerate(examples):
+        groups.setdefault(example.prompt_token_ids.tobytes(), []).append(place)
+    pieces = list(itertools.chain.from_iterable(_cut(examples, rows, share, num_ranks) for rows in groups.values()))
+    sizes = [_places(examples, piece) for piece in pieces]
+    return [[row for index in of_rank for row in pieces[index]] for of_rank in deal(sizes, num_ranks)]
+
+
+def _cut(examples: Sequence[TrainingExample], rows: list[int], share: float, num_ranks: int) -> Iterator[list[int]]:
+    """Rows of one prompt, the longest first, in pieces that can be dealt; one rank takes them as they are."""
+    rows = sorted(rows, key=lambda row: -_answer_places(examples[row]))
+    most = float("inf") if num_ranks == 1 else share / PIECES_PER_RANK
+    return _fill_passes(examples, rows, most)
+
+
+def _fill_passes(examples: Sequence[TrainingExample], rows: Sequence[int], most_places: float) -> Iterator[list[int]]:
+    """Rows in their order, as many at a time as fit; neighbours with one prompt share it."""
+    filling: list[int] = []
+    places = 0
+    for row in rows:
+        needed = _more_places(examples, row, after=filling[-1] if filling else None)
+        if filling and places + needed > most_places:
+            yield filling
+            filling, places, needed = [], 0, row_tokens(examples[row])
+        filling.append(row)
+        places += needed
+    if filling:
+        yield filling
+
+
+def _more_places(examples: Sequence[TrainingExample], row: int, after: int | None) -> int:
+    """What a row takes behind another one."""
+    shares = after is not None and _have_one_prompt(examples[after], examples[row])
+    return _answer_places(examples[row]) if shares else row_tokens(examples[row])
+
+
+def _have_one_prompt(one: TrainingExample, other: TrainingExample) -> bool:
+    return np.array_equal(one.prompt_token_ids, other.prompt_token_ids)
+
+
+def _places(examples: Sequence[TrainingExample], rows: Sequence[int]) -> int:
+    return sum(_more_places(examples, row, after) for after, row in zip([None, *rows], rows, strict=False))
+
+
+def _lay_out(examples: Sequence[TrainingExample], rows: list[int], index_of: dict[str, int]) -> PackedBatch:
+    packed = [examples[row] for row in rows]
+    places_of = list(_places_of_rows(packed))
+    num_places = 1 + max(int(places[-1]) for places in places_of)
+    input_ids, position_ids = np.zeros((2, num_places), dtype=np.int64)
+    for row, places in zip(packed, places_of, strict=True):
+        input_ids[places] = np.concatenate([row.prompt_token_ids, row.answer_token_ids[:-1]])
+        position_ids[places] = np.arange(places.size)
+    columns = [
+        _token_columns(row, place, places[row.prompt_token_ids.size - 1 :], index_of[row.component])
+        for row, place, places in zip(packed, rows, places_of, strict=True)
+    ]
     sizes = [row.answer_token_ids.size for row in packed]
     return PackedBatch(
-        input_ids_NL=torch.from_numpy(input_ids),
-        position_ids_NL=torch.from_numpy(position_ids),
+        input_ids_L=torch.from_numpy(input_ids),
+        position_ids_L=torch.from_numpy(position_ids),
+        rows=_row_layout(places_of, num_places),
         behaviour_span_T=_spans([row.behaviour_spans for row in packed], sizes),
         teacher_span_T=_spans([row.teacher_spans for row in packed], sizes),
         **{name: torch.from_numpy(np.concatenate([row[name] for row in columns])) for name in columns[0]},
     )
 
 
+def _places_of_rows(rows: Sequence[TrainingExample]) -> Iterator[Int64s]:
+    """Where the tokens of each row are, but for the last one."""
+    prompt_at = end = 0
+    for before, row in zip([None, *rows], rows, strict=False):
+        if before is None or not _have_one_prompt(before, row):
+            prompt_at, end = end, end + row.prompt_token_ids.size
+        answer_at, end = end, end + _answer_places(row)
+        prompt = np.arange(prompt_at, prompt_at + row.prompt_token_ids.size)
+        yield np.concatenate([prompt, np.arange(answer_at, end)])
+
+
+def _row_layout(places_of: Sequence[Int64s], num_places: int) -> RowLayout:
+    places = np.concatenate(places_of)
+    lengths = tuple(one.size for one in places_of)
+    if places.size == num_places:
+        return RowLayout(lengths)
+    positions = np.empty(num_places, dtype=np.int64)
+    positions[places] = np.arange(places.size)
+    return RowLayout(lengths, torch.from_numpy(places), torch.from_numpy(positions))
+
+
 def _empty() -> PackedBatch:
     """A pass over one place that belongs to no row."""
-    place_NL = torch.zeros((1, 1), dtype=torch.int64)
+    place_L = torch.zeros(1, dtype=torch.int64)
     nothing = {name: torch.zeros(0, dtype=dtype) for name, dtype in COLUMNS.items()}
-    return PackedBatch(input_ids_NL=place_NL, position_ids_NL=place_NL, **nothing)
+    return PackedBatch(input_ids_L=place_L, position_ids_L=place_L, rows=RowLayout((1,)), **nothing)
 
 
 def _spans(spans: Sequence[npt.NDArray[np.int32] | None], sizes: Sequence[int]) -> Tensor | None:
@@ -171,13 +221,13 @@ def _spans(spans: Sequence[npt.NDArray[np.int32] | None], sizes: Sequence[int]) 
     return torch.from_numpy(np.concatenate([start + (np.arange(n) if row is None else row) for start, n, row in rows]))
 
 
-def _token_columns(row: TrainingExample, place: int, first: int, component: int) -> dict[str, npt.NDArray[Any]]:
+def _token_columns(row: TrainingExample, place: int, predict_at: Int64s, component: int) -> dict[str, npt.NDArray[Any]]:
     """One row's part of the token-wise tensors, by their names in `PackedBatch`."""
     num_tokens = row.answer_token_ids.size
     behaviour = np.zeros(num_tokens) if row.behaviour_logprobs is None else row.behaviour_logprobs
     teacher = np.full(num_tokens, np.nan) if row.teacher_logprobs is None else row.teacher_logprobs
     return {
-        "predict_at_T": np.arange(first, first + num_tokens, dtype=np.int64),
+        "predict_at_T": predict_at,
         "target_ids_T": row.answer_token_ids.astype(np.int64),
         "component_T": np.full(num_tokens, component, dtype=np.int64),
         "advantages_T": row.advantages.astype(np.float32),

@@ -19,7 +19,8 @@ from mrl.config.policy_tables import LoraTable
 from mrl.learner.forward import ForwardSettings, answer_logprobs, answer_logprobs_and_entropy
 from mrl.learner.packing import COLUMNS, PackedBatch
 from mrl.learner.sharding import checkpoint_blocks, transformer_blocks
-from mrl.models.size import PassPeaks
+from mrl.models.row_attention import RowLayout, use_row_attention
+from mrl.models.size import Microbatch, PassPeaks
 from mrl.models.skeleton import PreTrainedConfig, PreTrainedModel, skeleton
 
 
@@ -62,18 +63,15 @@ def pass_peaks(
     config: PreTrainedConfig,
     *,
     precision: str,
-    num_sequences: int,
-    sequence_tokens: int,
-    answer_tokens: int,
+    batch: Microbatch,
     with_entropy: bool = False,
     checkpointing: bool = False,
     lora: LoraTable | None = None,
 ) -> PassPeaks:
-    """The peaks of one microbatch: `num_sequences` of `sequence_tokens` each, several rows in every one of them.
+    """The peaks of one microbatch.
 
     Gradients of parameters count until they are added to what is there. Raises ModelFolderError as `skeleton`.
     """
-    batch = (num_sequences, sequence_tokens, answer_tokens)
     dtype = getattr(torch, precision)
     two, three = (
         _traced(skeleton_of, batch, with_entropy=with_entropy, checkpointing=checkpointing)
@@ -84,13 +82,14 @@ def pass_peaks(
 
 def _traced(
     make_model: Callable[[], PreTrainedModel],
-    batch: tuple[int, int, int],
+    batch: Microbatch,
     *,
     with_entropy: bool,
     checkpointing: bool,
 ) -> PassPeaks:
     peaks: list[int] = []
     model = make_model()
+    use_row_attention(model)
     with FakeTensorMode():
         _on_cpu(model)
         for parameter in (one for one in model.parameters() if one.requires_grad):
@@ -106,7 +105,7 @@ def _traced(
         _at_gradient(model.get_decoder(), close_window)
         _at_gradient(blocks[0], close_window)
         with live:
-            packed = _rows_without_data(*batch)
+            packed = _rows_without_data(batch)
             settings = ForwardSettings(1.0)
             if with_entropy:
                 logprobs_T, entropy_T = answer_logprobs_and_entropy(model, packed, settings)
@@ -149,7 +148,10 @@ def _at_gradient(module: nn.Module, act: Callable[[Tensor], None]) -> None:
     module.register_forward_hook(watch)
 
 
-def _rows_without_data(num_sequences: int, sequence_tokens: int, answer_tokens: int) -> PackedBatch:
-    ids_NL = torch.zeros((num_sequences, sequence_tokens), dtype=torch.int64)
-    columns = {name: torch.zeros(answer_tokens, dtype=dtype) for name, dtype in COLUMNS.items()}
-    return PackedBatch(input_ids_NL=ids_NL, position_ids_NL=torch.zeros_like(ids_NL), **columns)
+def _rows_without_data(batch: Microbatch) -> PackedBatch:
+    places_L = torch.zeros(batch.places, dtype=torch.int64)
+    places_R = torch.zeros(batch.rows * batch.row_tokens, dtype=torch.int64)
+    shared = (places_R, torch.zeros_like(places_L)) if len(places_L) < len(places_R) else ()
+    layout = RowLayout((batch.row_tokens,) * batch.rows, *shared)
+    columns = {name: torch.zeros(batch.rows * batch.answer_tokens, dtype=dtype) for name, dtype in COLUMNS.items()}
+    return PackedBatch(input_ids_L=places_L, position_ids_L=torch.zeros_like(places_L), rows=layout, **columns)

@@ -18,13 +18,16 @@ from mrl.config.policy_tables import LearnerTable
 from mrl.errors import ConfigError, ModelFolderError
 from mrl.learner.forward import enter_by_answers
 from mrl.learner.world import World
+from mrl.models.row_attention import use_row_attention
 
 
 def place(model: nn.Module, table: LearnerTable, world: World) -> nn.Module:
-    """Put a model on the devices of all ranks, as its table says; changes it in place.
+    """Put a model on the devices of all ranks, as its table says, ready for packed rows; changes it in place.
 
-    Raises ConfigError when the device lacks the number format, ModelFolderError when the model has no known blocks.
+    Raises ConfigError when the device lacks the number format, ModelFolderError when the model has no known blocks, or
+    an attention of its own.
     """
+    use_row_attention(model)
     if table.precision == "bfloat16" and world.device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
         raise ConfigError(
             "learner.precision: this GPU has no bfloat16",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW
 
 from mrl.config.policy_tables import LearnerTable
@@ -22,11 +22,12 @@ from mrl.learner.step import Updater
 from mrl.learner.tally import Tally
 from mrl.learner.world import World
 from mrl.models.lora import add_adapters
+from mrl.models.row_attention import attention_of_transformers
 from mrl.models.scoring import score_tokens
 from mrl.objectives.specs import Imitation
 from mrl.sharing.regime import Component, TrainingExample
 
-HEAD_TOLERANCE_NATS = {"float32": 1e-2, "bfloat16": 0.3}
+FORWARD_TOLERANCE_NATS = {"float32": 1e-2, "bfloat16": 0.3}
 """By the number format of the forward pass: packed and plain passes round differently."""
 
 
@@ -124,7 +125,6 @@ class Trainer:
         batches = pack(
             part.examples,
             self._components,
-            pack_tokens=self._table.pack_tokens,
             microbatch_tokens=self._table.microbatch_tokens,
             rank=self.world.rank,
             world_size=self.world.size,
@@ -146,27 +146,41 @@ def learning_rate(table: LearnerTable, step: int, total_steps: int) -> float:
 
 
 @torch.no_grad()
-def check_head(model: nn.Module, token_ids: Sequence[Sequence[int]], precision: str = "float32") -> None:
-    """Score fixed sequences as training does and as the model itself does.
+def check_forward(model: nn.Module, token_ids: Sequence[Sequence[int]], precision: str = "float32") -> None:
+    """Score fixed sequences of equal length as training does and as transformers' own model does.
 
-    Raises ModelFolderError when they differ, which a head with a bias, or of a family that `models.heads` does not
-    know, would make them do.
+    The second half of every sequence is an answer to its first half; a second answer, which shares that prompt, is what
+    another sequence ends with. Raises ModelFolderError when the two disagree, which a head with a bias, or of a family
+    that `models.heads` does not know, would make them do, or an attention that is more than causal.
     """
-    rows = [_as_row(np.asarray(ids, dtype=np.int32)) for ids in token_ids]
-    component = Component(rows[0].component, Imitation(), 1.0, "rows", "own")
-    (batch,) = pack(rows, [component], pack_tokens=32, microbatch_tokens=1_000_000)
+    half = len(token_ids[0]) // 2
+    sequences = [
+        [*start[:half], *end[half:]]
+        for start, other in zip(token_ids, [*token_ids[1:], token_ids[0]], strict=True)
+        for end in (start, other)
+    ]
+    rows = [_as_row(np.asarray(ids, dtype=np.int32), half) for ids in sequences]
+    (batch,) = pack(rows, [Component("canary", Imitation(), 1.0, "rows", "own")], microbatch_tokens=1_000_000)
     device = next(model.parameters()).device
-    trained = answer_logprobs(model, batch.to(device), ForwardSettings(temperature=1.0)).sort().values
-    served = torch.tensor(score_tokens(model, token_ids), device=device).flatten().sort().values
-    if not torch.allclose(trained, served, atol=HEAD_TOLERANCE_NATS[precision]):
-        gap = float((trained - served).abs().max())
+    trained_T = answer_logprobs(model, batch.to(device), ForwardSettings(temperature=1.0))
+    with attention_of_transformers(model):
+        served = np.asarray(score_tokens(model, sequences), dtype=np.float32)[:, half - 1 :]
+    served_T = torch.from_numpy(served[_in_order(batch.row_T)].flatten()).to(device)
+    if not torch.allclose(trained_T, served_T, atol=FORWARD_TOLERANCE_NATS[precision]):
+        gap = float((trained_T - served_T).abs().max())
         raise ModelFolderError(
-            "the head of this model is more than a matrix, in a way that is not known",
-            got=f"log-probabilities off by {gap:.2g} nats",
+            "training does not compute what this model computes",
+            got=f"log-probabilities off by {gap:.2g} nats between training and the model itself",
             cure="take a model whose logits are hidden states times the head's weight, soft-capped or scaled at most",
         )
 
 
-def _as_row(token_ids: npt.NDArray[np.int32]) -> TrainingExample:
-    zeros = np.zeros(token_ids.size - 1, dtype=np.float32)
-    return TrainingExample(token_ids[:1], token_ids[1:], "canary", zeros, zeros, None, "canary", "canary")
+def _in_order(row_T: Tensor) -> list[int]:
+    """The rows of a batch as they come."""
+    return list(dict.fromkeys(row_T.tolist()))
+
+
+def _as_row(token_ids: npt.NDArray[np.int32], prompt_tokens: int) -> TrainingExample:
+    zeros = np.zeros(token_ids.size - prompt_tokens, dtype=np.float32)
+    prompt, answer = token_ids[:prompt_tokens], token_ids[prompt_tokens:]
+    return TrainingExample(prompt, answer, "canary", zeros, zeros, None, "canary", "canary")

@@ -3,7 +3,7 @@
     z = softcap * tanh((W h / divisor) / softcap),   or W h / divisor where there is no softcap
 
 The table below holds all that is known of families; a head that does something else is found out by
-`mrl.learner.trainer.check_head`.
+`mrl.learner.trainer.check_forward`.
 """
 
 from collections.abc import Callable

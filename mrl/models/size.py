@@ -1,5 +1,6 @@
-"""The numbers of a policy that the memory plan needs; no tensor in it."""
+"""The numbers of a policy and of its passes that the memory plan needs; no tensor in it."""
 
+import math
 from dataclasses import dataclass
 
 
@@ -53,3 +54,24 @@ class PassPeaks:
         own, one_more = (self.forward, self.head, self.blocks, self.bottom), (
             other.forward, other.head, other.blocks, other.bottom)  # fmt: skip
         return PassPeaks(*(b + more * (b - a) for a, b in zip(own, one_more, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatch:
+    """A forward pass over rows of equal length, as many of a prompt together as there are (`mrl.learner.packing`)."""
+
+    rows: int
+    rows_per_prompt: int
+    prompt_tokens: int
+    answer_tokens: int
+
+    @property
+    def row_tokens(self) -> int:
+        """Places of a row that shares nothing."""
+        return self.prompt_tokens + self.answer_tokens - 1
+
+    @property
+    def places(self) -> int:
+        """Of all rows."""
+        prompts = math.ceil(self.rows / self.rows_per_prompt)
+        return prompts * self.prompt_tokens + self.rows * (self.answer_tokens - 1)

@@ -80,7 +80,7 @@ def test_check_plans_gpu_memory_before_the_weights_are_there(config: Path, capsy
     main(["check", str(config)])
     told = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("GPU memory"))
     gib = {part.split()[1]: float(part.split()[2]) for part in told.split(": ")[1].split(", ")}
-    assert 2e9 * 16 / 2**30 < gib["0"] < 2e9 * 16 / 2**30 + 60
+    assert 2e9 * 16 / 2**30 < gib["0"] < 2e9 * 16 / 2**30 + 80
     assert gib["3"] == gib["4"] > 2e9 * 8 / 2**30
     assert 1e9 * 16 / 2**30 < gib["1"] == gib["2"] < gib["0"]
 
@@ -214,7 +214,7 @@ def test_all_pairs_of_rlad_can_be_started() -> None:
         student, teacher = policies["student"], policies["teacher"]
         tokens = student.rollout.max_new_tokens
         assert teacher.frozen
-        assert teacher.rollout.max_new_tokens == tokens < student.learner.pack_tokens
+        assert teacher.rollout.max_new_tokens == tokens < student.learner.microbatch_tokens
         assert student.model == "models/" + student.source.partition("/")[2]
         started.append((student.source.partition("/")[2], teacher.source.partition("/")[2], tokens))
     assert sorted(started) == [

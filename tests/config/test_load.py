@@ -149,7 +149,6 @@ def test_a_wrong_file_is_one_line_with_file_and_key(file: Path, old: str, new: s
         (["--allocation.floor_slots=400"], "floor_slots <= 256 or slots >= 800"),
         (["--policies.qwen.rollout.workers=0"], "needs a worker"),
         (["--policies.qwen.learner.minibatches=64"], "more minibatches than prompts"),
-        (["--policies.qwen.learner.microbatch_tokens=64"], "smaller than one packed sequence"),
         (["--policies.qwen.learner.betas=[0.9, 1.0]"], "betas"),
         (["--policies.qwen.device=gpu"], "'cpu' or 'cuda'"),
         (["--allocation.ttl_s=1.0"], "expire"),

@@ -110,14 +110,14 @@ def test_a_reference_is_one_copy_more() -> None:
 
 
 def test_the_largest_microbatch_is_that_of_full_answers() -> None:
-    """Rows of 10 + 23 tokens, seven to a sequence of 256, eight sequences to a pass of 2048."""
-    keys = {"prompts_per_step": 16, "pack_tokens": 256, "microbatch_tokens": 2048}
+    """Eight answers of 23 places behind a prompt of 10: ten of those, and five answers more, in a pass of 2048."""
+    keys = {"prompts_per_step": 16, "microbatch_tokens": 2048}
     policy = PolicyTable.model_validate({"rollout": {"group_size": 8, "max_new_tokens": 24}, "learner": keys})
-    batch = largest_microbatch(policy, 10)
-    assert (batch.num_sequences, batch.sequence_tokens, batch.answer_tokens, batch.num_passes) == (8, 256, 56 * 24, 3)
+    batch, num_passes = largest_microbatch(policy, 10)
+    assert (batch.rows, batch.places, num_passes) == (84, 11 * 10 + 84 * 23, 2)
     long = policy.model_copy(update={"rollout": policy.rollout.model_copy(update={"max_new_tokens": 3000})})
-    batch = largest_microbatch(long, 10)
-    assert (batch.num_sequences, batch.sequence_tokens, batch.num_passes) == (1, 3009, 128), "a row of its own"
+    batch, num_passes = largest_microbatch(long, 10)
+    assert (batch.rows, batch.places, num_passes) == (1, 3009, 128), "a row of its own"
 
 
 def test_an_engine_holds_the_weights_twice_and_a_cache() -> None:

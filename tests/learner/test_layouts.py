@@ -27,10 +27,10 @@ def shards(ranks: int, **keys: object):
 
 WANTED = [
     (1, {}),
-    (1, {"pack_tokens": 32, "microbatch_tokens": 32}),
+    (1, {"microbatch_tokens": 32}),
     shards(1),
     shards(2),
-    shards(2, pack_tokens=32, microbatch_tokens=32),
+    shards(2, microbatch_tokens=32),
     shards(2, activation_checkpointing=True, microbatch_tokens=4096),
     (2, {}),
     (4, {}),

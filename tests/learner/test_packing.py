@@ -1,5 +1,7 @@
 """Packing changes how rows are laid out and nothing else."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mrl.learner.forward import ForwardSettings, answer_logprobs
-from mrl.learner.packing import deal, fill_bins, pack, row_tokens
+from mrl.learner.packing import deal, pack, row_tokens
+from mrl.models.row_attention import use_row_attention
 from mrl.objectives.specs import Clipped, CrossSequence, Imitation
 from mrl.sharing.regime import Component
 
@@ -20,35 +23,70 @@ COMPONENTS = (
 SETTINGS = ForwardSettings(temperature=0.8, chunk_tokens=7)
 
 
-@given(st.lists(st.integers(1, 50), max_size=60), st.integers(50, 80))
-def test_bins_hold_every_row_once_within_their_capacity(lengths, capacity):
-    """No row is lost or doubled and no bin overflows."""
-    bins = fill_bins(lengths, capacity)
-
-    assert sorted(index for rows in bins for index in rows) == list(range(len(lengths)))
-    assert all(sum(lengths[index] for index in rows) <= capacity for rows in bins)
-    assert len(bins) <= 2 * sum(lengths) // capacity + 1
+def with_shared_prompts(rows, answers_each):
+    """The same answers behind fewer prompts: every `answers_each` neighbours have the first one's."""
+    return [
+        replace(row, prompt_token_ids=rows[place - place % answers_each].prompt_token_ids)
+        for place, row in enumerate(rows)
+    ]
 
 
+def separate_logprobs(model, row):
+    """[T] by a plain forward of transformers over this row alone."""
+    ids = torch.from_numpy(np.concatenate([row.prompt_token_ids, row.answer_token_ids]).astype(np.int64))
+    logits = model(ids[None]).logits[0] / SETTINGS.temperature
+    start = row.prompt_token_ids.size
+    return logits.log_softmax(-1)[start - 1 : -1].gather(-1, ids[start:, None]).squeeze(-1)
+
+
+@pytest.mark.parametrize("answers_each", [1, 3, 8])
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
-def test_packed_rows_equal_separate_rows(tiny_model, make_rows, family):
-    """Log-probabilities of packed rows equal those of one plain forward per row."""
-    model, rows = tiny_model(family), make_rows(23)
-    batch = pack(rows, COMPONENTS, pack_tokens=64, microbatch_tokens=100_000)[0]
+def test_packed_rows_equal_separate_rows(tiny_model, make_rows, family, answers_each):
+    """Log-probabilities and gradients equal those of one plain forward per row, whether prompts are shared or not."""
+    rows = with_shared_prompts(make_rows(23), answers_each)
+    plain, model = tiny_model(family), tiny_model(family)
+    use_row_attention(model)
+    weight = torch.linspace(0.5, 1.5, sum(row.answer_token_ids.size for row in rows))
 
-    with torch.no_grad():
-        packed = answer_logprobs(model, batch, SETTINGS)
-        separate = {}
-        for row in rows:
-            ids = torch.from_numpy(np.concatenate([row.prompt_token_ids, row.answer_token_ids]).astype(np.int64))
-            logits = model(ids[None]).logits[0] / SETTINGS.temperature
-            start = row.prompt_token_ids.size
-            picked = logits.log_softmax(-1)[start - 1 : -1].gather(-1, ids[start:, None]).squeeze(-1)
-            separate[row.prompt_id] = picked
+    batches = pack(rows, COMPONENTS, microbatch_tokens=64)
+    order = list(dict.fromkeys(torch.cat([batch.row_T for batch in batches]).tolist()))
+    packed = torch.cat([answer_logprobs(model, batch, SETTINGS) for batch in batches])
+    separate = torch.cat([separate_logprobs(plain, rows[place]) for place in order])
+    (packed * weight).sum().backward()
+    (separate * weight).sum().backward()
 
-    order = [rows[i] for bins in fill_bins([row_tokens(r) for r in rows], 64) for i in bins]
-    expected = torch.cat([separate[row.prompt_id] for row in order])
-    assert torch.allclose(packed, expected, atol=2e-5)
+    assert sorted(order) == list(range(23))
+    assert torch.allclose(packed, separate, atol=2e-5)
+    for own, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(own.grad, expected.grad, atol=1e-5 * float(expected.grad.abs().max()))
+
+
+def test_a_prompt_takes_its_places_once_in_a_pass(make_rows):
+    """Its answers follow it, and every row knows where all of its tokens are."""
+    rows = with_shared_prompts(make_rows(16), 4)
+    (batch,) = pack(rows, COMPONENTS, microbatch_tokens=100_000)
+
+    prompts = sum(row.prompt_token_ids.size for row in rows[::4])
+    assert len(batch.input_ids_L) == prompts + sum(row.answer_token_ids.size - 1 for row in rows)
+    places = batch.rows.places_R.split(batch.rows.lengths)
+    for place, of_row in zip(dict.fromkeys(batch.row_T.tolist()), places, strict=True):
+        tokens = np.concatenate([rows[place].prompt_token_ids, rows[place].answer_token_ids])[:-1]
+        assert batch.input_ids_L[of_row].tolist() == tokens.tolist()
+        assert batch.position_ids_L[of_row].tolist() == list(range(tokens.size))
+    assert torch.equal(batch.rows.places_R[batch.rows.positions_L], torch.arange(len(batch.input_ids_L)))
+
+
+def test_a_pass_that_is_full_repeats_the_prompt_in_the_next(make_rows):
+    """Passes hold as many rows as fit, in their order; one of 8 + 6 places and two more of 6 make 26."""
+    row = replace(make_rows(1)[0], prompt_token_ids=np.arange(8, dtype=np.int32))
+    seven = {
+        "answer_token_ids": np.arange(7, dtype=np.int32),
+        **dict.fromkeys(("advantages", "weights", "behaviour_logprobs"), np.zeros(7, np.float32)),
+    }
+
+    passes = pack([replace(row, **seven)] * 7, COMPONENTS, microbatch_tokens=27)
+
+    assert [len(batch.input_ids_L) for batch in passes] == [26, 26, 14]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -56,22 +94,21 @@ def test_ranks_share_the_rows_without_loss_or_overlap(make_rows, world_size):
     """All ranks together hold every answer token once."""
     rows = make_rows(40)
     shares = [
-        pack(rows, COMPONENTS, pack_tokens=32, microbatch_tokens=96, rank=rank, world_size=world_size)
-        for rank in range(world_size)
+        pack(rows, COMPONENTS, microbatch_tokens=96, rank=rank, world_size=world_size) for rank in range(world_size)
     ]
 
     targets = torch.cat([batch.target_ids_T for share in shares for batch in share])
 
     expected = np.concatenate([row.answer_token_ids for row in rows])
     assert sorted(targets.tolist()) == sorted(expected.tolist())
-    assert all(batch.input_ids_NL.numel() <= 96 for share in shares for batch in share)
+    assert all(len(batch.input_ids_L) <= 96 for share in shares for batch in share)
 
 
 def test_every_token_keeps_what_its_row_says(make_rows):
     """Values stay with their tokens; rows without behaviour have 0, without a teacher NaN."""
     rows = make_rows(40, shared=True)
 
-    for batch in pack(rows, COMPONENTS, pack_tokens=32, microbatch_tokens=96):
+    for batch in pack(rows, COMPONENTS, microbatch_tokens=96):
         for place in batch.row_T.unique().tolist():
             mine, row = (batch.row_T == place).numpy(), rows[place]
             absent = np.full(row.answer_token_ids.size, np.nan, np.float32)
@@ -89,7 +126,7 @@ def test_spans_are_numbered_over_all_rows(make_rows):
     """Tokens of one span of one row share a number with no other; without any span there is nothing to number."""
     rows = make_rows(40, shared=True)
 
-    for batch in pack(rows, COMPONENTS, pack_tokens=64, microbatch_tokens=100_000):
+    for batch in pack(rows, COMPONENTS, microbatch_tokens=100_000):
         for name, found_T in (("behaviour_spans", batch.behaviour_span_T), ("teacher_spans", batch.teacher_span_T)):
             expected = []
             for place in dict.fromkeys(batch.row_T.tolist()):
@@ -99,21 +136,21 @@ def test_spans_are_numbered_over_all_rows(make_rows):
             assert len(set(zip(found_T.tolist(), expected, strict=True))) == len(set(found_T.tolist()))
             assert len(set(found_T.tolist())) == len(set(expected)) < len(expected)
             assert max(found_T.tolist()) < len(expected)
-    assert pack(make_rows(8), COMPONENTS, pack_tokens=32, microbatch_tokens=96)[0].behaviour_span_T is None
+    assert pack(make_rows(8), COMPONENTS, microbatch_tokens=96)[0].behaviour_span_T is None
 
 
-def test_a_row_longer_than_a_pack_gets_room(make_rows):
-    """The packed length grows to the longest row instead of cutting it."""
+def test_a_row_longer_than_a_pass_gets_one_of_its_own(make_rows):
+    """It is not cut."""
     rows = make_rows(5, longest=100)
 
-    batch = pack(rows, COMPONENTS, pack_tokens=32, microbatch_tokens=1)[0]
+    passes = pack(rows, COMPONENTS, microbatch_tokens=1)
 
-    assert batch.input_ids_NL.shape[1] == max(row_tokens(row) for row in rows)
+    assert [len(batch.input_ids_L) for batch in passes] == [row_tokens(row) for row in rows]
 
 
 def test_an_empty_batch_packs_to_nothing():
     """A step without rows has no forward pass."""
-    assert pack([], COMPONENTS, pack_tokens=32, microbatch_tokens=32) == []
+    assert pack([], COMPONENTS, microbatch_tokens=32) == []
 
 
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 5))
@@ -127,10 +164,22 @@ def test_rows_are_dealt_so_that_no_rank_waits_long(lengths, num_ranks):
     assert deal([8, 5, 4, 3], 2) == [[0, 3], [1, 2]]
 
 
+@pytest.mark.parametrize(("answers_each", "prompts_on_both"), [(3, 0), (96, 1)])
+def test_ranks_get_about_equally_much_and_prompts_stay_together(make_rows, answers_each, prompts_on_both):
+    """A prompt is on one rank; only where it is more than an eighth of a rank's share, its answers are dealt."""
+    rows = with_shared_prompts(make_rows(96), answers_each)
+    shares = [pack(rows, COMPONENTS, microbatch_tokens=100_000, rank=rank, world_size=2)[0] for rank in range(2)]
+
+    places = [len(batch.input_ids_L) for batch in shares]
+    prompts = [{rows[row].prompt_token_ids.tobytes() for row in batch.row_T.tolist()} for batch in shares]
+    assert max(places) - min(places) <= 0.05 * sum(places)
+    assert len(prompts[0] & prompts[1]) == prompts_on_both
+
+
 @pytest.mark.parametrize("count", [1, 3, 17])
 def test_all_ranks_make_the_same_number_of_passes(make_rows, count):
     """A rank without rows, or with fewer, makes passes that hold nothing."""
-    options = {"pack_tokens": 32, "microbatch_tokens": 32, "world_size": 4}
+    options = {"microbatch_tokens": 32, "world_size": 4}
     shares = [pack(make_rows(count, shared=True), COMPONENTS, rank=rank, **options) for rank in range(4)]
 
     assert len({len(share) for share in shares}) == 1
@@ -139,8 +188,9 @@ def test_all_ranks_make_the_same_number_of_passes(make_rows, count):
 
 def test_a_pass_without_rows_gives_every_parameter_a_gradient_of_zero(tiny_model, make_rows):
     """Nothing is learnt from it, and it takes part in what all ranks do."""
-    batch = pack(make_rows(1), COMPONENTS, pack_tokens=32, microbatch_tokens=32, rank=1, world_size=2)[0]
+    batch = pack(make_rows(1), COMPONENTS, microbatch_tokens=32, rank=1, world_size=2)[0]
     model = tiny_model()
+    use_row_attention(model)
 
     answer_logprobs(model, batch, SETTINGS).sum().backward()
 

@@ -1,22 +1,39 @@
 """What a pass needs in memory, told from tensors without data, against the same pass over real ones."""
 
+import numpy as np
 import pytest
 import torch
 
 from mrl.config.policy_tables import LoraTable, MakeTable
 from mrl.learner.forward import ForwardSettings, answer_logprobs
-from mrl.learner.packing import COLUMNS, PackedBatch
+from mrl.learner.packing import pack
 from mrl.learner.pass_memory import LiveBytes, pass_peaks
 from mrl.learner.sharding import checkpoint_blocks, transformer_blocks
 from mrl.models.architectures import init_model
 from mrl.models.lora import add_adapters
+from mrl.models.row_attention import use_row_attention
+from mrl.models.size import Microbatch
 from mrl.models.skeleton import config_of_number, config_of_recipe, model_size
+from mrl.objectives.specs import Clipped
+from mrl.sharing.regime import Component, TrainingExample
 
-NUM_BLOCKS, SEQUENCES, LENGTH, ANSWER = 6, 3, 64, 100
+COMPONENTS = (Component("own", Clipped(), 1.0, "rows", "own"),)
+NUM_BLOCKS = 6
+BATCH = Microbatch(rows=7, rows_per_prompt=3, prompt_tokens=8, answer_tokens=24)
+TOLD = {"precision": "float32", "batch": BATCH}
 
 
 def recipe(family: str) -> MakeTable:
     return MakeTable(architecture=family, tokenizer="byte_level", hidden_size=32, num_layers=NUM_BLOCKS, num_heads=4)
+
+
+def rows_like(batch: Microbatch) -> list[TrainingExample]:
+    zeros = np.zeros(batch.answer_tokens, np.float32)
+    prompt, answer = np.zeros(batch.prompt_tokens, np.int32), np.zeros(batch.answer_tokens, np.int32)
+    return [
+        TrainingExample(prompt + row // batch.rows_per_prompt, answer, "own", zeros, zeros, None, "p", "me")
+        for row in range(batch.rows)
+    ]
 
 
 def real_peak(family: str, *, checkpointing: bool, dtype: torch.dtype) -> int:
@@ -27,11 +44,10 @@ def real_peak(family: str, *, checkpointing: bool, dtype: torch.dtype) -> int:
         parameter.register_post_accumulate_grad_hook(lambda one: setattr(one, "grad", None))
     if checkpointing:
         checkpoint_blocks(transformer_blocks(model))
-    ids = torch.randint(0, made.vocab_size, (SEQUENCES, LENGTH))
-    positions = torch.arange(LENGTH).remainder(LENGTH // 2).expand(SEQUENCES, LENGTH)
-    columns = {name: torch.zeros(ANSWER, dtype=kind) for name, kind in COLUMNS.items()}
+    use_row_attention(model)
     with LiveBytes([*model.parameters(), *model.buffers()]) as live:
-        batch = PackedBatch(ids.clone(), positions.clone(), **{name: one.clone() for name, one in columns.items()})
+        (batch,) = pack(rows_like(BATCH), COMPONENTS, microbatch_tokens=10_000)
+        assert len(batch.input_ids_L) == BATCH.places
         answer_logprobs(model, batch, ForwardSettings(1.0)).sum().backward()
         return live.take_peak()
 
@@ -59,9 +75,7 @@ def test_a_pass_over_no_data_tells_what_a_real_one_needs(family: str, checkpoint
     peaks = pass_peaks(
         config_of_recipe(recipe(family)),
         precision=precision,
-        num_sequences=SEQUENCES,
-        sequence_tokens=LENGTH,
-        answer_tokens=ANSWER,
+        batch=BATCH,
         checkpointing=checkpointing,
     )
     told = max(peaks.forward, peaks.head, peaks.blocks, peaks.bottom)
@@ -71,11 +85,10 @@ def test_a_pass_over_no_data_tells_what_a_real_one_needs(family: str, checkpoint
 
 def test_checkpointing_and_entropy_change_what_a_pass_needs() -> None:
     """Less is kept with the one, more is computed with the other."""
-    batch = {"precision": "float32", "num_sequences": SEQUENCES, "sequence_tokens": LENGTH, "answer_tokens": 64 * 3}
     config = config_of_recipe(recipe("llama"))
-    plain = pass_peaks(config, **batch)
-    assert pass_peaks(config, **batch, checkpointing=True).forward < 0.5 * plain.forward
-    assert pass_peaks(config, **batch, with_entropy=True).forward > plain.forward
+    plain = pass_peaks(config, **TOLD)
+    assert pass_peaks(config, **TOLD, checkpointing=True).forward < 0.5 * plain.forward
+    assert pass_peaks(config, **TOLD, with_entropy=True).forward > plain.forward
 
 
 def test_live_bytes_count_a_storage_once_and_until_it_is_let_go() -> None:
@@ -118,19 +131,17 @@ def test_the_size_of_a_model_is_counted_without_making_it(family: str) -> None:
 
 def test_the_end_of_the_backward_pass_needs_one_block_alone() -> None:
     """Whatever the number of blocks; what comes before needs as much more as there are blocks more."""
-    batch = {"precision": "float32", "num_sequences": SEQUENCES, "sequence_tokens": LENGTH, "answer_tokens": 64}
     deep = recipe("llama").model_copy(update={"num_layers": 2 * NUM_BLOCKS})
-    peaks, twice = (pass_peaks(config_of_recipe(one), **batch) for one in (recipe("llama"), deep))
+    peaks, twice = (pass_peaks(config_of_recipe(one), **TOLD) for one in (recipe("llama"), deep))
     assert twice.bottom == peaks.bottom
-    assert twice.blocks - peaks.blocks == twice.forward - peaks.forward > NUM_BLOCKS * SEQUENCES * LENGTH * 32 * 4
+    assert twice.blocks - peaks.blocks == twice.forward - peaks.forward > NUM_BLOCKS * BATCH.places * 32 * 4
 
 
 def test_a_checkpointed_block_keeps_its_input_alone() -> None:
     """One hidden state per block is what more of them need."""
-    batch = {"precision": "float32", "num_sequences": SEQUENCES, "sequence_tokens": LENGTH, "answer_tokens": 64}
     deep = recipe("llama").model_copy(update={"num_layers": NUM_BLOCKS + 1})
-    peaks, more = (pass_peaks(config_of_recipe(one), **batch, checkpointing=True) for one in (recipe("llama"), deep))
-    assert more.forward - peaks.forward == SEQUENCES * LENGTH * 32 * 4
+    peaks, more = (pass_peaks(config_of_recipe(one), **TOLD, checkpointing=True) for one in (recipe("llama"), deep))
+    assert more.forward - peaks.forward == BATCH.places * 32 * 4
 
 
 def test_adapters_are_counted_and_let_a_pass_keep_less() -> None:
@@ -143,9 +154,8 @@ def test_adapters_are_counted_and_let_a_pass_keep_less() -> None:
     size = model_size(config_of_recipe(made), lora)
     assert (size.parameters, size.trained) == (plain + trained, trained)
     assert size.trained_block * NUM_BLOCKS == trained
-    batch = {"precision": "float32", "num_sequences": SEQUENCES, "sequence_tokens": LENGTH, "answer_tokens": 64}
     config = config_of_recipe(made)
-    assert pass_peaks(config, **batch, lora=lora).bottom < pass_peaks(config, **batch).bottom
+    assert pass_peaks(config, **TOLD, lora=lora).bottom < pass_peaks(config, **TOLD).bottom
 
 
 def test_a_number_alone_stands_for_a_middling_model() -> None:

@@ -9,6 +9,7 @@ from mrl.errors import RoleFailed
 from mrl.learner.loop import MAX_SKIPPED_UPDATES, Learner, Milestones
 from mrl.learner.order import StepOrder
 from mrl.learner.skipped import keep_batch
+from mrl.models.row_attention import use_row_attention
 from mrl.records.version import Version
 
 
@@ -44,7 +45,9 @@ def test_the_newest_few_are_kept_of_every_policy(make_rows, tmp_path):
 @pytest.fixture
 def learner(tiny_model, tmp_path) -> Learner:
     """A first rank that keeps what it skips."""
-    trainer = SimpleNamespace(model=tiny_model(), precision="float32")
+    model = tiny_model()
+    use_row_attention(model)
+    trainer = SimpleNamespace(model=model, precision="float32")
     first = SimpleNamespace(crash_folder=tmp_path, policy="qwen")
     return Learner(trainer, Milestones(1, 0, 0, 0), Version(0, 0), first, None, seed=1)
 

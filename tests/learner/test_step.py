@@ -16,8 +16,9 @@ from mrl.config.policy_tables import LearnerTable
 from mrl.errors import ModelFolderError
 from mrl.learner.loss import component_losses
 from mrl.learner.order import StepOrder, decode_order, encode_order, split_minibatches
-from mrl.learner.trainer import Trainer, check_head, learning_rate
+from mrl.learner.trainer import Trainer, check_forward, learning_rate
 from mrl.learner.world import World
+from mrl.models.row_attention import use_row_attention
 from mrl.objectives.specs import (
     Cispo,
     Clipped,
@@ -62,7 +63,7 @@ def with_own_term(name: str) -> tuple[Component, Component]:
 
 
 def table(**changes: object) -> LearnerTable:
-    return LearnerTable.model_validate({"lr": 1e-2, "pack_tokens": 48, "microbatch_tokens": 96} | changes)
+    return LearnerTable.model_validate({"lr": 1e-2, "microbatch_tokens": 96} | changes)
 
 
 def alone() -> World:
@@ -401,11 +402,12 @@ def test_a_loss_that_is_not_finite_skips_the_update_whatever_its_gradient(tiny_m
 def test_training_scores_what_the_model_scores(tiny_model, family):
     """The head is checked at start; one that is more than a matrix is refused."""
     model, ids = tiny_model(family), canary_sequences(64, num_tokens=8)
-    check_head(model, ids)
+    use_row_attention(model)
+    check_forward(model, ids)
 
     model.register_forward_hook(lambda _module, _inputs, output: setattr(output, "logits", 2 * output.logits))
-    with pytest.raises(ModelFolderError, match="more than a matrix"):
-        check_head(model, ids)
+    with pytest.raises(ModelFolderError, match="does not compute what"):
+        check_forward(model, ids)
 
 
 def test_the_learning_rate_falls_in_a_straight_line():

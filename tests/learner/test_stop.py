@@ -8,6 +8,7 @@ import torch
 
 from mrl.learner.loop import Learner, Milestones
 from mrl.learner.world import World
+from mrl.models.row_attention import use_row_attention
 from mrl.records.version import Version
 
 
@@ -46,6 +47,7 @@ class Stopped(Learner):
 def test_the_last_step_is_saved_once(tiny_model, steps: int, save_when_stopped: bool, saved: list[int]) -> None:
     """Not again when it was due anyway, not where this life has trained nothing, not where steps are common."""
     model = tiny_model()
+    use_row_attention(model)
     optimizer, alone = torch.optim.AdamW(model.parameters()), World(0, 1, torch.device("cpu"))
     trainer = SimpleNamespace(model=model, precision="float32", optimizer=optimizer, world=alone)
     milestones = Milestones(10, 2, 0, 0, save_when_stopped=save_when_stopped)

@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 
 from mrl.learner.batches import batch_values
 from mrl.learner.loop import Learner, Milestones
+from mrl.models.row_attention import use_row_attention
 from mrl.records.codec import pack_array
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
@@ -39,10 +40,10 @@ def test_staleness_is_told_as_a_distribution():
 @pytest.fixture
 def learner(tiny_model) -> Learner:
     """One whose alarm rings above 0.2 nats."""
+    model = tiny_model()
+    use_row_attention(model)
     milestones = Milestones(1, 0, 0, 0, mismatch_alarm_nats=0.2)
-    return Learner(
-        SimpleNamespace(model=tiny_model(), precision="float32"), milestones, Version(0, 0), None, None, seed=1
-    )
+    return Learner(SimpleNamespace(model=model, precision="float32"), milestones, Version(0, 0), None, None, seed=1)
 
 
 @pytest.mark.parametrize(("k3_nats", "alarms"), [(0.0, 0), (0.2, 0), (0.21, 1), (math.nan, 1)])

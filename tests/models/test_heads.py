@@ -12,8 +12,9 @@ from transformers import (
 )
 
 from mrl.errors import ModelFolderError
-from mrl.learner.trainer import check_head
+from mrl.learner.trainer import check_forward
 from mrl.models.heads import HeadShape, head_shape
+from mrl.models.row_attention import use_row_attention
 from mrl.weights.canary import canary_sequences
 
 SHAPE = {
@@ -56,14 +57,16 @@ def test_training_scores_what_a_family_with_its_own_head_scores(make_family, fam
     model = make_family(family)
 
     assert head_shape(model) == MODELS[family][1]
-    check_head(model, canary_sequences(64, num_tokens=12))
+    use_row_attention(model)
+    check_forward(model, canary_sequences(64, num_tokens=12))
 
 
 @pytest.mark.parametrize("family", MODELS)
 def test_a_head_that_is_not_as_described_is_found_out(make_family, family):
     """What the configuration says is compared with what the model does before the first step."""
     model = make_family(family)
+    use_row_attention(model)
     model.register_forward_hook(lambda _module, _inputs, output: setattr(output, "logits", 1.5 * output.logits))
 
-    with pytest.raises(ModelFolderError, match="more than a matrix"):
-        check_head(model, canary_sequences(64, num_tokens=12))
+    with pytest.raises(ModelFolderError, match="does not compute what"):
+        check_forward(model, canary_sequences(64, num_tokens=12))

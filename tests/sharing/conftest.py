@@ -315,7 +315,7 @@ def lab(receiver) -> SimpleNamespace:
             max_grad_norm=1e9,
             reference=reference,
         )
-        batches = pack(absorbed.examples, regime.components, pack_tokens=64, microbatch_tokens=128)
+        batches = pack(absorbed.examples, regime.components, microbatch_tokens=128)
         proximal = None if start is None else frozen_logprobs(start, batches, ForwardSettings(1.0))
         updater.update(
             batches, proximal, absorbed.denominators, update_index=update_index, num_rows=len(absorbed.examples)

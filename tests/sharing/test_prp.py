@@ -300,7 +300,7 @@ def test_every_rule_keeps_the_peers_log_likelihood(
         assert (np.bincount(span).max() > 1) == own_is_finer == (np.bincount(peer_span).max() == 1)
         wanted = np.bincount(peer_span, unpack_array(answer.logprobs, "f4"))
         own = lab.model().sampler_logprobs(row.answer_token_ids)
-        (batch,) = pack([row], regime.components, pack_tokens=64, microbatch_tokens=64)
+        (batch,) = pack([row], regime.components, microbatch_tokens=64)
         read = behaviour_by_token(batch, regime.components, torch.tensor(own, dtype=torch.float32)).numpy()
         if rule == "none":
             assert own - read == pytest.approx((np.bincount(span, own) - wanted)[span], rel=1e-4, abs=1e-5)

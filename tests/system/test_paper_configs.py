@@ -113,7 +113,7 @@ def tiny(config: RunConfig, models: list[Path], problems: Path, folder: Path) ->
         }
         if not policy.frozen:
             here |= {"learner.prompts_per_step": 4, "learner.lr": 1e-3, "learner.data_timeout_s": 120}
-            here |= {"learner.pack_tokens": 512, "learner.microbatch_tokens": 512, "rollout.group_size": 4}
+            here |= {"learner.microbatch_tokens": 512, "rollout.group_size": 4}
         keys |= {f"policies.{name}.{key}": value for key, value in here.items()}
     return [f"--{key}={value}" for key, value in keys.items()]
 

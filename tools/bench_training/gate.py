@@ -140,7 +140,7 @@ def score(
     """[T] log-probabilities and [A] advantages of all answers, those included that a step leaves out as idle."""
     examples = own_rows(groups, setting.objective, source=setting.policy, keep_idle=True).examples
     components = [setting.objective.component()]
-    batches = pack(examples, components, pack_tokens=table.pack_tokens, microbatch_tokens=table.microbatch_tokens)
+    batches = pack(examples, components, microbatch_tokens=table.microbatch_tokens)
     packed_T = torch.cat(frozen_logprobs(trainer.model, batches, ForwardSettings(1.0)))
     in_order_T = torch.cat([batch.row_T for batch in batches]).argsort(stable=True)
     return packed_T[in_order_T], torch.tensor([float(example.advantages[0]) for example in examples])

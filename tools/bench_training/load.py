@@ -41,8 +41,6 @@ class Load:
     policies: tuple[str, ...]
     limit_tokens: int
     stops: Float64s
-    pack_tokens: int
-    """Of mrl's learner: a multiple of the rows where these are of one length."""
     samples_at_least: float
     """Required ratio of samples per CPU second from prompt to update."""
     trained_at_least: float | None = None
@@ -50,9 +48,9 @@ class Load:
 
 
 LOADS = (
-    Load("fixed", "64 tokens each", ("a",), 64, fixed_stops(64), 288, 1.1, 1.1),
-    Load("long-tail", "long tail, one policy", ("a",), 192, long_tailed_stops(192), 256, 2.5),
-    Load("two", "long tail, two policies at once", ("a", "b"), 192, long_tailed_stops(192), 256, 2.5),
+    Load("fixed", "64 tokens each", ("a",), 64, fixed_stops(64), 1.1, 1.1),
+    Load("long-tail", "long tail, one policy", ("a",), 192, long_tailed_stops(192), 2.5),
+    Load("two", "long tail, two policies at once", ("a", "b"), 192, long_tailed_stops(192), 2.5),
 )
 
 
@@ -108,7 +106,6 @@ def run_tables(place: Workplace, run: str, *, steps: int, lr: float) -> dict[str
             "prompts_per_step": PROMPTS_PER_STEP,
             "lr": lr,
             "checkpoint_every": 0,
-            "pack_tokens": place.load.pack_tokens,
             "microbatch_tokens": MICROBATCH_TOKENS,
         },
     }

@@ -1,0 +1,160 @@
+"""Attention of packed rows: none sees another, and rows with one prompt share what the prompt costs.
+
+A pass holds places: every prompt once, its answers behind it. All that a model does place by place is done once per
+place; only here does every answer get its prompt back, and is attended to as the row that it is. transformers calls
+this as any other attention (its `AttentionInterface`), for every family alike.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface, PreTrainedModel
+
+from mrl.errors import ModelFolderError
+
+NAME = "mrl_rows"
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """Where the rows of a pass lie among its L places.
+
+    All rows laid end to end, each with its prompt, take R >= L positions.
+    """
+
+    lengths: tuple[int, ...]
+    """Of the rows, prompts included. They sum to R."""
+    places_R: Tensor | None = None
+    """The place of every position; None when no prompt is shared, where they are the same."""
+    positions_L: Tensor | None = None
+    """For every place, one of its positions. A shared prompt is the same in all of its rows."""
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """(rows, length) of neighbours of equal length: each is attended to in one call."""
+        return [(len([*same]), length) for length, same in groupby(self.lengths)]
+
+    def to(self, device: torch.device) -> "RowLayout":
+        """The same on another device."""
+        if self.places_R is None or self.positions_L is None:
+            return self
+        return RowLayout(self.lengths, self.places_R.to(device), self.positions_L.to(device))
+
+
+def use_row_attention(model: PreTrainedModel | nn.Module) -> None:
+    """Have a model understand `packed_rows`, a RowLayout given to its decoder; without it, every sequence is a row.
+
+    There is no other mask: sequences may be filled up on the right alone. Raises ModelFolderError for a family whose
+    attention transformers cannot exchange.
+    """
+    model.set_attn_implementation(NAME)  # type: ignore[operator]
+    if _implementation(model) != NAME:
+        raise ModelFolderError(
+            "the attention of this model cannot be exchanged",
+            got=type(model).__name__,
+            wanted="a family with transformers' attention interface",
+            cure="take a model of a family that this version of transformers lets choose its attention",
+        )
+
+
+@contextmanager
+def attention_of_transformers(model: nn.Module) -> Iterator[None]:
+    """For a while, without gradient: the attention and the masks that the family comes with, however slow."""
+    before = _implementation(model)
+    model.set_attn_implementation("eager")  # type: ignore[operator]
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)  # type: ignore[operator]
+
+
+def _implementation(model: nn.Module) -> str:
+    return model.config._attn_implementation  # type: ignore[union-attr, return-value]
+
+
+def row_attention(
+    module: nn.Module,
+    query_NHLD: Tensor,
+    key_NKLD: Tensor,
+    value_NKLD: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    packed_rows: RowLayout | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within rows, [N, L, H, D]; K key-value heads serve H heads.
+
+    `sliding_window` w lets a token see itself and the w - 1 before it; `softcap` bounds the scores' size (Gemma 2,
+    arXiv 2408.00118, section 2). Raises ModelFolderError for attention with sinks.
+    """
+    assert attention_mask is None, "transformers makes no mask for an attention that it does not know"
+    if others.get("s_aux") is not None:
+        raise ModelFolderError(
+            "attention with sinks is not known", got=type(module).__name__, cure="take a model of another family"
+        )
+    heads = _Heads(scaling, sliding_window, softcap)
+    if packed_rows is None:
+        return heads.attend(query_NHLD, key_NKLD, value_NKLD).transpose(1, 2), None
+    parts = (_rows(states[0].transpose(0, 1), packed_rows) for states in (query_NHLD, key_NKLD, value_NKLD))
+    attended = [heads.attend(*rows).transpose(1, 2).flatten(0, 1) for rows in zip(*parts, strict=True)]
+    attended_RHD = torch.cat(attended)
+    taken = attended_RHD if packed_rows.positions_L is None else attended_RHD[packed_rows.positions_L]
+    return taken.unsqueeze(0), None
+
+
+AttentionInterface.register(NAME, row_attention)
+
+
+def _rows(states_LHD: Tensor, layout: RowLayout) -> list[Tensor]:
+    """[rows, H, length, D] of every run."""
+    states_RHD = states_LHD if layout.places_R is None else states_LHD[layout.places_R]
+    runs = layout.runs
+    parts: Sequence[Tensor] = states_RHD.split([count * length for count, length in runs])
+    return [part.unflatten(0, run).transpose(1, 2) for part, run in zip(parts, runs, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    scaling: float | None
+    sliding_window: int | None
+    softcap: float | None
+
+    def attend(self, query_NHLD: Tensor, key_NKLD: Tensor, value_NKLD: Tensor) -> Tensor:
+        """[N, H, L, D]."""
+        length = query_NHLD.shape[2]
+        is_windowed = self.sliding_window is not None and self.sliding_window < length
+        if self.softcap is not None:
+            return self._attend_by_scores(query_NHLD, key_NKLD, value_NKLD)
+        return functional.scaled_dot_product_attention(
+            query_NHLD,
+            key_NKLD,
+            value_NKLD,
+            attn_mask=self._visible(length, query_NHLD.device) if is_windowed else None,
+            is_causal=not is_windowed,
+            scale=self.scaling,
+            enable_gqa=True,
+        )
+
+    def _attend_by_scores(self, query_NHLD: Tensor, key_NKLD: Tensor, value_NKLD: Tensor) -> Tensor:
+        """What no kernel of torch does."""
+        assert self.softcap is not None
+        per_key = query_NHLD.shape[1] // key_NKLD.shape[1]
+        key_NHLD, value_NHLD = (states.repeat_interleave(per_key, 1) for states in (key_NKLD, value_NKLD))
+        scale = query_NHLD.shape[-1] ** -0.5 if self.scaling is None else self.scaling
+        scores_NHLL = self.softcap * torch.tanh(query_NHLD @ key_NHLD.mT * scale / self.softcap)
+        unseen_LL = ~self._visible(query_NHLD.shape[2], query_NHLD.device)
+        weights_NHLL = scores_NHLL.masked_fill(unseen_LL, -torch.inf).softmax(-1, dtype=torch.float32)
+        return weights_NHLL.to(value_NHLD.dtype) @ value_NHLD
+
+    def _visible(self, length: int, device: torch.device) -> Tensor:
+        earlier_LL = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+        return earlier_LL if self.sliding_window is None else earlier_LL.triu(1 - self.sliding_window)
