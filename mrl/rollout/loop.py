@@ -242,6 +242,7 @@ class RolloutLoop:
                 raise RoleFailed(f"the engine was lost {MAX_LOST_IN_A_ROW} times without one group: {lost}") from lost
             log.warning("engine lost", reason=str(lost), groups_to_sample_again=len(self._again))
             lost = self._restart()
+        self._worked_s = self._clock()  # the learner had no part in what the engine took to start
 
     def _restart(self) -> EngineLost | None:
         """Why the engine did not come up again, None when it did."""

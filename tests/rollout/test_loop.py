@@ -362,6 +362,29 @@ def test_losses_between_which_groups_were_delivered_do_not_end_the_worker(make_l
     assert sorted(tickets(learner.got)) == [f"0.{number}" for number in range(5)]
 
 
+def test_an_engine_that_takes_long_to_start_anew_is_not_a_learner_without_work(make_loop, learner, monkeypatch):
+    """A large model may take longer to start than a learner may be silent."""
+    collect, restart, now_s, losses = EmbeddedEngine.collect, EmbeddedEngine.restart, [0.0], [EngineLost("gone")]
+
+    def lost_once(engine, timeout_s):
+        if losses:
+            raise losses.pop()
+        return collect(engine, timeout_s)
+
+    def slowly(engine):
+        now_s[0] += 1000.0
+        restart(engine)
+
+    monkeypatch.setattr(EmbeddedEngine, "collect", lost_once)
+    monkeypatch.setattr(EmbeddedEngine, "restart", slowly)
+    loop = make_loop()
+    loop._clock = lambda: now_s[0]
+
+    loop.run(lambda: bool(learner.got))
+
+    assert loop.totals.engine_restarts == 1
+
+
 @pytest.mark.parametrize("full", [EngineUsage(2, 3, 0.1, 0), EngineUsage(2, 0, 0.95, 0)])
 def test_a_full_engine_is_given_no_more(make_loop, learner, monkeypatch, full):
     """One that holds answers which it does not sample yet, or whose cache is full; an empty one is never full."""
