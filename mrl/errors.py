@@ -10,6 +10,7 @@
     |   +-- MissingError          a model, data file or package that is still to be fetched; the cure is the command
     |   +-- AddressError          a port is busy or an address is not allowed
     |   +-- EngineError           an engine's environment is missing, it lacks a route, or cannot serve the model
+    |   +-- DeviceError           there is no GPU, or memory does not suffice
     +-- RecordError               bytes that are no valid record; the message names the field
     +-- WeightsError              published weights fail their checksum or canary
     +-- EngineLost                an engine died, hangs, or serves other weights than it says; it is started anew
@@ -87,6 +88,10 @@ class AddressError(UserError):
 
 class EngineError(UserError):
     """An engine cannot be used as it is: no environment, a missing route, a model that it does not serve."""
+
+
+class DeviceError(UserError):
+    """A device is not there, or its memory or that of the host does not suffice."""
 
 
 class RecordError(MRLError, ValueError):

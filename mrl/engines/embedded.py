@@ -7,7 +7,7 @@ forwards, ahead of the next one.
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 
 from mrl.engines.continuous import ContinuousBatch
 from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest
-from mrl.errors import EngineError, WeightsError
+from mrl.errors import WeightsError
+from mrl.models.device_memory import PLAN, enough_memory
 from mrl.models.load import load_policy
 from mrl.models.parameters import named_weights
 from mrl.models.scoring import score_answers, score_tokens
@@ -26,7 +27,8 @@ from mrl.models.tensor_broadcast import Incoming, Seats, gpu_id, numbered, recei
 from mrl.models.tensor_file import Place, digest, read_folder
 from mrl.records.version import Version
 
-LESS_MEMORY = "set answers_at_once of the policy's [rollout] table to fewer answers"
+FEWER_ANSWERS = f"set answers_at_once of the policy's [rollout] table to fewer answers; {PLAN}"
+ELSEWHERE = f"a smaller model, another device, or fewer processes beside it; {PLAN}"
 
 
 class EmbeddedEngine:
@@ -37,7 +39,7 @@ class EmbeddedEngine:
     """
 
     def __init__(self, model_folder: Path, sampling: Sampling, *, device: str, max_running: int) -> None:
-        """At most `max_running` answers are sampled at once. Raises ModelFolderError, EngineError."""
+        """At most `max_running` answers are sampled at once. Raises ModelFolderError, DeviceError."""
         self._model_folder, self._sampling, self._device = model_folder, sampling, device
         self._max_running = max_running
         # Whoever comes between two forwards holds the turn while it waits for the model, which the loop then lacks:
@@ -62,16 +64,15 @@ class EmbeddedEngine:
     def collect(self, timeout_s: float) -> list[Finished]:
         """Sample until an answer ends, at least one token and at most `timeout_s`; returns the answers that ended.
 
-        Raises EngineError when the device's memory does not suffice.
+        Raises DeviceError when memory does not suffice.
         """
         deadline_s = time.monotonic() + timeout_s
         while self._batch.in_flight:
             with self._turn:
                 self._in_use.acquire()
             try:
-                finished = self._batch.step()
-            except torch.OutOfMemoryError as error:
-                raise EngineError("out of memory", where=str(self._model_folder), cure=LESS_MEMORY) from error
+                with self._enough_memory("while sampling", FEWER_ANSWERS):
+                    finished = self._batch.step()
             finally:
                 self._in_use.release()
             if finished or time.monotonic() >= deadline_s:
@@ -89,7 +90,7 @@ class EmbeddedEngine:
         They are read into the tensors that were served before the present ones: memory that is there already takes
         them several times faster than new memory, and the device holds the weights twice from the second load on.
         Raises WeightsError, serving what it served before, when they cannot be read, do not fit or have other
-        `digests`.
+        `digests`, and DeviceError when there is no memory for them beside those.
         """
         self._take_over(str(folder), version, lambda place: read_folder(folder, place, digests))
 
@@ -104,8 +105,9 @@ class EmbeddedEngine:
 
     def _take_over(self, where: str, version: Version, read: Callable[[Place], dict[str, str]]) -> None:
         own = named_weights(self._model)
-        fresh = {name: self._spare.get(name, torch.empty_like(tensor)) for name, tensor in own.items()}
-        _Reading(where, self._model, fresh).take(read)
+        with self._enough_memory("while new weights are read beside the old ones", ELSEWHERE):
+            fresh = {name: self._spare.get(name, torch.empty_like(tensor)) for name, tensor in own.items()}
+            _Reading(where, self._model, fresh).take(read)
         with self._between_forwards():
             began_s = time.monotonic()
             for name, tensor in own.items():
@@ -120,7 +122,7 @@ class EmbeddedEngine:
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probabilities in nats of every token after the first under the loaded weights, at temperature 1."""
-        with self._between_forwards():
+        with self._between_forwards(), self._enough_memory("while scoring", FEWER_ANSWERS):
             return score_tokens(self._model, token_ids)
 
     def score_answers(self, request: ScoringRequest) -> list[npt.NDArray[np.float32]]:
@@ -130,7 +132,7 @@ class EmbeddedEngine:
         """
         if self._version is None:
             raise WeightsError("the engine has no verified weights to score with")
-        with self._between_forwards():
+        with self._between_forwards(), self._enough_memory("while scoring", FEWER_ANSWERS):
             return score_answers(
                 self._model, request.prompt_token_ids, request.answers, temperature=self._sampling.temperature
             )
@@ -144,7 +146,7 @@ class EmbeddedEngine:
         return EngineUsage(self._batch.running, self._batch.waiting, 0.0, self._batch.generated_tokens)
 
     def restart(self) -> None:
-        """Start anew with the weights of the model folder, serving none. Raises ModelFolderError, EngineError."""
+        """Start anew with the weights of the model folder, serving none. Raises ModelFolderError, DeviceError."""
         with self._between_forwards():
             self._version = None
             self._start()
@@ -162,11 +164,15 @@ class EmbeddedEngine:
         self._batch = self._new_batch()
 
     def _new_batch(self) -> ContinuousBatch:
-        return ContinuousBatch(self._model, self._sampling, max_running=self._max_running)
+        with self._enough_memory("for the answers that are sampled at once", FEWER_ANSWERS):
+            return ContinuousBatch(self._model, self._sampling, max_running=self._max_running)
 
     def _serve(self, version: Version) -> None:
         self._batch.relabel(version)
         self._version = version
+
+    def _enough_memory(self, during: str, cure: str) -> AbstractContextManager[None]:
+        return enough_memory(during, where=str(self._model_folder), cure=cure)
 
     @contextmanager
     def _between_forwards(self) -> Iterator[None]:

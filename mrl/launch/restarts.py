@@ -1,5 +1,6 @@
 """What becomes of a process that ended: started again later, finished, or the end of the run. No process in sight."""
 
+import signal
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
@@ -108,7 +109,9 @@ class RestartPolicy:
 
 
 def how_it_ended(code: int) -> str:
-    """ "exited with code 1" or "was killed by signal 9"."""
+    """ "exited with code 1" or "was killed by signal 15"; who lacks memory is killed by the kernel with 9."""
+    if code == -signal.SIGKILL:
+        return "was killed by signal 9 (by the kernel if memory was short)"
     return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
 
 

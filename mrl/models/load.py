@@ -12,20 +12,35 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging
 
 from mrl.errors import ModelFolderError
+from mrl.models.device_memory import PLAN, check_device, enough_memory, lacks_memory
 
 CURE = "mrl policies make CONFIG builds the policies of a configuration that have a recipe"
 
 
 def load_policy(folder: Path, device: str = "cpu", *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The model of a folder on `device`, in evaluation mode. Raises ModelFolderError when it is missing or unusable."""
+    """The model of a folder on `device`, in evaluation mode.
+
+    Raises ModelFolderError when it is missing or unusable, DeviceError where it has no place.
+    """
     check_folder(folder)
+    check_device(device)
+    with enough_memory("while a model is loaded", where=str(folder), cure=f"a smaller model or more memory; {PLAN}"):
+        model = _loaded(folder, dtype)
+        torch.nn.Module.to(model, device)
+        return model.eval()
+
+
+def _loaded(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        if lacks_memory(error):
+            raise
         raise _unusable("the model cannot be loaded", folder, error) from error
+    model: PreTrainedModel
     model, loading = loaded
     if loading["missing_keys"]:  # transformers fills them with random numbers
         raise ModelFolderError(
@@ -35,8 +50,7 @@ def load_policy(folder: Path, device: str = "cpu", *, dtype: torch.dtype = torch
             wanted="weights for every layer that config.json names",
             cure="fetch the folder anew, or mend its config.json",
         )
-    torch.nn.Module.to(model, device)
-    return model.eval()
+    return model
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

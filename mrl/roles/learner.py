@@ -39,6 +39,7 @@ from mrl.learner.loss import needs_reference
 from mrl.learner.trainer import Trainer
 from mrl.learner.world import World, join_world
 from mrl.metrics.telemetry import Telemetry
+from mrl.models.device_memory import PLAN, enough_memory
 from mrl.models.load import load_policy
 from mrl.records.version import Version
 from mrl.roles import wiring
@@ -57,6 +58,8 @@ from mrl.weights.publish import Publisher
 GROUP_TIMEOUT_MARGIN_S = 600.0
 """Other ranks wait in a broadcast while the first one publishes and saves too."""
 STOPPED_EARLY = 143
+LESS_TO_HOLD = f'sharding = "shard" over more processes, a [lora] table, or a smaller model; {PLAN}'
+SMALLER_PASSES = f"lower microbatch_tokens, or set activation_checkpointing = true; {PLAN}"
 
 log = structlog.get_logger()
 
@@ -79,8 +82,30 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
     closing.callback(world.close)
     telemetry = wiring.connect_telemetry(folder, role, policy, closing)
     regime = build_regime(config.sharing, policy_setting(config, policy, load_receiver(Path(table.model))))
+    store = _store(config, folder, policy)
+    with enough_memory("at the start of the learner", where=f"policies.{policy}.learner", cure=LESS_TO_HOLD):
+        trainer = _trainer(config, policy, regime, world)
+        start, checkpoint = _start(config, folder, world, store, policy)
+        if checkpoint:
+            restore_training(trainer.model, trainer.optimizer, checkpoint)
+    first = None
+    if world.is_first:
+        first = _first_rank(config, folder, closing, policy, regime, start, checkpoint, telemetry)
+    saver = _saver(table.learner, world, store, start)
+    learner = Learner(trainer, _milestones(config, policy), start, first, saver, config.run.seed)
+    if checkpoint:
+        learner.restore(checkpoint.state)
+    world.watch(bound_s=table.learner.collective_timeout_s, slow_bound_s=_group_timeout_s(config, policy))
+    with enough_memory("in a step", where=f"policies.{policy}.learner", cure=SMALLER_PASSES):
+        finished = learner.run(stop.is_set)
+    telemetry.doing("done" if finished else "stopped")
+    return 0 if finished else STOPPED_EARLY
+
+
+def _trainer(config: RunConfig, policy: str, regime: Regime, world: World) -> Trainer:
+    table = config.policies[policy]
     holds_reference = needs_reference(regime.components) and table.learner.lora is None
-    trainer = Trainer(
+    return Trainer(
         load_policy(Path(table.model)),
         table.learner,
         regime.components,
@@ -90,21 +115,6 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
         world=world,
         reference=load_policy(Path(table.model)) if holds_reference else None,
     )
-    store = _store(config, folder, policy)
-    start, checkpoint = _start(config, folder, world, store, policy)
-    if checkpoint:
-        restore_training(trainer.model, trainer.optimizer, checkpoint)
-    first = None
-    if world.is_first:
-        first = _first_rank(config, folder, closing, policy, regime, start, checkpoint, telemetry)
-    saver = _saver(table.learner, world, store, start)
-    learner = Learner(trainer, _milestones(config, policy), start, first, saver, config.run.seed)
-    if checkpoint:
-        learner.restore(checkpoint.state)
-    world.watch(bound_s=table.learner.collective_timeout_s, slow_bound_s=_group_timeout_s(config, policy))
-    finished = learner.run(stop.is_set)
-    telemetry.doing("done" if finished else "stopped")
-    return 0 if finished else STOPPED_EARLY
 
 
 def _store(config: RunConfig, folder: RunFolder, policy: str) -> CheckpointStore:

@@ -11,12 +11,13 @@ from safetensors.torch import load_file, save_file
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import EngineUsage, GenerationRequest, Sampling, ScoringRequest, generate_all
 from mrl.engines.sampling import answer_seeds
-from mrl.errors import EngineError, ModelFolderError, WeightsError
+from mrl.errors import DeviceError, ModelFolderError, WeightsError
 from mrl.models.scoring import score_answers, score_tokens
 from mrl.records.version import Version, VersionSpan
 
 EOS = 1
 WEIGHTS = "model.safetensors"
+TOO_MANY_BYTES = 1 << 50
 
 
 @pytest.fixture
@@ -334,13 +335,34 @@ def test_too_little_memory_is_one_line_with_its_cure(make, monkeypatch):
     engine = make()
     engine.submit(requests(2))
 
-    def full() -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(engine._batch, "step", full)
-    with pytest.raises(EngineError, match="answers_at_once"):
+    monkeypatch.setattr(engine._batch, "step", lambda: torch.empty(TOO_MANY_BYTES))
+    with pytest.raises(DeviceError, match=r"out of memory while sampling; .*answers_at_once"):
         engine.collect(60.0)
     assert not engine._in_use.locked()
+
+
+def test_too_little_memory_for_a_load_or_a_score_is_one_line_too(make, save, monkeypatch):
+    """The old weights are served on."""
+    engine, folder = make(), save("next", seed=2)
+    with monkeypatch.context() as patched:
+        patched.setattr("mrl.engines.embedded.read_folder", lambda *_: torch.empty(TOO_MANY_BYTES))
+        with pytest.raises(DeviceError, match=r"out of memory while new weights are read"):
+            engine.load(folder, Version(0, 4))
+    for name in ("score_tokens", "score_answers"):
+        monkeypatch.setattr(f"mrl.engines.embedded.{name}", lambda *_, **__: torch.empty(TOO_MANY_BYTES))
+    with pytest.raises(DeviceError, match="out of memory while scoring"):
+        engine.score([[3, 4]])
+    with pytest.raises(DeviceError, match="out of memory while scoring"):
+        engine.score_answers(ScoringRequest(np.array([3], dtype=np.int32), [np.array([4], dtype=np.int32)]))
+
+    assert engine.version == Version(0, 3)
+    assert generate_all(engine, requests(1))
+
+
+def test_more_answers_at_once_than_memory_holds_are_refused_at_the_start(make):
+    """The rows of all answers that run at once are there from the start."""
+    with pytest.raises(DeviceError, match=r"out of memory for the answers .*answers_at_once"):
+        make(max_running=1 << 46)
 
 
 def test_a_missing_folder_is_named(tmp_path):

@@ -1,7 +1,9 @@
 import pytest
 import safetensors.torch
+import torch
+from transformers import AutoModelForCausalLM
 
-from mrl.errors import ModelFolderError
+from mrl.errors import DeviceError, ModelFolderError
 from mrl.models.load import load_policy, load_tokenizer
 from mrl.models.make import make_policy
 
@@ -32,6 +34,18 @@ def test_an_incomplete_folder_says_what_is_missing(tmp_path, recipe, examples, m
     make_policy(recipe, examples, tmp_path / "p", on_step=ignore)
     (tmp_path / "p" / missing).unlink()
     with pytest.raises(ModelFolderError, match=message):
+        load_policy(tmp_path / "p")
+
+
+def test_a_model_that_memory_does_not_hold_is_no_fault_of_its_folder(tiny_model, tmp_path, monkeypatch):
+    """Nor is a GPU that is not there."""
+    tiny_model().save_pretrained(tmp_path / "p")
+    (tmp_path / "p" / "tokenizer.json").write_text("{}")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match=r"GPU|CUDA"):
+        load_policy(tmp_path / "p", "cuda")
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: torch.empty(1 << 50))
+    with pytest.raises(DeviceError, match=r"p: out of memory while a model is loaded; .*cure: a smaller model"):
         load_policy(tmp_path / "p")
 
 
