@@ -1,0 +1,144 @@
+"""Weights of real servers in 16 bits: proved from the start, byte by byte; and an update in which one hangs.
+
+The learner publishes float32. A server that computes in bfloat16 holds what rounding makes of it, and says so.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from engine_rig import EOS_IDS, Weights, make_weights
+from safetensors.torch import load_file, save_file
+
+from mrl.engines.dialect import Dialect, Launch
+from mrl.engines.engine import Sampling
+from mrl.engines.environment import engine_python
+from mrl.engines.http import Http
+from mrl.engines.server import Bounds, ServerEngine
+from mrl.engines.sglang import SGLang
+from mrl.engines.vllm import VLLM
+from mrl.errors import EngineLost, WeightsUnproved
+from mrl.records.version import Version
+from mrl.rollout.updates import prove
+from mrl.weights.manifest import Manifest
+from mrl.weights.own_folder import describe_folder
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+LOAD_S = 3.0
+GAP_NATS = 0.3
+"""Weights as large as these are off by 0.1 nats in bfloat16; other weights are off by several."""
+UP_PROJ = "model.layers.1.mlp.up_proj.weight"
+
+
+def hanging(dialect: type[Dialect]) -> type[Dialect]:
+    """The same, but all processes of the server are stopped when it is about to load, once `stop` is set."""
+
+    class Hanging(dialect):  # type: ignore[misc, valid-type]
+        stop: Callable[[], object] | None = None
+
+        async def load(self, http: Http, folder: Path, label: str) -> None:
+            if self.stop is not None:
+                self.stop()
+            await super().load(http, folder, label)
+
+    return Hanging
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory) -> Weights:
+    """What the server is started on."""
+    return make_weights(tmp_path_factory.mktemp("own") / "a", seed=1, family="llama", tied=False)
+
+
+@pytest.fixture(scope="module", params=[VLLM, SGLang], ids=lambda dialect: dialect.name)
+def engine(request, own, tmp_path_factory) -> Iterator[ServerEngine]:
+    """In bfloat16."""
+    dialect = hanging(request.param)()
+    launch = Launch(
+        engine_python(dialect.name, device="cpu"), own.folder, "127.0.0.1", 0, "cpu", "bfloat16", 1, 8, 64, 0
+    )
+    log = tmp_path_factory.mktemp(dialect.name) / "server.log"
+    bounds = Bounds(start_s=400.0, load_s=LOAD_S)
+    made = ServerEngine(dialect, Sampling(1.0, 8, EOS_IDS), launch=launch, log=log, bounds=bounds)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def changed(own, tmp_path) -> Callable[[float], Weights]:
+    """The server's own weights, one element of them off by something."""
+
+    def make(off: float) -> Weights:
+        tensors = load_file(own.folder / "model.safetensors")
+        tensors[UP_PROJ][3, 5] = torch.tensor(0.25) + off
+        folder = tmp_path / str(off)
+        folder.mkdir()
+        for name in ("config.json", "tokenizer.json"):
+            (folder / name).write_bytes((own.folder / name).read_bytes())
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        return replace(own, folder=folder)
+
+    return make
+
+
+def described(weights: Weights) -> Manifest:
+    return describe_folder(weights.folder, "teacher", Version(0, 0))
+
+
+def test_a_server_proves_what_it_was_started_on(engine, own):
+    """Every byte of it, before anything was loaded."""
+    engine.label(Version(0, 0))
+
+    proof = prove(engine, described(own), GAP_NATS)
+
+    assert proof.compared_share == 1.0
+    assert 1e-4 < proof.gap.max_nats < GAP_NATS, "in float32 it would be less"
+
+
+def test_a_server_of_other_weights_is_found_out(engine, own, tmp_path):
+    """By the canary."""
+    engine.label(Version(0, 0))
+    other = make_weights(tmp_path / "b", seed=2, family="llama", tied=False)
+
+    with pytest.raises(WeightsUnproved, match="canary"):
+        prove(engine, described(other), GAP_NATS)
+
+
+def test_one_element_that_rounds_to_another_number_is_named(engine, changed):
+    """And one that rounds to the same is the same to the server."""
+    stays, steps = changed(0.0), changed(2.0**-9)
+    engine.load(stays.folder, Version(0, 1), stays.digests())
+
+    assert prove(engine, described(stays), GAP_NATS).compared_share == 1.0
+    held = engine.checksums()
+    wanted = steps.digests()
+    assert {name for name in wanted if held[name] != wanted[name]} == {UP_PROJ}
+    with pytest.raises(WeightsUnproved, match=rf"other bytes than version 0\.0 in .*{UP_PROJ}"):
+        prove(engine, described(steps), GAP_NATS)
+
+
+def test_a_server_that_hangs_in_an_update_is_given_up_at_the_bound(engine, own, changed):
+    """All of its processes are stopped as it is about to load; its successor proves what it was started on."""
+    root = psutil.Process(engine._process.pid)
+    before = [root, *root.children(recursive=True)]
+    dialect: Any = engine._dialect
+    dialect.stop = lambda: [process.suspend() for process in before]
+    fresh = changed(0.5)
+    began_s = time.monotonic()
+
+    with pytest.raises(EngineLost, match=f"no answer within {LOAD_S:g} s"):
+        engine.load(fresh.folder, Version(0, 2), fresh.digests())
+
+    assert LOAD_S <= time.monotonic() - began_s < LOAD_S + 3.0
+    dialect.stop = None
+    engine.restart()
+    assert not psutil.wait_procs(before, timeout=10)[1], "the stopped server left a process"
+    engine.label(Version(0, 0))
+    assert prove(engine, described(own), GAP_NATS).compared_share == 1.0
+    engine.load(fresh.folder, Version(0, 2), fresh.digests())
+    assert prove(engine, described(fresh), GAP_NATS).compared_share == 1.0
