@@ -29,6 +29,7 @@ def preflight(config: RunConfig, *, where: str, on_missing: Callable[[MissingErr
 
     check_teacher(config, where=where)
     check_frozen(config, where=where)
+    check_scorers(config, where=where)
     check_objectives(config.sharing, config.policies, where)
     try:
         for shard in range(config.exchange.shards):
@@ -130,6 +131,22 @@ def check_frozen(config: RunConfig, *, where: str) -> None:
             wanted="a regime that asks it for scores, such as rlad",
             cure=f"drop policies.{name}.frozen, or the policy; `mrl compare` leaves it out by itself",
         )
+
+
+def check_scorers(config: RunConfig, *, where: str) -> None:
+    """Raises ConfigError for a policy that scores for its peers in a server, at a temperature that servers do not."""
+    from mrl.sharing.regimes import scorers
+
+    for name in sorted(scorers(config.sharing, config.policies)):
+        rollout = config.policies[name].rollout
+        if rollout.engine != "embedded" and rollout.temperature != 1.0:
+            raise ConfigError(
+                f"policies.{name}.rollout.temperature: {rollout.engine} scores given texts at temperature 1 alone",
+                where=where,
+                got=f"{rollout.temperature}, and peers ask {name} for scores",
+                wanted="1.0",
+                cure=f'or policies.{name}.rollout.engine = "embedded", which scores at any temperature',
+            )
 
 
 def unasked(config: RunConfig, *, where: str) -> list[str]:

@@ -9,6 +9,16 @@ from mrl.config.unit_rules import check_units
 from mrl.errors import ConfigError
 
 MAX_PORT = 65535
+OWN_OPTIONS = {
+    "--port": "each server gets a free one",
+    "--host": "servers of a run listen on loopback",
+    "--model": "policies.X.model says it",
+    "--model-path": "policies.X.model says it",
+    "--dtype": "server.dtype says it",
+    "--max-model-len": "server.context_tokens says it",
+    "--context-length": "server.context_tokens says it",
+}
+"""Words of a server's command line that come from other keys, which would then say something else."""
 
 
 def check_rules(config: RunConfig, *, where: str) -> None:
@@ -98,21 +108,13 @@ def _check_policy(name: str, policy: PolicyTable, where: str) -> None:
         raise ConfigError(f"{key}.rollout.workers: a policy needs a worker", where=where, got=0, wanted=">= 1")
     _check_server(f"{key}.rollout", policy.rollout, where)
     _check_weights(f"{key}.rollout", policy, where)
-    if policy.frozen and policy.rollout.engine != "embedded" and policy.rollout.temperature != 1.0:
-        raise ConfigError(
-            f"{key}.rollout.temperature: {policy.rollout.engine} scores given texts at temperature 1 alone",
-            where=where,
-            got=policy.rollout.temperature,
-            wanted="1.0",
-            cure=f'or {key}.rollout.engine = "embedded"',
-        )
     if not policy.frozen:
         _check_learner(key, policy, where)
         check_objective(name, policy, where=where)
 
 
 def _check_server(key: str, rollout: RolloutTable, where: str) -> None:
-    """A server that nobody speaks to, or that two workers would update in turn, is a mistake."""
+    """A server that nobody speaks to, or cannot do what is asked of it, is a mistake; so is one for two workers."""
     if rollout.engine == "embedded" and rollout.server != ServerTable():
         raise ConfigError(
             f"{key}.server: the embedded engine has no server",
@@ -120,12 +122,33 @@ def _check_server(key: str, rollout: RolloutTable, where: str) -> None:
             got=sorted(rollout.server.model_fields_set),
             cure=f'set {key}.engine = "vllm" or "sglang", or leave the table out',
         )
+    for option in rollout.server.options:
+        if option.partition("=")[0] in OWN_OPTIONS:
+            raise ConfigError(
+                f"{key}.server.options: mrl gives this option itself",
+                where=where,
+                got=option,
+                cure=f"leave it out: {OWN_OPTIONS[option.partition('=')[0]]}",
+            )
+    if rollout.engine != "embedded" and not rollout.server.url:
+        _check_context(key, rollout, where)
     if rollout.server.url and rollout.workers > 1:
         raise ConfigError(
             f"{key}.server.url: one server for several workers",
             where=where,
             got=f"{rollout.workers} workers",
             wanted=f"{key}.workers = 1, or no url: then each worker starts a server",
+        )
+
+
+def _check_context(key: str, rollout: RolloutTable, where: str) -> None:
+    """Whether prompts fit as well is known to the worker alone, which has them and the tokenizer."""
+    if rollout.server.context_tokens <= rollout.max_new_tokens:
+        raise ConfigError(
+            f"{key}.server.context_tokens: no room for a prompt before the answer",
+            where=where,
+            got=rollout.server.context_tokens,
+            wanted=f"> max_new_tokens = {rollout.max_new_tokens}, by the longest prompt",
         )
 
 

@@ -14,13 +14,15 @@ import numpy as np
 
 from mrl.engines.dialect import Dialect, HalfUpdated, Segment
 from mrl.engines.engine import Finished, Generation, GenerationRequest, Sampling
-from mrl.engines.http import Http
+from mrl.engines.http import Http, HttpFailure
 from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
 from mrl.models.tensor_broadcast import Incoming
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version, VersionSpan
 
 ABORT_AGAIN_S = 0.1
+PASSING = (408, 409, 425, 429)
+"""HTTP statuses of refusals that may pass: the server is slow, busy, or begins something else."""
 
 
 class Segments:
@@ -115,10 +117,25 @@ class Segments:
             return await self._dialect.generate(
                 self._http, token_ids, self._sampling, max_new_tokens=max_new_tokens, seed=seed, request_id=name
             )
+        except HttpFailure as failure:
+            if 400 <= failure.status < 500 and failure.status not in PASSING:
+                raise self._refused(failure, len(token_ids), max_new_tokens) from failure
+            raise
         finally:
             self._calls -= 1
             if not self._calls:
                 self._no_calls.set()
+
+    def _refused(self, failure: HttpFailure, num_tokens: int, max_new_tokens: int) -> EngineError:
+        """Its successor would refuse the same request as well."""
+        return EngineError(
+            "the server refuses to sample an answer",
+            where=f"{self._dialect.name} at {self._http.base_url}",
+            got=str(failure),
+            wanted=f"an answer of {max_new_tokens} tokens behind {num_tokens}",
+            cure="raise server.context_tokens, or set max_new_tokens or tasks.X.max_prompt_chars lower, if it is the "
+            "length; else what the server says",
+        )
 
     def _check(self, segment: Segment, version: Version) -> None:
         if any(label != self._reported for label in segment.labels):

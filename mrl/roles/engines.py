@@ -1,5 +1,6 @@
 """Which engine a policy's worker has: transformers in its own process, or a server of one of the known kinds."""
 
+from collections.abc import Callable, Sized
 from pathlib import Path
 
 from mrl.alignment.receiver import Receiver
@@ -13,7 +14,11 @@ from mrl.engines.environment import engine_python
 from mrl.engines.server import Bounds, ServerEngine, load_bound_s
 from mrl.engines.sglang import SGLang
 from mrl.engines.vllm import VLLM
+from mrl.errors import ConfigError
+from mrl.models.skeleton import config_of_folder, most_positions
+from mrl.tasks.pool import TaskPool
 
+PROMPTS_LOOKED_AT = 32
 DIALECTS: dict[str, type[Dialect]] = {"vllm": VLLM, "sglang": SGLang}
 
 
@@ -44,6 +49,29 @@ def build_embedded(config: RunConfig, policy: str, receiver: Receiver) -> Embedd
     return EmbeddedEngine(
         Path(table.model), _sampling(table, receiver), device=table.device, max_running=answers_at_once(config, policy)
     )
+
+
+def check_context(config: RunConfig, policy: str, pool: TaskPool, token_ids: Callable[[str], Sized]) -> None:
+    """Raises ConfigError where a prompt and its answer exceed the context of a server that the run starts.
+
+    Looked at are the prompts of the most bytes, which are the longest in tokens or nearly so.
+    """
+    table = config.policies[policy]
+    server, answer = table.rollout.server, table.rollout.max_new_tokens
+    if table.rollout.engine == "embedded" or server.url:
+        return
+    readable = most_positions(config_of_folder(Path(table.model)))
+    room = min(server.context_tokens, readable)
+    longest = max(pool.longest(PROMPTS_LOOKED_AT), key=lambda prompt: len(token_ids(prompt.text)))
+    prompt = len(token_ids(longest.text))
+    if prompt + answer > room:
+        cure = f"a lower tasks.{longest.task}.max_prompt_chars, or rollout.max_new_tokens"
+        raise ConfigError(
+            f"policies.{policy}.rollout.server.context_tokens: a prompt and its answer do not fit",
+            got=f"{room}" + (", all that the model can read" if room == readable else ""),
+            wanted=f">= {prompt + answer}, for a prompt of {prompt} tokens of {longest.task} and {answer} behind it",
+            cure=cure if room == readable else f"raise it, or {cure}",
+        )
 
 
 def answers_at_once(config: RunConfig, policy: str) -> int:

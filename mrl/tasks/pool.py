@@ -4,6 +4,7 @@ Which prompts exist depends on the task tables and `pool.seed` alone, so that al
 """
 
 import hashlib
+import heapq
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -62,6 +63,10 @@ class TaskPool:
     def held_out(self) -> list[Prompt]:
         """The held-out split, tasks mixed; never returned by `prompt_at`."""
         return list(self._held_out)
+
+    def longest(self, count: int) -> list[Prompt]:
+        """So many of the training prompts, those with the most bytes."""
+        return heapq.nlargest(count, self._train, key=lambda prompt: len(prompt.text.encode()))
 
     def prompt_at(self, position: int) -> Prompt:
         """The training prompt at `position` >= 0 of an endless pass; every epoch holds each prompt once, reshuffled."""

@@ -5,9 +5,17 @@ from typing import Any
 
 import pytest
 
-from mrl.cli.preflight import check_adapters, check_frozen, check_tasks, check_teacher, preflight, unasked
+from mrl.cli.preflight import (
+    check_adapters,
+    check_frozen,
+    check_scorers,
+    check_tasks,
+    check_teacher,
+    preflight,
+    unasked,
+)
 from mrl.config.load import validate
-from mrl.config.policy_tables import ObjectiveTable
+from mrl.config.policy_tables import ObjectiveTable, RolloutTable
 from mrl.config.schema import RunConfig
 from mrl.errors import AddressError, ConfigError, MissingError, ModelFolderError, TaskError
 
@@ -37,6 +45,25 @@ def test_a_frozen_policy_that_scores_passes() -> None:
     check_frozen(config, where="test")
     check_teacher(config, where="test")
     assert unasked(config, where="test") == []
+
+
+@pytest.mark.parametrize("teacher", ["teacher", "b"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_teacher_in_a_server_scores_at_temperature_one(teacher: str, engine: str) -> None:
+    """Whether it learns itself or is frozen; nobody else is asked for scores."""
+
+    def with_rollout(name: str, rollout: dict[str, Any]) -> RunConfig:
+        config = config_with({"regime": "rlad", "rlad": {"teacher": teacher}})
+        table = config.policies[name].model_copy(update={"rollout": RolloutTable(**rollout)})
+        policies = {key: kept for key, kept in config.policies.items() if key == teacher or not kept.frozen}
+        return config.model_copy(update={"policies": policies | {name: table}})
+
+    told = rf"policies\.{teacher}\.rollout\.temperature: {engine} scores .* got '0\.7, and peers ask {teacher}"
+    with pytest.raises(ConfigError, match=told):
+        preflight(with_rollout(teacher, {"engine": engine, "temperature": 0.7}), where="test")
+    check_scorers(with_rollout(teacher, {"engine": engine}), where="test")
+    check_scorers(with_rollout(teacher, {"temperature": 0.7}), where="test")
+    check_scorers(with_rollout("a", {"engine": engine, "temperature": 0.7}), where="test")
 
 
 def test_a_teacher_that_is_no_policy_is_refused() -> None:

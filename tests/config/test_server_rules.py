@@ -22,7 +22,13 @@ def check(rollout, **policy) -> None:
     [
         ({"server": {"dtype": "bfloat16"}}, {}, r"llama\.rollout\.server: the embedded engine has no server.*dtype"),
         ({"engine": "vllm", "server": {"url": "http://h:1"}, "workers": 2}, {}, r"one server for several workers"),
-        ({"engine": "sglang", "temperature": 0.7}, {"frozen": True}, r"sglang scores given texts at temperature 1"),
+        ({"engine": "vllm", "server": {"options": ["--port", "80"]}}, {}, r"mrl gives this .*--port.*a free one"),
+        (
+            {"engine": "vllm", "server": {"options": ["--port=80"]}},
+            {},
+            r"server\.options: mrl gives this option itself",
+        ),
+        ({"engine": "vllm", "max_new_tokens": 64, "server": {"context_tokens": 64}}, {}, r"context_tokens.*> .* = 64"),
         ({"engine": "vllm", "server": {"url": "h:1"}}, {}, r"server\.url"),
         ({"engine": "vlm"}, {}, r"rollout\.engine"),
         ({"engine": "vllm", "weights": "broadcast"}, {}, r"llama\.rollout\.weights: .*files alone.*vllm on cpu"),
@@ -43,10 +49,10 @@ def test_tables_that_contradict_themselves_are_refused(rollout, policy, words):
         ({"engine": "sglang", "workers": 2}, {}),
         ({"engine": "sglang", "weights": "broadcast"}, {}),
         ({"weights": "broadcast", "workers": 2}, {}),
-        ({"engine": "sglang"}, {"frozen": True}),
-        ({"temperature": 0.7}, {"frozen": True}),
+        ({"engine": "vllm", "max_new_tokens": 64, "server": {"context_tokens": 65, "options": ["--seed", "1"]}}, {}),
+        ({"engine": "vllm", "max_new_tokens": 4096, "server": {"url": "http://h:1"}}, {}),
     ],
 )
 def test_tables_that_fit_together_pass(rollout, policy):
-    """A server of one's own for each worker, somebody's for one worker, a teacher at temperature 1."""
+    """A server of one's own for each worker, somebody's for one worker, whose context is not known here."""
     check(rollout, **policy)

@@ -510,6 +510,26 @@ def test_a_server_that_somebody_else_started_is_used_and_left_alone(make, tmp_pa
     assert theirs.score([[1, 2]]) == [[-4.0]]
 
 
+@pytest.mark.parametrize(("status", "is_lost"), [(400, False), (403, False), (404, False), (429, True), (503, True)])
+def test_a_request_that_every_server_would_refuse_is_told_with_the_servers_words(tmp_path, status, is_lost):
+    """It is not tried again and again; what may pass is the end of this server alone."""
+
+    class Refusing(Toy):
+        async def generate(self, http, token_ids, sampling, **named) -> Segment:
+            raise HttpFailure("/generate", status, "This model's maximum context length is 4 tokens.")
+
+    engine = ServerEngine(Refusing(), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=BOUNDS)
+    told = rf"/generate answered {status}: This model's maximum"
+    wanted = r".* wanted an answer of 50 tokens behind 2; cure: raise server\.context_tokens"
+    try:
+        engine.label(Version(0, 0))
+        engine.submit([ask("a", 1, 2)])
+        with pytest.raises(EngineLost if is_lost else EngineError, match=told if is_lost else told + wanted):
+            collect(engine, 1)
+    finally:
+        engine.close()
+
+
 def test_what_a_person_has_to_cure_is_told_as_it_is(tmp_path):
     """Another start would end in the same way."""
 
