@@ -15,16 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 import psutil
 import pytest
-from engine_rig import EOS_IDS, Rig, Sender, Weights, full_forward
+from engine_rig import EOS_IDS, Rig, Sender, full_forward
+from worker_rig import WorkerRig
 
 from mrl.engines.dialect import Dialect, Launch
 from mrl.engines.embedded import EmbeddedEngine
-from mrl.engines.engine import Engine, Finished, GenerationRequest, Sampling, ScoringRequest
+from mrl.engines.engine import Engine, EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest
 from mrl.engines.environment import engine_python
 from mrl.engines.server import Bounds, ServerEngine
 from mrl.engines.sglang import SGLang
 from mrl.engines.vllm import VLLM
-from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
+from mrl.errors import EngineError, PeerLost, WeightsError
 from mrl.models import tensor_broadcast
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
@@ -32,6 +33,7 @@ from mrl.records.version import Version
 pytestmark = pytest.mark.timeout(600)
 TOLERANCE_NATS = 1e-4
 SILENCE_S = 12.0
+ENDLESS_TOKENS = 500
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,26 @@ def at_temperature_1(kind, rig, weights) -> Iterator[Rig]:
     other.served[version] = weights("a")
     yield other
     engine.close()
+
+
+@pytest.fixture
+def endless(kind, rig, weights) -> Iterator[Rig]:
+    """The same server, asked for answers that nothing ends before they are long."""
+    version, long = rig.serve(weights("a")), Sampling(1.0, ENDLESS_TOKENS, ())
+    if kind.dialect is None:
+        engine: Engine = EmbeddedEngine(weights("a").folder, long, device="cpu", max_running=64)
+    else:
+        engine = ServerEngine(kind.dialect(), long, launch=None, url=rig.engine._http.base_url)
+    engine.load(weights("a").folder, version)
+    yield Rig(engine, 1.0)
+    engine.close()
+
+
+def server_usage(engine: Engine) -> EngineUsage:
+    """What the server says now; `usage` may be a second old, and counts what has come."""
+    if isinstance(engine, ServerEngine):
+        return engine._run(engine._dialect.usage(engine._link()), 10.0)
+    return engine.usage()
 
 
 def check_logprobs(rig: Rig, requests: list[GenerationRequest], *, keeps_cache: bool = False) -> list[Finished]:
@@ -250,6 +272,25 @@ def test_what_is_aborted_is_not_collected(rig, weights):
     assert rig.engine.collect(1.0) == []
 
 
+def test_the_server_itself_gives_up_what_is_aborted(endless, weights):
+    """By its own metrics nothing runs any more, and most of what was asked was never sampled."""
+    asked = endless.ask(answers=32)
+    before = server_usage(endless.engine)
+    endless.engine.submit([asked])
+    while (running := server_usage(endless.engine)).generated_tokens < before.generated_tokens + 100:
+        assert endless.engine.collect(0.01) == []
+    assert running.running > 0
+
+    endless.engine.abort([asked.request_id])
+
+    deadline_s = time.monotonic() + 10.0
+    while (after := server_usage(endless.engine)).running or after.waiting:
+        assert time.monotonic() < deadline_s, after
+        assert endless.engine.collect(0.05) == []
+    assert after.generated_tokens - before.generated_tokens < 32 * ENDLESS_TOKENS / 2
+    assert endless.engine.collect(0.0) == []
+
+
 def test_an_update_takes_effect_at_a_version_boundary(rig, weights):
     """Answers that are handed in behind it, scores and checksums are those of the new weights."""
     rig.serve(weights("a"))
@@ -314,67 +355,76 @@ def members(engine: ServerEngine) -> list[psutil.Process]:
     return [root, *sorted(root.children(recursive=True), key=lambda process: process.create_time())]
 
 
-def until_lost(rig: Rig, within_s: float) -> tuple[list[Finished], float]:
-    """What is collected until the engine is lost, and after how many seconds it is."""
-    found: list[Finished] = []
-    began_s = time.monotonic()
-    while time.monotonic() < began_s + within_s:
-        try:
-            found += rig.engine.collect(0.2)
-        except EngineLost:
-            return found, time.monotonic() - began_s
-    raise AssertionError(f"the engine was not lost within {within_s} s")
+@pytest.fixture
+def worker(rig, tmp_path, request) -> Iterator[WorkerRig]:
+    """A worker around the engine under test, of which twelve groups are wanted."""
+    epoch = 10 + len(rig.served)  # versions that the engine has not seen
+    made = WorkerRig(rig, tmp_path, run_epoch=epoch, num_groups=12)
+    yield made
+    made.close()
 
 
-def go_on(rig: Rig, weights: Weights, requests: list[GenerationRequest], found: list[Finished]) -> None:
-    """Restart, hand in again what had not come, and find every answer once."""
-    rig.engine.restart()
-    rig.served.clear()
-    rig.serve(weights)
-    whole = [r for r in requests if sum(one.request_id == r.request_id for one in found) == r.seeds.size]
-    kept = [one for one in found if one.request_id in {request.request_id for request in whole}]
-    again = [request for request in requests if request not in whole]
-    rig.engine.submit(again)
-    kept += check_logprobs(rig, again)
-    assert sorted((one.request_id, one.index) for one in kept) == sorted(
-        (request.request_id, index) for request in requests for index in range(request.seeds.size)
-    )
-    assert rig.engine.collect(0.0) == []
+def check_all_came_once(worker: WorkerRig, counts: dict[str, int], versions: set[Version]) -> None:
+    """Every group, to learner and peers, in one piece; each token as a full forward of its version has it."""
+    tickets = sorted(group.ticket for group in worker.groups)
+    assert len(tickets) == len(set(tickets)) == 12
+    assert worker.published == dict.fromkeys(tickets, 1)
+    assert counts.get("granted_again", 0) == counts.get("unsound", 0) == 0
+    requests, finished = worker.as_answers()
+    assert {span.version for one in finished for span in one.generation.versions} == versions
+    check_answers(worker.rig, requests, finished)
 
 
 @pytest.mark.parametrize("kind", SERVERS, indirect=True)
-def test_a_server_that_is_killed_in_mid_batch_is_replaced_and_no_answer_is_lost_or_doubled(rig, weights):
-    """SIGKILL while answers are in flight; what had come stays, the rest is handed in again."""
-    rig.serve(weights("a"))
-    requests = [rig.ask(answers=8) for _ in range(4)]
-    before = members(rig.engine)
-    rig.engine.submit(requests)
-    found = rig.collect(1)
-    os.kill(before[0].pid, signal.SIGKILL)
-    assert not psutil.wait_procs(before[1:], timeout=20)[1], "what it had started outlives it"
+def test_a_server_that_is_killed_in_mid_batch_is_replaced_and_no_group_is_lost_or_doubled(worker, weights):
+    """SIGKILL while groups are in flight, as new weights are published: the worker starts another one and goes on."""
+    engine = worker.rig.engine
+    before, versions = members(engine), {worker.publish(weights("a"))}
+    started = []
 
-    late, _ = until_lost(rig, 30.0)
+    def script() -> Iterator[None]:
+        while not worker.groups:
+            yield
+        assert len(worker.loop._flights) > 1
+        os.kill(before[0].pid, signal.SIGKILL)
+        versions.add(worker.publish(weights("b")))
+        while not worker.loop.totals.engine_restarts:
+            yield
+        started.extend(worker.loop._again)
 
-    found += late
-    assert len(found) < 32, "it was killed too late to tell"
-    go_on(rig, weights("b"), requests, found)
+    counts = worker.run(script)
+
+    assert started, "it was killed too late to tell"
+    assert worker.loop.totals.engine_restarts == 1
+    check_all_came_once(worker, counts, versions)
     assert not psutil.wait_procs(before, timeout=10)[1], "the killed server left a process"
 
 
 @pytest.mark.parametrize("kind", SERVERS, indirect=True)
-def test_a_server_that_hangs_is_replaced(rig, weights):
+def test_a_server_that_hangs_in_mid_batch_is_replaced_and_no_group_is_lost_or_doubled(worker, weights, monkeypatch):
     """The process that samples is stopped; the one that speaks HTTP answers on."""
-    rig.serve(weights("a"))
-    before = members(rig.engine)
+    engine = worker.rig.engine
+    before, versions = members(engine), {worker.publish(weights("b"))}
     samplers = [process for process in before if "scheduler" in " ".join(process.cmdline())]
-    (samplers or before)[-1].suspend()
-    request = rig.ask()
-    rig.engine.submit([request])
+    stopped_s, noticed_s, restart = [], [], engine.restart
 
-    _, lasted_s = until_lost(rig, 60.0)
+    def note_and_restart() -> None:
+        noticed_s.append(time.monotonic())
+        restart()
 
-    assert lasted_s < 2 * SILENCE_S
-    go_on(rig, weights("b"), [request], [])
+    def script() -> Iterator[None]:
+        while not worker.groups:
+            yield
+        assert len(worker.loop._flights) > 1
+        (samplers or before)[-1].suspend()
+        stopped_s.append(time.monotonic())
+
+    monkeypatch.setattr(engine, "restart", note_and_restart)
+    counts = worker.run(script)
+
+    assert len(noticed_s) == 1
+    assert noticed_s[0] - stopped_s[0] < 2 * SILENCE_S
+    check_all_came_once(worker, counts, versions)
     assert not psutil.wait_procs(before, timeout=10)[1], "the stopped server left a process"
 
 
