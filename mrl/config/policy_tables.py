@@ -158,6 +158,8 @@ class LearnerTable(Table):
     """Train adapters and leave the weights as they are; the reference policy is then the model without them."""
     activation_checkpointing: bool = False
     """Blocks keep their inputs alone and run again in the backward pass: less memory, a third more compute."""
+    compile: bool = False
+    """Blocks go through torch.compile: faster passes, after a minute of compiling (a compiler of C++ is needed)."""
     prompts_per_step: int = Field(default=32, ge=1)
     """Groups that one step consumes (B)."""
     minibatches: int = Field(default=1, ge=1)

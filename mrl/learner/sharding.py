@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mrl.config.policy_tables import LearnerTable
 from mrl.errors import ConfigError, ModelFolderError
+from mrl.learner.compiled import compile_blocks
 from mrl.learner.forward import enter_by_answers
 from mrl.learner.world import World
 from mrl.models.row_attention import use_row_attention
@@ -24,8 +25,8 @@ from mrl.models.row_attention import use_row_attention
 def place(model: nn.Module, table: LearnerTable, world: World) -> nn.Module:
     """Put a model on the devices of all ranks, as its table says, ready for packed rows; changes it in place.
 
-    Raises ConfigError when the device lacks the number format, ModelFolderError when the model has no known blocks, or
-    an attention of its own.
+    Raises ConfigError when the device lacks the number format or the host a compiler, ModelFolderError when the model
+    has no known blocks, or an attention that cannot be exchanged.
     """
     use_row_attention(model)
     if table.precision == "bfloat16" and world.device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
@@ -35,9 +36,11 @@ def place(model: nn.Module, table: LearnerTable, world: World) -> nn.Module:
             cure='learner.precision = "float32"',
         )
     wrapped = table.sharding == "shard" or table.precision != "float32"
-    if not (wrapped or table.activation_checkpointing):
+    if not (wrapped or table.activation_checkpointing or table.compile):
         return nn.Module.to(model, world.device)
     blocks = transformer_blocks(model)
+    if table.compile:
+        compile_blocks(blocks)
     if table.activation_checkpointing:
         checkpoint_blocks(blocks)
     return _wrap(model, blocks, table, world) if wrapped else nn.Module.to(model, world.device)

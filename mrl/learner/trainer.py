@@ -11,6 +11,7 @@ from torch.optim import AdamW
 
 from mrl.config.policy_tables import LearnerTable
 from mrl.errors import ModelFolderError
+from mrl.learner.compiled import as_written
 from mrl.learner.forward import ForwardSettings, answer_logprobs, frozen_logprobs
 from mrl.learner.loss import needs_reference
 from mrl.learner.order import StepOrder, split_minibatches
@@ -162,8 +163,9 @@ def check_forward(model: nn.Module, token_ids: Sequence[Sequence[int]], precisio
     rows = [_as_row(np.asarray(ids, dtype=np.int32), half) for ids in sequences]
     (batch,) = pack(rows, [Component("canary", Imitation(), 1.0, "rows", "own")], microbatch_tokens=1_000_000)
     device = next(model.parameters()).device
-    trained_T = answer_logprobs(model, batch.to(device), ForwardSettings(temperature=1.0))
-    with attention_of_transformers(model):
+    with as_written():
+        trained_T = answer_logprobs(model, batch.to(device), ForwardSettings(temperature=1.0))
+    with as_written(), attention_of_transformers(model):
         served = np.asarray(score_tokens(model, sequences), dtype=np.float32)[:, half - 1 :]
     served_T = torch.from_numpy(served[_in_order(batch.row_T)].flatten()).to(device)
     if not torch.allclose(trained_T, served_T, atol=FORWARD_TOLERANCE_NATS[precision]):

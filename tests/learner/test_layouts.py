@@ -32,6 +32,7 @@ WANTED = [
     shards(2),
     shards(2, microbatch_tokens=32),
     shards(2, activation_checkpointing=True, microbatch_tokens=4096),
+    shards(2, compile=True, activation_checkpointing=True),
     (2, {}),
     (4, {}),
     shards(4),
@@ -50,7 +51,7 @@ HANDED = [((1, {}), (1, {})), (shards(2), shards(2)), (shards(2), (1, {})), ((1,
 def test_every_layout_trains_the_same_parameters(check_layouts, tmp_path):
     """1, 2 and 4 ranks, whole or in shards, in any packing, also across a checkpoint that other ranks go on from.
 
-    To 1e-5, exactly between ranks; and bit for bit where the layout is the same.
+    To 1e-5 (compiled, 1e-4), exactly between ranks; and bit for bit where the layout is the same.
     """
     wanted = [check_layouts.Layout(ranks, keys) for ranks, keys in WANTED]
     handed = [tuple(check_layouts.Layout(ranks, keys) for ranks, keys in pair) for pair in HANDED]
@@ -59,7 +60,8 @@ def test_every_layout_trains_the_same_parameters(check_layouts, tmp_path):
 
     alone, pair = trained[0][0], trained[3][0]
     for layout, of_ranks in zip([*wanted, *handed], [*trained, *resumed], strict=True):
-        assert check_layouts.difference(of_ranks[0], alone) <= 1e-5, layout
+        bound = layout.bound if isinstance(layout, check_layouts.Layout) else check_layouts.BOUND
+        assert check_layouts.difference(of_ranks[0], alone) <= bound, layout
         assert all(check_layouts.same_bits(one, other) for one, other in itertools.pairwise(of_ranks)), layout
     assert check_layouts.same_bits(trained[2][0], alone), "one shard is the whole"
     assert check_layouts.same_bits(trained[-1][0], pair)

@@ -1,0 +1,47 @@
+"""Blocks compiled by torch.compile (`learner.compile`), all but their attention: its rows differ from pass to pass."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from mrl.errors import ConfigError
+from mrl.models.row_attention import NAME, row_attention
+
+
+def compile_blocks(blocks: Sequence[nn.Module]) -> None:
+    """Have blocks compiled when they are called first, in place: once for all of them and all lengths of passes.
+
+    What is put around a block afterwards, to gather its parameters or to run it again, is not compiled.
+
+    Raises ConfigError on a host without a compiler of C++.
+    """
+    _check_compiler()
+    AttentionInterface.register(NAME, torch.compiler.disable(row_attention))
+    for block in blocks:
+        block.forward = torch.compile(block.forward, dynamic=True)
+
+
+def as_written() -> AbstractContextManager[Any]:
+    """For a while, compiled blocks run as any others: for a call that is not worth a compilation of its own."""
+    can_compile = "torch._dynamo" in sys.modules  # which takes seconds to import
+    return torch.compiler.set_stance("force_eager") if can_compile else nullcontext()
+
+
+def _check_compiler() -> None:
+    # Here, as they take seconds to import.
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise ConfigError(
+            "learner.compile: there is no compiler of C++",
+            wanted="g++, or another one named by the environment's CXX",
+            cure="install one (apt install g++), or learner.compile = false",
+        ) from error
