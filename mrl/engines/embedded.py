@@ -106,7 +106,10 @@ class EmbeddedEngine:
     def _take_over(self, where: str, version: Version, read: Callable[[Place], dict[str, str]]) -> None:
         own = named_weights(self._model)
         with self._enough_memory("while new weights are read beside the old ones", ELSEWHERE):
-            fresh = {name: self._spare.get(name, torch.empty_like(tensor)) for name, tensor in own.items()}
+            fresh = {
+                name: self._spare[name] if name in self._spare else torch.empty_like(tensor)
+                for name, tensor in own.items()
+            }
             _Reading(where, self._model, fresh).take(read)
         with self._between_forwards():
             began_s = time.monotonic()

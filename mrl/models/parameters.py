@@ -1,4 +1,4 @@
-"""The weights of a model by name: listing them, gathering them, and taking over a whole set at once."""
+"""The weights of a model by name: listing them, and gathering them from their shards."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from mrl.errors import WeightsError
 from mrl.models.lora import is_adapter, merged, name_without_adapter
 
 
@@ -38,19 +37,3 @@ def whole_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _whole(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
-
-
-@torch.no_grad()
-def replace_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Copy all weights into the model; names and shapes are checked before the first copy.
-
-    Raises WeightsError when a tensor is missing, unknown, or of another shape; the model is unchanged then.
-    """
-    own = named_weights(model)
-    if own.keys() != weights.keys():
-        raise WeightsError(f"weights do not fit the model: differing names {sorted(own.keys() ^ weights.keys())[:5]}")
-    for name, tensor in own.items():
-        if tensor.shape != weights[name].shape:
-            raise WeightsError(f"weights do not fit the model: {name} is {weights[name].shape}, wanted {tensor.shape}")
-    for name, tensor in own.items():
-        tensor.copy_(weights[name])

@@ -13,7 +13,6 @@ from mrl.engines.engine import Finished, GenerationRequest, Sampling
 from mrl.engines.sampling import answer_seeds
 from mrl.engines.slot_cache import SlotCache
 from mrl.errors import EngineError
-from mrl.models.parameters import replace_weights
 from mrl.records.version import Version, VersionSpan
 
 EOS = (1, 9, 11, 20, 33, 40)
@@ -170,14 +169,14 @@ def test_answers_come_in_the_order_in_which_they_end(make_model):
 def test_an_answer_goes_on_under_new_weights(make_model, family):
     """Spans say which tokens are whose; those after the change are sampled by the new weights over the old cache."""
     model, new = make_model(family, seed=1), make_model(family, seed=2)
-    old_weights = {name: tensor.clone() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    old_weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     prompt = np.array([5, 9, 11], dtype=np.int32)
     batch = ContinuousBatch(model, Sampling(1.0, 12, (99,)), max_running=4)
     batch.relabel(OLD)
     batch.submit([GenerationRequest("r", prompt, np.array([7], dtype=np.uint64))])
     for _ in range(5):
         assert not batch.step()
-    replace_weights(model, {name: new.state_dict()[name] for name in old_weights})
+    model.load_state_dict(new.state_dict())
     batch.relabel(NEW)
 
     (one,) = run(batch, [])
@@ -185,7 +184,7 @@ def test_an_answer_goes_on_under_new_weights(make_model, family):
     assert one.generation.versions == [VersionSpan(5, OLD), VersionSpan(7, NEW)]
     ids = torch.tensor(np.concatenate([prompt, one.generation.token_ids]).astype(np.int64))[None]
     with torch.no_grad():
-        replace_weights(model, old_weights)
+        model.load_state_dict(old_weights)
         # What was fed under the old weights: the prompt and the first four tokens; the fifth is fed under the new.
         before = model(ids[:, :7], use_cache=True)
         after = new(ids[:, 7:-1], past_key_values=before.past_key_values).logits
@@ -197,11 +196,10 @@ def test_an_answer_goes_on_under_new_weights(make_model, family):
 def test_a_prompt_that_waits_while_weights_change_is_read_by_the_new_ones(make_model):
     """Prompts are read ahead; an answer that begins after the change owes nothing to the old weights."""
     model, new, asked = make_model(seed=1), make_model(seed=2), requests(6)
-    weights = {name: tensor for name, tensor in new.state_dict().items() if name != "lm_head.weight"}
     batch = batch_of(model, max_running=2)
     batch.submit(asked)
     batch.step()
-    replace_weights(model, weights)
+    model.load_state_dict(new.state_dict())
     batch.relabel(NEW)
 
     changed, expected = by_name(run(batch, [])), by_name(run(batch_of(new), asked))

@@ -244,6 +244,18 @@ def test_a_loaded_folder_may_be_written_to_afterwards(make, save):
     assert engine.checksums() == before
 
 
+def test_from_the_second_load_on_no_memory_is_taken_for_weights(make, save, monkeypatch):
+    """The tensors served before the present ones are written over."""
+    engine = make()
+    engine.load(save("new-1", seed=1), Version(0, 1))
+    monkeypatch.delattr(torch, "empty_like")
+
+    for step in (2, 3):
+        engine.load(save(f"new-{step}", seed=step), Version(0, step))
+
+    assert engine.version == Version(0, 3)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_scores_of_sampled_answers_are_what_they_were_sampled_with(make, temperature):
     """Scoring what the engine sampled gives the log-probabilities of the sampling, EOS included."""

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from mrl.errors import WeightsError
-from mrl.models.parameters import named_weights, replace_weights
+from mrl.models.parameters import named_weights
 from mrl.models.scoring import score_tokens
 from mrl.models.tensor_file import digest, read_folder
 from mrl.records.version import Version
@@ -42,7 +42,9 @@ def test_installed_weights_equal_the_published_ones(tiny_model, tmp_path, family
     manifest = read_manifest(path)
 
     verify(path)
-    replace_weights(target, read_tensors(path))
+    published = read_tensors(path)
+    assert published.keys() == named_weights(target).keys()
+    target.load_state_dict(published, strict=False)  # a tied head is in the model twice
 
     assert all(torch.equal(a, b) for a, b in zip(source.parameters(), target.parameters(), strict=True))
     assert gap_nats(manifest.canary, score_tokens(target, manifest.canary.token_ids)) == CanaryGap(0.0, 0.0)
@@ -112,19 +114,6 @@ def test_a_missing_file_and_a_malformed_manifest_are_named(tmp_path):
     (tmp_path / "bad.json").write_text('{"policy": 3}')
     with pytest.raises(WeightsError, match=r"\$\.policy"):
         read_manifest(tmp_path / "bad.json")
-
-
-def test_weights_of_another_shape_leave_the_model_unchanged(tiny_model):
-    """Names and shapes are checked before the first copy."""
-    model, other = tiny_model(seed=1), tiny_model(seed=2, vocab_size=72)
-    before = [parameter.clone() for parameter in model.parameters()]
-
-    with pytest.raises(WeightsError, match="do not fit"):
-        replace_weights(model, named_weights(other))
-    with pytest.raises(WeightsError, match="differing names"):
-        replace_weights(model, {"x": torch.zeros(1)})
-
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 def test_the_canary_finds_a_swapped_tensor(tiny_model):
