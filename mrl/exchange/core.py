@@ -132,7 +132,7 @@ class ExchangeCore:
                 # What the log says of its sender is proved by the key.
                 commit = structs.replace(message, client=client.decode(errors="replace"))
                 if self._streams.commit(commit):
-                    self._postings.post(commit)
+                    self._postings.post_later(commit)
                     return self._unpark()
             case Barrier() if session is not None:
                 told = self._barriers.arrive(client, session.policy, message.number, message.members)
@@ -196,7 +196,8 @@ class ExchangeCore:
         return not moved
 
     def tick(self, now_s: float) -> Outgoing:
-        """Deliver again what nobody acknowledged, and forget clients that fell silent."""
+        """Deliver again what nobody acknowledged, forget clients that fell silent, and write what waited to be."""
+        self._postings.flush()
         for client in [client for client, session in self._sessions.items() if session.is_silent(now_s)]:
             self._forget(client)
         out: Outgoing = []

@@ -152,6 +152,8 @@ class ExchangeDaemon:
         """Stop listening and flush the log."""
         self._server.close()
         self._spools.close()
+        if not self._writer.failure:
+            self.core.tick(self._clock())  # the last commits go on the log
         if self._writer.close(CLOSE_S):
             self.log.close()
 

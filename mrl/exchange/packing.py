@@ -34,7 +34,7 @@ class OpenPack:
     oldest: Version
     newest: Version
     task: str
-    ids: list[str] = field(default_factory=list)
+    id_hashes: list[bytes] = field(default_factory=list)
     last_bytes: int = 1
     """Length of the record that was appended last alone."""
     array: bytearray = field(default_factory=lambda: bytearray(ARRAY_HEAD.size))
@@ -47,7 +47,7 @@ class OpenPack:
     @property
     def count(self) -> int:
         """Records in it."""
-        return len(self.ids)
+        return len(self.id_hashes)
 
     def takes(self, record: ExperienceRecord) -> bool:
         """Whether the record has the tags of the pack, and there is room for one more."""
@@ -72,7 +72,7 @@ class OpenPack:
         """Encode the record behind the others; returns its length."""
         before = len(self.array)
         append_encoded(record, self.array)
-        self.ids.append(record.record_id)
+        self.id_hashes.append(xxh3_64_digest(record.record_id.encode()))
         self.last_bytes = len(self.array) - before
         return self.last_bytes
 
@@ -80,13 +80,14 @@ class OpenPack:
         """The same for many records at once."""
         before = len(self.array)
         append_all_encoded(records, self.array)
-        self.ids += [record.record_id for record in records]
+        # At once, while they are in the processor's cache.
+        self.id_hashes += [xxh3_64_digest(record.record_id.encode()) for record in records]
         return len(self.array) - before
 
     def drop_last(self, num_bytes: int, count: int = 1) -> None:
         """Take back the last records, which have this length."""
         del self.array[len(self.array) - num_bytes :]
-        del self.ids[len(self.ids) - count :]
+        del self.id_hashes[self.count - count :]
 
     def seal(self) -> bytearray:
         """The array; nothing more comes."""
@@ -102,7 +103,7 @@ class OpenPack:
             task=self.task,
             count=self.count,
             num_bytes=len(self.array),
-            id_hashes=b"".join([xxh3_64_digest(record_id.encode()) for record_id in self.ids]),
+            id_hashes=b"".join(self.id_hashes),
         )
 
 

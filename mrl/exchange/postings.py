@@ -6,6 +6,7 @@ from mrl.exchange.entry import Entry
 from mrl.exchange.journal import LogEntry, Stored, arrays_of, written
 from mrl.exchange.log.frames import HEAD_BYTES
 from mrl.exchange.outside import Append
+from mrl.records.exchange import Commit
 
 
 class Postings:
@@ -14,6 +15,8 @@ class Postings:
     def __init__(self, append: Append) -> None:
         self._append = append
         self._ticket = 0
+        self._commits: dict[tuple[str, str], Commit] = {}
+        """By policy and stream."""
         self._records: dict[int, tuple[Sequence[Entry], int, bool]] = {}
         """By ticket: the entries, the bytes before the first of their arrays, and whether they are moved."""
         self.is_moving = False
@@ -24,14 +27,29 @@ class Postings:
         self._ticket += 1
         self._append(self._ticket, written(message), is_move=False)
 
+    def post_later(self, commit: Commit) -> None:
+        """Put a commit on the log with the next records, or at the next `flush`: the disk is not waited for on its own.
+
+        Nobody is told when the log has it, and its sender repeats it. Only the last one of a stream counts.
+        """
+        self._commits[commit.policy, commit.stream] = commit
+
+    def flush(self) -> None:
+        """Begin to put on the log what has waited."""
+        for commit in self._commits.values():
+            self.post(commit)
+        self._commits.clear()
+
     def post_records(self, head: Stored, entries: Sequence[Entry], *, is_move: bool = False) -> int:
         """Begin to put records on the log; returns the ticket."""
         self._ticket += 1
         parts = written(head, arrays_of(entries))
         self._records[self._ticket] = entries, len(parts[0]), is_move
         self.is_moving |= is_move
-        self._append(self._ticket, parts, is_move=is_move)
-        return self._ticket
+        ticket = self._ticket
+        self._append(ticket, parts, is_move=is_move)
+        self.flush()
+        return ticket
 
     def settle(self, ticket: int, offset: int) -> Iterator[tuple[Entry, int]]:
         """The log has dealt with this ticket. Entries with the places of their arrays, if they stand at `offset`."""

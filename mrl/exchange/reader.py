@@ -1,6 +1,7 @@
 """The client's end of a stream: takes batches in their order, each record once, and knows how far it has come."""
 
 from collections.abc import Sequence
+from itertools import count, repeat
 
 import msgspec
 
@@ -63,12 +64,10 @@ class Reader:
 
     def _new_ones(self, parcel: Parcel, records: Sequence[ExperienceRecord | None]) -> list[Received]:
         """Those that have not come in an earlier batch."""
-        age_versions, came_to = parcel.age_versions, self.came_to
-        return [
-            Received(record, age_versions, place)
-            for place, record in enumerate(records, parcel.number)
-            if record is not None and place > came_to
-        ]
+        received = map(Received, records, repeat(parcel.age_versions), count(parcel.number))  # type: ignore[arg-type]
+        if parcel.number > self.came_to and None not in records:
+            return [*received]
+        return [one for one in received if one.record is not None and one.number > self.came_to]
 
     def _bytes_of(self, parcel: Parcel) -> Buffer:
         if not parcel.place:
@@ -78,21 +77,28 @@ class Reader:
             raise LogLost
         return data
 
-    def _records_of(self, parcel: Parcel, data: Buffer) -> list[ExperienceRecord | None]:
+    def _records_of(self, parcel: Parcel, data: Buffer) -> Sequence[ExperienceRecord | None]:
         """The records by their places; None for those that cannot be read, or say that they are another source's."""
         records = _decoded(data)
         if parcel.place and len(records) != parcel.count:
             raise LogLost
+        if len(records) == parcel.count and _sources_of(records).count(parcel.source) == parcel.count:
+            return records
         records = [one if one is not None and one.source == parcel.source else None for one in records[: parcel.count]]
         self.unreadable += parcel.count - len(records) + records.count(None)
         return records
 
 
-def _decoded(data: Buffer) -> list[ExperienceRecord | None]:
+def _decoded(data: Buffer) -> Sequence[ExperienceRecord | None]:
     try:
-        return [*decode(data, pack_decoder, max_bytes=len(data))]
+        return decode(data, pack_decoder, max_bytes=len(data))
     except RecordError:
         return _one_by_one(data)
+
+
+def _sources_of(records: Sequence[ExperienceRecord | None]) -> list[str]:
+    """One for every record that can be read."""
+    return [one.source for one in records if one is not None]
 
 
 def _one_by_one(data: Buffer) -> list[ExperienceRecord | None]:

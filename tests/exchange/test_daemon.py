@@ -16,7 +16,7 @@ from logged_core import put_message
 
 from mrl.exchange.client import ExchangeClient
 from mrl.exchange.daemon import ExchangeDaemon, Limits
-from mrl.records.exchange import Fetch, Hello
+from mrl.records.exchange import Commit, Fetch, Hello
 from mrl.records.version import Version
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client import ClientSocket
@@ -236,6 +236,15 @@ def open_daemon(run, keys):
     yield open_one
     for daemon in opened:
         daemon.close()
+
+
+def test_the_last_commit_is_on_the_log_of_a_daemon_that_was_ended(open_daemon):
+    """It had waited for something to go with."""
+    daemon = open_daemon()
+    commit = Commit(client="worker/qwen/0", policy="qwen", stream="s", upto=5)
+    daemon.core.handle(b"worker/qwen/0", commit, GRANT, time.monotonic())
+    daemon.close()
+    assert open_daemon().core.memory.streams.freed == 5
 
 
 def test_the_log_is_freed_from_its_front(open_daemon, outcome, until):

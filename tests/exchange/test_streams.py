@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from logged_core import LoggedCore, batch_records, packed_message, put_message
 
 from mrl.exchange import streams
+from mrl.exchange.journal import read
 from mrl.exchange.parking import MAX_PARKED_BYTES
 from mrl.exchange.reader import Reader
 from mrl.exchange.shared_files import SharedFiles
@@ -247,6 +248,15 @@ def test_what_was_committed_before_a_restart_stays_free(outcome):
     again = make_core()
     again.memory.restore(None, core.logged())
     assert again.memory.streams.freed == numbers_of(batch)[-1]
+
+
+def test_a_commit_waits_for_other_entries_and_not_for_long(outcome):
+    """It goes with the next tick when nothing else comes, and counts at once."""
+    core = make_core(is_slow=True)
+    core.handle(LEARNER, Commit(client="l", policy="llama", stream="s", upto=1), 0.0)
+    assert (core.memory.streams.freed, core.posted) == (1, [])
+    core.tick(0.05)
+    assert [type(read(entry)[0]) for _, entry in core.posted] == [Commit]
 
 
 def test_an_empty_memory_does_not_take_more_than_its_budget(outcome):

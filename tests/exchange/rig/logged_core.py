@@ -68,7 +68,9 @@ class LoggedCore(ExchangeCore):
         return out
 
     def logged(self) -> list[tuple[int, bytes]]:
-        """What a restored core is given."""
+        """What a restored core is given, once the last commits have gone on the log too."""
+        self._postings.flush()
+        self._with_log([], 0.0)
         return list(enumerate(self.log))
 
     def heads(self) -> list[LogEntry]:
