@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -16,6 +17,8 @@ import psutil
 from mrl.parent_death import command
 
 TAIL_LINES = 12
+SAYS_NOTHING = re.compile(r'^[\s^~]*$|\bFile ".*", line \d+|\d+%\|| \d+% Completed')
+"""Places in code, what is drawn below them, and bars of progress."""
 TEXT_BYTES = 64 * 1024
 TERM_S = 10.0
 END_POLL_S = 0.02
@@ -70,9 +73,9 @@ class ServerProcess:
             return file.read().decode("utf-8", errors="replace")
 
     def tail(self) -> str:
-        """The last lines of its log in this life, in one line."""
-        lines = self.text().splitlines()
-        return " | ".join(line.strip() for line in lines[-TAIL_LINES:] if line.strip())
+        """The last telling lines of its log in this life, in one line."""
+        lines = [line.strip() for line in self.text().splitlines() if not SAYS_NOTHING.search(line)]
+        return " | ".join(lines[-TAIL_LINES:])
 
     def end(self, within_s: float = TERM_S) -> None:
         """SIGTERM, then SIGKILL to whatever is left after `within_s`. May be called again."""

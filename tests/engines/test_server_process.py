@@ -49,6 +49,25 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+def test_the_tail_of_a_log_is_what_tells(start, tmp_path):
+    """Of a traceback and what servers draw beside it, the lines that say something; of this life alone."""
+    (tmp_path / "log").write_text("an earlier life\n")
+    drawn = """Traceback (most recent call last):
+  File "/env/loader.py", line 7, in load
+    self.weights[name]
+    ~~~~~~~~~~~~^^^^^^
+KeyError: 'x'
+
+Loading shards:  50%|#####     | 1/2
+Loading shards: 100% Completed | 1/1 [00:00<00:00, 415.65it/s]
+"""
+    (tmp_path / "drawn").write_text(drawn)
+    server = start(f"cat {tmp_path}/drawn; echo the end")
+    until(lambda: "the end" in server.text())
+
+    assert server.tail() == "Traceback (most recent call last): | self.weights[name] | KeyError: 'x' | the end"
+
+
 def test_a_child_of_a_child_that_does_not_hear_is_ended_with_the_server(start, tmp_path):
     """The server goes at once; what it had started, two generations on and in a session of its own, is killed."""
     pids = tmp_path / "pids"

@@ -1,0 +1,138 @@
+"""What `mrl doctor` looks at, and how it tells what is wrong."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from mrl.cli.doctor import add_arguments, run, subjects_of
+from mrl.cli.engine_examination import Subject, examine
+from mrl.config.load import load_config
+from mrl.engines.server import Bounds
+from mrl.errors import ConfigError
+
+TABLES = """
+[run]
+name = "r"
+steps = 1
+[sharing]
+regime = "independent"
+[tasks.trim]
+source = "words"
+dataset = "trim"
+[policies.a]
+model = "m"
+[policies.b]
+model = "m"
+[policies.b.rollout]
+engine = "vllm"
+server = { python = "/env/bin/python", dtype = "bfloat16", options = ["--seed", "1"] }
+[policies.c]
+model = "m"
+[policies.c.rollout]
+engine = "sglang"
+server = { url = "http://h:1" }
+[policies.d]
+model = "m"
+device = "cuda"
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Four policies with four kinds of engines."""
+    (tmp_path / "run.toml").write_text(TABLES)
+    return tmp_path / "run.toml"
+
+
+@pytest.fixture
+def doctor() -> Callable[..., int]:
+    """The command, given its words."""
+
+    def command(*words: str) -> int:
+        parser = argparse.ArgumentParser()
+        add_arguments(parser)
+        return run(parser.parse_args(words))
+
+    return command
+
+
+def test_the_engines_of_a_configuration_are_looked_at_as_it_has_them(config: Path) -> None:
+    """Each with its device, interpreter, number format, options or URL."""
+    assert subjects_of(load_config(config, [])) == {
+        "embedded of a": Subject("embedded", "cpu"),
+        "vllm of b": Subject("vllm", "cpu", "/env/bin/python", "", "bfloat16", ("--seed", "1")),
+        "sglang of c": Subject("sglang", "cpu", url="http://h:1"),
+        "embedded of d": Subject("embedded", "cuda"),
+    }
+
+
+def test_policies_with_the_same_engine_share_one_look(tmp_path: Path) -> None:
+    """It is named after all of them."""
+    (tmp_path / "run.toml").write_text(TABLES.replace('device = "cuda"\n', ""))
+    assert list(subjects_of(load_config(tmp_path / "run.toml", []))) == ["embedded of a, d", "vllm of b", "sglang of c"]
+
+
+def test_one_engine_of_a_configuration_can_be_chosen(doctor, config: Path, capsys) -> None:
+    """A server that is not there is for the person to cure; the cure does not lead back to this command."""
+    assert doctor("vllm", "--config", str(config)) == 2
+
+    said = capsys.readouterr().out
+    assert "vllm of b: /env/bin/python: the environment of vllm is missing" in said
+    assert "mrl doctor" not in said
+    assert "embedded" not in said
+
+
+def test_a_gpu_that_is_not_there_is_one_line(doctor, capsys, monkeypatch) -> None:
+    """And not a traceback of torch."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert doctor("embedded", "--device", "cuda") == 2
+    assert "got 'cuda'; wanted a GPU; cure: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["embeded"], "no such engine; got 'embeded'; wanted embedded, vllm, sglang"),
+        (["run.toml"], "cure: mrl doctor --config run.toml"),
+        (["--config", "CONFIG", "--device", "cpu"], "--device beside --config"),
+    ],
+)
+def test_words_that_do_not_fit_are_refused(doctor, config: Path, words: list[str], told: str) -> None:
+    """Before anything is started."""
+    with pytest.raises(ConfigError) as caught:
+        doctor(*(str(config) if word == "CONFIG" else word for word in words))
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("python", "told"),
+    [
+        (sys.executable, "vllm is not installed for this interpreter"),
+        ("FOLDER", "server.python of vllm is a folder"),
+        ("FOLDER/no-program", "the interpreter of an engine cannot be run"),
+    ],
+)
+def test_an_interpreter_that_is_none_of_the_engine_is_told_as_that(tmp_path: Path, python: str, told: str) -> None:
+    """Before a server is started with it."""
+    (tmp_path / "no-program").write_text("neither a program nor a script")
+    (tmp_path / "no-program").chmod(0o755)
+
+    found = examine(Subject("vllm", "cpu", python.replace("FOLDER", str(tmp_path))))
+
+    assert told in found.problem
+    assert found.is_users
+    assert not found.starts
+
+
+def test_a_server_that_is_not_at_its_url_is_told_with_the_url(monkeypatch) -> None:
+    """Nothing is started in its place."""
+    monkeypatch.setattr("mrl.cli.engine_examination.THEIRS", Bounds(start_s=0.1))
+
+    found = examine(Subject("sglang", "cpu", url="http://127.0.0.1:1"))
+
+    assert "no server at http://127.0.0.1:1 took requests within 0.1 s" in found.problem
+    assert found.is_users
