@@ -147,7 +147,9 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WeightsRoute(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="weights_route"):
-    """Learner -> worker: how to come by the weights asked for; neither way is left once there are newer ones."""
+    """Learner -> worker: how to come by the weights asked for; neither way is there once there are newer ones, or where
+    no place can be had to meet at.
+    """
 
     attempt: Count
     weights: WeightsNotice

@@ -121,7 +121,7 @@ def _by_broadcast(engine: Engine, manifest: Manifest, link: WorkerLink | None, i
     if route is None:
         raise NotOffered(f"no answer about version {manifest.version} within {ROUTE_S:g} s")
     if route.meeting is None:
-        raise NotOffered(f"version {manifest.version} is not the newest any more")
+        raise NotOffered(f"version {manifest.version} is not the newest any more, or cannot be sent now")
     try:
         engine.receive(Incoming(route.meeting, manifest.broadcast, manifest.tensors), manifest.version)
     except (PeerLost, WeightsError) as error:

@@ -47,7 +47,8 @@ class BroadcastPublisher:
         self._written: tuple[Version, Path] | None = None
         """The version written last, and its manifest."""
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._busy = threading.Event()
+        self._counting, self._num_jobs = threading.Lock(), 0
+        """Jobs of the thread that sends: waiting, or under way."""
         # Not a daemon: a thread that comes back from gloo while the interpreter ends takes the process down (SIGABRT).
         self._thread = threading.Thread(target=self._work, name="broadcast")
         self._thread.start()
@@ -93,27 +94,35 @@ class BroadcastPublisher:
 
     def answers(self, notice: WeightsNotice, *, num_workers: int) -> list[tuple[bytes, WeightsRoute]]:
         """Answers to those who asked, which are due now; never waits. `num_workers` are known."""
-        newest = self._held.newest()
+        newest, is_idle = self._held.newest(), not self._num_jobs
         written = self._folder_of(newest)
         due = self._meetings.due(
             newest.version if newest else None,
             time.monotonic(),
             num_workers=num_workers,
-            can_send=not self._busy.is_set(),
+            can_send=is_idle,
             has_files=bool(written),
         )
-        if newest and not written and self._meetings.wants_files(newest.version) and not self._busy.is_set():
-            self._begin(lambda: self._write_if_newest(newest.version))
         found = [_route(one, notice) for one in due.outdated]
         found += [_route(one, notice, folder=written) for one in due.readers]
-        return found + (self._call_together(due.party, notice) if due.party else [])
+        found += [_route(one, notice, meeting=meeting) for one, meeting in due.invited]
+        found += self._call_together(due.party, notice) if due.party else []
+        # Behind the party: its members are on their way to a meeting, which has a bound.
+        if newest and not written and is_idle and self._meetings.wants_files(newest.version):
+            self._begin(lambda: self._write_if_newest(newest.version))
+        return found
 
     def _call_together(self, party: list[Asking], notice: WeightsNotice) -> list[tuple[bytes, WeightsRoute]]:
         held = self._held.use(party[0].request.version)
         if held is None:  # there has been a newer one for a moment: they will be told of it
             return [_route(one, notice) for one in party]
         self._number += 1
-        store = open_store("127.0.0.1" if self._host == "localhost" else self._host)
+        try:
+            store = open_store("127.0.0.1" if self._host == "localhost" else self._host)
+        except OSError as error:
+            self._held.release(held)
+            log.warning("no place for a broadcast", version=str(held.version), reason=str(error))
+            return [_route(one, notice) for one in party]
         meeting = Meeting(
             host=reachable_host(self._host),
             port=store.port,
@@ -125,12 +134,15 @@ class BroadcastPublisher:
         self._begin(lambda: self._send(held, store, meeting))
         answers, rank = [], 1
         for one in party:
-            answers.append(_route(one, notice, meeting=msgspec.structs.replace(meeting, first_rank=rank)))
+            own = msgspec.structs.replace(meeting, first_rank=rank)
+            self._meetings.invite(one, own)
+            answers.append(_route(one, notice, meeting=own))
             rank += one.request.num_ranks
         return answers
 
     def _begin(self, job: Callable[[], None]) -> None:
-        self._busy.set()
+        with self._counting:
+            self._num_jobs += 1
         self._jobs.put(job)
 
     # The thread that sends.
@@ -144,7 +156,8 @@ class BroadcastPublisher:
             except Exception as error:  # noqa: BLE001 - the thread's outer edge: the learner's thread raises it
                 self._failure = error
                 return
-            self._busy.clear()
+            with self._counting:
+                self._num_jobs -= 1
 
     def _send(self, held: Held, store: dist.Store, meeting: Meeting) -> None:
         try:

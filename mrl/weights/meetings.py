@@ -7,7 +7,7 @@ gets a broadcast of its own. Whoever cannot be served by broadcast asks for file
 from dataclasses import dataclass
 from typing import Literal
 
-from mrl.records.rollouts import WeightsRequest
+from mrl.records.rollouts import Meeting, WeightsRequest
 from mrl.records.version import Version
 
 WINDOW_S = 0.1
@@ -33,6 +33,8 @@ class Due:
     """They read the files of the newest version."""
     party: list[Asking]
     """They take part in one broadcast of the newest version."""
+    invited: list[tuple[Asking, Meeting]]
+    """They ask once more although they were sent to a meeting: that answer may be lost."""
 
 
 class Meetings:
@@ -40,24 +42,32 @@ class Meetings:
 
     def __init__(self) -> None:
         self._asking: dict[str, Asking] = {}
-        self._met: dict[str, int] = {}
-        """Attempt of each worker that was sent to a meeting: a repetition that crossed the answer is no new one."""
+        self._invited: dict[str, tuple[int, Meeting]] = {}
+        """Attempt of each worker that was sent to a meeting, and where it was sent."""
+        self._again: dict[str, Asking] = {}
 
     def ask(self, client: bytes, request: WeightsRequest, now_s: float) -> None:
         """A request, which may be a repetition; a worker's newest one counts."""
-        if self._met.get(request.worker) == request.attempt:
+        if request.worker in self._invited and self._invited[request.worker][0] == request.attempt:
+            self._again[request.worker] = Asking(client, request, now_s)
             return
         before = self._asking.get(request.worker)
         is_same = before is not None and before.request == request
         self._asking[request.worker] = Asking(client, request, before.since_s if before and is_same else now_s)
 
+    def invite(self, asking: Asking, meeting: Meeting) -> None:
+        """It was sent there: a repetition of its request is no new one, also where it only crossed that answer."""
+        self._invited[asking.request.worker] = asking.request.attempt, meeting
+
     def due(self, newest: Version | None, now_s: float, *, num_workers: int, can_send: bool, has_files: bool) -> Due:
-        """Take out what can be answered. While there is no newest version nobody is answered.
+        """Take out what can be answered. While there is no newest version only those are who were invited before.
 
         `num_workers` are known: once all of them have asked, nobody is waited for.
         """
+        invited = [(one, self._invited[worker][1]) for worker, one in self._again.items()]
+        self._again.clear()
         if newest is None:
-            return Due([], [], [])
+            return Due([], [], [], invited)
         asking = list(self._asking.values())
         outdated = [one for one in asking if one.request.version != newest]
         current = [one for one in asking if one.request.version == newest]
@@ -68,8 +78,7 @@ class Meetings:
             party = []
         for one in (*outdated, *readers, *party):
             del self._asking[one.request.worker]
-        self._met.update({one.request.worker: one.request.attempt for one in party})
-        return Due(outdated, readers, party)
+        return Due(outdated, readers, party, invited)
 
     def wants_files(self, newest: Version | None) -> bool:
         """Whether somebody waits for the files of the newest version."""

@@ -1,0 +1,148 @@
+"""The learner's end of broadcasts: what it does in which order, and what is left when a place to meet cannot be had."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from mrl.models import tensor_broadcast
+from mrl.models.parameters import named_weights
+from mrl.models.tensor_broadcast import Incoming, receive_each
+from mrl.models.tensor_file import digest
+from mrl.records.rollouts import WeightsNotice, WeightsRequest, WeightsRoute
+from mrl.records.version import Version
+from mrl.weights import broadcast
+from mrl.weights.broadcast import BroadcastPublisher
+from mrl.weights.canary import canary_sequences, make_canary
+from mrl.weights.manifest import read_manifest
+from mrl.weights.publish import Publisher
+
+CANARY = canary_sequences(64)
+
+
+class Learner:
+    """A publisher with one version, and the words of workers."""
+
+    def __init__(self, folder: Path, model) -> None:
+        self.files = Publisher(folder, "a")
+        self.publisher = BroadcastPublisher(self.files, host="127.0.0.1")
+        self.model = model
+
+    def publish(self, step: int) -> WeightsNotice:
+        version = Version(0, step)
+        path = self.publisher.publish_weights(
+            named_weights(self.model).items(), version, make_canary(self.model, CANARY)
+        )
+        self.notice = WeightsNotice(version=version, manifest_path=str(path))
+        return self.notice
+
+    def ask(self, worker: str, *, num_ranks: int, attempt: int = 1) -> None:
+        request = WeightsRequest(worker=worker, version=self.notice.version, attempt=attempt, num_ranks=num_ranks)
+        self.publisher.ask(worker.encode(), request)
+
+    def answers(self, count: int) -> dict[bytes, WeightsRoute]:
+        """As many answers, in the order in which they come."""
+        found: dict[bytes, WeightsRoute] = {}
+        deadline_s = time.monotonic() + 20.0
+        while len(found) < count:
+            assert time.monotonic() < deadline_s, f"{len(found)} of {count} answers came"
+            found |= dict(self.publisher.answers(self.notice, num_workers=1))
+        return found
+
+    def receive(self, route: WeightsRoute) -> dict[str, str]:
+        """Take part in the broadcast; name -> digest of what came."""
+        manifest = read_manifest(Path(self.notice.manifest_path))
+        assert route.meeting is not None
+        incoming = Incoming(route.meeting, manifest.broadcast, manifest.tensors)
+        return {name: its_digest for name, _, its_digest in receive_each(incoming)}
+
+
+@pytest.fixture
+def learner(tiny_model, tmp_path, monkeypatch) -> Iterator[Learner]:
+    """Short bounds."""
+    monkeypatch.setattr(tensor_broadcast, "MEET_S", 3.0)
+    made = Learner(tmp_path, tiny_model(seed=1))
+    made.publish(1)
+    yield made
+    made.publisher.close()
+
+
+def published(learner: Learner) -> dict[str, str]:
+    return {name: digest(tensor) for name, tensor in named_weights(learner.model).items()}
+
+
+def test_a_meeting_does_not_wait_for_files_that_are_written(learner, monkeypatch):
+    """Those who meet have a bound; whoever reads has asked at the same moment, and reads afterwards."""
+    received, write = threading.Event(), learner.files.publish_weights
+
+    def late(*arguments) -> Path:
+        assert received.wait(20.0), "the files came first"
+        return write(*arguments)
+
+    monkeypatch.setattr(learner.files, "publish_weights", late)
+    learner.ask("reads", num_ranks=0)
+    learner.ask("meets", num_ranks=1)
+
+    assert learner.receive(learner.answers(1)[b"meets"]) == published(learner)
+    received.set()
+    assert Path(learner.answers(1)[b"reads"].folder).is_file()
+
+
+def test_nobody_is_invited_while_files_are_written(learner, monkeypatch):
+    """A meeting would begin only behind them."""
+    written, write, begun = threading.Event(), learner.files.publish_weights, threading.Event()
+
+    def slow(*arguments) -> Path:
+        begun.set()
+        assert written.wait(20.0)
+        return write(*arguments)
+
+    monkeypatch.setattr(learner.files, "publish_weights", slow)
+    learner.ask("reads", num_ranks=0)
+    learner.ask("meets", num_ranks=1)
+    learner.receive(learner.answers(1)[b"meets"])
+    assert begun.wait(20.0)
+
+    learner.ask("late", num_ranks=1)
+    assert learner.publisher.answers(learner.notice, num_workers=1) == []
+    written.set()
+    found = learner.answers(2)
+
+    assert Path(found[b"reads"].folder).is_file()
+    assert learner.receive(found[b"late"]) == published(learner)
+
+
+def test_without_a_place_to_meet_nobody_is_invited_and_nothing_is_kept_in_use(learner, monkeypatch):
+    """As when no file can be opened any more; whoever asks again later is served."""
+    open_store, failures = broadcast.open_store, [OSError(24, "Too many open files")]
+
+    def fails(host: str):
+        if failures:
+            raise failures.pop()
+        return open_store(host)
+
+    monkeypatch.setattr(broadcast, "open_store", fails)
+    learner.ask("meets", num_ranks=1)
+    route = learner.answers(1)[b"meets"]
+    assert (route.meeting, route.folder) == (None, "")
+    newest = learner.publisher._held.newest()
+    assert newest is not None
+    assert newest.users == 0
+
+    learner.ask("meets", num_ranks=1, attempt=2)
+    assert learner.receive(learner.answers(1)[b"meets"]) == published(learner)
+
+
+def test_an_invitation_that_was_lost_is_given_again(learner):
+    """The worker asks again within a second; the others of its meeting wait for it no longer than that."""
+    learner.ask("meets", num_ranks=1)
+    lost = learner.answers(1)[b"meets"]
+    learner.ask("meets", num_ranks=1)
+    again = learner.answers(1)[b"meets"]
+
+    assert again == lost
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(learner.receive, again).result(20.0) == published(learner)
