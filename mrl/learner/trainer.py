@@ -68,7 +68,7 @@ class Trainer:
             lr=table.lr,
             betas=table.betas,
             weight_decay=table.weight_decay,
-            fused=world.device.type == "cuda",
+            fused=True,
         )
         self._updater = Updater(
             self.model,
