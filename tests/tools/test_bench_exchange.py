@@ -31,9 +31,15 @@ def test_records_are_valid_and_as_long_as_they_are_said_to_be(kind, num_bytes):
 def test_everything_that_was_sent_ticks_the_list_off():
     """In any order."""
     checklist = Checklist("one", 3)
-    checklist.tick_off(reversed(make_records("outcome", "one", 3)))
+    records = make_records("outcome", "one", 3)
+    checklist.tick_off([records[2], records[0]])
+    assert checklist.num_missing == 1
+    with pytest.raises(RuntimeError, match="1 records never came, one/1 among them"):
+        checklist.check()
+    checklist.tick_off(records[1:2])
 
     assert checklist.num_missing == 0
+    checklist.check()
 
 
 @pytest.mark.parametrize("phase", ["one", "two"])
@@ -41,9 +47,11 @@ def test_what_comes_twice_or_from_elsewhere_is_an_error(phase):
     """A benchmark that counts a record twice would be too fast."""
     checklist = Checklist("one", 2)
     checklist.tick_off(make_records("outcome", "one", 1))
+    checklist.tick_off(make_records("outcome", phase, 1))
 
+    assert checklist.num_missing == 0
     with pytest.raises(RuntimeError, match=f"{phase}/0 came twice"):
-        checklist.tick_off(make_records("outcome", phase, 1))
+        checklist.check()
 
 
 def test_a_latency_counts_from_when_the_record_was_due():

@@ -62,6 +62,7 @@ def consume(consumer: Consumer) -> None:
         checklist = Checklist(phase["name"], phase["count"])
         first = start()
         last = consumer.take_all(checklist)
+        checklist.check()
         tell({"last_s": last.at_s, "cpu_s": last.cpu_s - first.cpu_s})
     consumer.close()
 

@@ -25,8 +25,8 @@ from mrl.transport.keys import create_keys, load_client_keys, load_keys
 PRODUCER, CONSUMER, READER = f"worker/{SOURCE}/0", "learner/llama", "llama"
 STREAM = "bench"
 ROUND_S = 0.2
-POLL_S = 0.0005
-"""The client has no call that waits for records: a learner looks between two steps."""
+POLL_S = 0.002
+"""The client has no call that waits for records: a learner looks between two steps, far less often than this."""
 
 
 def serve(settings: Settings) -> Iterator[Settings]:

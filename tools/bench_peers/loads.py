@@ -58,19 +58,30 @@ def _answer(rng: np.random.Generator, tokens: int) -> dict[str, Any]:
 
 
 class Checklist:
-    """What is still to come of a phase: each record once, in any order, since what is put again comes later."""
+    """What came of a phase: each record once, in any order, since what is put again comes later.
+
+    While the clock runs ids are only noted; that they are the right ones is checked afterwards, for every system alike.
+    """
 
     def __init__(self, phase: str, count: int) -> None:
-        self._missing = set(ids_of(phase, count))
+        self._phase, self._count = phase, count
+        self._came: list[str] = []
 
     @property
     def num_missing(self) -> int:
         """How many are still to come."""
-        return len(self._missing)
+        return max(0, self._count - len(self._came))
 
     def tick_off(self, records: Iterable[ExperienceRecord]) -> None:
-        """These came. Raises RuntimeError when one came before, or is of another phase."""
-        for record in records:
-            if record.record_id not in self._missing:
-                raise RuntimeError(f"{record.record_id} came twice, or nobody sent it")
-            self._missing.remove(record.record_id)
+        """These came."""
+        self._came += [record.record_id for record in records]
+
+    def check(self) -> None:
+        """Raises RuntimeError when one came twice, is of another phase, or is missing."""
+        missing = set(ids_of(self._phase, self._count))
+        for record_id in self._came:
+            if record_id not in missing:
+                raise RuntimeError(f"{record_id} came twice, or nobody sent it")
+            missing.remove(record_id)
+        if missing:
+            raise RuntimeError(f"{len(missing)} records never came, {missing.pop()} among them")
