@@ -24,7 +24,7 @@ TORCH_MIB = 460
 FLOAT_BYTES = 4
 SAMPLING_BYTES = 20
 """Per row and token of the vocabulary while tokens are drawn: logits, scaled, softmax, and its sum in float64."""
-KEPT_WHOLE, KEPT_WRAPPED, KEPT_ADAPTERS = 0.2, 0.5, 1.2
+KEPT_WHOLE, KEPT_IN_GAPS = 0.2, 0.5
 """Share of a pass's memory that malloc holds beyond it, between what was freed and what is needed next.
 
 Measured with glibc (`tools/check_memory_plan.py`). Blocks that are gathered and let go (FSDP2) leave more gaps, and so
@@ -83,11 +83,11 @@ def rank_needs(
     if on_gpu:
         written = Need("publishing", {"gathered weights": min(PUBLISHED_AT_ONCE, rank.whole)})
         host = [loading, Need("saving", copies), written]
-        return _with(process, host), _with({}, [*rank.training(), rank.update(temporaries=0)])
+        return _with(process, host), _with({}, [*rank.training(), rank.update()])
     together = [
         loading,
         *(Need(need.moment, need.parts | rank.kept(need) | beside) for need in rank.training()),
-        Need("update", rank.update(temporaries=2).parts | beside),
+        Need("update", rank.update().parts | beside),
         Need("saving", rank.state() | copies),
         Need("publishing", rank.state() | gathered | beside),
     ]
@@ -167,16 +167,14 @@ class _Rank:
             for moment, (activations, so_far, gathered_bytes) in windows.items()
         ]
 
-    def update(self, *, temporaries: int) -> Need:
-        """Gradients of several whole copies are summed in one flat tensor; AdamW needs some of the largest tensor."""
+    def update(self) -> Need:
+        """Gradients of several whole copies are summed in one flat tensor; fused AdamW needs nothing of its own."""
         flat = self.trained if self._table.processes > 1 and not self._is_wrapped else 0.0
-        largest = temporaries * FLOAT_BYTES * self._size.largest / self._table.num_shards
-        return Need("update", self.state() | {"summed gradients": flat, "update": largest})
+        return Need("update", self.state() | {"summed gradients": flat})
 
     def kept(self, need: Need) -> dict[str, float]:
         """What malloc holds on to: gaps, and what was read whole by other threads before it was shared out."""
-        share = KEPT_WRAPPED if self._is_wrapped else KEPT_WHOLE
-        share = KEPT_ADAPTERS if self._table.lora else share
+        share = KEPT_IN_GAPS if self._is_wrapped or self._table.lora else KEPT_WHOLE
         read = self.whole * (1 + self._holds_reference) if self.is_sharded else 0.0
         return {"kept by malloc": share * (need.parts["activations"] + need.parts.get("gathered blocks", 0.0)) + read}
 

@@ -12,8 +12,6 @@ class ModelSize:
     """All of them, tied ones once."""
     trained: int
     """Those that training changes: all, or the adapters, which `parameters` then counts too."""
-    largest: int
-    """Of the largest single tensor that training changes."""
     block: int
     """Parameters of one transformer block."""
     num_blocks: int

@@ -81,14 +81,13 @@ def skeleton(
 def model_size(config: PreTrainedConfig, lora: LoraTable | None = None) -> ModelSize:
     """Counted on skeletons of two and of three blocks, all blocks being like the third."""
     two, three = (skeleton(config, blocks, torch.float32, lora) for blocks in (2, 3))
-    (fewer, fewer_trained, largest), (more, more_trained, _) = _counted(two), _counted(three)
+    (fewer, fewer_trained), (more, more_trained) = _counted(two), _counted(three)
     beyond = config.num_hidden_layers - 3
     heads = config.num_attention_heads
     cached_heads = getattr(config, "num_key_value_heads", None) or heads
     return ModelSize(
         parameters=more + beyond * (more - fewer),
         trained=more_trained + beyond * (more_trained - fewer_trained),
-        largest=largest,
         block=more - fewer,
         num_blocks=config.num_hidden_layers,
         vocab_size=config.vocab_size,
@@ -97,7 +96,7 @@ def model_size(config: PreTrainedConfig, lora: LoraTable | None = None) -> Model
     )
 
 
-def _counted(model: nn.Module) -> tuple[int, int, int]:
-    """All parameters, those that are trained, and those of the largest tensor among these."""
-    trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
-    return sum(parameter.numel() for parameter in model.parameters()), sum(trained), max(trained)
+def _counted(model: nn.Module) -> tuple[int, int]:
+    """All parameters, and those that are trained."""
+    trained = (parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return sum(parameter.numel() for parameter in model.parameters()), sum(trained)
