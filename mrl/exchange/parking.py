@@ -5,8 +5,8 @@ from collections import Counter
 from mrl.records.exchange import Put
 
 MAX_PARKED_BYTES = 8 * 1024 * 1024
-PUT_BYTES = 512
-"""What a Put weighs beside its records."""
+PUT_BYTES, PACK_BYTES = 512, 512
+"""What a Put weighs beside its packs, and a pack beside its records and the hashes of their ids."""
 
 
 class Parking:
@@ -52,4 +52,5 @@ class Parking:
 
 
 def _num_bytes(message: Put) -> int:
-    return message.num_bytes + PUT_BYTES
+    hashes_bytes = sum(len(pack.id_hashes) for pack in message.packs)
+    return message.num_bytes + hashes_bytes + PUT_BYTES + PACK_BYTES * len(message.packs)

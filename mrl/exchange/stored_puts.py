@@ -18,8 +18,8 @@ MAX_PUTS = 1024
 WINDOW_BYTES = 16 * 1024 * 1024
 WINDOW_PUTS = 512
 """What a client may have unanswered: so much of what it put last is known by its ids."""
-MAX_IDS = 131_072
-"""Of all clients together: they are in every snapshot of the log."""
+MAX_IDS = 262_144
+"""Of all clients together, those included that are compared: most of them are in every snapshot of the log."""
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -84,8 +84,8 @@ class StoredPuts:
         if window is None:
             return None
         if window.is_back:
-            window.earlier, window.is_back = window.hashes(), False
-            window.since_bytes = window.since_puts = 0
+            self._compare_with(window, window.hashes())
+            window.is_back, window.since_bytes, window.since_puts = False, 0, 0
         if window.earlier is None:
             return None
         asked = np.frombuffer(id_hashes, np.uint64)
@@ -119,21 +119,32 @@ class StoredPuts:
         window.since_puts += 1
         self._num_ids += _count(id_hashes)
         if window.since_bytes > WINDOW_BYTES or window.since_puts > WINDOW_PUTS:
-            window.earlier = None
+            self._compare_with(window, None)
         while len(window.puts) > WINDOW_PUTS or (window.num_bytes > WINDOW_BYTES and len(window.puts) > 1):
             self._drop_oldest(window)
+        self._forget_beyond_bound()
+
+    def _compare_with(self, window: _Window, earlier: Hashes | None) -> None:
+        self._num_ids += _size(earlier) - _size(window.earlier)
+        window.earlier = earlier
+
+    def _forget_beyond_bound(self) -> None:
+        """Of whoever has been silent longest."""
         while self._num_ids > MAX_IDS:
-            longest_silent = next(iter(self._windows))
-            if self._windows[longest_silent].puts:
-                self._drop_oldest(self._windows[longest_silent])
+            client, window = next(iter(self._windows.items()))
+            if window.earlier is not None:
+                self._compare_with(window, None)
+            elif window.puts:
+                self._drop_oldest(window)
             else:
-                del self._windows[longest_silent]
+                del self._windows[client]
 
     def _window(self, client: str) -> _Window:
         """Of a client that is heard of now."""
         window = self._windows[client] = self._windows.pop(client) if client in self._windows else _Window()
         if len(self._windows) > MAX_CLIENTS:
             gone = self._windows.pop(next(iter(self._windows)))
+            self._compare_with(gone, None)
             self._num_ids -= sum(_count(id_hashes) for _, id_hashes in gone.puts)
         return window
 
@@ -141,6 +152,10 @@ class StoredPuts:
         num_bytes, id_hashes = window.puts.popleft()
         window.num_bytes -= num_bytes
         self._num_ids -= _count(id_hashes)
+
+
+def _size(hashes: Hashes | None) -> int:
+    return 0 if hashes is None else hashes.size
 
 
 def _count(id_hashes: bytes) -> int:

@@ -39,11 +39,9 @@ class Pack(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_consistent(self) -> bool:
-        """Whether lengths are what they are said to be."""
-        return len(memoryview(self.records)) == self.num_bytes and len(self.id_hashes) in (
-            0,
-            ID_HASH_BYTES * self.count,
-        )
+        """Whether lengths are what they are said to be. A record is longer than the hash of its id."""
+        has_hashes = len(self.id_hashes) == ID_HASH_BYTES * self.count and len(self.id_hashes) < self.num_bytes
+        return len(memoryview(self.records)) == self.num_bytes and (has_hashes or not self.id_hashes)
 
     def only(self, is_wanted: Iterable[bool]) -> "Pack | None":
         """The records that are wanted, as a pack; None when there are none. Raises RecordError for no array of them."""

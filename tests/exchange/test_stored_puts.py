@@ -82,6 +82,25 @@ def test_the_window_is_bounded_in_bytes_and_in_all(monkeypatch):
     assert stored.num_stored("a", 2) == 1
 
 
+def test_what_is_compared_counts_too(monkeypatch):
+    """Nobody fills the memory by coming back under one name after the other: who was silent longest is forgotten."""
+    monkeypatch.setattr(stored_puts, "MAX_IDS", 6)
+    monkeypatch.setattr(stored_puts, "WINDOW_PUTS", 2)
+    stored = StoredPuts()
+    for client in ("a", "b"):
+        stored.note(client, 1, 2, 20, hashes(1, 2))
+        stored.begin_life(client)
+        assert stored.doubles(client, hashes(2, 3)) == [True, False]
+    for seq in (2, 3):  # its window holds no ids any more, and what it is compared with is still there
+        stored.note("b", seq, 1, 10, b"")
+    assert stored.doubles("a", hashes(2)) is None
+    assert stored.doubles("b", hashes(2)) == [True]
+    assert list(stored.windows()) == [("a", [(20, hashes(1, 2))]), ("b", [(10, b""), (10, b"")])]
+    stored.note("c", 1, 3, 30, hashes(4, 5, 6))
+    assert [client for client, _ in stored.windows()] == ["b", "c"]
+    assert stored.doubles("b", hashes(2)) == [True]
+
+
 @pytest.mark.parametrize(("num_bytes", "window"), [(1, {"WINDOW_PUTS": 2}), (50, {"WINDOW_BYTES": 100})])
 def test_nothing_is_compared_when_the_first_window_of_a_life_is_over(monkeypatch, num_bytes, window):
     """What was unanswered at its death would have come by then."""

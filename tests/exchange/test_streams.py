@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logged_core import LoggedCore, batch_records, packed_message, put_message
+from msgspec.structs import replace
 
 from mrl.exchange import streams
 from mrl.exchange.journal import read
-from mrl.exchange.parking import MAX_PARKED_BYTES
+from mrl.exchange.parking import MAX_PARKED_BYTES, Parking
 from mrl.exchange.reader import Reader
 from mrl.exchange.shared_files import SharedFiles
 from mrl.exchange.streams import (
@@ -21,7 +22,7 @@ from mrl.exchange.streams import (
     WINDOW_BYTES,
 )
 from mrl.records.codec import encode
-from mrl.records.exchange import Announce, Batch, Commit, Hello, PutAck, StatRequest, Stream, Took, Welcome
+from mrl.records.exchange import Announce, Batch, Commit, Hello, Put, PutAck, StatRequest, Stream, Took, Welcome
 from mrl.records.version import Version
 
 LEARNER, WORKER = b"learner/llama", b"worker/qwen/0"
@@ -408,6 +409,16 @@ def test_parked_puts_are_bounded_and_go_with_their_client(outcome):
     core.handle(WORKER, Hello(client="w", policy="qwen"), 0.0)
     [(_, stat)] = core.handle(b"x", StatRequest(client="x"), 0.0)
     assert stat.unstored == 0
+
+
+def test_a_parked_put_weighs_what_it_carries(outcome):
+    """Hashes count, whatever its packs say about the records that lie in a spool."""
+    parking = Parking()
+    [pack] = packed_message(outcome()).packs
+    pack = replace(pack, num_bytes=1, id_hashes=bytes(32_000))
+    for seq in range(100):
+        parking.park(WORKER, Put(client="w", seq=seq, packs=[pack] * 10))
+    assert MAX_PARKED_BYTES / 400_000 < parking.num_waiting <= MAX_PARKED_BYTES / 320_000
 
 
 ACTIONS = st.lists(

@@ -47,9 +47,15 @@ def test_what_is_no_array_of_its_length_cannot_be_parted(array):
 @pytest.mark.parametrize("wrong", [{"num_bytes": 3}, {"id_hashes": HASHES[0]}, {"id_hashes": b"1234567" * 3}])
 def test_lengths_have_to_agree(wrong):
     """Those of the records and those of the hashes."""
-    whole = pack(msgpack.packb([1, 2, 3]))
+    whole = pack(msgpack.packb(["long enough"] * 3))
     assert whole.is_consistent
     assert not msgspec.structs.replace(whole, **wrong).is_consistent
+
+
+def test_hashes_are_shorter_than_the_records():
+    """Or they would be memory that nobody counts."""
+    assert not pack(msgpack.packb([1, 2, 3])).is_consistent
+    assert pack(msgpack.packb([1, 2, 3]), id_hashes=b"").is_consistent
 
 
 def test_a_reader_of_an_earlier_version_reads_a_pack_with_hashes():
