@@ -18,8 +18,18 @@ from mrl.engines.engine import EngineUsage, Sampling
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.metrics_text import metrics_of
 from mrl.engines.tensor_folder import check_same_tensors, digests_held
-from mrl.engines.vllm_calls import ANSWER_S, GENERATE, answers, ask, call_workers, has_extension, likeliest
-from mrl.errors import EngineError, WeightsError
+from mrl.engines.vllm_calls import (
+    ANSWER_S,
+    GENERATE,
+    answers,
+    ask,
+    call_workers,
+    check_taken,
+    count_workers,
+    has_extension,
+    likeliest,
+)
+from mrl.errors import EngineError
 from mrl.models.tensor_broadcast import Incoming, Seats
 from mrl.records.finish import FinishReason
 
@@ -40,6 +50,7 @@ class VLLM:
         """What it can do is known after `probe`."""
         self._routes: frozenset[str] = frozenset()
         self._swaps_tensors = False
+        self._num_workers = self._num_copies = 1
         self._launch: Launch | None = None
         self._folder: Path | None = None
 
@@ -68,6 +79,8 @@ class VLLM:
             what = "the server's log-probabilities are not those of the sampling distribution"
             raise EngineError(what, where=f"vllm at {http.base_url}", cure="--logprobs-mode processed_logprobs")
         self._swaps_tensors = "/collective_rpc" in self._routes and await has_extension(http)
+        if "/get_world_size" in self._routes:
+            self._num_workers, self._num_copies = await count_workers(http)
 
     async def generate(
         self,
@@ -107,15 +120,18 @@ class VLLM:
 
     async def load(self, http: Http, folder: Path, label: str) -> None:
         """See Dialect."""
-        self._need(http, "/collective_rpc", "/reset_prefix_cache")
+        self._need(http, "/collective_rpc", "/reset_prefix_cache", "/get_world_size")
+        if self._num_copies > 1:
+            what = "vLLM says of its first copy of the model alone whether it takes new weights"
+            cure = "rollout.workers instead of data parallelism"
+            raise EngineError(what, got=f"{self._num_copies} copies", cure=cure)
         if self._swaps_tensors:
-            for answer in await call_workers(http, "mrl_load", [str(folder)]):
-                if "refused" in answer:
-                    raise WeightsError(f"{folder}: vLLM cannot serve these weights: {answer['refused']}")
+            said = await call_workers(http, "mrl_load", [str(folder)])
         else:
             if self._launch is not None:
                 await asyncio.to_thread(check_same_tensors, folder, self._launch.model_folder)
-            await call_workers(http, "reload_weights", [], weights_path=str(folder))
+            said = await call_workers(http, "reload_weights", [], weights_path=str(folder))
+        check_taken(folder, said, taken={} if self._swaps_tensors else None, num_workers=self._num_workers)
         self._folder = folder
         if "/update_weight_version" in self._routes:
             await http.post("/update_weight_version", {"new_version": label})

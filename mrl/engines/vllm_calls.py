@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from mrl.engines.http import Http, HttpFailure
+from mrl.errors import EngineLost, WeightsError
 
 GENERATE = "/inference/v1/generate"
 ANSWER_S = 5.0
@@ -31,6 +33,27 @@ async def call_workers(http: Http, method: str, arguments: list[str], **named: s
     body = {"method": method, "args": arguments, "kwargs": named}
     text = await http.post("/collective_rpc", body, within_s=None)
     return json.loads(text)["results"] if text else []
+
+
+def check_taken(folder: Path, answers: Sequence[Any], *, taken: object, num_workers: int) -> None:
+    """What workers say to new weights, `taken` or {"refused": why}, has to come from all of them, and be the same.
+
+    Raises WeightsError when all refuse, so that nothing has changed, and EngineLost when they now serve different ones.
+    """
+    refused = [answer["refused"] for answer in answers if isinstance(answer, dict) and "refused" in answer]
+    num_taken = sum(answer == taken for answer in answers)
+    if num_taken == len(answers) == num_workers:
+        return
+    if len(refused) == len(answers) == num_workers:
+        raise WeightsError(f"{folder}: vLLM cannot serve these weights: {refused[0]}")
+    why = f", as {refused[0]}" if refused else ""
+    raise EngineLost(f"{folder}: of {num_workers} workers {num_taken} took the weights, {len(refused)} refused{why}")
+
+
+async def count_workers(http: Http) -> tuple[int, int]:
+    """Processes that each copy of the model is split over, and copies of it (tensor x pipeline, and data parallel)."""
+    size = int((await http.get_json("/get_world_size", include_dp="false"))["world_size"])
+    return size, int((await http.get_json("/get_world_size", include_dp="true"))["world_size"]) // size
 
 
 async def has_extension(http: Http) -> bool:

@@ -12,12 +12,12 @@ from mrl.engines.dialect import Segment
 from mrl.engines.engine import EngineUsage, Sampling
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.vllm import VLLM
-from mrl.errors import EngineError, WeightsError
+from mrl.errors import EngineError, EngineLost, WeightsError
 from mrl.records.finish import FinishReason
 
 SAMPLING = Sampling(0.7, 9, (1, 2))
 ROUTES = ["/inference/v1/generate", "/metrics", "/pause", "/resume", "/abort_requests", "/is_paused",
-          "/reset_prefix_cache", "/collective_rpc", "/update_weight_version"]  # fmt: skip
+          "/reset_prefix_cache", "/collective_rpc", "/update_weight_version", "/get_world_size"]  # fmt: skip
 
 
 def sampled(token_ids: list[int], reason: str, version: str = "default") -> dict[str, Any]:
@@ -39,6 +39,7 @@ class Recorded:
             "/inference/v1/generate": self._generate,
             "/collective_rpc": {"results": [{}]},
             "/reset_prefix_cache": {"success": True},
+            "/get_world_size": {"world_size": 1},
         }
         self.asked: list[tuple[str, Any]] = []
 
@@ -184,7 +185,7 @@ def test_new_weights_are_loaded_named_and_cached_prefixes_forgotten(server, ask)
 def test_without_the_extension_vllm_reloads_itself_and_tells_no_checksums(server, ask):
     """As on a GPU."""
     server.answers["/collective_rpc"] = lambda body: (
-        web.Response(status=500) if body["method"].startswith("mrl") else web.Response()
+        web.Response(status=500) if body["method"].startswith("mrl") else {"results": [None]}
     )
 
     held = ask(lambda dialect, http: dialect.load(http, Path("/w"), "0.1"), lambda d, http: d.checksums(http))
@@ -205,6 +206,60 @@ def test_weights_that_a_worker_refuses_are_refused(server, ask):
     with pytest.raises(WeightsError, match="/w: vLLM cannot serve these weights: ValueError: not written"):
         ask(lambda dialect, http: dialect.load(http, Path("/w"), "0.1"))
     assert [route for route, _ in server.asked] == ["/collective_rpc"]
+
+
+REFUSED = {"refused": "ValueError: not written"}
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "told"),
+    [
+        ([{}, {}], None, ""),
+        ([REFUSED, REFUSED], WeightsError, r"/w: vLLM cannot serve these weights: ValueError: not written"),
+        ([{}, REFUSED], EngineLost, r"of 2 workers 1 took the weights, 1 refused, as ValueError: not written"),
+        ([REFUSED, {}], EngineLost, r"of 2 workers 1 took the weights, 1 refused"),
+        ([{}], EngineLost, r"of 2 workers 1 took the weights, 0 refused"),
+        ([REFUSED], EngineLost, r"of 2 workers 0 took the weights, 1 refused"),
+        ([{}, None], EngineLost, r"of 2 workers 1 took the weights, 0 refused"),
+        ([{}, {}, {}], EngineLost, r"of 2 workers 3 took the weights"),
+        ([], EngineLost, r"of 2 workers 0 took the weights"),
+    ],
+)
+def test_an_update_of_several_workers_is_one_when_all_say_the_same(server, ask, said, error, told):
+    """Where they disagree, the model is a mixture of old and new."""
+    server.answers["/get_world_size"] = {"world_size": 2}
+    server.answers["/collective_rpc"] = lambda body: {"results": said if body["method"] == "mrl_load" else [{}, {}]}
+
+    def load(dialect: VLLM, http: Http) -> Coroutine[Any, Any, None]:
+        return dialect.load(http, Path("/w"), "0.1")
+
+    if error is None:
+        ask(load)
+        assert ("/update_weight_version", {"new_version": "0.1"}) in server.asked
+    else:
+        with pytest.raises(error, match=told):
+            ask(load)
+        assert [route for route, _ in server.asked] == ["/collective_rpc"]
+
+
+def test_vllms_own_reload_has_to_come_to_all_workers_as_well(server, ask):
+    """They return nothing, or the call fails."""
+    server.answers["/get_world_size"] = {"world_size": 2}
+    server.answers["/collective_rpc"] = lambda body: (
+        web.Response(status=500) if body["method"].startswith("mrl") else {"results": [None]}
+    )
+
+    with pytest.raises(EngineLost, match="of 2 workers 1 took the weights"):
+        ask(lambda dialect, http: dialect.load(http, Path("/w"), "0.1"))
+
+
+def test_copies_of_the_model_whose_answers_vllm_keeps_to_itself_take_no_weights(server, ask):
+    """With data parallelism it returns what the first copy says, and nothing is touched before that is known."""
+    server.answers["/get_world_size"] = lambda query: {"world_size": 4 if query["include_dp"] == "true" else 2}
+
+    with pytest.raises(EngineError, match=r"first copy.*got '2 copies'; cure: rollout\.workers"):
+        ask(lambda dialect, http: dialect.load(http, Path("/w"), "0.1"))
+    assert server.asked == []
 
 
 def test_prefixes_that_stay_in_the_cache_are_a_failure(server, ask):
