@@ -29,7 +29,7 @@ from mrl.weights.manifest import Manifest
 from mrl.weights.own_folder import describe_folder
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
-LOAD_S = 3.0
+LOAD_S = 10.0
 GAP_NATS = 0.3
 """Weights as large as these are off by 0.1 nats in bfloat16; other weights are off by several."""
 UP_PROJ = "model.layers.1.mlp.up_proj.weight"
@@ -134,7 +134,7 @@ def test_a_server_that_hangs_in_an_update_is_given_up_at_the_bound(engine, own, 
     with pytest.raises(EngineLost, match=f"no answer within {LOAD_S:g} s"):
         engine.load(fresh.folder, Version(0, 2), fresh.digests())
 
-    assert LOAD_S <= time.monotonic() - began_s < LOAD_S + 3.0
+    assert LOAD_S <= time.monotonic() - began_s < LOAD_S + 15.0
     dialect.stop = None
     engine.restart()
     assert not psutil.wait_procs(before, timeout=10)[1], "the stopped server left a process"

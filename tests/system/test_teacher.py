@@ -36,18 +36,19 @@ def test_a_frozen_teacher_scores_every_answer_of_a_synchronous_run(make_run):
 
 
 @pytest.mark.engines
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_a_teacher_on_a_server_is_believed_only_with_the_weights_of_its_folder(make_run, engine):
     """It scores a run; with random weights instead of the folder's it ends another one, in a line that says why."""
-    run = make_run(steps=2, more=RLAD)
+    run = make_run(steps=2, more=RLAD.replace("peer_wait_s = 60", "peer_wait_s = 300"))
     served = ["--run.sync=true", "--policies.llama.frozen=true", "--policies.llama.make.num_heads=2"]
     served += [f"--policies.llama.rollout.engine={engine}", "--policies.llama.make.hidden_size=64"]
 
     run.start(*served)
-    assert run.finish(200) == 0, run.tail()
+    assert run.finish(400) == 0, run.tail()
     assert run.metrics("worker/llama/0")[-1]["values"]["scoring/requests"] > 0
     assert "weights proved" in (run.folder / "logs" / "latest" / "worker-llama-0.log").read_text()
     run.start(*served, "--clean", '--policies.llama.rollout.server.options=["--load-format", "dummy"]')
-    assert run.finish(200) == 2, run.tail()
+    assert run.finish(400) == 2, run.tail()
     assert "policies.llama: the server does not serve the weights of the policy's folder; got 'canary" in run.tail()
     assert not run.left_over()
