@@ -45,8 +45,11 @@ def relay(_folder: Path) -> Iterator[Broker]:
 
 
 @contextmanager
-def redis(folder: Path, fsync: str) -> Iterator[Broker]:
-    """A Redis that logs every write (AOF), with `appendfsync` as given; it neither rewrites the log nor snapshots."""
+def redis(folder: Path, fsync: str, *, is_packed: bool = False) -> Iterator[Broker]:
+    """A Redis that logs every write (AOF), with `appendfsync` as given; it neither rewrites the log nor snapshots.
+
+    `is_packed`: its clients put many records into one entry of the stream.
+    """
     port = free_port()
     options = {
         "--bind": "127.0.0.1",
@@ -59,7 +62,7 @@ def redis(folder: Path, fsync: str) -> Iterator[Broker]:
         "--logfile": str(folder / "redis.log"),
     }
     with _server(("redis-server", *(word for option in options.items() for word in option)), port) as broker:
-        yield broker
+        yield Broker(broker.pid, broker.settings | {"is_packed": is_packed})
 
 
 @contextmanager
