@@ -84,7 +84,7 @@ def test_a_pass_that_is_full_repeats_the_prompt_in_the_next(make_rows):
         **dict.fromkeys(("advantages", "weights", "behaviour_logprobs"), np.zeros(7, np.float32)),
     }
 
-    passes = pack([replace(row, **seven)] * 7, COMPONENTS, microbatch_tokens=27)
+    passes = pack([replace(row, **seven)] * 7, COMPONENTS, microbatch_tokens=26)
 
     assert [len(batch.input_ids_L) for batch in passes] == [26, 26, 14]
 

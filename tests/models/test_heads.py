@@ -1,4 +1,4 @@
-"""The heads of families, as their configurations describe them, give the logits of the models themselves."""
+"""Heads and attention of families, as their configurations describe them, give the logits of the models themselves."""
 
 import pytest
 import torch
@@ -9,6 +9,8 @@ from transformers import (
     Gemma2ForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
 )
 
 from mrl.errors import ModelFolderError
@@ -32,9 +34,12 @@ SHAPE = {
 }
 MODELS = {
     "gemma2": (
-        lambda: Gemma2ForCausalLM(Gemma2Config(**SHAPE, final_logit_softcapping=3.0, sliding_window=4)),
+        lambda: Gemma2ForCausalLM(
+            Gemma2Config(**SHAPE, final_logit_softcapping=3.0, attn_logit_softcapping=0.5, sliding_window=4)
+        ),
         HeadShape(softcap=3.0),
     ),
+    "mistral": (lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=4)), HeadShape()),
     "granite": (lambda: GraniteForCausalLM(GraniteConfig(**SHAPE, logits_scaling=8.0)), HeadShape(divisor=8.0)),
     "cohere": (lambda: CohereForCausalLM(CohereConfig(**SHAPE, logit_scale=0.25)), HeadShape(divisor=4.0)),
 }
