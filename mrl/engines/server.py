@@ -23,7 +23,7 @@ from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Samplin
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.segments import Segments
 from mrl.engines.server_process import ServerProcess, free_port
-from mrl.engines.server_start import PortTaken, await_ready, why_ended
+from mrl.engines.server_start import PortTaken, await_ready, check_answers, why_ended
 from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
 from mrl.models.tensor_broadcast import Incoming, Seats
 from mrl.models.tensor_file import read_folder
@@ -229,7 +229,7 @@ class ServerEngine:
         start_s = self._bounds.start_s
         ready = await_ready(self._dialect, self._link(), self._process, port, start_s=start_s)
         self._run(ready, start_s + self._bounds.silence_s)
-        self._run(self._dialect.probe(self._link()), self._bounds.silence_s)
+        self._run(check_answers(self._dialect, self._link()), self._bounds.silence_s)
         self._loop.call_soon_threadsafe(self._spawn, self._watchdog())
 
     async def _connect(self, url: str) -> None:

@@ -8,7 +8,7 @@ import re
 import signal
 
 from mrl.engines.dialect import Dialect
-from mrl.engines.http import Http
+from mrl.engines.http import Http, HttpFailure
 from mrl.engines.server_process import ServerProcess
 from mrl.errors import EngineError
 
@@ -43,6 +43,23 @@ async def await_ready(
         if asyncio.get_running_loop().time() > deadline_s:
             raise _too_slow(dialect, http, process, start_s)
         await asyncio.sleep(READY_POLL_S)
+
+
+async def check_answers(dialect: Dialect, http: Http) -> None:
+    """Whether what takes requests is a server of this dialect. Raises EngineError; HttpFailure for what may pass."""
+    where = f"{dialect.name} at {http.base_url}"
+    cure = "use a version that is known to work, or correct server.url or the engine's name"
+    try:
+        await dialect.probe(http)
+    except HttpFailure as failure:
+        if not 0 < failure.status < 500:
+            raise
+        raise EngineError(
+            "it refuses what such a server answers", where=where, got=str(failure), cure=cure
+        ) from failure
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        got = f"{type(error).__name__}: {error}"
+        raise EngineError("its answers are not those of such a server", where=where, got=got, cure=cure) from error
 
 
 def why_ended(dialect: Dialect, process: ServerProcess, code: int) -> EngineError:

@@ -80,7 +80,7 @@ class SGLang:
     async def probe(self, http: Http) -> None:
         """See Dialect. Controls may be missing in somebody else's server; then what needs them raises EngineError."""
         self._routes = frozenset((await http.get_json("/openapi.json"))["paths"])
-        self._need(*NEEDED)
+        self._need(http, *NEEDED)
         info = await http.get_json("/server_info")
         self._first_folder, self._dtype = Path(info["model_path"]), str(info["dtype"])
         self._num_processes = int(info["tp_size"]) * int(info["pp_size"])
@@ -118,12 +118,12 @@ class SGLang:
         """See Dialect. Without a pause, which would wait for a whole second: the caller begins nothing, and a load
         waits for whatever runs.
         """
-        self._need(*CONTROLS)
+        self._need(http, *CONTROLS)
         await http.post("/abort_request", {"abort_all": True})
 
     async def load(self, http: Http, folder: Path, label: str) -> None:
         """See Dialect."""
-        self._need(*CONTROLS)
+        self._need(http, *CONTROLS)
         await asyncio.to_thread(check_same_tensors, folder, self._first_folder)
         body = {"model_path": str(folder), "weight_version": label, "flush_cache": True}
         self._sums = None
@@ -136,7 +136,7 @@ class SGLang:
 
     async def broadcast_seats(self, http: Http) -> Seats:
         """See Dialect. One for each of its processes, and one for this process, which sees what they are given."""
-        self._need(*CONTROLS, *BROADCASTS)
+        self._need(http, *CONTROLS, *BROADCASTS)
         return Seats(1 + self._num_processes)
 
     async def receive(self, http: Http, incoming: Incoming, label: str) -> None:
@@ -203,10 +203,11 @@ class SGLang:
         """See Dialect."""
         await http.post("/resume_memory_occupation", {})
 
-    def _need(self, *routes: str) -> None:
+    def _need(self, http: Http, *routes: str) -> None:
         for route in routes:
             if route not in self._routes:
-                raise EngineError(f"this SGLang has no route {route}", cure="use SGLang 0.5.23 or newer")
+                where, cure = f"sglang at {http.base_url}", "SGLang 0.5.23 or newer"
+                raise EngineError(f"the server has no route {route}", where=where, cure=cure)
 
 
 async def _ask(http: Http, token_ids: Sequence[int], sampling_params: dict[str, Any], **options: int) -> Any:

@@ -530,6 +530,39 @@ def test_a_request_that_every_server_would_refuse_is_told_with_the_servers_words
         engine.close()
 
 
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (HttpFailure("/openapi.json", 404, "Not Found"), r"toy at http://127.*refuses what .*answered 404: Not Found"),
+        (HttpFailure("/openapi.json", 200, "no JSON: <html>"), r"refuses what .*no JSON"),
+        (
+            KeyError("paths"),
+            r"its answers are not those of such a server; got \"KeyError: 'paths'\"; cure: .*server\.url",
+        ),
+    ],
+)
+def test_somebody_at_the_url_who_is_no_such_server_is_told_at_the_start(tmp_path, fault, told):
+    """It is not asked again and again."""
+
+    class Stranger(Toy):
+        async def probe(self, http: Http) -> None:
+            raise fault
+
+    with pytest.raises(EngineError, match=told):
+        ServerEngine(Stranger(), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=BOUNDS)
+
+
+def test_a_server_that_fails_while_it_is_looked_at_may_be_started_again(tmp_path):
+    """A fault of its own passes."""
+
+    class Failing(Toy):
+        async def probe(self, http: Http) -> None:
+            raise HttpFailure("/openapi.json", 503, "not yet")
+
+    with pytest.raises(EngineLost, match="answered 503"):
+        ServerEngine(Failing(), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=BOUNDS)
+
+
 def test_what_a_person_has_to_cure_is_told_as_it_is(tmp_path):
     """Another start would end in the same way."""
 
