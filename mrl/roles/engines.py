@@ -4,7 +4,7 @@ from collections.abc import Callable, Sized
 from pathlib import Path
 
 from mrl.alignment.receiver import Receiver
-from mrl.config.policy_tables import PolicyTable
+from mrl.config.policy_tables import PolicyTable, ServerTable
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.engines.dialect import Dialect, Launch
@@ -34,12 +34,17 @@ def build_engine(config: RunConfig, policy: str, receiver: Receiver, folder: Run
         launch=None if server.url else _launch(config, policy),
         log=folder.logs / "engines" / f"{role.replace('/', '-')}.log",
         url=server.url,
-        bounds=Bounds(
-            start_s=server.start_s,
-            silence_s=server.silence_s,
-            stall_s=server.stall_s,
-            load_s=server.load_s or load_bound_s(Path(table.model)),
-        ),
+        bounds=bounds_of(server, Path(table.model)),
+    )
+
+
+def bounds_of(server: ServerTable, model_folder: Path) -> Bounds:
+    """What a server of this model may take; the time for new weights by the size of the model unless it is given."""
+    return Bounds(
+        start_s=server.start_s,
+        silence_s=server.silence_s,
+        stall_s=server.stall_s,
+        load_s=server.load_s or load_bound_s(model_folder),
     )
 
 
