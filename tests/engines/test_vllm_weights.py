@@ -73,7 +73,8 @@ def differing(engine: ServerEngine, learnt: Weights) -> set[str]:
 def test_new_weights_are_served_to_the_bit(engine, learnt):
     """Fused tensors are taken apart again, and the head is another tensor than the embedding."""
     engine.label(Version(0, 0))
-    assert differing(engine, learnt) == learnt.digests().keys(), "those of the start are told, too"
+    drawn = {name for name in learnt.digests() if "norm" not in name}  # norms are ones, whatever the seed
+    assert differing(engine, learnt) == drawn, "the bytes of the start are told, too"
     assert gap_nats(engine, learnt) > 0.1
 
     engine.load(learnt.folder, Version(0, 1))
