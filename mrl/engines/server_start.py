@@ -19,7 +19,7 @@ ENDS_ITSELF = "received sigquit"
 """SGLang says this when a part of it has failed, for whatever reason, and kills itself."""
 NO_MEMORY = re.compile(
     r"out of memory|can(?:'t|not) allocate memory|(?:not enough|no available|insufficient) memory"
-    r"|less than desired GPU memory|larger than the available KV cache|exit ?code:? -9",
+    r"|less than desired GPU memory|less than requested memory|larger than the available KV cache|exit ?code:? -9",
     re.IGNORECASE,
 )
 """What servers and torch say of memory that does not suffice, and of a part that the kernel has killed."""
@@ -64,14 +64,14 @@ async def check_answers(dialect: Dialect, http: Http) -> None:
 
 def why_ended(dialect: Dialect, process: ServerProcess, code: int) -> EngineError:
     """What is to be told of a child that has ended, with the last lines of its log."""
-    text, where = process.text(), f"{dialect.name}, log {process.log}"
+    text, got, where = process.text(), process.tail(), f"{dialect.name}, log {process.log}"
     what, cure = f"the server ended with code {code}", "the last lines of its log say why"
-    if NO_MEMORY.search(text):
-        what, cure = f"{what}, for want of memory", f"change {dialect.less_memory}"
+    if cause := [line.strip() for line in text.splitlines() if NO_MEMORY.search(line)]:
+        what, got, cure = f"{what}, for want of memory", cause[-1], f"change {dialect.less_memory}"
     elif code in KILLED and ENDS_ITSELF not in text.lower():
         what = f"the server was killed (code {code}), most likely by the kernel for want of memory"
         cure = f"change {dialect.less_memory}"
-    return EngineError(what, where=where, got=process.tail(), wanted="a server that lives", cure=cure)
+    return EngineError(what, where=where, got=got, wanted="a server that lives", cure=cure)
 
 
 def _check(dialect: Dialect, process: ServerProcess, port: int) -> None:

@@ -383,6 +383,10 @@ def test_a_server_that_dies_at_its_start_shows_its_last_words(make):
         ("os.kill(os.getpid(), 9)", r"killed \(code -9\), most likely by the kernel .*cure: change fewer toys"),
         ("sys.exit(137)", r"killed \(code 137\), most likely by the kernel .*cure: change fewer toys"),
         ("print('DefaultCPUAllocator: can't allocate memory'); sys.exit(1)", "code 1, for want of .*fewer toys"),
+        (
+            "print('kv cache is less than requested memory for kv'); print('0'); sys.exit(1)",
+            "of memory; got 'kv cache is",
+        ),
         ("print('scheduler_0 crashed with exit code -9'); sys.exit(2)", "code 2, for want of memory.*fewer toys"),
         ("print('Received sigquit', flush=True); os.kill(os.getpid(), 9)", "ended with code -9; .*log say why"),
         ("print('No module named vllm'); sys.exit(1)", "ended with code 1; .*No module named vllm.*log say why"),
