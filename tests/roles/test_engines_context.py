@@ -1,20 +1,71 @@
-"""What the configuration says of a server reaches its engine."""
+"""What is looked at before a worker starts its engine."""
 
-from mrl.config.policy_tables import ServerTable
-from mrl.engines.server import Bounds
-from mrl.roles.engines import bounds_of
+import json
 
+import pytest
 
-def test_every_bound_of_a_server_is_the_configured_one(tmp_path):
-    """Each is another number."""
-    table = ServerTable(start_s=1.0, silence_s=2.0, stall_s=3.0, load_s=4.0)
-
-    assert bounds_of(table, tmp_path) == Bounds(start_s=1.0, silence_s=2.0, stall_s=3.0, load_s=4.0)
+from mrl.config.load import validate
+from mrl.errors import ConfigError
+from mrl.roles.engines import check_context
+from mrl.tasks.pool import build_pool
 
 
-def test_without_a_word_about_it_the_time_for_new_weights_follows_the_model(tmp_path):
-    """Half a gigabyte of files without content."""
-    with (tmp_path / "model.safetensors").open("wb") as file:
-        file.truncate(500_000_000)
+def check(folder, *, context_tokens: int, max_new_tokens: int = 8, positions: int = 512, **rollout: object) -> None:
+    """A byte is a token."""
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": positions}))
+    server = {"context_tokens": context_tokens, **rollout.pop("server", {})}
+    tables = {
+        "run": {"name": "r", "steps": 1},
+        "sharing": {"regime": "independent"},
+        "pool": {"train_prompts": 64, "held_out_prompts": 4},
+        "tasks": {"trim": {"source": "words", "dataset": "trim"}},
+        "policies": {
+            "qwen": {
+                "model": str(folder),
+                "rollout": {"engine": "vllm", "max_new_tokens": max_new_tokens, "server": server, **rollout},
+            }
+        },
+    }
+    config = validate(tables, where="test")
+    pool = build_pool(config.tasks, config.pool)
+    try:
+        check_context(config, "qwen", pool, str.encode)
+    finally:
+        pool.close()
 
-    assert bounds_of(ServerTable(), tmp_path).load_s == 70.0
+
+@pytest.fixture(scope="module")
+def longest() -> int:
+    """Tokens of the longest prompt, found in the slow and obvious way."""
+    tables = {
+        "run": {"name": "r", "steps": 1},
+        "sharing": {"regime": "independent"},
+        "pool": {"train_prompts": 64, "held_out_prompts": 4},
+        "tasks": {"trim": {"source": "words", "dataset": "trim"}},
+        "policies": {"qwen": {"model": "m"}},
+    }
+    config = validate(tables, where="test")
+    pool = build_pool(config.tasks, config.pool)
+    found = max(len(pool.prompt_at(position).text.encode()) for position in range(len(pool)))
+    pool.close()
+    return found
+
+
+def test_a_prompt_and_its_answer_have_to_fit_into_a_servers_context(tmp_path, longest):
+    """To the token; the line says how much is wanted, and for what."""
+    check(tmp_path, context_tokens=longest + 8)
+    told = rf"policies\.qwen\.rollout\.server\.context_tokens: .* wanted >= {longest + 8}, .* of trim .*cure: raise it"
+    with pytest.raises(ConfigError, match=told):
+        check(tmp_path, context_tokens=longest + 7)
+
+
+def test_a_model_that_reads_less_than_the_server_may_is_the_limit(tmp_path, longest):
+    """Raising the server's context would not help."""
+    with pytest.raises(ConfigError, match=r"all that the model can read.*cure: a lower tasks\.trim"):
+        check(tmp_path, context_tokens=2048, positions=longest + 7)
+
+
+@pytest.mark.parametrize("rollout", [{"engine": "embedded"}, {"server": {"url": "http://h:1"}}])
+def test_a_context_that_is_not_ours_is_not_judged(tmp_path, rollout):
+    """That of somebody else's server is not known here."""
+    check(tmp_path, context_tokens=16, **rollout)
