@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from mrl.config.policy_tables import LearnerTable
 from mrl.errors import ConfigError, ModelFolderError
-from mrl.learner.compiled import compile_blocks
 from mrl.learner.forward import enter_by_answers
 from mrl.learner.world import World
+from mrl.models.compiled_blocks import compile_blocks
 from mrl.models.row_attention import use_row_attention
 
 

@@ -11,7 +11,6 @@ from torch.optim import AdamW
 
 from mrl.config.policy_tables import LearnerTable
 from mrl.errors import ModelFolderError
-from mrl.learner.compiled import as_written
 from mrl.learner.forward import ForwardSettings, answer_logprobs, frozen_logprobs
 from mrl.learner.loss import needs_reference
 from mrl.learner.order import StepOrder, split_minibatches
@@ -22,6 +21,7 @@ from mrl.learner.sharding import place
 from mrl.learner.step import Updater
 from mrl.learner.tally import Tally
 from mrl.learner.world import World
+from mrl.models.compiled_blocks import as_written
 from mrl.models.lora import add_adapters
 from mrl.models.row_attention import attention_of_transformers
 from mrl.models.scoring import score_tokens
