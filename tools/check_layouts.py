@@ -145,6 +145,8 @@ def make_trainer(layout: Layout, family: str, world: World, total_steps: int) ->
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(4.0)
+            if layout.table.num_shards > 1 and not world.is_first:
+                parameter.fill_(torch.nan)  # its values are those of the first rank
     return Trainer(model, layout.table, COMPONENTS, temperature=0.8, seed=0, total_steps=total_steps, world=world)
 
 

@@ -27,7 +27,7 @@ from mrl.cli.memory_plan import memory_plan
 from mrl.config.load import load_config
 from mrl.config.policy_tables import MakeTable
 from mrl.config.schema import RunConfig
-from mrl.launch.memory import MIB
+from mrl.launch.memory import MIB, Need
 from mrl.launch.plan import build_plan
 
 BOUND = 1.15
@@ -143,10 +143,14 @@ def predicted(config: RunConfig) -> dict[str, tuple[float, str]]:
     found: dict[str, tuple[float, str]] = {}
     for need in memory_plan(config, build_plan(config, Path("/nowhere"))):
         if need.spec.role in ("learner", "worker"):
-            told = ", ".join(f"{part} {size / MIB:.0f}" for part, size in need.host.parts.items())
-            ranks = [need.spec.name, *(f"{need.spec.name}/rank{rank}" for rank in range(1, need.count))]
-            found |= dict.fromkeys(ranks, (need.host.mib, f"{need.host.moment}: {told}"))
+            found[need.spec.name] = _told(need.host)
+            found |= {f"{need.spec.name}/rank{rank}": _told(need.other or need.host) for rank in range(1, need.count)}
     return found
+
+
+def _told(need: Need) -> tuple[float, str]:
+    parts = ", ".join(f"{part} {size / MIB:.0f}" for part, size in need.parts.items())
+    return need.mib, f"{need.moment}: {parts}"
 
 
 def run_and_watch(path: Path) -> dict[str, float]:

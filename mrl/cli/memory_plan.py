@@ -39,15 +39,18 @@ class ProcessNeed:
 
     spec: ProcessSpec
     host: Need
+    """Of the first rank."""
     count: int = 1
     """Processes of its kind: ranks of a learner."""
     agent_mib: float = 0.0
     device: Need | None = None
+    other: Need | None = None
+    """Of every further rank on the host; None where they are like the first."""
 
     @property
     def host_mib(self) -> float:
         """All of its processes together."""
-        return self.agent_mib + self.count * self.host.mib
+        return self.agent_mib + self.host.mib + (self.count - 1) * (self.other or self.host).mib
 
 
 def memory_plan(config: RunConfig, plan: Plan) -> list[ProcessNeed]:
@@ -94,9 +97,9 @@ def _devices(spec: ProcessSpec) -> list[str]:
 def _need(config: RunConfig, spec: ProcessSpec, policies: Mapping[str, "_Policy"]) -> ProcessNeed:
     if spec.role == "learner":
         policy = policies[spec.policy]
-        host, device = policy.rank(policy.table.learner)
-        is_on_gpu = policy.table.device == "cuda"
-        return ProcessNeed(spec, host, policy.table.learner.processes, AGENT_MIB, device if is_on_gpu else None)
+        (host, device), (other, _) = policy.ranks(policy.table.learner)
+        on_gpu = device if policy.table.device == "cuda" else None
+        return ProcessNeed(spec, host, policy.table.learner.processes, AGENT_MIB, on_gpu, other)
     if spec.role == "worker":
         return _with_engines(spec, [(policies[spec.policy], policies[spec.policy].engine())])
     if spec.role == "evaluator":
@@ -119,7 +122,7 @@ def _cure(config: RunConfig, need: ProcessNeed, room_mib: float) -> str:
         policy = _Policy(config, need.spec.policy)
 
         def needed_mib(table: LearnerTable) -> float:
-            return policy.rank(table)[need.device is not None].mib
+            return policy.ranks(table)[0][need.device is not None].mib
 
         return f"policies.{policy.name}: " + shortest_cure(needed_mib, policy.table.learner, room_mib)
     parts = (need.device or need.host).parts
@@ -134,8 +137,8 @@ class _Policy:
     def __init__(self, config: RunConfig, name: str) -> None:
         self.name, self.table, self._config = name, config.policies[name], config
 
-    def rank(self, table: LearnerTable) -> tuple[Need, Need]:
-        """A rank of its learner under a table: on the host, and on the device."""
+    def ranks(self, table: LearnerTable) -> list[tuple[Need, Need]]:
+        """The first rank of its learner under a table, and another one: on the host, and on the device."""
         from mrl.learner.pass_memory import pass_peaks
         from mrl.models.skeleton import model_size
 
@@ -149,15 +152,20 @@ class _Policy:
             checkpointing=table.activation_checkpointing,
             lora=table.lora,
         )
-        return rank_needs(
-            model_size(self._model_config, table.lora),
-            peaks,
-            table,
-            num_passes=num_passes,
-            holds_reference=bool(policy.objective.kl_coefficient) and table.lora is None,
-            saves_beside_training=0 < table.checkpoint_every < self._config.run.steps,
-            on_gpu=policy.device == "cuda",
-        )
+        size = model_size(self._model_config, table.lora)
+        return [
+            rank_needs(
+                size,
+                peaks,
+                table,
+                num_passes=num_passes,
+                holds_reference=bool(policy.objective.kl_coefficient) and table.lora is None,
+                saves_beside_training=0 < table.checkpoint_every < self._config.run.steps,
+                on_gpu=policy.device == "cuda",
+                is_first=is_first,
+            )
+            for is_first in (True, False)
+        ]
 
     def engine(self) -> Need:
         """That of one worker; a server's cache is what its own options say, and is not counted."""

@@ -72,12 +72,16 @@ def rank_needs(
     holds_reference: bool,
     saves_beside_training: bool,
     on_gpu: bool = False,
+    is_first: bool = True,
 ) -> tuple[Need, Need]:
-    """What one rank of a learner needs on its host, and on its device; they are the same memory without a GPU."""
-    rank = _Rank(size, peaks, table, num_passes, holds_reference)
+    """What one rank of a learner needs on its host, and on its device; they are the same memory without a GPU.
+
+    Where ranks have shards, the first one alone reads the model, and gives the others theirs.
+    """
+    rank = _Rank(size, peaks, table, num_passes, holds_reference, is_first)
     copies = {"checkpoint copy": rank.trained + rank.moments}
     process: dict[str, float] = {"process": TORCH_MIB * MIB}
-    loading = Need("loading", {"parameters": rank.whole})
+    loading = Need("loading", {"parameters": rank.read or rank.held})
     gathered = {"gathered weights": min(PUBLISHED_AT_ONCE, rank.whole) if rank.is_sharded else 0.0}
     beside = copies if saves_beside_training and copies["checkpoint copy"] > SOON_WRITTEN else {}
     if on_gpu:
@@ -129,7 +133,13 @@ def _allocated_columns(prompt_tokens: int, answer_tokens: int) -> int:
 
 class _Rank:
     def __init__(
-        self, size: ModelSize, peaks: PassPeaks, table: LearnerTable, num_passes: int, holds_reference: bool
+        self,
+        size: ModelSize,
+        peaks: PassPeaks,
+        table: LearnerTable,
+        num_passes: int,
+        holds_reference: bool,
+        is_first: bool,
     ) -> None:
         self._size, self._peaks, self._table = size, peaks, table
         self._accumulates, self._holds_reference = num_passes > 1, holds_reference
@@ -138,6 +148,7 @@ class _Rank:
         self.trained = FLOAT_BYTES * size.trained / table.num_shards
         self.moments = 2 * self.trained
         self.is_sharded = table.num_shards > 1
+        self.read = self.whole if is_first or not self.is_sharded else 0.0
         self._is_wrapped = table.sharding == "shard" or table.precision != "float32"
 
     def state(self) -> dict[str, float]:
@@ -175,7 +186,7 @@ class _Rank:
     def kept(self, need: Need) -> dict[str, float]:
         """What malloc holds on to: gaps, and what was read whole by other threads before it was shared out."""
         share = KEPT_IN_GAPS if self._is_wrapped or self._table.lora else KEPT_WHOLE
-        read = self.whole * (1 + self._holds_reference) if self.is_sharded else 0.0
+        read = self.read * (1 + self._holds_reference) if self.is_sharded else 0.0
         return {"kept by malloc": share * (need.parts["activations"] + need.parts.get("gathered blocks", 0.0)) + read}
 
     def _communication(self) -> tuple[float, float]:

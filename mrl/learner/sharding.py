@@ -5,13 +5,15 @@ averaged, because every component of the loss is divided by what is known of all
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 from mrl.config.policy_tables import LearnerTable
@@ -19,11 +21,22 @@ from mrl.errors import ConfigError, ModelFolderError
 from mrl.learner.forward import enter_by_answers
 from mrl.learner.world import World
 from mrl.models.compiled_blocks import compile_blocks
+from mrl.models.load import hollow_policy, load_policy
 from mrl.models.row_attention import use_row_attention
+
+
+def read_policy(folder: Path, table: LearnerTable, world: World) -> nn.Module:
+    """What this rank has to bring to `place`: the policy of a folder, or its shapes where the first rank shares it out.
+
+    Raises ModelFolderError as `load_policy`.
+    """
+    return load_policy(folder) if world.is_first or table.num_shards == 1 else hollow_policy(folder)
 
 
 def place(model: nn.Module, table: LearnerTable, world: World) -> nn.Module:
     """Put a model on the devices of all ranks, as its table says, ready for packed rows; changes it in place.
+
+    Ranks that share parameters out get the values of the first one: what the others bring has the same shapes alone.
 
     Raises ConfigError when the device lacks the number format or the host a compiler, ModelFolderError when the model
     has no known blocks, or an attention that cannot be exchanged.
@@ -73,6 +86,7 @@ def _wrap(model: nn.Module, blocks: list[nn.Module], table: LearnerTable, world:
     compute = None if table.precision == "float32" else getattr(torch, table.precision)
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     mesh = _mesh(table.num_shards, world)
+    whole = {name: parameter.detach() for name, parameter in model.named_parameters()} if world.is_first else {}
     for module in (*blocks, model):
         # Of the outermost part too: else its parameters stay gathered after a pass without gradient, and whoever lists
         # the model's parameters then finds those copies in place of the shards.
@@ -81,8 +95,22 @@ def _wrap(model: nn.Module, blocks: list[nn.Module], table: LearnerTable, world:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot sum what is multiplied before
+    if table.num_shards > 1:
+        _fill_from_first(model, whole)
     enter_by_answers(model)
     return model
+
+
+@torch.no_grad()
+def _fill_from_first(model: nn.Module, whole: Mapping[str, Tensor]) -> None:
+    """Every rank gets its shards of what the first rank has, tensor by tensor, so that few are whole at once."""
+    for name, parameter in model.named_parameters():
+        assert isinstance(parameter, DTensor)
+        value = whole[name] if whole else torch.empty(parameter.shape, dtype=parameter.dtype)
+        shards = distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+        parameter.to_local().copy_(shards.to_local())
+    for buffer in model.buffers():
+        dist.broadcast(buffer, 0)
 
 
 def _mesh(shards: int, world: World) -> DeviceMesh:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
 from mrl.errors import ModelFolderError
@@ -51,6 +52,22 @@ def _loaded(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
             cure="fetch the folder anew, or mend its config.json",
         )
     return model
+
+
+def hollow_policy(folder: Path) -> PreTrainedModel:
+    """The model that `load_policy` gives, without its values: memory that nobody has written to, and so takes none.
+
+    For a rank that is given its shards by another one. Raises ModelFolderError as `load_policy`.
+    """
+    check_folder(folder)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        with no_init_weights():
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except (OSError, ValueError, KeyError) as error:
+        raise _unusable("the model cannot be made", folder, error) from error
+    model.tie_weights()
+    return model.eval()
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

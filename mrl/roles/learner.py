@@ -36,11 +36,11 @@ from mrl.learner.ledger import Pace, WorkLedger
 from mrl.learner.lockstep import LockstepGathering
 from mrl.learner.loop import FirstRank, Learner, Milestones, next_run_epoch
 from mrl.learner.loss import needs_reference
+from mrl.learner.sharding import read_policy
 from mrl.learner.trainer import Trainer
 from mrl.learner.world import World, join_world
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.device_memory import PLAN, enough_memory
-from mrl.models.load import load_policy
 from mrl.records.version import Version
 from mrl.roles import wiring
 from mrl.sharing.own_objective import own_objective
@@ -106,14 +106,14 @@ def _trainer(config: RunConfig, policy: str, regime: Regime, world: World) -> Tr
     table = config.policies[policy]
     holds_reference = needs_reference(regime.components) and table.learner.lora is None
     return Trainer(
-        load_policy(Path(table.model)),
+        read_policy(Path(table.model), table.learner, world),
         table.learner,
         regime.components,
         temperature=table.rollout.temperature,
         seed=config.run.seed,
         total_steps=config.run.steps,
         world=world,
-        reference=load_policy(Path(table.model)) if holds_reference else None,
+        reference=read_policy(Path(table.model), table.learner, world) if holds_reference else None,
     )
 
 

@@ -94,6 +94,19 @@ def test_malloc_keeps_a_share_of_what_a_pass_needs() -> None:
     )
 
 
+def test_ranks_that_are_given_their_shards_read_no_model() -> None:
+    """The first one does for all, a thousand times four bytes; copies that are whole are read by each rank."""
+    table = LearnerTable(processes=4, sharding="shard")
+    gpu = [rank_needs(SIZE, SMALL, table, on_gpu=True, **ALONE, is_first=is_first)[0] for is_first in (True, False)]
+    cpu = [rank_needs(SIZE, HUGE, table, **ALONE, is_first=is_first)[0] for is_first in (True, False)]
+    whole = [
+        rank_needs(SIZE, HUGE, LearnerTable(processes=4), **ALONE, is_first=is_first) for is_first in (True, False)
+    ]
+    assert [(need.moment, need.mib - TORCH_MIB) for need in gpu] == [("loading", 4000), ("saving", 3000)]
+    assert cpu[0].mib - cpu[1].mib == pytest.approx(4000)
+    assert whole[0] == whole[1]
+
+
 def test_large_copies_are_still_being_written_when_training_goes_on() -> None:
     """Those of 12 GiB are; a small model's are on the disk by then."""
     beside = ALONE | {"saves_beside_training": True}
