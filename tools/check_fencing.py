@@ -5,12 +5,12 @@
 
 First table: one unit, two policies; messages are lost, doubled and overtaken; engines end, hang and are killed; the
 allocator and the node may start again, and the node then forgets everything while its engines live on. The parts are
-those that run (`UnitCore`, `NodeGuard`); in each design after the first one rule is dropped. With --deep also both
-restarts together, which takes a minute more.
+those that run (`UnitCore`, `NodeGuard`); in each design after the first one rule is dropped. With sleepers, engines are
+also asked to sleep, lie about it, and are woken. With --deep also both restarts together, which takes a minute more.
 Second table: learners that share one rollout slot and feed each other.
 
-two owners   states with two engines on the unit
-intruders    states with an engine on the unit that the allocator calls free, or somebody else's
+two owners   states with two engines on the unit that may act (one that sleeps may not)
+intruders    states with an engine that may act on a unit that the allocator calls free, or somebody else's
 lost         states with a grant left from which no engine ever starts again
 deadlocks    states from which nothing can happen
 trapped      states in which some learner lives that can never step again
@@ -33,6 +33,9 @@ AS_BUILT = (
     Bounds(grants=3, messages=2),
     Bounds(grants=2, messages=2, node_restarts=1),
     Bounds(grants=2, messages=2, allocator_restarts=1),
+    Bounds(grants=3, messages=2, sleeps=True),
+    Bounds(grants=3, messages=1, sleeps=True, node_restarts=1),
+    Bounds(grants=2, messages=1, sleeps=True, allocator_restarts=1),
 )
 DEEP = Bounds(grants=2, messages=2, allocator_restarts=1, node_restarts=1)
 
@@ -49,13 +52,13 @@ def main() -> int:
 
 
 def fencing(*, deep: bool) -> list[dict[str, object]]:
-    print(f"{'design':<22}{'faults':<44}{'states':>9}{'two owners':>12}{'intruders':>11}{'lost':>7}")
+    print(f"{'design':<22}{'faults':<48}{'states':>9}{'two owners':>12}{'intruders':>11}{'lost':>7}")
     rows: list[dict[str, object]] = []
     cases = [(MRL, bounds) for bounds in (*AS_BUILT, *([DEEP] if deep else []))]
     for design, bounds in [*cases, *WITHOUT]:
         found = search(design, bounds)
         print(
-            f"{design.name:<22}{bounds!s:<44}{found.num_states:>9}{found.num_two_owners:>12}"
+            f"{design.name:<22}{bounds!s:<48}{found.num_states:>9}{found.num_two_owners:>12}"
             f"{found.num_intruders:>11}{found.num_lost:>7}",
             flush=True,
         )

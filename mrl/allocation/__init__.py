@@ -4,7 +4,8 @@ A pure core (`core`) answers lease requests; `ledger` is its record of who may b
 `lease.LeaseHolder`, a learner a `report.ReportSender`.
 
 Shares are decided in steps that are pure, and the same in the allocator and in the simulator:
-- `meter`     counters of engines and learner -> demand, supply, silence of a policy
+- `meter`     counters of engines and learner -> demand, supply, silence of a policy; `latency_line` what a full engine
+  would make, `engine_use` the counters of engines on units
 - `worth`     what a share of units is worth: the objective, with the price of switching inside
 - `solver`    the exact split of one type of units; `exchange_search` where there are several; `shares` in proportion
 - `decision`  state and readings -> new shares and the record why: floors, ageing, dwell, bucket, urgency

@@ -2,11 +2,14 @@
 
 Three rules, each of which holds alone against what the others may miss (`tools/check_fencing.py`):
 - token: an engine starts only under an epoch above every one that its unit has heard of;
-- evict: it starts only once the unit is proved empty; until then what is there is killed;
-- verify: the word `cleared` is given only for a unit proved empty, and from then on older epochs are refused.
+- evict: it starts only once the unit is proved quiet; until then what is there and awake is killed;
+- verify: the word `cleared` is given only for a unit proved quiet, and from then on older epochs are refused.
+
+A unit is quiet when nothing is on it but engines that sleep: processes which said that they do, and which cannot run
+until this node lets them. One acts again only when it is woken under an epoch of its own, as if it were started.
 
 The shell calls `obey` with what the allocator says and `step` several times a second, and does what `step` answers. It
-alone can see whether a unit is empty: it started the processes.
+alone can see what is on a unit: it started the processes.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,12 +20,25 @@ from mrl.records.units import NodeOrders, NodeReport, UnitOrder, UnitReport
 
 
 class Action(NamedTuple):
-    """What the shell is to do with one unit: start an engine, send SIGTERM, or SIGKILL to all that is there."""
+    """What the shell is to do with one unit.
 
-    kind: Literal["start", "end", "kill"]
+    Start an engine or wake the one of this policy that sleeps there; ask the engine to sleep, or by SIGTERM to end;
+    SIGKILL all that is there and does not sleep.
+    """
+
+    kind: Literal["start", "wake", "sleep", "end", "kill"]
     unit: str
     epoch: int = 0
     policy: str = ""
+
+
+class Seen(NamedTuple):
+    """What is on a unit."""
+
+    is_quiet: bool
+    """Nothing but engines that sleep, by proof; and what they hold of a GPU is little."""
+    asleep: frozenset[str] = frozenset()
+    """Policies of those engines."""
 
 
 class Tenant(NamedTuple):
@@ -39,26 +55,31 @@ class GuardedUnit:
     epoch: int = 0
     """Largest epoch heard."""
     resident: Tenant | None = None
-    """Started, and not yet proved gone."""
+    """Started or woken, and not yet proved gone or asleep."""
     admitted: Tenant | None = None
-    """Starts as soon as the unit is empty."""
+    """Starts, or is woken, as soon as the unit is quiet."""
     clearing_epoch: int = 0
-    """To be proved empty up to this epoch; 0 when nobody asks."""
+    """To be proved quiet up to this epoch; 0 when nobody asks."""
     cleared_epoch: int = 0
+    asked: Literal["", "sleep", "end"] = ""
+    """What the resident was asked to do."""
     kill_at_s: float | None = None
-    """The resident was asked to end, and is killed then."""
+    """The resident is killed then: it was asked to sleep or to end, or it is being woken."""
 
 
 class NodeGuard:
     """All units of one host."""
 
-    def __init__(self, host: str, units: Iterable[str]) -> None:
+    def __init__(self, host: str, units: Iterable[str], *, wake_s: float = 0.0) -> None:
+        """`wake_s`: an engine that has not said in this time that it woke up is killed, and started anew."""
         self.units = {unit: GuardedUnit() for unit in units}
         self.life = 0
         """Newest allocator heard."""
         self.num_refused = 0
         """Orders of an earlier allocator, and starts under an epoch that is not new."""
-        self._host = host
+        self.slept = self.woken = self.failed_sleeps = self.failed_wakes = 0
+        """Engines; one that failed was killed, or ended by itself, and is started anew when it is wanted."""
+        self._host, self._wake_s = host, wake_s
 
     def obey(self, message: NodeOrders, now_s: float) -> list[Action]:
         """Take what the allocator says; returns the signals to send at once."""
@@ -68,14 +89,35 @@ class NodeGuard:
         self.life = message.life
         return [action for order in message.orders for action in self._obey(order, now_s)]
 
-    def step(self, now_s: float, is_empty: Callable[[str], bool]) -> list[Action]:
-        """What is due. `is_empty` looks for processes of a unit; it is asked only where the answer matters."""
-        return [action for unit in self.units for action in self._step(unit, now_s, is_empty)]
+    def step(self, now_s: float, look: Callable[[str], Seen]) -> list[Action]:
+        """What is due. `look` looks for processes of a unit; it is asked only where the answer matters."""
+        return [action for unit in self.units for action in self._step(unit, now_s, look)]
+
+    def woke(self, unit: str, epoch: int) -> None:
+        """The engine says that it woke up under this epoch."""
+        guarded = self.units[unit]
+        if guarded.resident and guarded.resident.epoch == epoch and not guarded.asked and guarded.kill_at_s is not None:
+            guarded.kill_at_s = None
+            self.woken += 1
+
+    def could_not_sleep(self, unit: str) -> None:
+        """The engine says that it cannot sleep, and ends."""
+        if self.units[unit].asked == "sleep":
+            self._fail(self.units[unit])
 
     def report(self, released: Iterable[str] = ()) -> NodeReport:
         """What holds now."""
         units = [_report(unit, guarded) for unit, guarded in self.units.items()]
-        return NodeReport(host=self._host, life=self.life, units=units, released=list(released))
+        return NodeReport(
+            host=self._host,
+            life=self.life,
+            units=units,
+            released=list(released),
+            slept=self.slept,
+            woken=self.woken,
+            failed_sleeps=self.failed_sleeps,
+            failed_wakes=self.failed_wakes,
+        )
 
     def _is_outdated(self, message: NodeOrders) -> bool:
         """A dead allocator's words may arrive late; its successor has already asked what runs here."""
@@ -89,10 +131,19 @@ class NodeGuard:
             self._admit(guarded, order)
         elif order.kind == "clear":
             self._clear(guarded, order.epoch)
-        elif guarded.resident and guarded.resident.epoch == order.epoch and guarded.kill_at_s is None:
-            guarded.kill_at_s = now_s + order.grace_s
-            return [Action("end", order.unit, order.epoch)]
+        elif guarded.resident and guarded.resident.epoch == order.epoch:
+            return self._ask(guarded, order, now_s)
         return []
+
+    def _ask(self, guarded: GuardedUnit, order: UnitOrder, now_s: float) -> list[Action]:
+        """Once each: to sleep, and then perhaps to end."""
+        assert guarded.resident is not None
+        assert order.kind in ("sleep", "end")
+        if guarded.asked in (order.kind, "end"):
+            return []
+        guarded.asked = order.kind
+        guarded.kill_at_s = now_s + order.grace_s
+        return [Action(order.kind, order.unit, order.epoch, guarded.resident.policy)]
 
     def _admit(self, guarded: GuardedUnit, order: UnitOrder) -> None:
         if self._is_new(guarded, order.epoch):
@@ -113,21 +164,37 @@ class NodeGuard:
     def _is_new(self, guarded: GuardedUnit, epoch: int) -> bool:
         return epoch > guarded.epoch
 
-    def _step(self, unit: str, now_s: float, is_empty: Callable[[str], bool]) -> list[Action]:
+    def _step(self, unit: str, now_s: float, look: Callable[[str], Seen]) -> list[Action]:
         guarded = self.units[unit]
         has_to_go = guarded.admitted is not None or guarded.clearing_epoch > 0
         if guarded.resident is None and not has_to_go:
             return []
-        if not is_empty(unit):
+        seen = look(unit)
+        if not seen.is_quiet:
             late = guarded.kill_at_s is not None and now_s >= guarded.kill_at_s
+            if late or has_to_go:
+                self._fail(guarded)
             return [Action("kill", unit)] if late or has_to_go else []
-        guarded.resident = guarded.kill_at_s = None
+        if guarded.resident and guarded.asked == "sleep" and guarded.resident.policy in seen.asleep:
+            self.slept += 1
+        else:
+            self._fail(guarded)
+        guarded.resident, guarded.asked, guarded.kill_at_s = None, "", None
         guarded.cleared_epoch = max(guarded.cleared_epoch, guarded.clearing_epoch)
         guarded.clearing_epoch = 0
         if guarded.admitted is None:
             return []
         guarded.resident, guarded.admitted = guarded.admitted, None
-        return [Action("start", unit, guarded.resident.epoch, guarded.resident.policy)]
+        sleeps = guarded.resident.policy in seen.asleep
+        guarded.kill_at_s = now_s + self._wake_s if sleeps else None
+        return [Action("wake" if sleeps else "start", unit, guarded.resident.epoch, guarded.resident.policy)]
+
+    def _fail(self, guarded: GuardedUnit) -> None:
+        """Count it once that a resident did not sleep, or wake up; from here on it is to end."""
+        if guarded.resident and guarded.kill_at_s is not None and guarded.asked != "end":
+            self.failed_sleeps += guarded.asked == "sleep"
+            self.failed_wakes += guarded.asked == ""
+            guarded.asked = "end"
 
 
 def _report(unit: str, guarded: GuardedUnit) -> UnitReport:

@@ -4,6 +4,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import NamedTuple
 
 from mrl.errors import RecordError
 from mrl.records.codec import decode, encode
@@ -13,6 +14,16 @@ RENEW_S = 1.0
 RENEW_IDLE_S = 0.25
 SILENCE_S = 3.0
 MAX_UNANSWERED = 64
+
+
+class Used(NamedTuple):
+    """What a worker did since it started; see `LeaseRequest`."""
+
+    tokens: int = 0
+    slot_seconds: float = 0.0
+    active_s: float = 0.0
+    sampled_tokens: int = 0
+    full_answers: int = 0
 
 
 class LeaseHolder:
@@ -33,7 +44,7 @@ class LeaseHolder:
         self._valid_until_s = math.inf
         self._ttl_s = math.inf
         self._sequence = 0
-        self._is_returned = False
+        self._is_returned = self._is_resting = False
         self._unanswered: OrderedDict[int, float] = OrderedDict()
         self._asked_s = self._heard_s = self._ticked_s = -math.inf
         self.malformed = 0
@@ -56,6 +67,21 @@ class LeaseHolder:
             self._check_stopped(now_s)
             self._acting = self._lease
             return self._acting[1]
+
+    def rest(self) -> None:
+        """The worker sleeps: it runs nothing, asks for nothing, and its lease is over."""
+        with self._lock:
+            self._is_resting = True
+            self._lease = self._acting = (0, 0)
+            self._valid_until_s = self._ttl_s = math.inf
+            self._unanswered.clear()
+
+    def wake(self, unit_epoch: int, now_s: float) -> None:
+        """The worker is woken under a new epoch, as if it were started."""
+        with self._lock:
+            self._is_resting, self._unit_epoch, self.times_lost = False, unit_epoch, 0
+            self._heard_s = self._ticked_s = now_s
+            self._asked_s = -math.inf
 
     def give_back(self) -> None:
         """The worker runs nothing any more and never will: what it holds is free at once, not only after the ttl."""
@@ -82,14 +108,15 @@ class LeaseHolder:
             if isinstance(reply, LeaseGrant) and reply.holder == self._holder:
                 self._take(reply)
 
-    def on_tick(self, now_s: float, generated_tokens: int, slot_seconds: float) -> None:
+    def on_tick(self, now_s: float, used: Used) -> None:
         """Renew the lease when it is time; after long silence look for the allocator again."""
         with self._lock:
             self._check_stopped(now_s)
             self._ticked_s = now_s
             waited_s = now_s - self._asked_s
-            due = waited_s >= (RENEW_S if self._lease[1] else RENEW_IDLE_S) and not self._is_returned
-            request = self._request(now_s, generated_tokens, slot_seconds) if due else None
+            due = waited_s >= (RENEW_S if self._lease[1] else RENEW_IDLE_S)
+            asks = due and not (self._is_returned or self._is_resting)
+            request = self._request(now_s, used) if asks else None
             silent = bool(self._unanswered) and now_s - max(self._heard_s, self._first_unanswered_s) > SILENCE_S
             if silent:
                 self._heard_s = now_s
@@ -102,7 +129,7 @@ class LeaseHolder:
     def _first_unanswered_s(self) -> float:
         return next(iter(self._unanswered.values()), math.inf)
 
-    def _request(self, now_s: float, generated_tokens: int, slot_seconds: float) -> LeaseRequest:
+    def _request(self, now_s: float, used: Used) -> LeaseRequest:
         self._sequence += 1
         self._asked_s = self._unanswered[self._sequence] = now_s
         if len(self._unanswered) > MAX_UNANSWERED:
@@ -110,8 +137,11 @@ class LeaseHolder:
         return LeaseRequest(
             holder=self._holder,
             policy=self._policy,
-            generated_tokens=generated_tokens,
-            slot_seconds=slot_seconds,
+            generated_tokens=used.tokens,
+            slot_seconds=used.slot_seconds,
+            active_s=used.active_s,
+            sampled_tokens=used.sampled_tokens,
+            full_answers=used.full_answers,
             epoch=self._acting[0],
             slots=self._acting[1],
             sequence=self._sequence,

@@ -7,8 +7,9 @@ keeps its estimate.
 import math
 from dataclasses import dataclass, field
 
+from mrl.allocation.latency_line import LatencyLine
+
 MIN_YIELD = 0.3
-RIDGE = (1e-4, 1e-2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,35 +53,6 @@ class DecayedRatio:
 
 
 @dataclass
-class LatencyLine:
-    """Seconds per token of a request beside c - 1 others, as a line a + b c, by decayed least squares."""
-
-    ones: float = 0.0
-    sum_c: float = 0.0
-    sum_cc: float = 0.0
-    sum_z: float = 0.0
-    sum_cz: float = 0.0
-
-    def add(self, running: float, seconds_per_token: float, keep: float) -> None:
-        """Count one sample, after scaling those before by `keep`."""
-        self.ones = self.ones * keep + 1.0
-        self.sum_c = self.sum_c * keep + running
-        self.sum_cc = self.sum_cc * keep + running * running
-        self.sum_z = self.sum_z * keep + seconds_per_token
-        self.sum_cz = self.sum_cz * keep + running * seconds_per_token
-
-    def seconds_per_token(self, running: float) -> float | None:
-        """The line at c = running; the mean where samples tell no line; None without samples."""
-        if self.ones <= 0.0:
-            return None
-        p, q, r = self.ones + RIDGE[0], self.sum_c, self.sum_cc + RIDGE[1]
-        determinant = p * r - q * q
-        a = (self.sum_z * r - self.sum_cz * q) / determinant
-        b = (self.sum_cz * p - self.sum_z * q) / determinant
-        return self.sum_z / self.ones if a <= 0.0 or b < 0.0 else a + b * running
-
-
-@dataclass
 class PolicyMeter:
     """What is known about one policy."""
 
@@ -117,12 +89,20 @@ class PolicyMeter:
         active_s: time with a request running; request_s: integral of running requests over time; running: requests
         now; is_full: others wait, so `running` is all that fits.
         """
-        evidence_s = active_s / max(1, num_engines)
-        self.add_generated(tokens, request_s, evidence_s=evidence_s)
+        self.add_generated(tokens, request_s, evidence_s=active_s / max(1, num_engines))
         if running > 0 and (is_full or running > (self.full_requests or 0.0)):
             self.full_requests = float(running)
+        self.add_sample(active_s, request_s, tokens, interval_s=interval_s, num_engines=num_engines)
+
+    def add_sample(
+        self, active_s: float, request_s: float, tokens: float, *, interval_s: float, num_engines: int = 1
+    ) -> None:
+        """Count one point of the latency line: what one of `num_engines` did within `interval_s`, as in `add_engine`.
+
+        Not while it mostly had nothing to do: such an interval is full of beginnings and ends.
+        """
         if active_s > interval_s / 2 and tokens > 0.0:
-            keep = math.exp(-evidence_s / self.settings.time_constant_s)
+            keep = math.exp(-active_s / max(1, num_engines) / self.settings.time_constant_s)
             self.line.add(request_s / active_s, request_s / tokens, keep)
 
     def add_learner(

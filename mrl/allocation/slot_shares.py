@@ -6,6 +6,7 @@ A replica is one group of answers, since a worker starts a group only when its l
 from collections.abc import Mapping, Sequence
 
 from mrl.allocation.decision import ControllerState, DecisionRecord, decide
+from mrl.allocation.engine_use import EngineUse
 from mrl.allocation.meter import MeterSettings, PolicyMeter, increments
 from mrl.allocation.worth import Reading, Rule
 from mrl.records.leases import LearnerReport
@@ -82,6 +83,15 @@ class SlotShares:
         """Count what a worker did since its last request, while it held `held_slots`."""
         self.meters[policy].add_generated(tokens, slot_seconds, evidence_s=slot_seconds / max(1, held_slots))
 
+    def add_engine(self, policy: str, use: EngineUse, slots_per_engine: int, *, num_engines: int) -> None:
+        """Count what one of `num_engines` engines did that may each have `slots_per_engine` answers in flight."""
+        meter = self.meters[policy]
+        self.add_worker(policy, use.tokens, use.slot_seconds, slots_per_engine)
+        meter.full_requests = float(use.full_answers or slots_per_engine)
+        if use.sample is not None:
+            interval_s, active_s, slot_seconds, tokens = use.sample
+            meter.add_sample(active_s, slot_seconds, tokens, interval_s=interval_s, num_engines=num_engines)
+
     def is_due(self, now_s: float, holders: Mapping[str, int]) -> bool:
         """Whether a decision is to be made: a period has passed, or a policy came, went, fell silent or is back."""
         return self._without(now_s, holders) != self._absent or now_s - self.state.decided_s >= self.rule.period_s
@@ -100,7 +110,12 @@ class SlotShares:
 
     def demand_slots(self, policy: str) -> float:
         """Slots that just keep the learner busy; 0 while unknown, or while the policy can use none."""
-        return 0.0 if policy in self._absent else self.meters[policy].demand_requests() or 0.0
+        return 0.0 if policy in self._absent else self._demand(policy) or 0.0
+
+    def _demand(self, policy: str) -> float | None:
+        """As `demand_slots`, None while unknown. An engine that holds less than its slots needs all of them."""
+        meter, size = self.meters[policy], self._group[policy]
+        return meter.demand_requests() if meter.full_requests is None else meter.demand_units(size)
 
     def _without(self, now_s: float, holders: Mapping[str, int]) -> frozenset[str]:
         """Policies that can use no slot: without a worker, or with a silent learner."""
@@ -110,7 +125,7 @@ class SlotShares:
 
     def _reading(self, policy: str) -> Reading:
         meter, size = self.meters[policy], self._group[policy]
-        demand = meter.demand_requests()
+        demand = self._demand(policy)
         return Reading(
             policy=policy,
             replicas=(self.targets[policy] // size,),

@@ -6,10 +6,10 @@ leases follow, one unit at a time, and never faster than the proofs come in.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, Protocol
 
 from mrl.allocation.decision import DecisionRecord
-from mrl.allocation.meter import increments
+from mrl.allocation.engine_use import EngineUse, EngineUses
 from mrl.allocation.units import EPOCHS_PER_LIFE, HELD, Transition, UnitRow, UnitState, UnitTable
 from mrl.records.leases import LearnerReport, LeaseGrant, LeaseRequest, ReportAck, UnitReply, UnitRequest
 from mrl.records.units import NodeOrders, NodeReport, UnitOrder, UnitReport
@@ -18,7 +18,7 @@ from mrl.records.units import NodeOrders, NodeReport, UnitOrder, UnitReport
 class UnitRule(Protocol):
     """Decides how many units each policy should have."""
 
-    def add_rollout(self, policy: str, tokens: float, slot_seconds: float) -> None:
+    def add_rollout(self, policy: str, use: EngineUse) -> None:
         """Count what one engine did since it was heard last."""
 
     def add_switch(self, policy: str, switch_s: float) -> None:
@@ -57,16 +57,11 @@ class UnitSettings:
     grace_s: float
     """An engine that is asked to end is killed after this."""
     clear_s: float = 30.0
-    """A unit that is not proved empty for so long counts as dead until it is."""
+    """A unit that is not proved quiet for so long counts as dead until it is."""
+    engines_sleep: bool = False
+    """An engine whose unit another policy gets is asked to sleep; else to end."""
     slots_per_unit: int = 1
     """Requests that one engine may run at once."""
-
-
-class _Counted(NamedTuple):
-    """What an engine had generated when it was heard last: tokens, slot-seconds."""
-
-    epoch: int
-    totals: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +91,10 @@ class UnitCore:
         self.targets: dict[str, int] = dict.fromkeys(fits, 0)
         self.num_unknown = 0
         """Messages of policies or about units that the run does not have."""
+        self.newest: dict[str, NodeReport] = {}
+        """What each host said last."""
         self._fits, self._settings, self._life = fits, settings, life
-        self._counted: dict[str, _Counted] = {}
+        self._uses = EngineUses()
         self._granted_s: dict[str, float] = {}
         self._now_s = now_s
 
@@ -160,6 +157,7 @@ class UnitCore:
     def _hear(self, report: NodeReport, now_s: float) -> NodeOrders:
         if not self._is_to_me(report):
             return NodeOrders(life=self._life, orders=[])
+        self.newest[report.host] = report
         for policy in report.released:
             if policy in self._fits:
                 self.release(policy, now_s)
@@ -196,7 +194,8 @@ class UnitCore:
             case UnitState.GRANTED:
                 return UnitOrder(unit=row.unit, epoch=row.epoch, kind="start", policy=row.policy)
             case UnitState.DRAINING:
-                return UnitOrder(unit=row.unit, epoch=row.epoch, kind="end", grace_s=self._settings.grace_s)
+                kind: Literal["sleep", "end"] = "sleep" if row.may_sleep else "end"
+                return UnitOrder(unit=row.unit, epoch=row.epoch, kind=kind, grace_s=self._settings.grace_s)
             case UnitState.CLEARING | UnitState.DEAD:
                 return UnitOrder(unit=row.unit, epoch=row.epoch, kind="clear")
         return None
@@ -208,8 +207,8 @@ class UnitCore:
         is_own = self.table.renew(request.unit, request.unit_epoch, request.policy, now_s)
         if is_own and was_granted:
             self.rule.add_switch(request.policy, now_s - self._granted_s[request.unit])
-        if is_own:
-            self._count(request)
+        if is_own and (use := self._uses.take(request, now_s)) is not None:
+            self.rule.add_rollout(request.policy, use)
         return LeaseGrant(
             holder=request.holder,
             policy=request.policy,
@@ -218,14 +217,6 @@ class UnitCore:
             ttl_s=self._settings.ttl_s,
             sequence=request.sequence,
         )
-
-    def _count(self, request: LeaseRequest) -> None:
-        counted = _Counted(request.unit_epoch, (float(request.generated_tokens), request.slot_seconds))
-        before = self._counted.get(request.unit)
-        self._counted[request.unit] = counted
-        if before is not None and before.epoch == counted.epoch:
-            tokens, slot_seconds = increments(counted.totals, before.totals)
-            self.rule.add_rollout(request.policy, tokens, slot_seconds)
 
     def _expire(self, now_s: float) -> None:
         settings = self._settings
@@ -242,7 +233,7 @@ class UnitCore:
         for policy in self._fits:
             rows = sorted(self._rows_of(policy), key=lambda row: -self._granted_s.get(row.unit, 0.0))
             for row in rows[: max(0, len(rows) - self.targets.get(policy, 0))]:
-                self._revoke(row, now_s, "another policy needs it more")
+                self._revoke(row, now_s, "another policy needs it more", may_sleep=self._settings.engines_sleep)
 
     def _give(self, now_s: float) -> None:
         """Grant free units to the policies that are furthest below their targets, and that they fit."""
@@ -256,8 +247,9 @@ class UnitCore:
                 self._granted_s[unit] = now_s
                 held[taker] += 1
 
-    def _revoke(self, row: UnitRow, now_s: float, why: str) -> None:
-        self.table.revoke(row.unit, row.epoch, now_s, grace_s=self._settings.grace_s, why=why)
+    def _revoke(self, row: UnitRow, now_s: float, why: str, *, may_sleep: bool = False) -> None:
+        grace_s = self._settings.grace_s
+        self.table.revoke(row.unit, row.epoch, now_s, grace_s=grace_s, why=why, may_sleep=may_sleep)
 
     def _rows_of(self, policy: str) -> list[UnitRow]:
         return [row for row in self.table.rows.values() if row.policy == policy and row.state in HELD]

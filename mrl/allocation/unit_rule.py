@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from mrl.allocation.decision import DecisionRecord
+from mrl.allocation.engine_use import EngineUse
 from mrl.allocation.slot_shares import SlotShares
 from mrl.allocation.worth import Rule
 from mrl.records.leases import LearnerReport
@@ -41,6 +42,7 @@ class UnitShares:
         self._per_unit, self._rule, self._switching_share = slots_per_unit, rule, switching_share
         self._released: set[str] = set()
         self._switch_s: dict[str, float] = {}
+        self._held: Mapping[str, int] = {}
         self._pools: dict[str, SlotShares] = {}
         for kind in sorted(set(kinds.values())):
             rivals = [policy for policy, other in kinds.items() if other == kind]
@@ -56,9 +58,9 @@ class UnitShares:
             )
             self._pools |= dict.fromkeys(rivals, pool)
 
-    def add_rollout(self, policy: str, tokens: float, slot_seconds: float) -> None:
+    def add_rollout(self, policy: str, use: EngineUse) -> None:
         """Count what one engine did since it was heard last."""
-        self._pools[policy].add_worker(policy, tokens, slot_seconds, self._per_unit)
+        self._pools[policy].add_engine(policy, use, self._per_unit, num_engines=max(1, self._held.get(policy, 1)))
 
     def add_report(self, report: LearnerReport, now_s: float) -> None:
         """Count a learner's totals."""
@@ -76,6 +78,7 @@ class UnitShares:
     def targets(self, usable: Mapping[str, int], held: Mapping[str, int], now_s: float) -> dict[str, int]:
         """Units per policy. `usable`: units that each policy's engine fits; `held`: what each has now."""
         targets: dict[str, int] = {}
+        self._held = held
         for pool in dict.fromkeys(self._pools.values()):
             rivals = [policy for policy, other in self._pools.items() if other is pool]
             slots = usable[rivals[0]] * self._per_unit

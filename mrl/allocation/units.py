@@ -21,15 +21,15 @@ class UnitState(StrEnum):
     """What a unit's lease is in."""
 
     FREE = "free"
-    """Proved empty, nobody's."""
+    """Proved quiet, nobody's: empty, or with engines that sleep."""
     GRANTED = "granted"
     """Its node is told to start an engine, which has not spoken yet."""
     ACTIVE = "active"
     """The engine renews its lease."""
     DRAINING = "draining"
-    """The engine is asked to end, until the deadline."""
+    """The engine is asked to end, or to sleep, until the deadline."""
     CLEARING = "clearing"
-    """Its node is to kill what is left, and to prove that nothing is."""
+    """Its node is to kill what is left and awake, and to prove that nothing is."""
     DEAD = "dead"
     """No proof came by the deadline; a later proof still frees it."""
 
@@ -50,6 +50,8 @@ class UnitRow:
     renewed_s: float = 0.0
     deadline_s: float = math.inf
     """When DRAINING turns to CLEARING, and CLEARING to DEAD."""
+    may_sleep: bool = False
+    """While DRAINING: the engine is asked to sleep, not to end."""
 
 
 class Transition(NamedTuple):
@@ -91,12 +93,12 @@ class UnitTable:
         row.renewed_s = now_s
         return row.state is UnitState.ACTIVE or self._turn(row, UnitState.ACTIVE, now_s, "its engine spoke")
 
-    def revoke(self, unit: str, epoch: int, now_s: float, *, grace_s: float, why: str) -> bool:
+    def revoke(self, unit: str, epoch: int, now_s: float, *, grace_s: float, why: str, may_sleep: bool = False) -> bool:
         """GRANTED or ACTIVE -> DRAINING for at most `grace_s`."""
         row = self._row(unit, epoch, *HELD)
         if row is None:
             return False
-        row.deadline_s = now_s + grace_s
+        row.deadline_s, row.may_sleep = now_s + grace_s, may_sleep
         return self._turn(row, UnitState.DRAINING, now_s, why)
 
     def clear(self, unit: str, epoch: int, now_s: float, *, within_s: float, why: str) -> bool:
@@ -113,12 +115,12 @@ class UnitTable:
         if row is None:
             return False
         row.policy, row.deadline_s = "", math.inf
-        return self._turn(row, UnitState.FREE, now_s, "proved empty")
+        return self._turn(row, UnitState.FREE, now_s, "proved quiet")
 
     def bury(self, unit: str, epoch: int, now_s: float) -> bool:
         """CLEARING -> DEAD: nobody can say what runs there."""
         row = self._row(unit, epoch, UnitState.CLEARING)
-        return row is not None and self._turn(row, UnitState.DEAD, now_s, "not proved empty in time")
+        return row is not None and self._turn(row, UnitState.DEAD, now_s, "not proved quiet in time")
 
     def adopt(self, unit: str, epoch: int, policy: str, now_s: float) -> bool:
         """CLEARING, as at the beginning, -> ACTIVE under the epoch that an earlier allocator granted."""

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
+from mrl.engines.bounds import Bounds
 from mrl.engines.dialect import Launch
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Engine, GenerationRequest, Sampling, generate_all
 from mrl.engines.environment import engine_python
-from mrl.engines.server import Bounds, ServerEngine
+from mrl.engines.server import ServerEngine
 from mrl.errors import EngineError, EngineLost, MRLError, UserError
 from mrl.models.load import load_policy
 from mrl.models.probe import VOCAB_SIZE, save_probe

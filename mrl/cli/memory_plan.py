@@ -59,6 +59,11 @@ def memory_plan(config: RunConfig, plan: Plan) -> list[ProcessNeed]:
     return [_need(config, spec, policies) for spec in plan.processes]
 
 
+def model_parameters(config: RunConfig, name: str) -> int:
+    """Parameters of a policy's model."""
+    return _Policy(config, name).num_parameters
+
+
 def too_little(
     config: RunConfig, needs: list[ProcessNeed], host_mib: float, device_mib: Mapping[str, float]
 ) -> Iterator[str]:
@@ -187,6 +192,11 @@ class _Policy:
 
     def _engine(self, answers: int) -> Need:
         return engine_need(self._size, self.table, answers_at_once=answers, prompt_tokens=self._prompt_tokens)
+
+    @property
+    def num_parameters(self) -> int:
+        """Of its model."""
+        return self._size.parameters
 
     @cached_property
     def _folder(self) -> Path | None:

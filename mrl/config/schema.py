@@ -143,7 +143,12 @@ class AllocationTable(Table):
     floor_units: int = Field(default=1, ge=0)
     """Least units of a policy whose learner is alive."""
     grace_s: float = Field(default=5.0, gt=0)
-    """Time between SIGTERM and SIGKILL for an engine whose unit another policy gets."""
+    """Time that an engine whose unit another policy gets has to end, or to fall asleep, before it is killed."""
+    residency: Literal["stop", "sleep"] = "stop"
+    """What becomes of such an engine: it ends, or it stays and sleeps, without its cache and its accelerator's memory,
+    until its policy gets the unit again. Every unit then keeps an engine of every policy in main memory."""
+    wake_s: float = Field(default=30.0, gt=0)
+    """An engine that takes longer to wake up is killed and started anew."""
     switching_share: float = Field(default=0.05, gt=0, le=1)
     """Part of the time that units may spend on starting engines, as measured: the higher, the more often they move."""
     hung_s: float = Field(default=120.0, gt=0)

@@ -148,6 +148,21 @@ class EmbeddedEngine:
         """How full it is; every answer that it samples has a row of the cache to its end."""
         return EngineUsage(self._batch.running, self._batch.waiting, 0.0, self._batch.generated_tokens)
 
+    def sleep(self) -> None:
+        """Free the cache and the spare weights; those that were served stay, in main memory, to be written over."""
+        self.close()
+        with self._between_forwards():
+            self._spare.clear()
+            torch.nn.Module.to(self._model, "cpu")
+            if self._device != "cpu":
+                torch.cuda.empty_cache()
+
+    def wake(self) -> None:
+        """Take the device's memory again."""
+        with self._between_forwards():
+            torch.nn.Module.to(self._model, self._device)
+            self._batch = self._new_batch()
+
     def restart(self) -> None:
         """Start anew with the weights of the model folder, serving none. Raises ModelFolderError, DeviceError."""
         with self._between_forwards():

@@ -152,6 +152,15 @@ class Engine(Protocol):
     def usage(self) -> EngineUsage:
         """How full it is; may be a second old."""
 
+    def sleep(self) -> None:
+        """Forget everything in flight and free the cache and the accelerator; there are no weights to serve then.
+
+        Raises EngineError where it cannot.
+        """
+
+    def wake(self) -> None:
+        """Be ready to `load` again."""
+
     def restart(self) -> None:
         """Start anew, bounded in time; call it from the thread that made the engine. Raises EngineLost, UserError."""
 

@@ -39,14 +39,15 @@ class Segments:
         self._version: Version | None = None
         self._reported = ""
         self._updating = asyncio.Lock()
+        self._sleeps = False
         self._is_whole = True
         """Whether the server holds the weights of one version."""
         self.generated_tokens = 0
 
     @property
     def is_updating(self) -> bool:
-        """Whether weights are being changed now."""
-        return self._updating.locked()
+        """Whether weights are being changed now, or the server sleeps."""
+        return self._updating.locked() or self._sleeps
 
     def label(self, version: Version, reported: str) -> None:
         """Tokens are of `version` from now on; the server itself calls it `reported`."""
@@ -77,6 +78,19 @@ class Segments:
     async def receive(self, incoming: Incoming, version: Version) -> None:
         """Change the weights by a broadcast. Raises PeerLost; after HalfUpdated the gate opens with the next load."""
         await self._change(lambda: self._dialect.receive(self._http, incoming, str(version)), version)
+
+    async def sleep(self) -> None:
+        """Give up what runs, and free the server's memory; the gate opens again with the next weights."""
+        async with self._updating:
+            self._gate.clear()
+            await self._drain()
+            self._sleeps, self._is_whole = True, False
+            await self._dialect.sleep(self._http)
+
+    async def wake(self) -> None:
+        """Let the server take its memory again."""
+        await self._dialect.wake(self._http)
+        self._sleeps = False
 
     async def _change(self, change: Callable[[], Awaitable[None]], version: Version) -> None:
         async with self._updating:

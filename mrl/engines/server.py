@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
+from mrl.engines.bounds import USUAL, Bounds
 from mrl.engines.dialect import Dialect, HalfUpdated, Launch
 from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest
 from mrl.engines.http import Http, HttpFailure
@@ -41,25 +42,6 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """How long a server may take, in seconds."""
-
-    start_s: float = 300.0
-    """From its start until it takes requests."""
-    silence_s: float = 20.0
-    """Without an answer to the watchdog."""
-    stall_s: float = 120.0
-    """With answers in flight and not one more token."""
-    load_s: float = 600.0
-    """For new weights, while which it may be deaf."""
-
-
-def load_bound_s(model_folder: Path) -> float:
-    """A generous time for new weights of this model: a minute, and 20 s for each GB of its files."""
-    return 60.0 + 20e-9 * sum(file.stat().st_size for file in model_folder.glob("*.safetensors"))
-
-
-@dataclass(frozen=True, slots=True)
 class _GivenUp:
     """The last word about a request that was aborted: so many of its answers never come."""
 
@@ -78,7 +60,7 @@ class ServerEngine:
         launch: Launch | None,
         log: Path | None = None,
         url: str = "",
-        bounds: Bounds = Bounds(),
+        bounds: Bounds = USUAL,
     ) -> None:
         """With a `launch` the server is a child that writes to `log`; without one it is somebody else's at `url`.
 
@@ -175,6 +157,15 @@ class ServerEngine:
     def usage(self) -> EngineUsage:
         """See Engine."""
         return replace(self._usage, generated_tokens=self._current().generated_tokens)
+
+    def sleep(self) -> None:
+        """See Engine."""
+        self._run(self._current().sleep(), self._bounds.silence_s)
+        self._version = None
+
+    def wake(self) -> None:
+        """See Engine."""
+        self._run(self._current().wake(), self._bounds.load_s)
 
     def restart(self) -> None:
         """See Engine. What keeps a server that did serve from coming up may pass: it is lost, not unusable."""

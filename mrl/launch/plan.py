@@ -43,6 +43,8 @@ class ProcessSpec:
     """
     host: str = ""
     """Host that it runs on; empty in a run on one host."""
+    has_line: bool = False
+    """Its standard input is a line to its supervisor (`mrl.launch.sleep_line`), else nothing."""
 
     @property
     def log_name(self) -> str:

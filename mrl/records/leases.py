@@ -31,6 +31,12 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     """The unit that the worker was started on; empty where slots are leased and not units."""
     unit_epoch: Count = 0
     """The epoch under which it was started there."""
+    active_s: Rate = 0.0
+    """Time with an answer in flight since the worker started."""
+    sampled_tokens: Count = 0
+    """Total since the worker started, those of answers that have not ended included."""
+    full_answers: Count = 0
+    """Answers in flight when the engine held no more; 0 while all that the lease allows fits."""
 
 
 class LeaseReturn(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="lease_return"):

@@ -23,10 +23,10 @@ class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
     epoch: Count
     """Largest epoch it was told to start or to clear."""
     resident_epoch: Count = 0
-    """Epoch of the engine that runs, starts, or has not been proved gone; 0 when there is none."""
+    """Epoch of the engine that runs, starts, or has not been proved gone or asleep; 0 when there is none."""
     resident_policy: Annotated[str, msgspec.Meta(max_length=200)] = ""
     cleared_epoch: Count = 0
-    """Nothing of this epoch or an earlier one runs, nor ever will."""
+    """Nothing of this epoch or an earlier one runs, nor ever will: it is gone, or sleeps until a later one."""
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="node_report"):
@@ -38,6 +38,13 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
     units: Annotated[list[UnitReport], msgspec.Meta(max_length=MAX_UNITS)]
     released: Annotated[list[Name], msgspec.Meta(max_length=MAX_UNITS)] = []
     """Policies that need no engine any more: they are done, or were stopped."""
+    slept: Count = 0
+    """Engines put to sleep since the node started."""
+    woken: Count = 0
+    failed_sleeps: Count = 0
+    """Engines that did not fall asleep in time, or could not: they were ended."""
+    failed_wakes: Count = 0
+    """Engines that did not wake up in time: they were killed."""
 
 
 class UnitOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,8 +52,9 @@ class UnitOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     unit: Name
     epoch: Count
-    kind: Literal["start", "end", "clear"]
-    """Start an engine of `policy`; ask the engine to end, within `grace_s`; or kill what is left and prove it gone."""
+    kind: Literal["start", "sleep", "end", "clear"]
+    """Start or wake an engine of `policy`; ask the engine to sleep or to end, within `grace_s`; or kill what is awake,
+    and prove that nothing is."""
     policy: Annotated[str, msgspec.Meta(max_length=200)] = ""
     grace_s: Seconds = 0.0
 

@@ -4,14 +4,16 @@ import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections import deque
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
+from mrl.launch import sleep_line
 from mrl.launch.log_lines import rank_code, reason_in
 from mrl.launch.plan import ProcessSpec
 from mrl.launch.restarts import USER_ERROR
@@ -40,6 +42,10 @@ class Child:
         """Last lines of this life."""
         self.told_to_end: signal.Signals | None = None
         """The signal by which the end of the run was announced to it."""
+        self.line: socket.socket | None = None
+        """This side of the line to it, where it has one."""
+        self.sleeps = False
+        """It is stopped, and says nothing: that is as it should be."""
         self._life = life or log.parent.name
         self._process: subprocess.Popen[bytes] | None = None
         self._num_lives = 0
@@ -64,15 +70,25 @@ class Child:
         life = f"{self._life}-{self._num_lives}"
         argv = tuple(word.replace(LIFE, life) for word in self.spec.argv)
         bound = {**environment, **self.spec.env, SUPERVISOR_PID: str(os.getpid())}
-        with self.log.open("ab") as log:
+        self.sleeps = False
+        with self.log.open("ab") as log, self._stdin() as stdin:
             self._process = subprocess.Popen(
                 command(os.getpid(), argv),
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=log,
                 stderr=log,
                 env=bound,
                 start_new_session=True,
             )
+
+    @contextmanager
+    def _stdin(self) -> Iterator[int]:
+        if not self.spec.has_line:
+            yield subprocess.DEVNULL
+            return
+        self.line, its_end = sleep_line.line()
+        with its_end:
+            yield its_end.fileno()
 
     def poll(self) -> int | None:
         """Its exit code if it has just been found ended, else None. What was left of its group is killed first."""
@@ -84,6 +100,9 @@ class Child:
         self._signal_group(signal.SIGKILL)
         code = self._process.wait()
         self._process = None
+        if self.line is not None:
+            self.line.close()
+            self.line = None
         return code
 
     def send(self, number: signal.Signals) -> None:

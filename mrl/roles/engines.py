@@ -7,11 +7,12 @@ from mrl.alignment.receiver import Receiver
 from mrl.config.policy_tables import PolicyTable, ServerTable
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
+from mrl.engines.bounds import Bounds, load_bound_s
 from mrl.engines.dialect import Dialect, Launch
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Engine, Sampling
 from mrl.engines.environment import engine_python
-from mrl.engines.server import Bounds, ServerEngine, load_bound_s
+from mrl.engines.server import ServerEngine
 from mrl.engines.sglang import SGLang
 from mrl.engines.vllm import VLLM
 from mrl.errors import ConfigError

@@ -67,7 +67,11 @@ def unit_core(config: RunConfig, folder: RunFolder, now_s: float) -> UnitCore:
         now_s=now_s,
     )
     settings = UnitSettings(
-        ttl_s=table.ttl_s, start_s=config.supervision.start_s, grace_s=table.grace_s, slots_per_unit=slots_per_unit
+        ttl_s=table.ttl_s,
+        start_s=config.supervision.start_s,
+        grace_s=table.grace_s,
+        slots_per_unit=slots_per_unit,
+        engines_sleep=table.residency == "sleep",
     )
     return UnitCore(fits, rule, settings, now_s, life=next_life(folder.path / "allocator.json"))
 
@@ -85,7 +89,10 @@ def serve_units(
             _answer(server, core)
             if time.monotonic() >= decide_s:
                 decide_s = time.monotonic() + period_s
-                _tell(telemetry, core.tick(time.monotonic()))
+                shares = core.tick(time.monotonic())
+                _tell(telemetry, shares)
+                if config.allocation.residency == "sleep":
+                    telemetry.metrics(sum(share.num_reports for share in shares), sleep_counts(core.newest.values()))
                 told = _log_verdicts(core.rule.records(), told)
             for line in _lines(core.take_log()):
                 journal.write(line)
@@ -128,6 +135,15 @@ def _log_verdicts(records: Sequence[DecisionRecord], told: str) -> str:
             demands = {one.policy: round(one.demand_units, 2) for one in record.readings}
             log.info("decision", verdict=record.verdict, gain=record.gain, candidate=record.candidate, demands=demands)
     return verdicts
+
+
+def sleep_counts(reports: Iterable[NodeReport]) -> dict[str, float]:
+    """Engines that slept, woke up and failed to, over all hosts, as metrics."""
+    counts = Counter[str]()
+    for report in reports:
+        counts += Counter(slept=report.slept, woken=report.woken)
+        counts += Counter(failed_sleeps=report.failed_sleeps, failed_wakes=report.failed_wakes)
+    return {f"allocation/{name}": counts[name] for name in ("slept", "woken", "failed_sleeps", "failed_wakes")}
 
 
 def _tell(telemetry: Telemetry, shares: list[UnitShare]) -> None:

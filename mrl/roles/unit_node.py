@@ -4,11 +4,11 @@ import contextlib
 import os
 import signal
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from mrl.allocation.guard import Action, NodeGuard
+from mrl.allocation.guard import Action, NodeGuard, Seen
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.config.units import Unit
@@ -16,12 +16,14 @@ from mrl.errors import RecordError
 from mrl.launch.devices import visible_gpus
 from mrl.launch.lifecycle import Lifecycle
 from mrl.launch.plan import HOST_ROLE
-from mrl.launch.unit_workers import UNIT, UNIT_RUN, unit_worker, units_of
+from mrl.launch.sleep_line import ASLEEP, AWAKE, SLEEP, SLEEPLESS, WAKE
+from mrl.launch.unit_workers import UNIT, UNIT_POLICY, UNIT_RUN, unit_worker, units_of
 from mrl.records.codec import decode, encode
 from mrl.records.units import NodeOrders, NodeReport, node_orders_decoder
 from mrl.roles import wiring
 from mrl.roles.host_processes import HostProcesses
-from mrl.roles.residents import processes_with, used_gpu_mib
+from mrl.roles.residents import grouped_by, used_gpu_mib
+from mrl.roles.sleepers import Sleepers, send
 
 REPORT_S = 0.25
 LOOK_AGAIN_S = 3.0
@@ -29,6 +31,8 @@ LOOK_AGAIN_S = 3.0
 MEMORY_EVERY_S = 1.0
 SPARE_MIB = 512
 """What a GPU may hold beyond what it held at first and still count as empty."""
+SLEEPER_MIB = 2048
+"""What an engine that sleeps may hold of a GPU: its context and its graphs, but no weights and no cache."""
 
 
 def lease_units(
@@ -67,9 +71,10 @@ class UnitNode:
         self._config, self._folder, self._processes, self._lifecycle = config, folder, processes, lifecycle
         self._units = {unit.name: unit for unit in units}
         self._gpus = gpus
-        self._guard = NodeGuard(host or HOST_ROLE, self._units)
-        self._workers: dict[str, str] = {}
-        """Unit -> the process placed there last."""
+        self._guard = NodeGuard(host or HOST_ROLE, self._units, wake_s=config.allocation.wake_s)
+        self._workers: defaultdict[str, dict[str, str]] = defaultdict(dict)
+        """Unit -> policy -> the process that was placed there."""
+        self._sleepers = Sleepers()
         self._memory = {unit.name: _Memory([gpus[device] for device in unit.devices])
                         for unit in units if unit.kind == "gpu"}  # fmt: skip
         self._orders: deque[NodeOrders] = deque(maxlen=16)
@@ -80,12 +85,15 @@ class UnitNode:
 
     def turn(self, now_s: float) -> None:
         """Obey, act, and report; to be called every turn. Raises OSError as the start of a process does."""
+        released = self._released()
+        self._end_sleepers(released)
         if self._lifecycle.phase == "stopping":
             return
+        self._listen(now_s)
         while self._orders:
             self._act(self._guard.obey(self._orders.popleft(), now_s), now_s)
-        self._act(self._guard.step(now_s, self._is_empty), now_s)
-        self._report(now_s)
+        self._act(self._guard.step(now_s, self._look), now_s)
+        self._report(now_s, released)
 
     def _take(self, body: bytes) -> None:
         """On the link's thread."""
@@ -95,12 +103,35 @@ class UnitNode:
 
     def _act(self, actions: Sequence[Action], now_s: float) -> None:
         for action in actions:
-            if action.kind == "start":
-                self._start(action, now_s)
-            elif action.kind == "end":
-                self._processes.dismiss(self._workers[action.unit], signal.SIGTERM)
-            else:
-                self._kill(action.unit)
+            match action.kind:
+                case "start":
+                    self._start(action, now_s)
+                case "wake":
+                    self._wake(action, now_s)
+                case "sleep":
+                    self._processes.say(self._workers[action.unit][action.policy], SLEEP)
+                case "end":
+                    self._processes.dismiss(self._workers[action.unit][action.policy], signal.SIGTERM)
+                case "kill":
+                    self._kill(action.unit)
+
+    def _listen(self, now_s: float) -> None:
+        """To what workers say about their sleep."""
+        for unit, workers in self._workers.items():
+            for policy, name in workers.items():
+                for words in self._processes.heard_from(name):
+                    self._hear(unit, policy, words, now_s)
+
+    def _hear(self, unit: str, policy: str, words: str, now_s: float) -> None:
+        name, (word, _, epoch) = self._workers[unit][policy], words.partition(" ")
+        if word == ASLEEP:
+            self._sleepers.add(name)
+            self._processes.sleeps(name, now_s, sleeps=True)
+        elif word == AWAKE and epoch.isdigit():
+            self._guard.woke(unit, int(epoch))
+        elif word == SLEEPLESS:
+            self._guard.could_not_sleep(unit)
+            self._processes.dismiss(name, signal.SIGTERM)
 
     def _start(self, action: Action, now_s: float) -> None:
         spec = unit_worker(
@@ -111,30 +142,66 @@ class UnitNode:
             epoch=action.epoch,
             gpus=self._gpus,
         )
-        self._workers[action.unit] = spec.name
+        self._workers[action.unit][action.policy] = spec.name
+        self._sleepers.remove(spec.name)
         self._processes.place(spec, now_s)
 
-    def _kill(self, unit: str) -> None:
-        """The worker's group and its descendants, and whatever else was started from it."""
-        if unit in self._workers:
-            self._processes.dismiss(self._workers[unit], signal.SIGKILL)
-        for pid in processes_with(self._mark(unit)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    def _wake(self, action: Action, now_s: float) -> None:
+        """Only then is it let run; what does not hear it is killed when its time to wake up is over."""
+        name = self._workers[action.unit][action.policy]
+        self._sleepers.remove(name)
+        self._processes.sleeps(name, now_s, sleeps=False)
+        self._processes.say(name, WAKE, action.epoch)
+        for pid in self._on_unit(action.unit).get(action.policy, ()):
+            send(pid, signal.SIGCONT)
 
-    def _is_empty(self, unit: str) -> bool:
-        """The worker reaped, no process left that descends from it, and the memory of its GPUs given back."""
-        if unit in self._workers and self._processes.is_there(self._workers[unit]):
-            return False
-        if processes_with(self._mark(unit)):
-            return False
-        return unit not in self._memory or self._memory[unit].is_free(time.monotonic())
+    def _kill(self, unit: str) -> None:
+        """All that does not sleep: workers' groups and descendants, and whatever else was started from them.
+
+        A sleeper that a stranger lets run is stopped again as soon as it is looked at: it need not be killed.
+        """
+        spared = {policy for policy, name in self._workers[unit].items() if self._is_sleeper(name)}
+        for policy in self._workers[unit].keys() - spared:
+            self._end(self._workers[unit][policy])
+        for policy, pids in self._on_unit(unit).items():
+            for pid in pids if policy not in spared else ():
+                send(pid, signal.SIGKILL)
+
+    def _is_sleeper(self, name: str) -> bool:
+        return name in self._sleepers and self._processes.is_there(name)
+
+    def _end(self, name: str) -> None:
+        self._sleepers.remove(name)
+        self._processes.dismiss(name, signal.SIGKILL)
+
+    def _end_sleepers(self, released: Sequence[str]) -> None:
+        """Those that nobody will wake any more. They hold nothing that has to be brought to an end."""
+        for workers in self._workers.values():
+            for policy, name in workers.items():
+                if name in self._sleepers and policy in released:
+                    self._end(name)
+
+    def _look(self, unit: str) -> Seen:
+        """Quiet: workers that do not sleep are reaped, what descends from them is gone, the GPUs' memory given back."""
+        found, workers = self._on_unit(unit), self._workers[unit]
+        there = {policy for policy, name in workers.items() if self._processes.is_there(name)}
+        asleep = frozenset(
+            policy for policy in there & found.keys() if self._sleepers.is_stopped(workers[policy], found[policy])
+        )
+        is_quiet = (there | found.keys()) <= asleep and (
+            unit not in self._memory or self._memory[unit].is_free(time.monotonic(), num_sleepers=len(asleep))
+        )
+        return Seen(is_quiet, asleep)
+
+    def _on_unit(self, unit: str) -> dict[str, list[int]]:
+        """Policy -> all processes on a unit."""
+        return grouped_by(UNIT_POLICY, self._mark(unit))
 
     def _mark(self, unit: str) -> dict[str, str]:
         return {UNIT: unit, UNIT_RUN: str(self._folder.path.absolute())}
 
-    def _report(self, now_s: float) -> None:
-        report = self._guard.report(self._released())
+    def _report(self, now_s: float, released: Sequence[str]) -> None:
+        report = self._guard.report(released)
         if report == self._told and now_s - self._told_s < REPORT_S:
             return
         self._told, self._told_s = report, now_s
@@ -159,15 +226,19 @@ class _Memory:
         self._first_mib = used_gpu_mib(gpus)
         self._refused_s = -MEMORY_EVERY_S
 
-    def is_free(self, now_s: float) -> bool:
-        """Whether all is given back; where the driver does not answer, that no process is left has to do."""
+    def is_free(self, now_s: float, *, num_sleepers: int) -> bool:
+        """Whether all is given back but what so many sleepers keep.
+
+        Where the driver does not answer, that no process is left, or runs, has to do.
+        """
         if self._first_mib is None:
             return True
         if now_s - self._refused_s < MEMORY_EVERY_S:
             return False
         now_mib = used_gpu_mib(self._gpus)
+        spare_mib = SPARE_MIB + num_sleepers * SLEEPER_MIB
         is_free = now_mib is None or all(
-            held <= first + SPARE_MIB for held, first in zip(now_mib, self._first_mib, strict=True)
+            held <= first + spare_mib for held, first in zip(now_mib, self._first_mib, strict=True)
         )
         self._refused_s = self._refused_s if is_free else now_s
         return is_free

@@ -17,12 +17,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from mrl.alignment.receiver import Receiver, load_receiver
-from mrl.allocation.lease import LeaseHolder
+from mrl.allocation.lease import LeaseHolder, Used
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.engines.engine import Engine
 from mrl.errors import PeerLost, RoleFailed
 from mrl.exchange.shards import Exchange
+from mrl.launch.sleep_line import WorkerLine
 from mrl.launch.unit_workers import UNIT, UNIT_EPOCH
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.prompting import PromptEncoder
@@ -96,7 +97,9 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         return 0
     regime = build_regime(config.sharing, policy_setting(config, policy, receiver))
     lease = LeaseHolder(role, policy, unit=os.environ.get(UNIT, ""), unit_epoch=int(os.environ.get(UNIT_EPOCH, 0)))
+    line = WorkerLine.of_this_process()
     duties = Duties(
+        rest=None if line is None else _UnitRest(line, lease, stop.is_set),
         max_answers=_max_answers(config, policy, lease),
         publish=_publisher(regime, receiver, policy, _sender(config, exchange, telemetry, stop)),
         scorer=scorer,
@@ -120,6 +123,32 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         sampler.engine.close()
         lease.give_back()
     return 0
+
+
+class _UnitRest:
+    """Sleep as the node of the worker's unit orders it."""
+
+    def __init__(self, line: WorkerLine, lease: LeaseHolder, stopping: Callable[[], bool]) -> None:
+        self._line, self._lease, self._stopping = line, lease, stopping
+        self._epoch = 0
+
+    def is_due(self) -> bool:
+        return self._line.is_due()
+
+    def refuse(self) -> None:
+        self._line.refuse()
+
+    def sleep(self) -> bool:
+        self._lease.rest()
+        epoch = self._line.rest(self._stopping)
+        if epoch is None and not self._stopping():
+            raise PeerLost("the node of its unit is gone: nobody else may wake it")
+        self._epoch = epoch or 0
+        return epoch is not None
+
+    def awake(self) -> None:
+        self._lease.wake(self._epoch, time.monotonic())
+        self._line.awake(self._epoch)
 
 
 def _scorer(config: RunConfig, sampler: Sampler, receiver: Receiver, exchange: Exchange) -> Scorer | None:
@@ -170,15 +199,16 @@ def _connect_learner(folder: RunFolder, policy: str, role: str, closing: ExitSta
 
 
 def _connect_allocator(folder: RunFolder, role: str, lease: LeaseHolder, loop: RolloutLoop, closing: ExitStack) -> None:
-    def usage() -> tuple[int, float]:
-        return loop.totals.tokens, loop.totals.slot_seconds
+    def used() -> Used:
+        totals = loop.totals
+        return Used(totals.tokens, totals.slot_seconds, totals.busy_s, totals.sampled_tokens, totals.full_answers)
 
     client = wiring.link(
         folder,
         "allocator",
         identity=role,
         on_message=lambda body: lease.on_message(body, time.monotonic()),
-        on_tick=lambda now_s: lease.on_tick(now_s, *usage()),
+        on_tick=lambda now_s: lease.on_tick(now_s, used()),
         closing=closing,
     )
     lease.open(client.post, client.request_reconnect)

@@ -55,6 +55,11 @@ class Flights:
         """Answers that have not come."""
         return sum(flight.item.group_size - len(flight.answers) for flight in self._flying.values())
 
+    @property
+    def requests(self) -> list[str]:
+        """Names of the requests in flight."""
+        return list(self._flying)
+
     def depart(self, items: Sequence[WorkItem]) -> list[GenerationRequest]:
         """The requests to hand in for these items; a repeated item gets a name of its own."""
         requests = []

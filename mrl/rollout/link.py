@@ -92,6 +92,25 @@ class WorkerLink:
             for item in items:
                 self._forget(item.ticket)
 
+    def rest(self, within_s: float) -> None:
+        """Give up all work, and let the learner know, before the worker sleeps; its answer is awaited so long at most.
+
+        What is delivered and not yet acknowledged is sent again when the worker wakes up.
+        """
+        with self._changed:
+            self._work.clear()
+            self._taken.clear()
+            self._wanted = 0
+            self._ask()
+            self._changed.wait_for(lambda: not (self._is_unanswered or self._undelivered), within_s)
+            self._work.clear()  # granted meanwhile
+
+    def begin_anew(self) -> None:
+        """Begin as a new worker would: what was told of weights before is old."""
+        with self._changed:
+            self._notice, self._is_unanswered, self._ended = None, False, False
+            self._heard_s = self._asked_s = self._clock()
+
     def ask_weights(
         self,
         version: Version,

@@ -8,11 +8,12 @@ what was handed in together is delivered together, in the order of its items.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
 from mrl.engines.engine import Finished
-from mrl.errors import EngineLost, PeerLost, RoleFailed
+from mrl.errors import EngineError, EngineLost, PeerLost, RoleFailed
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import ScoredGroup, WorkItem
 from mrl.records.version import Version
@@ -33,9 +34,27 @@ REFUSED_PAUSE_S, MAX_REFUSED_PAUSE_S = 0.5, 30.0
 """Weights that were refused are tried again after the first, and after twice as long each time."""
 MAX_REFUSED_IN_A_ROW = 20
 MAX_LOST_IN_A_ROW = 3
+REST_S = 1.0
+"""How long a worker that is to sleep waits for its learner to hear of it."""
 FULL_CACHE_SHARE = 0.9
 
 log = structlog.get_logger()
+
+
+class Rest(Protocol):
+    """Who tells a worker to sleep, and wakes it up."""
+
+    def is_due(self) -> bool:
+        """Whether the worker is to sleep."""
+
+    def refuse(self) -> None:
+        """The engine cannot sleep; the worker is told to end."""
+
+    def sleep(self) -> bool:
+        """Until the worker is woken up; False when it is to end. The engine is asleep."""
+
+    def awake(self) -> None:
+        """The engine can sample again."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +69,8 @@ class Duties:
     """Groups in flight that can only end staler than this are given up."""
     scorer: Scorer | None = None
     """Answers what peers ask of the engine, between all else."""
+    rest: Rest | None = None
+    """Whether the worker is to sleep, where it may."""
     in_step: bool = False
     """Sample under the newest announced version or not at all, and batch by batch, as a synchronous run must."""
 
@@ -100,6 +121,9 @@ class RolloutLoop:
             self._updates.close()
 
     def _turn(self) -> None:
+        if self._duties.rest is not None and self._duties.rest.is_due():
+            self._sleep(self._duties.rest)
+            return
         self._follow_weights(to_the_end=self._duties.in_step or self._engine.version is None)
         if self._duties.scorer is not None and self._custody.is_good(self._engine.version):
             self._telemetry.doing("scoring")
@@ -112,6 +136,40 @@ class RolloutLoop:
             self._verifying.hand_in(self._in_order(self._custody.release()))
         self._deliver(self._verifying.done(wait=self._duties.in_step))
         self._account((sampled_at_once + self._flights.num_answers) / 2)
+
+    def _sleep(self, rest: Rest) -> None:
+        """Deliver what is complete, give up the rest, and sleep. Woken up, begin like a worker that was just started.
+
+        Groups in flight are given up and not kept: the learner counts them as on their way, and would wait for them.
+        """
+        self._telemetry.doing("falling asleep")
+        self._link.end()
+        self._updates.abandon()
+        self._verifying.hand_in(self._custody.release())
+        self._deliver(self._verifying.done(wait=True))
+        self._again.clear()
+        self._custody.refuse()
+        self._engine.abort(self._flights.requests)
+        self._flights.lose()
+        self._link.rest(REST_S)
+        try:
+            self._engine.sleep()
+        except EngineError as error:
+            log.warning("the engine cannot sleep", reason=str(error))
+            rest.refuse()
+            return
+        if rest.sleep():
+            self._wake(rest)
+
+    def _wake(self, rest: Rest) -> None:
+        try:
+            self._engine.wake()
+        except (EngineError, EngineLost) as error:
+            raise RoleFailed(f"the engine did not wake up: {error}") from error
+        self._link.begin_anew()
+        self._refused = None
+        self._turned_s = self._worked_s = self._clock()
+        rest.awake()
 
     # Weights.
 
@@ -193,7 +251,10 @@ class RolloutLoop:
         A server whose cache is full throws out what it has begun and begins it again.
         """
         usage = self._engine.usage()
-        if self._flights and (usage.waiting > self._group_size or usage.cache_share > FULL_CACHE_SHARE):
+        is_full = bool(self._flights) and (usage.waiting > self._group_size or usage.cache_share > FULL_CACHE_SHARE)
+        self.totals.sampled(usage.generated_tokens)
+        self.totals.in_flight(self._flights.num_answers, is_full=is_full)
+        if is_full:
             return 0
         return max(0, self._duties.max_answers() - self._flights.num_answers) // self._group_size
 

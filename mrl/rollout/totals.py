@@ -17,6 +17,10 @@ class WorkerTotals:
     tokens: int = 0
     slot_seconds: float = 0.0
     """Time integral of the answers in flight."""
+    sampled_tokens: int = 0
+    """As the engine counts them, those of answers that have not ended included."""
+    full_answers: int = 0
+    """Answers in flight when the engine held no more; 0 while all that may be in flight fits."""
     busy_s: float = 0.0
     idle_s: float = 0.0
     weights_refused: int = 0
@@ -25,6 +29,7 @@ class WorkerTotals:
     """Weight updates by how they came."""
     failed_broadcasts: int = 0
     last: Installed | None = None
+    _engine_tokens: int = 0
 
     def passed(self, seconds: float, *, answers_in_flight: float) -> None:
         """So much time went by with so many answers in flight."""
@@ -33,6 +38,18 @@ class WorkerTotals:
             self.busy_s += seconds
         else:
             self.idle_s += seconds
+
+    def sampled(self, engine_tokens: int) -> None:
+        """The engine has sampled so many tokens since it started; fewer than before: it started again."""
+        self.sampled_tokens += engine_tokens - (self._engine_tokens if engine_tokens >= self._engine_tokens else 0)
+        self._engine_tokens = engine_tokens
+
+    def in_flight(self, answers: int, *, is_full: bool) -> None:
+        """So many answers are in flight; `is_full`: the engine holds no more."""
+        if is_full:
+            self.full_answers = answers
+        elif self.full_answers:
+            self.full_answers = max(self.full_answers, answers)
 
     def installed(self, update: Installed) -> None:
         """An update of the weights has been proved."""

@@ -1,6 +1,6 @@
 """The worker's side of a lease."""
 
-from mrl.allocation.lease import LeaseHolder
+from mrl.allocation.lease import LeaseHolder, Used
 from mrl.records.codec import decode, encode
 from mrl.records.leases import LeaseGrant, LeaseRequest, LeaseReturn, ReportAck, allocator_request_decoder
 
@@ -26,7 +26,7 @@ def connected() -> tuple[LeaseHolder, Wire]:
     """A holder on a fake wire that has asked for the first time, at 0 s."""
     holder, wire = LeaseHolder("worker/qwen/0", "qwen"), Wire()
     holder.open(wire.post, wire.reconnect)
-    holder.on_tick(0.0, 0, 0.0)
+    holder.on_tick(0.0, Used())
     return holder, wire
 
 
@@ -40,8 +40,8 @@ def test_nothing_may_run_before_the_first_grant() -> None:
     holder, wire = connected()
     assert holder.slots(0.0) == 0
 
-    holder.on_tick(0.1, 0, 0.0)
-    holder.on_tick(0.3, 0, 0.0)
+    holder.on_tick(0.1, Used())
+    holder.on_tick(0.3, Used())
     assert [request.sequence for request in wire.posted] == [1, 2]
     assert (wire.posted[0].holder, wire.posted[0].policy, wire.posted[0].epoch) == ("worker/qwen/0", "qwen", 0)
 
@@ -51,7 +51,7 @@ def test_what_is_given_back_is_not_asked_for_again() -> None:
     holder, wire = connected()
     holder.on_message(grant(1, 5, 64), 0.1)
     holder.give_back()
-    holder.on_tick(5.0, 0, 0.0)
+    holder.on_tick(5.0, Used())
     assert wire.posted[-1] == LeaseReturn(holder="worker/qwen/0", policy="qwen")
     assert holder.slots(5.1) == 0
 
@@ -62,8 +62,8 @@ def test_a_grant_is_in_force_at_once_and_renewed_each_second() -> None:
     holder.on_message(grant(1, 5, 64), 0.1)
     assert holder.slots(0.2) == 64
 
-    holder.on_tick(0.9, 100, 12.5)
-    holder.on_tick(1.1, 100, 12.5)
+    holder.on_tick(0.9, Used(100, 12.5))
+    holder.on_tick(1.1, Used(100, 12.5))
     assert len(wire.posted) == 2
     request = wire.posted[1]
     assert (request.generated_tokens, request.slot_seconds, request.epoch, request.slots) == (100, 12.5, 5, 64)
@@ -73,7 +73,7 @@ def test_a_larger_lease_is_reported_at_once() -> None:
     """An allocator that restarts now has to know of it, whether the worker has looked or not."""
     holder, wire = connected()
     holder.on_message(grant(1, 5, 64), 0.1)
-    holder.on_tick(1.2, 0, 0.0)
+    holder.on_tick(1.2, Used())
     assert (wire.posted[-1].epoch, wire.posted[-1].slots) == (5, 64)
 
 
@@ -82,20 +82,20 @@ def test_a_smaller_lease_is_acted_under_only_when_the_worker_looks() -> None:
     holder, wire = connected()
     holder.on_message(grant(1, 5, 64), 0.1)
     holder.slots(0.2)
-    holder.on_tick(1.2, 0, 0.0)
+    holder.on_tick(1.2, Used())
     holder.on_message(grant(2, 6, 16), 1.3)
-    holder.on_tick(2.3, 0, 0.0)
+    holder.on_tick(2.3, Used())
     assert (wire.posted[-1].epoch, wire.posted[-1].slots) == (5, 64)
 
     assert holder.slots(2.4) == 16
-    holder.on_tick(3.4, 0, 0.0)
+    holder.on_tick(3.4, Used())
     assert (wire.posted[-1].epoch, wire.posted[-1].slots) == (6, 16)
 
 
 def test_what_is_old_foreign_or_unreadable_is_ignored() -> None:
     """An older epoch, another holder, an answer to no open request, garbage: nothing changes."""
     holder, _ = connected()
-    holder.on_tick(1.0, 0, 0.0)
+    holder.on_tick(1.0, Used())
     holder.on_message(grant(1, 5, 64), 1.1)
     holder.on_message(grant(2, 4, 10), 1.2)
     holder.on_message(grant(2, 6, 10, holder="worker/qwen/1"), 1.2)
@@ -110,10 +110,10 @@ def test_what_is_old_foreign_or_unreadable_is_ignored() -> None:
 def test_the_lease_stays_in_force_while_the_allocator_is_silent() -> None:
     """The holder keeps working, says how long it is overdue, and asks for a new link every few seconds."""
     holder, wire = connected()
-    holder.on_tick(1.0, 0, 0.0)
+    holder.on_tick(1.0, Used())
     holder.on_message(grant(2, 5, 64), 1.5)
     for tenth in range(20, 300):
-        holder.on_tick(tenth / 10, 0, 0.0)
+        holder.on_tick(tenth / 10, Used())
 
     assert holder.slots(30.0) == 64
     assert holder.overdue_s(11.0) == 0.0
@@ -127,7 +127,7 @@ def test_an_answered_holder_never_asks_for_a_new_link() -> None:
     for second in range(20):
         holder.on_message(grant(second + 1, 5, 64), second + 0.1)
         for tenth in range(2, 11):
-            holder.on_tick(second + tenth / 10, 0, 0.0)
+            holder.on_tick(second + tenth / 10, Used())
 
     assert wire.reconnects == 0
 
@@ -136,13 +136,13 @@ def test_a_worker_that_was_stopped_for_longer_than_the_ttl_has_no_lease() -> Non
     """Others may have its slots: it runs nothing, takes no answer to an old request, and asks anew."""
     holder, wire = connected()
     holder.on_message(grant(1, 5, 64), 0.1)
-    holder.on_tick(1.2, 0, 0.0)
+    holder.on_tick(1.2, Used())
     assert holder.slots(11.0) == 64
 
     assert holder.slots(11.3) == 0
     holder.on_message(grant(2, 5, 64), 11.3)
     assert holder.slots(11.3) == 0
-    holder.on_tick(11.4, 0, 0.0)
+    holder.on_tick(11.4, Used())
     holder.on_message(grant(wire.posted[-1].sequence, 9, 32), 11.5)
     assert holder.slots(11.6) == 32
     assert holder.times_lost == 1
@@ -153,13 +153,34 @@ def test_a_worker_on_a_unit_says_so_and_ends_when_it_was_stopped_for_too_long() 
     wire, holders = Wire(), [LeaseHolder("worker/qwen/0", "qwen", unit="cpu:0", unit_epoch=7), connected()[0]]
     for holder in holders:
         holder.open(wire.post, wire.reconnect)
-        holder.on_tick(1.0, 0, 0.0)
+        holder.on_tick(1.0, Used())
         sequence = wire.posted[-1].sequence
         holder.on_message(grant(sequence, 7, 64), 1.1)
         assert holder.slots(1.2) == 64
         assert not holder.has_lost_unit
-        holder.on_tick(30.0, 0, 0.0)
+        holder.on_tick(30.0, Used())
         assert holder.slots(30.0) == 0
     assert [holder.has_lost_unit for holder in holders] == [True, False]
     assert (wire.posted[0].unit, wire.posted[0].unit_epoch) == ("cpu:0", 7)
     assert wire.posted[-1].unit == ""
+
+
+def test_a_worker_that_sleeps_asks_for_nothing_and_wakes_under_a_new_epoch() -> None:
+    """However long it slept its unit is its own again, and an answer to an old request is none to it."""
+    wire = Wire()
+    holder = LeaseHolder("worker/qwen/0", "qwen", unit="cpu:0", unit_epoch=5)
+    holder.open(wire.post, wire.reconnect)
+    holder.on_tick(0.0, Used())
+    holder.on_message(grant(1, 5, 64), 0.1)
+    holder.rest()
+    asked = len(wire.posted)
+    holder.on_tick(2.0, Used())
+    assert (len(wire.posted), holder.slots(3.0)) == (asked, 0)
+
+    holder.wake(9, 1000.0)
+    holder.on_tick(1000.1, Used())
+    assert (wire.posted[-1].unit_epoch, wire.posted[-1].slots) == (9, 0)
+    holder.on_message(grant(1, 9, 64), 1000.2)
+    assert holder.slots(1000.2) == 0
+    holder.on_message(grant(wire.posted[-1].sequence, 9, 32), 1000.2)
+    assert (holder.slots(1000.3), holder.has_lost_unit) == (32, False)

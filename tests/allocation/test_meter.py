@@ -2,7 +2,7 @@
 
 import pytest
 
-from mrl.allocation.meter import DecayedRatio, LatencyLine, MeterSettings, PolicyMeter, increments
+from mrl.allocation.meter import DecayedRatio, MeterSettings, PolicyMeter, increments
 
 SETTINGS = MeterSettings(time_constant_s=60.0, min_busy_s=1.0, min_interval_s=5.0, doubtful_s=30.0, silent_s=60.0)
 
@@ -129,17 +129,3 @@ def test_old_evidence_fades_by_new_evidence_alone() -> None:
     for _ in range(30):
         ratio.add(200.0, 10.0, 10.0, 60.0)
     assert ratio.value(1.0) == pytest.approx(20.0, rel=0.01)
-
-
-def test_the_line_is_found_and_one_operating_point_is_no_line() -> None:
-    """Two points tell slope and intercept; falling samples tell none, and their mean is taken."""
-    line = LatencyLine()
-    assert line.seconds_per_token(64) is None
-    for running in (16, 48) * 4:
-        line.add(running, 0.02 + 0.0005 * running, keep=0.9)
-    assert line.seconds_per_token(64) == pytest.approx(0.052, rel=0.02)
-
-    falling = LatencyLine()
-    falling.add(16, 0.04, keep=1.0)
-    falling.add(48, 0.02, keep=1.0)
-    assert falling.seconds_per_token(64) == pytest.approx(0.03)

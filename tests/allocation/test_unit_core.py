@@ -2,10 +2,12 @@
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
-from mrl.allocation.guard import NodeGuard
+from mrl.allocation.engine_use import EngineUse, LineSample
+from mrl.allocation.guard import NodeGuard, Seen
 from mrl.allocation.unit_core import UnitCore, UnitSettings
 from mrl.allocation.unit_rule import UnitShares
 from mrl.allocation.units import EPOCHS_PER_LIFE, HELD, UnitState
@@ -24,7 +26,7 @@ class Wanted:
         self.wanted = wanted
         self.switches: list[float] = []
 
-    def add_rollout(self, policy: str, tokens: float, slot_seconds: float) -> None: ...
+    def add_rollout(self, policy: str, use: EngineUse) -> None: ...
 
     def add_report(self, report: LearnerReport, now_s: float) -> None: ...
 
@@ -53,7 +55,15 @@ class Wanted:
 class World:
     """One allocator, one node, and its engines: unit -> (epoch, policy, when it first speaks)."""
 
-    def __init__(self, rule: object, units: tuple[str, ...] = ("cpu:0", "cpu:1"), policies: str = "ab") -> None:
+    def __init__(
+        self,
+        rule: object,
+        units: tuple[str, ...] = ("cpu:0", "cpu:1"),
+        policies: str = "ab",
+        *,
+        engines_sleep: bool = False,
+    ) -> None:
+        self.engines_sleep = engines_sleep
         self.units, self.policies, self.rule = units, policies, rule
         self.now_s, self.life = 0.0, 0
         self.engines: dict[str, tuple[int, str, float]] = {}
@@ -63,7 +73,10 @@ class World:
         """Units whose engine survives SIGKILL for now."""
         self.tokens: dict[str, float] = {}
         self.start_s = 0.5
-        self.guard = NodeGuard("node", units)
+        self.guard = NodeGuard("node", units, wake_s=5.0)
+        self.sleepers: dict[str, set[str]] = {unit: set() for unit in units}
+        """Unit -> policies with an engine that sleeps there."""
+        self.woken: list[str] = []
         self.away = False
         self.decides = True
         """Whether the allocator's period comes round."""
@@ -73,7 +86,8 @@ class World:
         """An allocator that knows nothing."""
         self.life += 1
         fits = {policy: frozenset(self.units) for policy in self.policies}
-        self.core = UnitCore(fits, self.rule, SETTINGS, self.now_s, life=self.life)  # type: ignore[arg-type]
+        settings = replace(SETTINGS, engines_sleep=self.engines_sleep)
+        self.core = UnitCore(fits, self.rule, settings, self.now_s, life=self.life)  # type: ignore[arg-type]
 
     def run(self, seconds: float) -> None:
         for _ in range(round(seconds / TURN_S)):
@@ -81,9 +95,12 @@ class World:
 
     def turn(self) -> None:
         self.now_s += TURN_S
-        for action in self.guard.step(self.now_s, lambda unit: unit not in self.engines):
-            if action.kind == "start":
+        for action in self.guard.step(self.now_s, self.look):
+            if action.kind in ("start", "wake"):
                 assert action.unit not in self.engines, "two owners"
+                assert (action.kind == "wake") == (action.policy in self.sleepers[action.unit])
+                self.sleepers[action.unit].discard(action.policy)
+                self.woken += [action.policy] if action.kind == "wake" else []
                 self.engines[action.unit] = (action.epoch, action.policy, self.now_s + self.start_s)
             else:
                 self.end(action.unit, kill=True)
@@ -92,12 +109,19 @@ class World:
         [orders] = self.core.handle(self.guard.report(), self.now_s)
         assert isinstance(orders, NodeOrders)
         for action in self.guard.obey(orders, self.now_s):
-            self.end(action.unit, kill=False)
+            if action.kind == "sleep" and action.unit in self.engines and action.unit not in self.deaf:
+                self.sleepers[action.unit].add(self.engines.pop(action.unit)[1])
+            elif action.kind == "end":
+                self.end(action.unit, kill=False)
         for unit, (epoch, policy, speaks_s) in list(self.engines.items()):
             if self.now_s >= speaks_s and unit not in self.deaf:
+                self.guard.woke(unit, epoch)
                 self.ask(unit, epoch, policy)
         if self.decides:
             self.core.tick(self.now_s)
+
+    def look(self, unit: str) -> Seen:
+        return Seen(unit not in self.engines, frozenset(self.sleepers[unit]))
 
     def ask(self, unit: str, epoch: int, policy: str) -> LeaseGrant:
         tokens = self.tokens[unit] = self.tokens.get(unit, 0.0) + 40.0
@@ -153,7 +177,7 @@ def test_a_silent_engine_is_killed_after_its_grace_and_replaced() -> None:
     world.run(SETTINGS.ttl_s + SETTINGS.grace_s + 0.6)
     assert world.engines["cpu:0"][0] > before
     whys = [line.why for line in world.core.take_log() if line.unit == "cpu:0"]
-    assert whys[3:6] == ["its engine is silent", "it did not end in time", "proved empty"], whys
+    assert whys[3:6] == ["its engine is silent", "it did not end in time", "proved quiet"], whys
 
 
 def test_an_engine_that_cannot_be_killed_keeps_its_unit_from_everybody_until_it_is_gone() -> None:
@@ -267,11 +291,39 @@ def test_policies_get_only_units_that_they_fit() -> None:
     assert {unit: row.policy for unit, row in core.table.rows.items()} == {"cpu:0": "a", "gpu:0": "b"}
 
 
+def test_an_engine_whose_unit_another_policy_gets_sleeps_there_and_is_woken() -> None:
+    """Back and forth, under ever larger epochs; one that was silent is ended, and started anew."""
+    world = World(rule := Wanted(a=1, b=0), units=("cpu:0",), engines_sleep=True)
+    world.run(3.0)
+    epochs = []
+    for a in (0, 1, 0, 1):
+        rule.wanted = {"a": a, "b": 1 - a}
+        world.run(5.0)
+        assert world.owners() == {"cpu:0": "a" if a else "b"}
+        epochs.append(world.engines["cpu:0"][0])
+    assert world.woken == ["a", "b", "a"]
+    assert epochs == sorted(set(epochs))
+    world.deaf.add("cpu:0")
+    world.run(8.0)
+    assert world.sleepers == {"cpu:0": {"b"}}, "nobody asks a silent one to sleep"
+
+
+def test_a_released_policy_is_ended_and_does_not_sleep() -> None:
+    world = World(Wanted(a=1, b=0), units=("cpu:0",), engines_sleep=True)
+    world.run(3.0)
+    world.core.release("a", world.now_s)
+    world.run(3.0)
+    assert (world.owners(), world.sleepers) == ({}, {"cpu:0": set()})
+
+
+@pytest.mark.parametrize("engines_sleep", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_under_random_faults_nobody_meets_a_second_owner_and_all_units_come_back(seed: int) -> None:
+def test_under_random_faults_nobody_meets_a_second_owner_and_all_units_come_back(
+    seed: int, engines_sleep: bool
+) -> None:
     """Engines end, get deaf and survive kills; allocators die; wishes change. Afterwards all is as wished."""
     rng, units = random.Random(seed), tuple(f"cpu:{number}" for number in range(4))
-    world = World(rule := Wanted(a=2, b=2), units=units)
+    world = World(rule := Wanted(a=2, b=2), units=units, engines_sleep=engines_sleep)
     for _ in range(1500):
         world.turn()
         unit = rng.choice(units)
@@ -286,9 +338,12 @@ def test_under_random_faults_nobody_meets_a_second_owner_and_all_units_come_back
                 world.away = not world.away
             case 4:
                 world.restart()
-            case 5:
+            case 5 | 7 | 8 | 9 | 10:
                 count = rng.randint(0, 4)
                 rule.wanted = {"a": count, "b": 4 - count}
+            case 6:
+                world.sleepers[unit].clear()
+    assert bool(world.woken) == engines_sleep
     world.deaf.clear()
     world.immortal.clear()
     world.away = False
@@ -299,8 +354,8 @@ def test_under_random_faults_nobody_meets_a_second_owner_and_all_units_come_back
 
 
 def shares(**options: float) -> UnitShares:
-    given = {"floor_units": 1, "switching_share": 0.05, "hung_s": 10.0, **options}
-    return UnitShares({"a": "cpu", "b": "cpu", "c": "gpu"}, {"cpu": 4, "gpu": 2}, Rule(period_s=1.0), slots_per_unit=2,
+    given = {"floor_units": 1, "switching_share": 0.05, "hung_s": 10.0, "slots_per_unit": 2, **options}
+    return UnitShares({"a": "cpu", "b": "cpu", "c": "gpu"}, {"cpu": 4, "gpu": 2}, Rule(period_s=1.0),
                       weights={}, now_s=0.0, **given)  # type: ignore[arg-type]  # fmt: skip
 
 
@@ -309,7 +364,7 @@ def feed(rule: UnitShares, seconds: int, kappa: Mapping[str, float], *, start: i
     usable, held = {"a": 4, "b": 4, "c": 2}, {"a": 2, "b": 2, "c": 2}
     for second in range(start + 1, start + seconds + 1):
         for policy, rate in kappa.items():
-            rule.add_rollout(policy, held[policy] * 200.0, held[policy] * 2.0)
+            rule.add_rollout(policy, EngineUse(held[policy] * 200.0, held[policy] * 2.0))
             rule.add_report(
                 LearnerReport(policy=policy, trained_tokens=int(rate * second), busy_s=second, data_wait_s=0.0), second
             )
@@ -322,6 +377,30 @@ def test_units_follow_measured_demand_and_kinds_do_not_compete() -> None:
     rule = shares()
     assert feed(rule, 120, {"a": 200.0, "b": 600.0, "c": 100.0}) == {"a": 1, "b": 3, "c": 1}
     assert rule.demand_units("b") == pytest.approx(3.0, rel=0.05)
+
+
+def half_empty(rule: UnitShares, *, full_answers: int = 0) -> float:
+    """Two units with 1 and then 2 of 8 answers in flight, which slow each other down; what the demand is said to be."""
+    for second in range(1, 121):
+        running = 1 + second % 2
+        tokens = 5.0 * running / (0.01 + 0.005 * running)
+        sample = LineSample(5.0, 5.0, 5.0 * running, tokens)
+        rule.add_rollout("a", EngineUse(tokens, 5.0 * running, full_answers, sample))
+        rule.add_report(
+            LearnerReport(policy="a", trained_tokens=480 * second, busy_s=second, data_wait_s=0.0), 5.0 * second
+        )
+        rule.targets({"a": 4, "b": 4, "c": 2}, {"a": 2, "b": 2, "c": 2}, 5.0 * second)
+    return rule.demand_units("a")
+
+
+def test_demand_is_in_full_units_also_where_none_ever_was_full() -> None:
+    """8 answers make 8 / 0.05 = 160 tokens/s, so 480 take 3 units; the seconds per token seen say 1.06."""
+    assert half_empty(shares(slots_per_unit=8)) == pytest.approx(3.0, rel=0.03)
+
+
+def test_an_engine_that_holds_fewer_answers_than_its_lease_allows_is_full_with_those() -> None:
+    """4 make 4 / 0.03 = 133 tokens/s."""
+    assert half_empty(shares(slots_per_unit=8), full_answers=4) == pytest.approx(3.6, rel=0.03)
 
 
 def test_a_hung_policy_has_no_floor_and_gets_its_units_back() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrl.allocation.core import AllocationSettings, AllocatorCore
-from mrl.allocation.lease import LeaseHolder
+from mrl.allocation.lease import LeaseHolder, Used
 from mrl.allocation.worth import SLOTS
 from mrl.records.codec import decode, encode
 from mrl.records.leases import LearnerReport, allocator_request_decoder
@@ -77,7 +77,7 @@ class World:
         self.deliver()
         for worker in self.workers.values():
             self.work(worker)
-            worker.holder.on_tick(self.now_s, worker.tokens, worker.slot_seconds)
+            worker.holder.on_tick(self.now_s, Used(worker.tokens, worker.slot_seconds))
         if self.allocator:
             for policy in self.policies:
                 report = LearnerReport(

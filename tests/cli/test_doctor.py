@@ -11,7 +11,7 @@ import torch
 from mrl.cli.doctor import add_arguments, run, subjects_of
 from mrl.cli.engine_examination import Subject, examine
 from mrl.config.load import load_config
-from mrl.engines.server import Bounds
+from mrl.engines.bounds import Bounds
 from mrl.errors import ConfigError
 
 TABLES = """

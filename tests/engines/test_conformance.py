@@ -18,11 +18,12 @@ import pytest
 from engine_rig import EOS_IDS, Rig, Sender, full_forward
 from worker_rig import WorkerRig
 
+from mrl.engines.bounds import Bounds
 from mrl.engines.dialect import Dialect, Launch
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Engine, EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest
 from mrl.engines.environment import engine_python
-from mrl.engines.server import Bounds, ServerEngine
+from mrl.engines.server import ServerEngine
 from mrl.engines.sglang import SGLang
 from mrl.engines.vllm import VLLM
 from mrl.errors import EngineError, PeerLost, WeightsError

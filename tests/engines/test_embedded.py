@@ -381,3 +381,22 @@ def test_a_missing_folder_is_named(tmp_path):
     """Before anything is sampled."""
     with pytest.raises(ModelFolderError, match="missing"):
         EmbeddedEngine(tmp_path / "none", Sampling(1.0, 4, (EOS,)), device="cpu", max_running=4)
+
+
+def test_an_engine_that_slept_forgets_what_it_had_and_serves_what_it_is_given_then(make, save):
+    """Nothing before a load; the spare weights and the cache are gone meanwhile."""
+    engine, asked = make(), requests(3)
+    engine.load(save("second", seed=2), Version(0, 4))
+    wanted = tokens(engine, asked)
+    engine.submit(requests(2))
+    engine.collect(0.0)
+
+    engine.sleep()
+    assert engine.version is None
+    assert (engine.usage().running, engine.usage().waiting) == (0, 0)
+    assert not engine._spare
+    engine.wake()
+    with pytest.raises(WeightsError):
+        engine.submit(asked)
+    engine.load(save("second", seed=2), Version(0, 5))
+    assert tokens(engine, asked) == wanted

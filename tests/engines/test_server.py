@@ -15,10 +15,11 @@ import numpy as np
 import psutil
 import pytest
 
+from mrl.engines.bounds import Bounds, load_bound_s
 from mrl.engines.dialect import Launch, Segment
 from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest, generate_all
 from mrl.engines.http import Http, HttpFailure
-from mrl.engines.server import Bounds, ServerEngine, load_bound_s
+from mrl.engines.server import ServerEngine
 from mrl.engines.server_process import free_port
 from mrl.errors import EngineError, EngineLost, WeightsError
 from mrl.records.finish import FinishReason

@@ -15,11 +15,12 @@ import torch
 from engine_rig import EOS_IDS, Weights, make_weights
 from safetensors.torch import load_file, save_file
 
+from mrl.engines.bounds import Bounds
 from mrl.engines.dialect import Dialect, Launch
 from mrl.engines.engine import Sampling
 from mrl.engines.environment import engine_python
 from mrl.engines.http import Http
-from mrl.engines.server import Bounds, ServerEngine
+from mrl.engines.server import ServerEngine
 from mrl.engines.sglang import SGLang
 from mrl.engines.vllm import VLLM
 from mrl.errors import EngineLost, WeightsUnproved

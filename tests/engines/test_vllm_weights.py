@@ -9,10 +9,11 @@ import safetensors.torch
 import torch
 from engine_rig import EOS_IDS, VOCAB_SIZE, Weights, full_forward, make_weights
 
+from mrl.engines.bounds import Bounds
 from mrl.engines.dialect import Launch
 from mrl.engines.engine import Sampling
 from mrl.engines.environment import engine_python
-from mrl.engines.server import Bounds, ServerEngine
+from mrl.engines.server import ServerEngine
 from mrl.engines.vllm import VLLM
 from mrl.errors import WeightsError
 from mrl.records.version import Version

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mrl.engines.bounds import Bounds
 from mrl.engines.dialect import Segment
 from mrl.engines.engine import EngineUsage, GenerationRequest, Sampling
 from mrl.engines.http import Http, HttpFailure
-from mrl.engines.server import Bounds, ServerEngine
+from mrl.engines.server import ServerEngine
 from mrl.errors import EngineLost
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mrl.allocation.core import AllocationSettings, AllocatorCore, Decision
-from mrl.allocation.lease import LeaseHolder
+from mrl.allocation.lease import LeaseHolder, Used
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode
 from mrl.records.telemetry import MetricsRecord, TelemetryRecord, telemetry_decoder
@@ -92,7 +92,7 @@ def connect(run: Path, keys: RunKeys) -> Iterator[Callable[[str], LeaseHolder]]:
         client = BackgroundClient(
             socket,
             on_message=lambda body: holder.on_message(body, time.monotonic()),
-            on_tick=lambda now_s: holder.on_tick(now_s, 0, 0.0),
+            on_tick=lambda now_s: holder.on_tick(now_s, Used()),
         )
         holder.open(client.post, client.request_reconnect)
         clients.append(client)

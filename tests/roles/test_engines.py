@@ -1,7 +1,7 @@
 """What the configuration says of a server reaches its engine."""
 
 from mrl.config.policy_tables import ServerTable
-from mrl.engines.server import Bounds
+from mrl.engines.bounds import Bounds
 from mrl.roles.engines import bounds_of
 
 

@@ -38,6 +38,22 @@ open(sys.argv[1], "w").write("x")
 time.sleep(600)
 """
 
+SLEEPER = """
+import signal, socket, sys, time
+line, hold_s = socket.socket(fileno=0), 0.0
+line.setblocking(True)
+while True:
+    word, _, epoch = line.recv(64).decode().partition(" ")
+    if word == "sleep":
+        line.send(b"asleep")
+    if word == "wake":
+        time.sleep(float(open(sys.argv[1]).read()))
+        line.send(b"awake " + epoch.encode())
+"""
+SLEEPLESS = (
+    "import socket; line = socket.socket(fileno=0); line.setblocking(True); line.recv(64); line.send(b'sleepless')"
+)
+
 
 class Told:
     def __init__(self) -> None:
@@ -54,11 +70,12 @@ class Node:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, closing: ExitStack) -> None:
         self.folder, self.code = folder, FOREVER
+        (folder / "hold_s").write_text("0")
         tables = {
             "run": {"name": "r", "steps": 3, "folder": str(folder / "runs"), "min_free_mib": 0},
             "tasks": {"copy": {"source": "words", "dataset": "copy"}},
             "policies": {name: {"model": "m"} for name in "ab"},
-            "allocation": {"units": [UNIT]},
+            "allocation": {"units": [UNIT], "residency": "sleep", "wake_s": 1.0},
             "supervision": {"backoff_s": 1.5},
         }
         config = validate(tables, where="test")
@@ -107,7 +124,8 @@ class Node:
 
     def _worker(self, *args: object, **named: object) -> ProcessSpec:
         spec = unit_worker(*args, **named)  # type: ignore[arg-type]
-        argv = (sys.executable, "-S", "-c", self.code, str(self.folder / "mark"))
+        mark = "hold_s" if self.code == SLEEPER else "mark"
+        argv = (sys.executable, "-S", "-c", self.code, str(self.folder / mark))
         return ProcessSpec(**{name: getattr(spec, name) for name in spec.__slots__} | {"argv": argv})
 
 
@@ -170,6 +188,95 @@ def test_an_engine_that_fails_is_told_and_waits_before_its_next_start(node: Node
     node.order("start", 6, "a")
     node.until(lambda _: node.on_unit())
     assert time.monotonic() - failed_s > 1.2
+
+
+def test_an_engine_that_has_given_itself_a_title_is_found(node: Node) -> None:
+    """As every role does; a title lies where the environment was, unless it is told to keep off."""
+    site = [path for path in sys.path if "site-packages" in path]
+    node.code = f"import sys; sys.path += {site}; import setproctitle; setproctitle.setproctitle('mrl::x')\n{FOREVER}"
+    pid = node.start(5)
+    node.until(lambda _: psutil.Process(pid).cmdline()[0].strip() == "mrl::x")
+    assert node.on_unit() == [pid]
+
+
+def put_to_sleep(node: Node, epoch: int = 5) -> int:
+    """a's engine sleeps, and the unit is cleared."""
+    node.code = SLEEPER
+    pid = node.start(epoch)
+    node.order("sleep", epoch, grace_s=30.0)
+    node.until(lambda unit: unit.resident_epoch == 0)
+    node.order("clear", epoch)
+    node.until(lambda unit: unit.cleared_epoch == epoch)
+    return pid
+
+
+def is_stopped(pid: int) -> bool:
+    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+
+
+def counts(node: Node) -> tuple[int, int, int, int]:
+    assert node.report is not None
+    return node.report.slept, node.report.woken, node.report.failed_sleeps, node.report.failed_wakes
+
+
+def test_an_engine_that_sleeps_stays_stopped_beside_another_and_is_woken_in_its_turn(node: Node) -> None:
+    """The same process, under the new epoch; somebody's SIGCONT meanwhile is undone when the unit is looked at."""
+    pid = put_to_sleep(node)
+    assert is_stopped(pid)
+    os.kill(pid, signal.SIGCONT)
+    node.order("start", 6, "b")
+    node.until(lambda unit: unit.resident_policy == "b" and len(node.on_unit()) == 2)
+    assert is_stopped(pid)
+    node.order("sleep", 6, grace_s=30.0)
+    node.until(lambda unit: unit.resident_epoch == 0)
+    node.order("start", 7, "a")
+    node.until(lambda _: counts(node)[1] == 1)
+    assert not is_stopped(pid)
+    assert psutil.Process(pid).environ()["MRL_UNIT_POLICY"] == "a"
+    assert [is_stopped(other) for other in node.on_unit() if other != pid] == [True]
+    assert counts(node) == (2, 1, 0, 0)
+    assert node.told.events == []
+
+
+def test_a_sleeper_that_was_killed_is_started_anew(node: Node) -> None:
+    pid = put_to_sleep(node)
+    os.kill(pid, signal.SIGKILL)
+    node.until(lambda _: pid not in node.on_unit())
+    node.order("start", 6, "a")
+    node.until(lambda unit: unit.resident_epoch == 6 and node.on_unit() and pid not in node.on_unit())
+    assert counts(node)[1] == 0
+
+
+def test_a_sleeper_that_is_stopped_when_it_should_wake_is_killed_and_counted(node: Node) -> None:
+    """The unit is proved quiet, and can be granted again."""
+    pid = put_to_sleep(node)
+    (node.folder / "hold_s").write_text("0.5")
+    node.order("start", 6, "a")
+    node.until(lambda unit: unit.resident_epoch == 6 and not is_stopped(pid))
+    os.kill(pid, signal.SIGSTOP)
+    node.until(lambda unit: unit.resident_epoch == 0)
+    assert not psutil.pid_exists(pid)
+    assert counts(node) == (1, 0, 0, 1)
+    node.order("start", 7, "a")
+    node.until(lambda unit: unit.resident_epoch == 7 and node.on_unit())
+
+
+@pytest.mark.parametrize("code", [FOREVER, SLEEPLESS], ids=["deaf", "cannot"])
+def test_what_does_not_fall_asleep_is_ended_and_counted(node: Node, code: str) -> None:
+    """Whether it says nothing until its time is over, or that it cannot."""
+    node.code = code
+    pid = node.start(5)
+    node.order("sleep", 5, grace_s=0.3 if code == FOREVER else 30.0)
+    node.until(lambda unit: unit.resident_epoch == 0)
+    assert not psutil.pid_exists(pid)
+    assert counts(node) == (0, 0, 1, 0)
+
+
+def test_a_sleeper_whose_policy_is_released_is_ended(node: Node) -> None:
+    """Nobody would wake it any more."""
+    pid = put_to_sleep(node)
+    node.lifecycle.done.add("learner/a")
+    node.until(lambda _: pid not in node.on_unit())
 
 
 def test_policies_that_are_done_or_stopped_are_released(node: Node) -> None:

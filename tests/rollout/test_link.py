@@ -208,3 +208,34 @@ def test_work_comes_in_while_other_work_is_under_way():
     wire.link.take_work(2, 0.0)
 
     assert [type(message) for message in wire.sent] == [WorkRequest, Groups], "one unanswered request at a time"
+
+
+def test_a_worker_that_goes_to_sleep_holds_nothing_and_awaits_a_word_that_it_was_heard() -> None:
+    """Then it begins anew: no work, and no weights that it was told of before."""
+    wire = Wire()
+    wire.grant("0.1", "0.2")
+    wire.link.take_work(1, 0.0)
+    learner = threading.Timer(0.05, wire.grant)
+    learner.start()
+    wire.link.rest(10.0)
+    learner.join()
+    newest = wire.sent[-1]
+    assert isinstance(newest, WorkRequest)
+    assert (newest.max_groups, newest.holding) == (0, [])
+
+    wire.link.begin_anew()
+    assert wire.link.notice is None
+    assert wire.link.take_work(2, 0.0) == []
+    assert isinstance(wire.sent[-1], WorkRequest)
+    assert wire.sent[-1].max_groups == 2
+    wire.grant("0.3")
+    assert [item.ticket for item in wire.link.take_work(2, 0.0)] == ["0.3"]
+
+
+def test_a_worker_whose_learner_is_away_goes_to_sleep_all_the_same() -> None:
+    wire = Wire()
+    wire.link.deliver([group("0.1")])
+    wire.link.rest(0.01)
+    wire.link.begin_anew()
+    wire.tick(2.0)
+    assert any(isinstance(sent, Groups) for sent in wire.sent[2:]), "what is not acknowledged is sent again"

@@ -11,7 +11,7 @@ import pytest
 
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import EngineUsage, Sampling
-from mrl.errors import EngineLost, RoleFailed
+from mrl.errors import EngineError, EngineLost, RoleFailed
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
 from mrl.records.rollouts import (
@@ -484,3 +484,55 @@ def test_a_synchronous_worker_waits_for_weights_and_verdicts(make_loop, learner)
     loop.run(lambda: bool(learner.got))
 
     assert {"awaiting weights", "awaiting verdicts"} <= {span.kind for span in spans_told(loop, learner)}
+
+
+class Nap:
+    """Tells the worker to sleep once it has sampled for a while, and wakes it after the learner has moved on."""
+
+    def __init__(self, learner: Learner, loop_of, *, woken: bool = True) -> None:
+        self._learner, self._loop_of, self._woken = learner, loop_of, woken
+        self.calls: list[str] = []
+
+    def is_due(self) -> bool:
+        return not self.calls and len(self._learner.done) >= 2
+
+    def refuse(self) -> None:
+        self.calls.append("refused")
+
+    def sleep(self) -> bool:
+        engine = self._loop_of()._engine
+        self.calls.append(f"asleep {engine.version} {engine.usage().running} {self._learner.asked[-1].holding}")
+        self._learner.publish(1)
+        return self._woken
+
+    def awake(self) -> None:
+        self.calls.append("awake")
+
+
+def test_a_worker_sleeps_with_nothing_in_flight_and_goes_on_under_the_newest_weights(make_loop, learner):
+    """What it gave up is granted anew; everything is delivered once."""
+    learner.prompt_ids *= 3
+    made = []
+    nap = Nap(learner, lambda: made[0])
+    made.append(make_loop(max_new_tokens=24, rest=nap))
+
+    made[0].run(lambda: len(learner.done) == len(learner.prompt_ids))
+
+    assert nap.calls == ["asleep None 0 []", "awake"]
+    assert sorted(tickets(learner.got)) == sorted(f"0.{n}" for n in range(len(learner.prompt_ids)))
+    assert versions(learner.got[-1:]) == {Version(0, 1)}
+
+
+def test_an_engine_that_cannot_sleep_says_so_and_goes_on(make_loop, learner, monkeypatch):
+    """Until its node ends it."""
+    learner.prompt_ids *= 3
+    made = []
+    nap = Nap(learner, lambda: made[0])
+    made.append(make_loop(max_new_tokens=24, rest=nap))
+
+    def refuse() -> None:
+        raise EngineError("the server has no route /sleep")
+
+    monkeypatch.setattr(made[0]._engine, "sleep", refuse)
+    made[0].run(lambda: len(learner.done) == len(learner.prompt_ids))
+    assert nap.calls == ["refused"]

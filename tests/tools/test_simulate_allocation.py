@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 import simulate_allocation
 from allocation_simulation import learner
-from allocation_simulation.baselines import best_fixed, by_parameters, equal
+from allocation_simulation.baselines import Fixed, best_fixed, by_parameters, equal
 from allocation_simulation.bound import bound
 from allocation_simulation.engine import Group, Replica, Request
 from allocation_simulation.fluid import TWO_TYPES, two_types
 from allocation_simulation.outcomes import CONTROLLER, rules, try_rule
-from allocation_simulation.rules import Controller
+from allocation_simulation.rules import Controller, PoolMeters
 from allocation_simulation.settings import HOUR_S, A, B, C, D, random_instance, scenarios
 from allocation_simulation.world import World
 
+from mrl.allocation.latency_line import LatencyLine
 from mrl.allocation.worth import Rule
 
 SHORT = replace(scenarios()["S0"], horizon_s=2 * HOUR_S)
@@ -176,6 +177,39 @@ def test_the_meter_finds_the_demand():
              zip(rule.meters.of.items(), SHORT.policies, strict=True)}  # fmt: skip
     truth = {spec.name: spec.demand_units(1.0) for spec in SHORT.policies}
     assert found == pytest.approx(truth, rel=0.12)
+
+
+class Metered(Fixed):
+    """A fixed split with meters."""
+
+    is_static = False
+
+    def __init__(self, split):
+        super().__init__(split)
+        self.meters = PoolMeters()
+
+    def shares(self, world, *, urgent):
+        self.meters.measure(world)
+        return super().shares(world, urgent=urgent)
+
+
+@pytest.mark.thorough
+def test_the_meter_finds_the_demand_where_engines_are_seldom_full():
+    """With twice the units that are needed: within 12 percent by the line, and not by the mean seconds per token."""
+    counts = {"A": 3, "B": 8, "C": 10, "D": 8}
+    units = sum(counts[spec.name] * spec.gang_units for spec in SHORT.policies)
+    rule = Metered(lambda _: counts)
+    World(replace(SHORT, num_units=units), rule, 10).run()
+    misses = []
+    for spec in SHORT.policies:
+        meter, full = rule.meters.of[spec.name], float(spec.full_requests(1.0))
+        assert meter.line.sum_c / meter.line.ones < 0.8 * full, "mostly half empty"
+        meter.full_requests = full
+        truth = spec.demand_units(1.0)
+        assert meter.demand_units(spec.gang_units) == pytest.approx(truth, rel=0.12), spec.name
+        meter.line = LatencyLine()
+        misses.append(abs(meter.demand_units(spec.gang_units) / truth - 1.0))
+    assert max(misses) > 0.25
 
 
 @pytest.mark.thorough

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from fencing_model.world import Bounds, Design
-from mrl.allocation.guard import Action, GuardedUnit, NodeGuard
+from mrl.allocation.guard import Action, GuardedUnit, NodeGuard, Seen
 from mrl.allocation.unit_core import UnitCore
 from mrl.allocation.units import EPOCHS_PER_LIFE, UnitRow
 from mrl.records.units import NodeOrders, NodeReport, UnitReport
@@ -19,9 +19,9 @@ class NoToken(NodeGuard):
 class NoEvict(NodeGuard):
     """Starts an engine without a look at what runs."""
 
-    def _step(self, unit: str, now_s: float, is_empty: Callable[[str], bool]) -> list[Action]:
+    def _step(self, unit: str, now_s: float, look: Callable[[str], Seen]) -> list[Action]:
         starts = self.units[unit].admitted is not None and not self.units[unit].clearing_epoch
-        return super()._step(unit, now_s, (lambda _unit: True) if starts else is_empty)
+        return super()._step(unit, now_s, (lambda unit: look(unit)._replace(is_quiet=True)) if starts else look)
 
 
 class NoLifeAtNode(NodeGuard):
@@ -62,5 +62,9 @@ WITHOUT = (
     (Design("epochs reused", core=SameEpochs), Bounds(messages=2, allocator_restarts=1)),
     (Design("no expiry", expires=False), Bounds(messages=1)),
     (Design("no kill", kills=False), Bounds(messages=1)),
+    (Design("asleep at its word", stops=False), Bounds(messages=1, sleeps=True)),
+    (Design("wakes by itself", awaits_word=False), Bounds(messages=1, sleeps=True)),
+    (Design("no evict of the awake", guard=NoEvict), Bounds(messages=1, node_restarts=1, sleeps=True)),
+    (Design("no verify of sleep", core=NoVerify), Bounds(messages=1, sleeps=True)),
 )
 """Each with the fewest faults under which the rule is missed."""

@@ -14,7 +14,7 @@ class Found:
     design: str
     num_states: int
     num_two_owners: int
-    """States in which two engines are on the unit."""
+    """States in which two engines are on the unit that may act."""
     num_intruders: int
     """States in which an engine is on it that does not own it: the unit is free, or another's."""
     num_lost: int
@@ -52,7 +52,7 @@ def search(design: Design, bounds: Bounds) -> Found:
                 starts.add(here)
     alive = backwards(starts, before)
     lost = [number for number, world in enumerate(worlds) if number not in alive and steps.budget_left(world)]
-    two = [number for number, world in enumerate(worlds) if len(world.processes) > 1]
+    two = [number for number, world in enumerate(worlds) if sum(one.may_act for one in world.processes) > 1]
     strange = [number for number, world in enumerate(worlds) if has_intruder(world)]
     worst = min((*two, *strange, *lost), default=None)
     path = () if worst is None else tuple(worlds[number] for number in _path(worst, came_from))
@@ -60,11 +60,11 @@ def search(design: Design, bounds: Bounds) -> Found:
 
 
 def has_intruder(world: World) -> bool:
-    """Whether an engine runs on a unit that the allocator calls free, or another's."""
-    row = world.row
+    """Whether an engine may act on a unit that the allocator calls free, or another's."""
+    row, active = world.row, [one for one in world.processes if one.may_act]
     if row.state is UnitState.FREE:
-        return bool(world.processes)
-    return row.state in HELD and any(one[:2] != (row.epoch, row.policy) for one in world.processes)
+        return bool(active)
+    return row.state in HELD and any(one[:2] != (row.epoch, row.policy) for one in active)
 
 
 def backwards(targets: set[int], before: list[list[int]]) -> set[int]:

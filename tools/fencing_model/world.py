@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from mrl.allocation.decision import DecisionRecord
-from mrl.allocation.guard import Action, NodeGuard, Tenant
+from mrl.allocation.engine_use import EngineUse
+from mrl.allocation.guard import Action, NodeGuard, Seen, Tenant
 from mrl.allocation.unit_core import UnitCore, UnitSettings
 from mrl.allocation.units import EPOCHS_PER_LIFE, HELD, UnitState
 from mrl.records.leases import LearnerReport
@@ -28,6 +29,13 @@ class Process(NamedTuple):
     """Stopped or hanging: it hears no SIGTERM."""
     is_doomed: bool = False
     """SIGKILL is on its way."""
+    rest: Literal["", "said", "asleep", "orphaned"] = ""
+    """It says that it sleeps, and could yet act; then it is stopped, and cannot; then the node that saw it has died."""
+
+    @property
+    def may_act(self) -> bool:
+        """Whether it could use the unit."""
+        return self.rest not in ("asleep", "orphaned")
 
 
 class Report(NamedTuple):
@@ -58,10 +66,11 @@ class Row(NamedTuple):
     epoch: int
     policy: str
     state: UnitState
+    may_sleep: bool = False
 
 
 class Guarded(NamedTuple):
-    """What the node holds of it; as `GuardedUnit`, with whether the end was asked for in place of the time."""
+    """What the node holds of it; as `GuardedUnit`, with whether there is a deadline in place of the time."""
 
     life: int = 0
     epoch: int = 0
@@ -69,7 +78,8 @@ class Guarded(NamedTuple):
     admitted: Tenant | None = None
     clearing_epoch: int = 0
     cleared_epoch: int = 0
-    is_ending: bool = False
+    asked: Literal["", "sleep", "end"] = ""
+    has_deadline: bool = False
 
 
 class World(NamedTuple):
@@ -88,7 +98,7 @@ class World(NamedTuple):
 class NoRule:
     """The search decides who gets the unit, not a rule."""
 
-    def add_rollout(self, policy: str, tokens: float, slot_seconds: float) -> None:
+    def add_rollout(self, policy: str, use: EngineUse) -> None:
         """Nothing is measured."""
 
     def add_switch(self, policy: str, switch_s: float) -> None:
@@ -129,6 +139,8 @@ class Bounds:
     messages: int = 2
     allocator_restarts: int = 0
     node_restarts: int = 0
+    sleeps: bool = False
+    """Whether engines are also asked to sleep."""
 
     def __str__(self) -> str:
         """As it stands in the table."""
@@ -136,7 +148,8 @@ class Bounds:
             name for name, count in (("allocator", self.allocator_restarts), ("node", self.node_restarts)) if count
         ]
         again = f", {' and '.join(restarts)} restarts" if restarts else ""
-        return f"{self.grants} grants, {self.messages} messages{again}"
+        sleeps = ", sleepers" if self.sleeps else ""
+        return f"{self.grants} grants, {self.messages} messages{sleeps}{again}"
 
 
 @dataclass(frozen=True)
@@ -150,6 +163,10 @@ class Design:
     """Whether the allocator acts on silence and on deadlines."""
     kills: bool = True
     """Whether SIGKILL follows SIGTERM."""
+    stops: bool = True
+    """Whether an engine counts as asleep only once it is stopped, and not at its word."""
+    awaits_word: bool = True
+    """Whether an engine that sleeps goes on sleeping when somebody else lets its process run."""
 
 
 Event = Literal["", "start"]
@@ -182,13 +199,14 @@ class Steps:
                 core.table.grant(UNIT, policy, BEFORE_S)
                 yield "", world._replace(row=_row(core), grants=world.grants + 1)
         for process in world.processes:
-            core = self._core(world)
-            if not process.is_stuck and core.table.renew(UNIT, process.epoch, process.policy, BEFORE_S):
+            core, speaks = self._core(world), not (process.is_stuck or process.rest)
+            if speaks and core.table.renew(UNIT, process.epoch, process.policy, BEFORE_S):
                 yield "", world._replace(row=_row(core))
         if self._design.expires and row.state in HELD:
-            core = self._core(world)
-            core.table.revoke(UNIT, row.epoch, BEFORE_S, grace_s=GRACE_S, why="")
-            yield "", world._replace(row=_row(core))
+            for may_sleep in (False, True)[: 1 + self._bounds.sleeps]:
+                core = self._core(world)
+                core.table.revoke(UNIT, row.epoch, BEFORE_S, grace_s=GRACE_S, why="", may_sleep=may_sleep)
+                yield "", world._replace(row=_row(core))
         if self._design.expires and row.state is UnitState.DRAINING:
             core = self._core(world)
             core.table.clear(UNIT, row.epoch, BEFORE_S, within_s=GRACE_S, why="")
@@ -200,12 +218,23 @@ class Steps:
     def _node(self, world: World) -> Iterator[tuple[Event, World]]:
         for now_s in (BEFORE_S, AFTER_S):
             guard = self._guard(world)
-            actions = guard.step(now_s, lambda _unit: not world.processes)
+            actions = guard.step(now_s, lambda _unit: self._seen(world))
             yield _event(actions), self._act(world._replace(guarded=_guarded(guard)), actions)
+        for process in world.processes:
+            guard = self._guard(world)
+            if not (process.is_stuck or process.rest):
+                guard.woke(UNIT, process.epoch)
+                yield "", world._replace(guarded=_guarded(guard))
         yield "", self._post(world, _report(self._guard(world).report()))
         if world.node_restarts < self._bounds.node_restarts:  # its mail dies with its connection
             messages = tuple(one for one in world.messages if isinstance(one, Report))
-            yield "", world._replace(guarded=Guarded(), messages=messages, node_restarts=world.node_restarts + 1)
+            processes = tuple(sorted(map(_unknown, world.processes)))
+            yield (
+                "",
+                world._replace(
+                    guarded=Guarded(), messages=messages, processes=processes, node_restarts=world.node_restarts + 1
+                ),
+            )
 
     def _mail(self, world: World) -> Iterator[tuple[Event, World]]:
         """Each message is lost, delivered, or delivered and still there."""
@@ -226,22 +255,44 @@ class Steps:
                     yield "", self._act(before._replace(guarded=_guarded(guard)), actions)
 
     def _processes(self, world: World) -> Iterator[tuple[Event, World]]:
-        """Each ends by itself, or gets stuck."""
+        """Each ends by itself, gets stuck, says that it sleeps when it was asked to, and is stopped then."""
         for process in dict.fromkeys(world.processes):
-            rest = list(world.processes)
-            rest.remove(process)
+            others = list(world.processes)
+            others.remove(process)
             if process.is_doomed or not process.is_stuck:
-                yield "", world._replace(processes=tuple(rest))
-            if not process.is_doomed and not process.is_stuck:
-                yield "", world._replace(processes=tuple(sorted([*rest, process._replace(is_stuck=True)])))
+                yield "", world._replace(processes=tuple(others))
+            for changed in self._changes(world, process):
+                yield "", world._replace(processes=tuple(sorted([*others, changed])))
+
+    def _changes(self, world: World, process: Process) -> Iterator[Process]:
+        is_asked = world.guarded.asked == "sleep" and world.guarded.resident == (process.epoch, process.policy)
+        if process.is_doomed:
+            return
+        if not process.is_stuck and not process.rest:
+            yield process._replace(is_stuck=True)
+            if is_asked:
+                yield process._replace(rest="said")
+        elif process.rest == "said":
+            yield process._replace(rest="asleep")
+        elif process.rest and not self._design.awaits_word:
+            yield process._replace(rest="")
+
+    def _seen(self, world: World) -> Seen:
+        """What the node finds on the unit."""
+        restful = ("asleep",) if self._design.stops else ("said", "asleep")
+        asleep = [process for process in world.processes if process.rest in restful and not process.is_doomed]
+        return Seen(len(asleep) == len(world.processes), frozenset(process.policy for process in asleep))
 
     def _act(self, world: World, actions: list[Action]) -> World:
         processes = list(world.processes)
         for action in actions:
             if action.kind == "start":
                 processes.append(Process(action.epoch, action.policy))
+            elif action.kind == "wake":
+                sleeper = next(one for one in processes if one.policy == action.policy and one.rest)
+                processes[processes.index(sleeper)] = Process(action.epoch, action.policy)
             elif action.kind == "kill" and self._design.kills:
-                processes = [process._replace(is_doomed=True) for process in processes]
+                processes = [one if one.rest == "asleep" else one._replace(is_doomed=True) for one in processes]
         return world._replace(processes=tuple(sorted(processes)))
 
     def _post(self, world: World, message: Message) -> World:
@@ -254,36 +305,42 @@ class Steps:
     def _core(self, world: World) -> UnitCore:
         core = self._new_core(world)
         row = core.table.rows[UNIT]
-        row.epoch, row.policy, row.state = world.row
+        row.epoch, row.policy, row.state, row.may_sleep = world.row
         return core
 
     def _new_core(self, world: World) -> UnitCore:
         return self._design.core(self._fits, NoRule(), self._settings, BEFORE_S, life=world.life)
 
     def _guard(self, world: World) -> NodeGuard:
-        guard, saved = self._design.guard(HOST, [UNIT]), world.guarded
+        guard, saved = self._design.guard(HOST, [UNIT], wake_s=GRACE_S), world.guarded
         unit = guard.units[UNIT]
         guard.life, unit.epoch, unit.resident, unit.admitted = saved.life, saved.epoch, saved.resident, saved.admitted
         unit.clearing_epoch, unit.cleared_epoch = saved.clearing_epoch, saved.cleared_epoch
-        unit.kill_at_s = GRACE_S if saved.is_ending else None
+        unit.asked, unit.kill_at_s = saved.asked, GRACE_S if saved.has_deadline else None
         return guard
+
+
+def _unknown(process: Process) -> Process:
+    """What it is to a node that has started again: not seen to fall asleep. Nobody is left who could wake a sleeper."""
+    return process._replace(rest="orphaned" if process.rest == "asleep" else "")
 
 
 def _row(core: UnitCore) -> Row:
     row = core.table.rows[UNIT]
-    return Row(row.epoch, row.policy, row.state)
+    may_sleep = row.may_sleep and row.state is UnitState.DRAINING  # it counts then alone
+    return Row(row.epoch, row.policy, row.state, may_sleep)
 
 
 def _guarded(guard: NodeGuard) -> Guarded:
     unit = guard.units[UNIT]
     return Guarded(
         guard.life, unit.epoch, unit.resident, unit.admitted, unit.clearing_epoch, unit.cleared_epoch,
-        unit.kill_at_s is not None,
+        unit.asked, unit.kill_at_s is not None,
     )  # fmt: skip
 
 
 def _event(actions: list[Action]) -> Event:
-    return "start" if any(action.kind == "start" for action in actions) else ""
+    return "start" if any(action.kind in ("start", "wake") for action in actions) else ""
 
 
 def _report(report: NodeReport) -> Report:
@@ -311,6 +368,6 @@ def _orders(message: NodeOrders) -> Orders:
 def _node_orders(orders: Orders) -> NodeOrders:
     if not orders.kind:
         return NodeOrders(life=orders.life, orders=[])
-    assert orders.kind in ("start", "end", "clear")
+    assert orders.kind in ("start", "sleep", "end", "clear")
     order = UnitOrder(unit=UNIT, epoch=orders.epoch, kind=orders.kind, policy=orders.policy, grace_s=GRACE_S)  # type: ignore[arg-type]
     return NodeOrders(life=orders.life, orders=[order])

@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from mrl.allocation.lease import LeaseHolder
+from mrl.allocation.lease import LeaseHolder, Used
 from mrl.allocation.report import ReportSender
 from mrl.launch.unit_workers import UNIT, UNIT_EPOCH
 from mrl.records.leases import LearnerReport
@@ -65,7 +65,7 @@ def generate(folder: Path, scratch: Path, policy: str, index: int, tokens_per_s:
         folder,
         f"worker/{policy}/{index}",
         on_message=lambda body: lease.on_message(body, time.monotonic()),
-        on_tick=lambda now_s: lease.on_tick(now_s, *totals),
+        on_tick=lambda now_s: lease.on_tick(now_s, Used(*totals)),
     )
     lease.open(client.post, client.request_reconnect)
     stop: list[int] = []
