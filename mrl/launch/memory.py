@@ -5,7 +5,6 @@ a family of models. On a GPU the parts of a model lie on the device, and the pro
 the disk, on the host.
 """
 
-import bisect
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -54,13 +53,8 @@ def largest_microbatch(policy: PolicyTable, prompt_tokens: int) -> tuple[Microba
     """When every answer takes all the tokens that it may: the fullest pass of a rank, and how many make an update."""
     table, group_size, answer = policy.learner, policy.rollout.group_size, policy.rollout.max_new_tokens
     rows = math.ceil(table.prompts_per_step * group_size / table.minibatches / table.processes)
-
-    def of(count: int) -> Microbatch:
-        return Microbatch(count, group_size, prompt_tokens, answer)
-
-    fitting = bisect.bisect_right(range(1, rows + 1), table.microbatch_tokens, key=lambda count: of(count).places)
-    at_once = max(1, fitting)
-    return of(at_once), math.ceil(rows / at_once)
+    at_once = min(rows, max(1, table.microbatch_tokens // (prompt_tokens + answer - 1)))
+    return Microbatch(at_once, group_size, prompt_tokens, answer), math.ceil(rows / at_once)
 
 
 def rank_needs(
@@ -81,7 +75,7 @@ def rank_needs(
     rank = _Rank(size, peaks, table, num_passes, holds_reference, is_first)
     copies = {"checkpoint copy": rank.trained + rank.moments}
     process: dict[str, float] = {"process": TORCH_MIB * MIB}
-    loading = Need("loading", {"parameters": rank.read or rank.held})
+    loading = Need("loading", {"parameters": (rank.read or rank.held) * (1 + holds_reference)})
     gathered = {"gathered weights": min(PUBLISHED_AT_ONCE, rank.whole) if rank.is_sharded else 0.0}
     beside = copies if saves_beside_training and copies["checkpoint copy"] > SOON_WRITTEN else {}
     if on_gpu:

@@ -83,11 +83,13 @@ class WorkerLine:
         say(self._end, ASLEEP)
         while not stopping():
             select.select([self._end], [], [], LOOK_S)
-            for words in heard(self._end):
+            said = heard(self._end)
+            for number, words in enumerate(said, 1):
                 if not words:  # the node is gone, and with it whoever could wake it
                     return None
                 word, _, epoch = words.partition(" ")
                 if word == WAKE and epoch.isdigit():
+                    self._is_due = SLEEP in said[number:]
                     return int(epoch)
         return None
 

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from mrl.learner.packing import PackedBatch
 from mrl.models.heads import head_shape
+from mrl.models.row_attention import take
 from mrl.objectives.logprobs import token_logprobs, token_logprobs_and_entropy
 
 
@@ -74,7 +75,7 @@ def _answer_outputs(model: Any, score: Callable[..., Any], batch: PackedBatch, s
     ).last_hidden_state
     shape, head_VD = head_shape(model), model.get_output_embeddings().weight
     return score(
-        hidden_NLD[0, batch.predict_at_T],
+        take(hidden_NLD[0], batch.predict_at_T),
         head_VD,
         batch.target_ids_T,
         temperature=settings.temperature * shape.divisor,

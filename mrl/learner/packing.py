@@ -99,7 +99,10 @@ def pack(
     rank: int = 0,
     world_size: int = 1,
 ) -> list[PackedBatch]:
-    """This rank's share of the rows as forward passes of at most `microbatch_tokens` places, or of one longer row.
+    """This rank's share of the rows as forward passes of at most `microbatch_tokens`, or of one longer row.
+
+    Every row counts with its prompt, as attention is over whole rows: what a pass needs in memory then has a bound that
+    the number of answers to a prompt does not change.
 
     All ranks call it with the same arguments but `rank`; together they hold every row once. All get the same number of
     passes, the last of them without a row where a rank has less to do: a forward is a matter of all ranks.
@@ -132,17 +135,17 @@ def _cut(examples: Sequence[TrainingExample], rows: list[int], share: float, num
     return _fill_passes(examples, rows, most)
 
 
-def _fill_passes(examples: Sequence[TrainingExample], rows: Sequence[int], most_places: float) -> Iterator[list[int]]:
-    """Rows in their order, as many at a time as fit; neighbours with one prompt share it."""
+def _fill_passes(examples: Sequence[TrainingExample], rows: Sequence[int], most_tokens: float) -> Iterator[list[int]]:
+    """Rows in their order, as many at a time as fit."""
     filling: list[int] = []
-    places = 0
+    tokens = 0
     for row in rows:
-        needed = _more_places(examples, row, after=filling[-1] if filling else None)
-        if filling and places + needed > most_places:
+        needed = row_tokens(examples[row])
+        if filling and tokens + needed > most_tokens:
             yield filling
-            filling, places, needed = [], 0, row_tokens(examples[row])
+            filling, tokens = [], 0
         filling.append(row)
-        places += needed
+        tokens += needed
     if filling:
         yield filling
 

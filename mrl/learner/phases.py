@@ -57,13 +57,14 @@ def peak_memory_mib(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / KIB_PER_MIB
 
 
-def training_flops(model: nn.Module, examples: Sequence[TrainingExample]) -> float:
-    """Floating-point operations of forward and backward over these rows, nothing computed twice.
+def training_flops(model: nn.Module, examples: Sequence[TrainingExample], places: int) -> float:
+    """Floating-point operations of forward and backward over these rows, which take so many places; none done twice.
 
-        6 N sum(n)  +  6 V D sum(T)  +  6 A sum(n^2)
+        6 N L  +  6 V D sum(T)  +  6 A sum(n^2)
 
-    N parameters besides embedding and head, V D those of the head, which sees answer tokens alone, A the width of all
-    heads of all layers; n tokens of a row, T of its answer. Of n^2 causal attention needs half (arXiv 2204.02311, B).
+    N parameters besides embedding and head, L places, where a prompt that rows share counts once, V D those of the
+    head, which sees answer tokens alone, A the width of all heads of all layers; n tokens of a row, T of its answer.
+    Of n^2 causal attention needs half (arXiv 2204.02311, B).
     """
     head = model.get_output_embeddings().weight  # type: ignore[operator]
     embedding = model.get_input_embeddings().weight  # type: ignore[operator]
@@ -74,7 +75,7 @@ def training_flops(model: nn.Module, examples: Sequence[TrainingExample]) -> flo
     attention = config.num_hidden_layers * config.num_attention_heads * head_width
     lengths = [row_tokens(example) for example in examples]
     answers = sum(example.answer_token_ids.size for example in examples)
-    return 6.0 * (inner * sum(lengths) + head.numel() * answers + attention * sum(n * n for n in lengths))
+    return 6.0 * (inner * places + head.numel() * answers + attention * sum(n * n for n in lengths))
 
 
 def peak_flops(device: torch.device) -> float | None:

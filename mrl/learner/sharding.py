@@ -5,6 +5,7 @@ averaged, because every component of the loss is divided by what is known of all
 """
 
 import functools
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -104,6 +105,7 @@ def _wrap(model: nn.Module, blocks: list[nn.Module], table: LearnerTable, world:
 @torch.no_grad()
 def _fill_from_first(model: nn.Module, whole: Mapping[str, Tensor]) -> None:
     """Every rank gets its shards of what the first rank has, tensor by tensor, so that few are whole at once."""
+    _check_alike(model)
     for name, parameter in model.named_parameters():
         assert isinstance(parameter, DTensor)
         value = whole[name] if whole else torch.empty(parameter.shape, dtype=parameter.dtype)
@@ -111,6 +113,21 @@ def _fill_from_first(model: nn.Module, whole: Mapping[str, Tensor]) -> None:
         parameter.to_local().copy_(shards.to_local())
     for buffer in model.buffers():
         dist.broadcast(buffer, 0)
+
+
+def _check_alike(model: nn.Module) -> None:
+    """Raises ModelFolderError on every rank when ranks have other parameters: what is read may untie what is made."""
+    shapes = repr([(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()])
+    digest = int.from_bytes(hashlib.sha256(shapes.encode()).digest()[:7], "big")
+    own = torch.tensor([digest], device=next(model.parameters()).device)
+    found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, own)
+    if len({int(one) for one in found}) > 1:
+        raise ModelFolderError(
+            "the weights have other names or shapes than config.json tells",
+            wanted="a head of its own only where tie_word_embeddings is false",
+            cure='mend config.json, or learner.sharding = "replicate"',
+        )
 
 
 def _mesh(shards: int, world: World) -> DeviceMesh:

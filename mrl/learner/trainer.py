@@ -60,6 +60,7 @@ class Trainer:
         self._table, self._components = table, tuple(components)
         self._forward = ForwardSettings(temperature)
         self.precision: str = table.precision
+        self._places = 0
         self._seed, self._total_steps = seed, total_steps
         self.peer_logprobs: dict[int, Float32s] = {}
         """Of the last step: place among its examples -> [T] log-probs of a peer's row."""
@@ -94,6 +95,7 @@ class Trainer:
         parts = split_minibatches(order, self._table.minibatches, rng)
         with self._updater.clock.phase("pack"):
             packed = [self._pack(part) for part in parts]
+        self._places = sum(len(batch.input_ids_L) for batches in packed for batch in batches)
         # The first update starts from the parameters of the step's start, so that its own forward is the proximal one.
         with self._updater.clock.phase("forward"):
             proximal = [None, *(frozen_logprobs(self.model, batches, self._forward) for batches in packed[1:])]
@@ -118,7 +120,8 @@ class Trainer:
         values["memory/learner_peak_mib"] = peak_memory_mib(self.world.device)
         peak = peak_flops(self.world.device)
         if peak is not None and (busy_s := sum(spent_s.values())):
-            flops = training_flops(self.model, order.examples) / self.world.size
+            places = self._places * self.world.size  # ranks have about equally many
+            flops = training_flops(self.model, order.examples, places) / self.world.size
             values["rate/mfu"] = flops / busy_s / peak
         return values
 

@@ -51,16 +51,29 @@ def use_row_attention(model: PreTrainedModel | nn.Module) -> None:
     """Have a model understand `packed_rows`, a RowLayout given to its decoder; without it, every sequence is a row.
 
     There is no other mask: sequences may be filled up on the right alone. Raises ModelFolderError for a family whose
-    attention transformers cannot exchange.
+    attention transformers cannot exchange, or is in chunks.
     """
     model.set_attn_implementation(NAME)  # type: ignore[operator]
-    if _implementation(model) != NAME:
-        raise ModelFolderError(
-            "the attention of this model cannot be exchanged",
-            got=type(model).__name__,
-            wanted="a family with transformers' attention interface",
-            cure="take a model of a family that this version of transformers lets choose its attention",
-        )
+    is_chunked = getattr(model.config.get_text_config(), "attention_chunk_size", None)  # type: ignore[operator, union-attr]
+    if _implementation(model) != NAME or is_chunked:
+        raise _unknown(type(model).__name__ + (" with attention_chunk_size" if is_chunked else ""))
+
+
+def _unknown(got: str) -> ModelFolderError:
+    return ModelFolderError(
+        "the attention of this model cannot be exchanged",
+        got=got,
+        wanted="transformers' attention interface, causal, with windows or soft-capped scores at most",
+        cure="take a model of another family",
+    )
+
+
+def take(states: Tensor, places: Tensor) -> Tensor:
+    """states[places], where places come more than once: the same bits in every backward pass.
+
+    On a CPU only `index_select` adds up in a fixed order, whatever the threads; on a GPU only indexing does.
+    """
+    return states.index_select(0, places) if states.device.type == "cpu" else states[places]
 
 
 @contextmanager
@@ -86,7 +99,6 @@ def row_attention(
     attention_mask: Tensor | None,
     *,
     scaling: float | None = None,
-    sliding_window: int | None = None,
     softcap: float | None = None,
     packed_rows: RowLayout | None = None,
     **others: Any,
@@ -94,20 +106,19 @@ def row_attention(
     """Causal attention within rows, [N, L, H, D]; K key-value heads serve H heads.
 
     `sliding_window` w lets a token see itself and the w - 1 before it; `softcap` bounds the scores' size (Gemma 2,
-    arXiv 2408.00118, section 2). Raises ModelFolderError for attention with sinks.
+    arXiv 2408.00118, section 2). Raises ModelFolderError for attention with sinks, with a mask of the family's own, or
+    with a window that is nowhere but in a mask.
     """
-    assert attention_mask is None, "transformers makes no mask for an attention that it does not know"
-    if others.get("s_aux") is not None:
-        raise ModelFolderError(
-            "attention with sinks is not known", got=type(module).__name__, cure="take a model of another family"
-        )
-    heads = _Heads(scaling, sliding_window, softcap)
+    hides_window = "sliding_window" not in others and getattr(getattr(module, "config", None), "sliding_window", None)
+    if attention_mask is not None or others.get("s_aux") is not None or hides_window:
+        raise _unknown(type(module).__name__)
+    heads = _Heads(scaling, others.get("sliding_window"), softcap)
     if packed_rows is None:
         return heads.attend(query_NHLD, key_NKLD, value_NKLD).transpose(1, 2), None
     parts = (_rows(states[0].transpose(0, 1), packed_rows) for states in (query_NHLD, key_NKLD, value_NKLD))
     attended = [heads.attend(*rows).transpose(1, 2).flatten(0, 1) for rows in zip(*parts, strict=True)]
     attended_RHD = torch.cat(attended)
-    taken = attended_RHD if packed_rows.positions_L is None else attended_RHD[packed_rows.positions_L]
+    taken = attended_RHD if packed_rows.positions_L is None else take(attended_RHD, packed_rows.positions_L)
     return taken.unsqueeze(0), None
 
 
@@ -116,7 +127,7 @@ AttentionInterface.register(NAME, row_attention)
 
 def _rows(states_LHD: Tensor, layout: RowLayout) -> list[Tensor]:
     """[rows, H, length, D] of every run."""
-    states_RHD = states_LHD if layout.places_R is None else states_LHD[layout.places_R]
+    states_RHD = states_LHD if layout.places_R is None else take(states_LHD, layout.places_R)
     runs = layout.runs
     parts: Sequence[Tensor] = states_RHD.split([count * length for count, length in runs])
     return [part.unflatten(0, run).transpose(1, 2) for part, run in zip(parts, runs, strict=True)]
@@ -134,21 +145,21 @@ class _Heads:
         is_windowed = self.sliding_window is not None and self.sliding_window < length
         if self.softcap is not None:
             return self._attend_by_scores(query_NHLD, key_NKLD, value_NKLD)
+        if not is_windowed:
+            return functional.scaled_dot_product_attention(
+                query_NHLD, key_NKLD, value_NKLD, is_causal=True, scale=self.scaling, enable_gqa=True
+            )
+        # Heads of their own for every query: with a mask, torch's fast kernels know no shared ones.
+        key_NHLD, value_NHLD = (_of_every_head(states, query_NHLD) for states in (key_NKLD, value_NKLD))
+        visible_LL = self._visible(length, query_NHLD.device)
         return functional.scaled_dot_product_attention(
-            query_NHLD,
-            key_NKLD,
-            value_NKLD,
-            attn_mask=self._visible(length, query_NHLD.device) if is_windowed else None,
-            is_causal=not is_windowed,
-            scale=self.scaling,
-            enable_gqa=True,
+            query_NHLD, key_NHLD, value_NHLD, attn_mask=visible_LL, scale=self.scaling
         )
 
     def _attend_by_scores(self, query_NHLD: Tensor, key_NKLD: Tensor, value_NKLD: Tensor) -> Tensor:
         """What no kernel of torch does."""
         assert self.softcap is not None
-        per_key = query_NHLD.shape[1] // key_NKLD.shape[1]
-        key_NHLD, value_NHLD = (states.repeat_interleave(per_key, 1) for states in (key_NKLD, value_NKLD))
+        key_NHLD, value_NHLD = (_of_every_head(states, query_NHLD) for states in (key_NKLD, value_NKLD))
         scale = query_NHLD.shape[-1] ** -0.5 if self.scaling is None else self.scaling
         scores_NHLL = self.softcap * torch.tanh(query_NHLD @ key_NHLD.mT * scale / self.softcap)
         unseen_LL = ~self._visible(query_NHLD.shape[2], query_NHLD.device)
@@ -158,3 +169,8 @@ class _Heads:
     def _visible(self, length: int, device: torch.device) -> Tensor:
         earlier_LL = torch.ones(length, length, dtype=torch.bool, device=device).tril()
         return earlier_LL if self.sliding_window is None else earlier_LL.triu(1 - self.sliding_window)
+
+
+def _of_every_head(states_NKLD: Tensor, query_NHLD: Tensor) -> Tensor:
+    """[N, H, L, D]."""
+    return states_NKLD.repeat_interleave(query_NHLD.shape[1] // states_NKLD.shape[1], 1)

@@ -154,7 +154,7 @@ class RolloutLoop:
         self._link.rest(REST_S)
         try:
             self._engine.sleep()
-        except EngineError as error:
+        except (EngineError, EngineLost) as error:
             log.warning("the engine cannot sleep", reason=str(error))
             rest.refuse()
             return

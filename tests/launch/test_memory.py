@@ -122,11 +122,11 @@ def test_a_reference_is_one_copy_more() -> None:
 
 
 def test_the_largest_microbatch_is_that_of_full_answers() -> None:
-    """Eight answers of 23 places behind a prompt of 10: ten of those, and five answers more, in a pass of 2048."""
+    """62 rows of 10 + 23 tokens in a pass of 2048: eight prompts, each with up to eight answers of 23 places."""
     keys = {"prompts_per_step": 16, "microbatch_tokens": 2048}
     policy = PolicyTable.model_validate({"rollout": {"group_size": 8, "max_new_tokens": 24}, "learner": keys})
     batch, num_passes = largest_microbatch(policy, 10)
-    assert (batch.rows, batch.places, num_passes) == (84, 11 * 10 + 84 * 23, 2)
+    assert (batch.rows, batch.places, num_passes) == (62, 8 * 10 + 62 * 23, 3)
     long = policy.model_copy(update={"rollout": policy.rollout.model_copy(update={"max_new_tokens": 3000})})
     batch, num_passes = largest_microbatch(long, 10)
     assert (batch.rows, batch.places, num_passes) == (1, 3009, 128), "a row of its own"

@@ -53,6 +53,15 @@ def test_a_worker_sleeps_once_it_is_told_and_wakes_by_a_word_with_an_epoch_alone
     assert heard(ours) == ["asleep", "awake 9"]
 
 
+def test_a_worker_that_is_to_sleep_again_before_it_ran_hears_of_it(ends: Ends) -> None:
+    ours, its = ends
+    worker = WorkerLine(its)
+    say(ours, "wake", 7)
+    say(ours, "sleep")
+    assert worker.rest(lambda: False) == 7
+    assert worker.is_due()
+
+
 def test_a_worker_that_is_to_end_or_whose_node_is_gone_does_not_wait(ends: Ends) -> None:
     ours, its = ends
     worker = WorkerLine(its)

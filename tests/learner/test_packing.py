@@ -61,6 +61,24 @@ def test_packed_rows_equal_separate_rows(tiny_model, make_rows, family, answers_
         assert torch.allclose(own.grad, expected.grad, atol=1e-5 * float(expected.grad.abs().max()))
 
 
+def test_gradients_are_the_same_bits_whatever_the_threads_do(tiny_model, make_rows):
+    """A prompt's places and the one that predicts first tokens get gradients of many rows, in a fixed order."""
+    model = tiny_model()
+    use_row_attention(model)
+    (batch,) = pack(with_shared_prompts(make_rows(64, longest=40), 32), COMPONENTS, microbatch_tokens=100_000)
+    before, found = torch.get_num_threads(), []
+    torch.set_num_threads(4)
+    try:
+        for _ in range(8):
+            model.zero_grad()
+            answer_logprobs(model, batch, SETTINGS).sum().backward()
+            found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    finally:
+        torch.set_num_threads(before)
+
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
 def test_a_prompt_takes_its_places_once_in_a_pass(make_rows):
     """Its answers follow it, and every row knows where all of its tokens are."""
     rows = with_shared_prompts(make_rows(16), 4)
@@ -77,14 +95,14 @@ def test_a_prompt_takes_its_places_once_in_a_pass(make_rows):
 
 
 def test_a_pass_that_is_full_repeats_the_prompt_in_the_next(make_rows):
-    """Passes hold as many rows as fit, in their order; one of 8 + 6 places and two more of 6 make 26."""
+    """Passes hold as many rows as fit, with their prompts: three of 8 + 6 tokens, in 8 + 3 * 6 places."""
     row = replace(make_rows(1)[0], prompt_token_ids=np.arange(8, dtype=np.int32))
     seven = {
         "answer_token_ids": np.arange(7, dtype=np.int32),
         **dict.fromkeys(("advantages", "weights", "behaviour_logprobs"), np.zeros(7, np.float32)),
     }
 
-    passes = pack([replace(row, **seven)] * 7, COMPONENTS, microbatch_tokens=26)
+    passes = pack([replace(row, **seven)] * 7, COMPONENTS, microbatch_tokens=42)
 
     assert [len(batch.input_ids_L) for batch in passes] == [26, 26, 14]
 

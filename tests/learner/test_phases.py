@@ -42,7 +42,10 @@ def test_operations_of_a_training_pass_are_counted_layer_by_layer(tiny_model, ti
             forward += 2 * 2 * 4 * 8 * tokens**2 / 2  # scores and their sums, half of them causal
         forward += 2 * tokens * 32 + 2 * answer * 64 * 32
 
-    assert training_flops(tiny_model(tied=tied), rows) == pytest.approx(3 * forward, rel=1e-9)
+    model = tiny_model(tied=tied)
+    assert training_flops(model, rows, 8 + 1 + 9) == pytest.approx(3 * forward, rel=1e-9)
+    shared = 3 * 2 * 2 * (projections + norms) * 2 + 3 * 2 * 2 * 32
+    assert training_flops(model, rows, 8 + 1 + 7) == pytest.approx(3 * forward - shared, rel=1e-9)
 
 
 def test_memory_is_measured_and_a_cpu_has_no_known_peak():

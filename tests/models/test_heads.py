@@ -66,6 +66,18 @@ def test_training_scores_what_a_family_with_its_own_head_scores(make_family, fam
     check_forward(model, canary_sequences(64, num_tokens=12))
 
 
+def test_a_window_that_is_nowhere_but_in_a_mask_is_refused(make_family):
+    """Granite hands none in; a model with chunks is refused before it is called."""
+    model = make_family("granite")
+    use_row_attention(model)
+    model.config.sliding_window = 4
+    with pytest.raises(ModelFolderError, match="cannot be exchanged"):
+        check_forward(model, canary_sequences(64, num_tokens=12))
+    model.config.attention_chunk_size = 8
+    with pytest.raises(ModelFolderError, match="attention_chunk_size"):
+        use_row_attention(model)
+
+
 @pytest.mark.parametrize("family", MODELS)
 def test_a_head_that_is_not_as_described_is_found_out(make_family, family):
     """What the configuration says is compared with what the model does before the first step."""
