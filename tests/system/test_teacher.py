@@ -36,8 +36,9 @@ def test_a_frozen_teacher_scores_every_answer_of_a_synchronous_run(make_run):
 
 
 @pytest.mark.engines
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("engine", ["vllm", pytest.param("sglang", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_a_teacher_on_a_server_is_believed_only_with_the_weights_of_its_folder(make_run, engine):
     """It scores a run; with random weights instead of the folder's it ends another one, in a line that says why."""
     run = make_run(steps=2, more=RLAD.replace("peer_wait_s = 60", "peer_wait_s = 300"))
