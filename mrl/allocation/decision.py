@@ -126,13 +126,17 @@ def _is_tight(readings: Sequence[Reading], capacity_units: tuple[int, ...]) -> b
 def _with_aged_floors(
     rule: Rule, state: ControllerState, readings: Sequence[Reading], capacity: int, now_s: float
 ) -> list[Reading]:
-    """Floors as they hold now: none for the silent; in a tight pool only for who was unserved for too long."""
+    """Floors as they hold now: none for the silent; in a tight pool only for who was unserved for too long.
+
+    Whoever got units in such a way keeps them for a dwell before the next one's turn.
+    """
     floors = {reading.policy: 0 if reading.silent else reading.floor_replicas for reading in readings}
     if _is_tight(readings, (capacity,)):
         floors = dict.fromkeys(floors, 0)
         units = {reading.policy: reading.units_per_replica for reading in readings}
+        may_move = state.moved_s is None or now_s - state.moved_s >= rule.dwell_s
         for policy, since_s in sorted(state.unserved_s.items(), key=lambda item: item[1]):
-            if now_s - since_s > rule.max_unserved_s and units[policy] <= capacity:
+            if may_move and now_s - since_s > rule.max_unserved_s and units[policy] <= capacity:
                 floors[policy] = 1
                 capacity -= units[policy]
     return [msgspec.structs.replace(reading, floor_replicas=floors[reading.policy]) for reading in readings]

@@ -111,5 +111,10 @@ class UnitShares:
         switch_s = max((self._switch_s.get(policy, 0.0) for policy in rivals), default=0.0)
         dwell_s = max(PERIODS_PER_DWELL * self._rule.period_s, switch_s / self._switching_share)
         return msgspec.structs.replace(
-            self._rule, dwell_s=dwell_s, hold_s=dwell_s, window_s=DWELLS_PER_WINDOW * dwell_s, moves_per_unit_hour=None
+            self._rule,
+            dwell_s=dwell_s,
+            hold_s=dwell_s + switch_s,  # an engine that only started within the horizon would be worth less than none
+            window_s=DWELLS_PER_WINDOW * dwell_s,
+            max_unserved_s=len(rivals) * (dwell_s + switch_s),  # longer than a round in which everybody has a turn
+            moves_per_unit_hour=None,
         )

@@ -18,6 +18,8 @@ Objective = Literal["max_min", "weighted", "throughput", "static"]
 BELOW_FLOOR = -1e9
 IDLE_UNIT_COST = 1e-6
 MIN_DEMAND_UNITS = 0.05
+MIN_DEMAND_REPLICAS = 0.05
+"""A smaller demand is taken for this: the price of the one replica that it needs stays below what that feeds."""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +96,7 @@ def share_worth(
     total_N: NDArray[np.int64] = counts_NK.sum(axis=1)
     if reading.silent or reading.progress_per_replica is None:
         return (-IDLE_UNIT_COST * reading.units_per_replica * total_N).astype(np.float64)
-    per_replica_K = np.array(reading.progress_per_replica)
+    per_replica_K = np.minimum(reading.progress_per_replica, 1.0 / MIN_DEMAND_REPLICAS)
     started_NK = np.maximum(counts_NK - np.array(reading.replicas), 0)
     serving_NK = np.maximum(counts_NK - started_NK * (reading.switch_s / rule.hold_s), 0.0)
     supply_N: FloatArray = (serving_NK @ per_replica_K).astype(np.float64)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface
 
 from mrl.errors import ModelFolderError
 
@@ -47,16 +47,18 @@ class RowLayout:
         return RowLayout(self.lengths, self.places_R.to(device), self.positions_L.to(device))
 
 
-def use_row_attention(model: PreTrainedModel | nn.Module) -> None:
+def use_row_attention(model: nn.Module) -> None:
     """Have a model understand `packed_rows`, a RowLayout given to its decoder; without it, every sequence is a row.
 
     There is no other mask: sequences may be filled up on the right alone. Raises ModelFolderError for a family whose
     attention transformers cannot exchange, or is in chunks.
     """
     model.set_attn_implementation(NAME)  # type: ignore[operator]
-    is_chunked = getattr(model.config.get_text_config(), "attention_chunk_size", None)  # type: ignore[operator, union-attr]
-    if _implementation(model) != NAME or is_chunked:
-        raise _unknown(type(model).__name__ + (" with attention_chunk_size" if is_chunked else ""))
+    text_config = model.config.get_text_config()  # type: ignore[operator, union-attr]
+    if getattr(text_config, "attention_chunk_size", None):
+        raise _unknown(f"{type(model).__name__} with attention_chunk_size")
+    if _implementation(model) != NAME:
+        raise _unknown(type(model).__name__)
 
 
 def _unknown(got: str) -> ModelFolderError:

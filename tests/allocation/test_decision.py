@@ -192,6 +192,17 @@ def test_in_a_tight_pool_everybody_is_served_within_the_bound() -> None:
     assert all(sum(row[0] * GANGS[name] for name, row in record.shares.items()) <= 2 for record in records)
 
 
+def test_turns_in_a_tight_pool_last_a_dwell() -> None:
+    """Also where everybody waits for longer than the bound: one unit, three policies, ten minutes each."""
+    rule = msgspec.structs.replace(ACCELERATORS, max_unserved_s=120.0, moves_per_unit_hour=None)
+    records = play(rule, 1, 6.0, names=("a", "b", "c"))
+    owners = [next(name for name in "abc" if record.shares[name][0]) for record in records]
+    changes = zip(records[1:], pairwise(owners), strict=True)
+    starts_s = [record.now_s for record, (old, new) in changes if old != new]
+    assert min(later - earlier for earlier, later in pairwise(starts_s)) >= rule.dwell_s
+    assert all(owners.count(name) >= len(owners) / 4 for name in "abc")
+
+
 def test_a_pool_that_shrinks_is_shared_anew_at_once() -> None:
     """What does not fit any more goes, whatever dwell and gain say."""
     state, readings = ControllerState(decided_s=0.0, moved_s=59.0), [reading("b", 4), reading("c", 4)]

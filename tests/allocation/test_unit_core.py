@@ -416,6 +416,26 @@ def test_a_released_policy_gets_nothing_any_more() -> None:
     assert feed(rule, 60, {"a": 200.0, "b": 600.0, "c": 100.0})["a"] == 0
 
 
+def test_a_free_unit_is_started_also_by_who_starts_slowest() -> None:
+    """With all of the time allowed for starts, a horizon without them would leave the unit to nobody."""
+    rule = UnitShares({"a": "cpu", "b": "cpu"}, {"cpu": 1}, Rule(period_s=1.0), floor_units=0, switching_share=1.0,
+                      hung_s=10.0, slots_per_unit=2, weights={}, now_s=0.0)  # fmt: skip
+    rule.add_switch("a", 30.0)
+    rule.add_switch("b", 2.0)
+    held = {"a": 1, "b": 0}
+    for second in range(1, 61):
+        speaker = "b" if 30 < second <= 45 else "a"
+        rule.add_report(
+            LearnerReport(policy=speaker, trained_tokens=80 * second, busy_s=second, data_wait_s=0.0), second
+        )
+        if held["a"]:
+            rule.add_rollout("a", EngineUse(400.0, 2.0))
+        held = rule.targets({"a": 1, "b": 1}, held, second)
+        if second == 44:
+            assert held == {"a": 0, "b": 1}
+    assert held == {"a": 1, "b": 0}
+
+
 def test_units_that_start_slowly_move_seldom() -> None:
     """A twentieth of the time for starts of 30 s: ten minutes between two moves."""
     rule = shares()

@@ -53,6 +53,14 @@ def test_a_large_supply_is_one_and_no_overflow() -> None:
     assert found == pytest.approx([4000.0, 4000.0])
 
 
+@pytest.mark.parametrize("demand", [0.001, 0.02, 0.05, 0.5])
+def test_the_only_replica_is_worth_its_price_however_small_the_demand(demand: float) -> None:
+    """A learner that takes a thousandth of what an engine makes still needs an engine."""
+    reading = msgspec.structs.replace(READING, replicas=(0,), progress_per_replica=(1 / demand,), switch_s=0.0)
+    found = share_worth(reading, np.arange(3)[:, None], ACCELERATORS, progress=0.5, reference=0.5)
+    assert found[1] > found[0]
+
+
 def test_a_silent_policy_gains_from_nothing() -> None:
     """Every unit it holds is a loss, so it gets none; its floor does not hold."""
     reading = msgspec.structs.replace(READING, silent=True)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from subprocess import PIPE
+from types import SimpleNamespace
 
 import bench_exchange
 import pytest
@@ -95,8 +96,8 @@ def test_a_ratio_that_was_not_measured_is_not_kept():
 @pytest.mark.parametrize(("only", "is_refused"), [([], True), (["redis-always"], True), (["exchange", "relay"], False)])
 def test_redis_is_not_measured_with_a_slow_parser(only, is_refused, monkeypatch, capsys):
     """One line, exit code 2, before anything is started; who leaves Redis out needs no hiredis."""
-    pytest.importorskip("redis")
-    monkeypatch.setattr("redis.utils.HIREDIS_AVAILABLE", False)
+    for name in ("redis", "redis.utils"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(HIREDIS_AVAILABLE=False))
     present = {name: system._replace(missing="") for name, system in bench_exchange.SYSTEMS.items()}
     monkeypatch.setattr(bench_exchange, "SYSTEMS", present)
     monkeypatch.setattr("sys.argv", ["bench_exchange.py", *(["--only", *only] if only else [])])
