@@ -112,7 +112,8 @@ def test_an_engine_sleeps_where_it_is_and_is_woken_under_the_newest_weights(make
     assert unit.worker("qwen") not in (None, first)
     counts = run.metrics("allocator")[-1]["values"]
     told = [record["values"] for record in run.metrics("allocator") if "allocation/woken" in record["values"]]
-    assert (told[-1]["allocation/woken"], told[-1]["allocation/failed_wakes"]) == (2, 0), counts
+    assert told[-1]["allocation/woken"] >= 2, counts  # more where the unit went to and fro while both learners spoke
+    assert (told[-1]["allocation/failed_sleeps"], told[-1]["allocation/failed_wakes"]) == (0, 0), counts
 
     run.children()
     os.kill(run.process.pid, signal.SIGKILL)
