@@ -178,10 +178,11 @@ class _Rank:
         return Need("update", self.state() | {"summed gradients": flat})
 
     def kept(self, need: Need) -> dict[str, float]:
-        """What malloc holds on to: gaps, and what was read whole by other threads before it was shared out."""
+        """What malloc holds on to: gaps, and what was whole before it was shared out, on every rank (as measured)."""
         share = KEPT_IN_GAPS if self._is_wrapped or self._table.lora else KEPT_WHOLE
-        read = self.read * (1 + self._holds_reference) if self.is_sharded else 0.0
-        return {"kept by malloc": share * (need.parts["activations"] + need.parts.get("gathered blocks", 0.0)) + read}
+        was_whole = self.whole * (1 + self._holds_reference) if self.is_sharded else 0.0
+        passes = need.parts["activations"] + need.parts.get("gathered blocks", 0.0)
+        return {"kept by malloc": share * passes + was_whole}
 
     def _communication(self) -> tuple[float, float]:
         """Bytes of gathered parameters, and bytes per parameter of gradients that are being summed."""

@@ -95,7 +95,10 @@ def test_malloc_keeps_a_share_of_what_a_pass_needs() -> None:
 
 
 def test_ranks_that_are_given_their_shards_read_no_model() -> None:
-    """The first one does for all, a thousand times four bytes; copies that are whole are read by each rank."""
+    """The first one does for all, a thousand times four bytes; copies that are whole are read by each rank.
+
+    Beside training the others need as much: what they are given was whole too, tensor by tensor.
+    """
     table = LearnerTable(processes=4, sharding="shard")
     gpu = [rank_needs(SIZE, SMALL, table, on_gpu=True, **ALONE, is_first=is_first)[0] for is_first in (True, False)]
     cpu = [rank_needs(SIZE, HUGE, table, **ALONE, is_first=is_first)[0] for is_first in (True, False)]
@@ -103,7 +106,8 @@ def test_ranks_that_are_given_their_shards_read_no_model() -> None:
         rank_needs(SIZE, HUGE, LearnerTable(processes=4), **ALONE, is_first=is_first) for is_first in (True, False)
     ]
     assert [(need.moment, need.mib - TORCH_MIB) for need in gpu] == [("loading", 4000), ("saving", 3000)]
-    assert cpu[0].mib - cpu[1].mib == pytest.approx(4000)
+    assert cpu[0] == cpu[1]
+    assert cpu[0].parts["kept by malloc"] / MIB >= 4000
     assert whole[0] == whole[1]
 
 
