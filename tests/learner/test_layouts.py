@@ -32,7 +32,6 @@ WANTED = [
     shards(2),
     shards(2, microbatch_tokens=32),
     shards(2, activation_checkpointing=True, microbatch_tokens=4096),
-    shards(2, compile=True, activation_checkpointing=True),
     (2, {}),
     (4, {}),
     shards(4),
@@ -51,7 +50,7 @@ HANDED = [((1, {}), (1, {})), (shards(2), shards(2)), (shards(2), (1, {})), ((1,
 def test_every_layout_trains_the_same_parameters(check_layouts, tmp_path):
     """1, 2 and 4 ranks, whole or in shards, in any packing, also across a checkpoint that other ranks go on from.
 
-    To 1e-5 (compiled, 1e-4), exactly between ranks; and bit for bit where the layout is the same.
+    To 1e-5, exactly between ranks; and bit for bit where the layout is the same.
     """
     wanted = [check_layouts.Layout(ranks, keys) for ranks, keys in WANTED]
     handed = [tuple(check_layouts.Layout(ranks, keys) for ranks, keys in pair) for pair in HANDED]
@@ -60,8 +59,7 @@ def test_every_layout_trains_the_same_parameters(check_layouts, tmp_path):
 
     alone, pair = trained[0][0], trained[3][0]
     for layout, of_ranks in zip([*wanted, *handed], [*trained, *resumed], strict=True):
-        bound = layout.bound if isinstance(layout, check_layouts.Layout) else check_layouts.BOUND
-        assert check_layouts.difference(of_ranks[0], alone) <= bound, layout
+        assert check_layouts.difference(of_ranks[0], alone) <= check_layouts.BOUND, layout
         assert all(check_layouts.same_bits(one, other) for one, other in itertools.pairwise(of_ranks)), layout
     assert check_layouts.same_bits(trained[2][0], alone), "one shard is the whole"
     assert check_layouts.same_bits(trained[-1][0], pair)
@@ -70,3 +68,13 @@ def test_every_layout_trains_the_same_parameters(check_layouts, tmp_path):
     world = World(0, 1, torch.device("cpu"))
     untrained = dict(check_layouts.whole_weights(check_layouts.make_trainer(wanted[0], "qwen3", world, 5).model))
     assert max(float((alone[name] - tensor).abs().max()) for name, tensor in untrained.items()) > 1e-3
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(240)
+def test_compiled_shards_train_the_same_parameters(check_layouts, tmp_path):
+    """To 1e-4, also with activation checkpointing, and exactly between ranks."""
+    layout = check_layouts.Layout(*shards(2, compile=True, activation_checkpointing=True))
+    (alone,), (first, second) = check_layouts.train_all([check_layouts.Layout(1), layout], [], tmp_path)[0]
+    assert check_layouts.difference(first, alone) <= layout.bound
+    assert check_layouts.same_bits(first, second)

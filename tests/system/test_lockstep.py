@@ -78,7 +78,7 @@ def test_equal_seeds_give_equal_bits_under_every_regime(make_run, regime):
 def test_equal_seeds_give_equal_bits_also_across_the_loss_of_a_learner(make_run):
     """A learner dies by SIGKILL, which ends its run by name; resumed, the run equals one that nothing happened to."""
     broken = make_run(steps=100_000, name="broken")
-    broken.start(*SYNC)
+    broken.start(*SYNC, *TINY)
     broken.until(lambda: min(broken.step(policy) for policy in POLICIES) >= 5, "five steps of both policies", 200)
     learner = broken.pid("learner/llama")
     assert learner, "the learner of llama is there"
@@ -87,11 +87,11 @@ def test_equal_seeds_give_equal_bits_also_across_the_loss_of_a_learner(make_run)
     assert "learner/llama was killed by signal 9" in broken.tail()
     assert ", and a synchronous run goes on from a common step" in broken.tail()
     steps = max(broken.step(policy) for policy in POLICIES) + 2
-    broken.start(*SYNC, f"--run.steps={steps}", "--resume")
+    broken.start(*SYNC, *TINY, f"--run.steps={steps}", "--resume")
     assert broken.finish(200) == 0, broken.tail()
 
     whole = make_run(steps=steps, name="whole")
-    whole.start(*SYNC)
+    whole.start(*SYNC, *TINY)
     assert whole.finish(200) == 0, whole.tail()
 
     records = whole.metrics("learner/")
