@@ -34,6 +34,11 @@ def check_units(config: RunConfig, *, where: str) -> None:
             )
 
 
+def may_sleep(config: RunConfig, policy: str) -> bool:
+    """Whether engines of a policy lie on units and sleep there while another policy has them."""
+    return bool(config.allocation.units) and config.allocation.residency == "sleep" and policy in config.learning
+
+
 def _check_policy(config: RunConfig, name: str, units: tuple[Unit, ...], where: str) -> None:
     policy, table = config.policies[name], config.allocation
     if not any(unit.kind == KINDS[policy.device] for unit in units):
@@ -42,6 +47,14 @@ def _check_policy(config: RunConfig, name: str, units: tuple[Unit, ...], where: 
             where=where,
             got=table.units,
             wanted=f"a {KINDS[policy.device]} unit, for policies.{name}.device = {policy.device!r}",
+        )
+    if policy.rollout.server.url:
+        raise ConfigError(
+            f"policies.{name}.rollout.server.url: a server that somebody else started is on no unit",
+            where=where,
+            got=policy.rollout.server.url,
+            wanted="no url: the worker on a unit starts its server there",
+            cure="or no allocation.units",
         )
     slots = table.slots // len(units)
     if slots < policy.rollout.group_size:

@@ -35,6 +35,8 @@ class Launch:
     seed: int
     options: tuple[str, ...] = ()
     """Further command-line words, passed on unchanged."""
+    may_sleep: bool = False
+    """Whether it has to be able to free a GPU's memory and take it again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,9 +294,11 @@ class ServerEngine:
             if self._process is not None and (code := self._process.exit_code()) is not None:
                 self._lose(EngineLost(str(why_ended(self._dialect, self._process, code))))
             updating = self._current().is_updating  # a server may be deaf while it loads, which has a bound of its own
-            if updating or await self._asked(self._dialect.alive(self._link())):
-                heard_s = clock()
+            lives = updating or await self._asked(self._dialect.alive(self._link()))
             self._usage = await self._asked(self._dialect.usage(self._link())) or self._usage
+            updating |= self._current().is_updating  # asleep since: this process may have been stopped meanwhile
+            if lives or updating:
+                heard_s = clock()
             if clock() - heard_s > self._bounds.silence_s:
                 self._lose(f"the server has been silent for {self._bounds.silence_s:g} s")
             if updating or not self._tasks or self._usage.generated_tokens != tokens:

@@ -23,7 +23,7 @@ def command(launch: Launch) -> list[str]:
         words += ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
         words += ["--disable-overlap-schedule", "--disable-radix-cache", "--mem-fraction-static", "0.2"]
         words += ["--max-total-tokens", str(launch.max_running * context_tokens), "--sleep-on-idle"]
-    else:
+    elif launch.may_sleep:  # a CPU has no memory saver, and asleep the server keeps what it has
         words += ["--enable-memory-saver"]
     return [*words, *launch.options]
 

@@ -28,7 +28,7 @@ def command(launch: Launch) -> list[str]:
         _check_head_size(launch.model_folder, config)
         words += ["--enforce-eager", "--distributed-executor-backend", "uni"]
         words += ["--worker-extension-cls", "vllm_cpu_worker.WeightsExtension"]
-    else:
+    elif launch.may_sleep:  # on a CPU vLLM does not start with it, and /sleep gives up what runs and frees nothing
         words += ["--enable-sleep-mode"]
     return [*words, *launch.options]
 

@@ -1,5 +1,6 @@
 """Which engine a policy's worker has: transformers in its own process, or a server of one of the known kinds."""
 
+import os
 from collections.abc import Callable, Sized
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from mrl.alignment.receiver import Receiver
 from mrl.config.policy_tables import PolicyTable, ServerTable
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
+from mrl.config.unit_rules import may_sleep
 from mrl.engines.bounds import Bounds, load_bound_s
 from mrl.engines.dialect import Dialect, Launch
 from mrl.engines.embedded import EmbeddedEngine
@@ -83,9 +85,9 @@ def check_context(config: RunConfig, policy: str, pool: TaskPool, token_ids: Cal
 def answers_at_once(config: RunConfig, policy: str) -> int:
     """Answers that the engine of one worker samples side by side."""
     table = config.policies[policy]
-    in_flight = (
-        table.learner.prompts_per_step * table.rollout.group_size if config.run.sync else config.allocation.slots
-    )
+    in_flight = config.allocation.slots // max(1, len(config.allocation.units))
+    if config.run.sync:
+        in_flight = table.learner.prompts_per_step * table.rollout.group_size
     return max(table.rollout.answers_at_once or in_flight, table.rollout.group_size)
 
 
@@ -103,9 +105,10 @@ def _launch(config: RunConfig, policy: str) -> Launch:
         port=0,
         device=table.device,
         dtype=server.dtype,
-        threads=table.rollout.threads,
+        threads=int(os.environ.get("OMP_NUM_THREADS", table.rollout.threads)),  # on cores of a unit one for each
         max_running=answers_at_once(config, policy),
         max_context_tokens=server.context_tokens,
         seed=config.run.seed,
         options=tuple(server.options),
+        may_sleep=may_sleep(config, policy),
     )

@@ -9,9 +9,16 @@ from mrl.errors import ConfigError
 
 
 def check(
-    units: list[str], *, devices: tuple[str, ...] = ("cpu", "cpu"), sync: bool = False, **allocation: object
+    units: list[str],
+    *,
+    devices: tuple[str, ...] = ("cpu", "cpu"),
+    sync: bool = False,
+    rollout: dict[str, object] | None = None,
+    **allocation: object,
 ) -> None:
-    policies = {f"p{index}": {"model": "m", "device": device} for index, device in enumerate(devices)}
+    policies = {
+        f"p{index}": {"model": "m", "device": device, "rollout": rollout or {}} for index, device in enumerate(devices)
+    }
     tables = {
         "run": {"name": "r", "steps": 3, "sync": sync},
         "tasks": {"copy": {"source": "words", "dataset": "copy"}},
@@ -63,6 +70,7 @@ def test_the_same_device_of_two_hosts_or_kinds_is_two_devices() -> None:
 def test_a_good_configuration_passes() -> None:
     check(["cpu:0", "cpu:1", "gpu:0"], devices=("cpu", "cuda", "cpu"))
     check(["cpu:0"], floor_units=0)
+    check(["cpu:0", "cpu:1"], residency="sleep", rollout={"engine": "vllm"})  # stopped, which is sleep on cores
 
 
 @pytest.mark.parametrize(
@@ -79,6 +87,11 @@ def test_a_good_configuration_passes() -> None:
         (["cpu:0", "cpu:1"], {"slots": 15}, "p0 could not hold one whole group"),
         (["cpu:0", "cpu:1"], {"ttl_s": 1.0}, "a lease would expire before it can be renewed"),
         (["cpu:0", "cpu:1"], {"sync": True}, "a synchronous run keeps its workers"),
+        (
+            ["cpu:0", "cpu:1"],
+            {"rollout": {"engine": "vllm", "server": {"url": "http://h:1"}}},
+            "p0.rollout.server.url: .*on no unit; got 'http://h:1'",
+        ),
     ],
 )
 def test_mistakes_are_one_clear_line(units: list[str], more: dict[str, object], what: str) -> None:

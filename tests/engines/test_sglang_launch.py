@@ -53,11 +53,10 @@ def test_a_model_may_name_its_context_in_other_words_or_a_table_of_its_text_part
     assert option(sglang_launch.command(launch), "--context-length") == "128"
 
 
-def test_a_gpu_takes_its_own_kernels_and_can_sleep(launch):
+def test_a_gpu_takes_its_own_kernels(launch):
     """Nothing of the way of a CPU is left."""
     words = sglang_launch.command(dataclasses.replace(launch, device="cuda"))
 
-    assert "--enable-memory-saver" in words
     assert not {"torch_native", "--disable-radix-cache", "--mem-fraction-static"} & set(words)
     assert "SGLANG_USE_CPU_ENGINE" not in sglang_launch.environment(dataclasses.replace(launch, device="cuda"))
 
@@ -75,3 +74,11 @@ def test_it_asks_no_hub_and_takes_its_share_of_the_cores(launch):
 
     assert variables["HF_HUB_OFFLINE"] == "1"
     assert variables["OMP_NUM_THREADS"] == "2"
+
+
+@pytest.mark.parametrize(("device", "may_sleep"), [("cuda", True), ("cuda", False), ("cpu", True), ("cpu", False)])
+def test_it_can_free_the_memory_of_a_gpu_where_it_may_sleep(launch, device, may_sleep):
+    """On a CPU there is no package for it, and without it the server would not start."""
+    words = sglang_launch.command(dataclasses.replace(launch, device=device, may_sleep=may_sleep))
+
+    assert ("--enable-memory-saver" in words) == (device == "cuda" and may_sleep)

@@ -1,5 +1,6 @@
 """How a vLLM server is started."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -79,3 +80,11 @@ def test_nothing_is_reported_or_fetched(tmp_path):
     assert variables["OMP_NUM_THREADS"] == "3"
     inside = Path(variables["PYTHONPATH"])
     assert {file.name for file in inside.glob("*.py")} == {"__init__.py", "sitecustomize.py", "vllm_cpu_worker.py"}
+
+
+@pytest.mark.parametrize(("device", "may_sleep"), [("cuda", True), ("cuda", False), ("cpu", True), ("cpu", False)])
+def test_it_can_free_the_memory_of_a_gpu_where_it_may_sleep(tmp_path, device, may_sleep):
+    """On a CPU vLLM would not start with it."""
+    words = vllm_launch.command(dataclasses.replace(launch(tmp_path, device=device), may_sleep=may_sleep))
+
+    assert ("--enable-sleep-mode" in words) == (device == "cuda" and may_sleep)

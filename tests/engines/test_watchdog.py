@@ -1,6 +1,7 @@
 """What the watchdog of a server takes for its end, and what it does not: its server speaks in this process."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -29,6 +30,9 @@ class Moody:
     def __init__(self) -> None:
         self.is_deaf = self.stands_still = False
         self.moods_while_loading: tuple[bool, bool] = (False, False)
+        self.hangs_in = ""
+        self.was_asked = threading.Event()
+        self.looks = threading.Semaphore(0)
         self._tokens = 0
         self._given_up = asyncio.Event()
 
@@ -38,11 +42,19 @@ class Moody:
     async def probe(self, http: Http) -> None: ...
 
     async def alive(self, http: Http) -> bool:
+        await self._maybe_hang("alive")
         if self.is_deaf:
             raise HttpFailure("/health", 0, "nothing comes")
         return True
 
+    async def _maybe_hang(self, call: str) -> None:
+        if self.hangs_in == call:
+            self.was_asked.set()
+            await asyncio.Event().wait()
+
     async def usage(self, http: Http) -> EngineUsage:
+        await self._maybe_hang("usage")
+        self.looks.release()
         self._tokens += not self.stands_still
         return EngineUsage(1, 0, 0.0, self._tokens)
 
@@ -70,6 +82,10 @@ class Moody:
         self.is_deaf = self.stands_still = False
 
     async def resume(self, http: Http) -> None: ...
+
+    async def sleep(self, http: Http) -> None: ...
+
+    async def wake(self, http: Http) -> None: ...
 
 
 @pytest.fixture
@@ -143,3 +159,23 @@ def test_a_server_without_answers_in_flight_may_stand_still(make):
     time.sleep(2 * SHORT_S)
 
     assert engine.collect(0.0) == []
+
+
+@pytest.mark.parametrize("call", ["alive", "usage"])
+def test_what_was_stopped_in_its_sleep_has_not_been_silent(make, monkeypatch, call):
+    """Worker and server stand still while the worker waits for an answer that it asked for before."""
+    stood_still_s = [0.0]
+    monkeypatch.setattr(asyncio.BaseEventLoop, "time", lambda _: time.monotonic() + stood_still_s[0])
+    server = Moody()
+    engine = make(server, Bounds(silence_s=LONG_S, stall_s=LONG_S, load_s=LONG_S))
+    server.hangs_in = call
+    assert server.was_asked.wait(LONG_S)
+    engine.sleep()
+
+    server.hangs_in = ""
+    server.looks = threading.Semaphore(0)
+    stood_still_s[0] = 10 * LONG_S
+    engine._loop.call_soon_threadsafe(lambda: None)
+
+    assert all(server.looks.acquire(timeout=10.0) for _ in range(2)), "the watchdog looks on"
+    engine.wake()
