@@ -8,7 +8,7 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -27,6 +27,7 @@ from mrl.errors import MissingError
 from mrl.launch.devices import planned_workers, visible_gpus
 from mrl.launch.memory import MIB, Need
 from mrl.launch.plan import Plan, ProcessSpec, build_plan
+from mrl.launch.unit_workers import UNIT
 from mrl.sharing.regimes import check_sharing
 
 DRIVER_S = 10.0
@@ -152,9 +153,9 @@ def _policies(config: RunConfig) -> Table:
 def _processes(config: RunConfig, needs: Sequence[ProcessNeed]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title="processes", title_justify="left", show_edge=False, show_footer=True)
     threads = [int(need.spec.env["OMP_NUM_THREADS"]) * need.count for need in needs]
-    table.add_column("process", f"{len(needs)} processes")
+    table.add_column("process", f"{sum(bool(need.host.parts) for need in needs)} processes")
     table.add_column("device")
-    table.add_column("threads", str(sum(threads)), justify="right")
+    table.add_column("threads", str(sum(_at_once(needs, threads))), justify="right")
     table.add_column("memory", f"{sum(need.host_mib for need in needs):.0f} MiB", justify="right")
     table.add_column("peak, of which MiB")
     for need, count in zip(needs, threads, strict=True):
@@ -165,6 +166,15 @@ def _processes(config: RunConfig, needs: Sequence[ProcessNeed]) -> Table:
     return table
 
 
+def _at_once(needs: Sequence[ProcessNeed], threads: Sequence[int]) -> Iterable[int]:
+    """Threads that run at once; on a unit one engine has its turn."""
+    largest: dict[str, int] = {}
+    for need, count in zip(needs, threads, strict=True):
+        place = need.spec.env.get(UNIT, need.spec.name)
+        largest[place] = max(count, largest.get(place, 0))
+    return largest.values()
+
+
 def _parts(need: Need) -> str:
     """The moment of a peak and its larger parts."""
     large = {part: size / MIB for part, size in need.parts.items() if size >= SHOWN_SHARE * need.mib * MIB}
@@ -173,6 +183,8 @@ def _parts(need: Need) -> str:
 
 
 def _device(config: RunConfig, spec: ProcessSpec) -> str:
+    if UNIT in spec.env:
+        return spec.env[UNIT]
     served = [config.policies[spec.policy]] if spec.policy else list(config.policies.values())
     on_gpu = spec.role in ("learner", "worker", "evaluator") and any(policy.device == "cuda" for policy in served)
     return "cuda " + spec.env.get("CUDA_VISIBLE_DEVICES", "") if on_gpu else "cpu"

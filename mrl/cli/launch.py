@@ -10,6 +10,8 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
+import psutil
+
 from mrl.cli import train
 from mrl.config.load import load_config
 from mrl.config.run_folder import check_run_folder, run_folder_of
@@ -51,9 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
     hosts = parse_hosts(arguments.hosts)
     if not arguments.dry_run:
         return train.train(config, clean=arguments.clean, resume=arguments.resume, where=where, hosts=hosts)
+    from mrl.cli.memory_plan import check_sleepers
     from mrl.cli.preflight import preflight
     from mrl.launch.devices import visible_gpus
     from mrl.launch.dry_run import describe
+    from mrl.launch.memory import MIB
 
     check_hosts(config, [host.name for host in hosts], where=where)
     remote = remote_words(config, hosts, os.environ, where=where)
@@ -61,6 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = build_plan(config, folder, gpus=visible_gpus(os.environ), hosts=hosts, remote=remote)
     check_run_folder(config, clean=arguments.clean, resume=arguments.resume)
     preflight(config, where=where)
+    check_sleepers(config, plan, host_mib=psutil.virtual_memory().total / MIB, where=where)
     print(f"run folder {folder}")
     print("\n".join(describe(plan, config)))
     return 0

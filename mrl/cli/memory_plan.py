@@ -1,5 +1,6 @@
 """The memory plan of a configuration: models are looked at (never their weights), each process gets its numbers."""
 
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -11,19 +12,23 @@ from typing import Any
 from mrl.cli.policies import cached_folder, is_made, recipe_of
 from mrl.config.policy_tables import LearnerTable, PolicyTable
 from mrl.config.schema import RunConfig
-from mrl.errors import MissingError, ModelFolderError
+from mrl.config.unit_rules import may_sleep
+from mrl.errors import ConfigError, MissingError, ModelFolderError
 from mrl.launch.memory import (
     AGENT_MIB,
     DAEMON_MIB,
+    FLOAT_BYTES,
     MIB,
     TORCH_MIB,
     Need,
+    at_worst_turn,
     engine_need,
     largest_microbatch,
     rank_needs,
     shortest_cure,
 )
 from mrl.launch.plan import Plan, ProcessSpec
+from mrl.launch.unit_workers import UNIT
 from mrl.models.size import ModelSize
 
 UNKNOWN_PROMPT_TOKENS = 128
@@ -54,14 +59,32 @@ class ProcessNeed:
 
 
 def memory_plan(config: RunConfig, plan: Plan) -> list[ProcessNeed]:
-    """Every process of the plan. The weights of no model are read, and none need be there."""
+    """Every process of the plan, and what may lie on its units at their fullest.
+
+    The weights of no model are read, and none need be there.
+    """
     policies = {name: _Policy(config, name) for name in config.policies}
-    return [_need(config, spec, policies) for spec in plan.processes]
+    needs = [_need(config, spec, policies) for spec in plan.processes]
+    for _, specs in itertools.groupby(plan.leased, key=lambda spec: spec.env[UNIT]):
+        needs += _on_unit(config, list(specs), policies)
+    return needs
 
 
-def model_parameters(config: RunConfig, name: str) -> int:
-    """Parameters of a policy's model."""
-    return _Policy(config, name).num_parameters
+def check_sleepers(config: RunConfig, plan: Plan, *, host_mib: float, where: str) -> None:
+    """Raises ConfigError where engines that sleep, with all that runs beside them on the first host, are too much."""
+    if not any(may_sleep(config, spec.policy) for spec in plan.leased):
+        return
+    needs = [need for need in memory_plan(config, plan) if need.spec.host == plan.first_host]
+    wanted_mib = sum(need.host_mib for need in needs)
+    if wanted_mib > host_mib:
+        leased_mib = sum(need.host_mib for need in needs if UNIT in need.spec.env)
+        raise ConfigError(
+            'allocation.residency = "sleep": all that is in main memory at once does not fit into it',
+            where=where,
+            got=f"{wanted_mib:.0f} MiB, {leased_mib:.0f} of them on units, where all but one engine sleep",
+            wanted=f"at most {host_mib:.0f} MiB",
+            cure='residency = "stop", or fewer units',
+        )
 
 
 def too_little(
@@ -121,6 +144,19 @@ def _with_engines(spec: ProcessSpec, engines: list[tuple["_Policy", Need]]) -> P
     return ProcessNeed(spec, Need("sampling", host), device=Need("sampling", device) if device else None)
 
 
+def _on_unit(config: RunConfig, specs: list[ProcessSpec], policies: Mapping[str, "_Policy"]) -> list[ProcessNeed]:
+    """The engines that take turns on one unit; they may be at their fullest at different turns on host and GPU."""
+    turns = [_with_engines(spec, [(policies[spec.policy], policies[spec.policy].engine())]) for spec in specs]
+    rests = [policies[spec.policy].resting(is_asleep=may_sleep(config, spec.policy)) for spec in specs]
+    hosts = at_worst_turn([(turn.host, rest) for turn, rest in zip(turns, rests, strict=True)])
+    gone = Need("", {})
+    devices = at_worst_turn([(turn.device or gone, gone) for turn in turns])
+    return [
+        ProcessNeed(spec, host, device=device if device.parts else None)
+        for spec, host, device in zip(specs, hosts, devices, strict=True)
+    ]
+
+
 def _cure(config: RunConfig, need: ProcessNeed, room_mib: float) -> str:
     """For one process of the kind, which has `room_mib`."""
     if need.spec.role == "learner":
@@ -130,6 +166,8 @@ def _cure(config: RunConfig, need: ProcessNeed, room_mib: float) -> str:
             return policy.ranks(table)[0][need.device is not None].mib
 
         return f"policies.{policy.name}: " + shortest_cure(needed_mib, policy.table.learner, room_mib)
+    if UNIT in need.spec.env:
+        return f"{need.spec.name}: fewer units" + ', or residency = "stop"' * may_sleep(config, need.spec.policy)
     parts = (need.device or need.host).parts
     if parts.get("key-value cache", 0.0) > parts.get("weights", 0.0):
         return f"{need.spec.name}: a smaller rollout.answers_at_once, or a shorter rollout.max_new_tokens"
@@ -181,8 +219,21 @@ class _Policy:
         wanted = learner.prompts_per_step * rollout.group_size
         if not self._config.run.sync:
             share = allocation.slots - allocation.floor_slots * (len(self._config.policies) - 1)
+            share = allocation.slots // len(allocation.units) if allocation.units else share
             wanted = min(wanted * (1 + learner.max_staleness_versions), max(share, rollout.group_size))
         return self._engine(min(wanted, rollout.answers_at_once or wanted))
+
+    def resting(self, *, is_asleep: bool) -> Need:
+        """What is left of that on the host while another policy has its unit: a GPU is given back.
+
+        A server on cores keeps all that it has; one on a GPU keeps nothing, transformers the weights that were served.
+        """
+        if not is_asleep:
+            return Need("ended", {})
+        is_server, process = self.table.rollout.engine != "embedded", {"process": float(TORCH_MIB * MIB)}
+        if is_server:
+            return Need("asleep", process | (self.engine().parts if self.table.device == "cpu" else {}))
+        return Need("asleep", process | {"weights": float(FLOAT_BYTES * self._size.parameters)})
 
     def evaluating(self) -> Need:
         """That of the evaluator, which samples with transformers whatever the workers have."""
@@ -192,11 +243,6 @@ class _Policy:
 
     def _engine(self, answers: int) -> Need:
         return engine_need(self._size, self.table, answers_at_once=answers, prompt_tokens=self._prompt_tokens)
-
-    @property
-    def num_parameters(self) -> int:
-        """Of its model."""
-        return self._size.parameters
 
     @cached_property
     def _folder(self) -> Path | None:

@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-
 from mrl.config.keys import nearest
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
@@ -47,10 +45,6 @@ def preflight(config: RunConfig, *, where: str, on_missing: Callable[[MissingErr
             on_missing(missing)
         elif policy.model:
             check_model_folder(Path(policy.model), key=f"policies.{name}.model")
-    if config.allocation.residency == "sleep":
-        from mrl.cli.residents import check_residents
-
-        check_residents(config, host_mib=psutil.virtual_memory().total / 2**20, where=where)
     check_adapters(config, on_missing)
     check_tasks(config, on_missing)
 

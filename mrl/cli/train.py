@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import psutil
 from rich.console import Console
 
 from mrl.config.load import load_config
@@ -42,18 +43,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 def train(config: RunConfig, *, clean: bool, resume: bool, where: str, hosts: "Sequence[Host]" = ()) -> int:
     """Check everything, make missing policies, then supervise the run to its end; returns the exit code."""
+    from mrl.cli.memory_plan import check_sleepers
     from mrl.cli.policies import resolve_policies
     from mrl.cli.preflight import preflight
     from mrl.launch.devices import visible_gpus
     from mrl.launch.hosts import check_hosts, host_environment, remote_words
+    from mrl.launch.memory import MIB
     from mrl.launch.plan import build_plan
 
     check_hosts(config, [host.name for host in hosts], where=where)
     remote = remote_words(config, hosts, os.environ, where=where)
     gpus = visible_gpus(os.environ)
-    build_plan(config, run_folder_of(config).path, gpus=gpus, hosts=hosts, remote=remote)
+    plan = build_plan(config, run_folder_of(config).path, gpus=gpus, hosts=hosts, remote=remote)
     check_run_folder(config, clean=clean, resume=resume)
     preflight(config, where=where)
+    check_sleepers(config, plan, host_mib=psutil.virtual_memory().total / MIB, where=where)
     console = Console(width=None if sys.stdout.isatty() else 120)
     config = resolve_policies(config, console=console)
     folder = create_run_folder(config, clean=clean, resume=resume)

@@ -145,8 +145,9 @@ class AllocationTable(Table):
     grace_s: float = Field(default=5.0, gt=0)
     """Time that an engine whose unit another policy gets has to end, or to fall asleep, before it is killed."""
     residency: Literal["stop", "sleep"] = "stop"
-    """What becomes of such an engine: it ends, or it stays and sleeps, without its cache and its accelerator's memory,
-    until its policy gets the unit again. Every unit then keeps an engine of every policy in main memory."""
+    """What becomes of such an engine: it ends, or it stays and sleeps, without its cache and its accelerator's memory
+    (a server on cores keeps all), until its policy gets the unit again. Every unit then keeps an engine of every policy
+    in main memory."""
     wake_s: float = Field(default=30.0, gt=0)
     """An engine that takes longer to wake up is killed and started anew."""
     switching_share: float = Field(default=0.05, gt=0, le=1)

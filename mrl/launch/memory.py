@@ -7,7 +7,7 @@ the disk, on the host.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,6 +107,18 @@ def engine_need(size: ModelSize, policy: PolicyTable, *, answers_at_once: int, p
             "sampling": SAMPLING_BYTES * size.vocab_size * answers_at_once,
         },
     )
+
+
+def at_worst_turn(engines: Sequence[tuple[Need, Need]]) -> list[Need]:
+    """What each of several engines that take turns needs when all of them together need most.
+
+    `engines`: what each needs at its own turn, and while another has it.
+    """
+    if not engines:
+        return []
+    growth_mib = [turn.mib - rest.mib for turn, rest in engines]
+    fullest = growth_mib.index(max(growth_mib))
+    return [turn if index == fullest else rest for index, (turn, rest) in enumerate(engines)]
 
 
 def _allocated_rows(answers: int, group_size: int) -> int:

@@ -5,7 +5,7 @@ for every other host its supervisor starts one process, `mrl join`, which is the
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -13,12 +13,23 @@ from typing import Literal
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
-from mrl.config.units import parse_units
-from mrl.errors import ConfigError
+from mrl.config.unit_rules import KINDS, may_sleep
+from mrl.config.units import Unit, parse_units
 from mrl.exchange.shards import role_of
 from mrl.launch.devices import place, planned_workers
 from mrl.launch.hosts import Host, host_environment, join_argv
 from mrl.launch.torchrun import nccl_environment, torchrun_argv, torchrun_environment
+from mrl.launch.unit_workers import (
+    KEEPS_ENVIRONMENT,
+    UNIT,
+    UNIT_EPOCH,
+    UNIT_LINE,
+    UNIT_POLICY,
+    UNIT_RUN,
+    not_leased,
+    unit_hosts,
+)
+from mrl.parent_death import CORES
 
 HOST_ROLE = "supervisor"
 """Role of a process that supervises another host."""
@@ -63,6 +74,8 @@ class Plan:
     """Hosts with units, on which leases start workers."""
     joins: tuple[ProcessSpec, ...] = ()
     """Processes of the first host, one per other host, unless those join by themselves."""
+    leased: tuple[ProcessSpec, ...] = ()
+    """For each unit a worker of every policy whose engine fits it; leases start them, one at a time on a unit."""
 
     @property
     def first_host(self) -> str:
@@ -101,7 +114,7 @@ def build_plan(
     first = hosts[0].name if hosts else ""
     here = here or first
     lives_on = homes(config, [host.name for host in hosts])
-    gpus = _not_leased(config, gpus, here, is_first=here == first)
+    shown, gpus = gpus, not_leased(config, gpus, here, is_first=here == first)
     placement = place(config, gpus, names=[name for name, at in lives_on.items() if at == here])
     specs = [_shard(index, run_folder, python) for index in range(config.exchange.shards)]
     specs.append(_daemon("allocator", run_folder, python))
@@ -120,36 +133,23 @@ def build_plan(
         at = next(iter(lives_on.values())) if spec.role == "evaluator" else lives_on.get(spec.policy, first)
         own = host_environment(by_name[at]) if at in by_name else {}
         placed.append(replace(spec, host=at, env=spec.env | own))
-    plan = Plan(tuple(placed), tuple(hosts), _unit_hosts(config, [host.name for host in hosts]))
+    plan = Plan(tuple(placed), tuple(hosts), unit_hosts(config, [host.name for host in hosts]))
     joins = [_join(by_name[name], run_folder, remote, python) for name in plan.other_hosts] if remote else []
-    return replace(plan, joins=tuple(joins))
+    leased = _leased(config, run_folder, shown, python, first=first, here=here)
+    return replace(plan, joins=tuple(joins), leased=tuple(leased))
 
 
-def _not_leased(config: RunConfig, gpus: Sequence[str], host: str, *, is_first: bool) -> list[str]:
-    """GPUs of this host that learners, evaluator and frozen policies may use."""
-    units = parse_units(config.allocation.units, where="")
-    here = [unit for unit in units if unit.kind == "gpu" and (unit.host == host or (is_first and not unit.host))]
-    leased = {device: unit.name for unit in here for device in unit.devices}
-    for device, unit_name in leased.items():
-        if device >= len(gpus):
-            raise ConfigError(
-                f"allocation.units: this host shows {len(gpus)} GPUs",
-                got=unit_name,
-                wanted=f"numbers below {len(gpus)}",
-            )
-    return [gpu for number, gpu in enumerate(gpus) if number not in leased]
-
-
-def _unit_hosts(config: RunConfig, hosts: Sequence[str]) -> frozenset[str]:
-    """Raises ConfigError for a unit of a host that the run does not have."""
+def _leased(
+    config: RunConfig, run_folder: Path, gpus: Sequence[str], python: str, *, first: str, here: str
+) -> Iterator[ProcessSpec]:
+    """GPUs of another host are named there."""
     for unit in parse_units(config.allocation.units, where=""):
-        if unit.host and unit.host not in hosts:
-            raise ConfigError(
-                "allocation.units: a unit of a host that the run does not have",
-                got=unit.name,
-                wanted=f"one of {', '.join(hosts)}" if hosts else "no host's name: the run is on one host",
-            )
-    return frozenset(unit.host for unit in parse_units(config.allocation.units, where="") if unit.host)
+        host = unit.host or first
+        shown = gpus if host == here else ()
+        for name in config.learning:
+            if KINDS[config.policies[name].device] == unit.kind:
+                spec = unit_worker(config, run_folder, unit, policy=name, epoch=0, gpus=shown, python=python)
+                yield replace(spec, host=host)
 
 
 def homes(config: RunConfig, hosts: Sequence[str]) -> dict[str, str]:
@@ -222,6 +222,42 @@ def _worker(
         index=index,
         argv=role_argv("worker", run_folder, python=python, policy=name, index=index),
         env=environment(policy.rollout.threads, gpus),
+    )
+
+
+def unit_worker(
+    config: RunConfig,
+    run_folder: Path,
+    unit: Unit,
+    *,
+    policy: str,
+    epoch: int,
+    gpus: Sequence[str],
+    python: str = sys.executable,
+) -> ProcessSpec:
+    """The worker that a lease of `unit` under `epoch` starts.
+
+    `gpus`: all that the unit's host shows, as CUDA names them; empty where that is not known.
+    """
+    index = config.allocation.units.index(unit.name)
+    is_cpu = unit.kind == "cpu"
+    threads = len(unit.devices) if is_cpu else config.policies[policy].rollout.threads
+    env = environment(threads, [gpus[device] for device in unit.devices] if gpus and not is_cpu else [])
+    env |= {UNIT: unit.name, UNIT_EPOCH: str(epoch), UNIT_RUN: str(run_folder.absolute()), UNIT_POLICY: policy}
+    env[KEEPS_ENVIRONMENT] = "1"
+    sleeps = may_sleep(config, policy)
+    env |= {UNIT_LINE: "1"} if sleeps else {}
+    env |= {CORES: ",".join(map(str, unit.devices))} if is_cpu else {}
+    return ProcessSpec(
+        name=f"worker/{policy}/{index}",
+        role="worker",
+        policy=policy,
+        index=index,
+        argv=role_argv("worker", run_folder, python=python, policy=policy, index=index),
+        env=env,
+        restart="leased",
+        host=unit.host,
+        has_line=sleeps,
     )
 
 

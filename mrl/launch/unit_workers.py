@@ -1,13 +1,10 @@
-"""Workers that live on leased units: which units a host has, and the process that a lease starts there."""
+"""Units of the hosts of a run: which a host has, what they leave to others, and how a worker on one is known."""
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from mrl.config.schema import RunConfig
 from mrl.config.units import Unit, parse_units
-from mrl.launch.plan import ProcessSpec, environment, role_argv
-from mrl.parent_death import CORES
+from mrl.errors import ConfigError
 
 UNIT, UNIT_EPOCH, UNIT_RUN, UNIT_POLICY = "MRL_UNIT", "MRL_UNIT_EPOCH", "MRL_UNIT_RUN", "MRL_UNIT_POLICY"
 """In the environment of a worker on a unit, and of all that it starts: whoever looks for them finds them by it."""
@@ -23,34 +20,27 @@ def units_of(config: RunConfig, host: str, *, is_first: bool) -> tuple[Unit, ...
     return tuple(unit for unit in units if unit.host == host or (is_first and not unit.host))
 
 
-def unit_worker(
-    config: RunConfig,
-    run_folder: Path,
-    unit: Unit,
-    *,
-    policy: str,
-    epoch: int,
-    gpus: Sequence[str],
-    python: str = sys.executable,
-) -> ProcessSpec:
-    """The worker that a lease of `unit` under `epoch` starts. `gpus`: all that the host shows, as CUDA names them."""
-    index = config.allocation.units.index(unit.name)
-    is_cpu = unit.kind == "cpu"
-    threads = len(unit.devices) if is_cpu else config.policies[policy].rollout.threads
-    env = environment(threads, [] if is_cpu else [gpus[device] for device in unit.devices])
-    env |= {UNIT: unit.name, UNIT_EPOCH: str(epoch), UNIT_RUN: str(run_folder.absolute()), UNIT_POLICY: policy}
-    env[KEEPS_ENVIRONMENT] = "1"
-    may_sleep = config.allocation.residency == "sleep"
-    env |= {UNIT_LINE: "1"} if may_sleep else {}
-    env |= {CORES: ",".join(map(str, unit.devices))} if is_cpu else {}
-    return ProcessSpec(
-        name=f"worker/{policy}/{index}",
-        role="worker",
-        policy=policy,
-        index=index,
-        argv=role_argv("worker", run_folder, python=python, policy=policy, index=index),
-        env=env,
-        restart="leased",
-        host=unit.host,
-        has_line=may_sleep,
-    )
+def not_leased(config: RunConfig, gpus: Sequence[str], host: str, *, is_first: bool) -> list[str]:
+    """GPUs of a host that are no unit's. Raises ConfigError for a unit of GPUs that it does not show."""
+    here = [unit for unit in units_of(config, host, is_first=is_first) if unit.kind == "gpu"]
+    leased = {device: unit.name for unit in here for device in unit.devices}
+    for device, unit_name in leased.items():
+        if device >= len(gpus):
+            raise ConfigError(
+                f"allocation.units: this host shows {len(gpus)} GPUs",
+                got=unit_name,
+                wanted=f"numbers below {len(gpus)}",
+            )
+    return [gpu for number, gpu in enumerate(gpus) if number not in leased]
+
+
+def unit_hosts(config: RunConfig, hosts: Sequence[str]) -> frozenset[str]:
+    """Other hosts with units. Raises ConfigError for a unit of a host that the run does not have."""
+    for unit in parse_units(config.allocation.units, where=""):
+        if unit.host and unit.host not in hosts:
+            raise ConfigError(
+                "allocation.units: a unit of a host that the run does not have",
+                got=unit.name,
+                wanted=f"one of {', '.join(hosts)}" if hosts else "no host's name: the run is on one host",
+            )
+    return frozenset(unit.host for unit in parse_units(config.allocation.units, where="") if unit.host)

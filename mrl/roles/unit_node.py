@@ -15,9 +15,9 @@ from mrl.config.units import Unit
 from mrl.errors import RecordError
 from mrl.launch.devices import visible_gpus
 from mrl.launch.lifecycle import Lifecycle
-from mrl.launch.plan import HOST_ROLE
+from mrl.launch.plan import HOST_ROLE, unit_worker
 from mrl.launch.sleep_line import ASLEEP, AWAKE, SLEEP, SLEEPLESS, WAKE
-from mrl.launch.unit_workers import UNIT, UNIT_POLICY, UNIT_RUN, unit_worker, units_of
+from mrl.launch.unit_workers import UNIT, UNIT_POLICY, UNIT_RUN, units_of
 from mrl.records.codec import decode, encode
 from mrl.records.units import NodeOrders, NodeReport, node_orders_decoder
 from mrl.roles import wiring

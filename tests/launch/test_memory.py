@@ -1,11 +1,21 @@
 """The arithmetic of the memory plan, on sizes small enough to add up by hand."""
 
+import random
 from dataclasses import replace
 
 import pytest
 
 from mrl.config.policy_tables import LearnerTable, LoraTable, PolicyTable
-from mrl.launch.memory import MIB, TORCH_MIB, engine_need, largest_microbatch, rank_needs, shortest_cure
+from mrl.launch.memory import (
+    MIB,
+    TORCH_MIB,
+    Need,
+    at_worst_turn,
+    engine_need,
+    largest_microbatch,
+    rank_needs,
+    shortest_cure,
+)
 from mrl.models.size import ModelSize, PassPeaks
 
 SIZE = ModelSize(
@@ -164,3 +174,22 @@ def test_the_cure_is_the_first_setting_that_fits() -> None:
     assert "would still need 400 MiB; more ranks in shards" in told
     small = LearnerTable(activation_checkpointing=True, precision="bfloat16", microbatch_tokens=256)
     assert shortest_cure(needed_mib, small, 100.0).startswith("more ranks")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_engines_that_take_turns_are_counted_at_the_worst_turn(seed: int) -> None:
+    """Against every turn, added up; one at rest may need more than at its turn."""
+    rng = random.Random(seed)
+    engines = [
+        (Need("turn", {"x": rng.randrange(99) * MIB}), Need("rest", {"x": rng.randrange(99) * MIB})) for _ in "abcd"
+    ]
+    sums = [sum((turn if at == own else rest).mib for own, (turn, rest) in enumerate(engines)) for at in range(4)]
+
+    needs = at_worst_turn(engines)
+
+    assert sum(need.mib for need in needs) == max(sums)
+    assert [need.moment for need in needs].count("turn") == 1
+
+
+def test_no_engine_needs_nothing() -> None:
+    assert at_worst_turn([]) == []

@@ -8,9 +8,10 @@ from mrl.config.load import validate
 from mrl.config.schema import RunConfig
 from mrl.config.units import Unit
 from mrl.errors import ConfigError
+from mrl.launch.dry_run import describe
 from mrl.launch.hosts import parse_hosts
-from mrl.launch.plan import build_plan
-from mrl.launch.unit_workers import UNIT, UNIT_EPOCH, UNIT_RUN, unit_worker, units_of
+from mrl.launch.plan import build_plan, unit_worker
+from mrl.launch.unit_workers import UNIT, UNIT_EPOCH, UNIT_RUN, units_of
 from mrl.parent_death import CORES
 
 
@@ -78,3 +79,34 @@ def test_a_worker_on_gpus_sees_only_these() -> None:
     )
     assert spec.env["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-d"
     assert CORES not in spec.env
+
+
+def test_the_plan_knows_what_leases_may_start() -> None:
+    """On each unit a worker of every policy that learns and whose engine fits, with its host's name and GPUs."""
+    tables = config("gpu:1", "n2/gpu:0,3", "cpu:0", device="cuda").model_dump()
+    tables["policies"] |= {"c": {"model": "m"}, "d": {"model": "m", "frozen": True}}
+    plan = build_plan(validate(tables, where="test"), Path("r"), gpus=["x", "y"] * 4, hosts=parse_hosts("n1,n2"))
+    found = {(spec.host, spec.name): spec.env.get("CUDA_VISIBLE_DEVICES") for spec in plan.leased}
+    assert found == {
+        ("n1", "worker/a/0"): "y",
+        ("n1", "worker/b/0"): "y",
+        ("n2", "worker/a/1"): None,
+        ("n2", "worker/b/1"): None,
+        ("n1", "worker/c/2"): None,
+    }
+    assert {spec.env[UNIT] for spec in plan.leased} == {"gpu:1", "n2/gpu:0,3", "cpu:0"}
+    assert not {spec.name for spec in plan.leased} & {spec.name for spec in plan.processes}
+
+
+def test_a_dry_run_lists_them_by_unit() -> None:
+    """Under the host that has it."""
+    conf = config("cpu:0", "n2/cpu:0-1")
+    lines = list(describe(build_plan(conf, Path("r"), hosts=parse_hosts("n1,n2")), conf))
+    n2 = lines.index("host n2")
+    here, there = (
+        lines.index("  unit cpu:0, on which a lease starts one of"),
+        lines.index("  unit n2/cpu:0-1, on which a lease starts one of"),
+    )
+    assert here < n2 < there
+    assert [line for line in lines[there + 1 :] if line.startswith("    w")] == ["    worker/a/1", "    worker/b/1"]
+    assert "OMP_NUM_THREADS=2" in lines[there + 3]

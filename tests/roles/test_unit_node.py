@@ -14,8 +14,7 @@ import pytest
 from mrl.config.load import validate
 from mrl.config.run_folder import create_run_folder
 from mrl.launch.lifecycle import Lifecycle
-from mrl.launch.plan import ProcessSpec
-from mrl.launch.unit_workers import unit_worker
+from mrl.launch.plan import ProcessSpec, unit_worker
 from mrl.records.codec import decode, decoder, encode
 from mrl.records.units import NodeOrders, NodeReport, UnitOrder, UnitReport
 from mrl.roles import unit_node

@@ -20,8 +20,7 @@ import pytest
 from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder
 from mrl.launch.lifecycle import Lifecycle
-from mrl.launch.plan import ProcessSpec, environment, role_argv
-from mrl.launch.unit_workers import unit_worker
+from mrl.launch.plan import ProcessSpec, environment, role_argv, unit_worker
 from mrl.roles import unit_node
 from mrl.roles.host_processes import HostProcesses
 from mrl.transport.grants import Grant

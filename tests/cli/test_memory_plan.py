@@ -1,0 +1,144 @@
+"""What engines that take turns on units need, in the plan that `mrl check` shows and before a run where they sleep."""
+
+from pathlib import Path
+
+import pytest
+
+from mrl.cli.main import main
+from mrl.cli.memory_plan import ProcessNeed, by_device, check_sleepers, memory_plan
+from mrl.config.load import load_config
+from mrl.config.schema import RunConfig
+from mrl.errors import ConfigError
+from mrl.launch.memory import FLOAT_BYTES, MIB, TORCH_MIB
+from mrl.launch.plan import Plan, build_plan
+
+CONFIG = """
+[run]
+name = "r"
+steps = 2
+folder = "{folder}"
+[pool]
+train_prompts = 4
+held_out_prompts = 2
+[tasks.trim]
+source = "words"
+dataset = "trim"
+[allocation]
+units = ["cpu:0", "cpu:1", "gpu:0"]
+floor_units = 0
+[policies.large]
+model = "{folder}/large"
+source = "maker/Large-2B"
+[policies.small]
+model = "{folder}/small"
+source = "maker/Small-1B"
+rollout = {{ engine = "vllm" }}
+[policies.one]
+model = "{folder}/one"
+source = "maker/One-2B"
+device = "cuda"
+[policies.two]
+model = "{folder}/two"
+source = "maker/Two-1B"
+device = "cuda"
+"""
+LARGE, SMALL = ("worker/large/0", "cpu:0"), ("worker/small/0", "cpu:0")
+ONE, TWO = ("worker/one/2", "gpu:0"), ("worker/two/2", "gpu:0")
+BILLION_MIB = FLOAT_BYTES * 1e9 / MIB
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two policies on cores, one of them in a server, and two on a GPU; no model is there."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a,b,c")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    path = tmp_path / "r.toml"
+    path.write_text(CONFIG.format(folder=tmp_path))
+    return path
+
+
+def planned(path: Path, residency: str, *overrides: str) -> tuple[RunConfig, Plan]:
+    config = load_config(path, ["--allocation.residency", residency, *overrides])
+    return config, build_plan(config, Path("r"), gpus=["a", "b", "c"])
+
+
+def on_units(needs: list[ProcessNeed]) -> dict[tuple[str, str], ProcessNeed]:
+    return {(need.spec.name, need.spec.env["MRL_UNIT"]): need for need in needs if "MRL_UNIT" in need.spec.env}
+
+
+def test_engines_that_end_count_once_on_each_unit(config: Path) -> None:
+    """The largest that may be there; the others are listed with nothing."""
+    needs = memory_plan(*planned(config, "stop"))
+    found = on_units(needs)
+    assert len(found) == 6, "two policies on each of three units"
+    assert found[LARGE].host.mib > TORCH_MIB + 2 * 2 * BILLION_MIB, "served and next weights, and a cache"
+    assert (found[SMALL].host_mib, found[SMALL].device) == (0.0, None)
+    assert found[ONE].device is not None
+    assert found[TWO].device is None
+    assert (found[ONE].host_mib, found[TWO].host_mib) == (TORCH_MIB, 0.0), "a process, whichever it is"
+    assert by_device(needs)["a"] == found[ONE].device.mib
+
+
+def test_engines_that_sleep_lie_beside_the_one_that_is_awake(config: Path) -> None:
+    """Transformers keeps the weights that it served, a server on cores all; from a GPU they go into main memory."""
+    needs = memory_plan(*planned(config, "sleep"))
+    found = on_units(needs)
+    awake = on_units(memory_plan(*planned(config, "stop")))
+    assert awake[ONE].device is not None
+    assert found[LARGE].host == awake[LARGE].host
+    assert found[SMALL].host.moment == found[ONE].host.moment == "asleep"
+    assert found[SMALL].host.parts.keys() == {"process", "server's weights"}
+    assert found[SMALL].host_mib > TORCH_MIB + BILLION_MIB
+    assert found[ONE].device == awake[ONE].device
+    served_mib = awake[ONE].device.parts["weights"] / 2 / MIB
+    assert found[ONE].host_mib == pytest.approx(TORCH_MIB + served_mib), "while two has the GPU"
+    assert (found[TWO].host_mib, found[TWO].device) == (TORCH_MIB, None)
+    assert by_device(needs)["a"] == awake[ONE].device.mib
+
+
+def test_an_engine_on_a_unit_has_the_cache_of_its_part_of_the_slots(config: Path) -> None:
+    """A third of them here."""
+    slots = on_units(memory_plan(*planned(config, "stop", "--allocation.slots", "48")))
+    answers = on_units(memory_plan(*planned(config, "stop", "--policies.large.rollout.answers_at_once", "16")))
+    assert slots[LARGE].host == answers[LARGE].host
+
+
+def test_what_sleeps_and_all_that_runs_beside_it_have_to_fit(config: Path) -> None:
+    """Engines that end are never too many."""
+    asleep, ending = planned(config, "sleep"), planned(config, "stop")
+    wanted_mib = sum(need.host_mib for need in memory_plan(*asleep))
+    leased_mib = sum(need.host_mib for need in on_units(memory_plan(*asleep)).values())
+    assert leased_mib < wanted_mib, "learners count, too"
+    check_sleepers(*asleep, host_mib=1.01 * wanted_mib, where="r.toml")
+    with pytest.raises(ConfigError, match=rf"r.toml: .*got '{wanted_mib:.0f} MiB, {leased_mib:.0f} of them on units"):
+        check_sleepers(*asleep, host_mib=0.99 * wanted_mib, where="r.toml")
+    check_sleepers(*ending, host_mib=1.0, where="r.toml")
+
+
+@pytest.mark.parametrize("command", [["train"], ["launch", "--dry-run"]])
+def test_it_is_looked_at_before_a_run_where_engines_sleep(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    """In one line, before anything is written."""
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("M", (), {"total": 2**30})())
+    monkeypatch.setattr("mrl.cli.preflight.missing_model", lambda *_: None)
+    monkeypatch.setattr("mrl.cli.preflight.check_model_folder", lambda *_, **__: None)
+    assert main([*command, str(config), "--allocation.residency", "sleep"]) == 2
+    line = capsys.readouterr().err
+    assert 'allocation.residency = "sleep": all that is in main memory at once' in line
+    assert line.count("\n") == 1
+    assert [path.name for path in config.parent.iterdir()] == ["r.toml"]
+
+
+def test_check_lists_what_leases_may_start(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each with its unit, and what it needs while another policy has that."""
+    assert main(["check", str(config)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (large,) = [line for line in lines if "worker/large/1" in line]
+    assert "cpu:1" in large
+    assert "sampling" in large
+    (small,) = [line for line in lines if "worker/small/1" in line]
+    assert "0 MiB" in small
+    assert "ended" in small
+    (total,) = [line for line in lines if " processes  " in line and "MiB" in line]
+    assert total.split()[0] == str(2 + 4 + 1 + 3), "daemons, learners, the evaluator, one engine on each unit"
