@@ -73,10 +73,11 @@ def test_engines_that_end_count_once_on_each_unit(config: Path) -> None:
     assert len(found) == 6, "two policies on each of three units"
     assert found[LARGE].host.mib > TORCH_MIB + 2 * 2 * BILLION_MIB, "served and next weights, and a cache"
     assert (found[SMALL].host_mib, found[SMALL].device) == (0.0, None)
-    assert found[ONE].device is not None
+    one = found[ONE].device
+    assert one is not None
     assert found[TWO].device is None
     assert (found[ONE].host_mib, found[TWO].host_mib) == (TORCH_MIB, 0.0), "a process, whichever it is"
-    assert by_device(needs)["a"] == found[ONE].device.mib
+    assert by_device(needs)["a"] == one.mib
 
 
 def test_engines_that_sleep_lie_beside_the_one_that_is_awake(config: Path) -> None:
@@ -84,16 +85,17 @@ def test_engines_that_sleep_lie_beside_the_one_that_is_awake(config: Path) -> No
     needs = memory_plan(*planned(config, "sleep"))
     found = on_units(needs)
     awake = on_units(memory_plan(*planned(config, "stop")))
-    assert awake[ONE].device is not None
+    one = awake[ONE].device
+    assert one is not None
     assert found[LARGE].host == awake[LARGE].host
     assert found[SMALL].host.moment == found[ONE].host.moment == "asleep"
     assert found[SMALL].host.parts.keys() == {"process", "server's weights"}
     assert found[SMALL].host_mib > TORCH_MIB + BILLION_MIB
-    assert found[ONE].device == awake[ONE].device
-    served_mib = awake[ONE].device.parts["weights"] / 2 / MIB
+    assert found[ONE].device == one
+    served_mib = one.parts["weights"] / 2 / MIB
     assert found[ONE].host_mib == pytest.approx(TORCH_MIB + served_mib), "while two has the GPU"
     assert (found[TWO].host_mib, found[TWO].device) == (TORCH_MIB, None)
-    assert by_device(needs)["a"] == awake[ONE].device.mib
+    assert by_device(needs)["a"] == one.mib
 
 
 def test_an_engine_on_a_unit_has_the_cache_of_its_part_of_the_slots(config: Path) -> None:

@@ -1,9 +1,11 @@
 """New weights in a real vLLM on a CPU: what it serves is what the folder holds, and every planted fault is found."""
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import safetensors.torch
 import torch
@@ -118,6 +120,26 @@ def test_where_nothing_is_packed_vllm_reloads_itself_and_its_own_hashes_tell_the
         assert gap_nats(engine, learnt) < 1e-4
     finally:
         engine._dialect._swaps_tensors = True
+
+
+def test_a_server_that_is_stopped_in_its_sleep_serves_what_is_loaded_then(engine, learnt):
+    """As on leased cores: there vLLM frees nothing, and that it is stopped is all of its sleep."""
+    engine.load(learnt.folder, Version(0, 8))
+    engine.sleep()
+    assert engine.version is None
+    server = psutil.Process(engine._process.pid)
+    members = [server, *server.children(recursive=True)]
+    for member in members:
+        member.suspend()
+    time.sleep(2.5)  # longer than connections and questions of the watchdog last
+    for member in members:
+        member.resume()
+    engine.wake()
+
+    engine.load(learnt.folder, Version(0, 9))
+
+    assert gap_nats(engine, learnt) < 1e-4
+    assert differing(engine, learnt) == set()
 
 
 @pytest.mark.parametrize(
