@@ -248,10 +248,12 @@ class RolloutLoop:
     def _room(self) -> int:
         """Groups that may be handed in now: within the lease, and only while the engine samples all that it holds.
 
-        A server whose cache is full throws out what it has begun and begins it again.
+        A server whose cache is full throws out what it has begun and begins it again. What it says is up to a second
+        old: of those that waited then, no more wait now than are in flight beyond what it runs at once.
         """
         usage = self._engine.usage()
-        is_full = bool(self._flights) and (usage.waiting > self._group_size or usage.cache_share > FULL_CACHE_SHARE)
+        waiting = min(usage.waiting, self._flights.num_answers - usage.running)
+        is_full = bool(self._flights) and (waiting > self._group_size or usage.cache_share > FULL_CACHE_SHARE)
         self.totals.sampled(usage.generated_tokens)
         self.totals.in_flight(self._flights.num_answers, is_full=is_full)
         if is_full:
