@@ -46,8 +46,13 @@ class Segments:
 
     @property
     def is_updating(self) -> bool:
-        """Whether weights are being changed now, or the server sleeps."""
+        """Whether weights are being changed or looked at now, or the server sleeps."""
         return self._updating.locked() or self._sleeps
+
+    @property
+    def version(self) -> Version | None:
+        """What the server samples and scores with; None while it holds no whole version."""
+        return self._version if self._is_whole else None
 
     def label(self, version: Version, reported: str) -> None:
         """Tokens are of `version` from now on; the server itself calls it `reported`."""
@@ -63,10 +68,12 @@ class Segments:
             version = self._version
             assert version is not None, "nothing is handed in before there are weights"
             name = f"{request.request_id}/{index}/{answer.num_segments}"
-            segment = await self._call(
-                prompt + answer.token_ids, answer.tokens_left, seed=_seed_of(seed, answer.num_segments), name=name
-            )
+            before, wanted = prompt + answer.token_ids, answer.tokens_left
+            segment = await self._call(before, wanted, seed=_seed_of(seed, answer.num_segments), name=name)
             self._check(segment, version)
+            if segment.finish_reason is FinishReason.LENGTH and len(segment.token_ids) < wanted:
+                got = f"{len(before)} tokens before it, {wanted} to sample"
+                raise EngineError("an answer exceeds the server's context", got=got, cure="raise server.context_tokens")
             answer.add(segment, version)
             self.generated_tokens += len(segment.token_ids)
         return Finished(request.request_id, index, answer.generation())
@@ -78,6 +85,11 @@ class Segments:
     async def receive(self, incoming: Incoming, version: Version) -> None:
         """Change the weights by a broadcast. Raises PeerLost; after HalfUpdated the gate opens with the next load."""
         await self._change(lambda: self._dialect.receive(self._http, incoming, str(version)), version)
+
+    async def checksums(self) -> dict[str, str] | None:
+        """What the server says of its weights' bytes, while which it may be deaf."""
+        async with self._updating:
+            return await self._dialect.checksums(self._http)
 
     async def sleep(self) -> None:
         """Give up what runs, and free the server's memory; the gate opens again with the next weights."""

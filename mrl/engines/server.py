@@ -19,7 +19,7 @@ import numpy.typing as npt
 import structlog
 
 from mrl.engines.bounds import USUAL, Bounds
-from mrl.engines.dialect import Dialect, HalfUpdated, Launch
+from mrl.engines.dialect import Dialect, Launch
 from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.segments import Segments
@@ -75,7 +75,6 @@ class ServerEngine:
         self._process: ServerProcess | None = None
         self._http: Http | None = None
         self._segments: Segments | None = None
-        self._version: Version | None = None
         try:
             self._begin()
         except BaseException:
@@ -85,12 +84,12 @@ class ServerEngine:
     @property
     def version(self) -> Version | None:
         """See Engine."""
-        return self._version
+        return None if self._segments is None else self._segments.version
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """See Engine."""
         self._check()
-        if self._version is None:
+        if self.version is None:
             raise WeightsError("the engine has no weights to sample with")
         self._loop.call_soon_threadsafe(self._hand_in, list(requests))
         self._in_flight += sum(request.seeds.size for request in requests)
@@ -117,7 +116,6 @@ class ServerEngine:
         if digests is not None:
             read_folder(folder, wanted=digests)
         self._run(self._current().load(folder, version), self._bounds.load_s)
-        self._version = version
 
     def broadcast_seats(self) -> Seats:
         """See Engine."""
@@ -125,17 +123,11 @@ class ServerEngine:
 
     def receive(self, incoming: Incoming, version: Version) -> None:
         """See Engine."""
-        try:
-            self._run(self._current().receive(incoming, version), self._bounds.load_s)
-        except HalfUpdated:
-            self._version = None
-            raise
-        self._version = version
+        self._run(self._current().receive(incoming, version), self._bounds.load_s)
 
     def label(self, version: Version) -> None:
         """See Engine."""
         self._current().label(version, "")
-        self._version = version
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
         """See Engine."""
@@ -143,7 +135,7 @@ class ServerEngine:
 
     def score_answers(self, request: ScoringRequest) -> Sequence[npt.NDArray[np.float32] | None]:
         """See Engine. Raises EngineError for a temperature that the server does not score at."""
-        if self._version is None:
+        if self.version is None:
             raise WeightsError("the engine has no weights to score with")
         prompt = request.prompt_token_ids.tolist()
         rows = [prompt + answer.tolist() for answer in request.answers]
@@ -152,7 +144,7 @@ class ServerEngine:
 
     def checksums(self) -> dict[str, str] | None:
         """See Engine."""
-        return self._run(self._dialect.checksums(self._link()), ASKED_S)
+        return self._run(self._current().checksums(), ASKED_S)
 
     def usage(self) -> EngineUsage:
         """See Engine."""
@@ -161,7 +153,6 @@ class ServerEngine:
     def sleep(self) -> None:
         """See Engine."""
         self._run(self._current().sleep(), self._bounds.silence_s)
-        self._version = None
 
     def wake(self) -> None:
         """See Engine."""
@@ -200,7 +191,6 @@ class ServerEngine:
                 raise
 
     def _forget(self) -> None:
-        self._version = None
         self._lost: EngineLost | EngineError | None = None
         self._in_flight = 0
         self._forgotten: set[str] = set()
@@ -220,7 +210,7 @@ class ServerEngine:
         start_s = self._bounds.start_s
         ready = await_ready(self._dialect, self._link(), self._process, port, start_s=start_s)
         self._run(ready, start_s + self._bounds.silence_s)
-        self._run(check_answers(self._dialect, self._link()), self._bounds.silence_s)
+        self._run(check_answers(self._dialect, self._link()), start_s)  # some compile for the first tokens
         self._loop.call_soon_threadsafe(self._spawn, self._watchdog())
 
     async def _connect(self, url: str) -> None:

@@ -6,13 +6,17 @@ from mrl.engines.dialect import Launch
 from mrl.models.skeleton import config_of_folder, most_positions
 from mrl.transport.endpoints import HOST
 
+SPARE_TOKENS = 7
+"""Of its context SGLang gives that many to nobody: it refuses longer prompts, and ends answers that go on sooner."""
+
 
 def command(launch: Launch) -> list[str]:
     """The command line. The context is that of the model at most, beyond which SGLang does not start.
 
     Raises ModelFolderError.
     """
-    context_tokens = min(launch.max_context_tokens, most_positions(config_of_folder(launch.model_folder)))
+    readable = most_positions(config_of_folder(launch.model_folder))
+    context_tokens = min(launch.max_context_tokens + SPARE_TOKENS, readable)
     words = [str(launch.python), "-m", "sglang.launch_server", "--model-path", str(launch.model_folder)]
     words += ["--host", launch.host, "--port", str(launch.port), "--dtype", launch.dtype]
     words += ["--context-length", str(context_tokens), "--max-running-requests", str(launch.max_running)]

@@ -16,6 +16,7 @@ from mrl.engines.engine import Engine, Sampling
 from mrl.engines.environment import engine_python
 from mrl.engines.server import ServerEngine
 from mrl.engines.sglang import SGLang
+from mrl.engines.sglang_launch import SPARE_TOKENS
 from mrl.engines.vllm import VLLM
 from mrl.errors import ConfigError
 from mrl.models.skeleton import config_of_folder, most_positions
@@ -69,6 +70,7 @@ def check_context(config: RunConfig, policy: str, pool: TaskPool, token_ids: Cal
     if table.rollout.engine == "embedded" or server.url:
         return
     readable = most_positions(config_of_folder(Path(table.model)))
+    readable -= SPARE_TOKENS if table.rollout.engine == "sglang" else 0
     room = min(server.context_tokens, readable)
     longest = max(pool.longest(PROMPTS_LOOKED_AT), key=lambda prompt: len(token_ids(prompt.text)))
     prompt = len(token_ids(longest.text))
@@ -76,7 +78,7 @@ def check_context(config: RunConfig, policy: str, pool: TaskPool, token_ids: Cal
         cure = f"a lower tasks.{longest.task}.max_prompt_chars, or rollout.max_new_tokens"
         raise ConfigError(
             f"policies.{policy}.rollout.server.context_tokens: a prompt and its answer do not fit",
-            got=f"{room}" + (", all that the model can read" if room == readable else ""),
+            got=f"{room}" + (", all that the model can read there" if room == readable else ""),
             wanted=f">= {prompt + answer}, for a prompt of {prompt} tokens of {longest.task} and {answer} behind it",
             cure=cure if room == readable else f"raise it, or {cure}",
         )

@@ -297,6 +297,7 @@ class RolloutLoop:
         """Start the engine anew and sample again what it had, and what it may have sampled under wrong weights."""
         self._updates.abandon()
         self._again += self._custody.refuse() + self._flights.lose()
+        self._again.sort(key=lambda item: item.position)  # as they were granted, and would be without the loss
         lost: EngineLost | None = error
         while lost is not None:
             self._lost_in_a_row += 1

@@ -17,7 +17,7 @@ from mrl.models.tensor_file import write_tensors
 from mrl.records.version import Version
 from mrl.weights.canary import make_canary
 from mrl.weights.manifest import MANIFEST, Canary, Manifest
-from mrl.weights.spares import Spares
+from mrl.weights.spares import Spares, is_held
 
 SHARD_BYTES = 2 * 1024**3
 """Tensors that are in memory together while they are written."""
@@ -78,8 +78,13 @@ class Publisher:
                 (folder / source.name).symlink_to(source.resolve())
 
     def _prune(self) -> None:
-        """Drop all but the newest versions of the folder, those of earlier lives included."""
+        """Drop all but the newest versions of the folder, those of earlier lives included.
+
+        One that is held stays until the next time: its engine is being proved against what lies there.
+        """
         for manifest in sorted(self.folder.glob(f"[0-9]*/{MANIFEST}"), key=_version_of)[: -self._keep]:
+            if is_held(manifest.parent):
+                continue
             manifest.unlink(missing_ok=True)
             self._spares.keep(manifest.parent)
             shutil.rmtree(manifest.parent, ignore_errors=True)

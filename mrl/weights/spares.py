@@ -20,7 +20,7 @@ FILES = "*.safetensors"
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """While a published version is read: keep its files as they are, also when it is pruned meanwhile.
+    """While a published version is read: keep its files as they are, and where they are unless it is pruned already.
 
     Raises WeightsError when it is no longer there.
     """
@@ -34,6 +34,15 @@ def hold(folder: Path) -> Iterator[None]:
         if not folder.is_dir():
             raise WeightsError(f"{folder}: has been pruned")
         yield
+
+
+def is_held(folder: Path) -> bool:
+    """Whether somebody holds a published version, which its publisher then does not prune."""
+    for path in folder.glob(FILES):
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            if not _is_unread(file):
+                return True
+    return False
 
 
 class Spares:
@@ -74,8 +83,13 @@ class Spares:
 
 def _is_free(file: BinaryIO) -> bool:
     """Whether the file has no other name and no reader; then none can begin to hold it."""
+    return _is_unread(file) and os.fstat(file.fileno()).st_nlink == 1
+
+
+def _is_unread(file: BinaryIO) -> bool:
+    """Whether nobody holds the file; then nobody can as long as it is open here."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    return os.fstat(file.fileno()).st_nlink == 1
+    return True

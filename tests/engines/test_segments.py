@@ -34,6 +34,10 @@ class Counting:
         self.steps = asyncio.Condition()
         self.num_aborts = self.num_resumes = 0
         self.while_loading: Coroutine[None, None, None] | None = None
+        self.cut_to: int | None = None
+        self.serving: Segments
+        self.resumed_under: Version | None = None
+        self.was_updating = False
 
     async def generate(
         self,
@@ -51,13 +55,13 @@ class Counting:
             await self.under_way.wait()
         self.running.append(given_up)
         tokens: list[int] = []
-        while not given_up.is_set() and len(tokens) < max_new_tokens:
+        while not given_up.is_set() and len(tokens) < max_new_tokens and len(tokens) != self.cut_to:
             async with self.steps:
                 await self.steps.wait()
             if not given_up.is_set():
                 tokens.append([*token_ids, *tokens][-1] + 1)
         self.running.remove(given_up)
-        reason = FinishReason.ABORT if len(tokens) < max_new_tokens else FinishReason.LENGTH
+        reason = FinishReason.ABORT if given_up.is_set() else FinishReason.LENGTH
         return Segment(tokens, [-1.0] * len(tokens), reason)
 
     async def step(self) -> None:
@@ -81,6 +85,11 @@ class Counting:
 
     async def resume(self, http: None) -> None:
         self.num_resumes += 1
+        self.resumed_under = self.serving.version
+
+    async def checksums(self, http: None) -> dict[str, str]:
+        self.was_updating = self.serving.is_updating
+        return {}
 
 
 def request(*prompt: int) -> GenerationRequest:
@@ -90,6 +99,7 @@ def request(*prompt: int) -> GenerationRequest:
 def serving(server: Counting) -> Segments:
     made = Segments(server, None, SAMPLING, drain_s=5.0)  # type: ignore[arg-type]
     made.label(OLD, "")
+    server.serving = made
     return made
 
 
@@ -113,6 +123,46 @@ def play(script: Coroutine[None, None, None]) -> None:
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not end is told again to give up at once."""
     monkeypatch.setattr(segments, "ABORT_AGAIN_S", 0.001)
+
+
+def test_a_server_that_takes_requests_again_has_the_name_of_its_new_weights():
+    """Whoever is answered from now on, and asks which weights that were, is told of these."""
+    server = Counting()
+
+    async def script() -> None:
+        answers = serving(server)
+        await answers.load(Path("f"), NEW)
+
+    play(script())
+
+    assert server.resumed_under == NEW
+
+
+def test_a_server_that_hashes_its_weights_may_be_deaf():
+    """As while it loads them: it is not asked whether it lives, for the process that would say so hashes."""
+    server = Counting()
+
+    async def script() -> None:
+        answers = serving(server)
+        await answers.checksums()
+        assert not answers.is_updating
+
+    play(script())
+
+    assert server.was_updating
+
+
+def test_an_answer_that_the_server_cut_short_is_no_answer():
+    """Servers end at their context, and call that a length as well."""
+    server = Counting()
+    server.cut_to = 2
+
+    async def script() -> None:
+        answer = asyncio.ensure_future(serving(server).answer(request(1, 2), 0))
+        with pytest.raises(EngineError, match=r"context; got '2 tokens before it, 6 to sample'; cure: raise server.co"):
+            await to_its_end(server, answer)
+
+    play(script())
 
 
 def test_nothing_runs_while_weights_are_replaced():

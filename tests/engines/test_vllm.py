@@ -124,18 +124,6 @@ def test_an_unknown_finish_reason_is_a_failure(server, ask):
         ask(generate)
 
 
-def test_an_answer_that_the_server_cut_short_is_no_answer(server, ask):
-    """vLLM ends at its context, and calls that "length" as well."""
-    server.answers["/inference/v1/generate"] = lambda body: (
-        sampled([5, 6], "length") if "seed" in body["sampling_params"] else server._generate(body)
-    )
-
-    with pytest.raises(
-        EngineError, match=r"context; got '2 tokens before it, 5 to sample'; cure: raise server.context"
-    ):
-        ask(generate)
-
-
 def test_a_server_without_generation_from_ids_is_refused(server, ask):
     """The missing route is named."""
     del server.answers["/openapi.json"]["paths"]["/inference/v1/generate"]

@@ -22,7 +22,7 @@ def check(folder, *, context_tokens: int, max_new_tokens: int = 8, positions: in
         "policies": {
             "qwen": {
                 "model": str(folder),
-                "rollout": {"engine": "vllm", "max_new_tokens": max_new_tokens, "server": server, **rollout},
+                "rollout": {"engine": "vllm", "max_new_tokens": max_new_tokens, **rollout, "server": server},
             }
         },
     }
@@ -63,6 +63,13 @@ def test_a_model_that_reads_less_than_the_server_may_is_the_limit(tmp_path, long
     """Raising the server's context would not help."""
     with pytest.raises(ConfigError, match=r"all that the model can read.*cure: a lower tasks\.trim"):
         check(tmp_path, context_tokens=2048, positions=longest + 7)
+
+
+def test_sglang_reads_a_little_less_than_the_model(tmp_path, longest):
+    """What it keeps comes on top of the context that is asked for, as far as the model can read."""
+    check(tmp_path, context_tokens=longest + 8, positions=longest + 8 + 7, engine="sglang")
+    with pytest.raises(ConfigError, match="all that the model can read there"):
+        check(tmp_path, context_tokens=longest + 8, positions=longest + 8 + 6, engine="sglang")
 
 
 @pytest.mark.parametrize("rollout", [{"engine": "embedded"}, {"server": {"url": "http://h:1"}}])

@@ -541,3 +541,19 @@ def test_an_engine_that_cannot_sleep_says_so_and_goes_on(make_loop, learner, mon
     monkeypatch.setattr(made[0]._engine, "sleep", refuse)
     made[0].run(lambda: len(learner.done) == len(learner.prompt_ids))
     assert nap.calls == ["refused"]
+
+
+def test_what_is_sampled_again_goes_in_the_order_of_its_grants(make_loop, monkeypatch):
+    """Complete or not when the engine was lost: as without the loss."""
+    loop = make_loop()
+    first, second, third = (
+        WorkItem(ticket=f"0.{n}", position=n, prompt_id="p", group_size=2, step=0) for n in range(3)
+    )
+    loop._again = [third]
+    monkeypatch.setattr(loop._custody, "refuse", lambda: [second])
+    monkeypatch.setattr(loop._flights, "lose", lambda: [first])
+    monkeypatch.setattr(EmbeddedEngine, "restart", lambda engine: None)
+
+    loop._recover(EngineLost("gone"))
+
+    assert loop._again == [first, second, third]

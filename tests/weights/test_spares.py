@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from mrl.errors import WeightsError
-from mrl.weights.spares import Spares, hold
+from mrl.weights.spares import Spares, hold, is_held
 
 OLD, NEW = b"old bytes", b"new"
 
@@ -58,6 +58,14 @@ def test_a_held_file_is_left_alone_until_it_is_let_go(tmp_path, version):
         number = os.fstat(reader.fileno()).st_ino
         assert write_over(spares, tmp_path / "next") != number
         assert reader.read() == OLD
+
+
+def test_who_holds_a_version_is_seen(version):
+    """Until it is let go."""
+    assert not is_held(version)
+    with hold(version), hold(version):
+        assert is_held(version)
+    assert not is_held(version)
 
 
 def test_a_dead_reader_holds_nothing(tmp_path, version):

@@ -16,6 +16,7 @@ from mrl.records.version import Version
 from mrl.weights.canary import CanaryGap, canary_sequences, gap_nats, make_canary
 from mrl.weights.manifest import differing, read_manifest
 from mrl.weights.publish import Publisher, snapshot
+from mrl.weights.spares import hold
 
 CANARY = canary_sequences(64, num_sequences=2, num_tokens=8)
 
@@ -148,6 +149,18 @@ def test_only_the_newest_versions_are_kept_and_snapshots_outlive_them(tiny_model
     assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["1.10", "1.11", "kept"]
     verify(kept)
     assert read_tensors(kept).keys() == named_weights(model).keys()
+
+
+def test_a_version_that_is_held_is_not_pruned_before_it_is_let_go(tiny_model, tmp_path):
+    """An engine is being proved against it, and some read it again for that."""
+    model, publisher = tiny_model(), Publisher(tmp_path, "a", keep=1)
+    first = publisher.publish(model, Version(0, 1), CANARY)
+    with hold(first.parent):
+        publisher.publish(model, Version(0, 2), CANARY)
+        verify(first)
+    publisher.publish(model, Version(0, 3), CANARY)
+
+    assert [path.name for path in tmp_path.glob("[!.]*")] == ["0.3"]
 
 
 def test_what_a_killed_learner_left_half_written_is_removed(tiny_model, tmp_path):

@@ -1,0 +1,141 @@
+"""A rollout worker as in a run, with exchange and allocator in processes of their own, and a learner that only counts.
+
+The learner's end is the real one: books, link, published weights with their canary. It trains nothing and hands out as
+many groups as it is asked to. The regime is PRP, which gives whole answers with their log-probabilities to the peers:
+more than any other does. The peer itself is not there.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from mrl.config.load import validate
+from mrl.config.run_folder import create_run_folder
+from mrl.launch.plan import environment, role_argv
+from mrl.learner.intake import Intake
+from mrl.learner.ledger import Pace, WorkLedger
+from mrl.models.tokenizers import train_byte_level
+from mrl.records.rollouts import ScoredGroup, WeightsNotice
+from mrl.records.version import Version
+from mrl.tasks.pool import TaskPool, build_pool
+from mrl.transport.endpoints import publish_endpoint
+from mrl.transport.grants import STANDING_GRANTS, Grant
+from mrl.transport.keys import create_keys
+from mrl.transport.server import ServerSocket
+from mrl.weights.canary import canary_sequences
+from mrl.weights.publish import Publisher
+
+POLICY = "a"
+WAIT_S = 600.0
+END_S = 20.0
+MANY_VERSIONS = 1_000_000
+
+
+def make_policy(folder: Path, model: PreTrainedModel, tables: dict[str, Any]) -> Path:
+    """The folder of a policy: this model, and a byte-level tokenizer that fits the run's prompts."""
+    pool = _pool(tables)
+    texts = [pool.prompt_at(position).text for position in range(len(pool))]
+    train_byte_level(texts, model.config.vocab_size).save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder
+
+
+def run_tables(
+    folder: Path, model_folder: Path, *, group_size: int, max_new_tokens: int, at_once: int, prompts: int
+) -> dict[str, Any]:
+    """The configuration: vLLM samples `at_once` answers, and the worker keeps up to two groups ready behind them."""
+    rollout = {
+        "engine": "vllm",
+        "group_size": group_size,
+        "max_new_tokens": max_new_tokens,
+        "answers_at_once": at_once,
+        "server": {"context_tokens": 256, "dtype": "float32"},
+    }
+    slots = at_once + 2 * group_size
+    return {
+        "run": {"name": "lone", "steps": MANY_VERSIONS, "folder": str(folder)},
+        "tasks": {"trim": {"source": "words", "dataset": "trim"}},
+        "pool": {"train_prompts": prompts, "held_out_prompts": 1},
+        "policies": {POLICY: {"model": str(model_folder), "rollout": rollout}},
+        "sharing": {"regime": "prp"},
+        "allocation": {"slots": slots, "floor_slots": slots},
+    }
+
+
+class LoneWorker:
+    """Up once made, and idle until groups are asked for."""
+
+    def __init__(self, tables: dict[str, Any], model: PreTrainedModel, *, groups_a_round: int) -> None:
+        """Starts the processes."""
+        config = validate(tables, where="lone_worker.py")
+        self._folder = create_run_folder(config)
+        self._closing = ExitStack()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._began_s: float | None = None
+        self._pool = _pool(tables)
+        keys = create_keys(self._folder.keys, [*STANDING_GRANTS, Grant("learner", POLICY), Grant("worker", POLICY)])
+        rollout = config.policies[POLICY].rollout
+        # Nothing is granted before the first round: `total_steps` is the gate.
+        pace = Pace(groups_a_round, rollout.group_size, max_staleness_versions=MANY_VERSIONS, total_steps=0)
+        self._ledger = WorkLedger(pace, self._granted, resumed_at=Version(0, 0))
+        server = ServerSocket(keys, ipc_path=self._folder.endpoints / "ipc" / f"learner-{POLICY}")
+        publish_endpoint(self._folder.endpoints, f"learner-{POLICY}", server.address, server.ipc_path)
+        self._intake = Intake(server, self._ledger)
+        self._closing.callback(self._intake.close)
+        publisher = Publisher(self._folder.weights(POLICY), POLICY, model_folder=Path(config.policies[POLICY].model))
+        path = publisher.publish(model, Version(0, 0), canary_sequences(model.config.vocab_size))
+        self._intake.announce(WeightsNotice(version=Version(0, 0), manifest_path=str(path)))
+        for role, policy in (("exchange", ""), ("allocator", ""), ("worker", POLICY)):
+            self._start(role_argv(role, self._folder.path, python=sys.executable, policy=policy), rollout.threads)  # type: ignore[arg-type]
+
+    def round(self) -> tuple[list[ScoredGroup], float]:
+        """One more round of groups, and the seconds from the first grant to the arrival of the last group."""
+        self._began_s, groups = None, list[ScoredGroup]()
+        self._ledger.pace = replace(self._ledger.pace, total_steps=self._ledger.pace.total_steps + 1)
+        deadline_s = time.monotonic() + WAIT_S
+        while len(groups) < self._ledger.pace.groups_per_step:
+            self._intake.wait_for_change(1.0)
+            groups += self._intake.arrivals()
+            if ended := [name for name, process in self._processes.items() if process.poll() is not None]:
+                raise RuntimeError(f"{ended[0]} ended:\n{(self._folder.logs / f'{ended[0]}.log').read_text()[-2000:]}")
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"{len(groups)} groups came within {WAIT_S:g} s; logs are in {self._folder.logs}")
+        assert self._began_s is not None, "what came was granted"
+        return groups, time.perf_counter() - self._began_s
+
+    def close(self) -> None:
+        """End the processes."""
+        self._closing.close()
+
+    def _granted(self, position: int) -> str:
+        if self._began_s is None:
+            self._began_s = time.perf_counter()
+        return self._pool.prompt_at(position).prompt_id
+
+    def _start(self, argv: tuple[str, ...], threads: int) -> None:
+        name = argv[3]
+        with (self._folder.logs / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(argv, env=os.environ | environment(threads), stdout=log, stderr=log)
+        self._processes[name] = process
+        self._closing.callback(_end, process)
+
+
+def _pool(tables: dict[str, Any]) -> TaskPool:
+    config = validate(tables, where="lone_worker.py")
+    return build_pool(config.tasks, config.pool)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
