@@ -180,6 +180,8 @@ class SGLang:
         if self._sums is not None:
             return self._sums.held(held[0]["checksums"])
         folder = Path((await http.get_json("/model_info"))["model_path"])
+        if not folder.is_dir():  # of somebody else's server, which sees other folders than we
+            return None
         return await asyncio.to_thread(digests_held, folder, held[0]["checksums"], self._dtype)
 
     async def usage(self, http: Http) -> EngineUsage:

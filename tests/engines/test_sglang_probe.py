@@ -27,6 +27,8 @@ class Answers:
         return {"model_path": "/m", "dtype": "float32", "tp_size": 1, "pp_size": 1, "device": "cpu"}
 
     async def post_json(self, route: str, body: dict[str, Any], *, within_s: float | None) -> Any:
+        if route == "/weights_checker":
+            return {"ranks": [{"checksums": {"w": "0"}}]}
         temperature = 1.0 if self._hides_temperature else body["sampling_params"]["temperature"]
         top = [[logit / temperature, number, None] for number, logit in enumerate(self._logits)]
         return {"meta_info": {"finish_reason": {"type": "length"}, "output_top_logprobs": [top[:2]]}}
@@ -50,6 +52,17 @@ def test_a_server_that_hides_the_temperature_is_named():
 def test_two_tokens_that_are_equally_likely_prove_nothing():
     """At every temperature neither leads."""
     probe(Answers(hides_temperature=False, logits=(0.5, 0.5, -2.0)))
+
+
+def test_of_a_folder_that_only_the_server_sees_nothing_is_compared():
+    """Somebody else's, in a container or on another host; its canary alone speaks."""
+    sglang, answers = SGLang(), Answers(hides_temperature=False, routes=(*NEEDED, "/weights_checker"))
+
+    async def ask() -> dict[str, str] | None:
+        await sglang.probe(answers)  # type: ignore[arg-type]
+        return await sglang.checksums(answers)  # type: ignore[arg-type]
+
+    assert asyncio.run(ask()) is None
 
 
 def test_a_server_without_a_route_is_named():
