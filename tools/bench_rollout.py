@@ -1,4 +1,4 @@
-"""Measures the embedded engine against transformers' batched `generate` and its own continuous batching.
+"""Measures the embedded engine against transformers' batched `generate`, its own continuous batching, and vLLM.
 
 All sample from a 0.9 M-parameter Qwen3 made in place, with one thread, and give log-probabilities of what they sampled.
 Two loads of 256 answers (32 prompts of about 20 tokens, 8 answers each): short ones of about 8 tokens as in the
@@ -6,7 +6,8 @@ quickstart, and a long tail, log-normal of mean 71 and at most 192. The length o
 that all make the same useful tokens. Each way runs with several settings; its best round counts. Rates are per CPU
 second of this process, so that what else runs on the machine matters little; with one thread that is a second of an
 idle machine. The embedded engine and `generate` take turns; continuous batching replaces the model's attention while it
-is up, and has rounds of its own.
+is up, and has rounds of its own. So has a vLLM server on the CPU, of which all processes count; it is left out where
+`bash tools/engine_env.sh vllm --cpu` has not made its environment.
 
     .venv/bin/python tools/bench_rollout.py [--rounds N]
 
@@ -18,9 +19,12 @@ import argparse
 import json
 import logging
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -35,10 +39,12 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
+from vllm_load import VLLMLoad
 
 from mrl.engines.continuous import ContinuousBatch
 from mrl.engines.engine import GenerationRequest, Sampling
 from mrl.engines.sampling import sample, uniforms
+from mrl.errors import EngineError
 from mrl.records.version import Version
 
 NUM_PROMPTS, GROUP_SIZE, VOCAB, MAX_TOKENS = 32, 8, 512, 192
@@ -46,7 +52,9 @@ NUM_PROMPTS, GROUP_SIZE, VOCAB, MAX_TOKENS = 32, 8, 512, 192
 CONTINUOUS = [(128, 16, 64), (512, 16, 128), (256, 32, 512)]
 BATCH_ROWS = [256, 64]
 EMBEDDED_ROWS = [256, 128]
+VLLM_ROWS = [256, 64]
 REQUIRED_RATIO = 2.0
+KINDS = ("short", "long tail")
 
 Round = Callable[[], int]
 
@@ -210,16 +218,39 @@ def _result(manager: object) -> object:
     raise TimeoutError("continuous batching gave no result within 60 s")
 
 
-def best_rates(ways: dict[str, Round], num_rounds: int, expected: int) -> dict[str, float]:
+def best_rates(
+    ways: dict[str, Round], num_rounds: int, expected: int, cpu_s: Callable[[], float] = time.process_time
+) -> dict[str, float]:
     """Useful tokens per CPU second of every way: its best of `num_rounds`, the ways in turn."""
     rates = dict.fromkeys(ways, 0.0)
     for _ in range(num_rounds):
         for name, run in ways.items():
-            began_s = time.process_time()
+            began_s = cpu_s()
             tokens = run()
             if tokens != expected:
                 raise RuntimeError(f"{name} made {tokens} tokens, wanted {expected}")
-            rates[name] = max(rates[name], tokens / (time.process_time() - began_s))
+            rates[name] = max(rates[name], tokens / (cpu_s() - began_s))
+    return rates
+
+
+def vllm_rates(model: Qwen3ForCausalLM, num_rounds: int) -> dict[str, dict[str, float]]:
+    """Rates of vLLM on both loads; nothing where it is not there."""
+    rates: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}
+    with tempfile.TemporaryDirectory(prefix="bench-rollout-") as name:
+        folder = Path(name)
+        model.save_pretrained(folder / "model")
+        for rows in VLLM_ROWS:
+            try:
+                server = VLLMLoad(folder / "model", folder / "log", max_running=rows, max_context_tokens=256)
+            except EngineError as error:
+                print(f"without vLLM: {error}", flush=True)
+                return rates
+            with closing(server):
+                for kind in KINDS:
+                    prompts, lengths = make_load(kind)
+                    ways = {f"vLLM, {rows} rows": partial(server.sample, prompts, lengths, GROUP_SIZE)}
+                    # One more round, since some of what it needs is made in the first.
+                    rates[kind] |= best_rates(ways, num_rounds + 1, int(lengths.sum()), server.cpu_s)
     return rates
 
 
@@ -264,7 +295,8 @@ def main() -> int:
         f"Qwen3, {num_parameters / 1e6:.2f} M parameters, 1 thread, {NUM_PROMPTS * GROUP_SIZE} answers a round",
         flush=True,
     )
-    rows = [row for kind in ("short", "long tail") for row in rows_of(kind, measure(model, kind, arguments.rounds))]
+    by_vllm = vllm_rates(model, arguments.rounds)
+    rows = [row for kind in KINDS for row in rows_of(kind, measure(model, kind, arguments.rounds) | by_vllm[kind])]
     for row in rows:
         wanted = f", required {row['required']}: {'ok' if row['ok'] else 'MISSED'}" if row["required"] else ""
         print(f"{row['name']:<58} {row['value']:>8} {row['unit']}   {row['ratio']:.2f} x {row['against']}{wanted}")

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench_peers.process import end
 from transformers import PreTrainedModel
 
 from mrl.config.load import validate
@@ -34,7 +35,6 @@ from mrl.weights.publish import Publisher
 
 POLICY = "a"
 WAIT_S = 600.0
-END_S = 20.0
 MANY_VERSIONS = 1_000_000
 
 
@@ -124,18 +124,9 @@ class LoneWorker:
         with (self._folder.logs / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(argv, env=os.environ | environment(threads), stdout=log, stderr=log)
         self._processes[name] = process
-        self._closing.callback(_end, process)
+        self._closing.callback(end, process)
 
 
 def _pool(tables: dict[str, Any]) -> TaskPool:
     config = validate(tables, where="lone_worker.py")
     return build_pool(config.tasks, config.pool)
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.terminate()
-    try:
-        process.wait(END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -70,6 +70,7 @@ def test_cores_are_those_that_this_process_may_use() -> None:
         os.sched_setaffinity(0, allowed)
 
 
+@pytest.mark.thorough
 def test_the_need_of_a_run_is_what_check_plans() -> None:
     """Its policies, the memory of every process of the plan, no GPU; cores by number, and ports, are had by one."""
     need = run_need(load_config(QUICKSTART, []))

@@ -157,6 +157,7 @@ def test_a_busy_port_is_refused_before_anything_is_written(
     check_address("127.0.0.1", port)
 
 
+@pytest.mark.thorough
 def test_the_ports_of_all_shards_are_looked_at(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They follow the first one's; where any will do, any will do for all."""
     looked_at: list[tuple[str, int]] = []

@@ -105,11 +105,13 @@ def test_an_engine_on_a_unit_has_the_cache_of_its_part_of_the_slots(config: Path
     assert slots[LARGE].host == answers[LARGE].host
 
 
+@pytest.mark.thorough
 def test_what_sleeps_and_all_that_runs_beside_it_have_to_fit(config: Path) -> None:
     """Engines that end are never too many."""
     asleep, ending = planned(config, "sleep"), planned(config, "stop")
-    wanted_mib = sum(need.host_mib for need in memory_plan(*asleep))
-    leased_mib = sum(need.host_mib for need in on_units(memory_plan(*asleep)).values())
+    needs = memory_plan(*asleep)
+    wanted_mib = sum(need.host_mib for need in needs)
+    leased_mib = sum(need.host_mib for need in on_units(needs).values())
     assert leased_mib < wanted_mib, "learners count, too"
     check_sleepers(*asleep, host_mib=1.01 * wanted_mib, where="r.toml")
     with pytest.raises(ConfigError, match=rf"r.toml: .*got '{wanted_mib:.0f} MiB, {leased_mib:.0f} of them on units"):

@@ -1,0 +1,82 @@
+"""A vLLM server on a CPU under a load whose answers have lengths of their own, fixed beforehand."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from mrl.engines.dialect import Launch
+from mrl.engines.engine import Sampling
+from mrl.engines.environment import engine_python
+from mrl.engines.http import Http
+from mrl.engines.server_process import ServerProcess, free_port
+from mrl.engines.server_start import await_ready
+from mrl.engines.vllm import VLLM
+
+START_S = 300.0
+SAMPLING = Sampling(1.0, 1, ())
+HOST = "127.0.0.1"
+
+
+class VLLMLoad:
+    """A server of `model_folder` that samples `max_running` answers at once with one thread; log-probs included."""
+
+    def __init__(self, model_folder: Path, log: Path, *, max_running: int, max_context_tokens: int) -> None:
+        """Up once made. Raises EngineError, also where vLLM's environment is missing."""
+        launch = Launch(
+            python=engine_python("vllm", device="cpu"),
+            model_folder=model_folder,
+            host=HOST,
+            port=free_port(HOST),
+            device="cpu",
+            dtype="float32",
+            threads=1,
+            max_running=max_running,
+            max_context_tokens=max_context_tokens,
+            seed=1,
+        )
+        self._dialect, self._url = VLLM(), f"http://{HOST}:{launch.port}"
+        self._process = ServerProcess(self._dialect.command(launch), self._dialect.environment(launch), log)
+        try:
+            asyncio.run(self._begin(launch.port))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the server."""
+        self._process.end()
+
+    def cpu_s(self) -> float:
+        """CPU seconds of all its processes, and of this one, which asks it."""
+        root = psutil.Process(self._process.pid)
+        times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
+        return time.process_time() + sum(one.user + one.system for one in times)
+
+    def sample(self, prompts: Sequence[Sequence[int]], lengths: np.ndarray, group_size: int) -> int:
+        """Sample answer i, of `lengths[i]` tokens, behind prompt i // group_size; the tokens of all of them."""
+        return asyncio.run(self._sample(prompts, lengths.tolist(), group_size))
+
+    async def _begin(self, port: int) -> None:
+        http = Http(self._url)
+        try:
+            await await_ready(self._dialect, http, self._process, port, start_s=START_S)
+            await self._dialect.probe(http)
+        finally:
+            await http.close()
+
+    async def _sample(self, prompts: Sequence[Sequence[int]], lengths: Sequence[int], group_size: int) -> int:
+        http = Http(self._url)
+        try:
+            calls = (
+                self._dialect.generate(
+                    http, prompts[i // group_size], SAMPLING, max_new_tokens=length, seed=i, request_id=str(i)
+                )
+                for i, length in enumerate(lengths)
+            )
+            return sum(len(segment.token_ids) for segment in await asyncio.gather(*calls))
+        finally:
+            await http.close()
