@@ -11,6 +11,8 @@ from mrl.errors import EngineError
 from mrl.models.skeleton import PreTrainedConfig, config_of_folder, head_dim, most_positions
 
 INSIDE = Path(__file__).parent / "inside"
+READ_AT_ONCE = 4096
+"""Tokens of prompts in one step on a CPU."""
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
@@ -28,6 +30,8 @@ def command(launch: Launch) -> list[str]:
         _check_head_size(launch.model_folder, config)
         words += ["--enforce-eager", "--distributed-executor-backend", "uni"]
         words += ["--worker-extension-cls", "vllm_cpu_worker.WeightsExtension"]
+        # A prompt that is read in parts ends vLLM where its request has a seed: it winds back what torch's CPU cannot.
+        words += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(READ_AT_ONCE, context_tokens))]
     elif launch.may_sleep:  # on a CPU vLLM does not start with it, and /sleep gives up what runs and frees nothing
         words += ["--enable-sleep-mode"]
     return [*words, *launch.options]

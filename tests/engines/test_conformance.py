@@ -262,6 +262,15 @@ def test_64_answers_at_once_end_at_an_eos_or_at_the_limit(rig, kind, weights):
     assert rig.engine.collect(0.0) == []
 
 
+def test_long_prompts_that_come_together_are_all_read(rig, weights):
+    """More tokens at once than a server reads in one step: one that is read in parts has a seed like any other."""
+    rig.serve(weights("a"))
+    requests = [rig.ask(answers=1, prompt_tokens=150) for _ in range(64)]
+    rig.engine.submit(requests)
+
+    assert {one.request_id for one in rig.collect(64)} == {request.request_id for request in requests}
+
+
 def test_what_is_aborted_is_not_collected(rig, weights):
     """And what is not aborted comes all the same."""
     rig.serve(weights("a"))

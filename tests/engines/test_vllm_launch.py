@@ -41,6 +41,16 @@ def test_a_context_is_no_longer_than_the_model_reads(tmp_path, asked, given):
     assert value_of(vllm_launch.command(launch(tmp_path, context_tokens=asked)), "--max-model-len") == given
 
 
+@pytest.mark.parametrize(("longest", "at_once"), [(256, "4096"), (8192, "8192")])
+def test_on_a_cpu_prompts_are_read_whole(tmp_path, longest, at_once):
+    """A request with a seed whose prompt is read in parts would be the end of vLLM."""
+    words = vllm_launch.command(launch(tmp_path, context_tokens=longest, max_position_embeddings=longest))
+
+    assert "--no-enable-chunked-prefill" in words
+    assert value_of(words, "--max-num-batched-tokens") == at_once
+    assert "--no-enable-chunked-prefill" not in vllm_launch.command(launch(tmp_path, device="cuda"))
+
+
 @pytest.mark.parametrize("shape", [{"head_dim": 16}, {"head_dim": None, "num_attention_heads": 4}])
 def test_a_head_size_that_vllm_lacks_on_a_cpu_is_refused_before_the_start(tmp_path, shape):
     """vLLM starts with it, and ends at the first request."""
