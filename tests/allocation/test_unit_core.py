@@ -441,4 +441,5 @@ def test_units_that_start_slowly_move_seldom() -> None:
     rule = shares()
     rule.add_switch("a", 30.0)
     assert rule._timed_rule(["a", "b"]).dwell_s == pytest.approx(600.0)
+    assert rule._timed_rule(["a", "b"]).max_unserved_s == pytest.approx(1260.0), "two turns, with their starts"
     assert rule._timed_rule(["c"]).dwell_s == 4.0
