@@ -39,7 +39,7 @@ def hold(folder: Path) -> Iterator[None]:
 def is_held(folder: Path) -> bool:
     """Whether somebody holds a published version, which its publisher then does not prune."""
     for path in folder.glob(FILES):
-        with suppress(FileNotFoundError), path.open("rb") as file:
+        with suppress(FileNotFoundError), path.open("r+b") as file:  # NFS locks for one alone who may write
             if not _is_unread(file):
                 return True
     return False
