@@ -1,7 +1,7 @@
 """The embedded engine: transformers in the worker's own process, with continuous batching.
 
-One thread submits and collects. Another may load weights, score and ask for digests meanwhile: it goes in between two
-forwards, ahead of the next one.
+One thread submits and collects. Another may load weights, prove them and ask for digests meanwhile: it reads beside
+sampling, and exchanges the weights in between two forwards, ahead of the next one.
 """
 
 import threading
@@ -124,8 +124,11 @@ class EmbeddedEngine:
             self._serve(version)
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-probabilities in nats of every token after the first under the loaded weights, at temperature 1."""
-        with self._between_forwards(), self._enough_memory("while scoring", FEWER_ANSWERS):
+        """Log-probabilities in nats of every token after the first under the loaded weights, at temperature 1.
+
+        Beside sampling, which goes on: neither writes to the weights. Call it from the thread that loads them.
+        """
+        with self._enough_memory("while scoring", FEWER_ANSWERS):
             return score_tokens(self._model, token_ids)
 
     def score_answers(self, request: ScoringRequest) -> list[npt.NDArray[np.float32]]:

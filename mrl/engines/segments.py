@@ -23,6 +23,11 @@ from mrl.records.version import Version, VersionSpan
 ABORT_AGAIN_S = 0.1
 PASSING = (408, 409, 425, 429)
 """HTTP statuses of refusals that may pass: the server is slow, busy, or begins something else."""
+PATIENCE = 4
+"""A call is taken for forgotten once so many times the tokens have come that all calls at their longest would have.
+
+In a queue that is served in order twice as many come at most: those ahead of a call, and those beside it.
+"""
 
 
 class Segments:
@@ -33,7 +38,9 @@ class Segments:
         self._dialect, self._http, self._sampling, self._drain_s = dialect, http, sampling, drain_s
         self._gate = asyncio.Event()
         self._gate.set()
-        self._calls = 0
+        self._calls: dict[str, int] = {}
+        """Those in flight, the oldest first -> how many tokens had come before."""
+        self._most_calls = 0
         self._no_calls = asyncio.Event()
         self._no_calls.set()
         self._version: Version | None = None
@@ -76,6 +83,7 @@ class Segments:
                 raise EngineError("an answer exceeds the server's context", got=got, cure="raise server.context_tokens")
             answer.add(segment, version)
             self.generated_tokens += len(segment.token_ids)
+            self._check_remembered()
         return Finished(request.request_id, index, answer.generation())
 
     async def load(self, folder: Path, version: Version) -> None:
@@ -133,11 +141,14 @@ class Segments:
                 await asyncio.wait_for(self._no_calls.wait(), ABORT_AGAIN_S)
             except TimeoutError:
                 if loop.time() > deadline_s:
-                    raise EngineLost(f"{self._calls} answers were not given up within {self._drain_s:g} s") from None
+                    raise EngineLost(
+                        f"{len(self._calls)} answers were not given up within {self._drain_s:g} s"
+                    ) from None
                 await self._dialect.abort_all(self._http)
 
     async def _call(self, token_ids: list[int], max_new_tokens: int, *, seed: int, name: str) -> Segment:
-        self._calls += 1
+        self._calls[name] = self.generated_tokens
+        self._most_calls = max(self._most_calls, len(self._calls))
         self._no_calls.clear()
         try:
             return await self._dialect.generate(
@@ -148,7 +159,7 @@ class Segments:
                 raise self._refused(failure, len(token_ids), max_new_tokens) from failure
             raise
         finally:
-            self._calls -= 1
+            del self._calls[name]
             if not self._calls:
                 self._no_calls.set()
 
@@ -162,6 +173,13 @@ class Segments:
             cure="raise server.context_tokens, or set max_new_tokens or tasks.X.max_prompt_chars lower, if it is the "
             "length; else what the server says",
         )
+
+    def _check_remembered(self) -> None:
+        """Others that came later have ended again and again while one call got no answer: it will never have one."""
+        oldest, tokens_before = next(iter(self._calls.items()), ("", self.generated_tokens))
+        tokens_since = self.generated_tokens - tokens_before
+        if tokens_since > PATIENCE * self._most_calls * self._sampling.max_new_tokens:
+            raise EngineLost(f"the server has forgotten {oldest}: {tokens_since} tokens of others came since")
 
     def _check(self, segment: Segment, version: Version) -> None:
         if any(label != self._reported for label in segment.labels):

@@ -3,17 +3,16 @@
 import contextlib
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
+from mrl.engines.temporary_folder import TemporaryFolder
 from mrl.parent_death import command
 
 TAIL_LINES = 12
@@ -36,7 +35,7 @@ class ServerProcess:
         """Start it; its output is appended to `log`. Raises OSError."""
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = tempfile.mkdtemp(prefix="mrl-")  # short: paths of sockets may have 107 characters
+        self._temporary = TemporaryFolder()
         with log.open("ab") as file:
             self._log_start = file.tell()
             self._process = subprocess.Popen(
@@ -44,7 +43,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env={**os.environ, "TMPDIR": self._temporary, **environment},
+                env={**os.environ, "TMPDIR": str(self._temporary.path), **environment},
             )
         self._root = psutil.Process(self._process.pid)
         self._descendants: set[psutil.Process] = set()
@@ -89,7 +88,7 @@ class ServerProcess:
         self._process.kill()
         self._process.wait()
         self._await_end(within_s)
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        self._temporary.remove()
 
     def _await_end(self, within_s: float) -> None:
         """Until no member runs. One that has ended may stay a zombie for long: its parent went, and init is slow."""

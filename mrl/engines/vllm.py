@@ -27,7 +27,7 @@ from mrl.engines.vllm_calls import (
     check_taken,
     count_workers,
     has_extension,
-    likeliest,
+    lead_nats,
 )
 from mrl.errors import EngineError
 from mrl.models.tensor_broadcast import Incoming, Seats
@@ -75,7 +75,7 @@ class VLLM:
         """See Dialect. Control routes may be missing in somebody else's server: what needs one raises EngineError."""
         self._routes = frozenset((await http.get_json("/openapi.json"))["paths"])
         self._need(http, GENERATE, "/metrics", cure="vLLM 0.32 or newer, started with --enable-scale-out --tokens-only")
-        if await likeliest(http, temperature=1.0) == await likeliest(http, temperature=0.5):
+        if 0.0 != await lead_nats(http, temperature=1.0) == await lead_nats(http, temperature=0.5):
             what = "the server's log-probabilities are not those of the sampling distribution"
             raise EngineError(what, where=f"vllm at {http.base_url}", cure="--logprobs-mode processed_logprobs")
         self._swaps_tensors = "/collective_rpc" in self._routes and await has_extension(http)

@@ -21,11 +21,12 @@ async def ask(http: Http, token_ids: Sequence[int], *, request_id: str = "", **s
     return await http.post_json(GENERATE, body, within_s=None)
 
 
-async def likeliest(http: Http, *, temperature: float) -> float:
-    """Log-probability that the server gives for the likeliest token after token 0."""
-    answer = await ask(http, [0], max_tokens=1, temperature=temperature, logprobs=1)
+async def lead_nats(http: Http, *, temperature: float) -> float:
+    """By how much the likeliest token after token 0 is likelier than the next."""
+    answer = await ask(http, [0], max_tokens=1, temperature=temperature, logprobs=2)
     sampled = answer["choices"][0]["logprobs"]["content"][0]
-    return max(entry["logprob"] for entry in sampled["top_logprobs"])
+    first, second, *_ = sorted((float(entry["logprob"]) for entry in sampled["top_logprobs"]), reverse=True)
+    return first - second
 
 
 async def call_workers(http: Http, method: str, arguments: list[str], **named: str) -> list[Any]:

@@ -275,6 +275,22 @@ def test_the_canary_is_scored_at_temperature_one(make, tiny_model):
     np.testing.assert_allclose(make(temperature=0.5).score(rows), score_tokens(tiny_model(seed=1), rows), atol=1e-6)
 
 
+def test_sampling_goes_on_while_new_weights_are_proved(make, monkeypatch):
+    """The canary is scored beside it."""
+    engine, own_score = make(), score_tokens
+    engine.submit(requests(2))
+    sampled = []
+
+    def score_while_sampling(model, rows):
+        with ThreadPoolExecutor(1) as loop:
+            sampled.append(loop.submit(engine.collect, 60.0).result(timeout=20.0))
+        return own_score(model, rows)
+
+    monkeypatch.setattr("mrl.engines.embedded.score_tokens", score_while_sampling)
+    assert len(engine.score([[2, 3, 4]])[0]) == 2
+    assert sampled[0]
+
+
 def test_scoring_is_split_by_what_is_asked_alone(tiny_model):
     """One forward for all answers or one for each: the same log-probabilities."""
     model, prompt = tiny_model(), np.array([5, 6], dtype=np.int32)

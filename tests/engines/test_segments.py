@@ -11,8 +11,8 @@ from mrl.engines import segments
 from mrl.engines.dialect import HalfUpdated, Segment
 from mrl.engines.engine import Finished, GenerationRequest, Sampling
 from mrl.engines.http import HttpFailure
-from mrl.engines.segments import Segments
-from mrl.errors import EngineError, PeerLost, WeightsError
+from mrl.engines.segments import PATIENCE, Segments
+from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version, VersionSpan
 
@@ -161,6 +161,25 @@ def test_an_answer_that_the_server_cut_short_is_no_answer():
         answer = asyncio.ensure_future(serving(server).answer(request(1, 2), 0))
         with pytest.raises(EngineError, match=r"context; got '2 tokens before it, 6 to sample'; cure: raise server.co"):
             await to_its_end(server, answer)
+
+    play(script())
+
+
+def test_a_call_that_the_server_forgets_is_noticed():
+    """Answers that were handed in later end again and again, and it does not; those of its own length it waits for."""
+
+    async def script() -> None:
+        server = Counting()
+        answers = serving(server)
+        server.under_way = asyncio.Event()
+        forgotten = asyncio.create_task(answers.answer(request(0), 0))
+        await asyncio.sleep(0)
+        server.under_way = None
+        for _ in range(PATIENCE * 2):
+            await to_its_end(server, asyncio.create_task(answers.answer(request(0), 1)))
+        with pytest.raises(EngineLost, match="the server has forgotten r/0/0: 54 tokens of others came since"):
+            await to_its_end(server, asyncio.create_task(answers.answer(request(0), 1)))
+        forgotten.cancel()
 
     play(script())
 

@@ -1,6 +1,7 @@
 """vLLM's routes, with answers as vLLM 0.32 gave them; test_conformance.py asks the real server."""
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,15 @@ class Recorded:
             "/get_world_size": {"world_size": 1},
         }
         self.asked: list[tuple[str, Any]] = []
+        self.lead_nats = 0.7
 
     def _generate(self, body: Any) -> dict[str, Any]:
-        """Token 4, likelier at a lower temperature."""
-        answer = sampled([4], "length")
-        entry = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0]
-        entry["logprob"] *= body["sampling_params"]["temperature"]
+        """Token 4; the lower the temperature, the further it leads."""
+        answer, lead_nats = sampled([4], "length"), self.lead_nats / body["sampling_params"]["temperature"]
+        logprobs = [round(-math.log1p(math.exp(sign * lead_nats)), 7) for sign in (-1, 1)]  # of 32 bits
+        answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"] = [
+            {"token_id": 4 + place, "logprob": logprob} for place, logprob in enumerate(logprobs)
+        ]
         return answer
 
     async def handle(self, request: web.Request) -> web.Response:
@@ -134,10 +138,19 @@ def test_a_server_without_generation_from_ids_is_refused(server, ask):
 
 def test_a_server_that_reports_raw_logprobs_is_refused(server, ask):
     """They are the same at every temperature."""
-    server.answers["/inference/v1/generate"] = sampled([4], "length")
+    raw = {"sampling_params": {"temperature": 1.0}}
+    server.answers["/inference/v1/generate"] = lambda _: server._generate(raw)
 
     with pytest.raises(EngineError, match=r"not those of the sampling distribution.*processed_logprobs"):
         ask(generate)
+
+
+@pytest.mark.parametrize("lead_nats", [0.0, 30.0])
+def test_a_model_that_is_sure_or_undecided_is_served(server, ask, lead_nats):
+    """The likeliest token has the same log-probability at every temperature then: 0, or minus the log of 2."""
+    server.lead_nats = lead_nats
+
+    assert ask(generate).token_ids == [4]
 
 
 @pytest.mark.parametrize(

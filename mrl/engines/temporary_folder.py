@@ -1,0 +1,51 @@
+"""A server's temporary folder; where its owner was killed, whoever makes the next one removes it.
+
+The owner holds a lock in it, which the kernel drops when the owner dies: what can be locked has no owner.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+PREFIX = "mrl-server-"
+LOCK = "owner.lock"
+
+
+class TemporaryFolder:
+    """A new folder of this process, with a short path: those of sockets may have 107 characters."""
+
+    def __init__(self) -> None:
+        """Make it, and remove those that nobody owns any more. Raises OSError."""
+        for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            if (lock := _lock(left, "r+b")) is not None:
+                _remove(left, lock)
+        made = None
+        while made is None:  # somebody who removes what is left may have locked it first
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+            made = _lock(self.path, "x+b")
+        self._owned = made
+
+    def remove(self) -> None:
+        """With all that lies there. May be called again."""
+        _remove(self.path, self._owned)
+
+
+def _lock(folder: Path, mode: str) -> BinaryIO | None:
+    """The lock of a folder, held; None where somebody holds it, and where it is not there or another user's."""
+    with suppress(OSError):
+        file: BinaryIO = (folder / LOCK).open(mode)  # type: ignore[assignment]
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file.fileno()).st_nlink:
+                return file
+        file.close()
+    return None
+
+
+def _remove(folder: Path, lock: BinaryIO) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    lock.close()
