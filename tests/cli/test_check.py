@@ -138,6 +138,7 @@ def test_a_missing_folder_without_a_source_stays_a_mistake(config: Path, capsys:
     assert "policies.one.model" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
 def test_configurations_of_papers_pass(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -166,6 +167,7 @@ def commands_in(path: Path) -> list[list[str]]:
 COMMANDS = [words for path in PAPERS for words in commands_in(path)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("words", [words for words in COMMANDS if words[0] == "train"], ids=lambda words: words[3])
 def test_every_pair_that_a_configuration_names_is_one_command(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -229,6 +231,7 @@ def test_all_pairs_of_rlad_can_be_started() -> None:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("words", [words for words in COMMANDS if words[0] == "compare"], ids=lambda words: words[1])
 def test_comparisons_that_configurations_name_lack_nothing_but_models(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -251,6 +254,7 @@ def test_configurations_of_papers_open_with_what_they_are(path: Path) -> None:
     assert max(map(len, path.read_text().splitlines())) <= 120
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("regime", ["independent", "prp", "xgrpo", "sgt", "hacpo", "graft"])
 def test_the_math_comparison_runs_under_every_regime(
     regime: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
