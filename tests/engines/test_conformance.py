@@ -5,6 +5,7 @@ ends it stands last, and what is said of its first weights first.
 """
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -15,7 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import psutil
 import pytest
-from engine_rig import EOS_IDS, Rig, Sender, full_forward
+import torch
+from engine_rig import EOS_IDS, Rig, Sender, Weights, full_forward
+from safetensors.torch import load_file, save_file
 from worker_rig import WorkerRig
 
 from mrl.engines.bounds import Bounds
@@ -26,13 +29,17 @@ from mrl.engines.environment import engine_python
 from mrl.engines.server import ServerEngine
 from mrl.engines.sglang import SGLang
 from mrl.engines.vllm import VLLM
-from mrl.errors import EngineError, PeerLost, WeightsError
+from mrl.errors import EngineError, PeerLost, WeightsError, WeightsUnproved
 from mrl.models import tensor_broadcast
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
+from mrl.rollout.updates import prove
+from mrl.weights.own_folder import describe_folder
 
 pytestmark = pytest.mark.timeout(600)
 TOLERANCE_NATS = 1e-4
+TOLERANCE_NATS_16_BITS = 5e-2
+"""What a canary may be off in bfloat16, more than a small step of training changes."""
 SILENCE_S = 12.0
 ENDLESS_TOKENS = 500
 
@@ -344,6 +351,42 @@ def test_an_update_in_mid_answer_gives_spans_that_are_right(rig, kind, weights):
         expected = rig.expected(asked[one.request_id], one, keeps_cache=kind.keeps_cache)
         np.testing.assert_allclose(one.generation.logprobs, expected, atol=TOLERANCE_NATS, rtol=0)
         assert one.generation.token_ids.size <= kind.max_new_tokens
+
+
+def step_behind(tensors: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> None:
+    """The first step of Adam at a learning rate of 1e-6 has not been taken."""
+    generator = torch.Generator().manual_seed(0)
+    for tensor in tensors.values():
+        tensor.sub_(1e-6 * torch.randn(tensor.shape, generator=generator).sign())
+
+
+def two_swapped(tensors: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> None:
+    """They have the same shape, so that nothing else would complain."""
+    first, second = (f"model.layers.{layer}.self_attn.k_proj.weight" for layer in range(2))
+    tensors[first], tensors[second] = tensors[second], tensors[first]
+
+
+def half_applied(tensors: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> None:
+    """The second layer is that of the version before."""
+    tensors.update({name: tensor for name, tensor in before.items() if ".layers.1." in name})
+
+
+@pytest.mark.parametrize(
+    ("fault", "found_by"), [(step_behind, "serves other bytes"), (two_swapped, "canary"), (half_applied, "canary")]
+)
+def test_an_engine_that_serves_others_than_were_published_is_found_out(rig, weights, tmp_path, fault, found_by):
+    """What it really holds and samples from is planted; then the proof of every update looks at it."""
+    published, tensors = weights("b"), load_file(weights("b").folder / "model.safetensors")
+    fault(tensors, load_file(weights("a").folder / "model.safetensors"))
+    shutil.copytree(published.folder, tmp_path / "planted")
+    save_file(tensors, tmp_path / "planted" / "model.safetensors", {"format": "pt"})
+    manifest = describe_folder(published.folder, "p", rig.serve(Weights(tmp_path / "planted", published.model)))
+
+    with pytest.raises(WeightsUnproved, match=found_by):
+        prove(rig.engine, manifest, TOLERANCE_NATS_16_BITS)
+
+    rig.serve(published)
+    assert prove(rig.engine, manifest, 0.0).compared_share == 1.0
 
 
 def test_weights_that_do_not_fit_are_refused_and_the_old_ones_served_on(rig, weights, tmp_path):
