@@ -91,12 +91,14 @@ def layouts(max_ranks: int) -> list[Layout]:
     """All that are compared; the first is what the others are compared with."""
     packings = ({}, {"microbatch_tokens": 32}, {"microbatch_tokens": 4096})
     shard, bf16 = {"sharding": "shard"}, {"precision": "bfloat16"}
-    compiled = {"compile": True}
+    compiled, host = {"compile": True}, {"optimizer_memory": "host"}
     found = [Layout(1, packing) for packing in packings] + [Layout(1, shard), Layout(1, compiled), Layout(1, bf16)]
+    found.append(Layout(1, host))
     if max_ranks >= 2:
         found += [Layout(2, way | packing) for way in ({}, shard) for packing in packings]
         found += [Layout(2, shard | compiled), Layout(2, shard | compiled | {"activation_checkpointing": True})]
         found += [Layout(2, shard | {"activation_checkpointing": True}), Layout(2, shard | bf16), Layout(2, bf16)]
+        found += [Layout(2, host), Layout(2, shard | host)]
     if max_ranks >= 4:
         found += [Layout(4), Layout(4, shard), Layout(4, shard | {"shard_size": 2})]
     return found
@@ -105,9 +107,10 @@ def layouts(max_ranks: int) -> list[Layout]:
 def handovers(max_ranks: int) -> list[tuple[Layout, Layout]]:
     """One trains the first steps, the other goes on from its checkpoint."""
     alone, pair = Layout(1), Layout(2, {"sharding": "shard"})
-    found = [(alone, alone)]
+    found = [(alone, alone), (alone, Layout(1, {"optimizer_memory": "host"}))]
     if max_ranks >= 2:
-        found += [(pair, pair), (pair, alone), (alone, pair)]
+        host = Layout(2, {"sharding": "shard", "optimizer_memory": "host"})
+        found += [(pair, pair), (pair, alone), (alone, pair), (pair, host), (host, pair)]
     if max_ranks >= 4:
         four = Layout(4, {"sharding": "shard", "shard_size": 2})
         found += [(four, pair), (pair, four), (Layout(4, {"sharding": "shard"}), alone)]

@@ -3,7 +3,7 @@
 Names: "model/PARAMETER", "optimizer/STATE/PARAMETER".
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -36,14 +36,10 @@ def restore_training(model: nn.Module, optimizer: Optimizer, checkpoint: Checkpo
     Raises CheckpointError when the checkpoint belongs to another model; nothing is changed then.
     """
     restore_weights(model, checkpoint)
-    with torch.no_grad():
-        keys = {name.split("/")[1] for name in checkpoint.tensors if name.startswith(OPTIMIZER)}
-        state = {
-            index: _optimizer_state(name, parameter, keys, checkpoint)
-            for index, (name, parameter) in enumerate(_trained_parameters(model))
-        }
-    kept = {index: of_parameter for index, of_parameter in state.items() if of_parameter}
-    optimizer.load_state_dict({"state": kept, "param_groups": optimizer.state_dict()["param_groups"]})
+    keys = {name.split("/")[1] for name in checkpoint.tensors if name.startswith(OPTIMIZER)}
+    for name, parameter in _trained_parameters(model):
+        saved = {key: full for key in keys if (full := f"{OPTIMIZER}{key}/{name}") in checkpoint.tensors}
+        _restore_state(optimizer.state[parameter], parameter, saved, checkpoint)
 
 
 @torch.no_grad()
@@ -87,14 +83,14 @@ def _other_model(checkpoint: Checkpoint, what: str) -> CheckpointError:
     )
 
 
-def _optimizer_state(name: str, parameter: Tensor, keys: Collection[str], checkpoint: Checkpoint) -> dict[str, Any]:
-    state = {}
-    for key in keys:
-        full_name = f"{OPTIMIZER}{key}/{name}"
-        if full_name in checkpoint.tensors:
-            state[key] = torch.zeros(()) if checkpoint.shape(full_name) == () else torch.zeros_like(parameter)
-            _fill(state[key], checkpoint, full_name)
-    return state
+@torch.no_grad()
+def _restore_state(state: dict[str, Any], parameter: Tensor, saved: dict[str, str], checkpoint: Checkpoint) -> None:
+    """Fill what an optimizer remembers of a parameter, `saved` under names: in its place, else beside the parameter."""
+    for key, name in saved.items():
+        if key not in state:
+            is_scalar = checkpoint.shape(name) == ()
+            state[key] = torch.zeros((), device=parameter.device) if is_scalar else torch.zeros_like(parameter)
+        _fill(state[key], checkpoint, name)
 
 
 def _fill(tensor: Tensor, checkpoint: Checkpoint, name: str) -> None:

@@ -96,7 +96,8 @@ def too_little(
         largest = max(needs, key=lambda need: need.host_mib)
         room_mib = largest.host_mib - (on_host - host_mib)
         yield f"memory: {on_host:.0f} MiB will not fit into the {host_mib:.0f} MiB of this host"
-        yield f"  cure: {_cure(config, largest, (room_mib - largest.agent_mib) / largest.count)}"
+        room_mib = (room_mib - largest.agent_mib) / largest.count
+        yield f"  cure: {_cure(config, largest, room_mib, on_device=False)}"
     told: dict[str, str] = {}
     for device, wanted_mib in by_device(needs).items():
         if wanted_mib > device_mib.get(device, float("inf")):
@@ -105,7 +106,7 @@ def too_little(
             largest_mib, largest = max(on_it, key=lambda one: one[0])
             if largest.spec.name not in told:  # its other ranks need the same
                 room_mib = device_mib[device] - (wanted_mib - largest_mib)
-                told[largest.spec.name] = _cure(config, largest, room_mib)
+                told[largest.spec.name] = _cure(config, largest, room_mib, on_device=True)
     yield from (f"  cure: {cure}" for cure in told.values())
 
 
@@ -157,15 +158,16 @@ def _on_unit(config: RunConfig, specs: list[ProcessSpec], policies: Mapping[str,
     ]
 
 
-def _cure(config: RunConfig, need: ProcessNeed, room_mib: float) -> str:
-    """For one process of the kind, which has `room_mib`."""
+def _cure(config: RunConfig, need: ProcessNeed, room_mib: float, *, on_device: bool) -> str:
+    """For one process of the kind, which has `room_mib` on its GPU, or on the host."""
     if need.spec.role == "learner":
         policy = _Policy(config, need.spec.policy)
 
         def needed_mib(table: LearnerTable) -> float:
-            return policy.ranks(table)[0][need.device is not None].mib
+            return policy.ranks(table)[0][on_device].mib
 
-        return f"policies.{policy.name}: " + shortest_cure(needed_mib, policy.table.learner, room_mib)
+        cure = shortest_cure(needed_mib, policy.table.learner, room_mib, on_device=on_device)
+        return f"policies.{policy.name}: {cure}"
     if UNIT in need.spec.env:
         return f"{need.spec.name}: fewer units" + ', or residency = "stop"' * may_sleep(config, need.spec.policy)
     parts = (need.device or need.host).parts

@@ -154,6 +154,9 @@ class LearnerTable(Table):
     """Ranks that share one copy of them where `sharding` is "shard"; 0 takes all ranks."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Number format of forward and backward; parameters, gradient sums and moments are float32 in any case."""
+    optimizer_memory: Literal["device", "host"] = "device"
+    """Where the moments of AdamW lie. On the host they visit the GPU piece by piece in each update: half the memory of
+    a rank between its passes, for a slower update and the same parameters."""
     lora: LoraTable | None = None
     """Train adapters and leave the weights as they are; the reference policy is then the model without them."""
     activation_checkpointing: bool = False

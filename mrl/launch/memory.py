@@ -35,6 +35,9 @@ LEAST_MICROBATCH_TOKENS = 256
 PUBLISHED_AT_ONCE = 2 * 1024**3
 """Bytes of gathered weights that are in memory while a version is written (`mrl.weights.publish.SHARD_BYTES`)."""
 
+VISITING_MOMENTS = 128 * 1024**2
+"""Bytes of moments that are on the device at once where they lie on the host (`mrl.learner.host_moments`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -72,7 +75,7 @@ def rank_needs(
 
     Where ranks have shards, the first one alone reads the model, and gives the others theirs.
     """
-    rank = _Rank(size, peaks, table, num_passes, holds_reference, is_first)
+    rank = _Rank(size, peaks, table, num_passes, holds_reference, is_first, on_gpu)
     copies = {"checkpoint copy": rank.trained + rank.moments}
     process: dict[str, float] = {"process": TORCH_MIB * MIB}
     loading = Need("loading", {"parameters": (rank.read or rank.held) * (1 + holds_reference)})
@@ -80,6 +83,7 @@ def rank_needs(
     beside = copies if saves_beside_training and copies["checkpoint copy"] > SOON_WRITTEN else {}
     if on_gpu:
         written = Need("publishing", {"gathered weights": min(PUBLISHED_AT_ONCE, rank.whole)})
+        process |= {"optimizer": rank.moments - rank.moments_on_device}
         host = [loading, Need("saving", copies), written]
         return _with(process, host), _with({}, [*rank.training(), rank.update()])
     together = [
@@ -146,6 +150,7 @@ class _Rank:
         num_passes: int,
         holds_reference: bool,
         is_first: bool,
+        on_gpu: bool,
     ) -> None:
         self._size, self._peaks, self._table = size, peaks, table
         self._accumulates, self._holds_reference = num_passes > 1, holds_reference
@@ -153,6 +158,7 @@ class _Rank:
         self.held = self.whole / table.num_shards
         self.trained = FLOAT_BYTES * size.trained / table.num_shards
         self.moments = 2 * self.trained
+        self.moments_on_device = 0.0 if on_gpu and table.optimizer_memory == "host" else self.moments
         self.is_sharded = table.num_shards > 1
         self.read = self.whole if is_first or not self.is_sharded else 0.0
         self._is_wrapped = table.sharding == "shard" or table.precision != "float32"
@@ -160,7 +166,7 @@ class _Rank:
     def state(self) -> dict[str, float]:
         """What stays between two updates; gradients are kept until the next one begins."""
         reference = {"reference": self.held} if self._holds_reference else {}
-        return {"parameters": self.held, "optimizer": self.moments, **reference, "gradients": self.trained}
+        return {"parameters": self.held, "optimizer": self.moments_on_device, **reference, "gradients": self.trained}
 
     def training(self) -> list[Need]:
         """The windows of a forward and backward pass."""
@@ -187,7 +193,8 @@ class _Rank:
     def update(self) -> Need:
         """Gradients of several whole copies are summed in one flat tensor; fused AdamW needs nothing of its own."""
         flat = self.trained if self._table.processes > 1 and not self._is_wrapped else 0.0
-        return Need("update", self.state() | {"summed gradients": flat})
+        visiting = min(VISITING_MOMENTS, self.moments) if self._table.optimizer_memory == "host" else 0.0
+        return Need("update", self.state() | {"summed gradients": flat, "visiting moments": visiting})
 
     def kept(self, need: Need) -> dict[str, float]:
         """What malloc holds on to: gaps, and what was whole before it was shared out, on every rank (as measured)."""
@@ -211,12 +218,17 @@ def _largest(needs: Iterable[Need]) -> Need:
 
 def _with(process: dict[str, float], needs: Iterable[Need]) -> Need:
     largest = _largest(needs)
-    return Need(largest.moment, process | {part: size for part, size in largest.parts.items() if size})
+    return Need(largest.moment, {part: size for part, size in (process | largest.parts).items() if size})
 
 
-def shortest_cure(needed_mib: Callable[[LearnerTable], float], table: LearnerTable, room_mib: float) -> str:
-    """The first setting that brings a learner's process below `room_mib`, or all of them; and what it then needs."""
-    changes = list(_savings(table))
+def shortest_cure(
+    needed_mib: Callable[[LearnerTable], float], table: LearnerTable, room_mib: float, *, on_device: bool
+) -> str:
+    """The first setting that brings a learner's process below `room_mib`, or all of them; and what it then needs.
+
+    `on_device`: whether the room is that on a GPU; else it is that on the host.
+    """
+    changes = list(_savings(table, on_device))
     if len(changes) > 1:
         changes.append({key: value for change in changes for key, value in change.items()})
     for change in changes:
@@ -227,7 +239,7 @@ def shortest_cure(needed_mib: Callable[[LearnerTable], float], table: LearnerTab
     return f"{_told(changes[-1])} would still need {mib:.0f} MiB; {more}" if changes else more
 
 
-def _savings(table: LearnerTable) -> Iterator[dict[str, Any]]:
+def _savings(table: LearnerTable, on_device: bool) -> Iterator[dict[str, Any]]:
     """Settings that need less memory than those of a table, the cheapest first."""
     if table.microbatch_tokens > (smaller := max(LEAST_MICROBATCH_TOKENS, table.microbatch_tokens // 4)):
         yield {"microbatch_tokens": smaller}
@@ -235,6 +247,9 @@ def _savings(table: LearnerTable) -> Iterator[dict[str, Any]]:
         yield {"activation_checkpointing": True}
     if table.processes > 1 and table.sharding != "shard":
         yield {"sharding": "shard"}
+    short, other = ("device", "host") if on_device else ("host", "device")
+    if table.optimizer_memory == short:
+        yield {"optimizer_memory": other}
     if table.precision != "bfloat16":
         yield {"precision": "bfloat16"}
 

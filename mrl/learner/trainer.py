@@ -12,6 +12,7 @@ from torch.optim import AdamW
 from mrl.config.policy_tables import LearnerTable
 from mrl.errors import ModelFolderError
 from mrl.learner.forward import ForwardSettings, answer_logprobs, frozen_logprobs
+from mrl.learner.host_moments import HostMomentsAdamW
 from mrl.learner.loss import needs_reference
 from mrl.learner.order import StepOrder, split_minibatches
 from mrl.learner.packing import PackedBatch, pack
@@ -64,13 +65,7 @@ class Trainer:
         self._seed, self._total_steps = seed, total_steps
         self.peer_logprobs: dict[int, Float32s] = {}
         """Of the last step: place among its examples -> [T] log-probs of a peer's row."""
-        self.optimizer = AdamW(
-            [parameter for parameter in self.model.parameters() if parameter.requires_grad],
-            lr=table.lr,
-            betas=table.betas,
-            weight_decay=table.weight_decay,
-            fused=True,
-        )
+        self.optimizer = _optimizer(self.model, table)
         self._updater = Updater(
             self.model,
             self.optimizer,
@@ -134,6 +129,13 @@ class Trainer:
             world_size=self.world.size,
         )
         return [batch.to(self.world.device) for batch in batches]
+
+
+def _optimizer(model: nn.Module, table: LearnerTable) -> AdamW:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if table.optimizer_memory == "host":
+        return HostMomentsAdamW(trained, lr=table.lr, betas=table.betas, weight_decay=table.weight_decay)
+    return AdamW(trained, lr=table.lr, betas=table.betas, weight_decay=table.weight_decay, fused=True)
 
 
 def learning_rate(table: LearnerTable, step: int, total_steps: int) -> float:

@@ -58,7 +58,9 @@ from mrl.weights.publish import Publisher
 GROUP_TIMEOUT_MARGIN_S = 600.0
 """Other ranks wait in a broadcast while the first one publishes and saves too."""
 STOPPED_EARLY = 143
-LESS_TO_HOLD = f'sharding = "shard" over more processes, a [lora] table, or a smaller model; {PLAN}'
+LESS_TO_HOLD = (
+    f'sharding = "shard" over more processes, optimizer_memory = "host", a [lora] table, or a smaller model; {PLAN}'
+)
 SMALLER_PASSES = f"lower microbatch_tokens, or set activation_checkpointing = true; {PLAN}"
 
 log = structlog.get_logger()

@@ -7,8 +7,10 @@ import pytest
 
 from mrl.config.policy_tables import LearnerTable, LoraTable, PolicyTable
 from mrl.launch.memory import (
+    FLOAT_BYTES,
     MIB,
     TORCH_MIB,
+    VISITING_MOMENTS,
     Need,
     at_worst_turn,
     engine_need,
@@ -16,6 +18,7 @@ from mrl.launch.memory import (
     rank_needs,
     shortest_cure,
 )
+from mrl.learner.host_moments import PIECE_ELEMENTS
 from mrl.models.size import ModelSize, PassPeaks
 
 SIZE = ModelSize(
@@ -71,6 +74,29 @@ def test_a_gpu_holds_the_model_and_the_host_its_copies() -> None:
         "update",
         {"parameters": 4000, "optimizer": 8000, "gradients": 4000},
     )
+
+
+def test_moments_on_the_host_leave_the_device_but_for_a_visit() -> None:
+    """8 GB of them, beside all that a rank does on the host; without a GPU they only visit."""
+    table = LearnerTable(optimizer_memory="host")
+    host, device = rank_needs(SIZE, SMALL, table, on_gpu=True, **ALONE)
+    assert (device.moment, mib(device.parts)) == (
+        "update",
+        {"parameters": 4000, "gradients": 4000, "visiting moments": 128},
+    )
+    assert mib(host.parts) == {"process": TORCH_MIB, "optimizer": 8000, "checkpoint copy": 12000}
+    passing = rank_needs(SIZE, LARGE, table, on_gpu=True, **ALONE)[1]
+    assert mib(passing.parts) == {"parameters": 4000, "gradients": 360, "activations": 9400}
+    cpu, same = (rank_needs(SIZE, HUGE, one, **ALONE)[0] for one in (table, LearnerTable()))
+    assert cpu == same
+    small = replace(SIZE, parameters=MIB, trained=MIB, block=MIB // 10)
+    update = rank_needs(small, PassPeaks(0, 0, 0, 0), table, on_gpu=True, **ALONE)[1]
+    assert mib(update.parts)["visiting moments"] == 8, "all there are"
+
+
+def test_what_visits_the_device_is_what_the_optimizer_moves() -> None:
+    """Two moments of a piece; the plan cannot import the learner, and knows the number by itself."""
+    assert VISITING_MOMENTS == 2 * FLOAT_BYTES * PIECE_ELEMENTS
 
 
 def test_shards_divide_what_is_held_and_gather_blocks() -> None:
@@ -163,17 +189,36 @@ def test_the_cure_is_the_first_setting_that_fits() -> None:
     def needed_mib(table: LearnerTable) -> float:
         return 1500.0 - sum(mib for key, mib in saved.items() if getattr(table, key) != getattr(LearnerTable(), key))
 
-    assert shortest_cure(needed_mib, LearnerTable(), 1300.0) == "learner.microbatch_tokens = 2048 would need 1300 MiB"
-    told = shortest_cure(needed_mib, LearnerTable(), 1099.0)
-    assert told == "learner.activation_checkpointing = true would need 1000 MiB"
-    told = shortest_cure(needed_mib, LearnerTable(), 500.0)
+    def cure(table: LearnerTable, room_mib: float) -> str:
+        return shortest_cure(needed_mib, table, room_mib, on_device=False)
+
+    assert cure(LearnerTable(), 1300.0) == "learner.microbatch_tokens = 2048 would need 1300 MiB"
+    assert cure(LearnerTable(), 1099.0) == "learner.activation_checkpointing = true would need 1000 MiB"
+    told = cure(LearnerTable(), 500.0)
     assert told.startswith("learner.microbatch_tokens = 2048, learner.activation_checkpointing = true, ")
     assert told.endswith('learner.precision = "bfloat16" would need 400 MiB')
-    told = shortest_cure(needed_mib, LearnerTable(processes=2), 100.0)
+    told = cure(LearnerTable(processes=2), 100.0)
     assert 'learner.sharding = "shard"' in told
     assert "would still need 400 MiB; more ranks in shards" in told
     small = LearnerTable(activation_checkpointing=True, precision="bfloat16", microbatch_tokens=256)
-    assert shortest_cure(needed_mib, small, 100.0).startswith("more ranks")
+    assert cure(small, 100.0).startswith("more ranks")
+
+
+def test_moments_go_where_there_is_room() -> None:
+    """To the host where the device is short of memory, and back where the host is; never to where they are."""
+    least = {"activation_checkpointing": True, "precision": "bfloat16", "microbatch_tokens": 256}
+
+    def cure(where: str, *, on_device: bool) -> str:
+        def needed_mib(table: LearnerTable) -> float:
+            return 900.0 if (table.optimizer_memory == "device") == on_device else 100.0
+
+        table = LearnerTable.model_validate(least | {"optimizer_memory": where})
+        return shortest_cure(needed_mib, table, 500.0, on_device=on_device)
+
+    assert cure("device", on_device=True) == 'learner.optimizer_memory = "host" would need 100 MiB'
+    assert cure("host", on_device=False) == 'learner.optimizer_memory = "device" would need 100 MiB'
+    assert cure("host", on_device=True).startswith("more ranks")
+    assert cure("device", on_device=False).startswith("more ranks")
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -36,12 +36,22 @@ WANTED = [
     (4, {}),
     shards(4),
     shards(4, shard_size=2, microbatch_tokens=48),
+    (2, {"optimizer_memory": "host"}),
+    shards(2, optimizer_memory="host"),
     shards(2),
 ]
-"""The last one again: the same bits."""
+"""The last one is there twice: the same bits."""
+HOST, AGAIN = -2, -1
 
 
-HANDED = [((1, {}), (1, {})), (shards(2), shards(2)), (shards(2), (1, {})), ((1, {}), shards(4, shard_size=2))]
+HANDED = [
+    ((1, {}), (1, {})),
+    (shards(2), shards(2)),
+    (shards(2), shards(2, optimizer_memory="host")),
+    (shards(2, optimizer_memory="host"), shards(2)),
+    (shards(2), (1, {})),
+    ((1, {}), shards(4, shard_size=2)),
+]
 """The second goes on from a checkpoint of the first."""
 
 
@@ -62,9 +72,10 @@ def test_every_layout_trains_the_same_parameters(check_layouts, tmp_path):
         assert check_layouts.difference(of_ranks[0], alone) <= check_layouts.BOUND, layout
         assert all(check_layouts.same_bits(one, other) for one, other in itertools.pairwise(of_ranks)), layout
     assert check_layouts.same_bits(trained[2][0], alone), "one shard is the whole"
-    assert check_layouts.same_bits(trained[-1][0], pair)
+    assert check_layouts.same_bits(trained[AGAIN][0], pair)
+    assert check_layouts.same_bits(trained[HOST][0], pair), "wherever the moments lie"
     assert check_layouts.same_bits(resumed[0][0], alone)
-    assert check_layouts.same_bits(resumed[1][0], pair)
+    assert all(check_layouts.same_bits(resumed[index][0], pair) for index in (1, 2, 3))
     world = World(0, 1, torch.device("cpu"))
     untrained = dict(check_layouts.whole_weights(check_layouts.make_trainer(wanted[0], "qwen3", world, 5).model))
     assert max(float((alone[name] - tensor).abs().max()) for name, tensor in untrained.items()) > 1e-3
