@@ -4,7 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,21 @@ from mrl.cli.policies import cached_folder, is_made, recipe_of
 from mrl.config.policy_tables import LearnerTable, PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.config.unit_rules import may_sleep
+from mrl.engines.vllm_launch import cpu_cache_gib
 from mrl.errors import ConfigError, MissingError, ModelFolderError
 from mrl.launch.memory import (
     AGENT_MIB,
     DAEMON_MIB,
     FLOAT_BYTES,
     MIB,
+    SERVER_MIB,
     TORCH_MIB,
     Need,
     at_worst_turn,
     engine_need,
     largest_microbatch,
     rank_needs,
+    server_need,
     shortest_cure,
 )
 from mrl.launch.plan import Plan, ProcessSpec
@@ -35,7 +38,6 @@ UNKNOWN_PROMPT_TOKENS = 128
 LOOKED_AT_PROMPTS = 64
 BYTES_PER_TOKEN = 3
 """Of prompts whose tokenizer is not there yet."""
-SERVER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +132,15 @@ def _need(config: RunConfig, spec: ProcessSpec, policies: Mapping[str, "_Policy"
         on_gpu = device if policy.table.device == "cuda" else None
         return ProcessNeed(spec, host, policy.table.learner.processes, AGENT_MIB, on_gpu, other)
     if spec.role == "worker":
-        return _with_engines(spec, [(policies[spec.policy], policies[spec.policy].engine())])
+        return _worker(spec, policies[spec.policy])
     if spec.role == "evaluator":
         return _with_engines(spec, [(policy, policy.evaluating()) for policy in policies.values()])
     return ProcessNeed(spec, Need("", {"process": DAEMON_MIB * MIB}))
+
+
+def _worker(spec: ProcessSpec, policy: "_Policy") -> ProcessNeed:
+    need = _with_engines(spec, [(policy, policy.engine())])
+    return replace(need, host=replace(need.host, parts=need.host.parts | policy.server_processes()))
 
 
 def _with_engines(spec: ProcessSpec, engines: list[tuple["_Policy", Need]]) -> ProcessNeed:
@@ -147,7 +154,7 @@ def _with_engines(spec: ProcessSpec, engines: list[tuple["_Policy", Need]]) -> P
 
 def _on_unit(config: RunConfig, specs: list[ProcessSpec], policies: Mapping[str, "_Policy"]) -> list[ProcessNeed]:
     """The engines that take turns on one unit; they may be at their fullest at different turns on host and GPU."""
-    turns = [_with_engines(spec, [(policies[spec.policy], policies[spec.policy].engine())]) for spec in specs]
+    turns = [_worker(spec, policies[spec.policy]) for spec in specs]
     rests = [policies[spec.policy].resting(is_asleep=may_sleep(config, spec.policy)) for spec in specs]
     hosts = at_worst_turn([(turn.host, rest) for turn, rest in zip(turns, rests, strict=True)])
     gone = Need("", {})
@@ -213,17 +220,26 @@ class _Policy:
         ]
 
     def engine(self) -> Need:
-        """That of one worker; a server's cache is what its own options say, and is not counted."""
+        """That of one worker."""
         rollout, learner, allocation = self.table.rollout, self.table.learner, self._config.allocation
-        if rollout.engine != "embedded":
-            size = SERVER_BYTES[rollout.server.dtype] * self._size.parameters
-            return Need("sampling", {"server's weights": float(size)})
         wanted = learner.prompts_per_step * rollout.group_size
         if not self._config.run.sync:
             share = allocation.slots - allocation.floor_slots * (len(self._config.policies) - 1)
             share = allocation.slots // len(allocation.units) if allocation.units else share
             wanted = min(wanted * (1 + learner.max_staleness_versions), max(share, rollout.group_size))
-        return self._engine(min(wanted, rollout.answers_at_once or wanted))
+        wanted = min(wanted, rollout.answers_at_once or wanted)
+        if rollout.engine == "embedded":
+            return self._engine(wanted)
+        if rollout.server.url:
+            return Need("sampling", {})  # somebody else's
+        return server_need(self._size, self.table, answers_at_once=wanted, vllm_cache_gib=cpu_cache_gib())
+
+    def server_processes(self) -> dict[str, float]:
+        """What they hold on the host, wherever weights and cache lie; they stay while a server sleeps."""
+        rollout = self.table.rollout
+        if rollout.engine == "embedded" or rollout.server.url:
+            return {}
+        return {"server's processes": float(SERVER_MIB[rollout.engine] * MIB)}
 
     def resting(self, *, is_asleep: bool) -> Need:
         """What is left of that on the host while another policy has its unit: a GPU is given back.
@@ -234,7 +250,8 @@ class _Policy:
             return Need("ended", {})
         is_server, process = self.table.rollout.engine != "embedded", {"process": float(TORCH_MIB * MIB)}
         if is_server:
-            return Need("asleep", process | (self.engine().parts if self.table.device == "cpu" else {}))
+            kept = self.engine().parts if self.table.device == "cpu" else {}
+            return Need("asleep", process | self.server_processes() | kept)
         return Need("asleep", process | {"weights": float(FLOAT_BYTES * self._size.parameters)})
 
     def evaluating(self) -> Need:

@@ -7,10 +7,11 @@ import os
 from pathlib import Path
 
 from mrl.engines.dialect import Launch
-from mrl.errors import EngineError
+from mrl.errors import ConfigError, EngineError
 from mrl.models.skeleton import PreTrainedConfig, config_of_folder, head_dim, most_positions
 
 INSIDE = Path(__file__).parent / "inside"
+CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
 READ_AT_ONCE = 4096
 """Tokens of prompts in one step on a CPU."""
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -49,12 +50,20 @@ def environment(launch: Launch) -> dict[str, str]:
     }
     if launch.device == "cpu":
         variables |= {
-            "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),
+            CPU_CACHE: str(cpu_cache_gib()),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # with "uni": one process less to start, to import and to talk to
             "TORCHDYNAMO_DISABLE": "1",  # the first request would wait half a minute for a compiled count of ranks
         }
     return variables
+
+
+def cpu_cache_gib() -> int:
+    """GiB of the key-value cache on a CPU: what the environment says, or one. Raises ConfigError."""
+    told = os.environ.get(CPU_CACHE, "1")
+    if not told.isdecimal():
+        raise ConfigError(f"{CPU_CACHE} in the environment: not valid", got=told, wanted="a whole number of GiB")
+    return int(told)
 
 
 def _check_head_size(model_folder: Path, config: PreTrainedConfig) -> None:

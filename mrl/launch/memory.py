@@ -20,6 +20,9 @@ AGENT_MIB = 220
 """torchrun beside its ranks, which imports torch and holds no tensor."""
 TORCH_MIB = 460
 """A process that has imported torch, transformers and the tasks; a third of it are pages that all of them share."""
+SERVER_MIB = {"vllm": 1100, "sglang": 1500}
+"""Processes of a server beside weights and cache, measured on CPUs (vLLM 0.32, SGLang 0.5.23)."""
+SERVER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FLOAT_BYTES = 4
 SAMPLING_BYTES = 20
 """Per row and token of the vocabulary while tokens are drawn: logits, scaled, softmax, and its sum in float64."""
@@ -111,6 +114,17 @@ def engine_need(size: ModelSize, policy: PolicyTable, *, answers_at_once: int, p
             "sampling": SAMPLING_BYTES * size.vocab_size * answers_at_once,
         },
     )
+
+
+def server_need(size: ModelSize, policy: PolicyTable, *, answers_at_once: int, vllm_cache_gib: int) -> Need:
+    """A server without its processes: weights, and on cores the cache; a GPU's cache is what its own options say."""
+    server, element_bytes = policy.rollout.server, SERVER_BYTES[policy.rollout.server.dtype]
+    parts = {"server's weights": float(element_bytes * size.parameters)}
+    if policy.device == "cpu":
+        cached_tokens = answers_at_once * server.context_tokens
+        of_sglang = element_bytes * size.cached_per_token * cached_tokens
+        parts["key-value cache"] = float(vllm_cache_gib * 1024 * MIB if policy.rollout.engine == "vllm" else of_sglang)
+    return Need("sampling", parts)
 
 
 def at_worst_turn(engines: Sequence[tuple[Need, Need]]) -> list[Need]:

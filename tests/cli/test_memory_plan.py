@@ -9,7 +9,7 @@ from mrl.cli.memory_plan import ProcessNeed, by_device, check_sleepers, memory_p
 from mrl.config.load import load_config
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError
-from mrl.launch.memory import FLOAT_BYTES, MIB, TORCH_MIB
+from mrl.launch.memory import FLOAT_BYTES, MIB, SERVER_MIB, TORCH_MIB
 from mrl.launch.plan import Plan, build_plan
 
 CONFIG = """
@@ -89,13 +89,43 @@ def test_engines_that_sleep_lie_beside_the_one_that_is_awake(config: Path) -> No
     assert one is not None
     assert found[LARGE].host == awake[LARGE].host
     assert found[SMALL].host.moment == found[ONE].host.moment == "asleep"
-    assert found[SMALL].host.parts.keys() == {"process", "server's weights"}
+    assert found[SMALL].host.parts.keys() == {"process", "server's processes", "server's weights", "key-value cache"}
     assert found[SMALL].host_mib > TORCH_MIB + BILLION_MIB
     assert found[ONE].device == one
     served_mib = one.parts["weights"] / 2 / MIB
     assert found[ONE].host_mib == pytest.approx(TORCH_MIB + served_mib), "while two has the GPU"
     assert (found[TWO].host_mib, found[TWO].device) == (TORCH_MIB, None)
     assert by_device(needs)["a"] == one.mib
+
+
+def test_a_server_has_its_processes_on_the_host_and_on_cores_its_cache_too(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's cache is what its variable says, SGLang's as long as all its answers; a GPU's is not mrl's to say."""
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "3")
+
+    def parts(which: tuple[str, str], *overrides: str) -> tuple[dict[str, float], dict[str, float]]:
+        """On the host, and on a device."""
+        need = on_units(memory_plan(*planned(config, "sleep", *overrides)))[which]
+        return need.host.parts, {} if need.device is None else need.device.parts
+
+    processes = {"process": TORCH_MIB * MIB, "server's processes": SERVER_MIB["vllm"] * MIB}
+    once = parts(SMALL, "--policies.small.rollout.engine", "embedded")[0]["weights"]
+    assert parts(SMALL)[0] == {**processes, "server's weights": once, "key-value cache": 3 * 1024 * MIB}
+    sglang = ["--policies.small.rollout.engine", "sglang", "--policies.small.rollout.server.context_tokens"]
+    short, long = (parts(SMALL, *sglang, tokens)[0]["key-value cache"] for tokens in ("100", "300"))
+    assert long == 3 * short > 0
+    assert parts(SMALL, "--policies.small.rollout.server.url", "http://127.0.0.1:1")[0].keys() == {"process"}
+    host, device = parts(ONE, "--policies.one.rollout.engine", "vllm", "--policies.two.rollout.engine", "vllm")
+    assert host == processes
+    assert device.keys() == {"server's weights"}
+
+
+def test_a_cache_that_is_no_number_is_one_line(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the environment's, which nothing else looks at."""
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "much")
+    with pytest.raises(ConfigError, match=r"VLLM_CPU_KVCACHE_SPACE .*got 'much'; wanted a whole number of GiB"):
+        memory_plan(*planned(config, "sleep"))
 
 
 def test_an_engine_on_a_unit_has_the_cache_of_its_part_of_the_slots(config: Path) -> None:
