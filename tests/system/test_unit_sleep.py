@@ -23,11 +23,12 @@ OPTIONS = {
 class Unit:
     """The one unit of a run."""
 
-    def __init__(self, run, residency: str) -> None:
+    def __init__(self, run, residency: str, *words: str) -> None:
         self.run = run
         run.start(
             "--allocation.residency",
             residency,
+            *words,
             *(word for item in OPTIONS.items() for word in ("--" + item[0], item[1])),
         )
 
@@ -79,6 +80,32 @@ def test_seconds_of_a_move_by_stop_and_start(make_run) -> None:
     unit = Unit(make_run(steps=100_000, more=""), "stop")
     unit.begin()
     print("stop and start:", [round(unit.give_to(policy), 2) for policy in ("llama", "qwen", "llama")])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_server_sleeps_beside_its_worker(make_run, engine) -> None:
+    """All its processes stand still while the unit is another policy's, and sample the newest weights afterwards."""
+    unit = Unit(run := make_run(steps=100_000, more=""), "sleep", "--policies.qwen.rollout.engine", engine)
+    unit.begin()
+    worker = unit.worker("qwen")
+    assert worker is not None
+    server = worker.children(recursive=True)
+    assert server
+
+    unit.give_to("llama")
+    assert all(is_stopped(process) for process in server)
+    seconds = unit.give_to("qwen")
+
+    print(f"{engine} on a unit, woken after {seconds:.2f} s")
+    assert unit.worker("qwen") == worker
+    assert not any(is_stopped(process) for process in server)
+    told = run.metrics("worker/qwen")
+    assert max(record["values"]["weights/canary_max_abs_nats"] for record in told) < 1e-4
+    assert told[-1]["values"]["rollout/engine_restarts"] == 0
+    os.kill(run.process.pid, signal.SIGINT)
+    run.process.wait(60)
+    assert not run.left_over()
 
 
 def test_an_engine_sleeps_where_it_is_and_is_woken_under_the_newest_weights(make_run) -> None:
