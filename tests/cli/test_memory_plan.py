@@ -115,10 +115,17 @@ def test_a_server_has_its_processes_on_the_host_and_on_cores_its_cache_too(
     sglang = ["--policies.small.rollout.engine", "sglang", "--policies.small.rollout.server.context_tokens"]
     short, long = (parts(SMALL, *sglang, tokens)[0]["key-value cache"] for tokens in ("100", "300"))
     assert long == 3 * short > 0
-    assert parts(SMALL, "--policies.small.rollout.server.url", "http://127.0.0.1:1")[0].keys() == {"process"}
     host, device = parts(ONE, "--policies.one.rollout.engine", "vllm", "--policies.two.rollout.engine", "vllm")
     assert host == processes
     assert device.keys() == {"server's weights"}
+
+
+def test_nothing_of_a_server_that_somebody_else_started_is_counted(config: Path) -> None:
+    """It may be on another host."""
+    url = ["--policies.small.rollout.server.url", "http://127.0.0.1:1"]
+    needs = memory_plan(*planned(config, "stop", "--allocation.units", "[]", "--allocation.floor_units", "1", *url))
+    (worker,) = [need for need in needs if need.spec.name == "worker/small/0"]
+    assert worker.host.parts.keys() == {"process"}
 
 
 def test_a_cache_that_is_no_number_is_one_line(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
