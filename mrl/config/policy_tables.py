@@ -163,6 +163,9 @@ class LearnerTable(Table):
     """Blocks keep their inputs alone and run again in the backward pass: less memory, a third more compute."""
     compile: bool = False
     """Blocks go through torch.compile: faster passes, after a minute of compiling (a compiler of C++ is needed)."""
+    logprob_kernel: Literal["chunked", "liger"] = "chunked"
+    """What turns hidden states into log-probabilities: chunks of logits, on any device, or Liger's fused kernel, on
+    Hopper GPUs in bfloat16 (extra `liger`)."""
     prompts_per_step: int = Field(default=32, ge=1)
     """Groups that one step consumes (B)."""
     minibatches: int = Field(default=1, ge=1)

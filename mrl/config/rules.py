@@ -234,6 +234,15 @@ def _check_learner(key: str, policy: PolicyTable, where: str) -> None:
         raise ConfigError(
             f"{key}.learner.betas: not valid", where=where, got=list(learner.betas), wanted="0 <= beta < 1"
         )
+    is_bfloat16_on_gpu = policy.device == "cuda" and learner.precision == "bfloat16"
+    if learner.logprob_kernel == "liger" and not is_bfloat16_on_gpu:
+        raise ConfigError(
+            f"{key}.learner.logprob_kernel: Liger's kernel is for GPUs and bfloat16",
+            where=where,
+            got=f"{policy.device}, {learner.precision}",
+            wanted=f'{key}.device = "cuda" and {key}.learner.precision = "bfloat16"',
+            cure=f'{key}.learner.logprob_kernel = "chunked"',
+        )
     _check_sharding(key, learner, where)
 
 

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from mrl.learner.packing import PackedBatch
 from mrl.models.heads import head_shape
 from mrl.models.row_attention import take
-from mrl.objectives.logprobs import token_logprobs, token_logprobs_and_entropy
+from mrl.objectives.logprobs import Kernel, token_logprobs, token_logprobs_and_entropy
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class ForwardSettings:
     chunk_tokens: int = 4096
     chunk_logits: int = 1 << 25
     """Logits of a chunk at most: 128 MiB of float32, of which a pass needs a few."""
+    kernel: Kernel = "chunked"
 
     def tokens_at_once(self, vocab_size: int) -> int:
         """Length of a chunk."""
@@ -81,4 +82,5 @@ def _answer_outputs(model: Any, score: Callable[..., Any], batch: PackedBatch, s
         temperature=settings.temperature * shape.divisor,
         softcap=None if shape.softcap is None else shape.softcap * shape.divisor,
         chunk_tokens=settings.tokens_at_once(head_VD.shape[0]),
+        kernel=settings.kernel,
     )

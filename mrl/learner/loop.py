@@ -116,7 +116,7 @@ class Learner:
         self._saved_step = start.step
         self._rng = np.random.default_rng([seed, 0, 1])
         self._canary_ids = canary_sequences(trainer.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
-        check_forward(trainer.model, self._canary_ids, trainer.precision)
+        check_forward(trainer.model, self._canary_ids, trainer.precision, trainer.kernel)
         self._skipped = self._alarms = 0
 
     def restore(self, state: dict[str, Any]) -> None:

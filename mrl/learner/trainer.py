@@ -23,9 +23,12 @@ from mrl.learner.step import Updater
 from mrl.learner.tally import Tally
 from mrl.learner.world import World
 from mrl.models.compiled_blocks import as_written
+from mrl.models.heads import head_shape
 from mrl.models.lora import add_adapters
 from mrl.models.row_attention import attention_of_transformers
 from mrl.models.scoring import score_tokens
+from mrl.objectives.liger import check_liger
+from mrl.objectives.logprobs import Kernel
 from mrl.objectives.specs import Imitation
 from mrl.sharing.regime import Component, TrainingExample
 
@@ -56,11 +59,14 @@ class Trainer:
         assert has_reference or not needs_reference(components), "a component is held to a reference policy"
         if table.lora is not None:
             add_adapters(model, table.lora, seed=seed)
+        if table.logprob_kernel == "liger":
+            check_liger(world.device, head_shape(model).softcap)
         # Dropout would make the learner's log-probabilities differ from the engine's, so it stays off in training.
         self.model, self.world = place(model.eval(), table, world), world
         self._table, self._components = table, tuple(components)
-        self._forward = ForwardSettings(temperature)
+        self._forward = ForwardSettings(temperature, kernel=table.logprob_kernel)
         self.precision: str = table.precision
+        self.kernel: Kernel = table.logprob_kernel
         self._places = 0
         self._seed, self._total_steps = seed, total_steps
         self.peer_logprobs: dict[int, Float32s] = {}
@@ -152,7 +158,9 @@ def learning_rate(table: LearnerTable, step: int, total_steps: int) -> float:
 
 
 @torch.no_grad()
-def check_forward(model: nn.Module, token_ids: Sequence[Sequence[int]], precision: str = "float32") -> None:
+def check_forward(
+    model: nn.Module, token_ids: Sequence[Sequence[int]], precision: str = "float32", kernel: Kernel = "chunked"
+) -> None:
     """Score fixed sequences of equal length as training does and as transformers' own model does.
 
     The second half of every sequence is an answer to its first half; a second answer, which shares that prompt, is what
@@ -169,7 +177,7 @@ def check_forward(model: nn.Module, token_ids: Sequence[Sequence[int]], precisio
     (batch,) = pack(rows, [Component("canary", Imitation(), 1.0, "rows", "own")], microbatch_tokens=1_000_000)
     device = next(model.parameters()).device
     with as_written():
-        trained_T = answer_logprobs(model, batch.to(device), ForwardSettings(temperature=1.0))
+        trained_T = answer_logprobs(model, batch.to(device), ForwardSettings(1.0, kernel=kernel))
     with as_written(), attention_of_transformers(model):
         served = np.asarray(score_tokens(model, sequences), dtype=np.float32)[:, half - 1 :]
     served_T = torch.from_numpy(served[_in_order(batch.row_T)].flatten()).to(device)

@@ -5,12 +5,15 @@ Shapes: T tokens, C tokens of one chunk, D hidden width, V vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mrl.objectives.liger import fused_logprobs, fused_logprobs_and_entropy
+
+Kernel: TypeAlias = Literal["chunked", "liger"]
 ChunkOutputs: TypeAlias = tuple[Tensor, ...]
 """[C] each."""
 OutputsOf: TypeAlias = Callable[[Tensor, Tensor], ChunkOutputs]
@@ -25,6 +28,7 @@ def token_logprobs(
     temperature: float,
     chunk_tokens: int,
     softcap: float | None = None,
+    kernel: Kernel = "chunked",
 ) -> Tensor:
     """log pi(target_t) under the sampling distribution at `temperature`, in chunks of at most `chunk_tokens` tokens.
 
@@ -33,7 +37,11 @@ def token_logprobs(
     The logits of a chunk are computed in the dtype of the hidden states, reduced in float32 (float64 stays), freed, and
     computed anew in the backward pass, so that memory is O(C V). Temperature is applied because the engine's
     log-probabilities have it too. Gradient flows through `hidden_TD` and `head_VD`. Returns [T] float32.
+
+    The kernel "liger" does the same without logits, where `mrl.objectives.liger` can.
     """
+    if kernel == "liger" and len(targets_T):
+        return fused_logprobs(hidden_TD, head_VD, targets_T, temperature)
     softmax = _Softmax(temperature, softcap)
     (logprobs_T,) = _in_chunks(_logprobs, hidden_TD, head_VD, targets_T, softmax, chunk_tokens)
     return logprobs_T
@@ -47,6 +55,7 @@ def token_logprobs_and_entropy(
     temperature: float,
     chunk_tokens: int,
     softcap: float | None = None,
+    kernel: Kernel = "chunked",
 ) -> tuple[Tensor, Tensor]:
     """`token_logprobs`, and from the same logits the entropy of the distribution that each token was drawn from.
 
@@ -54,6 +63,8 @@ def token_logprobs_and_entropy(
 
     Returns [T] float32 log-probabilities and [T] float32 entropies in nats, both with gradient.
     """
+    if kernel == "liger" and len(targets_T):
+        return fused_logprobs_and_entropy(hidden_TD, head_VD, targets_T, temperature)
     softmax = _Softmax(temperature, softcap)
     logprobs_T, entropy_T = _in_chunks(_logprobs_and_entropy, hidden_TD, head_VD, targets_T, softmax, chunk_tokens)
     return logprobs_T, entropy_T

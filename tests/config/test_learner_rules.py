@@ -7,12 +7,14 @@ from mrl.config.rules import check_rules
 from mrl.errors import ConfigError
 
 
-def config_with(steps=10, **learner):
+def config_with(steps=10, device="cpu", **learner):
     """A configuration with this table."""
     tables = {
         "run": {"name": "r", "steps": steps},
         "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
-        "policies": {"qwen": {"model": "/nowhere", "rollout": {"max_new_tokens": 300}, "learner": learner}},
+        "policies": {
+            "qwen": {"model": "/nowhere", "device": device, "rollout": {"max_new_tokens": 300}, "learner": learner}
+        },
     }
     config = validate(tables, where="test")
     check_rules(config, where="test")
@@ -27,6 +29,8 @@ def config_with(steps=10, **learner):
         ({"microbatch_tokens": 300}, "microbatch_tokens: smaller than one row; got 300; .*max_new_tokens = 300"),
         ({"warmup_steps": 10}, "warmup_steps: the run ends before.*; got 10; wanted < run.steps = 10"),
         ({"precision": "float16"}, "learner.precision: not valid"),
+        ({"logprob_kernel": "liger", "precision": "bfloat16"}, "logprob_kernel: .*; got 'cpu, bfloat16'; .*chunked"),
+        ({"logprob_kernel": "liger", "device": "cuda"}, "logprob_kernel: Liger's .*; got 'cuda, float32'; wanted .*"),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused(learner, words):
@@ -42,6 +46,8 @@ def test_keys_that_contradict_each_other_are_refused(learner, words):
         {"processes": 4, "sharding": "shard", "shard_size": 2},
         {"microbatch_tokens": 301},
         {"warmup_steps": 9},
+        {"logprob_kernel": "liger", "device": "cuda", "precision": "bfloat16"},
+        {"optimizer_memory": "host"},
     ],
 )
 def test_keys_that_fit_each_other_pass(learner):

@@ -47,7 +47,7 @@ def learner(tiny_model, tmp_path) -> Learner:
     """A first rank that keeps what it skips."""
     model = tiny_model()
     use_row_attention(model)
-    trainer = SimpleNamespace(model=model, precision="float32")
+    trainer = SimpleNamespace(model=model, precision="float32", kernel="chunked")
     first = SimpleNamespace(crash_folder=tmp_path, policy="qwen")
     return Learner(trainer, Milestones(1, 0, 0, 0), Version(0, 0), first, None, seed=1)
 

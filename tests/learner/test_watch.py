@@ -43,7 +43,8 @@ def learner(tiny_model) -> Learner:
     model = tiny_model()
     use_row_attention(model)
     milestones = Milestones(1, 0, 0, 0, mismatch_alarm_nats=0.2)
-    return Learner(SimpleNamespace(model=model, precision="float32"), milestones, Version(0, 0), None, None, seed=1)
+    trainer = SimpleNamespace(model=model, precision="float32", kernel="chunked")
+    return Learner(trainer, milestones, Version(0, 0), None, None, seed=1)
 
 
 @pytest.mark.parametrize(("k3_nats", "alarms"), [(0.0, 0), (0.2, 0), (0.21, 1), (math.nan, 1)])
