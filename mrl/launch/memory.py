@@ -41,6 +41,8 @@ PUBLISHED_AT_ONCE = 2 * 1024**3
 VISITING_MOMENTS = 128 * 1024**2
 """Bytes of moments that are on the device at once where they lie on the host (`mrl.learner.host_moments`)."""
 
+LARGER_CURE = "more ranks in shards (learner.processes), or adapters alone (learner.lora)"
+
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -249,8 +251,12 @@ def shortest_cure(
         mib = needed_mib(table.model_copy(update=change))
         if mib <= room_mib:
             return f"{_told(change)} would need {mib:.0f} MiB"
-    more = "more ranks in shards (learner.processes), or adapters alone (learner.lora)"
-    return f"{_told(changes[-1])} would still need {mib:.0f} MiB; {more}" if changes else more
+    return f"{_told(changes[-1])} would still need {mib:.0f} MiB; {LARGER_CURE}" if changes else LARGER_CURE
+
+
+def all_cures(table: LearnerTable, *, on_device: bool) -> str:
+    """Every setting with which a learner's process would need less, the cheapest first; how much less is not said."""
+    return ", ".join([*map(_told, _savings(table, on_device)), LARGER_CURE])
 
 
 def _savings(table: LearnerTable, on_device: bool) -> Iterator[dict[str, Any]]:

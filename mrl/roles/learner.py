@@ -13,7 +13,7 @@ If it dies: the supervisor starts it again from its newest checkpoint, under a n
 import json
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import structlog
@@ -24,11 +24,12 @@ from mrl.checkpoint.saver import Saver
 from mrl.checkpoint.store import Checkpoint, CheckpointStore
 from mrl.checkpoint.together import MIN_KEPT, newest_common_step
 from mrl.checkpoint.training_state import restore_training
-from mrl.config.policy_tables import LearnerTable
+from mrl.config.policy_tables import LearnerTable, PolicyTable
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.errors import CheckpointError
 from mrl.exchange.shards import Exchange
+from mrl.launch.memory import all_cures
 from mrl.learner.batches import BatchMaker, PreparedStep
 from mrl.learner.gather import FreeGathering, Gathering
 from mrl.learner.intake import Intake
@@ -58,10 +59,6 @@ from mrl.weights.publish import Publisher
 GROUP_TIMEOUT_MARGIN_S = 600.0
 """Other ranks wait in a broadcast while the first one publishes and saves too."""
 STOPPED_EARLY = 143
-LESS_TO_HOLD = (
-    f'sharding = "shard" over more processes, optimizer_memory = "host", a [lora] table, or a smaller model; {PLAN}'
-)
-SMALLER_PASSES = f"lower microbatch_tokens, or set activation_checkpointing = true; {PLAN}"
 
 log = structlog.get_logger()
 
@@ -85,23 +82,29 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
     telemetry = wiring.connect_telemetry(folder, role, policy, closing)
     regime = build_regime(config.sharing, policy_setting(config, policy, load_receiver(Path(table.model))))
     store = _store(config, folder, policy)
-    with enough_memory("at the start of the learner", where=f"policies.{policy}.learner", cure=LESS_TO_HOLD):
+    with _enough_memory("at the start of the learner", policy, table):
         trainer = _trainer(config, policy, regime, world)
         start, checkpoint = _start(config, folder, world, store, policy)
         if checkpoint:
             restore_training(trainer.model, trainer.optimizer, checkpoint)
-    first = None
-    if world.is_first:
-        first = _first_rank(config, folder, closing, policy, regime, start, checkpoint, telemetry)
-    saver = _saver(table.learner, world, store, start)
-    learner = Learner(trainer, _milestones(config, policy), start, first, saver, config.run.seed)
+        first = None
+        if world.is_first:
+            first = _first_rank(config, folder, closing, policy, regime, start, checkpoint, telemetry)
+        saver = _saver(table.learner, world, store, start)
+        learner = Learner(trainer, _milestones(config, policy), start, first, saver, config.run.seed)
     if checkpoint:
         learner.restore(checkpoint.state)
     world.watch(bound_s=table.learner.collective_timeout_s, slow_bound_s=_group_timeout_s(config, policy))
-    with enough_memory("in a step", where=f"policies.{policy}.learner", cure=SMALLER_PASSES):
+    with _enough_memory("in a step", policy, table):
         finished = learner.run(stop.is_set)
     telemetry.doing("done" if finished else "stopped")
     return 0 if finished else STOPPED_EARLY
+
+
+def _enough_memory(during: str, policy: str, table: PolicyTable) -> AbstractContextManager[None]:
+    """Raises DeviceError with the settings that the memory plan would name, when memory runs out inside."""
+    cure = f"{all_cures(table.learner, on_device=table.device == 'cuda')}; {PLAN}"
+    return enough_memory(during, where=f"policies.{policy} ({table.model})", cure=cure)
 
 
 def _trainer(config: RunConfig, policy: str, regime: Regime, world: World) -> Trainer:

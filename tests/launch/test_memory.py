@@ -12,6 +12,7 @@ from mrl.launch.memory import (
     TORCH_MIB,
     VISITING_MOMENTS,
     Need,
+    all_cures,
     at_worst_turn,
     engine_need,
     largest_microbatch,
@@ -219,6 +220,18 @@ def test_moments_go_where_there_is_room() -> None:
     assert cure("host", on_device=False) == 'learner.optimizer_memory = "device" would need 100 MiB'
     assert cure("host", on_device=True).startswith("more ranks")
     assert cure("device", on_device=False).startswith("more ranks")
+
+
+def test_all_cures_are_those_that_are_left() -> None:
+    """For a process that ran out of memory before anybody had planned it."""
+    on_gpu = all_cures(LearnerTable(processes=2, precision="bfloat16"), on_device=True)
+    assert on_gpu == (
+        "learner.microbatch_tokens = 2048, learner.activation_checkpointing = true, "
+        'learner.sharding = "shard", learner.optimizer_memory = "host", '
+        "more ranks in shards (learner.processes), or adapters alone (learner.lora)"
+    )
+    least = LearnerTable(activation_checkpointing=True, precision="bfloat16", microbatch_tokens=256)
+    assert all_cures(least, on_device=False).startswith("more ranks")
 
 
 @pytest.mark.parametrize("seed", range(20))

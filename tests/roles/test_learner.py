@@ -1,0 +1,74 @@
+"""A learner that runs out of memory ends with one line: whose model it was, and the settings that need less."""
+
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from mrl.config.load import validate
+from mrl.config.run_folder import RunFolder
+from mrl.config.schema import RunConfig
+from mrl.errors import DeviceError
+from mrl.objectives.specs import Imitation
+from mrl.roles import learner as learner_role
+from mrl.sharing.regime import Component
+
+TOO_MANY_BYTES = 1 << 50
+
+
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch, tiny_model: Any, tmp_path: Path) -> RunConfig:
+    """That of a learner with a real model in a real trainer, and nobody to speak to."""
+    regime = SimpleNamespace(components=(Component("own", Imitation(), 1.0, "rows", "own"),))
+    for name, value in {
+        "wiring.stop_event": threading.Event,
+        "wiring.connect_telemetry": lambda *_: SimpleNamespace(doing=lambda _: None),
+        "load_receiver": lambda _: None,
+        "policy_setting": lambda *_: None,
+        "build_regime": lambda *_: regime,
+        "read_policy": lambda *_: tiny_model(),
+        "_first_rank": lambda *_: None,
+    }.items():
+        monkeypatch.setattr(f"{learner_role.__name__}.{name}", value)
+    tables = {
+        "run": {"name": "r", "steps": 1},
+        "tasks": {"trim": {"source": "words", "dataset": "trim"}},
+        "policies": {"qwen": {"model": str(tmp_path / "qwen"), "learner": {"processes": 1, "precision": "bfloat16"}}},
+    }
+    return validate(tables, where="test")
+
+
+def learn(config: RunConfig, folder: Path) -> int:
+    with ExitStack() as closing:
+        return learner_role._learn(config, RunFolder(folder), closing, "qwen", "learner/qwen")
+
+
+@pytest.mark.parametrize(
+    ("planted", "during"),
+    [
+        ("mrl.learner.trainer.place", "at the start of the learner"),
+        ("mrl.learner.loop.check_forward", "at the start of the learner"),
+        ("mrl.learner.loop.Learner._publish", "in a step"),
+        ("mrl.learner.loop.Learner._step", "in a step"),
+    ],
+)
+def test_memory_that_runs_out_ends_a_learner_with_its_cures(
+    monkeypatch: pytest.MonkeyPatch, config: RunConfig, tmp_path: Path, planted: str, during: str
+) -> None:
+    """Wherever it does; the cures are those of the memory plan that the policy has not taken yet."""
+    monkeypatch.setattr(planted, lambda *_, **__: torch.empty(TOO_MANY_BYTES))
+    with pytest.raises(DeviceError) as caught:
+        learn(config, tmp_path)
+    line = str(caught.value)
+    assert line.startswith(f"policies.qwen ({tmp_path / 'qwen'}): out of memory {during}; got ")
+    assert "cure: learner.microbatch_tokens = 2048, learner.activation_checkpointing = true, more ranks" in line
+    assert line.endswith("`mrl check CONFIG` shows what each process needs")
+
+
+def test_a_learner_with_memory_enough_ends_as_it_would(config: RunConfig, tmp_path: Path) -> None:
+    """Without planted faults the same learner starts, gets no order, and says that it was stopped early."""
+    assert learn(config, tmp_path) == learner_role.STOPPED_EARLY
