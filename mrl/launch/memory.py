@@ -240,18 +240,22 @@ def _with(process: dict[str, float], needs: Iterable[Need]) -> Need:
 def shortest_cure(
     needed_mib: Callable[[LearnerTable], float], table: LearnerTable, room_mib: float, *, on_device: bool
 ) -> str:
-    """The first setting that brings a learner's process below `room_mib`, or all of them; and what it then needs.
+    """The first setting that brings a learner's process below `room_mib`, or all that help; and what it then needs.
 
     `on_device`: whether the room is that on a GPU; else it is that on the host.
     """
-    changes = list(_savings(table, on_device))
-    if len(changes) > 1:
-        changes.append({key: value for change in changes for key, value in change.items()})
-    for change in changes:
+    now_mib = needed_mib(table)
+    helping: dict[str, Any] = {}
+    for change in _savings(table, on_device):
         mib = needed_mib(table.model_copy(update=change))
         if mib <= room_mib:
             return f"{_told(change)} would need {mib:.0f} MiB"
-    return f"{_told(changes[-1])} would still need {mib:.0f} MiB; {LARGER_CURE}" if changes else LARGER_CURE
+        helping |= change if mib < now_mib else {}
+    if not helping:
+        return LARGER_CURE
+    mib = needed_mib(table.model_copy(update=helping))
+    told = f"{_told(helping)} would need {mib:.0f} MiB"
+    return told if mib <= room_mib else f"{told.replace('would', 'would still')}; {LARGER_CURE}"
 
 
 def all_cures(table: LearnerTable, *, on_device: bool) -> str:

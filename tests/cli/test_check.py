@@ -98,6 +98,32 @@ def test_check_names_the_setting_that_would_let_a_run_fit(
     assert not any(line.startswith("cuda 1: ") for line in lines)
 
 
+SMALL_PASSES = ["--policies.one.learner.activation_checkpointing", "true"]
+SMALL_PASSES += ["--policies.one.learner.microbatch_tokens", "320", "--policies.one.rollout.max_new_tokens", "64"]
+
+
+def test_check_moves_moments_to_where_there_is_room(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of a GPU of 24 GiB into main memory: eight bytes less for each of two billion parameters; and back again.
+
+    On a host that is short of memory no setting is named that would change what is on the GPU alone.
+    """
+
+    def told(memory: str, *, gpu_mib: float = 1e6, host_mib: float = 1e6) -> str:
+        monkeypatch.setattr("mrl.cli.check.sizes_mib", lambda _: {"0": gpu_mib})
+        monkeypatch.setattr("psutil.virtual_memory", lambda: type("M", (), {"total": host_mib * 2**20})())
+        main(["check", str(config), *SMALL_PASSES, "--policies.one.learner.optimizer_memory", memory])
+        return capsys.readouterr().out
+
+    assert re.search(r'one: learner.optimizer_memory = "host" would need 1[5-7]\d{3} MiB', told("device", gpu_mib=24e3))
+    too_small = told("host", host_mib=1024.0)
+    assert re.search(r'one: learner.optimizer_memory = "device" would still need 2[2-6]\d{3} MiB; more', too_small)
+    wanted_mib = float(re.findall(r"memory: (\d+) MiB will not fit", too_small)[0])
+    enough_without = told("host", host_mib=wanted_mib - 8000)
+    assert re.search(r'one: learner.optimizer_memory = "device" would need 2[2-6]\d{3} MiB', enough_without)
+
+
 def test_nothing_is_listed_once_it_is_there(
     config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -184,11 +184,13 @@ def test_an_engine_holds_the_weights_twice_and_a_cache() -> None:
 
 
 def test_the_cure_is_the_first_setting_that_fits() -> None:
-    """Shorter passes before anything else; all settings together when none of them is enough."""
+    """Shorter passes before anything else; all settings that help together when none of them is enough."""
     saved = {"microbatch_tokens": 200.0, "activation_checkpointing": 500.0, "precision": 400.0}
+    saved_with_others = {"sharding": 100.0}
 
     def needed_mib(table: LearnerTable) -> float:
-        return 1500.0 - sum(mib for key, mib in saved.items() if getattr(table, key) != getattr(LearnerTable(), key))
+        left = saved | (saved_with_others if table.processes > 2 else {})
+        return 1500.0 - sum(mib for key, mib in left.items() if getattr(table, key) != getattr(LearnerTable(), key))
 
     def cure(table: LearnerTable, room_mib: float) -> str:
         return shortest_cure(needed_mib, table, room_mib, on_device=False)
@@ -199,8 +201,11 @@ def test_the_cure_is_the_first_setting_that_fits() -> None:
     assert told.startswith("learner.microbatch_tokens = 2048, learner.activation_checkpointing = true, ")
     assert told.endswith('learner.precision = "bfloat16" would need 400 MiB')
     told = cure(LearnerTable(processes=2), 100.0)
-    assert 'learner.sharding = "shard"' in told
+    assert "sharding" not in told, "which would change nothing"
     assert "would still need 400 MiB; more ranks in shards" in told
+    told = cure(LearnerTable(processes=3), 100.0)
+    assert 'learner.sharding = "shard"' in told
+    assert "would still need 300 MiB; more ranks in shards" in told
     small = LearnerTable(activation_checkpointing=True, precision="bfloat16", microbatch_tokens=256)
     assert cure(small, 100.0).startswith("more ranks")
 
