@@ -88,7 +88,7 @@ def decide(
     ):
         candidate, gain, verdict = before, 0.0, "demand unknown"
     else:
-        candidate, gain = _candidate(rule, state, aged, before, capacity_units, is_measured=bool(known))
+        candidate, gain = _candidate(rule, state, aged, before, capacity_units, is_measured=bool(known), fits=fits)
         gain = gain if fits else None
         verdict = _judge(rule, state, aged, candidate, gain, capacity_units, now_s, forced=urgent or not fits)
     return _conclude(state, aged, candidate, gain, verdict, capacity_units, now_s, urgent=urgent)
@@ -139,7 +139,11 @@ def _with_aged_floors(
             if may_move and now_s - since_s > rule.max_unserved_s and units[policy] <= capacity:
                 floors[policy] = 1
                 capacity -= units[policy]
-    return [msgspec.structs.replace(reading, floor_replicas=floors[reading.policy]) for reading in readings]
+    return [_with_floor(reading, floors[reading.policy]) for reading in readings]
+
+
+def _with_floor(reading: Reading, replicas: int) -> Reading:
+    return msgspec.structs.replace(reading, floor_replicas=replicas)
 
 
 def _fits(readings: Sequence[Reading], shares: Shares, capacity_units: tuple[int, ...]) -> bool:
@@ -159,12 +163,14 @@ def _candidate(
     capacity_units: tuple[int, ...],
     *,
     is_measured: bool,
+    fits: bool,
 ) -> tuple[Shares, float | None]:
     """The best shares, and by how much they beat those of before; None where that cannot be told."""
-    if rule.objective == "static" or not is_measured:
-        weighted = rule.objective == "static"
-        shares = proportional_split(readings, capacity_units, by_weight=weighted)
-        return shares, None
+    if rule.objective == "static":
+        return proportional_split(readings, capacity_units, by_weight=True), None
+    if not is_measured:  # nothing speaks for taking from one and giving to another, where what was there fits
+        kept = [_with_floor(one, max(one.floor_replicas, sum(one.replicas) * fits)) for one in readings]
+        return proportional_split(kept, capacity_units, by_weight=False), None
     filled = _with_guesses(readings)
     live = [reading for reading in filled if not reading.silent]
     weights = {reading.policy: reading.weight if rule.objective == "weighted" else 1.0 for reading in live}

@@ -27,8 +27,13 @@ class UnitRule(Protocol):
     def add_report(self, report: LearnerReport, now_s: float) -> None:
         """Count a learner's totals."""
 
-    def targets(self, usable: Mapping[str, int], held: Mapping[str, int], now_s: float) -> dict[str, int]:
-        """Units per policy. `usable`: units that each policy's engine fits; `held`: what each has now."""
+    def targets(
+        self, usable: Mapping[str, int], held: Mapping[str, int], starting_s: Mapping[str, float], now_s: float
+    ) -> dict[str, int]:
+        """Units per policy. `usable`: units that each policy's engine fits; `held`: what each has now.
+
+        `starting_s`: how long a policy's engine has been starting that has not spoken yet.
+        """
 
     def release(self, policy: str) -> None:
         """The policy needs no engine any more."""
@@ -117,7 +122,7 @@ class UnitCore:
         self._notice_gap(now_s)
         self._expire(now_s)
         usable = {policy: sum(self._is_usable(unit) for unit in units) for policy, units in self._fits.items()}
-        self.targets = self.rule.targets(usable, self.held_units(), now_s)
+        self.targets = self.rule.targets(usable, self.held_units(), self._starting_s(now_s), now_s)
         self._take_back(now_s)
         self._give(now_s)
         held = self.held_units()
@@ -253,6 +258,11 @@ class UnitCore:
 
     def _rows_of(self, policy: str) -> list[UnitRow]:
         return [row for row in self.table.rows.values() if row.policy == policy and row.state in HELD]
+
+    def _starting_s(self, now_s: float) -> dict[str, float]:
+        """Of policies with an engine that has not spoken yet, the longest; at most the bound of a start."""
+        waiting = [row for row in self.table.rows.values() if row.state is UnitState.GRANTED]
+        return {row.policy: now_s - row.renewed_s for row in sorted(waiting, key=lambda row: -row.renewed_s)}
 
     def _is_usable(self, unit: str) -> bool:
         return self.table.rows[unit].state is not UnitState.DEAD

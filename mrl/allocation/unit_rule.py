@@ -75,17 +75,27 @@ class UnitShares:
         """The policy needs no engine any more."""
         self._released.add(policy)
 
-    def targets(self, usable: Mapping[str, int], held: Mapping[str, int], now_s: float) -> dict[str, int]:
-        """Units per policy. `usable`: units that each policy's engine fits; `held`: what each has now."""
+    def targets(
+        self, usable: Mapping[str, int], held: Mapping[str, int], starting_s: Mapping[str, float], now_s: float
+    ) -> dict[str, int]:
+        """Units per policy. `usable`: units that each policy's engine fits; `held`: what each has now.
+
+        `starting_s`: how long a policy's engine has been starting that has not spoken yet. A start takes that long at
+        least: where it was never measured, an engine would else lose its unit again and again before it has spoken.
+        """
         targets: dict[str, int] = {}
         self._held = held
         for pool in dict.fromkeys(self._pools.values()):
             rivals = [policy for policy, other in self._pools.items() if other is pool]
             slots = usable[rivals[0]] * self._per_unit
-            urgent, pool.slots, pool.rule = slots != pool.slots, slots, self._timed_rule(rivals)
+            in_transit = usable[rivals[0]] - sum(held[policy] for policy in rivals)
             for policy in rivals:
-                pool.targets[policy] = held[policy] * self._per_unit
-                pool.switch_s[policy] = self._switch_s.get(policy, 0.0)
+                # What was decided stands while units are on their way: they belong to nobody until proved quiet.
+                promised = max(0, min(in_transit, pool.targets[policy] // self._per_unit - held[policy]))
+                in_transit -= promised
+                pool.targets[policy] = (held[policy] + promised) * self._per_unit
+                pool.switch_s[policy] = max(self._switch_s.get(policy, 0.0), starting_s.get(policy, 0.0))
+            urgent, pool.slots, pool.rule = slots != pool.slots, slots, self._timed_rule(pool.switch_s)
             pool.decide(now_s, {policy: int(policy not in self._released) for policy in rivals}, urgent=urgent)
             targets |= {policy: pool.targets[policy] // self._per_unit for policy in rivals}
         return targets
@@ -107,14 +117,14 @@ class UnitShares:
         """Reports of its learner that said something new."""
         return self._pools[policy].num_reports[policy]
 
-    def _timed_rule(self, rivals: list[str]) -> Rule:
-        switch_s = max((self._switch_s.get(policy, 0.0) for policy in rivals), default=0.0)
+    def _timed_rule(self, rivals_switch_s: Mapping[str, float]) -> Rule:
+        switch_s = max(rivals_switch_s.values(), default=0.0)
         dwell_s = max(PERIODS_PER_DWELL * self._rule.period_s, switch_s / self._switching_share)
         return msgspec.structs.replace(
             self._rule,
             dwell_s=dwell_s,
             hold_s=dwell_s + switch_s,  # an engine that only started within the horizon would be worth less than none
             window_s=DWELLS_PER_WINDOW * dwell_s,
-            max_unserved_s=len(rivals) * (dwell_s + switch_s),  # longer than a round in which everybody has a turn
+            max_unserved_s=len(rivals_switch_s) * (dwell_s + switch_s),  # longer than a round of everybody's turns
             moves_per_unit_hour=None,
         )

@@ -203,6 +203,17 @@ def test_turns_in_a_tight_pool_last_a_dwell() -> None:
     assert all(owners.count(name) >= len(owners) / 4 for name in "abc")
 
 
+def test_turns_in_a_tight_pool_last_as_long_before_anything_is_measured() -> None:
+    """Whoever has the unit keeps it until it is the other one's turn."""
+    rule = msgspec.structs.replace(ACCELERATORS, max_unserved_s=120.0, moves_per_unit_hour=None)
+    unknown = lambda _, readings: [msgspec.structs.replace(one, progress_per_replica=None) for one in readings]  # noqa: E731
+    records = play(rule, 1, 6.0, unknown, names=("a", "b", "c"))
+    owners = [next(name for name in "abc" if record.shares[name][0]) for record in records]
+    starts_s = [record.now_s for record, (old, new) in zip(records[1:], pairwise(owners), strict=True) if old != new]
+    assert min(later - earlier for earlier, later in pairwise(starts_s)) >= rule.dwell_s
+    assert all(owners.count(name) >= len(owners) / 4 for name in "abc")
+
+
 def test_a_pool_that_shrinks_is_shared_anew_at_once() -> None:
     """What does not fit any more goes, whatever dwell and gain say."""
     state, readings = ControllerState(decided_s=0.0, moved_s=59.0), [reading("b", 4), reading("c", 4)]

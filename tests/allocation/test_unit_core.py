@@ -36,7 +36,9 @@ class Wanted:
     def release(self, policy: str) -> None:
         self.wanted[policy] = 0
 
-    def targets(self, usable: Mapping[str, int], held: Mapping[str, int], now_s: float) -> dict[str, int]:
+    def targets(
+        self, usable: Mapping[str, int], held: Mapping[str, int], starting_s: Mapping[str, float], now_s: float
+    ) -> dict[str, int]:
         return dict(self.wanted)
 
     def records(self) -> list:  # type: ignore[type-arg]
@@ -368,7 +370,7 @@ def feed(rule: UnitShares, seconds: int, kappa: Mapping[str, float], *, start: i
             rule.add_report(
                 LearnerReport(policy=policy, trained_tokens=int(rate * second), busy_s=second, data_wait_s=0.0), second
             )
-        held = rule.targets(usable, held, second)
+        held = rule.targets(usable, held, {}, second)
     return held
 
 
@@ -389,7 +391,7 @@ def half_empty(rule: UnitShares, *, full_answers: int = 0) -> float:
         rule.add_report(
             LearnerReport(policy="a", trained_tokens=480 * second, busy_s=second, data_wait_s=0.0), 5.0 * second
         )
-        rule.targets({"a": 4, "b": 4, "c": 2}, {"a": 2, "b": 2, "c": 2}, 5.0 * second)
+        rule.targets({"a": 4, "b": 4, "c": 2}, {"a": 2, "b": 2, "c": 2}, {}, 5.0 * second)
     return rule.demand_units("a")
 
 
@@ -430,16 +432,51 @@ def test_a_free_unit_is_started_also_by_who_starts_slowest() -> None:
         )
         if held["a"]:
             rule.add_rollout("a", EngineUse(400.0, 2.0))
-        held = rule.targets({"a": 1, "b": 1}, held, second)
+        held = rule.targets({"a": 1, "b": 1}, held, {}, second)
         if second == 44:
             assert held == {"a": 0, "b": 1}
     assert held == {"a": 1, "b": 0}
 
 
+def one_unit_for_two(*, start_s: float) -> World:
+    """Nothing is known yet of how long a start takes."""
+    rule = UnitShares({"a": "cpu", "b": "cpu"}, {"cpu": 1}, Rule(period_s=0.5), floor_units=0, switching_share=1.0,
+                      hung_s=1e9, slots_per_unit=2, weights={}, now_s=0.0)  # fmt: skip
+    world = World(rule, ("cpu:0",))
+    world.start_s = start_s
+    return world
+
+
+def owners_over(world: World, seconds: float) -> list[tuple[UnitState, str]]:
+    """State and owner of the unit, whenever they change; both learners wait."""
+    seen: list[tuple[UnitState, str]] = []
+    for _ in range(round(seconds / TURN_S)):
+        for policy in world.policies:
+            told = LearnerReport(policy=policy, trained_tokens=0, busy_s=0.0, data_wait_s=world.now_s)
+            world.core.handle(told, world.now_s)
+        world.turn()
+        row = world.core.table.rows["cpu:0"]
+        seen += [(row.state, row.policy)] if seen[-1:] != [(row.state, row.policy)] else []
+    return seen
+
+
+def test_an_engine_is_let_start_however_long_nobody_knew_it_would_take() -> None:
+    """Turns are two seconds long until a start of 15 was measured; then the other one has its turn."""
+    seen = owners_over(one_unit_for_two(start_s=15.0), 150.0)
+    turns = [owner for state, owner in seen if state is UnitState.ACTIVE]
+    assert set(turns) == {"a", "b"}
+    assert [owner for state, owner in seen if state is UnitState.GRANTED] == turns, "no start was in vain"
+
+
+def test_an_engine_that_never_comes_up_leaves_the_unit_to_the_other() -> None:
+    """At the bound of a start."""
+    seen = owners_over(one_unit_for_two(start_s=1e9), 3 * SETTINGS.start_s)
+    assert {owner for state, owner in seen if state is UnitState.GRANTED} == {"a", "b"}
+
+
 def test_units_that_start_slowly_move_seldom() -> None:
     """A twentieth of the time for starts of 30 s: ten minutes between two moves."""
-    rule = shares()
-    rule.add_switch("a", 30.0)
-    assert rule._timed_rule(["a", "b"]).dwell_s == pytest.approx(600.0)
-    assert rule._timed_rule(["a", "b"]).max_unserved_s == pytest.approx(1260.0), "two turns, with their starts"
-    assert rule._timed_rule(["c"]).dwell_s == 4.0
+    rule, switch_s = shares(), {"a": 30.0, "b": 0.0}
+    assert rule._timed_rule(switch_s).dwell_s == pytest.approx(600.0)
+    assert rule._timed_rule(switch_s).max_unserved_s == pytest.approx(1260.0), "two turns, with their starts"
+    assert rule._timed_rule({"c": 0.0}).dwell_s == 4.0

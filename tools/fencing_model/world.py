@@ -107,7 +107,9 @@ class NoRule:
     def add_report(self, report: LearnerReport, now_s: float) -> None:
         """Nothing is measured."""
 
-    def targets(self, usable: Mapping[str, int], held: Mapping[str, int], now_s: float) -> dict[str, int]:
+    def targets(
+        self, usable: Mapping[str, int], held: Mapping[str, int], starting_s: Mapping[str, float], now_s: float
+    ) -> dict[str, int]:
         """Nobody gets anything by itself."""
         return {}
 
