@@ -4,8 +4,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Annotated
 
 import msgspec
 import structlog
@@ -19,13 +17,14 @@ from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.config.unit_rules import KINDS
 from mrl.config.units import parse_units
-from mrl.errors import RecordError, RunFolderError
-from mrl.files import replace_file
+from mrl.errors import RecordError
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
 from mrl.records.leases import UnitRequest, unit_request_decoder
 from mrl.records.units import NodeReport
+from mrl.roles.allocator_life import next_life
 from mrl.transport.grants import Grant
+from mrl.transport.keys import load_keys
 from mrl.transport.server import ServerSocket
 
 POLL_S = 0.05
@@ -33,23 +32,8 @@ POLL_S = 0.05
 log = structlog.get_logger()
 
 
-class _Life(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    life: Annotated[int, msgspec.Meta(ge=1)]
-
-
-def next_life(path: Path) -> int:
-    """Count the allocators of a run: larger than every number before, also after a crash. Raises RunFolderError."""
-    try:
-        before = msgspec.json.decode(path.read_bytes(), type=_Life).life if path.exists() else 0
-        replace_file(path, msgspec.json.encode(_Life(before + 1)))
-    except (OSError, msgspec.DecodeError) as error:
-        cure = "delete it while the run is ended"
-        raise RunFolderError(f"the count of allocators cannot be kept ({error})", where=str(path), cure=cure) from error
-    return before + 1
-
-
 def unit_core(config: RunConfig, folder: RunFolder, now_s: float) -> UnitCore:
-    """The core for the units and policies of a run."""
+    """The core for the units and policies of a run. Raises RunFolderError when its number cannot be kept."""
     table = config.allocation
     units = parse_units(table.units, where=str(folder.path))
     kinds = {name: KINDS[config.policies[name].device] for name in config.learning}
@@ -73,7 +57,8 @@ def unit_core(config: RunConfig, folder: RunFolder, now_s: float) -> UnitCore:
         slots_per_unit=slots_per_unit,
         engines_sleep=table.residency == "sleep",
     )
-    return UnitCore(fits, rule, settings, now_s, life=next_life(folder.path / "allocator.json"))
+    life = next_life(folder.path / "allocator.json", load_keys(folder.keys).server_public.decode())
+    return UnitCore(fits, rule, settings, now_s, life=life)
 
 
 def serve_units(
