@@ -69,6 +69,10 @@ class JsonlSource:
         """What stands in the last <answer> tags, or the whole completion."""
         return tagged_answer(completion)
 
+    def verifier_reference(self, item: Item) -> str:
+        """The right answer."""
+        return item.reference
+
     def score(self, item: Item, answer: str) -> float:
         """1.0 for exactly the reference."""
         return float(answer == item.reference.strip())

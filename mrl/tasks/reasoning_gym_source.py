@@ -1,11 +1,14 @@
 """Adapter to the `reasoning-gym` package: its prompts unaltered, its own scorers.
 
+A scorer that only compares texts runs here; all others in verifier processes (`reasoning_gym_answers`).
+
 A data set is created once and indexed; entry `i` depends on the seed and `i` alone. The package may be missing
 (extra `tasks`): it is imported when a data set is opened.
 """
 
 import difflib
 import importlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,7 +17,11 @@ from mrl.tasks.extract import tagged_answer
 from mrl.tasks.source import Item
 
 INSTALL = "pip install 'mrl[tasks]' (it holds reasoning-gym)"
-MAX_ENTRIES = 1_000_000
+VERIFIER = "mrl.tasks.reasoning_gym_answers:score"
+SIZE = {"size": 1_000_000}
+"""Entries that there may be, unless the options say otherwise; some data sets refuse so many."""
+COMPARE_TEXTS = {"spell_backward"}
+"""Data sets with a scorer of their own that is quick and harmless; without one, texts are compared anyway."""
 
 SUBJECTS: dict[str, Callable[[Mapping[str, Any]], tuple[str, str]]] = {
     "spell_backward": lambda entry: (entry["metadata"]["word"], ""),
@@ -27,7 +34,6 @@ class ReasoningGymSource:
     """One data set of reasoning-gym."""
 
     is_finite = False
-    verifier = ""
 
     def __init__(self, dataset: str, options: Mapping[str, Any], *, seed: int, where: str, get: str = "") -> None:
         """Raises MissingError without the package, TaskError for an unknown data set or options that it refuses."""
@@ -43,16 +49,19 @@ print(*f.DATASETS)' lists them"
             )
             raise TaskError("reasoning-gym has no such data set", where=where, got=dataset, cure=cure)
         try:
-            self._dataset = gym.create_dataset(dataset, size=MAX_ENTRIES, seed=seed, **options)
+            self._dataset = gym.create_dataset(dataset, **{**SIZE, **options, "seed": seed})
         except (TypeError, ValueError, AssertionError) as error:
             reason = (str(error).splitlines() or ["assertion"])[0]
             what = f"data set {dataset!r} refuses its options ({reason})"
             raise TaskError(what, where=where, got=dict(options), cure="see the data set's config class") from error
         self._subject = SUBJECTS.get(dataset)
+        self._asked = dataset, dict(options), seed
+        compares = dataset in COMPARE_TEXTS or not _has_own_scorer(self._dataset)
+        self.verifier = "" if compares else VERIFIER
 
     def items(self, limit: int) -> Iterator[Item]:
         """The first `limit` entries."""
-        for number in range(min(limit, MAX_ENTRIES)):
+        for number in range(min(limit, len(self._dataset))):
             entry = self._dataset[number]
             subject, letter = self._subject(entry) if self._subject else ("", "")
             answer = entry["answer"]
@@ -62,9 +71,19 @@ print(*f.DATASETS)' lists them"
         """What stands in the answer's tags."""
         return tagged_answer(completion)
 
+    def verifier_reference(self, item: Item) -> str:
+        """Which entry it is: the scorer looks at all of it."""
+        return json.dumps([*self._asked, item.number])
+
     def score(self, item: Item, answer: str) -> float:
-        """The data set's own score of an extracted answer, between 0 and 1."""
+        """The data set's own score of an extracted answer, between 0 and 1; without limits: pools use `verifier`."""
         return float(self._dataset.score_answer(answer, self._dataset[item.number]))
+
+
+def _has_own_scorer(dataset: Any) -> bool:
+    from reasoning_gym.dataset import ProceduralDataset
+
+    return type(dataset).score_answer is not ProceduralDataset.score_answer
 
 
 def _import(name: str, where: str) -> Any:

