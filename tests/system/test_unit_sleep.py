@@ -86,7 +86,8 @@ def test_seconds_of_a_move_by_stop_and_start(make_run) -> None:
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_a_server_sleeps_beside_its_worker(make_run, engine) -> None:
     """All its processes stand still while the unit is another policy's, and sample the newest weights afterwards."""
-    unit = Unit(run := make_run(steps=100_000, more=""), "sleep", "--policies.qwen.rollout.engine", engine)
+    words = ["--policies.qwen.rollout.engine", engine, "--policies.qwen.make.num_heads", "2"]  # vLLM: heads of 32
+    unit = Unit(run := make_run(steps=100_000, more=""), "sleep", *words)
     unit.begin()
     worker = unit.worker("qwen")
     assert worker is not None
