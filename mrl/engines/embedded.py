@@ -7,7 +7,7 @@ sampling, and exchanges the weights in between two forwards, ahead of the next o
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from mrl.errors import WeightsError
 from mrl.models.device_memory import PLAN, enough_memory
 from mrl.models.load import load_policy
 from mrl.models.parameters import named_weights
-from mrl.models.scoring import score_answers, score_tokens
+from mrl.models.scoring import score_answers, score_tokens, writes_in_forwards
 from mrl.models.tensor_broadcast import Incoming, Seats, gpu_id, numbered, receive_tensors
 from mrl.models.tensor_file import Place, digest, read_folder
 from mrl.records.version import Version
@@ -126,9 +126,10 @@ class EmbeddedEngine:
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probabilities in nats of every token after the first under the loaded weights, at temperature 1.
 
-        Beside sampling, which goes on: neither writes to the weights. Call it from the thread that loads them.
+        Beside sampling, which goes on unless forwards change the model. Call it from the thread that loads weights.
         """
-        with self._enough_memory("while scoring", FEWER_ANSWERS):
+        apart = self._between_forwards() if writes_in_forwards(self._model) else nullcontext()
+        with apart, self._enough_memory("while scoring", FEWER_ANSWERS):
             return score_tokens(self._model, token_ids)
 
     def score_answers(self, request: ScoringRequest) -> list[npt.NDArray[np.float32]]:

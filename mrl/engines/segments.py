@@ -26,7 +26,8 @@ PASSING = (408, 409, 425, 429)
 PATIENCE = 4
 """A call is taken for forgotten once so many times the tokens have come that all calls at their longest would have.
 
-In a queue that is served in order twice as many come at most: those ahead of a call, and those beside it.
+In a queue that is served in order twice as many come at most: those ahead of a call, and those beside it. It may be
+too few only where `server.options` let others overtake many times: speculation, prompts in many parts, other policies.
 """
 
 

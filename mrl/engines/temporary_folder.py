@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,8 +21,9 @@ class TemporaryFolder:
     def __init__(self) -> None:
         """Make it, and remove those that nobody owns any more. Raises OSError."""
         for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-            if (lock := _lock(left, "r+b")) is not None:
-                _remove(left, lock)
+            with suppress(OSError):  # another user's, say
+                if (lock := _lock(left, "r+b")) is not None:
+                    _remove(left, lock)
         made = None
         while made is None:  # somebody who removes what is left may have locked it first
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
@@ -35,14 +36,13 @@ class TemporaryFolder:
 
 
 def _lock(folder: Path, mode: str) -> BinaryIO | None:
-    """The lock of a folder, held; None where somebody holds it, and where it is not there or another user's."""
-    with suppress(OSError):
-        file: BinaryIO = (folder / LOCK).open(mode)  # type: ignore[assignment]
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(file.fileno()).st_nlink:
-                return file
-        file.close()
+    """The lock of a folder, held; None where somebody holds it, and where it is not there any more. Raises OSError."""
+    with suppress(FileNotFoundError, BlockingIOError), ExitStack() as closing:
+        file: BinaryIO = closing.enter_context((folder / LOCK).open(mode))  # type: ignore[assignment]
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(file.fileno()).st_nlink:
+            closing.pop_all()
+            return file
     return None
 
 

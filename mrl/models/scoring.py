@@ -12,6 +12,13 @@ MAX_LOGITS = 1 << 26
 """Logits that one forward may make: 256 MiB of float32."""
 
 
+def writes_in_forwards(model: nn.Module) -> bool:
+    """Whether a forward changes the model: rotary frequencies that follow the longest row lie in its buffers."""
+    kinds = (getattr(module, "rope_type", "") for module in model.modules())
+    names = {name for kind in kinds for name in (kind.values() if isinstance(kind, dict) else [kind])}
+    return any(name == "longrope" or "dynamic" in name for name in names)
+
+
 @torch.no_grad()
 def score_tokens(model: nn.Module, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
     """Log-probabilities in nats of every token after the first, at temperature 1; sequences have equal lengths."""

@@ -1,5 +1,6 @@
 """The embedded engine samples what it says it samples, from the weights it says it serves."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -289,6 +290,29 @@ def test_sampling_goes_on_while_new_weights_are_proved(make, monkeypatch):
     monkeypatch.setattr("mrl.engines.embedded.score_tokens", score_while_sampling)
     assert len(engine.score([[2, 3, 4]])[0]) == 2
     assert sampled[0]
+
+
+@pytest.mark.parametrize(
+    ("rope", "is_alone"),
+    [
+        ({"rope_type": "default"}, False),
+        ({"rope_type": "dynamic", "factor": 2.0}, True),
+        ({"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}, True),
+    ],
+)
+def test_a_model_that_forwards_change_is_scored_between_them(make, save, monkeypatch, rope, is_alone):
+    """Rotary frequencies that follow the longest row lie in a buffer, which two forwards at once would both write."""
+    folder = save("model", seed=1)
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"] = {"rope_theta": 1e4, "original_max_position_embeddings": 64, **rope}
+    (folder / "config.json").write_text(json.dumps(config))
+    engine = make(folder=folder)
+    seen = []
+    monkeypatch.setattr("mrl.engines.embedded.score_tokens", lambda *_: seen.append(engine._in_use.locked()) or [[]])
+
+    engine.score([[3, 4]])
+
+    assert seen == [is_alone]
 
 
 def test_scoring_is_split_by_what_is_asked_alone(tiny_model):

@@ -1,5 +1,6 @@
 """Temporary folders of servers: one's own stays, those of the dead go."""
 
+import errno
 import subprocess
 import sys
 import tempfile
@@ -54,6 +55,17 @@ def test_a_folder_that_was_removed_is_gone_and_may_be_removed_again(temporary):
     folder.remove()
 
     assert [one.name for one in temporary.iterdir()] == [f"{PREFIX}stranger"]
+
+
+def test_where_nothing_can_be_locked_the_start_fails(monkeypatch):
+    """And does not try for ever."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks here")
+
+    monkeypatch.setattr("fcntl.flock", fail)
+    with pytest.raises(OSError, match="no locks here"):
+        TemporaryFolder()
 
 
 def test_who_loses_its_folder_to_a_sweep_makes_another(monkeypatch):

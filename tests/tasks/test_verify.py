@@ -22,6 +22,9 @@ class Scores:
     def extract(self, completion):
         return completion.strip()
 
+    def verifier_reference(self, item):
+        return item.reference
+
     def score(self, item, answer):
         return self.value
 
