@@ -13,6 +13,7 @@ from mrl.cli.policies import cached_folder, is_made, recipe_of
 from mrl.config.policy_tables import LearnerTable, PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.config.unit_rules import may_sleep
+from mrl.engines.sglang_launch import context_of
 from mrl.engines.vllm_launch import cpu_cache_gib
 from mrl.errors import ConfigError, MissingError, ModelFolderError
 from mrl.launch.memory import (
@@ -222,17 +223,24 @@ class _Policy:
     def engine(self) -> Need:
         """That of one worker."""
         rollout, learner, allocation = self.table.rollout, self.table.learner, self._config.allocation
+        if rollout.engine != "embedded":
+            return self._server()
         wanted = learner.prompts_per_step * rollout.group_size
         if not self._config.run.sync:
             share = allocation.slots - allocation.floor_slots * (len(self._config.policies) - 1)
             share = allocation.slots // len(allocation.units) if allocation.units else share
             wanted = min(wanted * (1 + learner.max_staleness_versions), max(share, rollout.group_size))
-        wanted = min(wanted, rollout.answers_at_once or wanted)
-        if rollout.engine == "embedded":
-            return self._engine(wanted)
-        if rollout.server.url:
-            return Need("sampling", {})  # somebody else's
-        return server_need(self._size, self.table, answers_at_once=wanted, vllm_cache_gib=cpu_cache_gib())
+        return self._engine(min(wanted, rollout.answers_at_once or wanted))
+
+    def _server(self) -> Need:
+        """That of a server that the run starts."""
+        from mrl.roles.engines import answers_at_once
+
+        server = self.table.rollout.server
+        if server.url:
+            return Need("sampling", {})
+        cached_tokens = answers_at_once(self._config, self.name) * context_of(self._model_config, server.context_tokens)
+        return server_need(self._size, self.table, cached_tokens=cached_tokens, vllm_cache_gib=cpu_cache_gib())
 
     def server_processes(self) -> dict[str, float]:
         """What they hold on the host, wherever weights and cache lie; they stay while a server sleeps."""

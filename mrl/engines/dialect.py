@@ -11,6 +11,8 @@ from mrl.errors import PeerLost
 from mrl.models.tensor_broadcast import Incoming, Seats
 from mrl.records.finish import FinishReason
 
+PROBED_TEMPERATURES = (1.0, 0.5)
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -131,3 +133,13 @@ class Dialect(Protocol):
 
     async def wake(self, http: Http) -> None:
         """Take the memory back."""
+
+
+def hides_temperature(leads_nats: Sequence[float]) -> bool:
+    """Whether a server reports log-probabilities from before the temperature is applied.
+
+    `leads_nats`: by how much the likeliest token leads at each of `PROBED_TEMPERATURES`. Two that are equally likely
+    prove nothing, and of a model that is sure the first's own log-probability is 0 at both.
+    """
+    at_one, at_half = leads_nats
+    return at_one == at_half != 0.0

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.engines import sglang_broadcast, sglang_launch
-from mrl.engines.dialect import HalfUpdated, Launch, Segment
+from mrl.engines.dialect import PROBED_TEMPERATURES, HalfUpdated, Launch, Segment, hides_temperature
 from mrl.engines.engine import EngineUsage, Sampling
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.metrics_text import metrics_of
@@ -86,7 +86,7 @@ class SGLang:
         self._num_processes = int(info["tp_size"]) * int(info["pp_size"])
         can_hash = info["device"] == "cpu" and info["tp_size"] == 1 and self._dtype in DTYPES
         self._hashes_bytes = can_hash and "/weights_checker" in self._routes
-        if 0.0 != await _lead_nats(http, 1.0) == await _lead_nats(http, 0.5):
+        if hides_temperature([await _lead_nats(http, one) for one in PROBED_TEMPERATURES]):
             what = "the server's log-probabilities are not those of the sampling distribution"
             raise EngineError(what, where=http.base_url, cure="start it without SGLANG_RETURN_ORIGINAL_LOGPROB")
 

@@ -3,7 +3,7 @@
 import os
 
 from mrl.engines.dialect import Launch
-from mrl.models.skeleton import config_of_folder, most_positions
+from mrl.models.skeleton import PreTrainedConfig, config_of_folder, most_positions
 from mrl.transport.endpoints import HOST
 
 SPARE_TOKENS = 7
@@ -15,8 +15,7 @@ def command(launch: Launch) -> list[str]:
 
     Raises ModelFolderError.
     """
-    readable = most_positions(config_of_folder(launch.model_folder))
-    context_tokens = min(launch.max_context_tokens + SPARE_TOKENS, readable)
+    context_tokens = context_of(config_of_folder(launch.model_folder), launch.max_context_tokens)
     words = [str(launch.python), "-m", "sglang.launch_server", "--model-path", str(launch.model_folder)]
     words += ["--host", launch.host, "--port", str(launch.port), "--dtype", launch.dtype]
     words += ["--context-length", str(context_tokens), "--max-running-requests", str(launch.max_running)]
@@ -30,6 +29,11 @@ def command(launch: Launch) -> list[str]:
     elif launch.may_sleep:  # a CPU has no memory saver, and asleep the server keeps what it has
         words += ["--enable-memory-saver"]
     return [*words, *launch.options]
+
+
+def context_of(config: PreTrainedConfig, max_tokens: int) -> int:
+    """Tokens of context for answers that end, with their prompts, at `max_tokens`."""
+    return min(max_tokens + SPARE_TOKENS, most_positions(config))
 
 
 def environment(launch: Launch) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.engines import vllm_launch
-from mrl.engines.dialect import Launch, Segment
+from mrl.engines.dialect import PROBED_TEMPERATURES, Launch, Segment, hides_temperature
 from mrl.engines.engine import EngineUsage, Sampling
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.metrics_text import metrics_of
@@ -75,7 +75,7 @@ class VLLM:
         """See Dialect. Control routes may be missing in somebody else's server: what needs one raises EngineError."""
         self._routes = frozenset((await http.get_json("/openapi.json"))["paths"])
         self._need(http, GENERATE, "/metrics", cure="vLLM 0.32 or newer, started with --enable-scale-out --tokens-only")
-        if 0.0 != await lead_nats(http, temperature=1.0) == await lead_nats(http, temperature=0.5):
+        if hides_temperature([await lead_nats(http, temperature=one) for one in PROBED_TEMPERATURES]):
             what = "the server's log-probabilities are not those of the sampling distribution"
             raise EngineError(what, where=f"vllm at {http.base_url}", cure="--logprobs-mode processed_logprobs")
         self._swaps_tensors = "/collective_rpc" in self._routes and await has_extension(http)

@@ -118,12 +118,11 @@ def engine_need(size: ModelSize, policy: PolicyTable, *, answers_at_once: int, p
     )
 
 
-def server_need(size: ModelSize, policy: PolicyTable, *, answers_at_once: int, vllm_cache_gib: int) -> Need:
+def server_need(size: ModelSize, policy: PolicyTable, *, cached_tokens: int, vllm_cache_gib: int) -> Need:
     """A server without its processes: weights, and on cores the cache; a GPU's cache is what its own options say."""
-    server, element_bytes = policy.rollout.server, SERVER_BYTES[policy.rollout.server.dtype]
+    element_bytes = SERVER_BYTES[policy.rollout.server.dtype]
     parts = {"server's weights": float(element_bytes * size.parameters)}
     if policy.device == "cpu":
-        cached_tokens = answers_at_once * server.context_tokens
         of_sglang = element_bytes * size.cached_per_token * cached_tokens
         parts["key-value cache"] = float(vllm_cache_gib * 1024 * MIB if policy.rollout.engine == "vllm" else of_sglang)
     return Need("sampling", parts)

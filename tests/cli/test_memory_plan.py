@@ -8,6 +8,7 @@ from mrl.cli.main import main
 from mrl.cli.memory_plan import ProcessNeed, by_device, check_sleepers, memory_plan
 from mrl.config.load import load_config
 from mrl.config.schema import RunConfig
+from mrl.engines.sglang_launch import SPARE_TOKENS
 from mrl.errors import ConfigError
 from mrl.launch.memory import FLOAT_BYTES, MIB, SERVER_MIB, TORCH_MIB
 from mrl.launch.plan import Plan, build_plan
@@ -114,7 +115,9 @@ def test_a_server_has_its_processes_on_the_host_and_on_cores_its_cache_too(
     assert parts(SMALL)[0] == {**processes, "server's weights": once, "key-value cache": 3 * 1024 * MIB}
     sglang = ["--policies.small.rollout.engine", "sglang", "--policies.small.rollout.server.context_tokens"]
     short, long = (parts(SMALL, *sglang, tokens)[0]["key-value cache"] for tokens in ("100", "300"))
-    assert long == 3 * short > 0
+    assert long / short == pytest.approx((300 + SPARE_TOKENS) / (100 + SPARE_TOKENS))
+    more = parts(SMALL, *sglang, "100", "--policies.small.learner.prompts_per_step", "1", "--allocation.slots", "1024")
+    assert more[0]["key-value cache"] == 2 * short, "as many as the server is started for, not as the learner wants"
     host, device = parts(ONE, "--policies.one.rollout.engine", "vllm", "--policies.two.rollout.engine", "vllm")
     assert host == processes
     assert device.keys() == {"server's weights"}
