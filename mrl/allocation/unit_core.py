@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 from mrl.allocation.decision import DecisionRecord
 from mrl.allocation.engine_use import EngineUse, EngineUses
+from mrl.allocation.unit_idle import UnitIdle
 from mrl.allocation.units import EPOCHS_PER_LIFE, HELD, Transition, UnitRow, UnitState, UnitTable
 from mrl.records.leases import LearnerReport, LeaseGrant, LeaseRequest, ReportAck, UnitReply, UnitRequest
 from mrl.records.units import NodeOrders, NodeReport, UnitOrder, UnitReport
@@ -98,6 +99,8 @@ class UnitCore:
         """Messages of policies or about units that the run does not have."""
         self.newest: dict[str, NodeReport] = {}
         """What each host said last."""
+        self.idle = UnitIdle(self.table.rows, now_s)
+        """How much of the time units do nothing."""
         self._fits, self._settings, self._life = fits, settings, life
         self._uses = EngineUses()
         self._granted_s: dict[str, float] = {}
@@ -143,7 +146,7 @@ class UnitCore:
         self.rule.release(policy)
         self.targets[policy] = 0
         for row in self._rows_of(policy):
-            self._revoke(row, now_s, f"{policy} was released")
+            self._revoke(row, now_s, "its policy needs no engine any more")
 
     def held_units(self) -> dict[str, int]:
         """Units that each policy owns now."""
@@ -209,6 +212,8 @@ class UnitCore:
         """An engine's lease: its slots while the unit is its own, none any more afterwards."""
         row = self.table.rows.get(request.unit)
         was_granted = row is not None and row.state is UnitState.GRANTED
+        if row is not None and row.epoch == request.unit_epoch:
+            self.idle.hear(request)
         is_own = self.table.renew(request.unit, request.unit_epoch, request.policy, now_s)
         if is_own and was_granted:
             self.rule.add_switch(request.policy, now_s - self._granted_s[request.unit])

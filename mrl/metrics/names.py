@@ -15,6 +15,8 @@ class Metric(NamedTuple):
     headline: bool = False
 
 
+IDLE_SHARE = "allocation/idle_share/"
+
 METRICS: dict[str, Metric] = {
     # learner, once a step
     "reward/mean": Metric("reward", "mean reward over the own answers of the batch", True),
@@ -164,6 +166,11 @@ METRICS: dict[str, Metric] = {
     "allocation/target_units": Metric("units", "units that the policy should have"),
     "allocation/held_units": Metric("units", "units that the policy owns"),
     "allocation/demand_units": Metric("units", "units that the measured throughput calls for"),
+    "allocation/begun_leases": Metric("leases", "leases of units granted to the policy since the allocator started"),
+    "allocation/ended_leases/{why}": Metric("leases", "of these, ended for this reason"),
+    "allocation/idle_share/{unit}": Metric(
+        "share", "time in which the unit is nobody's or its engine has no answer in flight, since it was told last"
+    ),
     "allocation/slept": Metric("engines", "engines put to sleep on their units so far"),
     "allocation/woken": Metric("engines", "engines woken up again so far"),
     "allocation/failed_sleeps": Metric("engines", "engines that did not fall asleep in time, or could not, and ended"),
@@ -183,6 +190,11 @@ METRICS: dict[str, Metric] = {
     "process/count": Metric("processes", "processes of the run that are alive"),
 }
 """The table. Names are grouped by the role that emits them."""
+
+
+def idle_metric(unit: str) -> str:
+    """Name of the idle share of a unit; a slash in the unit's own name would begin another segment."""
+    return IDLE_SHARE + unit.replace("/", ":")
 
 
 def metric_of(name: str) -> Metric | None:

@@ -3,12 +3,13 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import structlog
 
 from mrl.allocation.decision import DecisionRecord
+from mrl.allocation.lease_counts import LeaseCounts
 from mrl.allocation.unit_core import UnitCore, UnitSettings, UnitShare
 from mrl.allocation.unit_rule import UnitShares
 from mrl.allocation.units import Transition
@@ -18,6 +19,7 @@ from mrl.config.schema import RunConfig
 from mrl.config.unit_rules import KINDS
 from mrl.config.units import parse_units
 from mrl.errors import RecordError
+from mrl.metrics.names import idle_metric
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
 from mrl.records.leases import UnitRequest, unit_request_decoder
@@ -28,6 +30,7 @@ from mrl.transport.keys import load_keys
 from mrl.transport.server import ServerSocket
 
 POLL_S = 0.05
+UNITS_PER_RECORD = 500
 
 log = structlog.get_logger()
 
@@ -68,18 +71,22 @@ def serve_units(
     core = unit_core(config, folder, time.monotonic())
     telemetry.doing("leasing units")
     period_s = min(config.allocation.period_s, config.allocation.ttl_s / 4)
-    decide_s, told = 0.0, ""
+    decide_s, told, counts = 0.0, "", LeaseCounts()
     with (folder.path / "units.jsonl").open("ab", buffering=0) as journal:
         while not stop.is_set():
             _answer(server, core)
             if time.monotonic() >= decide_s:
                 decide_s = time.monotonic() + period_s
                 shares = core.tick(time.monotonic())
-                _tell(telemetry, shares)
+                num_reports = sum(share.num_reports for share in shares)
+                _tell(telemetry, shares, counts)
+                _tell_idle(telemetry, num_reports, core.idle.take(time.monotonic()))
                 if config.allocation.residency == "sleep":
-                    telemetry.metrics(sum(share.num_reports for share in shares), sleep_counts(core.newest.values()))
+                    telemetry.metrics(num_reports, sleep_counts(core.newest.values()))
                 told = _log_verdicts(core.rule.records(), told)
-            for line in _lines(core.take_log()):
+            transitions = core.take_log()
+            counts.take(transitions)
+            for line in _lines(transitions):
                 journal.write(line)
 
 
@@ -131,12 +138,25 @@ def sleep_counts(reports: Iterable[NodeReport]) -> dict[str, float]:
     return {f"allocation/{name}": counts[name] for name in ("slept", "woken", "failed_sleeps", "failed_wakes")}
 
 
-def _tell(telemetry: Telemetry, shares: list[UnitShare]) -> None:
+def _tell(telemetry: Telemetry, shares: Sequence[UnitShare], counts: LeaseCounts) -> None:
     for share in shares:
         values = {
             "allocation/target_units": share.target_units,
             "allocation/held_units": share.held_units,
             "allocation/demand_units": share.demand_units,
             "allocation/progress": share.progress,
+            "allocation/begun_leases": counts.begun[share.policy],
+        }
+        values |= {
+            f"allocation/ended_leases/{why.replace(' ', '_')}": number
+            for (policy, why), number in counts.ended.items()
+            if policy == share.policy
         }
         telemetry.metrics(share.num_reports, values, policy=share.policy)
+
+
+def _tell_idle(telemetry: Telemetry, num_reports: int, idle_shares: Mapping[str, float]) -> None:
+    units = list(idle_shares)
+    for start in range(0, len(units), UNITS_PER_RECORD):
+        part = units[start : start + UNITS_PER_RECORD]
+        telemetry.metrics(num_reports, {idle_metric(unit): idle_shares[unit] for unit in part})

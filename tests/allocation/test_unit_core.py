@@ -41,7 +41,7 @@ class Wanted:
     ) -> dict[str, int]:
         return dict(self.wanted)
 
-    def records(self) -> list:  # type: ignore[type-arg]
+    def records(self) -> list[object]:
         return []
 
     def demand_units(self, policy: str) -> float:
@@ -168,6 +168,30 @@ def test_a_unit_moves_and_its_old_engine_gets_no_more_slots() -> None:
     world.immortal.clear()
     world.run(2.0)
     assert sorted(world.owners().values()) == ["a", "b"]
+
+
+def test_a_unit_is_busy_while_the_engine_of_its_lease_has_answers_in_flight() -> None:
+    """Also while that is asked to end; what an older lease's engine says is nothing. Nobody's time is idle."""
+    world = World(rule := Wanted(a=1, b=0), units=("cpu:0",))
+    world.run(2.0)
+    epoch = world.engines["cpu:0"][0]
+
+    def say(active_s: float, epoch: int) -> None:
+        request = LeaseRequest(
+            holder="worker/a/0", policy="a", generated_tokens=0, slot_seconds=0.0, epoch=epoch, unit="cpu:0",
+            unit_epoch=epoch, active_s=active_s,
+        )  # fmt: skip
+        world.core.handle(request, world.now_s)
+
+    for active_s in (0.0, 3.0):
+        say(active_s, epoch)
+    for active_s in (0.0, 100.0):
+        say(active_s, epoch - 1)
+    rule.wanted = {"a": 0, "b": 0}
+    world.core.tick(world.now_s)
+    assert world.core.table.rows["cpu:0"].state is UnitState.DRAINING
+    say(4.0, epoch)
+    assert world.core.idle.take(20.0) == pytest.approx({"cpu:0": 0.8})
 
 
 def test_a_silent_engine_is_killed_after_its_grace_and_replaced() -> None:

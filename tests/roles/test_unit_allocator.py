@@ -2,10 +2,16 @@
 
 import json
 
+import pytest
+
+from mrl.allocation.lease_counts import LeaseCounts
+from mrl.allocation.unit_core import UnitShare
 from mrl.allocation.units import Transition, UnitState
+from mrl.metrics.telemetry import Telemetry
 from mrl.records.leases import LearnerReport
+from mrl.records.telemetry import MetricsRecord, TelemetryRecord
 from mrl.records.units import NodeReport
-from mrl.roles.unit_allocator import _lines, _may_say
+from mrl.roles.unit_allocator import _lines, _may_say, _tell, _tell_idle
 from mrl.transport.grants import Grant
 
 
@@ -22,3 +28,34 @@ def test_transitions_are_written_one_a_line_with_the_time_of_day() -> None:
     row = json.loads(line)
     assert row.pop("time_unix_s") > 0
     assert row == {"unit": "cpu:0", "epoch": 7, "policy": "a", "state": "granted", "why": "wanted"}
+
+
+ENDED = (UnitState.GRANTED, UnitState.CLEARING)
+
+
+def told(records: list[TelemetryRecord]) -> list[tuple[str, dict[str, float]]]:
+    return [(record.policy, record.values) for record in records if isinstance(record, MetricsRecord)]
+
+
+def test_leases_are_told_with_the_reasons_why_they_ended() -> None:
+    """Each policy's own."""
+    records: list[TelemetryRecord] = []
+    counts = LeaseCounts()
+    counts.take(Transition(0.0, "cpu:0", 7, "a", state, "its engine is gone") for state in ENDED)
+    shares = [UnitShare(policy, 2, 1, 1.5, 0.9, 4) for policy in "ab"]
+    _tell(Telemetry("allocator", "", records.append), shares, counts)
+    (first, a), (second, b) = told(records)
+    assert (first, second) == ("a", "b")
+    assert (a["allocation/begun_leases"], a["allocation/ended_leases/its_engine_is_gone"]) == (1, 1)
+    assert (b["allocation/begun_leases"], "allocation/ended_leases/its_engine_is_gone" in b) == (0, False)
+
+
+@pytest.mark.parametrize("num_units", [0, 3, 1200])
+def test_idle_shares_are_told_of_every_unit_whatever_its_name(num_units: int) -> None:
+    """A record holds a thousand values at most."""
+    records: list[TelemetryRecord] = []
+    shares = {f"node-{number}/gpu:0,1": number / 2000 for number in range(num_units)}
+    _tell_idle(Telemetry("allocator", "", records.append), 3, shares)
+    found = {name: value for _, values in told(records) for name, value in values.items()}
+    assert found == {f"allocation/idle_share/node-{number}:gpu:0,1": number / 2000 for number in range(num_units)}
+    assert all(len(values) <= 1000 for _, values in told(records))
