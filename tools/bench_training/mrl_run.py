@@ -56,10 +56,16 @@ class _Watch:
             if self._process.poll() is not None or time.monotonic() > self._deadline_s:
                 last_words = self._said.read_text(errors="replace")[-2000:]
                 raise RuntimeError(f"mrl train ended early or took too long; it said: {last_words}")
-            self.seen |= clocks(self._process.pid)
+            self._look()
             time.sleep(LOOK_EVERY_S)
+        return self._look()
+
+    def _look(self) -> Clocks:
         found = clocks(self._process.pid)
-        self.seen |= found
+        for pid, clock in found.items():  # what has ended has lost its title
+            self.seen[pid] = (
+                clock if clock.title or pid not in self.seen else clock._replace(title=self.seen[pid].title)
+            )
         return found
 
 

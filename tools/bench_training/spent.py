@@ -49,7 +49,7 @@ class Spent:
 
 
 class Clock(NamedTuple):
-    """A process and what it has taken."""
+    """A process and what it has taken; without a title when it has ended and nobody has waited for it."""
 
     title: str
     cpu_s: float
@@ -68,8 +68,9 @@ def clocks(root_pid: int) -> Clocks:
         root = psutil.Process(root_pid)
         for process in [root, *root.children(recursive=True)]:
             with suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
-                title = " ".join(process.cmdline())
+                times, title = process.cpu_times(), ""
+                with suppress(psutil.ZombieProcess):  # it has ended, and counts until its parent has waited for it
+                    title = " ".join(process.cmdline())
                 waited_for_s = times.children_user + times.children_system
                 found[process.pid] = Clock(title, times.user + times.system, waited_for_s)
     return found
