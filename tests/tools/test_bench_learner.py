@@ -119,6 +119,20 @@ def test_a_tree_is_read_with_all_that_it_has_spent():
     assert total_s(found) == pytest.approx(found[process.pid].cpu_s + found[process.pid].waited_for_s)
 
 
+def test_a_process_that_nobody_has_waited_for_counts():
+    """What it has spent stands with no one else yet."""
+    burn = "import time\nwhile time.process_time() < 0.2: pass\n"
+    parent = f"import os, subprocess, sys\nchild = subprocess.Popen([sys.executable, '-c', {burn!r}])\n"
+    parent += "os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)\nprint(flush=True)\ninput()"
+    with subprocess.Popen([sys.executable, "-c", parent], stdin=PIPE, stdout=PIPE, text=True) as process:
+        process.stdout.readline()
+        found = clocks(process.pid)
+        process.communicate("\n")
+
+    assert len(found) == 2
+    assert max(clock.cpu_s for clock in found.values() if not clock.title) >= 0.15
+
+
 def test_two_runs_side_by_side_add_up():
     """Rates of the sum are those of all samples over all CPU seconds."""
     both = ONE_TRL + Spent(50, 1_000, 5.0, 4.0, 1.0, 3.0)

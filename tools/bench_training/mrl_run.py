@@ -63,9 +63,8 @@ class _Watch:
     def _look(self) -> Clocks:
         found = clocks(self._process.pid)
         for pid, clock in found.items():  # what has ended has lost its title
-            self.seen[pid] = (
-                clock if clock.title or pid not in self.seen else clock._replace(title=self.seen[pid].title)
-            )
+            title = clock.title or self.seen.get(pid, clock).title
+            self.seen[pid] = clock._replace(title=title)
         return found
 
 
