@@ -57,6 +57,13 @@ class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     """Whether the candidate was taken, and if not, why."""
 
+    @property
+    def why(self) -> str:
+        """What a move was made for, in words."""
+        if self.urgent:
+            return "who takes part has changed"
+        return "the split before was not allowed" if self.gain is None else "a better split"
+
 
 def decide(
     rule: Rule,

@@ -184,6 +184,7 @@ METRICS: dict[str, Metric] = {
     "allocation/trained_share": Metric("share", "generated groups that are trained on, the rest being too stale"),
     "allocation/epoch": Metric("epoch", "epoch of the newest lease"),
     "allocation/moves": Metric("slots", "slots that the policy gained or lost by this decision"),
+    "allocation/moves_because/{why}": Metric("slots", "the same, for this reason; only where there are any"),
     # supervisor
     "process/restarts": Metric("restarts", "processes started again since the start", True),
     "process/pss_mib": Metric("MiB", "proportional memory of the whole process tree"),

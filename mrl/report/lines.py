@@ -33,12 +33,12 @@ def accuracy_line(record: MetricsRecord) -> str | None:
 
 
 def heartbeat_line(progress: Progress, now_s: float) -> str:
-    """The pipeline at a glance: what every learner does or awaits, the exchange's flow, silent roles, restarts."""
+    """The pipeline at a glance: learners, the exchange's flow, who has which share, silent roles, restarts."""
     started_s = now_s if progress.started_s is None else progress.started_s
     parts = [f"pipeline {elapsed(now_s - started_s)}"]
     for name, policy in progress.policies.items():
         parts.append(f"{name} {policy.step}/{progress.steps} {state(progress, progress.learner_of(name), now_s)}")
-    parts.append(_exchange(progress))
+    parts += [_exchange(progress), progress.allocation.line(now_s)]
     for sign in progress.roles.values():
         if kind_of(sign.beat.role) != "learner" and progress.is_silent(sign, now_s):
             parts.append(f"{sign.beat.role} silent for {seconds(sign.age_s(now_s))}")

@@ -42,6 +42,9 @@ class LiveView:
         room = (options.height or console.size.height) - 8 - len(self._progress.policies)
         yield self._header()
         yield Padding(self._policies(width), (1, 0, 0, 0))
+        if allocation := self._progress.allocation.line(self._now_s):
+            room -= 2
+            yield Text(f"\n {allocation}", "dim", overflow="ellipsis", no_wrap=True)
         flows = self._flows(max(3, room // 3))
         beside = console.measure(flows, options=options).maximum + 4 if width >= WIDE else 0
         roles = self._roles(max(4, room // 2), width - beside)

@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, TelemetryRecord
+from mrl.report.allocation import Allocation
 from mrl.report.shards import Shards
 
 STALE_AFTER_S = 10.0
@@ -84,6 +85,7 @@ class Progress:
         self.exchange: dict[str, float] = {}
         """Of all its daemons together, as the flows are."""
         self._shards = Shards()
+        self.allocation = Allocation()
         self.process: dict[str, float] = {}
         self.roles: dict[tuple[str, str], RoleSign] = {}
         self.events: deque[tuple[float, str]] = deque(maxlen=50)
@@ -127,6 +129,7 @@ class Progress:
         self.roles[key] = RoleSign(beat, now_s)
 
     def _metrics(self, record: MetricsRecord, now_s: float) -> None:
+        self.allocation.take(record, now_s)
         if not record.policy:
             self._of_the_run(record)
             return

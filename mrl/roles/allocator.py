@@ -121,7 +121,7 @@ def report(telemetry: Telemetry, decisions: list[Decision], record: DecisionReco
                 slots=decision.slots,
                 epoch=decision.epoch,
                 gain=record.gain,
-                urgent=record.urgent,
+                why=record.why,
                 demand_slots=round(decision.demand_slots, 1),
             )
         telemetry.metrics(
@@ -137,6 +137,13 @@ def report(telemetry: Telemetry, decisions: list[Decision], record: DecisionReco
                 "allocation/trained_share": decision.trained_share,
                 "allocation/epoch": decision.epoch,
                 "allocation/moves": decision.moved_slots,
-            },
+            }
+            | _because(decision, record),
             policy=decision.policy,
         )
+
+
+def _because(decision: Decision, record: DecisionRecord) -> dict[str, float]:
+    if not decision.moved_slots:
+        return {}
+    return {f"allocation/moves_because/{record.why.replace(' ', '_')}": decision.moved_slots}

@@ -232,3 +232,19 @@ def test_recorded_decisions_are_made_again_from_what_was_written_down() -> None:
         state = msgspec.json.decode(msgspec.json.encode(state), type=ControllerState)
         state, again = decide(ACCELERATORS, state, stored, record.capacity_units, record.now_s, urgent=record.urgent)
         assert (again.shares, again.verdict, again.progress) == (record.shares, record.verdict, record.progress)
+
+
+def test_a_record_says_in_words_what_a_move_was_made_for() -> None:
+    """Who takes part comes first: then dwell and least gain did not count either."""
+    state = ControllerState(decided_s=0.0)
+    readings = [reading("a", 6), reading("b", 0, floor_replicas=0)]
+    whys = []
+    for units, floor, urgent in ((6, 0, False), (6, 1, False), (6, 0, True)):
+        readings = [msgspec.structs.replace(one, floor_replicas=floor) for one in readings]
+        _, record = decide(ACCELERATORS, state, readings, (units,), 60.0, urgent=urgent)
+        whys.append((record.verdict, record.why))
+    assert whys == [
+        ("moved", "a better split"),
+        ("moved", "the split before was not allowed"),
+        ("moved", "who takes part has changed"),
+    ]

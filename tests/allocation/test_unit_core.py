@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from mrl.allocation.decision import DecisionRecord
 from mrl.allocation.engine_use import EngineUse, LineSample
 from mrl.allocation.guard import NodeGuard, Seen
 from mrl.allocation.unit_core import UnitCore, UnitSettings
@@ -41,7 +42,7 @@ class Wanted:
     ) -> dict[str, int]:
         return dict(self.wanted)
 
-    def records(self) -> list[object]:
+    def records(self) -> list[DecisionRecord]:
         return []
 
     def demand_units(self, policy: str) -> float:

@@ -159,13 +159,17 @@ def synthetic_stream(
                 )
                 values[f"exchange/flow_age_versions/{pair}"] = 2.0 + 8 * rng.random()
             yield metrics("exchange", "", step, now_s, values)
+            told = {name: {"allocation/slots": float(slots[name])} for name in names}
             if len(names) > 1:
                 giver, taker = rng.permutation(len(names))[:2]
                 moved = int(min(24, slots[names[giver]] - 64)) if slots[names[giver]] > 88 else 0
                 slots[names[giver]] -= moved
                 slots[names[taker]] += moved
+                told = {name: {"allocation/slots": float(slots[name])} for name in names}
+                for name in (names[giver], names[taker]) if moved else ():
+                    told[name]["allocation/moves_because/a_better_split"] = float(moved)
             for name in names:
-                yield metrics("allocator", name, step, now_s, {"allocation/slots": float(slots[name])})
+                yield metrics("allocator", name, step, now_s, told[name])
         yield beat("exchange", "", now_s, doing="serving")
         yield beat("allocator", "", now_s, doing="deciding")
     yield metrics("supervisor", "", until or steps, now_s, {"process/restarts": 1.0, "process/pss_mib": 2870.0})

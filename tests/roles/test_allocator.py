@@ -41,6 +41,7 @@ def test_every_decision_becomes_metrics_of_its_policy() -> None:
     assert (record.policy, record.step) == ("qwen", 12)
     assert record.values["allocation/slots"] == 64
     assert record.values["allocation/moves"] == 2
+    assert record.values["allocation/moves_because/who_takes_part_has_changed"] == 2
 
 
 @pytest.fixture

@@ -1,0 +1,102 @@
+"""Who has what of the rollout capacity, and what moved last: reduced from the allocator's metrics, without a clock.
+
+The age of a move is told by the allocator's own clock up to its newest word, and by arrival from then on, so that it
+is right on another host and after the metrics of an earlier attempt were read again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mrl.metrics.names import IDLE_SHARE
+from mrl.records.telemetry import MetricsRecord
+from mrl.report.readable import count, percent, seconds
+
+BEGUN, ENDED = "allocation/begun_leases", "allocation/ended_leases/"
+BECAUSE = "allocation/moves_because/"
+ONE_DECISION_S = 0.5
+"""Policies whose slots changed in a shorter time are told of the same move."""
+
+
+@dataclass(slots=True)
+class Move:
+    """Slots, or a unit, that changed hands; or did only leave them as yet."""
+
+    at_unix_s: float
+    why: str
+    changes: list[tuple[str, float]] = field(default_factory=list)
+    """(policy, slots or units gained), negative where lost."""
+
+
+class Allocation:
+    """Shares, idle time of units and the newest move."""
+
+    def __init__(self) -> None:
+        self.kind: Literal["slots", "units"] = "slots"
+        self.shares: dict[str, float] = {}
+        """Policy -> slots granted, or units owned; empty before the allocator has said anything."""
+        self.idle: dict[str, float] = {}
+        """Unit -> share of its time, since it was told before, in which it did nothing."""
+        self.move: Move | None = None
+        """The newest."""
+        self._before: dict[str, Mapping[str, float]] = {}
+        self._told_unix_s = self._heard_s = 0.0
+
+    def take(self, record: MetricsRecord, now_s: float) -> None:
+        """Take in one record of the allocator that arrived at `now_s`; one of another role changes nothing."""
+        self.idle |= {name: share for name, share in record.values.items() if name.startswith(IDLE_SHARE)}
+        if "allocation/held_units" in record.values:
+            self.kind = "units"
+            self._take_units(record)
+        elif "allocation/slots" in record.values:
+            self.kind = "slots"
+            self._take_slots(record)
+        else:
+            return
+        self._told_unix_s, self._heard_s = record.time_unix_s, now_s
+        self._before[record.policy] = record.values
+
+    def line(self, now_s: float) -> str:
+        """One line, `units qwen 2 llama 6, idle 4% | last move qwen -> llama 12s ago: another policy needs it more`."""
+        if not self.shares:
+            return ""
+        shares = " ".join(f"{policy} {count(share)}" for policy, share in self.shares.items())
+        idle = f", idle {percent(sum(self.idle.values()) / len(self.idle))}" if self.idle else ""
+        return f"{self.kind} {shares}{idle}{self._move_text(now_s)}"
+
+    def _take_units(self, record: MetricsRecord) -> None:
+        policy, values = record.policy, record.values
+        before = self._before.get(policy, values)
+        self.shares[policy] = values["allocation/held_units"]
+        for name, number in values.items():
+            if name.startswith(ENDED) and number > before.get(name, 0.0):
+                self.move = Move(record.time_unix_s, name.removeprefix(ENDED), [(policy, -1.0)])
+        is_begun = values.get(BEGUN, 0.0) > before.get(BEGUN, 0.0)
+        if is_begun and self.move and len(self.move.changes) == 1:
+            self.move.changes.append((policy, 1.0))
+
+    def _take_slots(self, record: MetricsRecord) -> None:
+        policy, slots = record.policy, record.values["allocation/slots"]
+        gained = slots - self.shares.get(policy, slots)
+        self.shares[policy] = slots
+        why = next((name.removeprefix(BECAUSE) for name in record.values if name.startswith(BECAUSE)), "")
+        if not gained or not why:
+            return
+        if self.move is None or self._is_another(self.move, record):
+            self.move = Move(record.time_unix_s, why)
+        self.move.changes.append((policy, gained))
+
+    def _is_another(self, move: Move, record: MetricsRecord) -> bool:
+        is_told = any(policy == record.policy for policy, _ in move.changes)
+        return is_told or record.time_unix_s - move.at_unix_s > ONE_DECISION_S
+
+    def _move_text(self, now_s: float) -> str:
+        if self.move is None:
+            return ""
+        if self.kind == "units":
+            giver, *taker = (policy for policy, _ in self.move.changes)
+            what = f"{giver} -> {taker[0] if taker else '...'}"
+        else:
+            what = " ".join(f"{policy} {gained:+.0f}" for policy, gained in self.move.changes)
+        age_s = max(0.0, self._told_unix_s - self.move.at_unix_s + now_s - self._heard_s)
+        return f" | last move {what} {seconds(age_s)} ago: {self.move.why.replace('_', ' ')}"
