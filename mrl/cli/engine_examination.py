@@ -21,7 +21,7 @@ from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Engine, GenerationRequest, Sampling, generate_all
 from mrl.engines.environment import engine_python
 from mrl.engines.server import ServerEngine
-from mrl.errors import EngineError, EngineLost, MRLError, UserError
+from mrl.errors import EngineError, MRLError, UserError
 from mrl.models.load import load_policy
 from mrl.models.probe import VOCAB_SIZE, save_probe
 from mrl.models.scoring import score_answers
@@ -119,14 +119,29 @@ def _examine(found: Finding, subject: Subject, folder: Path, log: Path) -> None:
         wanted = score_answers(load_policy(first), PROMPT, ids, temperature=SAMPLING.temperature)
         gap = max(float(np.abs(a.logprobs - b).max()) for a, b in zip(answers, wanted, strict=True))
         found.logprob_gap = f"{gap:.0e} nats"
-        if gap > allowed:
-            raise EngineLost(f"log-probabilities are off by {gap:.1e} nats, allowed {allowed:.0e}")
+        _check_gap(gap, allowed, subject)
         manifest = Publisher(folder / "weights", "doctor", model_folder=second).publish(
             load_policy(second), Version(0, 1), canary_sequences(VOCAB_SIZE)
         )
         installed = install(engine, manifest, Version(0, 1), tolerance_nats=allowed)
         found.canary_gap = f"{installed.gap.max_nats:.0e} nats"
         found.digests = "yes" if installed.compared_share == 1.0 else f"{installed.compared_share:.0%} of the tensors"
+
+
+def _check_gap(gap_nats: float, allowed_nats: float, subject: Subject) -> None:
+    """Raises EngineError."""
+    if gap_nats > allowed_nats:
+        cure = "install the versions of constraints.txt"
+        if subject.engine != "embedded":
+            anew = f"delete its environment and run bash tools/engine_env.sh {subject.engine}"
+            cure = f"leave out server.options that change logits, or {anew}"
+        raise EngineError(
+            "log-probabilities are not those of the model",
+            where=subject.engine,
+            got=f"off by {gap_nats:.1e} nats",
+            wanted=f"at most {allowed_nats:.0e}",
+            cure=cure,
+        )
 
 
 @contextmanager

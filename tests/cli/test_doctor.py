@@ -136,3 +136,14 @@ def test_a_server_that_is_not_at_its_url_is_told_with_the_url(monkeypatch) -> No
 
     assert "no server at http://127.0.0.1:1 took requests within 0.1 s" in found.problem
     assert found.is_users
+
+
+def test_an_engine_that_is_off_is_told_with_what_may_help(monkeypatch) -> None:
+    """Here by a bound that nothing keeps."""
+    monkeypatch.setattr("mrl.cli.engine_examination.TOLERANCE_NATS", {"float32": -1.0})
+
+    found = examine(Subject("embedded", "cpu"))
+
+    assert "embedded: log-probabilities are not those of the model; got 'off by" in found.problem
+    assert "cure: install the versions of constraints.txt" in found.problem
+    assert found.is_users
