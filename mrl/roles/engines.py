@@ -60,26 +60,38 @@ def build_embedded(config: RunConfig, policy: str, receiver: Receiver) -> Embedd
     )
 
 
-def check_context(config: RunConfig, policy: str, pool: TaskPool, token_ids: Callable[[str], Sized]) -> None:
-    """Raises ConfigError where a prompt and its answer exceed the context of a server that the run starts.
+def check_lengths(config: RunConfig, policy: str, pool: TaskPool, token_ids: Callable[[str], Sized]) -> None:
+    """Raises ConfigError where a prompt and its answer exceed what a pass of the learner, or a server, may hold.
 
     Looked at are the prompts of the most bytes, which are the longest in tokens or nearly so.
     """
-    table = config.policies[policy]
+    longest = max(pool.longest(PROMPTS_LOOKED_AT), key=lambda prompt: len(token_ids(prompt.text)))
+    table, prompt = config.policies[policy], len(token_ids(longest.text))
+    row = prompt + table.rollout.max_new_tokens - 1  # the last token is predicted, and predicts nothing
+    if not table.frozen and row > table.learner.microbatch_tokens:
+        raise ConfigError(
+            f"policies.{policy}.learner.microbatch_tokens: smaller than one row",
+            got=table.learner.microbatch_tokens,
+            wanted=f">= {row}, for a prompt of {prompt} tokens of {longest.task} and the answer behind it",
+            cure=f"raise it, or a lower tasks.{longest.task}.max_prompt_chars, or rollout.max_new_tokens",
+        )
+    _check_context(table, policy, longest.task, prompt)
+
+
+def _check_context(table: PolicyTable, policy: str, task: str, prompt: int) -> None:
+    """Of a server that the run starts; `prompt` tokens are the longest prompt, of `task`."""
     server, answer = table.rollout.server, table.rollout.max_new_tokens
     if table.rollout.engine == "embedded" or server.url:
         return
     readable = most_positions(config_of_folder(Path(table.model)))
     readable -= SPARE_TOKENS if table.rollout.engine == "sglang" else 0
     room = min(server.context_tokens, readable)
-    longest = max(pool.longest(PROMPTS_LOOKED_AT), key=lambda prompt: len(token_ids(prompt.text)))
-    prompt = len(token_ids(longest.text))
     if prompt + answer > room:
-        cure = f"a lower tasks.{longest.task}.max_prompt_chars, or rollout.max_new_tokens"
+        cure = f"a lower tasks.{task}.max_prompt_chars, or rollout.max_new_tokens"
         raise ConfigError(
             f"policies.{policy}.rollout.server.context_tokens: a prompt and its answer do not fit",
             got=f"{room}" + (", all that the model can read there" if room == readable else ""),
-            wanted=f">= {prompt + answer}, for a prompt of {prompt} tokens of {longest.task} and {answer} behind it",
+            wanted=f">= {prompt + answer}, for a prompt of {prompt} tokens of {task} and {answer} behind it",
             cure=cure if room == readable else f"raise it, or {cure}",
         )
 

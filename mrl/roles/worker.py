@@ -30,7 +30,7 @@ from mrl.models.prompting import PromptEncoder
 from mrl.records.experience import ExperienceRecord
 from mrl.records.rollouts import ScoredGroup
 from mrl.roles import wiring
-from mrl.roles.engines import build_engine, check_context
+from mrl.roles.engines import build_engine, check_lengths
 from mrl.rollout.frozen import FROZEN, FrozenLife
 from mrl.rollout.link import WorkerLink
 from mrl.rollout.loop import Duties, RolloutLoop
@@ -66,7 +66,7 @@ def build_sampler(
     receiver = load_receiver(model_folder)
     encoder = PromptEncoder(model_folder)
     pool = build_pool(config.tasks, config.pool)
-    check_context(config, policy, pool, encoder.token_ids)
+    check_lengths(config, policy, pool, encoder.token_ids)
     engine = make_engine(receiver)
     sampler = Sampler(policy, config.run.seed, engine, pool, encoder.token_ids, receiver.completion_bytes)
     return sampler, receiver

@@ -6,11 +6,19 @@ import pytest
 
 from mrl.config.load import validate
 from mrl.errors import ConfigError
-from mrl.roles.engines import check_context
+from mrl.roles.engines import check_lengths
 from mrl.tasks.pool import build_pool
 
 
-def check(folder, *, context_tokens: int, max_new_tokens: int = 8, positions: int = 512, **rollout: object) -> None:
+def check(
+    folder,
+    *,
+    context_tokens: int = 2048,
+    max_new_tokens: int = 8,
+    positions: int = 512,
+    microbatch_tokens: int = 2048,
+    **rollout: object,
+) -> None:
     """A byte is a token."""
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": positions}))
     server = {"context_tokens": context_tokens, **rollout.pop("server", {})}
@@ -22,6 +30,7 @@ def check(folder, *, context_tokens: int, max_new_tokens: int = 8, positions: in
         "policies": {
             "qwen": {
                 "model": str(folder),
+                "learner": {"microbatch_tokens": microbatch_tokens},
                 "rollout": {"engine": "vllm", "max_new_tokens": max_new_tokens, **rollout, "server": server},
             }
         },
@@ -29,7 +38,7 @@ def check(folder, *, context_tokens: int, max_new_tokens: int = 8, positions: in
     config = validate(tables, where="test")
     pool = build_pool(config.tasks, config.pool)
     try:
-        check_context(config, "qwen", pool, str.encode)
+        check_lengths(config, "qwen", pool, str.encode)
     finally:
         pool.close()
 
@@ -57,6 +66,14 @@ def test_a_prompt_and_its_answer_have_to_fit_into_a_servers_context(tmp_path, lo
     told = rf"policies\.qwen\.rollout\.server\.context_tokens: .* wanted >= {longest + 8}, .* of trim .*cure: raise it"
     with pytest.raises(ConfigError, match=told):
         check(tmp_path, context_tokens=longest + 7)
+
+
+def test_a_prompt_and_its_answer_have_to_fit_into_a_pass_of_the_learner(tmp_path, longest):
+    """Whatever the engine; of the answer's last token nothing is predicted."""
+    check(tmp_path, microbatch_tokens=longest + 7, engine="embedded")
+    told = rf"policies\.qwen\.learner\.microbatch_tokens: smaller than one row; .*wanted >= {longest + 7}, .* of trim"
+    with pytest.raises(ConfigError, match=told):
+        check(tmp_path, microbatch_tokens=longest + 6, engine="embedded")
 
 
 def test_a_model_that_reads_less_than_the_server_may_is_the_limit(tmp_path, longest):
