@@ -3,8 +3,8 @@
 A Qwen3 of about --million-parameters in float32 is published and installed again and again, as learner and worker do:
 written as a folder with digests and canary, verified, loaded beside sampling, swapped in, and proved. Beside it, in the
 same rounds, the bytes of the weights are copied once from a file to a new file on the same file system. Medians.
-"Paused" is the part of the load in which the engine could run no forward; the canary's proof is one forward more and
-stands by itself, since it depends on the model and not on its bytes.
+"Paused" is the part of the load in which the engine could run no forward. The proof stands by itself, since it depends
+on the model and not on its bytes alone; its canary is one more forward, beside which sampling goes on.
 
 Then the next version goes by broadcast: kept in memory with its digests, sent by gloo over loopback from one thread of
 this process to another, verified and swapped in. Files in memory are the quicker way on one host; the broadcast is for
