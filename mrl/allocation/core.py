@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mrl.allocation.decision import DecisionRecord
+from mrl.allocation.gain_check import Gain, GainCheck
 from mrl.allocation.ledger import Holding, LeaseLedger
 from mrl.allocation.meter import increments
 from mrl.allocation.shares import split_evenly
@@ -97,6 +98,7 @@ class AllocatorCore:
             weights=settings.weights,
             now_s=now_s,
         )
+        self._check, self._gains = GainCheck(), list[Gain]()
         self._policies = tuple(policies)
         self._ledger = LeaseLedger(settings.ttl_s)
         self._started_s = self._now_s = now_s
@@ -141,6 +143,11 @@ class AllocatorCore:
         decisions = [self._decision(policy) for policy in self._policies]
         self._told = dict(self._shares.targets)
         return decisions
+
+    def take_gains(self) -> list[Gain]:
+        """What moves brought that were measured since the last call."""
+        taken, self._gains = self._gains, []
+        return taken
 
     def _renew(self, request: LeaseRequest, now_s: float) -> LeaseGrant:
         self._seen.add(request.policy)
@@ -187,6 +194,8 @@ class AllocatorCore:
         holders = {policy: self._num_holders(policy, now_s) for policy in self._policies}
         if self._shares.is_due(now_s, holders):
             self._shares.decide(now_s, holders)
+            gain = self._check.see(self.record)
+            self._gains += [gain] if gain else []
 
     def _num_holders(self, policy: str, now_s: float) -> int:
         """Workers of a policy; one that was never seen and may still be starting counts as one."""

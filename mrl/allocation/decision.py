@@ -41,6 +41,7 @@ class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One decision with all that led to it."""
 
     now_s: float
+    rule: Rule
     urgent: bool
     capacity_units: tuple[int, ...]
     readings: tuple[Reading, ...]
@@ -98,7 +99,7 @@ def decide(
         candidate, gain = _candidate(rule, state, aged, before, capacity_units, is_measured=bool(known), fits=fits)
         gain = gain if fits else None
         verdict = _judge(rule, state, aged, candidate, gain, capacity_units, now_s, forced=urgent or not fits)
-    return _conclude(state, aged, candidate, gain, verdict, capacity_units, now_s, urgent=urgent)
+    return _conclude(rule, state, aged, candidate, gain, verdict, capacity_units, now_s, urgent=urgent)
 
 
 def _observe(
@@ -248,6 +249,7 @@ def _judge(
 
 
 def _conclude(
+    rule: Rule,
     state: ControllerState,
     readings: Sequence[Reading],
     candidate: Shares,
@@ -264,6 +266,7 @@ def _conclude(
         state = msgspec.structs.replace(state, moved_s=now_s, bucket_units=left)
     record = DecisionRecord(
         now_s=now_s,
+        rule=rule,
         urgent=urgent,
         capacity_units=capacity_units,
         readings=tuple(readings),

@@ -24,7 +24,7 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
 from mrl.records.leases import allocator_request_decoder
 from mrl.roles import wiring
-from mrl.roles.unit_allocator import serve_units
+from mrl.roles.unit_allocator import serve_units, tell_gains
 from mrl.transport.endpoints import port_of, publish_endpoint, read_endpoint
 from mrl.transport.grants import Grant
 from mrl.transport.keys import load_keys
@@ -64,7 +64,9 @@ def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
             _answer(server, core)
             if time.monotonic() >= decide_s:
                 decide_s = time.monotonic() + period_s
-                report(telemetry, core.tick(time.monotonic()), core.record, core.bound)
+                decisions = core.tick(time.monotonic())
+                report(telemetry, decisions, core.record, core.bound)
+                tell_gains(telemetry, sum(decision.num_reports for decision in decisions), core.take_gains())
     finally:
         server.close()
     return 0

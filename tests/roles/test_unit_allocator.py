@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from mrl.allocation.gain_check import Gain
 from mrl.allocation.lease_counts import LeaseCounts
 from mrl.allocation.unit_core import UnitShare
 from mrl.allocation.units import Transition, UnitState
@@ -11,7 +12,7 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.records.leases import LearnerReport
 from mrl.records.telemetry import MetricsRecord, TelemetryRecord
 from mrl.records.units import NodeReport
-from mrl.roles.unit_allocator import _lines, _may_say, _tell, _tell_idle
+from mrl.roles.unit_allocator import _lines, _may_say, _tell, _tell_idle, tell_gains
 from mrl.transport.grants import Grant
 
 
@@ -59,3 +60,10 @@ def test_idle_shares_are_told_of_every_unit_whatever_its_name(num_units: int) ->
     found = {name: value for _, values in told(records) for name, value in values.items()}
     assert found == {f"allocation/idle_share/node-{number}:gpu:0,1": number / 2000 for number in range(num_units)}
     assert all(len(values) <= 1000 for _, values in told(records))
+
+
+def test_gains_of_moves_are_told_in_pairs() -> None:
+    records: list[TelemetryRecord] = []
+    tell_gains(Telemetry("allocator", "", records.append), 3, [Gain(0.2, 0.1), Gain(0.0, -0.1)])
+    pairs = [(values["allocation/predicted_gain"], values["allocation/measured_gain"]) for _, values in told(records)]
+    assert pairs == [(0.2, 0.1), (0.0, -0.1)]
