@@ -124,7 +124,18 @@ def _sharing(data: RunData, strange: StrangeAnswers) -> str:
 
 def _machine(data: RunData) -> str:
     figures = [charts.staleness(data), charts.waiting(data), charts.time_split(data), charts.allocation(data)]
-    return _section("Pace", _grid(figures))
+    return _section("Pace", _grid(figures) + _gains(data))
+
+
+def _gains(data: RunData) -> str:
+    """What moves of slots or units were to bring and what they brought."""
+    if not data.gains:
+        return ""
+    predicted, measured = (signed(sum(column) / len(data.gains), 3) for column in zip(*data.gains, strict=True))
+    return (
+        f"<p>Moves of rollout capacity whose effect was measured: {len(data.gains)}. The least progress of all "
+        f"policies was to change by {predicted} each, and changed by {measured}.</p>"
+    )
 
 
 def _timeline(data: RunData, timeline: Timeline) -> str:
@@ -133,7 +144,7 @@ def _timeline(data: RunData, timeline: Timeline) -> str:
 
 
 def _units(data: RunData, units: Units) -> str:
-    body = units_html(units, data.policies)
+    body = units_html(units, data.policies, data.idle)
     return _section("Who had which unit", body) if body else ""
 
 

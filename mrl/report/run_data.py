@@ -12,6 +12,7 @@ from typing import Any
 from mrl.config.run_folder import RunFolder
 from mrl.errors import RunFolderError
 from mrl.metrics.jsonl import read_metrics, read_samples
+from mrl.metrics.names import IDLE_SHARE
 from mrl.report.progress import ALL_TASKS, kind_of
 from mrl.report.shards import Shards
 
@@ -38,6 +39,10 @@ class RunData:
     shards: Shards = field(default_factory=Shards, repr=False)
     slots: dict[str, Points] = field(default_factory=dict)
     """Policy -> (minutes since the first metric, slots)."""
+    idle: dict[str, list[float]] = field(default_factory=dict)
+    """Name of a unit's metric -> its idle shares, of intervals of about the same length."""
+    gains: list[tuple[float, float]] = field(default_factory=list)
+    """(predicted, measured) gain in least progress of every move that was measured."""
     samples: list[dict[str, Any]] = field(default_factory=list)
     floors: dict[tuple[str, str], float | None] = field(default_factory=dict)
     """(source, receiver) -> span std in nats that their tokenizers make of equal policies; None: not measurable."""
@@ -120,6 +125,10 @@ def _take_line(data: RunData, line: dict[str, Any]) -> None:
         elif name == "allocation/slots" and policy:
             minutes = (float(line["time_unix_s"]) - (data.started_unix_s or 0.0)) / 60
             data.slots.setdefault(policy, []).append((minutes, value))
+        elif name.startswith(IDLE_SHARE):
+            data.idle.setdefault(name, []).append(value)
+        elif name == "allocation/predicted_gain":
+            data.gains.append((value, values.get("allocation/measured_gain", math.nan)))
         elif name == "process/restarts":
             data.restarts = max(data.restarts, value)
         elif room == "exchange" and rest.startswith("flow_") and rest.count("/") == 2:

@@ -3,20 +3,22 @@
 Only runs that lease whole units (`allocation.units`) have that file; its lines are the transitions of every lease.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mrl.metrics.jsonl import parse_line
-from mrl.report.readable import elapsed, percent
+from mrl.metrics.names import idle_metric
+from mrl.report.readable import MISSING, elapsed, percent
 from mrl.report.svg import svg, text
 from mrl.report.timeline import Extent
 from mrl.report.timeline_picture import LEFT, WIDTH, Scale, time_axis
 
 ROW, BAR, AXIS = 22.0, 16.0, 38.0
-SERVING, IDLE, DEAD = "active", "free", "dead"
+SERVING, FREE, DEAD = "active", "free", "dead"
+NOBODYS = "nobody's"
 MAX_MOVES = 20
 MAX_BYTES = 64 * 1024 * 1024
 
@@ -49,17 +51,18 @@ def read_units(path: Path, ends_s: float) -> Units:
     return Units(stays, Extent(begins_s, max(ends_s, begins_s)))
 
 
-def units_html(units: Units, policies: Sequence[str]) -> str:
-    """Picture and tables; empty text for a run without units."""
+def units_html(units: Units, policies: Sequence[str], idle: Mapping[str, Sequence[float]]) -> str:
+    """Picture and tables; empty text for a run without units. `idle`: shares by the name of a unit's metric."""
     if not units.stays or not units.extent.duration_s > 0:
         return ""
     note = (
         "Full colour: an engine of this policy serves. Pale: it is being started, or ended and proved gone. "
-        "Empty: nobody's. Grey: what ran there could not be proved gone."
+        "Empty: nobody's. Grey: what ran there could not be proved gone. "
+        "Idle, in the table: without an answer in flight, whoever's it was."
     )
     return (
         f'<figure class="timeline">{_drawing(units, policies)}<p>{note}</p></figure>'
-        f"{_shares_table(units, policies)}{_moves_table(units)}"
+        f"{_shares_table(units, policies, idle)}{_moves_table(units)}"
     )
 
 
@@ -85,7 +88,7 @@ def _drawing(units: Units, policies: Sequence[str]) -> str:
     for number, (unit, stays) in enumerate(units.stays.items()):
         y = ROW * number
         parts.append(text(LEFT - 8, y + BAR - 3, unit[-18:], anchor="end", kind="label"))
-        parts += [_bar(stay, scale, y, policies) for stay in stays if stay.state != IDLE]
+        parts += [_bar(stay, scale, y, policies) for stay in stays if stay.state != FREE]
     bottom = ROW * len(units.stays)
     parts.append(time_axis(units.extent, units.extent.begin_s, bottom, "time since the first lease (minutes:seconds)"))
     return svg("".join(parts), WIDTH, bottom + AXIS, "who had which unit over time")
@@ -100,8 +103,8 @@ def _bar(stay: Stay, scale: Scale, y: float, policies: Sequence[str]) -> str:
     return f'<rect class="{name}" x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{BAR:g}">{title}</rect>'
 
 
-def _shares_table(units: Units, policies: Sequence[str]) -> str:
-    names = [*policies, "moving", "idle"]
+def _shares_table(units: Units, policies: Sequence[str], idle: Mapping[str, Sequence[float]]) -> str:
+    names = [*policies, "moving", NOBODYS]
     rows = []
     for unit, stays in units.stays.items():
         spent = dict.fromkeys(names, 0.0)
@@ -110,15 +113,17 @@ def _shares_table(units: Units, policies: Sequence[str]) -> str:
         whole_s = sum(spent.values()) or 1.0
         cells = "".join(f'<td class="n">{percent(spent[name] / whole_s)}</td>' for name in names)
         leases = sum(stay.state == "granted" for stay in stays)
-        rows.append(f'<tr><td>{escape(unit)}</td>{cells}<td class="n">{leases}</td></tr>')
-    head = "".join(f'<th class="n">{escape(name)}</th>' for name in (*names, "leases"))
+        told = idle.get(idle_metric(unit), ())
+        mean = percent(sum(told) / len(told)) if told else MISSING
+        rows.append(f'<tr><td>{escape(unit)}</td>{cells}<td class="n">{mean}</td><td class="n">{leases}</td></tr>')
+    head = "".join(f'<th class="n">{escape(name)}</th>' for name in (*names, "idle", "leases"))
     return _table(f"<th>unit</th>{head}", rows)
 
 
 def _column(stay: Stay, policies: Sequence[str]) -> str:
     if stay.state == SERVING and stay.policy in policies:
         return stay.policy
-    return "idle" if stay.state in (IDLE, DEAD) else "moving"
+    return NOBODYS if stay.state in (FREE, DEAD) else "moving"
 
 
 def _moves_table(units: Units) -> str:

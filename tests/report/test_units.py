@@ -41,11 +41,24 @@ def test_a_state_lasts_until_the_next_one_and_the_last_until_the_end(tmp_path):
 
 
 def test_shares_and_reasons_are_told(tmp_path):
-    """Served 40 % of the time, moving for 40, idle for 20; the move's reason, which stays text."""
-    html = units_html(read_units(journal(tmp_path / "units.jsonl"), 10.0), ["qwen", "llama"])
+    """Served 40 % of the time, moving for 40, nobody's for 20; idle for half of it. The move's reason stays text."""
+    html = units_html(
+        read_units(journal(tmp_path / "units.jsonl"), 10.0),
+        ["qwen", "llama"],
+        {"allocation/idle_share/cpu:0": [0.75, 0.25]},
+    )
 
     row = html.partition("<td>cpu:0</td>")[2].partition("</tr>")[0]
-    assert [cell.partition("<")[0] for cell in row.split('<td class="n">')[1:]] == ["40%", "0%", "40%", "20%", "1"]
+    assert [cell.partition("<")[0] for cell in row.split('<td class="n">')[1:]] == [
+        "40%",
+        "0%",
+        "40%",
+        "20%",
+        "50%",
+        "1",
+    ]
+    other = html.partition("<td>cpu:1</td>")[2].partition("</tr>")[0]
+    assert ">-</td>" in other, "nothing was told of its engine"
     assert "llama &lt;gains&gt; more" in html
     assert "<gains>" not in html
     assert html.count('class="mark c0"') == 1
@@ -68,4 +81,21 @@ def test_what_is_no_transition_is_left_out(tmp_path, content):
     """As after a full disk."""
     (tmp_path / "units.jsonl").write_bytes(content)
 
-    assert units_html(read_units(tmp_path / "units.jsonl", 10.0), ["qwen"]) == ""
+    assert units_html(read_units(tmp_path / "units.jsonl", 10.0), ["qwen"], {}) == ""
+
+
+def test_idle_units_and_measured_moves_are_read_from_the_metrics(make_run: Callable[..., Path]):
+    """Of every interval; a run without them says nothing of them."""
+    folder = make_run()
+    assert "whose effect was measured" not in write_report(folder).read_text()
+    journal(RunFolder(folder).units_jsonl)
+    for idle, predicted, measured in ((0.2, 0.05, 0.02), (0.4, 0.03, -0.01)):
+        values = {"allocation/idle_share/cpu:0": idle, "allocation/predicted_gain": predicted}
+        values |= {"allocation/measured_gain": measured}
+        line = {"type": "metrics", "role": "allocator", "policy": "", "step": 1, "time_unix_s": 1.0, "values": values}
+        with RunFolder(folder).metrics_jsonl.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    html = write_report(folder).read_text()
+    assert '<td class="n">30%</td>' in html.partition("<td>cpu:0</td>")[2].partition("</tr>")[0]
+    assert "measured: 2." in html
+    assert "by +0.040 each, and changed by +0.005." in html
