@@ -102,6 +102,7 @@ SMALL_PASSES = ["--policies.one.learner.activation_checkpointing", "true"]
 SMALL_PASSES += ["--policies.one.learner.microbatch_tokens", "320", "--policies.one.rollout.max_new_tokens", "64"]
 
 
+@pytest.mark.thorough
 def test_check_moves_moments_to_where_there_is_room(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +125,7 @@ def test_check_moves_moments_to_where_there_is_room(
     assert re.search(r'one: learner.optimizer_memory = "device" would need 2[2-6]\d{3} MiB', enough_without)
 
 
+@pytest.mark.thorough
 def test_nothing_is_listed_once_it_is_there(
     config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

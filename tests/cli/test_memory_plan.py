@@ -99,6 +99,7 @@ def test_engines_that_sleep_lie_beside_the_one_that_is_awake(config: Path) -> No
     assert by_device(needs)["a"] == one.mib
 
 
+@pytest.mark.thorough
 def test_a_server_has_its_processes_on_the_host_and_on_cores_its_cache_too(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +124,7 @@ def test_a_server_has_its_processes_on_the_host_and_on_cores_its_cache_too(
     assert device.keys() == {"server's weights"}
 
 
+@pytest.mark.thorough
 def test_nothing_of_a_server_that_somebody_else_started_is_counted(config: Path) -> None:
     """It may be on another host."""
     url = ["--policies.small.rollout.server.url", "http://127.0.0.1:1"]
@@ -138,6 +140,7 @@ def test_a_cache_that_is_no_number_is_one_line(config: Path, monkeypatch: pytest
         memory_plan(*planned(config, "sleep"))
 
 
+@pytest.mark.thorough
 def test_an_engine_on_a_unit_has_the_cache_of_its_part_of_the_slots(config: Path) -> None:
     """A third of them here."""
     slots = on_units(memory_plan(*planned(config, "stop", "--allocation.slots", "48")))
@@ -174,6 +177,7 @@ def test_it_is_looked_at_before_a_run_where_engines_sleep(
     assert [path.name for path in config.parent.iterdir()] == ["r.toml"]
 
 
+@pytest.mark.thorough
 def test_check_lists_what_leases_may_start(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each with its unit, and what it needs while another policy has that."""
     assert main(["check", str(config)]) == 0

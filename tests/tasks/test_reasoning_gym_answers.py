@@ -32,7 +32,10 @@ def countdown() -> ReasoningGymSource:
     return ReasoningGymSource("countdown", {}, seed=1, where="tasks.t")
 
 
-@pytest.mark.parametrize("answer", ["9**9**9", "2**(10**12)", "__import__('time').sleep(1000)"])
+@pytest.mark.parametrize(
+    "answer",
+    ["9**9**9", "2**(10**12)", pytest.param("__import__('time').sleep(1000)", marks=pytest.mark.thorough)],
+)
 def test_an_answer_that_does_not_end_costs_itself_only(answer):
     """`countdown` evaluates it; the next answer is judged as if nothing had been."""
     source = countdown()
