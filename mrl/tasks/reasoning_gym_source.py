@@ -20,6 +20,7 @@ INSTALL = "pip install 'mrl[tasks]' (it holds reasoning-gym)"
 VERIFIER = "mrl.tasks.reasoning_gym_answers:score"
 SIZE = {"size": 1_000_000}
 """Entries that there may be, unless the options say otherwise; some data sets refuse so many."""
+LOOKED_AT_ENTRIES = 8
 COMPARE_TEXTS = {"spell_backward"}
 """Data sets with a scorer of their own that is quick and harmless; without one, texts are compared anyway."""
 
@@ -49,11 +50,12 @@ print(*f.DATASETS)' lists them"
             )
             raise TaskError("reasoning-gym has no such data set", where=where, got=dataset, cure=cure)
         try:
-            self._dataset = gym.create_dataset(dataset, **{**SIZE, **options, "seed": seed})
+            self._dataset, again = (gym.create_dataset(dataset, **{**SIZE, **options, "seed": seed}) for _ in range(2))
         except (TypeError, ValueError, AssertionError) as error:
             reason = (str(error).splitlines() or ["assertion"])[0]
             what = f"data set {dataset!r} refuses its options ({reason})"
             raise TaskError(what, where=where, got=dict(options), cure="see the data set's config class") from error
+        _check_repeatable(self._dataset, again, where)
         self._subject = SUBJECTS.get(dataset)
         self._asked = dataset, dict(options), seed
         compares = dataset in COMPARE_TEXTS or not _has_own_scorer(self._dataset)
@@ -78,6 +80,15 @@ print(*f.DATASETS)' lists them"
     def score(self, item: Item, answer: str) -> float:
         """The data set's own score of an extracted answer, between 0 and 1; without limits: pools use `verifier`."""
         return float(self._dataset.score_answer(answer, self._dataset[item.number]))
+
+
+def _check_repeatable(dataset: Any, again: Any, where: str) -> None:
+    """Workers and evaluator each open it, and have to see the same. Raises TaskError."""
+    for number in range(min(LOOKED_AT_ENTRIES, len(dataset))):
+        one, other = dataset[number], again[number]
+        if (one["question"], one["answer"]) != (other["question"], other["answer"]):
+            what = f"entry {number} is another one whenever the data set is opened"
+            raise TaskError(what, where=where, got=type(dataset).__name__, cure="another data set")
 
 
 def _has_own_scorer(dataset: Any) -> bool:

@@ -1,8 +1,13 @@
+import os
+import subprocess
 import sys
+import textwrap
 
 import pytest
+from data_sets import FOLLOW_SETS
 
 from mrl.errors import MissingError, TaskError
+from mrl.launch.plan import environment
 from mrl.tasks.reasoning_gym_source import ReasoningGymSource
 
 
@@ -35,6 +40,34 @@ def test_same_seed_gives_the_same_entries():
     assert list(one.items(20)) != list(
         ReasoningGymSource("letter_counting", {"max_words": 5}, seed=4, where="").items(20)
     )
+
+
+def test_a_data_set_that_is_another_one_each_time_is_refused():
+    """Its entries do not follow from the seed; every process of a run would have prompts of its own."""
+    with pytest.raises(TaskError, match=r"tasks\.t: entry \d is another one whenever .*cure: another data set"):
+        ReasoningGymSource("list_functions", {}, seed=1, where="tasks.t")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FOLLOW_SETS)
+def test_processes_of_a_run_make_the_same_entries(name):
+    """Also of data sets that follow the order of sets, which differs from process to process by itself."""
+    script = f"""
+        from mrl.tasks.reasoning_gym_source import ReasoningGymSource
+        source = ReasoningGymSource({name!r}, {{"size": 20_000}}, seed=1, where="")
+        print([(item.text, item.reference) for item in source.items(4)])
+    """
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script)],
+            env=os.environ | environment(1),
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for _ in range(2)
+    }
+    assert len(found) == 1
 
 
 def test_subjects_are_the_words_of_the_prompt():
