@@ -15,7 +15,10 @@ pytestmark = [
     pytest.mark.skipif(
         not torch.cuda.is_available() or torch.cuda.get_device_capability() != HOPPER, reason="no Hopper GPU"
     ),
-    pytest.mark.skipif(any(importlib.util.find_spec(name) is None for name in PACKAGES), reason="no liger-kernel"),
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in PACKAGES),
+        reason="no liger-kernel: pip install 'mrl[liger]'",
+    ),
 ]
 SHAPES = [(1, 64, 256), (13, 128, 1000), (1500, 1024, 32003)]
 """Tokens, width, vocabulary: alone, of no tile's size, and over several waves with a tail."""

@@ -15,7 +15,8 @@ from mrl.objectives.liger import check_liger
 from mrl.objectives.logprobs import token_logprobs, token_logprobs_and_entropy
 
 NEEDS_LIGER = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("liger_kernel", "triton")), reason="no liger-kernel"
+    any(importlib.util.find_spec(name) is None for name in ("liger_kernel", "triton")),
+    reason="no liger-kernel: pip install 'mrl[liger]'",
 )
 
 
