@@ -153,15 +153,15 @@ def _check_context(key: str, rollout: RolloutTable, where: str) -> None:
 
 
 def _check_weights(key: str, policy: PolicyTable, where: str) -> None:
-    """A broadcast reaches the embedded engine, and an SGLang on a CPU that the run itself starts."""
+    """A broadcast reaches the embedded engine, and a server on a CPU that the run itself starts."""
     rollout = policy.rollout
-    can_receive = rollout.engine == "sglang" and policy.device == "cpu" and not rollout.server.url
-    if rollout.weights == "broadcast" and rollout.engine != "embedded" and not can_receive:
+    can_receive = rollout.engine == "embedded" or (policy.device == "cpu" and not rollout.server.url)
+    if rollout.weights == "broadcast" and not can_receive:
         raise ConfigError(
             f"{key}.weights: this engine takes weights in files alone",
             where=where,
             got=f"{rollout.engine} on {policy.device}" + (" by its url" if rollout.server.url else ""),
-            wanted=f'{key}.weights = "files"; an embedded engine, or an own SGLang on a CPU, for "broadcast"',
+            wanted=f'{key}.weights = "files"; an embedded engine, or an own server on a CPU, for "broadcast"',
         )
 
 

@@ -3,8 +3,9 @@
 Seen on vLLM 0.32 for CPU. Requests that are aborted, by `/pause?mode=abort` too, return what they have sampled with
 finish reason "abort"; while paused new ones wait. An EOS that is given as a stop token is the last of `token_ids`.
 `/health` answers for the HTTP process alone; `/is_paused` asks the process that samples.
-On a GPU vLLM reloads weights itself; that way was seen on a CPU, where nothing was packed. Sleeping, written from the
-sources of 0.33, has not run.
+On a GPU vLLM reloads weights itself; that way was seen on a CPU, where nothing was packed. A broadcast reaches the CPU
+alone: vLLM's own transfers need NCCL of its own making, and vLLM on this side. Sleeping, written from the sources of
+0.33, has not run.
 """
 
 import asyncio
@@ -28,8 +29,9 @@ from mrl.engines.vllm_calls import (
     count_workers,
     has_extension,
     lead_nats,
+    seat_of,
 )
-from mrl.errors import EngineError
+from mrl.errors import EngineError, PeerLost
 from mrl.models.tensor_broadcast import Incoming, Seats
 from mrl.records.finish import FinishReason
 
@@ -128,20 +130,32 @@ class VLLM:
             if self._launch is not None:
                 await asyncio.to_thread(check_same_tensors, folder, self._launch.model_folder)
             said = await call_workers(http, "reload_weights", [], weights_path=str(folder))
-        check_taken(folder, said, taken={} if self._swaps_tensors else None, num_workers=self._num_workers)
+        check_taken(str(folder), said, taken={} if self._swaps_tensors else None, num_workers=self._num_workers)
         self._folder = folder
+        await self._begin_version(http, label)
+
+    async def _begin_version(self, http: Http, label: str) -> None:
         if "/update_weight_version" in self._routes:
             await http.post("/update_weight_version", {"new_version": label})
         if not (await http.post_json("/reset_prefix_cache"))["success"]:
             raise HttpFailure("/reset_prefix_cache", 200, "prefixes of the old weights stay in the cache")
 
     async def broadcast_seats(self, http: Http) -> Seats:
-        """See Dialect. vLLM's own transfers need NCCL of its own making, and vLLM on this side."""
-        raise EngineError("vLLM takes weights in files alone", where="rollout.weights", cure='weights = "files"')
+        """See Dialect. One: its worker, which looks at what comes before it serves any of it."""
+        if not self._swaps_tensors or self._num_workers * self._num_copies > 1:
+            what = "this vLLM takes weights in files alone"
+            raise EngineError(what, where="rollout.weights", cure='weights = "files"')
+        return Seats(1)
 
     async def receive(self, http: Http, incoming: Incoming, label: str) -> None:
-        """See Dialect."""
-        raise EngineError("vLLM takes weights in files alone", where="rollout.weights", cure='weights = "files"')
+        """See Dialect. Until all of it is there, and is what was published, nothing changes."""
+        where = f"broadcast {incoming.meeting.name}"
+        said = await call_workers(http, "mrl_receive", [seat_of(incoming)])
+        lost = [answer["lost"] for answer in said if "lost" in answer]
+        if lost:
+            raise PeerLost(f"{where}: {lost[0]}")
+        check_taken(where, said, taken={}, num_workers=1)
+        await self._begin_version(http, label)
 
     async def resume(self, http: Http) -> None:
         """See Dialect."""
@@ -162,8 +176,8 @@ class VLLM:
     async def checksums(self, http: Http) -> dict[str, str] | None:
         """See Dialect. Known for a server that was started here, with one worker.
 
-        The extension reads the engine's bytes as they are. It is silent before the first load, and where the engine has
-        another number format than the folder: then vLLM's own hashes are compared with those of equal rounding.
+        The extension reads the engine's bytes as they are. Where there is none, and before the first load, vLLM's own
+        hashes are compared with those of the folder's tensors in the engine's number format.
         """
         if self._swaps_tensors:
             held = await call_workers(http, "mrl_checksums", [])

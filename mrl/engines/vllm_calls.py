@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from mrl.engines.http import Http, HttpFailure
 from mrl.errors import EngineLost, WeightsError
+from mrl.models.tensor_broadcast import MEET_S, STALL_S, Incoming, buckets_of
+from mrl.models.tensor_file import TYPES
+from mrl.transport.endpoints import own_host
 
 GENERATE = "/inference/v1/generate"
 ANSWER_S = 5.0
@@ -36,7 +38,7 @@ async def call_workers(http: Http, method: str, arguments: list[str], **named: s
     return json.loads(text)["results"] if text else []
 
 
-def check_taken(folder: Path, answers: Sequence[Any], *, taken: object, num_workers: int) -> None:
+def check_taken(where: str, answers: Sequence[Any], *, taken: object, num_workers: int) -> None:
     """What workers say to new weights, `taken` or {"refused": why}, has to come from all of them, and be the same.
 
     Raises WeightsError when all refuse, so that nothing has changed, and EngineLost when they now serve different ones.
@@ -46,9 +48,30 @@ def check_taken(folder: Path, answers: Sequence[Any], *, taken: object, num_work
     if num_taken == len(answers) == num_workers:
         return
     if len(refused) == len(answers) == num_workers:
-        raise WeightsError(f"{folder}: vLLM cannot serve these weights: {refused[0]}")
+        raise WeightsError(f"{where}: vLLM cannot serve these weights: {refused[0]}")
     why = f", as {refused[0]}" if refused else ""
-    raise EngineLost(f"{folder}: of {num_workers} workers {num_taken} took the weights, {len(refused)} refused{why}")
+    raise EngineLost(f"{where}: of {num_workers} workers {num_taken} took the weights, {len(refused)} refused{why}")
+
+
+def seat_of(incoming: Incoming) -> str:
+    """What `inside/broadcast_member.py` has to know to be a member of this broadcast, as JSON."""
+    meeting = incoming.meeting
+    seat = {
+        "host": meeting.host,
+        "port": meeting.port,
+        "own_host": own_host(meeting.host),
+        "name": meeting.name,
+        "rank": meeting.first_rank,
+        "world_size": meeting.world_size,
+        "meet_s": MEET_S,
+        "stall_s": STALL_S,
+        "buckets": [
+            [(tensor.name, str(TYPES[tensor.dtype]).removeprefix("torch."), tensor.shape) for tensor in bucket]
+            for bucket in buckets_of(incoming.tensors)
+        ],
+        "digests": dict(incoming.digests),
+    }
+    return json.dumps(seat)
 
 
 async def count_workers(http: Http) -> tuple[int, int]:

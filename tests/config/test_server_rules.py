@@ -31,7 +31,11 @@ def check(rollout, **policy) -> None:
         ({"engine": "vllm", "max_new_tokens": 64, "server": {"context_tokens": 64}}, {}, r"context_tokens.*> .* = 64"),
         ({"engine": "vllm", "server": {"url": "h:1"}}, {}, r"server\.url"),
         ({"engine": "vlm"}, {}, r"rollout\.engine"),
-        ({"engine": "vllm", "weights": "broadcast"}, {}, r"llama\.rollout\.weights: .*files alone.*vllm on cpu"),
+        (
+            {"engine": "vllm", "weights": "broadcast"},
+            {"device": "cuda"},
+            r"llama\.rollout\.weights: .*vllm on cuda",
+        ),
         ({"engine": "sglang", "weights": "broadcast", "server": {"url": "http://h:1"}}, {}, r"by its url"),
         ({"engine": "sglang", "weights": "broadcast"}, {"device": "cuda"}, r"sglang on cuda"),
     ],
@@ -47,6 +51,7 @@ def test_tables_that_contradict_themselves_are_refused(rollout, policy, words):
     [
         ({"engine": "vllm", "server": {"url": "http://h:1"}}, {}),
         ({"engine": "sglang", "workers": 2}, {}),
+        ({"engine": "vllm", "weights": "broadcast"}, {}),
         ({"engine": "sglang", "weights": "broadcast"}, {}),
         ({"weights": "broadcast", "workers": 2}, {}),
         ({"engine": "vllm", "max_new_tokens": 64, "server": {"context_tokens": 65, "options": ["--seed", "1"]}}, {}),

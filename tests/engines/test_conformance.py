@@ -29,8 +29,9 @@ from mrl.engines.environment import engine_python
 from mrl.engines.server import ServerEngine
 from mrl.engines.sglang import SGLang
 from mrl.engines.vllm import VLLM
-from mrl.errors import EngineError, PeerLost, WeightsError, WeightsUnproved
+from mrl.errors import PeerLost, WeightsError, WeightsUnproved
 from mrl.models import tensor_broadcast
+from mrl.models.parameters import named_weights
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
 from mrl.rollout.updates import prove
@@ -204,14 +205,10 @@ def test_logprobs_at_temperature_1(at_temperature_1):
 
 def test_weights_come_by_broadcast_in_mid_answer(rig, kind, weights, monkeypatch):
     """In many buckets; tokens before and after name their versions; the engine reports the bytes that were sent."""
-    if kind.dialect is VLLM:
-        with pytest.raises(EngineError, match="takes weights in files alone"):
-            rig.engine.broadcast_seats()
-        return
     monkeypatch.setattr(tensor_broadcast, "BUCKET_BYTES", 64 * 1024)
     before, version = rig.serve(weights("b")), Version(1, 1)
     rig.served[version] = weights("a")
-    sender = Sender(weights("a"), rig.engine.broadcast_seats().num_ranks, name="a-1.1-1")
+    sender = Sender(named_weights(weights("a").model), rig.engine.broadcast_seats().num_ranks, name="a-1.1-1")
     requests = [rig.ask(answers=4) for _ in range(4)]
     rig.engine.submit(requests)
     finished = rig.engine.collect(0.2)
@@ -231,12 +228,10 @@ def test_weights_come_by_broadcast_in_mid_answer(rig, kind, weights, monkeypatch
 
 def test_a_broadcast_that_comes_apart_leaves_no_mixture_behind(rig, kind, weights, monkeypatch):
     """The sender goes after two buckets: the old weights are served on or none, and files cure it."""
-    if kind.dialect is VLLM:
-        pytest.skip("the configuration refuses broadcasts to vLLM: it takes weights in files alone")
     monkeypatch.setattr(tensor_broadcast, "BUCKET_BYTES", 64 * 1024)
     monkeypatch.setattr(tensor_broadcast, "STALL_S", 2.0)
     before = rig.serve(weights("b"))
-    sender = Sender(weights("a"), rig.engine.broadcast_seats().num_ranks, name="a-1.2-1")
+    sender = Sender(named_weights(weights("a").model), rig.engine.broadcast_seats().num_ranks, name="a-1.2-1")
 
     with ThreadPoolExecutor(1) as threads:
         receiving = threads.submit(rig.engine.receive, sender.incoming, Version(1, 2))
@@ -245,7 +240,7 @@ def test_a_broadcast_that_comes_apart_leaves_no_mixture_behind(rig, kind, weight
         with pytest.raises(PeerLost):
             receiving.result(90)
 
-    if kind.dialect is None:  # it takes buckets beside the tensors that it serves with
+    if kind.dialect is not SGLang:  # the others take it beside the tensors that they serve with
         assert rig.engine.version == before
         old = rig.ask(answers=2)
         rig.engine.submit([old])

@@ -18,7 +18,7 @@ POLICIES = ("qwen", "llama", "gemma")
 
 
 def small(folder: Path) -> list[str]:
-    """What makes the run short: policies that have learnt next to nothing, few held-out prompts."""
+    """What makes the run short: policies that have learnt next to nothing, few held-out prompts. Weights are broadcast."""
     words = ["--run.folder", str(folder), "--run.name", "mixed", "--run.steps", str(STEPS)]
     words += ["--pool.train_prompts", "64", "--pool.held_out_prompts", "8"]
     for policy in POLICIES:
@@ -27,6 +27,8 @@ def small(folder: Path) -> list[str]:
             "4",
             f"--policies.{policy}.rollout.max_new_tokens",
             "12",
+            f"--policies.{policy}.rollout.weights",
+            "broadcast",
         ]
         words += [f"--policies.{policy}.learner.prompts_per_step", "2"]
     return words
@@ -50,6 +52,8 @@ def test_three_policies_learn_from_rollouts_of_three_engines(tmp_path):
         assert max(record["values"]["mismatch/k3_nats"] for record in steps) < 1e-6
         assert max(values["weights/canary_max_abs_nats"] for values in sampled) < 1e-4
         assert sampled[-1]["rollout/engine_restarts"] == 0
+        assert sampled[-1]["weights/by_broadcast"] >= 1
+        assert sampled[-1]["weights/by_files"] == 0
     engines = {json.loads((run / "config.json").read_text())["policies"][one]["rollout"]["engine"] for one in POLICIES}
     assert engines == {"embedded", "vllm", "sglang"}
     left = [

@@ -8,12 +8,13 @@ This replaces a private function of vLLM (seen in 0.32) and is for CPU only. If 
 fails and the server does not start; if it no longer calls it, parameters are empty and `mrl_load` refuses.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
+from broadcast_member import digest, receive
 from safetensors import safe_open
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.model_executor.layers import utils as layers
@@ -37,6 +38,22 @@ class WeightsExtension:
 
         They are loaded beside those that are served, and take their place when every element has been written.
         """
+        return self._serve(_tensors(Path(folder)))
+
+    def mrl_receive(self, seat: str) -> dict[str, str]:
+        """As `mrl_load`, from a broadcast; {"lost": why} when it comes apart, and nothing has changed.
+
+        All of it is here, and is what was published, before the first tensor is loaded.
+        """
+        try:
+            tensors = receive(json.loads(seat))
+        except ConnectionError as error:
+            return {"lost": str(error)}
+        except ValueError as error:
+            return {"refused": str(error)}
+        return self._serve(tensors.items())
+
+    def _serve(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
         model = self.model_runner.get_model()
         parameters = dict(model.named_parameters())
         served = {name: parameter.data for name, parameter in parameters.items()}
@@ -45,34 +62,37 @@ class WeightsExtension:
             for parameter in parameters.values():
                 parameter.data = torch.full_like(parameter.data, float("nan"))
             with watch:
-                model.load_weights(watch.named(_tensors(Path(folder))))
+                model.load_weights(watch.named(tensors))
             _check_written(parameters)
             watch.check_placed()
+            places = watch.settled()
         except Exception as error:  # noqa: BLE001 - whatever a model's own loader raises for what it does not know
             for name, parameter in parameters.items():
                 parameter.data = served[name]
             return {"refused": f"{type(error).__name__}: {error}"}
-        self.mrl_places = watch.places
+        self.mrl_places = places
         return {}
 
     def mrl_checksums(self) -> dict[str, str]:
-        """Name in the folder -> XXH3-128 of the bytes of that tensor, read back from what layers compute with.
+        """Name that was published -> XXH3-128 of the bytes of that tensor, read back from what layers compute with.
 
-        Empty before the first `mrl_load`, and where the engine holds tensors in another type than the folder.
+        What was rounded to the engine's number format counts as what was published as long as it is that rounding.
+        Empty before the first load.
         """
         places = getattr(self, "mrl_places", {})
         living = {_storage(parameter) for parameter in self.model_runner.get_model().parameters()}
         if not all(place.is_whole(living) for place in places.values()):
             return {}
-        return {name: place.digest() for name, place in places.items()}
+        return {name: place.held_digest() for name, place in places.items()}
 
 
 class _Place:
-    """Where the elements of one tensor of the folder went: pieces of it, and views of parameters."""
+    """Where the elements of one tensor went: pieces of it, and views of parameters."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._shape, self._dtype = tensor.shape, tensor.dtype
         self._pieces: list[tuple[tuple[Any, ...], torch.Tensor]] = []
+        self._rounded, self._published = "", ""
 
     def add(self, piece: torch.Tensor, target: torch.Tensor) -> None:
         self._pieces.append(((piece.shape, piece.stride(), piece.storage_offset()), target))
@@ -82,15 +102,22 @@ class _Place:
         return bool(self._pieces)
 
     def is_whole(self, living: set[int]) -> bool:
-        """Whether all of it lies, unrounded, in parameters that layers still compute with."""
+        """Whether all of it lies in parameters that layers still compute with."""
         held = sum(target.numel() for _, target in self._pieces if _storage(target) in living)
-        return held == self._shape.numel() and all(target.dtype == self._dtype for _, target in self._pieces)
+        return held == self._shape.numel()
 
-    def digest(self) -> str:
+    def settle(self, tensor: torch.Tensor) -> None:
+        """Learn what the engine has to hold of `tensor`, where that is of another type."""
+        self._dtype = self._pieces[0][1].dtype
+        if self._dtype != tensor.dtype:
+            self._rounded, self._published = digest(tensor.to(self._dtype)), digest(tensor)
+
+    def held_digest(self) -> str:
         whole: Any = torch.empty(self._shape, dtype=self._dtype)
         for geometry, target in self._pieces:
             whole.as_strided(*geometry).copy_(target)
-        return xxhash.xxh3_128_hexdigest(memoryview(whole.reshape(-1).view(torch.uint8).numpy()))
+        held = digest(whole)
+        return self._published if held == self._rounded else held
 
 
 class _Watch(TorchDispatchMode):
@@ -100,14 +127,14 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.places: dict[str, _Place] = {}
         self._names: dict[int, str] = {}
-        self._kept: list[torch.Tensor] = []
+        self._kept: dict[str, torch.Tensor] = {}
 
-    def named(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    def named(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """The same tensors, known by their storage from now on; all are kept until the end, so no storage is reused."""
         for name, tensor in tensors:
             self.places[name] = _Place(tensor)
             self._names[_storage(tensor)] = name
-            self._kept.append(tensor)
+            self._kept[name] = tensor
             yield name, tensor
 
     def check_placed(self) -> None:
@@ -115,6 +142,12 @@ class _Watch(TorchDispatchMode):
         unused = [name for name, place in self.places.items() if not place.is_used]
         if unused:
             raise ValueError(f"no place in this model for {', '.join(unused[:5])}")
+
+    def settled(self) -> dict[str, _Place]:
+        """Name of each tensor -> its place."""
+        for name, tensor in self._kept.items():
+            self.places[name].settle(tensor)
+        return self.places
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.copy_.default:

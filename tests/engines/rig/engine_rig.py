@@ -1,7 +1,7 @@
 """Weights on disk with what they say to a text, and an engine that is asked for answers to check."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,6 @@ from mrl.config.load import validate
 from mrl.config.run_folder import create_run_folder
 from mrl.engines.engine import Engine, Finished, GenerationRequest
 from mrl.models.load import load_policy
-from mrl.models.parameters import named_weights
 from mrl.models.tensor_broadcast import BroadcastGroup, Incoming, buckets_of, open_store, shape_of
 from mrl.models.tensor_file import digest
 from mrl.records.rollouts import Meeting
@@ -115,8 +114,16 @@ def full_forward(parts: Sequence[tuple[Weights, Sequence[int]]], temperature: fl
 class Sender:
     """The learner's end of one broadcast: the store is open, nobody is there yet."""
 
-    def __init__(self, weights: Weights, num_ranks: int, *, name: str) -> None:
-        self._tensors = named_weights(weights.model)
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        num_ranks: int,
+        *,
+        name: str,
+        digests: Mapping[str, str] | None = None,
+    ) -> None:
+        """`digests` are told to the members, those of the tensors unless given."""
+        self._tensors = tensors
         self._store = open_store("127.0.0.1")
         meeting = Meeting(
             host="127.0.0.1",
@@ -127,7 +134,9 @@ class Sender:
             world_size=1 + num_ranks,
         )
         shapes = [shape_of(name, tensor) for name, tensor in self._tensors.items()]
-        self.incoming = Incoming(meeting, shapes, {name: digest(tensor) for name, tensor in self._tensors.items()})
+        if digests is None:
+            digests = {name: digest(tensor) for name, tensor in tensors.items()}
+        self.incoming = Incoming(meeting, shapes, digests)
 
     def send(self, *, buckets: int | None = None) -> BroadcastGroup:
         """Meet, and send all buckets or the first few; the group lasts as long as it is kept."""

@@ -1,0 +1,60 @@
+"""A member of a broadcast of weights in an engine's own environment, where mrl is not installed.
+
+The other end is `mrl.models.tensor_broadcast`, whose names of keys and order of bytes are kept here.
+"""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import xxhash
+
+
+def receive(seat: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """All tensors of a broadcast, each in memory of its own.
+
+    `seat` is what `mrl.engines.vllm_calls.seat_of` makes. Raises ConnectionError when the members do not meet or one of
+    them is gone or late, ValueError when what came is not what was published.
+    """
+    try:
+        tensors = dict(_arriving(_join(seat), seat["buckets"]))
+    except RuntimeError as error:  # torch has no kind of its own for a member that is gone or late
+        raise ConnectionError(" ".join(str(error).split())[:300]) from error
+    wrong = [name for name, tensor in tensors.items() if digest(tensor) != seat["digests"].get(name)]
+    if wrong:
+        raise ValueError(f"other bytes came than were published, of {', '.join(wrong[:5])}")
+    return tensors
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """XXH3-128 of the bytes of a tensor of the CPU in row-major order, as 32 hex digits."""
+    return xxhash.xxh3_128_hexdigest(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
+
+
+def _join(seat: dict[str, Any]) -> Any:
+    patience = timedelta(seconds=seat["meet_s"])
+    store: dist.Store = dist.TCPStore(seat["host"], seat["port"], is_master=False, timeout=patience)
+    for prefix in (seat["name"], f"{seat['name']}/", "cpu/"):
+        store = dist.PrefixStore(prefix, store)
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timedelta(seconds=seat["stall_s"])
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=seat["own_host"])]
+    return dist.ProcessGroupGloo(store, seat["rank"], seat["world_size"], options)
+
+
+def _arriving(group: Any, buckets: list[list[list[Any]]]) -> Iterator[tuple[str, torch.Tensor]]:
+    options = dist.BroadcastOptions()
+    options.rootRank = options.rootTensor = 0
+    buffer = torch.empty(0, dtype=torch.uint8)
+    for bucket in buckets:
+        empty = [(name, torch.empty(shape, dtype=getattr(torch, dtype))) for name, dtype, shape in bucket]
+        num_bytes = sum(tensor.nbytes for _, tensor in empty)
+        if num_bytes > len(buffer):
+            buffer = torch.empty(num_bytes, dtype=torch.uint8)
+        group.broadcast([buffer[:num_bytes]], options).wait()
+        parts = buffer[:num_bytes].split([tensor.nbytes for _, tensor in empty])
+        for (name, tensor), part in zip(empty, parts, strict=True):
+            tensor.reshape(-1).view(torch.uint8).copy_(part)
+            yield name, tensor
