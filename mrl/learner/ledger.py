@@ -1,9 +1,11 @@
 """Which prompts are being sampled by whom, and which groups are ready: the learner's books, without socket or clock.
 
-Admission paces sampling: at step v at most (eta + v + 1) * B groups are accepted or running (AReaL, arXiv 2505.24298,
-section 4). An adaptive pace narrows this to what the learner needs in stock, so that it trains on fresher groups. The
-staleness bound itself is enforced in `take_batch`. With dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) a group
-whose answers all have one reward is not accepted, and the next prompt takes its place.
+Admission paces sampling: at most (eta + v + 1) * B groups are accepted or running (AReaL, arXiv 2505.24298, section 4),
+where v is the version that the worker who asks would sample under: in a full stock, what it begins just before it has
+taken a newer one would come a version too late. An adaptive pace narrows this to what the learner needs in stock, so
+that it trains on fresher groups. The staleness bound itself is enforced in `take_batch`. With dynamic sampling (DAPO,
+arXiv 2503.14476, section 3.2) a group whose answers all have one reward is not accepted, and the next prompt takes its
+place.
 """
 
 import math
@@ -88,9 +90,12 @@ class WorkLedger:
         window = AdmissionWindow(pace.groups_per_step, pace.max_staleness_versions)
         self.window: AdmissionWindow | None = window if pace.adaptive else None
 
-    def capacity(self) -> int:
-        """Groups that may be granted now."""
-        ahead = min(self.step + self.pace.max_staleness_versions + 1, self.pace.total_steps)
+    def capacity(self, serving: Version | None = None) -> int:
+        """Groups that may be granted now, to a worker that would sample them under `serving`, or the newest version."""
+        if serving is not None and is_void(serving, self.resumed_at):
+            return 0
+        step = self.step if serving is None else min(self.step, serving.step)
+        ahead = min(step + self.pace.max_staleness_versions + 1, self.pace.total_steps)
         room = ahead * self.pace.groups_per_step - self.accepted - len(self.running)
         if self.window is not None:
             room = min(room, math.ceil(self.window.groups) - len(self.ready) - len(self.running))
@@ -101,7 +106,7 @@ class WorkLedger:
         self.last_seen_s[request.worker] = now_s
         holding = set(request.holding)
         self._take_back(lambda ticket, run: run.worker == request.worker and ticket not in holding)
-        num_groups = min(request.max_groups, self.capacity())
+        num_groups = min(request.max_groups, self.capacity(request.serving))
         self.is_short = num_groups < request.max_groups
         return [self._grant_one(request) for _ in range(num_groups)]
 

@@ -91,6 +91,8 @@ class WorkRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
     worker: Name
     max_groups: Count
     holding: Annotated[list[Name], msgspec.Meta(max_length=100_000)]
+    serving: Version | None = None
+    """What would sample them now; None before there are weights: those of the answer will."""
 
 
 class StaleGroup(msgspec.Struct, frozen=True, kw_only=True):

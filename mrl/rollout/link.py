@@ -43,6 +43,8 @@ class WorkerLink:
         """Tickets of work that the worker's thread has already got."""
         self._undelivered: dict[str, ScoredGroup | StaleGroup] = {}
         self._wanted = 0
+        self._serving: Version | None = None
+        """What the engine would sample under, as the worker's thread said last."""
         self._is_unanswered = False
         self._asked_s = self._heard_s = self._sent_s = self._weights_asked_s = float("-inf")
         self._notice: WeightsNotice | None = None
@@ -63,17 +65,18 @@ class WorkerLink:
         with self._changed:
             return self._notice
 
-    def take_work(self, max_groups: int, timeout_s: float) -> list[WorkItem]:
-        """Ask for up to `max_groups` more and wait at most `timeout_s`; may be empty. Every item is given once.
+    def take_work(self, max_groups: int, timeout_s: float, serving: Version | None = None) -> list[WorkItem]:
+        """Ask for up to `max_groups` more, to be sampled under `serving`; may be empty. Every item is given once.
 
-        There is one unanswered request at a time: the learner would take a second one for that of a worker that lost
-        what the first one was granted.
+        Waits at most `timeout_s`, and no longer than until the learner tells of other weights. There is one unanswered
+        request at a time: the learner would take a second one for that of a worker that lost what the first one was
+        granted.
         """
         with self._changed:
-            self._wanted = max_groups
+            self._wanted, self._serving, told = max_groups, serving, self._notice
             if not self._is_unanswered and not self._fresh():
                 self._ask()
-            self._changed.wait_for(lambda: bool(self._fresh()), timeout_s)
+            self._changed.wait_for(lambda: bool(self._fresh()) or self._notice != told, timeout_s)
             taken, self._wanted = self._fresh()[:max_groups], 0
             self._taken.update(item.ticket for item in taken)
             return taken
@@ -194,6 +197,7 @@ class WorkerLink:
             worker=self._worker,
             max_groups=max(0, self._wanted - len(self._fresh())),
             holding=[*self._work, *self._undelivered],
+            serving=self._serving,
         )
         self._post(encode(request))
 

@@ -124,7 +124,7 @@ class RolloutLoop:
         if self._duties.rest is not None and self._duties.rest.is_due():
             self._sleep(self._duties.rest)
             return
-        self._follow_weights(to_the_end=self._duties.in_step or self._engine.version is None)
+        self._follow_weights(to_the_end=self._duties.in_step or self._engine.version is None or not self._busy)
         if self._duties.scorer is not None and self._custody.is_good(self._engine.version):
             self._telemetry.doing("scoring")
             self._duties.scorer.serve(self._custody.is_good)
@@ -243,7 +243,7 @@ class RolloutLoop:
         again, self._again = self._again[:room], self._again[room:]
         if again or not room:
             return again
-        return self._link.take_work(room, timeout_s)
+        return self._link.take_work(room, timeout_s, self._engine.version)
 
     def _room(self) -> int:
         """Groups that may be handed in now: within the lease, and only while the engine samples all that it holds.

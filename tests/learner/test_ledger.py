@@ -17,8 +17,8 @@ def ledger(epoch: int = 0, step: int = 0, pace: Pace = PACE) -> WorkLedger:
     return WorkLedger(pace, lambda position: f"p{position}", Version(epoch, step), step=step)
 
 
-def ask(count: int, worker: str = "w", holding: tuple[str, ...] = ()) -> WorkRequest:
-    return WorkRequest(worker=worker, max_groups=count, holding=list(holding))
+def ask(count: int, worker: str = "w", holding: tuple[str, ...] = (), serving: Version | None = None) -> WorkRequest:
+    return WorkRequest(worker=worker, max_groups=count, holding=list(holding), serving=serving)
 
 
 def test_at_most_eta_plus_one_steps_of_groups_run_ahead():
@@ -41,6 +41,38 @@ def test_a_new_version_raises_the_budget_by_one_step(make_group):
     assert books.grant(ask(9), 0.0) == []
     books.take_batch(1)
     assert len(books.grant(ask(9), 0.0)) == 4
+
+
+def test_a_worker_that_is_behind_gets_what_can_still_be_fresh(make_group):
+    """The groups of the newest version's step are for who serves it; void weights sample nothing."""
+    books = ledger()
+    books.accept([make_group(item.ticket) for item in books.grant(ask(8), 0.0)], "w", 0.0)
+    books.take_batch(0)
+    books.take_batch(1)
+
+    assert books.grant(ask(9, serving=Version(0, 0)), 0.0) == []
+    assert len(books.grant(ask(9, serving=Version(0, 1)), 0.0)) == 4
+
+    resumed = ledger(epoch=1, step=3)
+    resumed.restore({"cursor": 12, "open": [], "dropped": 0}, step=3)
+    assert resumed.grant(ask(9, serving=Version(0, 4)), 0.0) == []
+    assert len(resumed.grant(ask(9, serving=Version(0, 3)), 0.0)) == 8
+
+
+@given(st.integers(0, 3), st.lists(st.tuples(st.integers(0, 3), st.integers(1, 20)), min_size=20, max_size=60))
+def test_nothing_goes_stale_that_ends_in_the_order_in_which_it_began(eta, turns):
+    """However late a worker takes new weights: a full stock is trained on to the last group."""
+    books = ledger(pace=Pace(4, 2, eta, total_steps=1000))
+    step = serving = trained = 0
+    for newer, room in turns:
+        serving = min(step, serving + newer)
+        items = books.grant(ask(room, serving=Version(0, serving)), 0.0)
+        books.accept([_group(item.ticket, serving, passed=1) for item in items], "w", 0.0)
+        if books.take_batch(step):
+            trained, step = trained + 4, step + 1
+
+    assert books.counts["stale_groups"] == 0
+    assert trained + len(books.ready) == books.cursor
 
 
 def test_no_more_is_granted_than_the_run_needs(make_group):

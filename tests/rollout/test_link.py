@@ -69,6 +69,23 @@ def test_granted_work_reaches_the_waiting_worker():
     assert wire.link.notice == NOTICE
 
 
+def test_other_weights_end_the_wait_and_the_request_says_what_would_sample():
+    """A worker that is behind gets no work before it has taken them; the same ones again end no wait."""
+    wire = Wire()
+    wire.grant()
+    timer = threading.Timer(0.05, lambda: (wire.grant(), wire.grant("a")))
+    timer.start()
+    assert [item.ticket for item in wire.link.take_work(2, 5.0, Version(0, 4))] == ["a"]
+
+    newer = msgspec.structs.replace(NOTICE, version=Version(0, 5))
+    timer = threading.Timer(0.05, lambda: wire.link.on_message(encode(WorkGrant(items=[], weights=newer))))
+    timer.start()
+    assert wire.link.take_work(2, 3600.0, Version(0, 4)) == []
+
+    assert wire.link.notice == newer
+    assert [message.serving for message in wire.sent] == [Version(0, 4), Version(0, 4)]
+
+
 def test_an_unanswered_request_is_repeated_and_a_late_double_grant_counts_once():
     """After a second the worker asks again; the same ticket granted twice is one piece of work."""
     wire = Wire()

@@ -41,6 +41,8 @@ class Learner:
         self._publisher, self._model = Publisher(folder, "a"), model
         self.link = WorkerLink("w")
         self.link.open(self._answer, lambda: None)
+        self.grants_the_newest_alone = False
+        """Nothing to a worker that would sample under older weights."""
         self.asked: list[WorkRequest] = []
         self.done: set[int] = set()
         self.got: list[Groups] = []
@@ -65,6 +67,8 @@ class Learner:
         self.asked.append(message)
         step = self.notice.version.step
         free = [n for n in range(len(self.prompt_ids)) if f"0.{n}" not in message.holding and n not in self.done]
+        if self.grants_the_newest_alone and message.serving not in (None, self.notice.version):
+            free = []
         items = [
             WorkItem(ticket=f"0.{n}", position=n, prompt_id=self.prompt_ids[n], group_size=2, step=step)
             for n in free[: message.max_groups]
@@ -180,6 +184,28 @@ def test_an_asynchronous_worker_samples_on_with_what_it_has(make_loop, learner):
     loop.run(lambda: len(tickets(learner.got)) >= 4)
 
     assert versions(learner.got) == {Version(0, 0)}
+
+
+def test_an_idle_worker_takes_new_weights_before_it_asks_again(make_loop, learner):
+    """It says what it would sample under, and where that is too old for more work it does not ask twice."""
+    learner.grants_the_newest_alone = True
+    loop = make_loop()
+
+    def script() -> Iterator[bool]:
+        while len(tickets(learner.got)) < 4:
+            yield False
+        learner.asked.clear()
+        learner.publish(1)
+        learner.prompt_ids *= 2
+        while len(tickets(learner.got)) < 8:
+            yield False
+
+    play(loop, script())
+
+    assert [request.serving for request in learner.asked if request.max_groups][:2] == [Version(0, 0), Version(0, 1)]
+    assert versions(learner.got[:1]) == {Version(0, 0)}
+    later = [message for message in learner.got if set(tickets([message])) & {f"0.{n}" for n in range(4, 8)}]
+    assert versions(later) == {Version(0, 1)}
 
 
 def test_refused_weights_do_not_hold_up_sampling_and_newer_ones_are_taken_at_once(make_loop, learner, monkeypatch):
