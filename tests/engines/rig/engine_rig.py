@@ -69,8 +69,13 @@ def make_weights(folder: Path, *, seed: int, family: str = "qwen3", tied: bool =
     model, config = kinds[family]
     made = model(config(**shape)).eval()
     made.save_pretrained(folder)
-    Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0")).save(str(folder / "tokenizer.json"))
+    save_word_tokenizer(folder)
     return Weights(folder, made)
+
+
+def save_word_tokenizer(folder: Path) -> None:
+    """One word per token, which no engine reads; but no folder is a policy's without."""
+    Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0")).save(str(folder / "tokenizer.json"))
 
 
 def export_trained(folder: Path, start: Weights) -> Weights:

@@ -1,0 +1,81 @@
+"""Policies of every family learn, are published and served: canary, log-probabilities of samples, every byte."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from engine_rig import EOS_IDS, Rig, Weights
+from family_rig import FAMILIES, Learnt, learn, make_family
+
+from mrl.engines.bounds import Bounds
+from mrl.engines.dialect import Dialect, Launch
+from mrl.engines.embedded import EmbeddedEngine
+from mrl.engines.engine import Engine, Sampling
+from mrl.engines.environment import engine_python
+from mrl.engines.server import ServerEngine
+from mrl.engines.sglang import SGLang
+from mrl.engines.vllm import VLLM
+from mrl.models.load import load_policy
+from mrl.rollout.updates import install
+
+TOLERANCE_NATS = 1e-4
+SAMPLING = Sampling(0.7, 24, EOS_IDS)
+
+
+@pytest.fixture
+def learnt(tmp_path) -> Callable[[str], Learnt]:
+    """A policy of a family that has learnt and was published."""
+    return lambda family: learn(tmp_path / "published", make_family(tmp_path / "start", family))
+
+
+@pytest.fixture
+def serve(tmp_path) -> Iterator[Callable[[Dialect, Learnt], Engine]]:
+    """A real server, started from the folder that the learner began with."""
+    started = []
+
+    def start(dialect: Dialect, learnt: Learnt) -> Engine:
+        python = engine_python(dialect.name, device="cpu")
+        launch = Launch(python, learnt.start, "127.0.0.1", 0, "cpu", "float32", 1, 16, 128, 0)
+        engine = ServerEngine(
+            dialect, SAMPLING, launch=launch, log=tmp_path / "server.log", bounds=Bounds(start_s=240.0)
+        )
+        started.append(engine)
+        return engine
+
+    yield start
+    for engine in started:
+        engine.close()
+
+
+def check_served(engine: Engine, learnt: Learnt) -> None:
+    """The engine proves the published weights whole, and samples as they do."""
+    installed = install(engine, learnt.manifest, learnt.version)
+    rig = Rig(engine, SAMPLING.temperature)
+    rig.served[learnt.version] = Weights(learnt.manifest.parent, load_policy(learnt.manifest.parent))
+    request = rig.ask(answers=4, prompt_tokens=12)
+    engine.submit([request])
+    for one in rig.collect(4):
+        expected = rig.expected(request, one, keeps_cache=False)
+        np.testing.assert_allclose(one.generation.logprobs, expected, atol=TOLERANCE_NATS, rtol=0)
+    assert installed.gap.max_nats <= TOLERANCE_NATS
+    assert installed.compared_share == 1.0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_embedded_engine_serves_what_a_learner_of_the_family_publishes(learnt, family):
+    """After steps that moved the canary by far more than its bound."""
+    policy = learnt(family)
+
+    check_served(EmbeddedEngine(policy.start, SAMPLING, device="cpu", max_running=16), policy)
+
+
+@pytest.mark.engines
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dialect", [VLLM, SGLang])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_server_serves_what_a_learner_of_the_family_publishes(learnt, serve, family, dialect):
+    """As the embedded engine does."""
+    policy = learnt(family)
+
+    check_served(serve(dialect(), policy), policy)
