@@ -14,13 +14,17 @@ import numpy as np
 from mrl.allocation.exchange_search import best_typed_split
 from mrl.allocation.shares import proportional_split
 from mrl.allocation.solver import best_split
+from mrl.allocation.type_trial import trial_shares
 from mrl.allocation.worth import Reading, Rule, share_worth
 
 Shares = dict[str, tuple[int, ...]]
 """Replicas per policy and unit type."""
 
-Verdict = Literal["moved", "best already", "demand unknown", "gain too small", "dwell", "bucket empty"]
+Verdict = Literal["moved", "trial", "best already", "demand unknown", "gain too small", "dwell", "bucket empty"]
+"""A trial is a move that is made to measure a policy on a type of unit."""
 START_PROGRESS = 0.5
+MOVES_PER_TRIAL = 2
+"""Where trials and better splits compete for the dwell."""
 
 
 class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +39,7 @@ class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
     """Windowed supply progress of every policy."""
     unserved_s: dict[str, float] = {}
     """Time at which a policy without units lost its last one."""
+    moves_since_trial: int = 0
 
 
 class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +66,8 @@ class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def why(self) -> str:
         """What a move was made for, in words."""
+        if self.verdict == "trial":
+            return "to measure a type of unit"
         if self.urgent:
             return "who takes part has changed"
         return "the split before was not allowed" if self.gain is None else "a better split"
@@ -99,7 +106,18 @@ def decide(
         candidate, gain = _candidate(rule, state, aged, before, capacity_units, is_measured=bool(known), fits=fits)
         gain = gain if fits else None
         verdict = _judge(rule, state, aged, candidate, gain, capacity_units, now_s, forced=urgent or not fits)
+        if not urgent and fits and _may_try(rule, state, verdict, now_s):
+            tried = trial_shares(aged, capacity_units)
+            candidate, gain, verdict = (tried, 0.0, "trial") if tried else (candidate, gain, verdict)
     return _conclude(rule, state, aged, candidate, gain, verdict, capacity_units, now_s, urgent=urgent)
+
+
+def _may_try(rule: Rule, state: ControllerState, verdict: Verdict, now_s: float) -> bool:
+    """Whether a move may be spent on measuring: when no better split is to be made, or now and then instead of it."""
+    has_dwelt = state.moved_s is None or now_s - state.moved_s >= rule.dwell_s
+    has_moves = state.bucket_units is None or state.bucket_units >= 1.0
+    is_turn = verdict in ("best already", "gain too small") or state.moves_since_trial >= MOVES_PER_TRIAL
+    return rule.objective != "static" and has_dwelt and has_moves and is_turn
 
 
 def _observe(
@@ -192,7 +210,8 @@ def _candidate(
         values = [worth(one, np.arange(capacity_units[0] // one.units_per_replica + 1)[:, None]) for one in filled]
         found: list[tuple[int, ...]] = [(count,) for count in best_split(values, units, capacity_units[0])]
     else:
-        found = best_typed_split(filled, worth, capacity_units)
+        now = list(before.values()) if fits else None
+        found = best_typed_split(filled, worth, capacity_units, now)
     shares = dict(zip(before, found, strict=True))
     old, new = (
         sum(float(worth(one, np.array([split[one.policy]]))[0]) for one in filled) for split in (before, shares)
@@ -201,17 +220,25 @@ def _candidate(
 
 
 def _with_guesses(readings: Sequence[Reading]) -> list[Reading]:
-    """An unmeasured policy is taken for one with the mean demand of the measured."""
-    demands = [reading.demand_units for reading in readings if reading.demand_units > 0.0]
-    mean = sum(demands) / len(demands) if demands else 1.0
+    """An unmeasured policy is taken for one with the mean demand of the measured, on every type."""
+    known = [one for one in readings if one.progress_per_replica is not None and not one.silent]
+    num_types = len(readings[0].replicas)
+    means = [_mean_demand(known, kind) for kind in range(num_types)]
     return [
         reading
         if reading.progress_per_replica is not None
         else msgspec.structs.replace(
-            reading, progress_per_replica=(reading.units_per_replica / mean,) * len(reading.replicas)
+            reading, progress_per_replica=tuple(mean and reading.units_per_replica / mean for mean in means)
         )
         for reading in readings
     ]
+
+
+def _mean_demand(known: Sequence[Reading], kind: int) -> float:
+    """Units of one type that these policies need in the mean; 1 while nobody is known, 0 where none of them can run."""
+    pairs = [(one.units_per_replica, one.progress_per_replica[kind]) for one in known if one.progress_per_replica]
+    demands = [units / progress for units, progress in pairs if progress > 0.0]
+    return sum(demands) / len(demands) if demands else 0.0 if pairs else 1.0
 
 
 def _started_units(readings: Sequence[Reading], candidate: Shares) -> int:
@@ -260,10 +287,12 @@ def _conclude(
     *,
     urgent: bool,
 ) -> tuple[ControllerState, DecisionRecord]:
-    moved = _started_units(readings, candidate)
-    if verdict == "moved":
+    moved, shares = _started_units(readings, candidate), {reading.policy: reading.replicas for reading in readings}
+    if verdict in ("moved", "trial"):
+        shares = candidate
+        count = state.moves_since_trial + 1 if verdict == "moved" else 0
         left = None if state.bucket_units is None else max(0.0, state.bucket_units - moved)
-        state = msgspec.structs.replace(state, moved_s=now_s, bucket_units=left)
+        state = msgspec.structs.replace(state, moved_s=now_s, bucket_units=left, moves_since_trial=count)
     record = DecisionRecord(
         now_s=now_s,
         rule=rule,
@@ -272,7 +301,7 @@ def _conclude(
         readings=tuple(readings),
         progress=state.progress,
         candidate=candidate,
-        shares=candidate if verdict == "moved" else {reading.policy: reading.replicas for reading in readings},
+        shares=shares,
         gain=gain,
         moved_units=moved,
         bucket_units=state.bucket_units,

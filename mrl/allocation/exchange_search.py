@@ -22,18 +22,22 @@ Change = tuple[int, tuple[int, ...]]
 
 
 def best_typed_split(
-    readings: Sequence[Reading], worth: Worth, capacity_units: tuple[int, ...]
+    readings: Sequence[Reading],
+    worth: Worth,
+    capacity_units: tuple[int, ...],
+    before: Sequence[tuple[int, ...]] | None = None,
 ) -> list[tuple[int, ...]]:
     """Replicas per policy and type under the capacity of each type; a local optimum of the sum of worths.
 
-    worth: worth of N candidate shares [N, types] of a policy.
+    worth: worth of N candidate shares [N, types] of a policy. before: shares from which the search begins a second
+    time; of two local optima the better one is taken, so that the answer is never worse than what was there.
     """
     search = _Search(readings, worth, capacity_units)
-    step = 1 << max(0, max(capacity_units).bit_length() - 2)
-    while step:
-        while changes := search.best_exchange(step):
-            search.apply(changes)
-        step //= 2
+    search.climb(1 << max(0, max(capacity_units).bit_length() - 2))
+    if before is not None:
+        again = _Search(readings, worth, capacity_units, before)
+        again.climb(1)
+        search = again if again.total >= search.total - LEAST_GAIN else search
     return [tuple(int(count) for count in row) for row in search.counts_NK]
 
 
@@ -42,14 +46,29 @@ class _Search:
     readings: Sequence[Reading]
     worth: Worth
     capacity_units: tuple[int, ...]
+    start: Sequence[tuple[int, ...]] | None = None
 
     def __post_init__(self) -> None:
         num_types = len(self.capacity_units)
         self.size_N = np.array([reading.units_per_replica for reading in self.readings])
         self.counts_NK = np.zeros((len(self.readings), num_types), dtype=np.int64)
-        self.free_K = np.array(self.capacity_units)
+        if self.start is not None:
+            self.counts_NK += np.array(self.start)
+        self.free_K = np.array(self.capacity_units) - self.size_N @ self.counts_NK
         self._worths = [self._worth(index, self.counts_NK[index]) for index in range(len(self.readings))]
         self._gains: dict[Change, float] = {}
+
+    @property
+    def total(self) -> float:
+        """Worth of all shares together."""
+        return sum(self._worths)
+
+    def climb(self, step_units: int) -> None:
+        """Make the best exchanges in steps that halve, until none helps."""
+        while step_units:
+            while changes := self.best_exchange(step_units):
+                self.apply(changes)
+            step_units //= 2
 
     def best_exchange(self, step_units: int) -> list[Change] | None:
         """The changes that gain most together; None when none gains."""

@@ -12,7 +12,7 @@ The shell calls `obey` with what the allocator says and `step` several times a s
 alone can see what is on a unit: it started the processes.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -70,8 +70,13 @@ class GuardedUnit:
 class NodeGuard:
     """All units of one host."""
 
-    def __init__(self, host: str, units: Iterable[str], *, wake_s: float = 0.0) -> None:
-        """`wake_s`: an engine that has not said in this time that it woke up is killed, and started anew."""
+    def __init__(
+        self, host: str, units: Iterable[str], *, wake_s: float = 0.0, types: Mapping[str, str] | None = None
+    ) -> None:
+        """`wake_s`: an engine that has not said in this time that it woke up is killed, and started anew.
+
+        `types`: unit -> its type as this host sees it, to be reported.
+        """
         self.units = {unit: GuardedUnit() for unit in units}
         self.life = 0
         """Newest allocator heard."""
@@ -79,7 +84,7 @@ class NodeGuard:
         """Orders of an earlier allocator, and starts under an epoch that is not new."""
         self.slept = self.woken = self.failed_sleeps = self.failed_wakes = 0
         """Engines; one that failed was killed, or ended by itself, and is started anew when it is wanted."""
-        self._host, self._wake_s = host, wake_s
+        self._host, self._wake_s, self._types = host, wake_s, dict(types or {})
 
     def obey(self, message: NodeOrders, now_s: float) -> list[Action]:
         """Take what the allocator says; returns the signals to send at once."""
@@ -107,7 +112,7 @@ class NodeGuard:
 
     def report(self, released: Iterable[str] = ()) -> NodeReport:
         """What holds now."""
-        units = [_report(unit, guarded) for unit, guarded in self.units.items()]
+        units = [_report(unit, guarded, self._types.get(unit, "")) for unit, guarded in self.units.items()]
         return NodeReport(
             host=self._host,
             life=self.life,
@@ -197,7 +202,7 @@ class NodeGuard:
             guarded.asked = "end"
 
 
-def _report(unit: str, guarded: GuardedUnit) -> UnitReport:
+def _report(unit: str, guarded: GuardedUnit, unit_type: str) -> UnitReport:
     tenant = guarded.admitted or guarded.resident
     return UnitReport(
         unit=unit,
@@ -205,4 +210,5 @@ def _report(unit: str, guarded: GuardedUnit) -> UnitReport:
         resident_epoch=tenant.epoch if tenant else 0,
         resident_policy=tenant.policy if tenant else "",
         cleared_epoch=guarded.cleared_epoch,
+        unit_type=unit_type,
     )

@@ -1,15 +1,18 @@
 """The measurement: supply, demand and silence of one policy, from increments of counters of engines and learner.
 
+Engines are measured apart for every type of unit that they run on, the learner once.
+
 Estimates decay by evidence (seconds that engine or learner were busy), never by wall time: a policy that stands still
 keeps its estimate.
 """
 
-import math
 from dataclasses import dataclass, field
 
-from mrl.allocation.latency_line import LatencyLine
+from mrl.allocation.engine_meter import DecayedRatio, EngineMeter
 
 MIN_YIELD = 0.3
+ONLY_TYPE = ""
+"""The type of all units where types are not told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,54 +34,32 @@ class MeterSettings:
 
 
 @dataclass
-class DecayedRatio:
-    """A ratio of two increments, each decayed by the evidence that came after it."""
-
-    numerator: float = 0.0
-    denominator: float = 0.0
-    evidence_s: float = 0.0
-
-    def add(self, numerator: float, denominator: float, evidence_s: float, time_constant_s: float) -> None:
-        """Count increments that took `evidence_s` of busy time."""
-        keep = math.exp(-evidence_s / time_constant_s)
-        self.numerator = self.numerator * keep + numerator
-        self.denominator = self.denominator * keep + denominator
-        self.evidence_s = self.evidence_s * keep + evidence_s
-
-    def value(self, min_evidence_s: float) -> float | None:
-        """The ratio; None while there is too little evidence."""
-        if self.evidence_s < min_evidence_s or self.denominator <= 0.0:
-            return None
-        return self.numerator / self.denominator
-
-
-@dataclass
 class PolicyMeter:
     """What is known about one policy."""
 
     settings: MeterSettings = field(default_factory=MeterSettings)
-    line: LatencyLine = field(default_factory=LatencyLine)
+    engines: dict[str, EngineMeter] = field(default_factory=dict)
+    """By type of unit; use `engine`."""
     learner: DecayedRatio = field(default_factory=DecayedRatio)
     """Trained tokens per busy second."""
     groups: DecayedRatio = field(default_factory=DecayedRatio)
     """Groups trained on per group trained on or dropped as stale."""
     busy: DecayedRatio = field(default_factory=DecayedRatio)
     """Busy seconds per second that the learner was busy or waited for data."""
-    rollout: DecayedRatio = field(default_factory=DecayedRatio)
-    """Generated tokens per request-second."""
-    full_requests: float | None = None
-    """Requests that a replica runs when it is full (C); None: unknown, or the units are requests themselves."""
     supply_progress: float | None = None
     """Share of the learner that the engines fed in the last interval; None when that cannot be told."""
     heard_s: float | None = None
     """Time of the learner's last sign of life."""
     _generated_tokens: float = 0.0
 
-    def add_generated(self, tokens: float, request_s: float, *, evidence_s: float) -> None:
+    def engine(self, unit_type: str = ONLY_TYPE) -> EngineMeter:
+        """The engines on units of one type."""
+        return self.engines.setdefault(unit_type, EngineMeter(self.settings.time_constant_s))
+
+    def add_generated(self, tokens: float, request_s: float, *, evidence_s: float, unit_type: str = ONLY_TYPE) -> None:
         """Count what engines generated in `request_s` request-seconds, `evidence_s` seconds of one busy engine."""
         self._generated_tokens += tokens
-        if request_s > 0.0:
-            self.rollout.add(tokens, request_s, evidence_s, self.settings.time_constant_s)
+        self.engine(unit_type).add_generated(tokens, request_s, evidence_s=evidence_s)
 
     def add_engine(
         self, active_s: float, request_s: float, tokens: float, *, interval_s: float, running: float, is_full: bool,
@@ -90,20 +71,8 @@ class PolicyMeter:
         now; is_full: others wait, so `running` is all that fits.
         """
         self.add_generated(tokens, request_s, evidence_s=active_s / max(1, num_engines))
-        if running > 0 and (is_full or running > (self.full_requests or 0.0)):
-            self.full_requests = float(running)
-        self.add_sample(active_s, request_s, tokens, interval_s=interval_s, num_engines=num_engines)
-
-    def add_sample(
-        self, active_s: float, request_s: float, tokens: float, *, interval_s: float, num_engines: int = 1
-    ) -> None:
-        """Count one point of the latency line: what one of `num_engines` did within `interval_s`, as in `add_engine`.
-
-        Not while it mostly had nothing to do: such an interval is full of beginnings and ends.
-        """
-        if active_s > interval_s / 2 and tokens > 0.0:
-            keep = math.exp(-active_s / max(1, num_engines) / self.settings.time_constant_s)
-            self.line.add(request_s / active_s, request_s / tokens, keep)
+        self.engine().add_running(running, is_full=is_full)
+        self.engine().add_sample(active_s, request_s, tokens, interval_s=interval_s, num_engines=num_engines)
 
     def add_learner(
         self, tokens: float, busy_s: float, data_wait_s: float, trained_groups: float, dropped_groups: float
@@ -153,23 +122,26 @@ class PolicyMeter:
         measured = self.groups.value(0.0)
         return max(MIN_YIELD, 1.0 if measured is None else measured)
 
-    def demand_requests(self) -> float | None:
+    def demand_requests(self, unit_type: str = ONLY_TYPE, *, min_evidence_s: float = 0.0) -> float | None:
         """Requests in flight that just keep the learner busy (Little's law): kappa / y times seconds per token.
 
-        In full replicas where it is known what fits into one, else as engines were run of late. None while unknown.
+        All of them on units of this type. None while unknown.
         """
-        trained, generated = self.learner.value(self.settings.min_busy_s), self.rollout.value(0.0)
-        if not trained or not generated:
+        trained = self.learner.value(self.settings.min_busy_s)
+        seconds_per_token = self.engine(unit_type).seconds_per_token(min_evidence_s)
+        if not trained or not seconds_per_token:
             return None
-        full = None if self.full_requests is None else self.line.seconds_per_token(self.full_requests)
-        return trained * (full or 1.0 / generated) / self.trained_share()
+        return trained * seconds_per_token / self.trained_share()
 
-    def demand_units(self, units_per_replica: int) -> float | None:
-        """Units that just keep the learner busy: d = kappa / (R y). None while unknown."""
-        requests = self.demand_requests()
-        if requests is None or self.full_requests is None:
+    def demand_units(
+        self, units_per_replica: int, unit_type: str = ONLY_TYPE, *, min_evidence_s: float = 0.0
+    ) -> float | None:
+        """Units of this type that just keep the learner busy: d = kappa / (R y). None while unknown."""
+        requests = self.demand_requests(unit_type, min_evidence_s=min_evidence_s)
+        full_requests = self.engine(unit_type).full_requests
+        if requests is None or full_requests is None:
             return None
-        return requests * units_per_replica / self.full_requests
+        return requests * units_per_replica / full_requests
 
     def progress(self) -> float:
         """Busy share of the learner, 0 while unknown."""

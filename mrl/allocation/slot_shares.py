@@ -1,19 +1,23 @@
 """The controller of slots: meters of all policies, and the shares decided from them.
 
-A replica is one group of answers, since a worker starts a group only when its lease holds all of it.
+A replica is one group of answers, since a worker starts a group only when its lease holds all of it. Where slots lie
+on units of several types, engines are measured and shares decided by type.
 """
 
 from collections.abc import Mapping, Sequence
 
 from mrl.allocation.decision import ControllerState, DecisionRecord, decide
 from mrl.allocation.engine_use import EngineUse
-from mrl.allocation.meter import MeterSettings, PolicyMeter, increments
+from mrl.allocation.meter import ONLY_TYPE, MeterSettings, PolicyMeter, increments
+from mrl.allocation.type_speed import foreseen
 from mrl.allocation.worth import Reading, Rule
 from mrl.records.leases import LearnerReport
 
 TIME_CONSTANT_S = 60.0
 YIELD_CONSTANT_S = 180.0
 MIN_BUSY_S = 1.0
+MIN_TYPE_S = 5.0
+"""Busy seconds of one engine from which a type of unit counts as measured, where there are several."""
 SUPPLY_INTERVAL_S = 5.0
 """Workers count tokens when a group is complete: over shorter times supply is all or nothing."""
 
@@ -49,9 +53,11 @@ class SlotShares:
         self.record: DecisionRecord | None = None
         """The newest decision."""
         self.state = ControllerState(decided_s=now_s)
-        self.targets = dict.fromkeys(policies, 0)
-        """Slots per policy."""
-        self.rule, self.slots = rule, slots
+        self.shares: dict[str, dict[str, int]] = {policy: {} for policy in policies}
+        """Slots per policy and type of unit."""
+        self.rule = rule
+        self.capacity = {ONLY_TYPE: slots}
+        """Slots per type of unit."""
         self.switch_s = dict.fromkeys(policies, 0.0)
         """Time until a slot that is granted serves."""
         self._group = {policy: group_sizes.get(policy, 1) for policy in policies}
@@ -79,14 +85,27 @@ class SlotShares:
         self._learner_totals[policy] = totals
         self.num_reports[policy] += totals != before  # what says nothing new is a sign of life
 
-    def add_worker(self, policy: str, tokens: float, slot_seconds: float, held_slots: int) -> None:
-        """Count what a worker did since its last request, while it held `held_slots`."""
-        self.meters[policy].add_generated(tokens, slot_seconds, evidence_s=slot_seconds / max(1, held_slots))
+    @property
+    def targets(self) -> dict[str, int]:
+        """Slots per policy."""
+        return {policy: sum(share.values()) for policy, share in self.shares.items()}
 
-    def add_engine(self, policy: str, use: EngineUse, slots_per_engine: int, *, num_engines: int) -> None:
-        """Count what one of `num_engines` engines did that may each have `slots_per_engine` answers in flight."""
-        meter = self.meters[policy]
-        self.add_worker(policy, use.tokens, use.slot_seconds, slots_per_engine)
+    def add_worker(
+        self, policy: str, tokens: float, slot_seconds: float, held_slots: int, unit_type: str = ONLY_TYPE
+    ) -> None:
+        """Count what a worker did since its last request, while it held `held_slots`."""
+        evidence_s = slot_seconds / max(1, held_slots)
+        self.meters[policy].add_generated(tokens, slot_seconds, evidence_s=evidence_s, unit_type=unit_type)
+
+    def add_engine(
+        self, policy: str, use: EngineUse, slots_per_engine: int, *, num_engines: int, unit_type: str = ONLY_TYPE
+    ) -> None:
+        """Count what one of `num_engines` engines on units of a type did.
+
+        slots_per_engine: answers that each may have in flight.
+        """
+        self.add_worker(policy, use.tokens, use.slot_seconds, slots_per_engine, unit_type)
+        meter = self.meters[policy].engine(unit_type)
         meter.full_requests = float(use.full_answers or slots_per_engine)
         if use.sample is not None:
             interval_s, active_s, slot_seconds, tokens = use.sample
@@ -103,19 +122,33 @@ class SlotShares:
         for policy, meter in self.meters.items():
             if meter.end_interval(now_s - self._supplied_s[policy], now_s, num_engines=holders.get(policy, 0)):
                 self._supplied_s[policy] = now_s
-        readings = [self._reading(policy) for policy in self.meters]
-        self.state, self.record = decide(self.rule, self.state, readings, (self.slots,), now_s, urgent=urgent)
-        shares = self.record.shares
-        self.targets = {policy: shares[policy][0] * size for policy, size in self._group.items()}
+        capacity = tuple(self.capacity.values())
+        self.state, self.record = decide(self.rule, self.state, self._readings(), capacity, now_s, urgent=urgent)
+        self.shares = {
+            policy: {kind: count * size for kind, count in zip(self.capacity, self.record.shares[policy], strict=True)}
+            for policy, size in self._group.items()
+        }
 
     def demand_slots(self, policy: str) -> float:
-        """Slots that just keep the learner busy; 0 while unknown, or while the policy can use none."""
-        return 0.0 if policy in self._absent else self._demand(policy) or 0.0
+        """Slots of its fastest type that just keep the learner busy; 0 while unknown, or while it can use none."""
+        measured = [demand for kind in self.capacity if (demand := self._demand(policy, kind, 0.0))]
+        return 0.0 if policy in self._absent else min(measured, default=0.0)
 
-    def _demand(self, policy: str) -> float | None:
-        """As `demand_slots`, None while unknown. An engine that holds less than its slots needs all of them."""
+    def tokens_per_s(self, policy: str, unit_type: str) -> float:
+        """What a full engine makes on a unit of a type, 0 while unknown."""
+        engine = self.meters[policy].engine(unit_type)
+        seconds_per_token = engine.seconds_per_token()
+        return engine.full_requests / seconds_per_token if engine.full_requests and seconds_per_token else 0.0
+
+    def _demand(self, policy: str, unit_type: str, min_evidence_s: float) -> float | None:
+        """Slots of a type that just keep the learner busy, None while unknown.
+
+        An engine that holds less than its slots needs all of them.
+        """
         meter, size = self.meters[policy], self._group[policy]
-        return meter.demand_requests() if meter.full_requests is None else meter.demand_units(size)
+        if meter.engine(unit_type).full_requests is None:
+            return meter.demand_requests(unit_type, min_evidence_s=min_evidence_s)
+        return meter.demand_units(size, unit_type, min_evidence_s=min_evidence_s)
 
     def _without(self, now_s: float, holders: Mapping[str, int]) -> frozenset[str]:
         """Policies that can use no slot: without a worker, or with a silent learner."""
@@ -123,13 +156,29 @@ class SlotShares:
             policy for policy, meter in self.meters.items() if not holders.get(policy) or meter.is_silent(now_s)
         )
 
-    def _reading(self, policy: str) -> Reading:
+    def _readings(self) -> list[Reading]:
+        measured = {policy: self._measured(policy) for policy in self.meters}
+        speeds = foreseen(measured)
+        return [self._reading(policy, measured[policy], speeds[policy]) for policy in self.meters]
+
+    def _measured(self, policy: str) -> list[float | None]:
+        """Share of its learner that one replica feeds, by type of unit; None on those that were not measured."""
+        size, found = self._group[policy], list[float | None]()
+        # Where no type has enough evidence, a little is better than none.
+        for min_evidence_s in (MIN_TYPE_S, 0.0) if len(self.capacity) > 1 else (0.0,):
+            demands = [self._demand(policy, kind, min_evidence_s) for kind in self.capacity]
+            found = [None if demand is None else size / demand for demand in demands]
+            if any(found):
+                break
+        return found
+
+    def _reading(self, policy: str, measured: list[float | None], speeds: tuple[float, ...] | None) -> Reading:
         meter, size = self.meters[policy], self._group[policy]
-        demand = self._demand(policy)
         return Reading(
             policy=policy,
-            replicas=(self.targets[policy] // size,),
-            progress_per_replica=None if demand is None else (size / demand,),
+            replicas=tuple(self.shares[policy].get(kind, 0) // size for kind in self.capacity),
+            progress_per_replica=speeds,
+            untried=tuple(speed is None for speed in measured) if any(measured) and not all(measured) else (),
             supply_progress=meter.supply_progress,
             units_per_replica=size,
             floor_replicas=self._floor[policy],

@@ -1,26 +1,30 @@
 """Which policy has which unit: leases of whole units from reports of their nodes, their engines and the learners.
 
-No socket, clock or file in sight. How many units each policy should have is decided elsewhere (`UnitRule`); here the
-leases follow, one unit at a time, and never faster than the proofs come in.
+No socket, clock or file in sight. How many units of which type each policy should have is decided elsewhere
+(`UnitRule`); here the leases follow, one unit at a time, and never faster than the proofs come in.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from mrl.allocation.decision import DecisionRecord
 from mrl.allocation.engine_use import EngineUse, EngineUses
+from mrl.allocation.meter import ONLY_TYPE
 from mrl.allocation.unit_idle import UnitIdle
 from mrl.allocation.units import EPOCHS_PER_LIFE, HELD, Transition, UnitRow, UnitState, UnitTable
 from mrl.records.leases import LearnerReport, LeaseGrant, LeaseRequest, ReportAck, UnitReply, UnitRequest
 from mrl.records.units import NodeOrders, NodeReport, UnitOrder, UnitReport
 
+UnitsByType = Mapping[str, int]
+
 
 class UnitRule(Protocol):
-    """Decides how many units each policy should have."""
+    """Decides how many units of which type each policy should have."""
 
-    def add_rollout(self, policy: str, use: EngineUse) -> None:
-        """Count what one engine did since it was heard last."""
+    def add_rollout(self, policy: str, unit_type: str, use: EngineUse) -> None:
+        """Count what one engine on a unit of a type did since it was heard last."""
 
     def add_switch(self, policy: str, switch_s: float) -> None:
         """Count how long it took from a grant to the engine's first word."""
@@ -29,9 +33,13 @@ class UnitRule(Protocol):
         """Count a learner's totals."""
 
     def targets(
-        self, usable: Mapping[str, int], held: Mapping[str, int], starting_s: Mapping[str, float], now_s: float
-    ) -> dict[str, int]:
-        """Units per policy. `usable`: units that each policy's engine fits; `held`: what each has now.
+        self,
+        usable: Mapping[str, UnitsByType],
+        held: Mapping[str, UnitsByType],
+        starting_s: Mapping[str, float],
+        now_s: float,
+    ) -> dict[str, dict[str, int]]:
+        """Units per policy and type. `usable`: those that its engine fits; `held`: what each has now.
 
         `starting_s`: how long a policy's engine has been starting that has not spoken yet.
         """
@@ -47,6 +55,9 @@ class UnitRule(Protocol):
 
     def progress(self, policy: str) -> float:
         """Busy share of its learner, 0 while unknown."""
+
+    def tokens_per_s(self, policy: str, unit_type: str) -> float:
+        """What a full engine of a policy makes on a unit of a type; 0 while unknown."""
 
     def num_reports(self, policy: str) -> int:
         """Reports of its learner that said something new."""
@@ -71,6 +82,16 @@ class UnitSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TypeShare:
+    """What one policy has of one type of unit."""
+
+    target_units: int
+    held_units: int
+    tokens_per_s: float
+    """What a full engine makes there; 0 while unknown."""
+
+
+@dataclass(frozen=True, slots=True)
 class UnitShare:
     """What one policy has after a tick."""
 
@@ -82,19 +103,35 @@ class UnitShare:
     progress: float
     """Busy share of its learner."""
     num_reports: int
+    by_type: Mapping[str, TypeShare] = field(default_factory=dict)
+    """Where the units that it fits are of more than one type."""
 
 
 class UnitCore:
     """Leases `units` among the policies of `fits`; an engine of a policy runs on the units that it fits."""
 
     def __init__(
-        self, fits: Mapping[str, frozenset[str]], rule: UnitRule, settings: UnitSettings, now_s: float, *, life: int
+        self,
+        fits: Mapping[str, frozenset[str]],
+        rule: UnitRule,
+        settings: UnitSettings,
+        now_s: float,
+        *,
+        life: int,
+        types: Mapping[str, str] | None = None,
     ) -> None:
-        """`life` is larger than that of every allocator before in this run."""
+        """`life` is larger than that of every allocator before in this run.
+
+        `types`: unit -> its type; those that are not in it are of the type that their host reports.
+        """
         self._first_epoch = self._epoch_before(life)
         self.table = UnitTable(sorted(frozenset().union(*fits.values())), self._first_epoch)
         self.rule = rule
-        self.targets: dict[str, int] = dict.fromkeys(fits, 0)
+        self._named = frozenset(types or {})
+        self.types = dict.fromkeys(self.table.rows, ONLY_TYPE) | dict(types or {})
+        """Unit -> its type."""
+        self.targets: dict[str, dict[str, int]] = {policy: {} for policy in fits}
+        """Units per policy and type."""
         self.num_unknown = 0
         """Messages of policies or about units that the run does not have."""
         self.newest: dict[str, NodeReport] = {}
@@ -124,27 +161,16 @@ class UnitCore:
         """Take back what expired, decide anew, and move. To be called more often than ttl / 2."""
         self._notice_gap(now_s)
         self._expire(now_s)
-        usable = {policy: sum(self._is_usable(unit) for unit in units) for policy, units in self._fits.items()}
-        self.targets = self.rule.targets(usable, self.held_units(), self._starting_s(now_s), now_s)
+        self.targets = self.rule.targets(self._usable(), self._held(), self._starting_s(now_s), now_s)
         self._take_back(now_s)
         self._give(now_s)
-        held = self.held_units()
-        return [
-            UnitShare(
-                policy=policy,
-                target_units=self.targets.get(policy, 0),
-                held_units=held[policy],
-                demand_units=self.rule.demand_units(policy),
-                progress=self.rule.progress(policy),
-                num_reports=self.rule.num_reports(policy),
-            )
-            for policy in self._fits
-        ]
+        held = self._held()
+        return [self._share(policy, held[policy]) for policy in self._fits]
 
     def release(self, policy: str, now_s: float) -> None:
         """Give up all units of a policy that was stopped or is done; it gets none again."""
         self.rule.release(policy)
-        self.targets[policy] = 0
+        self.targets[policy] = {}
         for row in self._rows_of(policy):
             self._revoke(row, now_s, "its policy needs no engine any more")
 
@@ -179,6 +205,8 @@ class UnitCore:
 
     def _hear_unit(self, report: UnitReport, now_s: float) -> None:
         row, clear_s = self.table.rows[report.unit], self._settings.clear_s
+        if report.unit not in self._named:
+            self.types[report.unit] = report.unit_type
         is_there = report.resident_epoch == row.epoch
         if row.epoch == self._first_epoch and report.resident_policy in self._fits and report.resident_epoch:
             self.table.adopt(row.unit, report.resident_epoch, report.resident_policy, now_s)
@@ -218,7 +246,7 @@ class UnitCore:
         if is_own and was_granted:
             self.rule.add_switch(request.policy, now_s - self._granted_s[request.unit])
         if is_own and (use := self._uses.take(request, now_s)) is not None:
-            self.rule.add_rollout(request.policy, use)
+            self.rule.add_rollout(request.policy, self.types[request.unit], use)
         return LeaseGrant(
             holder=request.holder,
             policy=request.policy,
@@ -240,22 +268,25 @@ class UnitCore:
 
     def _take_back(self, now_s: float) -> None:
         """Ask for the units above the targets, those granted last first."""
-        for policy in self._fits:
-            rows = sorted(self._rows_of(policy), key=lambda row: -self._granted_s.get(row.unit, 0.0))
-            for row in rows[: max(0, len(rows) - self.targets.get(policy, 0))]:
-                self._revoke(row, now_s, "another policy needs it more", may_sleep=self._settings.engines_sleep)
+        for policy, held in self._held().items():
+            above = {kind: count - self._target(policy, kind) for kind, count in held.items()}
+            for row in sorted(self._rows_of(policy), key=lambda row: -self._granted_s.get(row.unit, 0.0)):
+                if above[self.types[row.unit]] > 0:
+                    above[self.types[row.unit]] -= 1
+                    self._revoke(row, now_s, "another policy needs it more", may_sleep=self._settings.engines_sleep)
 
     def _give(self, now_s: float) -> None:
         """Grant free units to the policies that are furthest below their targets, and that they fit."""
-        held = self.held_units()
+        held = self._held()
         for unit, row in self.table.rows.items():
-            short = {policy: self.targets.get(policy, 0) - held[policy] for policy in self._fits}
+            kind = self.types[unit]
+            short = {policy: self._target(policy, kind) - held[policy][kind] for policy in self._fits}
             takers = [policy for policy in self._fits if unit in self._fits[policy] and short[policy] > 0]
             if row.state is UnitState.FREE and takers:
                 taker = max(takers, key=lambda policy: (short[policy], policy))
                 self.table.grant(unit, taker, now_s)
                 self._granted_s[unit] = now_s
-                held[taker] += 1
+                held[taker][kind] += 1
 
     def _revoke(self, row: UnitRow, now_s: float, why: str, *, may_sleep: bool = False) -> None:
         grace_s = self._settings.grace_s
@@ -269,8 +300,38 @@ class UnitCore:
         waiting = [row for row in self.table.rows.values() if row.state is UnitState.GRANTED]
         return {row.policy: now_s - row.renewed_s for row in sorted(waiting, key=lambda row: -row.renewed_s)}
 
-    def _is_usable(self, unit: str) -> bool:
-        return self.table.rows[unit].state is not UnitState.DEAD
+    def _usable(self) -> dict[str, Counter[str]]:
+        """Units that a policy's engine fits, by type; those of which nobody can say what runs there count for none."""
+        found = {policy: Counter(dict.fromkeys(sorted(map(self.types.__getitem__, units)), 0))
+                 for policy, units in self._fits.items()}  # fmt: skip
+        for policy, units in self._fits.items():
+            found[policy].update(
+                self.types[unit] for unit in units if self.table.rows[unit].state is not UnitState.DEAD
+            )
+        return found
+
+    def _held(self) -> dict[str, Counter[str]]:
+        """Units that each policy owns now, by type."""
+        return {policy: Counter(self.types[row.unit] for row in self._rows_of(policy)) for policy in self._fits}
+
+    def _target(self, policy: str, kind: str) -> int:
+        return self.targets.get(policy, {}).get(kind, 0)
+
+    def _share(self, policy: str, held: Counter[str]) -> UnitShare:
+        kinds = sorted({self.types[unit] for unit in self._fits[policy]})
+        by_type = {
+            kind: TypeShare(self._target(policy, kind), held[kind], self.rule.tokens_per_s(policy, kind))
+            for kind in kinds
+        }
+        return UnitShare(
+            policy=policy,
+            target_units=sum(self.targets.get(policy, {}).values()),
+            held_units=held.total(),
+            demand_units=self.rule.demand_units(policy),
+            progress=self.rule.progress(policy),
+            num_reports=self.rule.num_reports(policy),
+            by_type=by_type if len(kinds) > 1 else {},
+        )
 
     def _notice_gap(self, now_s: float) -> None:
         """Silence while this process itself was stopped is nobody's silence."""

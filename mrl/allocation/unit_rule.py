@@ -1,15 +1,19 @@
-"""How many units each policy should have: the controller of slots, with a whole unit in the place of a group.
+"""How many units of which type each policy should have: the controller of slots, a whole unit in a group's place.
+
+A kind of unit (CPU cores, GPUs) is what an engine fits; types of one kind (models of GPU, numbers of cores) differ in
+speed, for each policy in its own way, which is measured.
 
 Moving an engine takes seconds to minutes, and how long is measured; the controller's times follow from it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from mrl.allocation.decision import DecisionRecord
 from mrl.allocation.engine_use import EngineUse
 from mrl.allocation.slot_shares import SlotShares
+from mrl.allocation.unit_core import UnitsByType
 from mrl.allocation.worth import Rule
 from mrl.records.leases import LearnerReport
 
@@ -42,7 +46,7 @@ class UnitShares:
         self._per_unit, self._rule, self._switching_share = slots_per_unit, rule, switching_share
         self._released: set[str] = set()
         self._switch_s: dict[str, float] = {}
-        self._held: Mapping[str, int] = {}
+        self._held: Mapping[str, UnitsByType] = {}
         self._pools: dict[str, SlotShares] = {}
         for kind in sorted(set(kinds.values())):
             rivals = [policy for policy, other in kinds.items() if other == kind]
@@ -58,9 +62,10 @@ class UnitShares:
             )
             self._pools |= dict.fromkeys(rivals, pool)
 
-    def add_rollout(self, policy: str, use: EngineUse) -> None:
-        """Count what one engine did since it was heard last."""
-        self._pools[policy].add_engine(policy, use, self._per_unit, num_engines=max(1, self._held.get(policy, 1)))
+    def add_rollout(self, policy: str, unit_type: str, use: EngineUse) -> None:
+        """Count what one engine on a unit of a type did since it was heard last."""
+        num_engines = max(1, self._held.get(policy, {}).get(unit_type, 1))
+        self._pools[policy].add_engine(policy, use, self._per_unit, num_engines=num_engines, unit_type=unit_type)
 
     def add_report(self, report: LearnerReport, now_s: float) -> None:
         """Count a learner's totals."""
@@ -76,28 +81,29 @@ class UnitShares:
         self._released.add(policy)
 
     def targets(
-        self, usable: Mapping[str, int], held: Mapping[str, int], starting_s: Mapping[str, float], now_s: float
-    ) -> dict[str, int]:
-        """Units per policy. `usable`: units that each policy's engine fits; `held`: what each has now.
+        self,
+        usable: Mapping[str, UnitsByType],
+        held: Mapping[str, UnitsByType],
+        starting_s: Mapping[str, float],
+        now_s: float,
+    ) -> dict[str, dict[str, int]]:
+        """Units per policy and type. `usable`: those that its engine fits; `held`: what each has now.
 
         `starting_s`: how long a policy's engine has been starting that has not spoken yet. A start takes that long at
         least: where it was never measured, an engine would else lose its unit again and again before it has spoken.
         """
-        targets: dict[str, int] = {}
+        targets: dict[str, dict[str, int]] = {}
         self._held = held
         for pool in dict.fromkeys(self._pools.values()):
             rivals = [policy for policy, other in self._pools.items() if other is pool]
-            slots = usable[rivals[0]] * self._per_unit
-            in_transit = usable[rivals[0]] - sum(held[policy] for policy in rivals)
+            capacity = {kind: count * self._per_unit for kind, count in usable[rivals[0]].items()}
             for policy in rivals:
-                # What was decided stands while units are on their way: they belong to nobody until proved quiet.
-                promised = max(0, min(in_transit, pool.targets[policy] // self._per_unit - held[policy]))
-                in_transit -= promised
-                pool.targets[policy] = (held[policy] + promised) * self._per_unit
                 pool.switch_s[policy] = max(self._switch_s.get(policy, 0.0), starting_s.get(policy, 0.0))
-            urgent, pool.slots, pool.rule = slots != pool.slots, slots, self._timed_rule(pool.switch_s)
+            pool.shares = self._promised(pool, rivals, usable[rivals[0]], held)
+            urgent, pool.capacity = capacity != pool.capacity, capacity
+            pool.rule = self._timed_rule(pool.switch_s)
             pool.decide(now_s, {policy: int(policy not in self._released) for policy in rivals}, urgent=urgent)
-            targets |= {policy: pool.targets[policy] // self._per_unit for policy in rivals}
+            targets |= {policy: self._in_units(pool.shares[policy]) for policy in rivals}
         return targets
 
     def records(self) -> list[DecisionRecord]:
@@ -113,9 +119,34 @@ class UnitShares:
         """Busy share of the learner, 0 while unknown."""
         return self._pools[policy].meters[policy].progress()
 
+    def tokens_per_s(self, policy: str, unit_type: str) -> float:
+        """What a full engine of a policy makes on a unit of a type; 0 while unknown."""
+        return self._pools[policy].tokens_per_s(policy, unit_type)
+
     def num_reports(self, policy: str) -> int:
         """Reports of its learner that said something new."""
         return self._pools[policy].num_reports[policy]
+
+    def _promised(
+        self, pool: SlotShares, rivals: Sequence[str], usable: UnitsByType, held: Mapping[str, UnitsByType]
+    ) -> dict[str, dict[str, int]]:
+        """Slots that policies have, and those that were decided for them while their units are on their way.
+
+        Such units belong to nobody until they are proved quiet.
+        """
+        shares: dict[str, dict[str, int]] = {policy: {} for policy in rivals}
+        for kind, count in usable.items():
+            in_transit = count - sum(held[policy].get(kind, 0) for policy in rivals)
+            for policy in rivals:
+                own = held[policy].get(kind, 0)
+                decided = pool.shares[policy].get(kind, 0) // self._per_unit
+                promised = max(0, min(in_transit, decided - own))
+                in_transit -= promised
+                shares[policy][kind] = (own + promised) * self._per_unit
+        return shares
+
+    def _in_units(self, slots: Mapping[str, int]) -> dict[str, int]:
+        return {kind: count // self._per_unit for kind, count in slots.items()}
 
     def _timed_rule(self, rivals_switch_s: Mapping[str, float]) -> Rule:
         switch_s = max(rivals_switch_s.values(), default=0.0)

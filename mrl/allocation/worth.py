@@ -66,6 +66,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """Share of its learner that one replica feeds: units per replica / demand; 0 where it cannot run; None: unknown."""
     supply_progress: float | None
     """Share of its learner that was fed since the last decision; None when that cannot be told."""
+    untried: tuple[bool, ...] = ()
+    """Types on which it was never measured, so that its progress there is only foreseen; empty: measured on all."""
     units_per_replica: int = 1
     floor_replicas: int = 1
     silent: bool = False
@@ -109,7 +111,8 @@ def share_worth(
         later_N = progress + (1.0 - np.exp(-rule.hold_s / rule.window_s)) * (fed_N - progress)
         scale = max(reading.demand_units, MIN_DEMAND_UNITS) * weight / rule.sharpness
         worth_N = -scale * np.exp(-rule.sharpness * (later_N / weight - reference))
-    worth_N[total_N < reading.floor_replicas] = BELOW_FLOOR
+    serving_types_K = np.array(reading.progress_per_replica) > 0.0
+    worth_N[counts_NK @ serving_types_K < reading.floor_replicas] = BELOW_FLOOR
     return worth_N
 
 

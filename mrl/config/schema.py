@@ -9,6 +9,7 @@ from pydantic import Field
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.table import Table
 
+UnitType = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}$")]
 PolicyName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")]
 
 
@@ -140,6 +141,11 @@ class AllocationTable(Table):
     units: list[str] = Field(default=[])
     """Whole units to lease in place of slots: "gpu:0", "cpu:0-3", "HOST/gpu:0,1"; each runs one worker of one policy at
     a time, with an even part of `slots`, and `rollout.workers` says nothing."""
+    unit_types: dict[UnitType, list[str]] = Field(default={})
+    """Type -> its units, or hosts for all of theirs, where units differ in speed: {H100 = ["gpu:0"], A10 = ["node2"]}.
+
+    A unit without one is of the type that its driver tells, else of its kind, and of as many devices as it has.
+    """
     floor_units: int = Field(default=1, ge=0)
     """Least units of a policy whose learner is alive."""
     grace_s: float = Field(default=5.0, gt=0)

@@ -1,6 +1,7 @@
 """Rules for runs whose workers live on leased units."""
 
 from mrl.config.schema import RunConfig
+from mrl.config.unit_types import named_types
 from mrl.config.units import Unit, parse_units
 from mrl.errors import ConfigError
 
@@ -12,6 +13,7 @@ def check_units(config: RunConfig, *, where: str) -> None:
     """Raises ConfigError for units that contradict each other or the policies."""
     table = config.allocation
     units = parse_units(table.units, where=where)
+    named_types(table.unit_types, units, where=where)
     if config.run.sync:
         raise ConfigError(
             "allocation.units: a synchronous run keeps its workers where they are",

@@ -33,14 +33,24 @@ def grouped_by(name: str, variables: Mapping[str, str]) -> dict[str, list[int]]:
 
 def used_gpu_mib(gpus: Sequence[str]) -> list[int] | None:
     """Memory in use on each of these GPUs, by the driver's own word; None where it cannot be asked."""
+    answer = _asked(gpus, "memory.used")
+    return None if answer is None else read_used_mib(answer)
+
+
+def gpu_models(gpus: Sequence[str]) -> list[str]:
+    """What the driver calls each of these GPUs; empty where it cannot be asked."""
+    models = [line.strip() for line in _asked(gpus, "name") or ()]
+    return models if len(models) == len(gpus) and all(models) else []
+
+
+def _asked(gpus: Sequence[str], what: str) -> list[str] | None:
     if not gpus or not shutil.which("nvidia-smi"):
         return None
-    ask = ["nvidia-smi", f"--id={','.join(gpus)}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    ask = ["nvidia-smi", f"--id={','.join(gpus)}", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(ask, capture_output=True, text=True, timeout=ASK_S, check=True).stdout
+        return subprocess.run(ask, capture_output=True, text=True, timeout=ASK_S, check=True).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return None
-    return read_used_mib(answer.splitlines())
 
 
 def read_used_mib(lines: Iterable[str]) -> list[int] | None:

@@ -18,6 +18,7 @@ from mrl.allocation.worth import Rule
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.config.unit_rules import KINDS
+from mrl.config.unit_types import named_types
 from mrl.config.units import parse_units
 from mrl.errors import RecordError
 from mrl.metrics.names import idle_metric
@@ -62,7 +63,8 @@ def unit_core(config: RunConfig, folder: RunFolder, now_s: float) -> UnitCore:
         engines_sleep=table.residency == "sleep",
     )
     life = next_life(folder.path / "allocator.json", load_keys(folder.keys).server_public.decode())
-    return UnitCore(fits, rule, settings, now_s, life=life)
+    types = named_types(table.unit_types, units, where=str(folder.path))
+    return UnitCore(fits, rule, settings, now_s, life=life, types=types)
 
 
 def serve_units(
@@ -155,6 +157,12 @@ def _tell(telemetry: Telemetry, shares: Sequence[UnitShare], counts: LeaseCounts
             for (policy, why), number in counts.ended.items()
             if policy == share.policy
         }
+        for unit_type, own in share.by_type.items():
+            values |= {
+                f"allocation/target_units/{unit_type}": own.target_units,
+                f"allocation/held_units/{unit_type}": own.held_units,
+                f"allocation/unit_tokens_per_s/{unit_type}": own.tokens_per_s,
+            }
         telemetry.metrics(share.num_reports, values, policy=share.policy)
 
 

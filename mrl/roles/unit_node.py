@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from mrl.allocation.guard import Action, NodeGuard, Seen
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
+from mrl.config.unit_types import seen_type
 from mrl.config.units import Unit
 from mrl.errors import RecordError
 from mrl.launch.devices import visible_gpus
@@ -22,7 +23,7 @@ from mrl.records.codec import decode, encode
 from mrl.records.units import NodeOrders, NodeReport, node_orders_decoder
 from mrl.roles import wiring
 from mrl.roles.host_processes import HostProcesses
-from mrl.roles.residents import grouped_by, used_gpu_mib
+from mrl.roles.residents import gpu_models, grouped_by, used_gpu_mib
 from mrl.roles.sleepers import Sleepers, send
 
 REPORT_S = 0.25
@@ -71,12 +72,12 @@ class UnitNode:
         self._config, self._folder, self._processes, self._lifecycle = config, folder, processes, lifecycle
         self._units = {unit.name: unit for unit in units}
         self._gpus = gpus
-        self._guard = NodeGuard(host or HOST_ROLE, self._units, wake_s=config.allocation.wake_s)
+        types = {unit.name: seen_type(unit, gpu_models(_gpus_of(unit, gpus))) for unit in units}
+        self._guard = NodeGuard(host or HOST_ROLE, self._units, wake_s=config.allocation.wake_s, types=types)
         self._workers: defaultdict[str, dict[str, str]] = defaultdict(dict)
         """Unit -> policy -> the process that was placed there."""
         self._sleepers = Sleepers()
-        self._memory = {unit.name: _Memory([gpus[device] for device in unit.devices])
-                        for unit in units if unit.kind == "gpu"}  # fmt: skip
+        self._memory = {unit.name: _Memory(_gpus_of(unit, gpus)) for unit in units if unit.kind == "gpu"}
         self._orders: deque[NodeOrders] = deque(maxlen=16)
         self._told: NodeReport | None = None
         self._told_s = self._heard_s = time.monotonic()
@@ -216,6 +217,10 @@ class UnitNode:
         if lifecycle.phase != "running":
             return list(learning)
         return [name for name in learning if name in lifecycle.stopped or f"learner/{name}" in lifecycle.done]
+
+
+def _gpus_of(unit: Unit, gpus: Sequence[str]) -> list[str]:
+    return [gpus[device] for device in unit.devices] if unit.kind == "gpu" else []
 
 
 class _Memory:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from mrl.allocation.meter import DecayedRatio, MeterSettings, PolicyMeter, increments
+from mrl.allocation.engine_meter import DecayedRatio
+from mrl.allocation.meter import MeterSettings, PolicyMeter, increments
 
 SETTINGS = MeterSettings(time_constant_s=60.0, min_busy_s=1.0, min_interval_s=5.0, doubtful_s=30.0, silent_s=60.0)
 
@@ -43,7 +44,7 @@ def test_demand_in_units_is_that_of_full_replicas() -> None:
             60.0, 60.0 * running, 60.0 * running / slowness, interval_s=60.0, running=running, is_full=False
         )
     meter.add_learner(7166.0 * 100, 100.0, 0.0, trained_groups=32, dropped_groups=0)
-    meter.full_requests = 64.0
+    meter.engine().full_requests = 64.0
 
     assert meter.demand_units(2) == pytest.approx(2 * 7166.0 / (64 / (0.016 + 0.00025 * 64)), rel=0.02)
 
@@ -54,7 +55,7 @@ def test_a_replica_is_full_with_the_most_it_ran_or_with_what_it_runs_while_other
     seen = []
     for running, is_full in ((10, False), (30, False), (20, False), (15, True), (0, True)):
         meter.add_engine(60.0, 600.0, 6000.0, interval_s=60.0, running=running, is_full=is_full)
-        seen.append(meter.full_requests)
+        seen.append(meter.engine().full_requests)
     assert seen == [10.0, 30.0, 30.0, 15.0, 15.0]
 
 

@@ -9,7 +9,8 @@ import pytest
 from mrl.allocation.decision import DecisionRecord
 from mrl.allocation.engine_use import EngineUse, LineSample
 from mrl.allocation.guard import NodeGuard, Seen
-from mrl.allocation.unit_core import UnitCore, UnitSettings
+from mrl.allocation.meter import ONLY_TYPE
+from mrl.allocation.unit_core import UnitCore, UnitsByType, UnitSettings
 from mrl.allocation.unit_rule import UnitShares
 from mrl.allocation.units import EPOCHS_PER_LIFE, HELD, UnitState
 from mrl.allocation.worth import Rule
@@ -27,7 +28,7 @@ class Wanted:
         self.wanted = wanted
         self.switches: list[float] = []
 
-    def add_rollout(self, policy: str, use: EngineUse) -> None: ...
+    def add_rollout(self, policy: str, unit_type: str, use: EngineUse) -> None: ...
 
     def add_report(self, report: LearnerReport, now_s: float) -> None: ...
 
@@ -38,9 +39,13 @@ class Wanted:
         self.wanted[policy] = 0
 
     def targets(
-        self, usable: Mapping[str, int], held: Mapping[str, int], starting_s: Mapping[str, float], now_s: float
-    ) -> dict[str, int]:
-        return dict(self.wanted)
+        self,
+        usable: Mapping[str, UnitsByType],
+        held: Mapping[str, UnitsByType],
+        starting_s: Mapping[str, float],
+        now_s: float,
+    ) -> dict[str, dict[str, int]]:
+        return {policy: {ONLY_TYPE: count} for policy, count in self.wanted.items()}
 
     def records(self) -> list[DecisionRecord]:
         return []
@@ -49,6 +54,9 @@ class Wanted:
         return 0.0
 
     def progress(self, policy: str) -> float:
+        return 0.0
+
+    def tokens_per_s(self, policy: str, unit_type: str) -> float:
         return 0.0
 
     def num_reports(self, policy: str) -> int:
@@ -386,16 +394,25 @@ def shares(**options: float) -> UnitShares:
                       weights={}, now_s=0.0, **given)  # type: ignore[arg-type]  # fmt: skip
 
 
+def typed(units: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """Of one type."""
+    return {policy: {ONLY_TYPE: count} for policy, count in units.items()}
+
+
+def totals(units: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    return {policy: sum(counts.values()) for policy, counts in units.items()}
+
+
 def feed(rule: UnitShares, seconds: int, kappa: Mapping[str, float], *, start: int = 0) -> dict[str, int]:
     """Every second: engines make 100 tokens/s per slot, learners train `kappa` tokens per busy second."""
-    usable, held = {"a": 4, "b": 4, "c": 2}, {"a": 2, "b": 2, "c": 2}
+    usable, held = typed({"a": 4, "b": 4, "c": 2}), {"a": 2, "b": 2, "c": 2}
     for second in range(start + 1, start + seconds + 1):
         for policy, rate in kappa.items():
-            rule.add_rollout(policy, EngineUse(held[policy] * 200.0, held[policy] * 2.0))
+            rule.add_rollout(policy, ONLY_TYPE, EngineUse(held[policy] * 200.0, held[policy] * 2.0))
             rule.add_report(
                 LearnerReport(policy=policy, trained_tokens=int(rate * second), busy_s=second, data_wait_s=0.0), second
             )
-        held = rule.targets(usable, held, {}, second)
+        held = totals(rule.targets(usable, typed(held), {}, second))
     return held
 
 
@@ -412,11 +429,12 @@ def half_empty(rule: UnitShares, *, full_answers: int = 0) -> float:
         running = 1 + second % 2
         tokens = 5.0 * running / (0.01 + 0.005 * running)
         sample = LineSample(5.0, 5.0, 5.0 * running, tokens)
-        rule.add_rollout("a", EngineUse(tokens, 5.0 * running, full_answers, sample))
+        rule.add_rollout("a", ONLY_TYPE, EngineUse(tokens, 5.0 * running, full_answers, sample))
         rule.add_report(
             LearnerReport(policy="a", trained_tokens=480 * second, busy_s=second, data_wait_s=0.0), 5.0 * second
         )
-        rule.targets({"a": 4, "b": 4, "c": 2}, {"a": 2, "b": 2, "c": 2}, {}, 5.0 * second)
+        usable, held = {"a": 4, "b": 4, "c": 2}, {"a": 2, "b": 2, "c": 2}
+        rule.targets(typed(usable), typed(held), {}, 5.0 * second)
     return rule.demand_units("a")
 
 
@@ -456,8 +474,8 @@ def test_a_free_unit_is_started_also_by_who_starts_slowest() -> None:
             LearnerReport(policy=speaker, trained_tokens=80 * second, busy_s=second, data_wait_s=0.0), second
         )
         if held["a"]:
-            rule.add_rollout("a", EngineUse(400.0, 2.0))
-        held = rule.targets({"a": 1, "b": 1}, held, {}, second)
+            rule.add_rollout("a", ONLY_TYPE, EngineUse(400.0, 2.0))
+        held = totals(rule.targets(typed({"a": 1, "b": 1}), typed(held), {}, second))
         if second == 44:
             assert held == {"a": 0, "b": 1}
     assert held == {"a": 1, "b": 0}

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from mrl.allocation.decision import DecisionRecord
 from mrl.allocation.engine_use import EngineUse
 from mrl.allocation.guard import Action, NodeGuard, Seen, Tenant
-from mrl.allocation.unit_core import UnitCore, UnitSettings
+from mrl.allocation.unit_core import UnitCore, UnitsByType, UnitSettings
 from mrl.allocation.units import EPOCHS_PER_LIFE, HELD, UnitState
 from mrl.records.leases import LearnerReport
 from mrl.records.units import NodeOrders, NodeReport, UnitOrder, UnitReport
@@ -98,7 +98,7 @@ class World(NamedTuple):
 class NoRule:
     """The search decides who gets the unit, not a rule."""
 
-    def add_rollout(self, policy: str, use: EngineUse) -> None:
+    def add_rollout(self, policy: str, unit_type: str, use: EngineUse) -> None:
         """Nothing is measured."""
 
     def add_switch(self, policy: str, switch_s: float) -> None:
@@ -108,8 +108,12 @@ class NoRule:
         """Nothing is measured."""
 
     def targets(
-        self, usable: Mapping[str, int], held: Mapping[str, int], starting_s: Mapping[str, float], now_s: float
-    ) -> dict[str, int]:
+        self,
+        usable: Mapping[str, UnitsByType],
+        held: Mapping[str, UnitsByType],
+        starting_s: Mapping[str, float],
+        now_s: float,
+    ) -> dict[str, dict[str, int]]:
         """Nobody gets anything by itself."""
         return {}
 
@@ -125,6 +129,10 @@ class NoRule:
         return 0.0
 
     def progress(self, policy: str) -> float:
+        """Nothing is measured."""
+        return 0.0
+
+    def tokens_per_s(self, policy: str, unit_type: str) -> float:
         """Nothing is measured."""
         return 0.0
 
