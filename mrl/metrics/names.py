@@ -166,6 +166,9 @@ METRICS: dict[str, Metric] = {
     "allocation/target_units": Metric("units", "units that the policy should have"),
     "allocation/held_units": Metric("units", "units that the policy owns"),
     "allocation/demand_units": Metric("units", "units that the measured throughput calls for"),
+    "allocation/target_units/{type}": Metric("units", "of these, on this type of unit; only where there are several"),
+    "allocation/held_units/{type}": Metric("units", "of these, of this type; only where there are several"),
+    "allocation/unit_tokens_per_s/{type}": Metric("tokens/s", "what a full engine makes on one, 0 while unknown"),
     "allocation/begun_leases": Metric("leases", "leases of units granted to the policy since the allocator started"),
     "allocation/ended_leases/{why}": Metric("leases", "of these, ended for this reason"),
     "allocation/idle_share/{unit}": Metric(
