@@ -83,7 +83,7 @@ class WorkLedger:
     last_seen_s: dict[str, float] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     is_short: bool = False
-    """Whether the worker that asked last has room for more than it may sample."""
+    """Whether the worker that asked last had room for more than any may sample, whatever it serves."""
 
     def __post_init__(self) -> None:
         pace = self.pace
@@ -107,7 +107,7 @@ class WorkLedger:
         holding = set(request.holding)
         self._take_back(lambda ticket, run: run.worker == request.worker and ticket not in holding)
         num_groups = min(request.max_groups, self.capacity(request.serving))
-        self.is_short = num_groups < request.max_groups
+        self.is_short = self.capacity() < request.max_groups
         return [self._grant_one(request) for _ in range(num_groups)]
 
     def expire(self, now_s: float, silence_s: float) -> None:

@@ -385,12 +385,15 @@ def test_an_adaptive_pace_holds_more_again_where_the_learner_waits_for_it(make_g
 
 
 def test_a_worker_that_gets_less_than_it_has_room_for_is_short():
-    """Until it asks for no more than it gets."""
+    """Until it asks for no more than it gets, or would get if it served the newest weights."""
     books = ledger()
     books.grant(ask(100), 0.0)
     assert books.is_short
     books = ledger()
     books.grant(ask(8), 0.0)
+    assert not books.is_short
+    books.step = 1
+    assert books.grant(ask(4, holding=tuple(books.running), serving=Version(0, 0)), 0.0) == []
     assert not books.is_short
 
 
