@@ -64,8 +64,9 @@ class RolloutTable(Table):
 
     engine: Literal["embedded", "vllm", "sglang"] = "embedded"
     """Engine that generates: transformers in the worker's process, or a server of its own environment."""
-    weights: Literal["files", "broadcast"] = "files"
-    """How new weights reach the engines: in files of the run folder, or broadcast from the learner's memory."""
+    weights: Literal["files", "broadcast", "adapters"] = "files"
+    """How new weights reach the engines: in files of the run folder, broadcast from the learner's memory, or, of a
+    learner with `lora`, as files of the adapters alone."""
     server: ServerTable = ServerTable()
     workers: int = Field(default=1, ge=0)
     """Worker processes."""
@@ -132,7 +133,7 @@ class ObjectiveTable(Table):
 class LoraTable(Table):
     """Low-rank adapters in place of training the weights (LoRA, arXiv 2106.09685); needs the extra `lora`.
 
-    Engines are given the merged weights, so that every engine serves them.
+    Engines are given the merged weights, which every engine serves, or with `rollout.weights` the adapters alone.
     """
 
     rank: int = Field(default=16, ge=1)

@@ -163,6 +163,27 @@ def _check_weights(key: str, policy: PolicyTable, where: str) -> None:
             got=f"{rollout.engine} on {policy.device}" + (" by its url" if rollout.server.url else ""),
             wanted=f'{key}.weights = "files"; an embedded engine, or an own server on a CPU, for "broadcast"',
         )
+    if rollout.weights == "adapters":
+        _check_adapters(key, policy, where)
+
+
+def _check_adapters(key: str, policy: PolicyTable, where: str) -> None:
+    """There are some, and the engine applies them."""
+    rollout = policy.rollout
+    if policy.learner.lora is None:
+        raise ConfigError(
+            f"{key}.weights: the policy trains no adapters",
+            where=where,
+            got="adapters",
+            wanted=f'{key}.weights = "files", or a table {key.removesuffix("rollout")}learner.lora',
+        )
+    if rollout.engine != "embedded":
+        raise ConfigError(
+            f"{key}.weights: this engine takes whole weights alone",
+            where=where,
+            got=f"adapters for {rollout.engine}",
+            wanted=f'{key}.weights = "files" or "broadcast", or the embedded engine',
+        )
 
 
 def _check_learning(config: RunConfig, where: str) -> None:

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from mrl.engines.continuous import ContinuousBatch
 from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest
+from mrl.engines.merged_adapters import MergedAdapters
 from mrl.errors import WeightsError
 from mrl.models.device_memory import PLAN, enough_memory
 from mrl.models.load import load_policy
@@ -94,6 +95,19 @@ class EmbeddedEngine:
         """
         self._take_over(str(folder), version, lambda place: read_folder(folder, place, digests))
 
+    def load_adapters(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
+        """As `load`, of adapters for the weights of the model folder, which stay beside those that they change.
+
+        Sampling pauses while they are merged.
+        """
+        with self._enough_memory("while adapters are read", ELSEWHERE):
+            adapters = self._adapters.read(folder, digests)
+        with self._between_forwards(), self._enough_memory("while adapters are merged", ELSEWHERE):
+            began_s = time.monotonic()
+            self._adapters.merge(adapters)
+            self._serve(version)
+            self.paused_s = time.monotonic() - began_s
+
     def broadcast_seats(self) -> Seats:
         """One, of this process."""
         return Seats(1, gpu_id(numbered(self._device)))
@@ -115,6 +129,7 @@ class EmbeddedEngine:
             began_s = time.monotonic()
             for name, tensor in own.items():
                 self._spare[name], tensor.data = tensor.data, fresh[name]
+            self._adapters = MergedAdapters(self._model, self._model_folder)
             self._serve(version)
             self.paused_s = time.monotonic() - began_s
 
@@ -145,18 +160,23 @@ class EmbeddedEngine:
             )
 
     def checksums(self) -> dict[str, str]:
-        """Name -> XXH3-128 of the bytes of every tensor; loaded tensors are never written to, so sampling goes on."""
-        return {name: digest(tensor) for name, tensor in named_weights(self._model).items()}
+        """Name -> XXH3-128 of the bytes of every tensor, as whoever published them names them.
+
+        Only this thread changes them, so sampling goes on.
+        """
+        merged = self._adapters.checksums()
+        return merged or {name: digest(tensor) for name, tensor in named_weights(self._model).items()}
 
     def usage(self) -> EngineUsage:
         """How full it is; every answer that it samples has a row of the cache to its end."""
         return EngineUsage(self._batch.running, self._batch.waiting, 0.0, self._batch.generated_tokens)
 
     def sleep(self) -> None:
-        """Free the cache and the spare weights; those that were served stay, in main memory, to be written over."""
+        """Free the cache and what lies beside the weights; these stay, in main memory, to be written over."""
         self.close()
         with self._between_forwards():
             self._spare.clear()
+            self._adapters.undo()
             torch.nn.Module.to(self._model, "cpu")
             if self._device != "cpu":
                 torch.cuda.empty_cache()
@@ -181,6 +201,7 @@ class EmbeddedEngine:
 
     def _start(self) -> None:
         self._model: PreTrainedModel = load_policy(self._model_folder, self._device)
+        self._adapters = MergedAdapters(self._model, self._model_folder)
         self._spare: dict[str, Tensor] = {}
         """The tensors that were served before the last load, to be written over by the next one."""
         self._batch = self._new_batch()

@@ -121,6 +121,12 @@ class Engine(Protocol):
         Raises WeightsError, serving what it served before, when they do not fit or are not what was published.
         """
 
+    def load_adapters(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
+        """As `load`, of the adapters in peft's format that belong to the weights which the engine started with.
+
+        Raises EngineError where it cannot.
+        """
+
     def broadcast_seats(self) -> Seats:
         """The ranks of a broadcast that it takes. Raises EngineError where it takes weights from files alone."""
 

@@ -117,6 +117,11 @@ class ServerEngine:
             read_folder(folder, wanted=digests)
         self._run(self._current().load(folder, version), self._bounds.load_s)
 
+    def load_adapters(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
+        """See Engine."""
+        what, cure = f"{self._dialect.name} takes whole weights alone", 'weights = "files"'
+        raise EngineError(what, where="rollout.weights", got=str(folder), cure=cure)
+
     def broadcast_seats(self) -> Seats:
         """See Engine."""
         return self._run(self._dialect.broadcast_seats(self._link()), self._bounds.silence_s)

@@ -7,7 +7,7 @@ is trained on or saved depends on time, on the number of lives, or on who was fi
 
 import collections
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 import structlog
+from torch import Tensor, nn
 
 from mrl.checkpoint.saver import Saver
 from mrl.checkpoint.training_state import training_tensors
@@ -41,6 +42,9 @@ from mrl.weights.canary import canary_sequences, make_canary
 from mrl.weights.publish import Publisher, snapshot
 
 MAX_SKIPPED_UPDATES = 5
+
+WeightsOf = Callable[[nn.Module], Iterator[tuple[str, Tensor]]]
+"""Name and value of what is taken out of a model, each gathered from its shards when its turn comes."""
 
 log = structlog.get_logger()
 
@@ -110,7 +114,10 @@ class Learner:
         first: FirstRank | None,
         saver: Saver | None,
         seed: int,
+        published: WeightsOf = whole_weights,
     ) -> None:
+        """What is `published` of a model all ranks gather."""
+        self._published = published
         self._trainer, self._milestones, self._first, self._saver = trainer, milestones, first, saver
         self._version, self._seed = start, seed
         self._saved_step = start.step
@@ -245,11 +252,11 @@ class Learner:
         if first is None:
             if is_wrapped(model):
                 make_canary(model, self._canary_ids)
-                collections.deque(whole_weights(model), maxlen=0)
+                collections.deque(self._published(model), maxlen=0)
             return
         first.telemetry.doing("publishing")
         canary = make_canary(model, self._canary_ids, self._trainer.precision)
-        manifest = first.publisher.publish_weights(whole_weights(model), self._version, canary)
+        manifest = first.publisher.publish_weights(self._published(model), self._version, canary)
         first.intake.announce(WeightsNotice(version=self._version, manifest_path=str(manifest)))
         if first.peers:
             first.peers.announce(self._version, resumed=resumed)

@@ -5,7 +5,8 @@
 The model stays what it is; its adapted layers hold W as `base_layer` and have `lora_A` and `lora_B` beside it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from mrl.config.policy_tables import LoraTable
-from mrl.errors import ConfigError, MissingError
+from mrl.errors import ConfigError, MissingError, WeightsError
 
 ADAPTER = "default"
 """The name that peft gives the only adapter of a model."""
 BASE, FIRST, SECOND = ".base_layer.", f".lora_A.{ADAPTER}.", f".lora_B.{ADAPTER}."
+FILE = "adapter_model.safetensors"
+WRAPPED = "base_model.model."
+"""How names begin in peft's files."""
 
 
 def add_adapters(model: nn.Module, table: LoraTable, *, seed: int) -> None:
@@ -34,16 +38,20 @@ def add_adapters(model: nn.Module, table: LoraTable, *, seed: int) -> None:
         raise MissingError(
             "the package peft is not there", where="learner.lora", cure="pip install 'mrl[lora]'"
         ) from None
-    linear = _linear_layers(model)
+    layers = _linear_layers(model)
+    linear = set(layers.values())
     if not set(table.target_modules) <= linear:  # peft is content when one of them is there
         raise ConfigError(
             "learner.lora.target_modules: the model has no such linear layers",
             got=", ".join(sorted(set(table.target_modules) - linear)),
             wanted="some of " + ", ".join(sorted(linear)),
         )
+    targets = [name for name, last in layers.items() if last in (table.target_modules or linear)]
+    # Where peft sees a mixture's configuration it also adapts experts, which are no layers: merging knows none of that.
+    without_config = nn.ModuleList([model])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        inject_adapter_in_model(_peft_config(table), model)
+        inject_adapter_in_model(_peft_config(table, targets), without_config)
 
 
 def is_adapter(name: str) -> bool:
@@ -73,7 +81,7 @@ def merged(
         return weight_OI
     first_RI, second_OR = (whole(weights[f"{module_name}{part}weight"]) for part in (FIRST, SECOND))
     layer: Any = model.get_submodule(module_name)
-    return torch.addmm(weight_OI, second_OR, first_RI, alpha=layer.scaling[ADAPTER])
+    return merge(weight_OI, second_OR, first_RI, layer.scaling[ADAPTER])
 
 
 @contextmanager
@@ -90,35 +98,56 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
             module._disable_adapters = False
 
 
+def name_in_file(name: str) -> str:
+    """What peft calls a weight of an adapter in its files."""
+    return WRAPPED + name.replace(f".{ADAPTER}.", ".")
+
+
 def write_adapters(folder: Path, table: LoraTable, weights: Mapping[str, Tensor], model_name: str) -> None:
     """Write adapters as peft does, in a folder that peft, vLLM and SGLang load beside the model. Raises OSError."""
     folder.mkdir(parents=True)
-    tensors = {
-        f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": tensor.detach().cpu().contiguous()
-        for name, tensor in weights.items()
-    }
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    described = _peft_config(table)
+    tensors = {name_in_file(name): tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    save_file(tensors, folder / FILE, metadata={"format": "pt"})
+    describe_adapters(folder, table, tensors, model_name)
+
+
+def describe_adapters(folder: Path, table: LoraTable, names: Iterable[str], model_name: str) -> None:
+    """Write what peft reads beside the file with tensors of these names. Raises OSError."""
+    targets = {name.rpartition(".lora_A.")[0].rpartition(".")[2] for name in names} - {""}
+    described = _peft_config(table, sorted(targets))
     described.base_model_name_or_path = model_name
-    described.target_modules = {name.rpartition(FIRST)[0].rpartition(".")[2] for name in weights if FIRST in name}
     described.inference_mode = True
     described.save_pretrained(folder)
 
 
-def _peft_config(table: LoraTable) -> Any:
+def read_scale(folder: Path) -> float:
+    """alpha / rank of written adapters. Raises WeightsError when the folder does not say it."""
+    try:
+        described = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        return float(described["lora_alpha"] / described["r"])
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+        raise WeightsError(f"{folder}: no description of adapters: {error}") from error
+
+
+def merge(weight_OI: Tensor, second_OR: Tensor, first_RI: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
+    """W + scale * B A, put into `out` if that is given; learner and engine get the same bits on one kind of device."""
+    return torch.addmm(weight_OI, second_OR, first_RI, alpha=scale, out=out)
+
+
+def _peft_config(table: LoraTable, targets: list[str]) -> Any:
     from peft import LoraConfig
 
     return LoraConfig(
         r=table.rank,
         lora_alpha=table.alpha,
         lora_dropout=0.0,
-        target_modules=list(table.target_modules) or "all-linear",
+        target_modules=targets,
         task_type="CAUSAL_LM",
     )
 
 
-def _linear_layers(model: nn.Module) -> set[str]:
-    """Last names of all linear layers but the head, whose weight the learner takes as it is."""
+def _linear_layers(model: nn.Module) -> dict[str, str]:
+    """Name -> last part of it, of all linear layers but the head, whose weight the learner takes as it is."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     layers = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
-    return {name.rpartition(".")[2] for name, module in layers if module is not head}
+    return {name: name.rpartition(".")[2] for name, module in layers if module is not head}

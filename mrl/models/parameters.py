@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from mrl.models.lora import is_adapter, merged, name_without_adapter
+from mrl.models.lora import is_adapter, merged, name_in_file, name_without_adapter
 
 
 def named_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -33,6 +33,14 @@ def whole_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in weights.items():
         if not is_adapter(name):
             yield name_without_adapter(name), merged(model, name, weights, _whole(tensor), _whole)
+
+
+@torch.no_grad()
+def whole_adapters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The adapters alone, by the names of peft's files, one by one as `whole_weights`."""
+    for name, tensor in named_weights(model).items():
+        if is_adapter(name):
+            yield name_in_file(name), _whole(tensor)
 
 
 def _whole(tensor: Tensor) -> Tensor:

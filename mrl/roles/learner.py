@@ -42,6 +42,7 @@ from mrl.learner.trainer import Trainer
 from mrl.learner.world import World, join_world
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.device_memory import PLAN, enough_memory
+from mrl.models.parameters import whole_adapters, whole_weights
 from mrl.records.version import Version
 from mrl.roles import wiring
 from mrl.sharing.own_objective import own_objective
@@ -53,6 +54,7 @@ from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.grants import Grant
 from mrl.transport.keys import load_keys
 from mrl.transport.server import ServerSocket
+from mrl.weights.adapters import AdapterFormat
 from mrl.weights.broadcast import BroadcastPublisher
 from mrl.weights.publish import Publisher
 
@@ -91,7 +93,8 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
         if world.is_first:
             first = _first_rank(config, folder, closing, policy, regime, start, checkpoint, telemetry)
         saver = _saver(table.learner, world, store, start)
-        learner = Learner(trainer, _milestones(config, policy), start, first, saver, config.run.seed)
+        published = whole_adapters if table.rollout.weights == "adapters" else whole_weights
+        learner = Learner(trainer, _milestones(config, policy), start, first, saver, config.run.seed, published)
     if checkpoint:
         learner.restore(checkpoint.state)
     world.watch(bound_s=table.learner.collective_timeout_s, slow_bound_s=_group_timeout_s(config, policy))
@@ -236,8 +239,12 @@ def _first_rank(
 
 def _publisher(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str) -> Publisher | BroadcastPublisher:
     table = config.policies[policy]
-    files = Publisher(folder.weights(policy), policy, model_folder=Path(table.model))
-    if table.rollout.weights == "files":
+    adapters = None
+    if table.rollout.weights == "adapters":
+        assert table.learner.lora is not None, "a rule of the configuration"
+        adapters = AdapterFormat(table.learner.lora, Path(table.model))
+    files = Publisher(folder.weights(policy), policy, model_folder=Path(table.model), adapters=adapters)
+    if table.rollout.weights != "broadcast":
         return files
     publisher = BroadcastPublisher(files, host=config.exchange.host, device=table.device)
     closing.callback(publisher.close)

@@ -78,6 +78,7 @@ class WorkerTotals:
             "rollout/engine_restarts": self.engine_restarts,
             "weights/refused": self.weights_refused,
             "weights/by_broadcast": self.routes[Route.BROADCAST],
+            "weights/by_adapters": self.routes[Route.ADAPTERS],
             "weights/by_files": self.routes[Route.FILES] + self.routes[Route.FILES_INSTEAD],
             "weights/failed_broadcasts": self.failed_broadcasts,
         }

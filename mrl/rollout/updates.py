@@ -40,6 +40,7 @@ class Route(Enum):
     """How a version came to an engine."""
 
     FILES = "files"
+    ADAPTERS = "files of adapters alone"
     BROADCAST = "broadcast"
     FILES_INSTEAD = "files, after its broadcast had failed"
 
@@ -101,12 +102,16 @@ def install(
     manifest = read_manifest(manifest_path)
     if manifest.version != version:
         raise WeightsError(f"{manifest_path}: describes version {manifest.version}, wanted {version}")
-    route = _by_broadcast(engine, manifest, link, is_wanted) if manifest.broadcast else Route.FILES
+    route = Route.ADAPTERS if manifest.base else Route.FILES
+    if manifest.broadcast:
+        route = _by_broadcast(engine, manifest, link, is_wanted)
     with ExitStack() as closing:
         if route is not Route.BROADCAST:
-            folder = manifest_path.parent if route is Route.FILES else _in_files(version, link, is_wanted)
+            is_here = route is not Route.FILES_INSTEAD
+            folder = manifest_path.parent if is_here else _in_files(version, link, is_wanted)
             closing.enter_context(hold(folder))  # until it is proved: some engines compare with what lies there
-            engine.load(folder, version, manifest.tensors)
+            load = engine.load_adapters if route is Route.ADAPTERS else engine.load
+            load(folder, version, manifest.tensors)
         proof = prove(engine, manifest, tolerance_nats)
     return Installed(version, proof.gap, proof.compared_share, time.monotonic() - started_s, route)
 
@@ -165,7 +170,7 @@ def prove(engine: Engine, manifest: Manifest, tolerance_nats: float) -> Proof:
         )
     if wrong := differing(manifest, held):
         raise WeightsUnproved(f"the engine serves other bytes than version {manifest.version} in {wrong[:5]}")
-    return Proof(gap, len(held.keys() & manifest.tensors.keys()) / max(1, len(manifest.tensors)))
+    return Proof(gap, len(held.keys() & manifest.served.keys()) / max(1, len(manifest.served)))
 
 
 class Updates:

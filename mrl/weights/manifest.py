@@ -30,9 +30,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     version: Version
     tensors: dict[str, str]
     """Name -> XXH3-128 of the tensor's bytes, as `mrl.models.tensor_file.digest` gives it."""
+    base: dict[str, str] = {}
+    """Where `tensors` are adapters alone: the same of the policy's own folder, to whose weights they belong."""
     canary: Canary
     broadcast: list[TensorShape] = []
     """The tensors in the order in which they are broadcast; empty where they lie beside this file."""
+
+    @property
+    def served(self) -> dict[str, str]:
+        """Of all that an engine has to compute with."""
+        return self.base | self.tensors
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -47,4 +54,4 @@ def read_manifest(path: Path) -> Manifest:
 
 def differing(manifest: Manifest, digests: Mapping[str, str]) -> list[str]:
     """Tensors of the manifest that someone holds with other bytes; what he does not hold by that name is not judged."""
-    return [name for name, digest in manifest.tensors.items() if digests.get(name, digest) != digest]
+    return [name for name, digest in manifest.served.items() if digests.get(name, digest) != digest]

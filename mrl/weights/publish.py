@@ -4,10 +4,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 from torch import Tensor, nn
@@ -15,6 +13,7 @@ from torch import Tensor, nn
 from mrl.models.parameters import named_weights
 from mrl.models.tensor_file import write_tensors
 from mrl.records.version import Version
+from mrl.weights.adapters import AdapterFormat, OpenFile
 from mrl.weights.canary import make_canary
 from mrl.weights.manifest import MANIFEST, Canary, Manifest
 from mrl.weights.spares import Spares, is_held
@@ -34,11 +33,16 @@ class Publisher:
         policy: str,
         *,
         model_folder: Path | None = None,
+        adapters: AdapterFormat | None = None,
         keep: int = 3,
         shard_bytes: int = SHARD_BYTES,
     ) -> None:
-        """Configuration and tokenizer files of `model_folder` appear beside the weights."""
+        """Configuration and tokenizer files of `model_folder` appear beside the weights.
+
+        With `adapters` what is published are adapters alone.
+        """
         self.folder, self.policy, self._model_folder = folder, policy, model_folder
+        self._adapters = adapters
         self._keep, self._shard_bytes = keep, shard_bytes
         self._spares = Spares(folder / ".spares")
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,10 +60,8 @@ class Publisher:
         """
         parts = Path(tempfile.mkdtemp(dir=self.folder, prefix=PARTS))
         try:
-            tensors = write_weights(parts, weights, shard_bytes=self._shard_bytes, open_file=self._spares.open)
-            manifest = Manifest(policy=self.policy, version=version, tensors=tensors, canary=canary)
+            manifest = self._write(parts, weights, version, canary)
             (parts / MANIFEST).write_bytes(msgspec.json.encode(manifest))
-            self._add_model_files(parts)
             folder = self.folder / f"{version.run_epoch}.{version.step}"
             _put_in_place(parts, folder)
         except BaseException:
@@ -71,6 +73,14 @@ class Publisher:
     def as_files(self, manifest_path: Path) -> Path:
         """The manifest of a folder that `publish_weights` wrote: this one."""
         return manifest_path
+
+    def _write(self, folder: Path, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> Manifest:
+        if self._adapters is not None:
+            tensors, base = self._adapters.write(folder, weights, self._spares.open), self._adapters.base
+        else:
+            tensors, base = write_weights(folder, weights, self._shard_bytes, self._spares.open), {}
+            self._add_model_files(folder)
+        return Manifest(policy=self.policy, version=version, tensors=tensors, base=base, canary=canary)
 
     def _add_model_files(self, folder: Path) -> None:
         for source in self._model_folder.iterdir() if self._model_folder else ():
@@ -93,9 +103,8 @@ class Publisher:
 def write_weights(
     folder: Path,
     weights: Iterable[tuple[str, Tensor]],
-    *,
     shard_bytes: int = SHARD_BYTES,
-    open_file: Callable[[Path], AbstractContextManager[BinaryIO]] = lambda path: path.open("wb", buffering=0),
+    open_file: OpenFile = lambda path: path.open("wb", buffering=0),
 ) -> dict[str, str]:
     """Write weights as Hugging Face does, in files of about `shard_bytes`; returns name -> digest. Raises OSError."""
     tensors: dict[str, str] = {}

@@ -38,6 +38,12 @@ def check(rollout, **policy) -> None:
         ),
         ({"engine": "sglang", "weights": "broadcast", "server": {"url": "http://h:1"}}, {}, r"by its url"),
         ({"engine": "sglang", "weights": "broadcast"}, {"device": "cuda"}, r"sglang on cuda"),
+        ({"weights": "adapters"}, {}, r"llama\.rollout\.weights: .*no adapters.*llama\.learner\.lora"),
+        (
+            {"engine": "vllm", "weights": "adapters"},
+            {"learner": {"lora": {}}},
+            r"llama\.rollout\.weights: .*adapters for vllm.*embedded",
+        ),
     ],
 )
 def test_tables_that_contradict_themselves_are_refused(rollout, policy, words):
@@ -54,6 +60,7 @@ def test_tables_that_contradict_themselves_are_refused(rollout, policy, words):
         ({"engine": "vllm", "weights": "broadcast"}, {}),
         ({"engine": "sglang", "weights": "broadcast"}, {}),
         ({"weights": "broadcast", "workers": 2}, {}),
+        ({"weights": "adapters", "workers": 2}, {"learner": {"lora": {"rank": 2}}}),
         ({"engine": "vllm", "max_new_tokens": 64, "server": {"context_tokens": 65, "options": ["--seed", "1"]}}, {}),
         ({"engine": "vllm", "max_new_tokens": 4096, "server": {"url": "http://h:1"}}, {}),
     ],

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+import torch
 from engine_rig import EOS_IDS, Rig, Weights
-from family_rig import FAMILIES, Learnt, learn, make_family
+from family_rig import FAMILIES, Learner, Learnt, make_family
 
 from mrl.engines.bounds import Bounds
 from mrl.engines.dialect import Dialect, Launch
@@ -15,17 +16,22 @@ from mrl.engines.environment import engine_python
 from mrl.engines.server import ServerEngine
 from mrl.engines.sglang import SGLang
 from mrl.engines.vllm import VLLM
-from mrl.models.load import load_policy
+from mrl.models.parameters import named_weights
 from mrl.rollout.updates import install
 
 TOLERANCE_NATS = 1e-4
 SAMPLING = Sampling(0.7, 24, EOS_IDS)
+LORA = {"rank": 4, "alpha": 8}
 
 
 @pytest.fixture
 def learnt(tmp_path) -> Callable[[str], Learnt]:
-    """A policy of a family that has learnt and was published."""
-    return lambda family: learn(tmp_path / "published", make_family(tmp_path / "start", family))
+    """A policy of a family that has learnt, in this way, and was published."""
+
+    def learn(family: str, **learner: object) -> Learnt:
+        return Learner(tmp_path / "published", make_family(tmp_path / "start", family), **learner).learn(3)
+
+    return learn
 
 
 @pytest.fixture
@@ -51,14 +57,14 @@ def check_served(engine: Engine, learnt: Learnt) -> None:
     """The engine proves the published weights whole, and samples as they do."""
     installed = install(engine, learnt.manifest, learnt.version)
     rig = Rig(engine, SAMPLING.temperature)
-    rig.served[learnt.version] = Weights(learnt.manifest.parent, load_policy(learnt.manifest.parent))
+    rig.served[learnt.version] = Weights(learnt.manifest.parent, learnt.model)
     request = rig.ask(answers=4, prompt_tokens=12)
     engine.submit([request])
     for one in rig.collect(4):
         expected = rig.expected(request, one, keeps_cache=False)
         np.testing.assert_allclose(one.generation.logprobs, expected, atol=TOLERANCE_NATS, rtol=0)
     assert installed.gap.max_nats <= TOLERANCE_NATS
-    assert installed.compared_share == 1.0
+    assert installed.compared_share == 1.0 or learnt.is_above_experts
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -67,6 +73,19 @@ def test_the_embedded_engine_serves_what_a_learner_of_the_family_publishes(learn
     policy = learnt(family)
 
     check_served(EmbeddedEngine(policy.start, SAMPLING, device="cpu", max_running=16), policy)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_embedded_engine_serves_the_adapters_of_a_learner_of_the_family(learnt, family):
+    """From their bytes alone it has what the learner would have published whole, to the bit."""
+    policy = learnt(family, lr=1e-2, lora=LORA)
+    engine = EmbeddedEngine(policy.start, SAMPLING, device="cpu", max_running=16)
+
+    check_served(engine, policy)
+
+    wanted = named_weights(policy.model)
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in named_weights(engine._model).items())
+    assert not list(policy.manifest.parent.glob("model*"))
 
 
 @pytest.mark.engines

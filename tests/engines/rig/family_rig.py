@@ -7,17 +7,18 @@ from typing import Any
 import numpy as np
 import torch
 from engine_rig import EOS_IDS, VOCAB_SIZE, save_word_tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from mrl.config.policy_tables import LearnerTable
 from mrl.learner.order import StepOrder
 from mrl.learner.trainer import Trainer, check_forward
 from mrl.learner.world import World
 from mrl.models.load import load_policy
-from mrl.models.parameters import whole_weights
+from mrl.models.parameters import named_weights, whole_adapters, whole_weights
 from mrl.objectives.specs import Clipped
 from mrl.records.version import Version
 from mrl.sharing.regime import Component, TrainingExample
+from mrl.weights.adapters import AdapterFormat
 from mrl.weights.canary import canary_sequences, make_canary
 from mrl.weights.publish import Publisher
 
@@ -59,6 +60,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"tie_word_embeddings": False, **LATENT},
 }
 """Model type of transformers -> what its configuration says beyond a shape."""
+MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v3")
+"""In memory transformers holds their experts together, in folders one by one."""
 SHAPE = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -75,7 +78,7 @@ SHAPE = {
     "pad_token_id": 0,
 }
 OWN = Component("own", Clipped(0.2, 0.2), 1.0, "rows", "own")
-STEPS, ROWS = 3, 8
+ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,10 @@ class Learnt:
     """The folder that the learner began with."""
     manifest: Path
     version: Version
-    trainer: Trainer
+    model: PreTrainedModel
+    """What an engine has to serve: the learner's weights, with its adapters merged."""
+    is_above_experts: bool
+    """Whether these are adapters of a mixture, of whose folder an engine cannot compare every tensor."""
 
 
 def make_family(folder: Path, family: str) -> Path:
@@ -98,19 +104,38 @@ def make_family(folder: Path, family: str) -> Path:
     return folder
 
 
-def learn(folder: Path, start: Path, **learner: Any) -> Learnt:
-    """Some steps of AdamW at a usual learning rate, as the learner takes them; then it publishes."""
-    table = LearnerTable.model_validate({"lr": 1e-4} | learner)
-    world = World(0, 1, torch.device("cpu"))
-    trainer = Trainer(load_policy(start), table, (OWN,), temperature=1.0, seed=3, total_steps=STEPS, world=world)
-    ids = canary_sequences(VOCAB_SIZE)
-    check_forward(trainer.model, ids)
-    for step in range(STEPS):
-        trainer.train(StepOrder(rows(step), {"own": float(ROWS)}), step)
-    version = Version(0, STEPS)
-    publisher = Publisher(folder, "p", model_folder=start)
-    manifest = publisher.publish_weights(whole_weights(trainer.model), version, make_canary(trainer.model, ids))
-    return Learnt(start, manifest, version, trainer)
+class Learner:
+    """A policy of one rank that learns from random rows and publishes; with `lora` its adapters alone."""
+
+    def __init__(self, folder: Path, start: Path, **learner: Any) -> None:
+        table = LearnerTable.model_validate({"lr": 1e-4} | learner)
+        world = World(0, 1, torch.device("cpu"))
+        self._start, self._steps = start, 0
+        self._trainer = Trainer(
+            load_policy(start), table, (OWN,), temperature=1.0, seed=3, total_steps=100, world=world
+        )
+        self._canary_ids = canary_sequences(VOCAB_SIZE)
+        check_forward(self._trainer.model, self._canary_ids)
+        adapters = AdapterFormat(table.lora, start) if table.lora else None
+        self._publisher = Publisher(folder, "p", model_folder=start, adapters=adapters, keep=100)
+        self._published = whole_adapters if adapters else whole_weights
+
+    def learn(self, steps: int) -> Learnt:
+        """So many steps of AdamW at a usual learning rate; then publish."""
+        for step in range(self._steps, self._steps + steps):
+            self._trainer.train(StepOrder(rows(step), {"own": float(ROWS)}), step)
+        self._steps += steps
+        model, version = self._trainer.model, Version(0, self._steps)
+        canary = make_canary(model, self._canary_ids)
+        manifest = self._publisher.publish_weights(self._published(model), version, canary)
+        served = load_policy(self._start)
+        with torch.no_grad():
+            own = named_weights(served)
+            for name, tensor in whole_weights(model):
+                own[name].copy_(tensor)
+        is_mixture = served.config.model_type in MIXTURES
+        is_above_experts = is_mixture and self._published is whole_adapters
+        return Learnt(self._start, manifest, version, served, is_above_experts)
 
 
 def rows(seed: int) -> list[TrainingExample]:

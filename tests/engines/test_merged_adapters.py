@@ -1,0 +1,247 @@
+"""Adapters in the embedded engine: each version takes the place of the last, and none that is wrong goes unnoticed."""
+
+import json
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from engine_rig import EOS_IDS, Rig, Weights, full_forward
+from family_rig import Learner, Learnt, make_family
+from safetensors.torch import load_file, save_file
+
+from mrl.engines.embedded import EmbeddedEngine
+from mrl.engines.engine import Sampling
+from mrl.errors import WeightsError, WeightsUnproved
+from mrl.models.parameters import named_weights
+from mrl.rollout.updates import Route, install, prove
+from mrl.weights.manifest import read_manifest
+
+LORA = {"rank": 4, "alpha": 8}
+ADAPTED = "model.layers.1.mlp.up_proj.weight"
+FILE = "adapter_model.safetensors"
+FIRST = "base_model.model.model.layers.{}.self_attn.q_proj.lora_A.weight"
+
+
+@pytest.fixture
+def learner(tmp_path) -> Learner:
+    """Of adapters, far enough from its start that every version is another one by the canary."""
+    return Learner(tmp_path / "published", make_family(tmp_path / "start", "qwen3"), lr=1e-2, lora=LORA)
+
+
+@pytest.fixture
+def engine(learner, tmp_path) -> EmbeddedEngine:
+    return EmbeddedEngine(tmp_path / "start", Sampling(0.7, 40, EOS_IDS[:1]), device="cpu", max_running=16)
+
+
+def served(engine: EmbeddedEngine) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in named_weights(engine._model).items()}
+
+
+def check_serves(engine: EmbeddedEngine, learnt: Learnt) -> None:
+    """What the learner would have published whole, to the bit."""
+    wanted = named_weights(learnt.model)
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in served(engine).items())
+    assert engine.version == learnt.version
+
+
+def plant(learnt: Learnt, tmp_path, change: Callable[[dict[str, torch.Tensor]], object]) -> Learnt:
+    """The same version with other tensors in its file, which its manifest does not know of."""
+    folder = tmp_path / "planted"
+    shutil.copytree(learnt.manifest.parent, folder)
+    tensors = load_file(folder / FILE)
+    change(tensors)
+    save_file(tensors, folder / FILE, {"format": "pt"})
+    return replace(learnt, manifest=folder / "manifest.json")
+
+
+def test_versions_take_each_others_place(learner, engine):
+    """The first one, whose adapters do nothing yet, too; an older one again, and after a restart the newest."""
+    versions = [learner.learn(steps) for steps in (0, 2, 2)]
+    assert all(torch.equal(tensor, served(engine)[name]) for name, tensor in named_weights(versions[0].model).items())
+
+    for learnt in (*versions, versions[1], versions[2]):
+        installed = install(engine, learnt.manifest, learnt.version)
+        assert installed.route is Route.ADAPTERS
+        assert installed.compared_share == 1.0
+        check_serves(engine, learnt)
+    engine.restart()
+    install(engine, versions[2].manifest, versions[2].version)
+
+    check_serves(engine, versions[2])
+
+
+def test_sleep_keeps_the_weights_of_the_folder_and_nothing_else(learner, engine):
+    """Awake, the newest version is loaded as after a start."""
+    first, second = learner.learn(0), learner.learn(2)
+    install(engine, second.manifest, second.version)
+    engine.sleep()
+
+    assert all(torch.equal(tensor, served(engine)[name]) for name, tensor in named_weights(first.model).items())
+    assert not engine._adapters._base
+    engine.wake()
+    install(engine, second.manifest, second.version)
+    check_serves(engine, second)
+
+
+def test_an_update_in_mid_answer_gives_spans_that_are_right(learner, engine, tmp_path):
+    """Each span has the log-probabilities of its own adapters."""
+    first, second = learner.learn(1), learner.learn(3)
+    rig = Rig(engine, 0.7)
+    for learnt in (first, second):
+        rig.served[learnt.version] = Weights(tmp_path, learnt.model)
+    install(engine, first.manifest, first.version)
+    request = rig.ask(answers=8)
+    engine.submit([request])
+    finished = engine.collect(0.0)
+    with ThreadPoolExecutor(1) as thread:
+        update = thread.submit(install, engine, second.manifest, second.version)
+        finished += rig.collect(8 - len(finished))
+        update.result(30)
+    mixed = [one for one in finished if len(one.generation.versions) == 2]
+    assert mixed, "the update landed in no answer"
+    for one in finished:
+        expected = rig.expected(request, one, keeps_cache=True)
+        np.testing.assert_allclose(one.generation.logprobs, expected, atol=1e-4, rtol=0)
+    text = [7, 8, 9, 300]
+    weights = rig.served[second.version]
+    np.testing.assert_allclose(engine.score([text])[0], full_forward([(weights, text)], 1.0), atol=1e-4, rtol=0)
+
+
+def stale(engine: EmbeddedEngine, before: dict[str, torch.Tensor]) -> None:
+    """What is computed with is that of the version before."""
+    for name, tensor in named_weights(engine._model).items():
+        tensor.data.copy_(before[name])
+
+
+def half_applied(engine: EmbeddedEngine, before: dict[str, torch.Tensor]) -> None:
+    """One layer was left out."""
+    named_weights(engine._model)[ADAPTED].data.copy_(before[ADAPTED])
+
+
+def applied_twice(engine: EmbeddedEngine, before: dict[str, torch.Tensor]) -> None:
+    """To what was merged already."""
+    engine._adapters._base[ADAPTED].copy_(named_weights(engine._model)[ADAPTED].data)
+    engine._adapters.merge(engine._adapters._merged)
+
+
+def swapped(engine: EmbeddedEngine, before: dict[str, torch.Tensor]) -> None:
+    """Two adapters of one shape."""
+    factors = engine._adapters._merged.factors
+    one, other = (f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(2))
+    factors[one], factors[other] = factors[other], factors[one]
+    engine._adapters.merge(engine._adapters._merged)
+
+
+def other_base(engine: EmbeddedEngine, before: dict[str, torch.Tensor]) -> None:
+    """A weight that nothing adapts differs in one bit, which no canary shows."""
+    norm = named_weights(engine._model)["model.norm.weight"].data
+    norm[0] = torch.nextafter(norm[0], torch.tensor(9.0))
+
+
+@pytest.mark.parametrize(
+    ("fault", "found_by"),
+    [
+        (stale, "canary"),
+        (half_applied, "canary|up_proj"),
+        (applied_twice, "canary|up_proj"),
+        (swapped, "canary|up_proj"),
+        (other_base, "model.norm.weight"),
+    ],
+)
+@pytest.mark.parametrize("tolerance_nats", [0.0, 1e3])
+def test_an_engine_that_serves_others_than_were_published_is_found_out(
+    learner, engine, fault, found_by, tolerance_nats
+):
+    """By the canary or, where that allows everything, by the bytes, and the tensor is named."""
+    first, second = learner.learn(2), learner.learn(2)
+    install(engine, first.manifest, first.version)
+    before = served(engine)
+    install(engine, second.manifest, second.version)
+    manifest = read_manifest(second.manifest)
+
+    with torch.no_grad():
+        fault(engine, before)
+
+    with pytest.raises(WeightsUnproved, match=found_by if tolerance_nats == 0 else "other bytes"):
+        prove(engine, manifest, tolerance_nats)
+
+
+def test_another_scale_is_found_by_the_canary(learner, engine, tmp_path):
+    """It stands beside the tensors, which are as they were published."""
+    planted = plant(learner.learn(2), tmp_path, lambda tensors: None)
+    described = planted.manifest.parent / "adapter_config.json"
+    described.write_text(json.dumps(json.loads(described.read_text()) | {"lora_alpha": 16}))
+
+    with pytest.raises(WeightsUnproved, match="canary"):
+        install(engine, planted.manifest, planted.version)
+
+
+def swap_files(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[FIRST.format(0)], tensors[FIRST.format(1)] = tensors[FIRST.format(1)], tensors[FIRST.format(0)]
+
+
+def leave_out(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors[FIRST.format(0)]
+
+
+@pytest.mark.parametrize(("change", "why"), [(swap_files, "checksum"), (leave_out, "lacks")])
+def test_files_that_changed_after_they_were_published_are_refused(learner, engine, tmp_path, change, why):
+    """Before anything is merged."""
+    first, second = learner.learn(2), learner.learn(2)
+    install(engine, first.manifest, first.version)
+    planted = plant(second, tmp_path, change)
+
+    with pytest.raises(WeightsError, match=why):
+        install(engine, planted.manifest, planted.version)
+    check_serves(engine, first)
+
+
+def without_second(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors[FIRST.format(0).replace("lora_A", "lora_B")]
+
+
+def of_another_shape(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[FIRST.format(1)] = tensors[FIRST.format(1)][:, :-1].contiguous()
+
+
+def of_another_model(tensors: dict[str, torch.Tensor]) -> None:
+    for part in ("lora_A", "lora_B"):
+        name = FIRST.format(0).replace("lora_A", part)
+        tensors[name.replace("layers.0", "layers.9")] = tensors.pop(name)
+
+
+def of_fewer_layers(tensors: dict[str, torch.Tensor]) -> None:
+    for part in ("lora_A", "lora_B"):
+        del tensors[FIRST.format(0).replace("lora_A", part)]
+
+
+def with_one_more(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["base_model.model.model.norm.lora_magnitude_vector"] = torch.ones(64)
+
+
+@pytest.mark.parametrize("change", [without_second, of_another_shape, of_another_model, of_fewer_layers, with_one_more])
+def test_adapters_that_do_not_fit_are_refused_and_the_old_ones_served_on(learner, engine, tmp_path, change):
+    """To the bit."""
+    first, second = learner.learn(2), learner.learn(2)
+    install(engine, first.manifest, first.version)
+
+    with pytest.raises(WeightsError, match="adapter"):
+        engine.load_adapters(plant(second, tmp_path, change).manifest.parent, second.version)
+    check_serves(engine, first)
+
+
+def test_adapters_on_whole_weights_of_another_version_are_found_out(learner, engine, tmp_path):
+    """They belong to the weights of the policy's folder, and to no others."""
+    learnt = learner.learn(2)
+    learnt.model.save_pretrained(tmp_path / "whole")
+    engine.load(tmp_path / "whole", learnt.version)
+    assert engine.checksums().keys() == named_weights(learnt.model).keys()
+
+    with pytest.raises(WeightsUnproved, match="canary"):
+        install(engine, learnt.manifest, learnt.version)
+    with pytest.raises(WeightsUnproved, match="other bytes"):
+        prove(engine, read_manifest(learnt.manifest), 1e3)
