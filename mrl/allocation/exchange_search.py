@@ -6,7 +6,7 @@ shifted between types, taken over by another policy, or swapped across types, th
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,16 @@ from numpy.typing import NDArray
 from mrl.allocation.solver import FloatArray
 from mrl.allocation.worth import Reading
 
-Worth = Callable[[Reading, NDArray[np.int64]], FloatArray]
+Counts = NDArray[np.int64]
+Worth = Callable[[Reading, Counts], FloatArray]
 LEAST_GAIN = 1e-12
 
-Change = tuple[int, tuple[int, ...]]
-"""(policy, replicas gained or lost per type)."""
+
+class Change(NamedTuple):
+    """Replicas that a policy gains or loses, per type."""
+
+    policy: int
+    counts_K: Counts
 
 
 def best_typed_split(
@@ -37,103 +42,106 @@ def best_typed_split(
     if before is not None:
         again = _Search(readings, worth, capacity_units, before)
         again.climb(1)
-        search = again if again.total >= search.total - LEAST_GAIN else search
+        search = again if again.total() >= search.total() - LEAST_GAIN else search
     return [tuple(int(count) for count in row) for row in search.counts_NK]
 
 
-@dataclass
 class _Search:
-    readings: Sequence[Reading]
-    worth: Worth
-    capacity_units: tuple[int, ...]
-    start: Sequence[tuple[int, ...]] | None = None
+    def __init__(
+        self,
+        readings: Sequence[Reading],
+        worth: Worth,
+        capacity_units: tuple[int, ...],
+        start: Sequence[tuple[int, ...]] | None = None,
+    ) -> None:
+        self._readings, self._worth, num_types = readings, worth, len(capacity_units)
+        self._size_N = np.array([reading.units_per_replica for reading in readings])
+        self.counts_NK: Counts = np.zeros((len(readings), num_types), dtype=np.int64)
+        if start is not None:
+            self.counts_NK += np.array(start)
+        self._free_K = np.array(capacity_units) - self._size_N @ self.counts_NK
+        one_K = np.eye(num_types, dtype=np.int64)
+        shifts = [one_K[new] - one_K[old] for old, new in itertools.permutations(range(num_types), 2)]
+        self._own_MK = np.array([*one_K, *-one_K, *shifts])
+        """What a policy can do alone: one more of a type, one fewer, one on another type."""
+        self._gifts_KOK = np.array([[one_K[new] * (new != old) - one_K[old] for new in range(num_types)]
+                                    for old in range(num_types)])  # fmt: skip
+        """What makes room on a type: one fewer there (the option of its own number), or one on another type."""
+        self._gains: dict[tuple[int, int, int], FloatArray] = {}
+        """By policy, type on which room is made or -1, and number of replicas; of policies that have not changed."""
 
-    def __post_init__(self) -> None:
-        num_types = len(self.capacity_units)
-        self.size_N = np.array([reading.units_per_replica for reading in self.readings])
-        self.counts_NK = np.zeros((len(self.readings), num_types), dtype=np.int64)
-        if self.start is not None:
-            self.counts_NK += np.array(self.start)
-        self.free_K = np.array(self.capacity_units) - self.size_N @ self.counts_NK
-        self._worths = [self._worth(index, self.counts_NK[index]) for index in range(len(self.readings))]
-        self._gains: dict[Change, float] = {}
-
-    @property
     def total(self) -> float:
         """Worth of all shares together."""
-        return sum(self._worths)
+        return sum(float(self._worth(one, row[None, :])[0])
+                   for one, row in zip(self._readings, self.counts_NK, strict=True))  # fmt: skip
 
     def climb(self, step_units: int) -> None:
         """Make the best exchanges in steps that halve, until none helps."""
         while step_units:
-            while changes := self.best_exchange(step_units):
-                self.apply(changes)
+            while changes := self._best_exchange(step_units):
+                self._apply(changes)
             step_units //= 2
 
-    def best_exchange(self, step_units: int) -> list[Change] | None:
+    def _apply(self, changes: list[Change]) -> None:
+        for policy, counts_K in changes:
+            self.counts_NK[policy] += counts_K
+            self._free_K -= counts_K * self._size_N[policy]
+            self._gains = {key: gains for key, gains in self._gains.items() if key[0] != policy}
+
+    def _best_exchange(self, step_units: int) -> list[Change] | None:
         """The changes that gain most together; None when none gains."""
-        best, found = LEAST_GAIN, None
-        for changes in self._exchanges(step_units):
-            gain = sum(self._gain(change) for change in changes)
-            if gain > best and self._fits(changes):
+        count_N = np.maximum(1, step_units // self._size_N)
+        gains_NM = np.array([self._gain(policy, -1, int(count)) for policy, count in enumerate(count_N)])
+        used_NMK = self._own_MK * (count_N * self._size_N)[:, None, None]
+        alone_NM = np.where((used_NMK <= self._free_K).all(axis=2), gains_NM, -np.inf)
+        policy, own = np.unravel_index(np.argmax(alone_NM), alone_NM.shape)
+        best, found = float(alone_NM[policy, own]), [Change(int(policy), self._own_MK[own] * count_N[policy])]
+        for gain, changes in self._pairs(gains_NM, count_N):
+            if gain > best:
                 best, found = gain, changes
-        return found
+        return found if best > LEAST_GAIN else None
 
-    def apply(self, changes: list[Change]) -> None:
-        """Make these changes."""
-        for index, change in changes:
-            self.counts_NK[index] += np.array(change)
-            self.free_K -= np.array(change) * self.size_N[index]
-            self._worths[index] = self._worth(index, self.counts_NK[index])
-        touched = {index for index, _ in changes}
-        self._gains = {change: gain for change, gain in self._gains.items() if change[0] not in touched}
+    def _pairs(self, gains_NM: FloatArray, count_N: Counts) -> Iterator[tuple[float, list[Change]]]:
+        """For each change that needs room on a type, and each amount of it, the best taker and giver."""
+        units_N = count_N * self._size_N
+        for own, direction_K in enumerate(self._own_MK):
+            if direction_K.max() <= 0:
+                continue
+            kind = int(np.argmax(direction_K))
+            for units in np.unique(units_N):
+                short = int(units - self._free_K[kind])
+                if short <= 0:
+                    continue
+                taker_N = np.where(units_N == units, gains_NM[:, own], -np.inf)
+                given_NO, replicas_N = self._given(kind, short, self._free_K - np.minimum(direction_K, 0) * units)
+                found = _best_two(taker_N, given_NO.max(axis=1))
+                if found is not None:
+                    gain, taker, giver = found
+                    gift_K = self._gifts_KOK[kind, int(np.argmax(given_NO[giver]))] * replicas_N[giver]
+                    yield gain, [Change(taker, direction_K * count_N[taker]), Change(giver, gift_K)]
 
-    def _exchanges(self, step_units: int) -> Iterator[list[Change]]:
-        """One policy alone, and one that gains what another one gives."""
-        alone = {index: list(self._own_changes(index, step_units)) for index in range(len(self.readings))}
-        for changes in alone.values():
-            yield from ([change] for change in changes)
-        for taker, giver in itertools.permutations(alone, 2):
-            for taken in alone[taker]:
-                needed = [max(0, more * int(self.size_N[taker])) for more in taken[1]]
-                if max(needed):
-                    yield from ([taken, given] for given in self._gifts(giver, needed))
+    def _given(self, kind: int, short: int, free_K: Counts) -> tuple[FloatArray, Counts]:
+        """Gain of every policy by each way to make room for `short` units, and the replicas that it takes."""
+        replicas_N = -(-short // self._size_N)
+        gains_NO = np.array([self._gain(policy, kind, int(count)) for policy, count in enumerate(replicas_N)])
+        fits_NO = (replicas_N * self._size_N)[:, None] <= free_K
+        fits_NO[:, kind] = True
+        return np.where(fits_NO, gains_NO, -np.inf), replicas_N
 
-    def _own_changes(self, index: int, step_units: int) -> Iterator[Change]:
-        """More or fewer replicas of one type, or the same number on another type."""
-        count = max(1, step_units // int(self.size_N[index]))
-        types = range(len(self.capacity_units))
-        for kind in types:
-            yield index, tuple(count if other == kind else 0 for other in types)
-            if self.counts_NK[index, kind] >= count:
-                yield index, tuple(-count if other == kind else 0 for other in types)
-        for old, new in itertools.permutations(types, 2):
-            if self.counts_NK[index, old] >= count:
-                yield index, tuple(count if other == new else -count if other == old else 0 for other in types)
+    def _gain(self, policy: int, kind: int, count: int) -> FloatArray:
+        """What a policy gains by its own changes (`kind` -1) or by ways to make room on a type; -inf where it lacks."""
+        key = policy, kind, count
+        if key not in self._gains:
+            changes_XK = count * (self._own_MK if kind < 0 else self._gifts_KOK[kind])
+            counts_XK = np.vstack([self.counts_NK[policy], self.counts_NK[policy] + changes_XK])
+            worth_X = self._worth(self._readings[policy], np.maximum(counts_XK, 0))
+            self._gains[key] = np.where((counts_XK[1:] >= 0).all(axis=1), worth_X[1:] - worth_X[0], -np.inf)
+        return self._gains[key]
 
-    def _gifts(self, giver: int, needed_units: list[int]) -> Iterator[Change]:
-        """Ways in which a policy makes room: it gives replicas up, or moves them to another type."""
-        kind = int(np.argmax(needed_units))
-        short = needed_units[kind] - int(self.free_K[kind])
-        size = int(self.size_N[giver])
-        count = -(-short // size)
-        if count < 1 or self.counts_NK[giver, kind] < count:
-            return
-        types = range(len(self.capacity_units))
-        yield giver, tuple(-count if other == kind else 0 for other in types)
-        for new in types:
-            if new != kind:
-                yield giver, tuple(-count if other == kind else count if other == new else 0 for other in types)
 
-    def _fits(self, changes: list[Change]) -> bool:
-        used_K = sum(np.array(change) * self.size_N[index] for index, change in changes)
-        return bool((used_K <= self.free_K).all())
-
-    def _gain(self, change: Change) -> float:
-        if change not in self._gains:
-            index, more = change
-            self._gains[change] = self._worth(index, self.counts_NK[index] + np.array(more)) - self._worths[index]
-        return self._gains[change]
-
-    def _worth(self, index: int, counts_K: NDArray[np.int64]) -> float:
-        return float(self.worth(self.readings[index], counts_K[None, :])[0])
+def _best_two(taker_N: FloatArray, giver_N: FloatArray) -> tuple[float, int, int] | None:
+    """The largest sum of a taker's and another one's gain, and who they are; None where none is possible."""
+    takers, givers = np.argsort(-taker_N)[:2], np.argsort(-giver_N)[:2]
+    pairs = [(float(taker_N[one] + giver_N[two]), int(one), int(two)) for one in takers for two in givers if one != two]
+    best = max(pairs, default=(-np.inf, 0, 0))
+    return best if best[0] > -np.inf else None

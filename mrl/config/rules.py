@@ -26,7 +26,7 @@ def check_rules(config: RunConfig, *, where: str) -> None:
     for name, policy in config.policies.items():
         _check_policy(name, policy, where)
     _check_learning(config, where)
-    if config.allocation.units:
+    if config.allocation.units or config.allocation.unit_types:
         check_units(config, where=where)
     else:
         _check_slots(config, where)

@@ -73,7 +73,10 @@ class World:
         policies: str = "ab",
         *,
         engines_sleep: bool = False,
+        types: Mapping[str, str] | None = None,
+        seen_types: Mapping[str, str] | None = None,
     ) -> None:
+        self.types = types
         self.engines_sleep = engines_sleep
         self.units, self.policies, self.rule = units, policies, rule
         self.now_s, self.life = 0.0, 0
@@ -84,7 +87,7 @@ class World:
         """Units whose engine survives SIGKILL for now."""
         self.tokens: dict[str, float] = {}
         self.start_s = 0.5
-        self.guard = NodeGuard("node", units, wake_s=5.0)
+        self.guard = NodeGuard("node", units, wake_s=5.0, types=seen_types)
         self.sleepers: dict[str, set[str]] = {unit: set() for unit in units}
         """Unit -> policies with an engine that sleeps there."""
         self.woken: list[str] = []
@@ -98,7 +101,7 @@ class World:
         self.life += 1
         fits = {policy: frozenset(self.units) for policy in self.policies}
         settings = replace(SETTINGS, engines_sleep=self.engines_sleep)
-        self.core = UnitCore(fits, self.rule, settings, self.now_s, life=self.life)  # type: ignore[arg-type]
+        self.core = UnitCore(fits, self.rule, settings, self.now_s, life=self.life, types=self.types)  # type: ignore[arg-type]
 
     def run(self, seconds: float) -> None:
         for _ in range(round(seconds / TURN_S)):
@@ -324,6 +327,62 @@ def test_policies_get_only_units_that_they_fit() -> None:
         core.table.free(unit, EPOCHS_PER_LIFE, 0.0)
     core.tick(0.1)
     assert {unit: row.policy for unit, row in core.table.rows.items()} == {"cpu:0": "a", "gpu:0": "b"}
+
+
+class WantedByType(Wanted):
+    """The same by type of unit, and what was measured under which type."""
+
+    def __init__(self, **wanted: dict[str, int]) -> None:
+        super().__init__()
+        self.by_type, self.seen = wanted, set[tuple[str, str]]()
+        self.told: tuple[dict[str, UnitsByType], dict[str, UnitsByType]] = ({}, {})
+
+    def add_rollout(self, policy: str, unit_type: str, use: EngineUse) -> None:
+        self.seen.add((policy, unit_type))
+
+    def targets(
+        self,
+        usable: Mapping[str, UnitsByType],
+        held: Mapping[str, UnitsByType],
+        starting_s: Mapping[str, float],
+        now_s: float,
+    ) -> dict[str, dict[str, int]]:
+        self.told = ({policy: dict(units) for policy, units in usable.items()}, dict(held))
+        return self.by_type
+
+
+def test_units_are_given_and_taken_by_type() -> None:
+    """Two policies that swap types both move, though neither wants more units than it has."""
+    types = {"cpu:0": "fast", "cpu:1": "fast", "cpu:2": "slow", "cpu:3": "slow"}
+    rule = WantedByType(a={"fast": 2}, b={"slow": 2})
+    world = World(rule, tuple(types), types=types)
+    world.run(5.0)
+    assert world.owners() == {"cpu:0": "a", "cpu:1": "a", "cpu:2": "b", "cpu:3": "b"}
+    assert rule.seen == {("a", "fast"), ("b", "slow")}
+    rule.by_type = {"a": {"fast": 1, "slow": 1}, "b": {"fast": 1, "slow": 1}}
+    world.run(8.0)
+    owners = world.owners()
+    for kind in ("fast", "slow"):
+        assert sorted(owners[unit] for unit in types if types[unit] == kind) == ["a", "b"]
+    assert rule.told[0]["a"] == {"fast": 2, "slow": 2}
+    share = world.core.tick(world.now_s)[0]
+    assert {kind: (own.target_units, own.held_units) for kind, own in share.by_type.items()} == {
+        "fast": (1, 1), "slow": (1, 1),
+    }  # fmt: skip
+
+
+def test_a_unit_without_a_type_of_its_own_has_the_one_that_its_host_sees() -> None:
+    """Also after the allocator has started again. What the configuration says comes first."""
+    seen = {"cpu:0": "cpu", "cpu:1": "cpu x2"}
+    world = World(WantedByType(), ("cpu:0", "cpu:1"), seen_types=seen)
+    world.run(1.0)
+    assert world.core.types == seen
+    world.restart()
+    world.run(1.0)
+    assert world.core.types == seen
+    world = World(WantedByType(), ("cpu:0", "cpu:1"), types={"cpu:1": "slow"}, seen_types=seen)
+    world.run(1.0)
+    assert world.core.types == {"cpu:0": "cpu", "cpu:1": "slow"}
 
 
 def test_an_engine_whose_unit_another_policy_gets_sleeps_there_and_is_woken() -> None:

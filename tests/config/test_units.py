@@ -4,6 +4,7 @@ import pytest
 
 from mrl.config.load import validate
 from mrl.config.rules import check_rules
+from mrl.config.unit_types import named_types, seen_type
 from mrl.config.units import Unit, parse_units
 from mrl.errors import ConfigError
 
@@ -67,9 +68,33 @@ def test_the_same_device_of_two_hosts_or_kinds_is_two_devices() -> None:
     assert len(parse_units(["cpu:0", "gpu:0", "a/cpu:0", "b/cpu:0"], where="")) == 4
 
 
+def test_types_are_those_of_units_or_of_all_units_of_a_host() -> None:
+    """A unit's own comes before its host's; who has none is left out."""
+    units = parse_units(["gpu:0", "gpu:1", "n2/gpu:0", "n2/gpu:1"], where="")
+    named = {"H100": ["gpu:0"], "A10": ["n2"], "A10 40G": ["n2/gpu:1"]}
+    assert named_types(named, units, where="") == {"gpu:0": "H100", "n2/gpu:0": "A10", "n2/gpu:1": "A10 40G"}
+
+
+@pytest.mark.parametrize(
+    ("name", "models", "wanted"),
+    [
+        ("cpu:3", [], "cpu"),
+        ("cpu:0-3", [], "cpu x4"),
+        ("gpu:0", [], "gpu"),
+        ("gpu:0", ["NVIDIA A10"], "NVIDIA A10"),
+        ("gpu:0,1", ["NVIDIA A10", "NVIDIA A10"], "NVIDIA A10 x2"),
+        ("gpu:0,1", ["NVIDIA H100", "NVIDIA A10"], "NVIDIA A10 + NVIDIA H100 x2"),
+    ],
+)
+def test_a_unit_without_a_type_is_what_its_host_sees(name: str, models: list[str], wanted: str) -> None:
+    [unit] = parse_units([name], where="")
+    assert seen_type(unit, models) == wanted
+
+
 def test_a_good_configuration_passes() -> None:
     check(["cpu:0", "cpu:1", "gpu:0"], devices=("cpu", "cuda", "cpu"))
     check(["cpu:0"], floor_units=0)
+    check(["cpu:0", "cpu:1"], unit_types={"slow": ["cpu:1"]})
     check(["cpu:0", "cpu:1"], residency="sleep", rollout={"engine": "vllm"})  # stopped, which is sleep on cores
 
 
@@ -84,6 +109,17 @@ def test_a_good_configuration_passes() -> None:
         (["cpu:0", "cpu:1", "gpu:0"], {"floor_units": 2}, "more floors than cpu units"),
         (["gpu:0", "gpu:1"], {}, "none on which an engine of p0 fits"),
         (["cpu:0", "cpu:0"], {}, "stands in two units"),
+        (
+            ["cpu:0", "n2/cpu:1"],
+            {"unit_types": {"slow": ["cpu:1"]}},
+            "unit_types.slow: neither a unit nor a host with units; got 'cpu:1'.*did you mean 'cpu:0'",
+        ),
+        (
+            ["cpu:0", "cpu:1"],
+            {"unit_types": {"slow": ["cpu:1"], "fast": ["cpu:1"]}},
+            "unit_types: cpu:1 stands twice; got 'slow, fast'",
+        ),
+        ([], {"unit_types": {"slow": ["cpu:1"]}}, "unit_types.slow: neither a unit nor a host with units"),
         (["cpu:0", "cpu:1"], {"slots": 15}, "p0 could not hold one whole group"),
         (["cpu:0", "cpu:1"], {"ttl_s": 1.0}, "a lease would expire before it can be renewed"),
         (["cpu:0", "cpu:1"], {"sync": True}, "a synchronous run keeps its workers"),
@@ -97,3 +133,8 @@ def test_a_good_configuration_passes() -> None:
 def test_mistakes_are_one_clear_line(units: list[str], more: dict[str, object], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         check(units, **more)  # type: ignore[arg-type]
+
+
+def test_a_type_has_a_name_that_can_stand_in_a_metric() -> None:
+    with pytest.raises(ConfigError, match=r"unit_types"):
+        check(["cpu:0", "cpu:1"], unit_types={"slow/one": ["cpu:1"]})
