@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the environment and runs the tests: the fast and the thorough ones on two processes, then those that start
-# real processes, then those with real inference servers.
+# real processes (whole runs one at a time), then those with real inference servers.
 #   bash tools/test.sh [pytest arguments]
 # Without arguments the environments of the servers are made first where they are missing, beside the other tests.
 set -euo pipefail
@@ -25,7 +25,13 @@ trap 'rm -f "$engines_log"; if [ -n "$making" ]; then kill "$making" 2>/dev/null
 run -n 2 -m "not system and not thorough and not engines and not slow and not gpu" "$@"
 if [ "$num_arguments" -eq 0 ]; then make_engines >"$engines_log" 2>&1 & making=$!; fi
 run -n 2 -m "thorough and not system and not engines and not slow and not gpu" "$@"
-run -m "system and not engines and not slow and not gpu" "$@"
+system="system and not engines and not slow and not gpu"
+if [ "$num_arguments" -eq 0 ]; then
+    run -n 2 -m "$system" --ignore=tests/system
+    run -m "$system" tests/system
+else
+    run -m "$system" "$@"
+fi
 if [ -n "$making" ]; then
     wait "$making" || { cat "$engines_log" >&2; exit 1; }
     making=""
