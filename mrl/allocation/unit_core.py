@@ -318,7 +318,9 @@ class UnitCore:
         return self.targets.get(policy, {}).get(kind, 0)
 
     def _share(self, policy: str, held: Counter[str]) -> UnitShare:
-        kinds = sorted({self.types[unit] for unit in self._fits[policy]})
+        kinds = sorted(
+            {self.types[unit] for unit in self._fits[policy]} - {ONLY_TYPE}
+        )  # a host may not have spoken yet
         by_type = {
             kind: TypeShare(self._target(policy, kind), held[kind], self.rule.tokens_per_s(policy, kind))
             for kind in kinds

@@ -127,6 +127,8 @@ def _summary(config: RunConfig, folder: RunFolder, where: str) -> Iterator[str]:
     yield "sharing     " + _sharing(config)
     if config.allocation.units:
         yield "units       " + ", ".join(config.allocation.units) + " (a lease starts a worker on each)"
+    for unit_type, names in config.allocation.unit_types.items():
+        yield f"unit type   {unit_type}: {', '.join(names)}"
     yield "tasks       " + ", ".join(f"{name} ({task.source}/{task.dataset})" for name, task in config.tasks.items())
 
 

@@ -208,6 +208,11 @@ def idle_metric(unit: str) -> str:
     return IDLE_SHARE + unit.replace("/", ":")
 
 
+def type_metric(what: str, unit_type: str) -> str:
+    """Name of what is told of a type of unit, whose own name is a driver's word."""
+    return f"allocation/{what}/{unit_type.replace('/', ':')}"
+
+
 def metric_of(name: str) -> Metric | None:
     """The entry that covers `name`, a name in the table or one that fills its braces; None when there is none."""
     if "{" in name:

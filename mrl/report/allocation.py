@@ -13,6 +13,7 @@ from mrl.records.telemetry import MetricsRecord
 from mrl.report.readable import count, percent, seconds
 
 BEGUN, ENDED = "allocation/begun_leases", "allocation/ended_leases/"
+HELD_TYPE = "allocation/held_units/"
 BECAUSE = "allocation/moves_because/"
 ONE_DECISION_S = 0.5
 """Policies whose slots changed in a shorter time are told of the same move."""
@@ -35,6 +36,8 @@ class Allocation:
         self.kind: Literal["slots", "units"] = "slots"
         self.shares: dict[str, float] = {}
         """Policy -> slots granted, or units owned; empty before the allocator has said anything."""
+        self.by_type: dict[str, dict[str, float]] = {}
+        """Policy -> type -> units owned, where there are several types."""
         self.idle: dict[str, float] = {}
         """Unit -> share of its time, since it was told before, in which it did nothing."""
         self.move: Move | None = None
@@ -57,17 +60,27 @@ class Allocation:
         self._before[record.policy] = record.values
 
     def line(self, now_s: float) -> str:
-        """One line, `units qwen 2 llama 6, idle 4% | last move qwen -> llama 12s ago: another policy needs it more`."""
+        """One line, `units qwen 2 llama 6, idle 4% | last move qwen -> llama 12s ago: another policy needs it more`.
+
+        With several types of units, `units qwen 2 H100 llama 1 H100 + 5 A10`.
+        """
         if not self.shares:
             return ""
-        shares = " ".join(f"{policy} {count(share)}" for policy, share in self.shares.items())
+        shares = " ".join(f"{policy} {self._share_text(policy)}" for policy in self.shares)
         idle = f", idle {percent(sum(self.idle.values()) / len(self.idle))}" if self.idle else ""
         return f"{self.kind} {shares}{idle}{self._move_text(now_s)}"
+
+    def _share_text(self, policy: str) -> str:
+        parts = [f"{count(held)} {kind}" for kind, held in self.by_type.get(policy, {}).items() if held]
+        return " + ".join(parts) or count(self.shares[policy])
 
     def _take_units(self, record: MetricsRecord) -> None:
         policy, values = record.policy, record.values
         before = self._before.get(policy, values)
         self.shares[policy] = values["allocation/held_units"]
+        self.by_type[policy] = {
+            name.removeprefix(HELD_TYPE): held for name, held in values.items() if name.startswith(HELD_TYPE)
+        }
         for name, number in values.items():
             if name.startswith(ENDED) and number > before.get(name, 0.0):
                 self.move = Move(record.time_unix_s, name.removeprefix(ENDED), [(policy, -1.0)])

@@ -39,6 +39,8 @@ class Units(NamedTuple):
 
     stays: dict[str, list[Stay]]
     extent: Extent
+    types: dict[str, str]
+    """Unit -> its type, as it was told last; empty where that is not known."""
 
 
 def read_units(path: Path, ends_s: float) -> Units:
@@ -48,7 +50,8 @@ def read_units(path: Path, ends_s: float) -> Units:
         turns.setdefault(line["unit"], []).append(line)
     stays = {unit: list(_stays(found, ends_s)) for unit, found in sorted(turns.items())}
     begins_s = min((found[0].began_s for found in stays.values() if found), default=ends_s)
-    return Units(stays, Extent(begins_s, max(ends_s, begins_s)))
+    types = {unit: str(found[-1].get("type", "")) for unit, found in turns.items()}
+    return Units(stays, Extent(begins_s, max(ends_s, begins_s)), types)
 
 
 def units_html(units: Units, policies: Sequence[str], idle: Mapping[str, Sequence[float]]) -> str:
@@ -115,9 +118,10 @@ def _shares_table(units: Units, policies: Sequence[str], idle: Mapping[str, Sequ
         leases = sum(stay.state == "granted" for stay in stays)
         told = idle.get(idle_metric(unit), ())
         mean = percent(sum(told) / len(told)) if told else MISSING
-        rows.append(f'<tr><td>{escape(unit)}</td>{cells}<td class="n">{mean}</td><td class="n">{leases}</td></tr>')
+        name = f"<td>{escape(unit)}</td><td>{escape(units.types[unit])}</td>"
+        rows.append(f'<tr>{name}{cells}<td class="n">{mean}</td><td class="n">{leases}</td></tr>')
     head = "".join(f'<th class="n">{escape(name)}</th>' for name in (*names, "idle", "leases"))
-    return _table(f"<th>unit</th>{head}", rows)
+    return _table(f"<th>unit</th><th>type</th>{head}", rows)
 
 
 def _column(stay: Stay, policies: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from mrl.config.unit_rules import KINDS
 from mrl.config.unit_types import named_types
 from mrl.config.units import parse_units
 from mrl.errors import RecordError
-from mrl.metrics.names import idle_metric
+from mrl.metrics.names import idle_metric, type_metric
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
 from mrl.records.leases import UnitRequest, unit_request_decoder
@@ -91,7 +91,7 @@ def serve_units(
                 told = _log_verdicts(core.rule.records(), told)
             transitions = core.take_log()
             counts.take(transitions)
-            for line in _lines(transitions):
+            for line in _lines(transitions, core.types):
                 journal.write(line)
 
 
@@ -115,11 +115,11 @@ def _may_say(grant: Grant, message: UnitRequest) -> bool:
     return message.policy == grant.policy
 
 
-def _lines(transitions: Iterable[Transition]) -> Iterable[bytes]:
+def _lines(transitions: Iterable[Transition], types: Mapping[str, str]) -> Iterable[bytes]:
     zero_unix_s = time.time() - time.monotonic()
     for one in transitions:
         log.info("unit", unit=one.unit, state=one.state.value, policy=one.policy, epoch=one.epoch, why=one.why)
-        fields = one._asdict() | {"time_unix_s": round(zero_unix_s + one.at_s, 3)}
+        fields = one._asdict() | {"type": types[one.unit], "time_unix_s": round(zero_unix_s + one.at_s, 3)}
         del fields["at_s"]
         yield msgspec.json.encode(fields) + b"\n"
 
@@ -159,9 +159,9 @@ def _tell(telemetry: Telemetry, shares: Sequence[UnitShare], counts: LeaseCounts
         }
         for unit_type, own in share.by_type.items():
             values |= {
-                f"allocation/target_units/{unit_type}": own.target_units,
-                f"allocation/held_units/{unit_type}": own.held_units,
-                f"allocation/unit_tokens_per_s/{unit_type}": own.tokens_per_s,
+                type_metric("target_units", unit_type): own.target_units,
+                type_metric("held_units", unit_type): own.held_units,
+                type_metric("unit_tokens_per_s", unit_type): own.tokens_per_s,
             }
         telemetry.metrics(share.num_reports, values, policy=share.policy)
 

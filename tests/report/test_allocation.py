@@ -65,6 +65,15 @@ def test_what_is_told_again_or_later_is_another_move() -> None:
     assert "last move llama -1 1.0s ago" in allocation.line(3.7)
 
 
+def test_units_of_several_types_are_told_apart() -> None:
+    """What a policy has none of is left out; one with nothing has 0."""
+    held = {"held_units__H100": 1.0, "held_units__NVIDIA A10": 2.0}
+    allocation = take(record("qwen", 0.0, held_units=3, **held))
+    take(record("llama", 0.0, held_units=2, **{**held, "held_units__H100": 0.0}), allocation=allocation)
+    take(record("gemma", 0.0, held_units=0, **dict.fromkeys(held, 0.0)), allocation=allocation)
+    assert allocation.line(1.0) == "units qwen 1 H100 + 2 NVIDIA A10 llama 2 NVIDIA A10 gemma 0"
+
+
 def test_a_unit_that_moves_is_told_of_while_it_is_on_its_way_and_when_it_has_come() -> None:
     """The first leases of a run, and one for a unit that was free, are no moves."""
     allocation = take(units("qwen", 0.0, 0, 0), units("llama", 0.0, 0, 0))

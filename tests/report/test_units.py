@@ -40,6 +40,17 @@ def test_a_state_lasts_until_the_next_one_and_the_last_until_the_end(tmp_path):
     assert units.extent == (0.0, 10.0)
 
 
+def test_the_type_of_a_unit_is_told_where_it_is_known(tmp_path):
+    path = journal(tmp_path / "units.jsonl")
+    typed = {"unit": "cpu:1", "policy": "", "state": "free", "why": "", "time_unix_s": 5.0, "type": "A<10>"}
+    path.write_bytes(path.read_bytes() + json.dumps(typed).encode() + b"\n")
+    units = read_units(path, 10.0)
+    assert units.types == {"cpu:0": "", "cpu:1": "A<10>"}
+    html = units_html(units, ["qwen"], {})
+    assert "<td>cpu:1</td><td>A&lt;10&gt;</td>" in html
+    assert "<td>cpu:0</td><td></td>" in html
+
+
 def test_shares_and_reasons_are_told(tmp_path):
     """Served 40 % of the time, moving for 40, nobody's for 20; idle for half of it. The move's reason stays text."""
     html = units_html(

@@ -6,7 +6,7 @@ import pytest
 
 from mrl.allocation.gain_check import Gain
 from mrl.allocation.lease_counts import LeaseCounts
-from mrl.allocation.unit_core import UnitShare
+from mrl.allocation.unit_core import TypeShare, UnitShare
 from mrl.allocation.units import Transition, UnitState
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.leases import LearnerReport
@@ -25,10 +25,10 @@ def test_nodes_speak_for_units_and_policies_for_themselves() -> None:
 
 
 def test_transitions_are_written_one_a_line_with_the_time_of_day() -> None:
-    [line] = _lines([Transition(0.0, "cpu:0", 7, "a", UnitState.GRANTED, "wanted")])
+    [line] = _lines([Transition(0.0, "cpu:0", 7, "a", UnitState.GRANTED, "wanted")], {"cpu:0": "slow"})
     row = json.loads(line)
     assert row.pop("time_unix_s") > 0
-    assert row == {"unit": "cpu:0", "epoch": 7, "policy": "a", "state": "granted", "why": "wanted"}
+    assert row == {"unit": "cpu:0", "type": "slow", "epoch": 7, "policy": "a", "state": "granted", "why": "wanted"}
 
 
 ENDED = (UnitState.GRANTED, UnitState.CLEARING)
@@ -49,6 +49,19 @@ def test_leases_are_told_with_the_reasons_why_they_ended() -> None:
     assert (first, second) == ("a", "b")
     assert (a["allocation/begun_leases"], a["allocation/ended_leases/its_engine_is_gone"]) == (1, 1)
     assert (b["allocation/begun_leases"], "allocation/ended_leases/its_engine_is_gone" in b) == (0, False)
+
+
+def test_units_of_several_types_are_told_apart_whatever_a_driver_calls_them() -> None:
+    records: list[TelemetryRecord] = []
+    share = UnitShare("a", 2, 1, 1.5, 0.9, 4, {"NVIDIA A10/24 GB": TypeShare(2, 1, 350.0)})
+    _tell(Telemetry("allocator", "", records.append), [share], LeaseCounts())
+    [(_, values)] = told(records)
+    found = {name: value for name, value in values.items() if name.endswith("A10:24 GB")}
+    assert found == {
+        "allocation/target_units/NVIDIA A10:24 GB": 2,
+        "allocation/held_units/NVIDIA A10:24 GB": 1,
+        "allocation/unit_tokens_per_s/NVIDIA A10:24 GB": 350.0,
+    }
 
 
 @pytest.mark.parametrize("num_units", [0, 3, 1200])

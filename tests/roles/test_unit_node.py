@@ -19,7 +19,7 @@ from mrl.records.codec import decode, decoder, encode
 from mrl.records.units import NodeOrders, NodeReport, UnitOrder, UnitReport
 from mrl.roles import unit_node
 from mrl.roles.host_processes import HostProcesses
-from mrl.roles.residents import processes_with, read_used_mib, used_gpu_mib
+from mrl.roles.residents import gpu_models, processes_with, read_used_mib, used_gpu_mib
 from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.keys import create_keys
 from mrl.transport.server import ServerSocket
@@ -299,3 +299,22 @@ def test_the_driver_is_asked_for_memory_where_there_is_one(tmp_path: Path, monke
     assert used_gpu_mib([]) is None
     assert read_used_mib(["[N/A]"]) is None
     assert read_used_mib([]) is None
+
+
+def test_the_driver_is_asked_what_gpus_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order in which they were named; where an answer is missing, nobody's is used."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu_models(["0"]) == []
+    script = tmp_path / "nvidia-smi"
+    script.write_text('#!/bin/sh\n[ "$2" = "--query-gpu=name" ] && [ "$1" = "--id=2,0" ] && printf "A10\\nH100\\n"\n')
+    script.chmod(0o755)
+    assert gpu_models(["2", "0"]) == ["A10", "H100"]
+    assert gpu_models(["0"]) == []
+    script.write_text("#!/bin/sh\necho A10\n")
+    assert gpu_models(["2", "0"]) == []
+
+
+def test_a_node_reports_what_its_units_are(node: Node) -> None:
+    node.until(lambda _: node.report is not None)
+    assert node.report is not None
+    assert [unit.unit_type for unit in node.report.units] == ["cpu"] * len(node.report.units)

@@ -1,6 +1,7 @@
 """Leases of whole units with real processes: the allocator, the node in a supervisor's loop, engines of set speed.
 
 Eight units, three policies; speeds and steps are those of the reference's process test, with learners twice as fast.
+In one test half of the units are slower, for each policy by a factor of its own.
 """
 
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from scipy.optimize import linprog
 
 from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder
@@ -42,11 +44,13 @@ class Speed:
     groups: int
     step_s: float
 
-    @property
-    def words(self) -> list[str]:
-        return [str(self.tokens_per_s), str(self.group_tokens), str(self.groups), str(self.step_s)]
+    def words(self, factor: float) -> list[str]:
+        return [str(self.tokens_per_s * factor), str(self.group_tokens), str(self.groups), str(self.step_s)]
 
 
+SLOW_TYPE = {"slow": UNITS[4:]}
+SLOWER = {"a": 0.95, "b": 0.6, "c": 0.25}
+"""Speed of an engine on a slow unit over that on another."""
 SPEEDS = {"a": Speed(400.0, 40, 8, 0.5), "b": Speed(200.0, 60, 8, 0.6), "c": Speed(100.0, 120, 8, 1.5)}
 
 
@@ -69,7 +73,10 @@ def words_of(process: psutil.Process) -> list[str]:
 class Host:
     """One host of a run: its allocator, learners and units, driven turn by turn."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, closing: ExitStack) -> None:
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, closing: ExitStack, types: dict[str, list[str]]
+    ) -> None:
+        self.types = {unit: next((kind for kind in types if unit in types[kind]), "cpu") for unit in UNITS}
         self.scratch = folder / "s"
         for name in ("locks", "violations", "status"):
             (self.scratch / name).mkdir(parents=True)
@@ -80,7 +87,7 @@ class Host:
                 "policies": {name: {"model": "m", "rollout": {"group_size": 1}} for name in SPEEDS},
                 "allocation": {
                     "units": UNITS, "slots": len(UNITS), "period_s": PERIOD_S, "ttl_s": TTL_S, "grace_s": 1.0,
-                    "hung_s": HUNG_S, "switching_share": 0.25,
+                    "hung_s": HUNG_S, "switching_share": 0.25, "unit_types": types,
                 },
                 "supervision": {"backoff_s": 0.05, "window_s": 0.5, "max_restarts": 1000},
             },
@@ -125,20 +132,22 @@ class Host:
     def steps(self) -> dict[str, float]:
         return {name: self.status(f"learner-{name}").get("steps", 0) for name in SPEEDS}
 
-    def owners(self) -> dict[str, int]:
-        """Units per policy, by the allocator's journal."""
+    def owners(self, unit_type: str = "") -> dict[str, int]:
+        """Units per policy, of one type or of all, by the allocator's journal."""
         rows = {}
         for line in (self.run.path / "units.jsonl").read_text().splitlines():
             row = json.loads(line)
-            rows[row["unit"]] = row
+            if unit_type in ("", self.types[row["unit"]]):
+                rows[row["unit"]] = row
         held = [row["policy"] for row in rows.values() if row["state"] in ("granted", "active")]
         return {name: held.count(name) for name in SPEEDS}
 
-    def slot_rate(self, policy: str) -> float:
-        """Tokens per second of a busy engine, as its engines say."""
-        told = [json.loads(path.read_text()) for path in (self.scratch / "status").glob("cpu-*[0-9]")]
-        own = [one for one in told if one["policy"] == policy]
-        return sum(one["tokens"] for one in own) / sum(one["slot_s"] for one in own)
+    def slot_rate(self, policy: str, unit_type: str = "cpu") -> float:
+        """Tokens per second of a busy engine on a type of unit, as its engines say; 0 where there was none."""
+        numbers = [unit.removeprefix("cpu:") for unit in UNITS if self.types[unit] == unit_type]
+        paths = [path for number in numbers for path in (self.scratch / "status").glob(f"cpu-{number}-*[0-9]")]
+        own = [told for path in paths if (told := json.loads(path.read_text()))["policy"] == policy]
+        return sum(one["tokens"] for one in own) / max(1e-9, sum(one["slot_s"] for one in own))
 
     def pids(self, role: str) -> list[int]:
         """Processes of the load, by what they are."""
@@ -171,19 +180,20 @@ class Host:
     def _worker(self, *args: object, **named: object) -> ProcessSpec:
         spec = unit_worker(*args, **named)  # type: ignore[arg-type]
         spec.env.pop("MRL_CORES")  # this machine need not have so many
-        argv = self._argv("worker", spec.policy, spec.index)
+        is_slow = self.types[UNITS[spec.index]] == "slow"
+        argv = self._argv("worker", spec.policy, spec.index, SLOWER[spec.policy] if is_slow else 1.0)
         return ProcessSpec(**{name: getattr(spec, name) for name in spec.__slots__} | {"argv": argv})
 
-    def _argv(self, role: str, policy: str, index: int) -> tuple[str, ...]:
+    def _argv(self, role: str, policy: str, index: int, factor: float = 1.0) -> tuple[str, ...]:
         folders = (str(self.run.path), str(self.scratch))
-        return (sys.executable, str(LOAD), role, *folders, policy, str(index), *SPEEDS[policy].words)
+        return (sys.executable, str(LOAD), role, *folders, policy, str(index), *SPEEDS[policy].words(factor))
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Host]:
     before = set(psutil.Process().children())
     with ExitStack() as closing:
-        made = Host(tmp_path, monkeypatch, closing)
+        made = Host(tmp_path, monkeypatch, closing, getattr(request, "param", {}))
         closing.callback(made.processes.kill_all)
         yield made
     assert set(psutil.Process().children()) <= before
@@ -263,13 +273,56 @@ def test_units_have_one_owner_and_go_where_they_help(host: Host) -> None:
     assert host.violations() == []
 
 
+@pytest.mark.parametrize("host", [SLOW_TYPE], indirect=True)
+def test_units_of_two_speeds_go_to_whom_they_help_most(host: Host) -> None:
+    """Engines of a are hardly slower on slow units, those of c four times: as measured, c gets the fast ones."""
+    assert host.go(60.0, until=lambda: min(host.steps().values()) >= 2)
+    host.go(20.0)
+    before = learner_totals(host)
+    host.go(40.0)
+    gained = gained_since(host, before)
+    trained = {name: one["tokens"] / one["busy_s"] for name, one in gained.items()}
+    rates = {name: [host.slot_rate(name, kind) for kind in ("cpu", "slow")] for name in SPEEDS}
+    best = typed_optimum(trained, rates, [4.0, 4.0])
+    progress = {name: one["busy_s"] / (one["busy_s"] + one["wait_s"]) for name, one in gained.items()}
+    ratio = min(progress.values()) / best
+    print(f"least progress over the optimum of two types: {ratio:.3f}", best, progress, rates, host.owners("cpu"))
+    assert ratio >= 0.85
+    assert host.owners("cpu")["c"] > host.owners("slow")["c"]
+    assert host.violations() == []
+
+
+def learner_totals(host: Host) -> dict[str, dict[str, float]]:
+    return {name: host.status(f"learner-{name}") for name in SPEEDS}
+
+
+def gained_since(host: Host, before: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    after = learner_totals(host)
+    return {name: {key: after[name][key] - before[name][key] for key in before[name]} for name in SPEEDS}
+
+
 def progress_over_optimum(host: Host, *, seconds: float) -> float:
     """Least busy share of a learner over these seconds, over what the best shares of the measured rates allow."""
-    before = {name: host.status(f"learner-{name}") for name in SPEEDS}
+    before = learner_totals(host)
     host.go(seconds)
-    after = {name: host.status(f"learner-{name}") for name in SPEEDS}
-    gained = {name: {key: after[name][key] - before[name][key] for key in before[name]} for name in SPEEDS}
+    gained = gained_since(host, before)
     demand = {name: one["tokens"] / one["busy_s"] / host.slot_rate(name) for name, one in gained.items()}
     progress = {name: one["busy_s"] / (one["busy_s"] + one["wait_s"]) for name, one in gained.items()}
     print("demand", demand, "progress", progress)
     return min(progress.values()) / min(1.0, len(UNITS) / sum(demand.values()))
+
+
+def typed_optimum(trained: dict[str, float], rates: dict[str, list[float]], units: list[float]) -> float:
+    """max theta <= 1: theta * trained tokens/s <= sum over types of units * rate, the units of a type shared out."""
+    names, num_types = list(trained), len(units)
+    fed, shared = [], []
+    for row, name in enumerate(names):
+        own = [0.0] * (len(names) * num_types + 1)
+        own[row * num_types : (row + 1) * num_types] = [-rate for rate in rates[name]]
+        own[-1] = trained[name]
+        fed.append(own)
+    for kind in range(num_types):
+        shared.append([float(place % num_types == kind) for place in range(len(names) * num_types)] + [0.0])
+    goal = [0.0] * (len(names) * num_types) + [-1.0]
+    bounds = [(0.0, None)] * (len(goal) - 1) + [(0.0, 1.0)]
+    return -float(linprog(goal, A_ub=fed + shared, b_ub=[0.0] * len(names) + units, bounds=bounds).fun)
