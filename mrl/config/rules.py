@@ -168,7 +168,7 @@ def _check_weights(key: str, policy: PolicyTable, where: str) -> None:
 
 
 def _check_adapters(key: str, policy: PolicyTable, where: str) -> None:
-    """There are some, and the engine applies them."""
+    """There are some, and the engine applies them: vLLM is started with room for them, SGLang lacks it on a CPU."""
     rollout = policy.rollout
     if policy.learner.lora is None:
         raise ConfigError(
@@ -177,12 +177,12 @@ def _check_adapters(key: str, policy: PolicyTable, where: str) -> None:
             got="adapters",
             wanted=f'{key}.weights = "files", or a table {key.removesuffix("rollout")}learner.lora',
         )
-    if rollout.engine != "embedded":
+    if rollout.engine == "sglang" or rollout.server.url:
         raise ConfigError(
             f"{key}.weights: this engine takes whole weights alone",
             where=where,
-            got=f"adapters for {rollout.engine}",
-            wanted=f'{key}.weights = "files" or "broadcast", or the embedded engine',
+            got=f"adapters for {rollout.engine}" + (" by its url" if rollout.server.url else ""),
+            wanted=f'{key}.weights = "files"; an embedded engine, or an own server of vLLM, for "adapters"',
         )
 
 

@@ -15,6 +15,15 @@ PROBED_TEMPERATURES = (1.0, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterShape:
+    """What a server has to make room for."""
+
+    rank: int
+    layers: tuple[str, ...]
+    """Last names of the linear layers that have one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """What a server is started with."""
 
@@ -37,6 +46,8 @@ class Launch:
     seed: int
     options: tuple[str, ...] = ()
     """Further command-line words, passed on unchanged."""
+    adapters: AdapterShape | None = None
+    """Of those that it will be given; None where it is given whole weights."""
     may_sleep: bool = False
     """Whether it has to be able to free a GPU's memory and take it again."""
 
@@ -105,6 +116,12 @@ class Dialect(Protocol):
         """Serve the weights of this Hugging Face folder, called `label`, and forget every cached prefix.
 
         Called between `abort_all` and `resume`. Raises WeightsError when the server says that they do not fit.
+        """
+
+    async def load_adapters(self, http: Http, folder: Path, label: str) -> None:
+        """As `load`, of adapters in peft's format above the weights that the server started with.
+
+        Raises EngineError where it cannot.
         """
 
     async def broadcast_seats(self, http: Http) -> Seats:

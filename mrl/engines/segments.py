@@ -91,6 +91,10 @@ class Segments:
         """Change the weights. Raises WeightsError, EngineLost; the gate is open again unless the engine is lost."""
         await self._change(lambda: self._dialect.load(self._http, folder, str(version)), version)
 
+    async def load_adapters(self, folder: Path, version: Version) -> None:
+        """Change the adapters above the weights of the start; as `load`."""
+        await self._change(lambda: self._dialect.load_adapters(self._http, folder, str(version)), version)
+
     async def receive(self, incoming: Incoming, version: Version) -> None:
         """Change the weights by a broadcast. Raises PeerLost; after HalfUpdated the gate opens with the next load."""
         await self._change(lambda: self._dialect.receive(self._http, incoming, str(version)), version)

@@ -119,8 +119,9 @@ class ServerEngine:
 
     def load_adapters(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
         """See Engine."""
-        what, cure = f"{self._dialect.name} takes whole weights alone", 'weights = "files"'
-        raise EngineError(what, where="rollout.weights", got=str(folder), cure=cure)
+        if digests is not None:
+            read_folder(folder, wanted=digests)
+        self._run(self._current().load_adapters(folder, version), self._bounds.load_s)
 
     def broadcast_seats(self) -> Seats:
         """See Engine."""

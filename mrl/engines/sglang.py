@@ -134,6 +134,11 @@ class SGLang:
                 raise WeightsError(f"{folder}: SGLang does not take these weights: {failure}") from failure
             raise
 
+    async def load_adapters(self, http: Http, folder: Path, label: str) -> None:
+        """See Dialect. Raises EngineError: without an accelerator SGLang 0.5.23 does not start with adapters."""
+        what, cure = "SGLang takes whole weights alone", 'weights = "files"'
+        raise EngineError(what, where="rollout.weights", got="adapters", cure=cure)
+
     async def broadcast_seats(self, http: Http) -> Seats:
         """See Dialect. One for each of its processes, and one for this process, which sees what they are given."""
         self._need(http, *CONTROLS, *BROADCASTS)

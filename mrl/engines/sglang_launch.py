@@ -3,6 +3,7 @@
 import os
 
 from mrl.engines.dialect import Launch
+from mrl.engines.family_limits import check_family
 from mrl.models.skeleton import PreTrainedConfig, config_of_folder, most_positions
 from mrl.transport.endpoints import HOST
 
@@ -13,9 +14,13 @@ SPARE_TOKENS = 7
 def command(launch: Launch) -> list[str]:
     """The command line. The context is that of the model at most, beyond which SGLang does not start.
 
-    Raises ModelFolderError.
+    Raises ModelFolderError, EngineError for a family that SGLang computes otherwise.
     """
-    context_tokens = context_of(config_of_folder(launch.model_folder), launch.max_context_tokens)
+    config = config_of_folder(launch.model_folder)
+    context_tokens = context_of(config, launch.max_context_tokens)
+    check_family(
+        "sglang", launch.model_folder, config, device=launch.device, context_tokens=context_tokens - SPARE_TOKENS
+    )
     words = [str(launch.python), "-m", "sglang.launch_server", "--model-path", str(launch.model_folder)]
     words += ["--host", launch.host, "--port", str(launch.port), "--dtype", launch.dtype]
     words += ["--context-length", str(context_tokens), "--max-running-requests", str(launch.max_running)]

@@ -40,6 +40,11 @@ def check_same_tensors(folder: Path, like: Path) -> None:
             raise WeightsError(f"{folder}: {name} has shape {found[name]}, the engine serves {shape}")
 
 
+def tensor_names(folder: Path) -> set[str]:
+    """What a folder holds. Raises WeightsError when it cannot be read."""
+    return set(_shapes(folder))
+
+
 def digests_held(folder: Path, sums: Mapping[str, str], dtype: str) -> dict[str, str]:
     """Name -> XXH3-128 of each tensor of `folder` of which the server holds every byte, its hash when it does not.
 
@@ -53,7 +58,7 @@ def digests_held(folder: Path, sums: Mapping[str, str], dtype: str) -> dict[str,
         if not files:
             raise WeightsError(f"{folder}: has no tensors to compare with")
         for served in sums:
-            for part in _parts(served):
+            for part in [served] if served in files else _parts(served):
                 if part in files:
                     tensor = files[part].get_tensor(part)
                     ours.add(served, part, tensor, digest(tensor))
@@ -91,7 +96,7 @@ class TensorSums:
         digests: dict[str, str] = {}
         for served, held in sums.items():
             parts = self._digests.get(served, {})
-            if list(parts) != _parts(served):
+            if list(parts) not in ([served], _parts(served)):
                 continue
             known = (self._rows, self._filled_up, self._turned)
             ours = {sums_of[served].hexdigest()[:16] for sums_of in known if served in sums_of}
@@ -109,7 +114,7 @@ def served_name(name: str) -> str:
 
 
 def _parts(served: str) -> list[str]:
-    """The tensors of the folder whose rows a server's tensor is made of."""
+    """The tensors of the folder whose rows a server's tensor is made of, unless they lie together there, too."""
     for fused, modules in FUSED.items():
         if f".{fused}." in served:
             return [served.replace(f".{fused}.", f".{module}.") for module in modules]

@@ -36,6 +36,9 @@ from mrl.models.tensor_broadcast import Incoming, Seats
 from mrl.records.finish import FinishReason
 
 FIRST_WEIGHTS = "default"
+ADAPTER_ROUTES = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+BELOW = ".base_layer."
+"""In names of weights below adapters."""
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 
@@ -55,10 +58,14 @@ class VLLM:
         self._num_workers = self._num_copies = 1
         self._launch: Launch | None = None
         self._folder: Path | None = None
+        self._adapters: tuple[str, Path] | None = None
+        """Name and folder of those that it serves."""
+        self._num_loads = 0
+        """Of adapters."""
 
     def command(self, launch: Launch) -> list[str]:
         """See Dialect. Raises EngineError for a model that vLLM does not serve on this device."""
-        self._launch, self._folder = launch, launch.model_folder
+        self._launch, self._folder, self._adapters = launch, launch.model_folder, None
         return vllm_launch.command(launch)
 
     def environment(self, launch: Launch) -> dict[str, str]:
@@ -99,6 +106,7 @@ class VLLM:
             http,
             token_ids,
             request_id=request_id,
+            adapters=self._adapters[0] if self._adapters else "",
             max_tokens=max_new_tokens,
             temperature=sampling.temperature,
             seed=seed,
@@ -131,7 +139,18 @@ class VLLM:
                 await asyncio.to_thread(check_same_tensors, folder, self._launch.model_folder)
             said = await call_workers(http, "reload_weights", [], weights_path=str(folder))
         check_taken(str(folder), said, taken={} if self._swaps_tensors else None, num_workers=self._num_workers)
-        self._folder = folder
+        self._folder, self._adapters = folder, None
+        await self._begin_version(http, label)
+
+    async def load_adapters(self, http: Http, folder: Path, label: str) -> None:
+        """See Dialect. Each load has a name of its own: under one name vLLM would read the files in every step."""
+        self._need(http, *ADAPTER_ROUTES, "/reset_prefix_cache", cure="start it able to take adapters at any time")
+        before, self._num_loads = self._adapters, self._num_loads + 1
+        name = f"{label}-{self._num_loads}"
+        await http.post(ADAPTER_ROUTES[0], {"lora_name": name, "lora_path": str(folder)}, within_s=None)
+        self._adapters = name, folder
+        if before is not None:
+            await http.post(ADAPTER_ROUTES[1], {"lora_name": before[0]})
         await self._begin_version(http, label)
 
     async def _begin_version(self, http: Http, label: str) -> None:
@@ -168,9 +187,9 @@ class VLLM:
             what = "vLLM scores given texts at temperature 1 only"
             cure = "temperature 1, or the embedded engine, for a policy that scores for its peers"
             raise EngineError(what, got=temperature, wanted="1.0", cure=cure)
-        scored = None
+        scored, adapters = None, self._adapters[0] if self._adapters else ""
         while scored is None:  # given up by an update that began meanwhile: asked again, it waits for the new weights
-            scored = (await ask(http, token_ids, max_tokens=1, prompt_logprobs=0))["prompt_logprobs"]
+            scored = (await ask(http, token_ids, adapters=adapters, max_tokens=1, prompt_logprobs=0))["prompt_logprobs"]
         return [row[str(token_id)]["logprob"] for token_id, row in zip(token_ids[1:], scored[1:], strict=True)]
 
     async def checksums(self, http: Http) -> dict[str, str] | None:
@@ -179,6 +198,13 @@ class VLLM:
         The extension reads the engine's bytes as they are. Where there is none, and before the first load, vLLM's own
         hashes are compared with those of the folder's tensors in the engine's number format.
         """
+        base = await self._weight_checksums(http)
+        if base is None or self._adapters is None or not self._swaps_tensors:
+            return base
+        held = await call_workers(http, "mrl_adapter_checksums", [str(self._adapters[1])])
+        return base | held[0] if len(held) == 1 else base
+
+    async def _weight_checksums(self, http: Http) -> dict[str, str] | None:
         if self._swaps_tensors:
             held = await call_workers(http, "mrl_checksums", [])
             if len(held) == 1 and held[0]:
@@ -188,7 +214,7 @@ class VLLM:
         sums = (await http.post_json("/weight_checker", {"action": "checksum"}, within_s=None))["checksums"]
         if len({name.rpartition(":")[0] for name in sums}) != 1:  # of its tensor-parallel or pipeline rank
             return None
-        plain = {name.rpartition(":")[2]: sha256[:16] for name, sha256 in sums.items()}
+        plain = {name.rpartition(":")[2].replace(BELOW, "."): sha256[:16] for name, sha256 in sums.items()}
         return await asyncio.to_thread(digests_held, self._folder, plain, self._launch.dtype)
 
     async def usage(self, http: Http) -> EngineUsage:

@@ -14,10 +14,17 @@ GENERATE = "/inference/v1/generate"
 ANSWER_S = 5.0
 
 
-async def ask(http: Http, token_ids: Sequence[int], *, request_id: str = "", **sampling: Any) -> Any:
-    """One generation or scoring. Where `sampling` is silent vLLM's own values are neutral: top_p 1, no penalties."""
+async def ask(
+    http: Http, token_ids: Sequence[int], *, request_id: str = "", adapters: str = "", **sampling: Any
+) -> Any:
+    """One generation or scoring, with `adapters` of this name.
+
+    Where `sampling` is silent vLLM's own values are neutral: top_p 1, no penalties.
+    """
     parameters = {"detokenize": False, "ignore_eos": True, **sampling}
     body = {"token_ids": list(token_ids), "sampling_params": parameters}
+    if adapters:
+        body["model"] = adapters
     if request_id:
         body["request_id"] = request_id
     return await http.post_json(GENERATE, body, within_s=None)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from mrl.engines.dialect import Launch
+from mrl.engines.family_limits import check_family
 from mrl.errors import ConfigError, EngineError
 from mrl.models.skeleton import PreTrainedConfig, config_of_folder, head_dim, most_positions
 
@@ -14,6 +15,7 @@ INSIDE = Path(__file__).parent / "inside"
 CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
 READ_AT_ONCE = 4096
 """Tokens of prompts in one step on a CPU."""
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
@@ -21,12 +23,17 @@ def command(launch: Launch) -> list[str]:
     """The command line. Raises EngineError for a model that vLLM does not serve on this device, ModelFolderError."""
     config = config_of_folder(launch.model_folder)
     context_tokens = min(launch.max_context_tokens, most_positions(config))
+    check_family("vllm", launch.model_folder, config, device=launch.device, context_tokens=context_tokens)
     words = [str(launch.python), "-m", "vllm.entrypoints.cli.main", "serve", str(launch.model_folder)]
     words += ["--host", launch.host, "--port", str(launch.port), "--served-model-name", "policy"]
     words += ["--dtype", launch.dtype, "--seed", str(launch.seed)]
     words += ["--max-model-len", str(context_tokens), "--max-num-seqs", str(launch.max_running)]
     words += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     words += ["--enable-scale-out", "--tokens-only", "--skip-tokenizer-init", "--disable-uvicorn-access-log"]
+    if launch.adapters is not None:
+        words += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(_rank_of(launch.adapters.rank))]
+        # Without names the head gets one, too, and vLLM ends when it scores a prompt.
+        words += ["--lora-target-modules", *launch.adapters.layers]
     if launch.device == "cpu":
         _check_head_size(launch.model_folder, config)
         words += ["--enforce-eager", "--distributed-executor-backend", "uni"]
@@ -48,6 +55,8 @@ def environment(launch: Launch) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": str(launch.threads),
     }
+    if launch.adapters is not None:
+        variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if launch.device == "cpu":
         variables |= {
             CPU_CACHE: str(cpu_cache_gib()),
@@ -64,6 +73,15 @@ def cpu_cache_gib() -> int:
     if not told.isdecimal():
         raise ConfigError(f"{CPU_CACHE} in the environment: not valid", got=told, wanted="a whole number of GiB")
     return int(told)
+
+
+def _rank_of(rank: int) -> int:
+    """The least of the ranks that vLLM knows which has room for this one. Raises EngineError."""
+    if rank > ADAPTER_RANKS[-1]:
+        raise EngineError(
+            "vLLM takes no adapters of this rank", where="learner.lora.rank", got=rank, wanted=f"<= {ADAPTER_RANKS[-1]}"
+        )
+    return next(known for known in ADAPTER_RANKS if known >= rank)
 
 
 def _check_head_size(model_folder: Path, config: PreTrainedConfig) -> None:

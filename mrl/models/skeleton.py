@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrain
 from mrl.config.policy_tables import LoraTable, MakeTable
 from mrl.errors import ModelFolderError
 from mrl.models.architectures import init_model
-from mrl.models.lora import add_adapters
+from mrl.models.lora import adapted_modules, add_adapters
+from mrl.models.parameters import named_weights
 from mrl.models.size import ModelSize
 
 MIDDLING_BLOCKS, MIDDLING_HEAD_DIM = 24, 64
@@ -94,6 +95,17 @@ def model_size(config: PreTrainedConfig, lora: LoraTable | None = None) -> Model
         cached_per_token=2 * config.num_hidden_layers * cached_heads * head_dim(config),
         query_heads_per_cached=heads // cached_heads,
     )
+
+
+def published_names(config: PreTrainedConfig) -> list[str]:
+    """What a learner calls the weights that it publishes. Raises as `skeleton`."""
+    return list(named_weights(skeleton(config, config.num_hidden_layers, torch.float32)))
+
+
+def adapted_layers(config: PreTrainedConfig, lora: LoraTable) -> tuple[str, ...]:
+    """Last names of the layers that get an adapter. Raises as `skeleton`."""
+    model = skeleton(config, config.num_hidden_layers, torch.float32, lora)
+    return tuple(sorted({name.rpartition(".")[2] for name in adapted_modules(model)}))
 
 
 def _counted(model: nn.Module) -> tuple[int, int]:

@@ -10,16 +10,17 @@ from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.config.unit_rules import may_sleep
 from mrl.engines.bounds import Bounds, load_bound_s
-from mrl.engines.dialect import Dialect, Launch
+from mrl.engines.dialect import AdapterShape, Dialect, Launch
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Engine, Sampling
 from mrl.engines.environment import engine_python
+from mrl.engines.family_limits import check_names
 from mrl.engines.server import ServerEngine
 from mrl.engines.sglang import SGLang
 from mrl.engines.sglang_launch import SPARE_TOKENS
 from mrl.engines.vllm import VLLM
 from mrl.errors import ConfigError
-from mrl.models.skeleton import config_of_folder, most_positions
+from mrl.models.skeleton import adapted_layers, config_of_folder, most_positions, published_names
 from mrl.tasks.pool import TaskPool
 
 PROMPTS_LOOKED_AT = 32
@@ -32,6 +33,8 @@ def build_engine(config: RunConfig, policy: str, receiver: Receiver, folder: Run
     if table.rollout.engine == "embedded":
         return build_embedded(config, policy, receiver)
     server = table.rollout.server
+    if not table.frozen and table.rollout.weights != "adapters":
+        check_names(table.rollout.engine, Path(table.model), published_names(config_of_folder(Path(table.model))))
     return ServerEngine(
         DIALECTS[table.rollout.engine](),
         _sampling(table, receiver),
@@ -109,6 +112,13 @@ def _sampling(table: PolicyTable, receiver: Receiver) -> Sampling:
     return Sampling(table.rollout.temperature, table.rollout.max_new_tokens, tuple(receiver.eos_ids))
 
 
+def _adapters(table: PolicyTable) -> AdapterShape | None:
+    lora = table.learner.lora
+    if lora is None or table.rollout.weights != "adapters":
+        return None
+    return AdapterShape(lora.rank, adapted_layers(config_of_folder(Path(table.model)), lora))
+
+
 def _launch(config: RunConfig, policy: str) -> Launch:
     table = config.policies[policy]
     server = table.rollout.server
@@ -124,5 +134,6 @@ def _launch(config: RunConfig, policy: str) -> Launch:
         max_context_tokens=server.context_tokens,
         seed=config.run.seed,
         options=tuple(server.options),
+        adapters=_adapters(table),
         may_sleep=may_sleep(config, policy),
     )

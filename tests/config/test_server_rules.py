@@ -40,9 +40,14 @@ def check(rollout, **policy) -> None:
         ({"engine": "sglang", "weights": "broadcast"}, {"device": "cuda"}, r"sglang on cuda"),
         ({"weights": "adapters"}, {}, r"llama\.rollout\.weights: .*no adapters.*llama\.learner\.lora"),
         (
-            {"engine": "vllm", "weights": "adapters"},
+            {"engine": "sglang", "weights": "adapters"},
             {"learner": {"lora": {}}},
-            r"llama\.rollout\.weights: .*adapters for vllm.*embedded",
+            r"llama\.rollout\.weights: .*adapters for sglang.*embedded",
+        ),
+        (
+            {"engine": "vllm", "weights": "adapters", "server": {"url": "http://h:1"}},
+            {"learner": {"lora": {}}},
+            r"llama\.rollout\.weights: .*adapters for vllm by its url",
         ),
     ],
 )
@@ -61,6 +66,7 @@ def test_tables_that_contradict_themselves_are_refused(rollout, policy, words):
         ({"engine": "sglang", "weights": "broadcast"}, {}),
         ({"weights": "broadcast", "workers": 2}, {}),
         ({"weights": "adapters", "workers": 2}, {"learner": {"lora": {"rank": 2}}}),
+        ({"engine": "vllm", "weights": "adapters"}, {"learner": {"lora": {"rank": 2}}}),
         ({"engine": "vllm", "max_new_tokens": 64, "server": {"context_tokens": 65, "options": ["--seed", "1"]}}, {}),
         ({"engine": "vllm", "max_new_tokens": 4096, "server": {"url": "http://h:1"}}, {}),
     ],

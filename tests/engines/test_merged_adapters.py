@@ -1,17 +1,13 @@
 """Adapters in the embedded engine: each version takes the place of the last, and none that is wrong goes unnoticed."""
 
 import json
-import shutil
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from engine_rig import EOS_IDS, Rig, Weights, full_forward
 from family_rig import Learner, Learnt, make_family
-from safetensors.torch import load_file, save_file
 
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Sampling
@@ -22,7 +18,6 @@ from mrl.weights.manifest import read_manifest
 
 LORA = {"rank": 4, "alpha": 8}
 ADAPTED = "model.layers.1.mlp.up_proj.weight"
-FILE = "adapter_model.safetensors"
 FIRST = "base_model.model.model.layers.{}.self_attn.q_proj.lora_A.weight"
 
 
@@ -46,16 +41,6 @@ def check_serves(engine: EmbeddedEngine, learnt: Learnt) -> None:
     wanted = named_weights(learnt.model)
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in served(engine).items())
     assert engine.version == learnt.version
-
-
-def plant(learnt: Learnt, tmp_path, change: Callable[[dict[str, torch.Tensor]], object]) -> Learnt:
-    """The same version with other tensors in its file, which its manifest does not know of."""
-    folder = tmp_path / "planted"
-    shutil.copytree(learnt.manifest.parent, folder)
-    tensors = load_file(folder / FILE)
-    change(tensors)
-    save_file(tensors, folder / FILE, {"format": "pt"})
-    return replace(learnt, manifest=folder / "manifest.json")
 
 
 def test_versions_take_each_others_place(learner, engine):
@@ -172,7 +157,7 @@ def test_an_engine_that_serves_others_than_were_published_is_found_out(
 
 def test_another_scale_is_found_by_the_canary(learner, engine, tmp_path):
     """It stands beside the tensors, which are as they were published."""
-    planted = plant(learner.learn(2), tmp_path, lambda tensors: None)
+    planted = learner.learn(2).planted(tmp_path / "planted", lambda tensors: None)
     described = planted.manifest.parent / "adapter_config.json"
     described.write_text(json.dumps(json.loads(described.read_text()) | {"lora_alpha": 16}))
 
@@ -193,7 +178,7 @@ def test_files_that_changed_after_they_were_published_are_refused(learner, engin
     """Before anything is merged."""
     first, second = learner.learn(2), learner.learn(2)
     install(engine, first.manifest, first.version)
-    planted = plant(second, tmp_path, change)
+    planted = second.planted(tmp_path / "planted", change)
 
     with pytest.raises(WeightsError, match=why):
         install(engine, planted.manifest, planted.version)
@@ -230,7 +215,7 @@ def test_adapters_that_do_not_fit_are_refused_and_the_old_ones_served_on(learner
     install(engine, first.manifest, first.version)
 
     with pytest.raises(WeightsError, match="adapter"):
-        engine.load_adapters(plant(second, tmp_path, change).manifest.parent, second.version)
+        engine.load_adapters(second.planted(tmp_path / "planted", change).manifest.parent, second.version)
     check_serves(engine, first)
 
 

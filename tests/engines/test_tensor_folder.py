@@ -168,3 +168,15 @@ def test_a_torn_file_is_refused(tmp_path):
 
     with pytest.raises(WeightsError, match=r"model-2\.safetensors: cannot be read"):
         check_same_tensors(folder, write(tmp_path / "old", tensors()))
+
+
+def test_tensors_that_lie_together_in_the_folder_already_are_known(tmp_path):
+    """Phi 3 and GLM 4 are written so; then one element that is stale is seen, too."""
+    fused, held = f"{LAYER}.mlp.gate_up_proj.weight", served(tensors())
+    weights = tensors()
+    weights[fused] = torch.cat([weights.pop(f"{LAYER}.mlp.{part}_proj.weight") for part in ("gate", "up")])
+    folder = write(tmp_path / "folder", weights)
+
+    assert digests_held(folder, held, "float32")[fused] == digest(weights[fused])
+    weights[fused][0, 0] += 1e-6
+    assert digests_held(write(tmp_path / "later", weights), held, "float32")[fused] != digest(weights[fused])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mrl.engines import vllm_launch
-from mrl.engines.dialect import Launch
+from mrl.engines.dialect import AdapterShape, Launch
 from mrl.errors import EngineError, ModelFolderError
 
 
@@ -89,7 +89,8 @@ def test_nothing_is_reported_or_fetched(tmp_path):
     assert variables["VLLM_NO_USAGE_STATS"] == variables["DO_NOT_TRACK"] == variables["HF_HUB_OFFLINE"] == "1"
     assert variables["OMP_NUM_THREADS"] == "3"
     inside = Path(variables["PYTHONPATH"])
-    assert {file.name for file in inside.glob("*.py")} == {"__init__.py", "sitecustomize.py", "vllm_cpu_worker.py"}
+    modules = {file.stem for file in inside.glob("*.py")}
+    assert modules == {"__init__", "sitecustomize", "vllm_cpu_worker", "vllm_adapters", "broadcast_member"}
 
 
 @pytest.mark.parametrize(("device", "may_sleep"), [("cuda", True), ("cuda", False), ("cpu", True), ("cpu", False)])
@@ -98,3 +99,24 @@ def test_it_can_free_the_memory_of_a_gpu_where_it_may_sleep(tmp_path, device, ma
     words = vllm_launch.command(dataclasses.replace(launch(tmp_path, device=device), may_sleep=may_sleep))
 
     assert ("--enable-sleep-mode" in words) == (device == "cuda" and may_sleep)
+
+
+def test_room_for_adapters_is_made_at_the_start(tmp_path):
+    """For one at a time, of the least rank that vLLM knows and that has room; and of these layers alone."""
+    plain = launch(tmp_path)
+    given = dataclasses.replace(plain, adapters=AdapterShape(12, ("o_proj", "q_proj")))
+
+    words = vllm_launch.command(given)
+
+    assert value_of(words, "--max-lora-rank") == "16"
+    assert value_of(words, "--max-loras") == "1"
+    assert words[words.index("--lora-target-modules") + 1 :][:2] == ["o_proj", "q_proj"]
+    assert vllm_launch.environment(given)["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    assert not any("lora" in word for word in vllm_launch.command(plain))
+    assert not any("LORA" in name for name in vllm_launch.environment(plain))
+
+
+def test_adapters_of_a_rank_that_vllm_does_not_take_are_refused(tmp_path):
+    """Its largest is 512."""
+    with pytest.raises(EngineError, match=r"learner\.lora\.rank.*got 513; wanted <= 512"):
+        vllm_launch.command(dataclasses.replace(launch(tmp_path), adapters=AdapterShape(513, ("q_proj",))))

@@ -18,6 +18,7 @@ from broadcast_member import digest, receive
 from safetensors import safe_open
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.model_executor.layers import utils as layers
+from vllm_adapters import held_adapters
 
 
 def _compute_with_parameters(layer: Any, remove_weight: bool) -> None:
@@ -72,6 +73,10 @@ class WeightsExtension:
             return {"refused": f"{type(error).__name__}: {error}"}
         self.mrl_places = places
         return {}
+
+    def mrl_adapter_checksums(self, folder: str) -> dict[str, str]:
+        """Name -> XXH3-128 of the adapters in `folder` where layers compute with them; else of what they have."""
+        return held_adapters(self.model_runner.lora_manager._adapter_manager, Path(folder))
 
     def mrl_checksums(self) -> dict[str, str]:
         """Name that was published -> XXH3-128 of the bytes of that tensor, read back from what layers compute with.

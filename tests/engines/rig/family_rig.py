@@ -1,12 +1,15 @@
 """Policies of many families that have learnt: a small random one of each, trained by the learner and published."""
 
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from engine_rig import EOS_IDS, VOCAB_SIZE, save_word_tokenizer
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from mrl.config.policy_tables import LearnerTable
@@ -45,7 +48,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "mistral": {"sliding_window": WINDOW},
     "gemma": {},
-    "gemma2": {"sliding_window": WINDOW, "layer_types": LAYERS, "query_pre_attn_scalar": 32},
+    "gemma2": {
+        "sliding_window": WINDOW,
+        "layer_types": LAYERS,
+        "query_pre_attn_scalar": 32,
+        "hidden_act": "gelu_pytorch_tanh",
+    },
     "gemma3_text": {"sliding_window": WINDOW, "layer_types": LAYERS, "query_pre_attn_scalar": 32},
     "phi3": {"tie_word_embeddings": False, "sliding_window": WINDOW},
     "olmo2": {"tie_word_embeddings": False},
@@ -79,6 +87,7 @@ SHAPE = {
 }
 OWN = Component("own", Clipped(0.2, 0.2), 1.0, "rows", "own")
 ROWS = 8
+ADAPTER_FILE = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -93,6 +102,14 @@ class Learnt:
     """What an engine has to serve: the learner's weights, with its adapters merged."""
     is_above_experts: bool
     """Whether these are adapters of a mixture, of whose folder an engine cannot compare every tensor."""
+
+    def planted(self, folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> "Learnt":
+        """The same adapters with other tensors in their file, of which their manifest does not know."""
+        shutil.copytree(self.manifest.parent, folder)
+        tensors = load_file(folder / ADAPTER_FILE)
+        change(tensors)
+        save_file(tensors, folder / ADAPTER_FILE, {"format": "pt"})
+        return replace(self, manifest=folder / self.manifest.name)
 
 
 def make_family(folder: Path, family: str) -> Path:

@@ -1,0 +1,49 @@
+"""Families that a server computes otherwise than transformers does, which a learner trains with: refused at the start.
+
+The canary would find each of them, at the first version and after every new start; here a person is told at once.
+Seen on vLLM 0.32 and SGLang 0.5.23 by tests/engines/test_families.py.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from mrl.engines.tensor_folder import tensor_names
+from mrl.errors import EngineError
+from mrl.models.skeleton import PreTrainedConfig
+
+WITHOUT_WINDOW = {"sglang": ("mistral", "phi3", "cohere2"), "vllm": ("cohere2",)}
+"""Server -> families whose sliding window it leaves out, or takes for one token longer."""
+OTHER_ACTIVATION = {"sglang": ("gemma",)}
+"""Server -> families of which it has the exact GELU, and transformers its approximation."""
+CURE = "another engine for this policy"
+
+
+def check_family(server: str, folder: Path, config: PreTrainedConfig, *, device: str, context_tokens: int) -> None:
+    """Raises EngineError for a model that the server computes otherwise."""
+    window = getattr(config, "sliding_window", None)
+    where, family = str(folder / "config.json"), config.model_type
+    if family in WITHOUT_WINDOW[server] and window and window < context_tokens:
+        raise EngineError(
+            f"{server} does not keep to the sliding window of {family} as transformers does",
+            where=where,
+            got=f"sliding_window {window} and {context_tokens} tokens of context",
+            cure=f"server.context_tokens <= {window}, or {CURE}",
+        )
+    if family in OTHER_ACTIVATION.get(server, ()):
+        raise EngineError(f"{server} has another activation for {family} than transformers", where=where, cure=CURE)
+    if server == "sglang" and device == "cpu" and getattr(config, "attn_logit_softcapping", None):
+        raise EngineError(f"sglang on a CPU does not soft-cap the scores of {family}", where=where, cure=CURE)
+
+
+def check_names(server: str, folder: Path, published: Iterable[str]) -> None:
+    """Raises EngineError where experts are published by names that the folder, and so the server, does not have."""
+    known = tensor_names(folder)
+    odd = [name for name in published if ".experts." in name and name not in known]
+    if odd:
+        raise EngineError(
+            f"{server} cannot be given the weights of this mixture of experts",
+            where=str(folder),
+            got=f"{odd[0]}, which holds several experts",
+            wanted="an expert per tensor, as in the folder",
+            cure='the embedded engine, or weights = "adapters"' if server == "vllm" else "the embedded engine",
+        )

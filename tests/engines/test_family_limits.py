@@ -1,0 +1,61 @@
+"""Models that a server computes otherwise than transformers are refused before it starts."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from family_rig import FAMILIES, MIXTURES, make_family
+
+from mrl.engines import sglang_launch, vllm_launch
+from mrl.engines.dialect import Launch
+from mrl.engines.family_limits import check_names
+from mrl.errors import EngineError
+from mrl.models.skeleton import config_of_folder, published_names
+
+SERVERS = {"vllm": vllm_launch, "sglang": sglang_launch}
+
+
+def launch(folder: Path, context_tokens: int, **config: object) -> Launch:
+    shape = {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 32, "max_position_embeddings": 256}
+    (folder / "config.json").write_text(json.dumps(shape | config))
+    return Launch(Path("python"), folder, "127.0.0.1", 8000, "cpu", "float32", 1, 16, context_tokens, 0)
+
+
+@pytest.mark.parametrize(
+    ("server", "family"), [("sglang", "mistral"), ("sglang", "phi3"), ("sglang", "cohere2"), ("vllm", "cohere2")]
+)
+def test_a_context_longer_than_a_window_that_is_not_kept_is_refused(tmp_path, server, family):
+    """Up to the window nothing is hidden, so it does not matter."""
+    config = {"model_type": family, "sliding_window": 128, "num_hidden_layers": 2, "pad_token_id": 0}
+    with pytest.raises(EngineError, match=rf"{server} does not keep to the sliding window of {family}.*<= 128"):
+        SERVERS[server].command(launch(tmp_path, 129, **config))
+
+    assert SERVERS[server].command(launch(tmp_path, 128, **config))
+    assert vllm_launch.command(launch(tmp_path, 129, **config | {"model_type": "mistral"}))
+
+
+def test_an_activation_and_a_soft_cap_that_sglang_lacks_are_refused(tmp_path):
+    """The cap on a CPU alone; vLLM has both."""
+    with pytest.raises(EngineError, match="another activation for gemma"):
+        sglang_launch.command(launch(tmp_path, 128, model_type="gemma"))
+    with pytest.raises(EngineError, match="does not soft-cap the scores of gemma2"):
+        sglang_launch.command(launch(tmp_path, 128, model_type="gemma2"))
+
+    assert sglang_launch.command(dataclasses.replace(launch(tmp_path, 128, model_type="gemma2"), device="cuda"))
+    assert vllm_launch.command(launch(tmp_path, 128, model_type="gemma2"))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "phi3", *MIXTURES])
+def test_experts_that_servers_know_by_other_names_are_refused(tmp_path, family):
+    """A server has them one by one, as the folder; the learner has them together."""
+    assert family in FAMILIES
+    folder = make_family(tmp_path, family)
+    names = published_names(config_of_folder(folder))
+    if family not in MIXTURES:
+        check_names("vllm", folder, names)
+        return
+    with pytest.raises(EngineError, match=r"vllm cannot be given .*experts.gate_up_proj.*adapters"):
+        check_names("vllm", folder, names)
+    with pytest.raises(EngineError, match=r"sglang cannot be given .*the embedded engine$"):
+        check_names("sglang", folder, names)

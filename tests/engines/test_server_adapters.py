@@ -1,0 +1,140 @@
+"""Adapters alone in a real vLLM: each version takes the place of the last, and wrong ones are found out."""
+
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from engine_rig import EOS_IDS, Rig, Weights
+from family_rig import ADAPTER_FILE, Learner, Learnt, make_family
+from safetensors.torch import load_file
+
+from mrl.config.policy_tables import LoraTable
+from mrl.engines.bounds import Bounds
+from mrl.engines.dialect import AdapterShape, Launch
+from mrl.engines.engine import Sampling
+from mrl.engines.environment import engine_python
+from mrl.engines.server import ServerEngine
+from mrl.engines.vllm import VLLM
+from mrl.errors import WeightsError, WeightsUnproved
+from mrl.models.skeleton import adapted_layers, config_of_folder
+from mrl.rollout.updates import Route, install, prove
+from mrl.weights.manifest import read_manifest
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+TOLERANCE_NATS = 1e-4
+LORA: dict[str, int] = {"rank": 4, "alpha": 8}
+FIRST = "base_model.model.model.layers.{}.self_attn.q_proj.lora_A.weight"
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory) -> list[Learnt]:
+    """The first one's adapters do nothing yet."""
+    root = tmp_path_factory.mktemp("adapters")
+    learner = Learner(root / "published", make_family(root / "start", "qwen3"), lr=1e-2, lora=LORA)
+    return [learner.learn(steps) for steps in (0, 2, 2)]
+
+
+@pytest.fixture(scope="module")
+def rig(versions, tmp_path_factory) -> Iterator[Rig]:
+    """One server, which every test gives the adapters that it needs."""
+    python = engine_python("vllm", device="cpu")
+    start = versions[0].start
+    adapters = AdapterShape(4, adapted_layers(config_of_folder(start), LoraTable(**LORA)))
+    launch = Launch(python, start, "127.0.0.1", 0, "cpu", "float32", 1, 32, 512, 0, adapters=adapters)
+    log = tmp_path_factory.mktemp("vllm") / "server.log"
+    engine = ServerEngine(VLLM(), Sampling(0.7, 160, EOS_IDS[:1]), launch=launch, log=log, bounds=Bounds(start_s=300.0))
+    made = Rig(engine, 0.7)
+    made.served = {one.version: Weights(one.manifest.parent, one.model) for one in versions}
+    yield made
+    engine.close()
+
+
+def check_samples(rig: Rig) -> None:
+    """Each token has the log-probability of the adapters that are served."""
+    request = rig.ask(answers=4)
+    rig.engine.submit([request])
+    for one in rig.collect(4):
+        assert {span.version for span in one.generation.versions} == {rig.engine.version}
+        expected = rig.expected(request, one, keeps_cache=False)
+        np.testing.assert_allclose(one.generation.logprobs, expected, atol=TOLERANCE_NATS, rtol=0)
+
+
+def test_versions_take_each_others_place(rig, versions):
+    """An older one again, too; every byte is compared."""
+    for learnt in (*versions, versions[1]):
+        installed = install(rig.engine, learnt.manifest, learnt.version)
+
+        assert installed.route is Route.ADAPTERS
+        assert installed.gap.max_nats <= TOLERANCE_NATS
+        assert installed.compared_share == 1.0
+        check_samples(rig)
+
+
+def test_an_update_in_mid_answer_gives_spans_that_are_right(rig, versions):
+    """Each span has the log-probabilities of its own adapters, from a cache that no others have written."""
+    install(rig.engine, versions[1].manifest, versions[1].version)
+    requests = [rig.ask(answers=8) for _ in range(3)]
+    start = rig.engine.usage().generated_tokens
+    rig.engine.submit(requests)
+    finished = []
+    update = threading.Thread(target=install, args=(rig.engine, versions[2].manifest, versions[2].version))
+    while not update.ident or update.is_alive():
+        finished += rig.engine.collect(0.05)
+        if not update.ident and (finished or rig.engine.usage().generated_tokens > start + 100):
+            update.start()
+    update.join()
+    finished += rig.collect(24 - len(finished))
+
+    assert rig.engine.version == versions[2].version
+    assert any(len(one.generation.versions) == 2 for one in finished), "the update landed in no answer"
+    asked = {request.request_id: request for request in requests}
+    for one in finished:
+        expected = rig.expected(asked[one.request_id], one, keeps_cache=False)
+        np.testing.assert_allclose(one.generation.logprobs, expected, atol=TOLERANCE_NATS, rtol=0)
+
+
+def stale(tensors: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> None:
+    """All are of the version before."""
+    tensors.update(before)
+
+
+def swapped(tensors: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> None:
+    """Two have one shape, so that nothing else would complain."""
+    first, second = FIRST.format(0), FIRST.format(1)
+    tensors[first], tensors[second] = tensors[second], tensors[first]
+
+
+def half_applied(tensors: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> None:
+    """The second layer is that of the version before."""
+    tensors.update({name: tensor for name, tensor in before.items() if ".layers.1." in name})
+
+
+@pytest.mark.parametrize("fault", [stale, swapped, half_applied])
+def test_a_server_with_others_than_were_published_is_found_out(rig, versions, tmp_path, fault: Callable[..., None]):
+    """What it really computes with is planted; the proof sees it, and files that changed are refused before."""
+    learnt = versions[2]
+    before = load_file(versions[1].manifest.parent / ADAPTER_FILE)
+    planted = learnt.planted(tmp_path / "planted", lambda tensors: fault(tensors, before))
+    install(rig.engine, versions[1].manifest, versions[1].version)
+
+    with pytest.raises(WeightsError, match="checksum"):
+        install(rig.engine, planted.manifest, planted.version)
+    assert rig.engine.version == versions[1].version
+    rig.engine.load_adapters(planted.manifest.parent, planted.version)
+    with pytest.raises(WeightsUnproved, match="canary"):
+        prove(rig.engine, read_manifest(learnt.manifest), 0.0)
+    with pytest.raises(WeightsUnproved, match="other bytes"):
+        prove(rig.engine, read_manifest(learnt.manifest), 1e3)
+
+
+def test_a_server_that_starts_anew_takes_the_newest(rig, versions):
+    """It has the weights of the policy's folder then, and no adapters."""
+    rig.engine.restart()
+    assert rig.engine.version is None
+
+    installed = install(rig.engine, versions[2].manifest, versions[2].version)
+
+    assert installed.gap.max_nats <= TOLERANCE_NATS
+    check_samples(rig)
