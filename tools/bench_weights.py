@@ -10,6 +10,9 @@ Then the next version goes by broadcast: kept in memory with its digests, sent b
 this process to another, verified and swapped in. Files in memory are the quicker way on one host; the broadcast is for
 hosts that share no memory, and its rows say what the protocol costs.
 
+Last, adapters of rank 16 on every linear layer of such a model go alone: written, verified, merged into the weights of
+an engine that has started with the same folder, and proved, which merges them once more.
+
     .venv/bin/python tools/bench_weights.py [--rounds N] [--million-parameters N] [--folder FOLDER]
 
 Prints a table; the last line is JSON; exit code 1 when a requirement is missed.
@@ -22,7 +25,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,13 +33,17 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from mrl.config.policy_tables import LoraTable
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Sampling
-from mrl.models.parameters import named_weights
+from mrl.models.load import load_policy
+from mrl.models.lora import add_adapters
+from mrl.models.parameters import named_weights, trained_weights, whole_adapters
 from mrl.models.tensor_broadcast import Incoming
 from mrl.records.rollouts import WeightsNotice, WeightsRequest, WeightsRoute
 from mrl.records.version import Version
 from mrl.rollout.updates import prove
+from mrl.weights.adapters import AdapterFormat
 from mrl.weights.broadcast import BroadcastPublisher
 from mrl.weights.canary import canary_sequences, make_canary
 from mrl.weights.manifest import read_manifest
@@ -91,17 +98,18 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="mrl-weights-") as folder:
-        times, size_bytes = measure(make_model(arguments.million_parameters), Path(folder), arguments.rounds)
-    return report(times, size_bytes, arguments.folder)
+        times, *sizes_bytes = measure(make_model(arguments.million_parameters), Path(folder), arguments.rounds)
+    return report(times, sizes_bytes, arguments.folder)
 
 
-def measure(model: PreTrainedModel, folder: Path, rounds: int) -> tuple[Times, int]:
-    """(times, bytes of the weights). Every round changes every tensor, so that nothing can be skipped."""
+def measure(model: PreTrainedModel, folder: Path, rounds: int) -> tuple[Times, int, int]:
+    """(times, bytes of the weights, of adapters). Every round changes every tensor, so that nothing can be skipped."""
     model.save_pretrained(folder / "model")
     (folder / "model" / "tokenizer.json").write_text("{}")
     engine = EmbeddedEngine(folder / "model", Sampling(1.0, 8, (1,)), device="cpu", max_running=1)
     publisher = Publisher(folder / "weights", "bench", keep=2)
     sender = BroadcastPublisher(Publisher(folder / "sent", "bench"), host="127.0.0.1")
+    adapters = AdapterRounds(folder)
     times = Times()
     for number in range(rounds + 1):
         if number == 1:
@@ -110,8 +118,40 @@ def measure(model: PreTrainedModel, folder: Path, rounds: int) -> tuple[Times, i
         one_round(model, engine, publisher, folder, times, Version(0, 2 * number))
         change(model)
         one_broadcast(model, engine, sender, times, Version(0, 2 * number + 1))
+        adapters.measure(times, Version(0, number))
     sender.close()
-    return times, sum(tensor.nbytes for tensor in named_weights(model).values())
+    return times, sum(tensor.nbytes for tensor in named_weights(model).values()), adapters.size_bytes
+
+
+class AdapterRounds:
+    """A learner of adapters and its engine, both begun with `folder / "model"`."""
+
+    def __init__(self, folder: Path) -> None:
+        start = folder / "model"
+        table = LoraTable(rank=16, alpha=32)
+        self._model = load_policy(start)
+        add_adapters(self._model, table, seed=0)
+        self._engine = EmbeddedEngine(start, Sampling(1.0, 8, (1,)), device="cpu", max_running=1)
+        self._publisher = Publisher(folder / "adapters", "bench", adapters=AdapterFormat(table, start), keep=2)
+        self.size_bytes = sum(tensor.nbytes for _, tensor in whole_adapters(self._model))
+
+    @torch.no_grad()
+    def measure(self, times: Times, version: Version) -> None:
+        """One update of adapters that have all changed."""
+        for tensor in trained_weights(self._model).values():
+            tensor.add_(1e-3)
+        canary = make_canary(self._model, CANARY)
+        path = times.measure(
+            "publish adapters",
+            lambda: self._publisher.publish_weights(whole_adapters(self._model), version, canary),
+        )
+        assert isinstance(path, Path)
+        manifest = read_manifest(path)
+        times.measure(
+            "verify and merge adapters", lambda: self._engine.load_adapters(path.parent, version, manifest.tensors)
+        )
+        times.rounds.setdefault("paused by adapters", []).append(self._engine.paused_s)
+        times.measure("prove adapters", lambda: prove(self._engine, manifest, 0.0))
 
 
 @torch.no_grad()
@@ -161,19 +201,22 @@ def one_round(
     copy.unlink()
 
 
-def report(times: Times, size_bytes: int, folder: Path) -> int:
+def report(times: Times, sizes_bytes: Sequence[int], folder: Path) -> int:
     """Print the table and the JSON line; the exit code."""
     copy_s = times.median("copy once")
     update_s = sum(times.median(part) for part in ("publish", "verify and load"))
     rounds = len(times.rounds["publish"])
-    print(f"{size_bytes / 1e6:.0f} MB of weights in {folder}, medians of {rounds} rounds, one thread\n")
+    whole, adapters = (f"{size_bytes / 1e6:.1f} MB" for size_bytes in sizes_bytes)
+    print(f"{whole} of weights, {adapters} of adapters in {folder}, medians of {rounds} rounds, one thread\n")
     print("| part | seconds | of one copy |\n|---|--:|--:|")
-    for part in ("copy once", "publish", "verify and load", "paused", "prove", "keep", "meet and receive"):
+    for part in times.rounds:
         print(f"| {part} | {times.median(part):.4f} | {times.median(part) / copy_s:.2f} |")
     paused_share = times.median("paused") / update_s
     broadcast_s = sum(times.median(part) for part in ("keep", "meet and receive"))
+    adapters_s = sum(times.median(part) for part in ("publish adapters", "verify and merge adapters"))
     rows = [
         row("update by broadcast", broadcast_s, "s", "one copy of the bytes", broadcast_s / copy_s, None),
+        row("update by adapters alone", adapters_s, "s", "update by files", adapters_s / update_s, None),
         row("update by files", update_s, "s", "one copy of the bytes", update_s / copy_s, COPY_FACTOR),
         row("engine paused", times.median("paused"), "s", "the update", paused_share, PAUSE_SHARE),
     ]
