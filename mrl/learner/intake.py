@@ -74,6 +74,7 @@ class Intake:
         """Tell workers of these weights from now on; the first call opens the link."""
         with self._changed:
             self._notice = notice
+            self._ledger.announced(notice.version)
         if not self._thread.is_alive() and not self._stopping:
             self._thread.start()
 

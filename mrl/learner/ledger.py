@@ -1,11 +1,11 @@
 """Which prompts are being sampled by whom, and which groups are ready: the learner's books, without socket or clock.
 
 Admission paces sampling: at most (eta + v + 1) * B groups are accepted or running (AReaL, arXiv 2505.24298, section 4),
-where v is the version that the worker who asks would sample under: in a full stock, what it begins just before it has
-taken a newer one would come a version too late. An adaptive pace narrows this to what the learner needs in stock, so
-that it trains on fresher groups. The staleness bound itself is enforced in `take_batch`. With dynamic sampling (DAPO,
-arXiv 2503.14476, section 3.2) a group whose answers all have one reward is not accepted, and the next prompt takes its
-place.
+where v is the version that the worker who asks would sample under. Trained in the order in which they came, B a step,
+all of these are trained at step eta + v at the latest, when v is as stale as it may be. An adaptive pace narrows this
+to what the learner needs in stock, so that it trains on fresher groups. The staleness bound itself is enforced in
+`take_batch`. With dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) a group whose answers all have one reward is
+not accepted, and the next prompt takes its place.
 """
 
 import math
@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mrl.allocation.window import AdmissionWindow
-from mrl.records.rollouts import Answer, ScoredGroup, StaleGroup, WorkItem, WorkRequest
+from mrl.records.codec import unpack_array
+from mrl.records.rollouts import Answer, ScoredGroup, StaleGroup, WorkItem, WorkRequest, are_logprobs
 from mrl.records.version import Version, is_void
 
 
@@ -100,6 +101,10 @@ class WorkLedger:
         if self.window is not None:
             room = min(room, math.ceil(self.window.groups) - len(self.ready) - len(self.running))
         return max(0, room)
+
+    def announced(self, version: Version) -> None:
+        """Workers are told of this version from now on, and may sample for its step."""
+        self.step = max(self.step, version.step)
 
     def grant(self, request: WorkRequest, now_s: float) -> list[WorkItem]:
         """Work for one worker; what it does not hold (any more), as after a restart, is granted anew."""
@@ -217,7 +222,7 @@ class WorkLedger:
     def _is_sound(self, group: ScoredGroup, position: int) -> bool:
         is_whole = len(group.answers) == self.pace.group_size and group.prompt_id == self.prompt_at(position)
         has_prompt = len(group.prompt_token_ids) >= 4 and len(group.prompt_token_ids) % 4 == 0
-        return is_whole and has_prompt and all(_is_dated(answer) for answer in group.answers)
+        return is_whole and has_prompt and all(map(_is_usable, group.answers))
 
     def _take_back(self, lost: Callable[[str, Running], bool]) -> None:
         for ticket in [ticket for ticket, run in self.running.items() if lost(ticket, run)]:
@@ -271,9 +276,12 @@ def _num_tokens(group: ScoredGroup) -> int:
     return sum(span.num_tokens for answer in group.answers for span in answer.versions)
 
 
-def _is_dated(answer: Answer) -> bool:
-    """Whether every token of the answer has a version and a log-probability."""
+def _is_usable(answer: Answer) -> bool:
+    """Whether every token of the answer has a version and a log-probability that is one."""
     num_tokens = len(answer.token_ids) // 4
     if num_tokens == 0 or len(answer.token_ids) % 4 or len(answer.logprobs) != len(answer.token_ids):
         return False
-    return sum(span.num_tokens for span in answer.versions) == num_tokens
+    if sum(span.num_tokens for span in answer.versions) != num_tokens:
+        return False
+    # Of one that is not a number the loss would not be one either.
+    return are_logprobs(unpack_array(answer.logprobs, "f4"))

@@ -10,6 +10,8 @@ Shapes: G answers per group, T tokens of one answer.
 from typing import Annotated, Literal
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from mrl.records.codec import decoder
 from mrl.records.finish import FinishReason
@@ -17,6 +19,8 @@ from mrl.records.version import Count, Name, Version, VersionSpan
 
 TokenBytes = Annotated[bytes, msgspec.Meta(max_length=4 * 1024 * 1024)]
 TextBytes = Annotated[bytes, msgspec.Meta(max_length=1024 * 1024)]
+ROUNDED_NATS = 0.01
+"""What rounding may put a log-probability above 0."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +41,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     def finished(self) -> bool:
         """Whether the policy ended the answer itself."""
         return self.finish_reason is FinishReason.STOP
+
+
+def are_logprobs(values: npt.ArrayLike) -> bool:
+    """Whether all are log-probabilities: finite, above 0 by rounding at most."""
+    found = np.asarray(values)
+    return bool(((found > -np.inf) & (found <= ROUNDED_NATS)).all())
 
 
 class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True):

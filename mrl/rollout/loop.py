@@ -30,8 +30,11 @@ IDLE_SLICE_S = 0.5
 QUICK_SLICE_S = 0.05
 """The same where a learner waits for every batch, where peers ask, and while answers are in flight."""
 PROOF_SLICE_S = 0.005
-REFUSED_PAUSE_S, MAX_REFUSED_PAUSE_S = 0.5, 30.0
-"""Weights that were refused are tried again after the first, and after twice as long each time."""
+REFUSED_PAUSE_S, MAX_REFUSED_PAUSE_S = 0.5, 10.0
+"""Weights that were refused are tried again after the first, and after twice as long each time.
+
+All tries together take less than the learner's patience (`learner.data_timeout_s`): the worker knows the reason.
+"""
 MAX_REFUSED_IN_A_ROW = 20
 MAX_LOST_IN_A_ROW = 3
 REST_S = 1.0
@@ -124,7 +127,7 @@ class RolloutLoop:
         if self._duties.rest is not None and self._duties.rest.is_due():
             self._sleep(self._duties.rest)
             return
-        self._follow_weights(to_the_end=self._duties.in_step or self._engine.version is None or not self._busy)
+        self._follow_weights(to_the_end=self._duties.in_step or self._engine.version is None)
         if self._duties.scorer is not None and self._custody.is_good(self._engine.version):
             self._telemetry.doing("scoring")
             self._duties.scorer.serve(self._custody.is_good)
@@ -211,7 +214,10 @@ class RolloutLoop:
 
     def _hand_in(self) -> None:
         items: list[WorkItem] = []
-        if not self._busy:
+        if not self._busy and self._updates.is_loading:  # under what is still served there is nothing to be had
+            with self._telemetry.awaiting("weights", whom=self._learner):
+                self._updates.wait(QUICK_SLICE_S)
+        elif not self._busy:
             items = self._await_work()
         elif self._may_sample():
             items = self._take(0.0)

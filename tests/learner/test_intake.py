@@ -4,6 +4,7 @@ import itertools
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mrl.learner.intake import Intake
@@ -52,6 +53,19 @@ def test_work_goes_out_and_groups_come_in(tmp_path, make_group):
     assert [item.prompt_id for item in items] == ["p0", "p1"]
     assert sorted(group.ticket for group in arrived) == sorted(item.ticket for item in items)
     assert link.notice == NOTICE
+
+
+def test_new_weights_open_the_work_of_their_step(tmp_path, make_group):
+    """From when they are announced, not from when the learner looks for its next batch."""
+    with connected(tmp_path) as (intake, link, _):
+        intake.announce(NOTICE)
+        link.deliver([make_group(item.ticket) for item in link.take_work(100, timeout_s=10.0)])
+        while intake.next_batch(0) is None:
+            intake.wait_for_change(10.0)
+        intake.announce(msgspec.structs.replace(NOTICE, version=Version(0, 1)))
+        items = [item for _ in range(3) for item in link.take_work(100, timeout_s=1.0)]
+
+    assert {item.step for item in items} == {1}
 
 
 def test_groups_that_were_given_up_make_room_for_others(tmp_path):

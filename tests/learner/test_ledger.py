@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mrl.learner.ledger import Pace, WorkLedger
+from mrl.records.codec import pack_array
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import StaleGroup, WorkRequest
 from mrl.records.version import Version
@@ -73,6 +74,19 @@ def test_nothing_goes_stale_that_ends_in_the_order_in_which_it_began(eta, turns)
 
     assert books.counts["stale_groups"] == 0
     assert trained + len(books.ready) == books.cursor
+
+
+def test_a_worker_is_granted_the_work_of_an_announced_version_at_once(make_group):
+    """Before the learner, which has other things to do behind its step, asks for the next batch."""
+    books = ledger(pace=Pace(4, 2, max_staleness_versions=0, total_steps=10))
+    books.accept([make_group(item.ticket) for item in books.grant(ask(4), 0.0)], "w", 0.0)
+    books.take_batch(0)
+    assert books.grant(ask(9), 0.0) == []
+
+    books.announced(Version(0, 1))
+
+    assert books.grant(ask(9, serving=Version(0, 0)), 0.0) == []
+    assert [item.step for item in books.grant(ask(9, serving=Version(0, 1)), 0.0)] == [1] * 4
 
 
 def test_no_more_is_granted_than_the_run_needs(make_group):
@@ -163,7 +177,15 @@ def test_groups_of_a_voided_epoch_are_dropped(make_group):
 
 @pytest.mark.parametrize(
     "damage",
-    [{"versions": []}, {"logprobs": b""}, {"token_ids": b"abc"}, {"token_ids": b"", "logprobs": b"", "versions": []}],
+    [
+        {"versions": []},
+        {"logprobs": b""},
+        {"token_ids": b"abc"},
+        {"token_ids": b"", "logprobs": b"", "versions": []},
+        {"logprobs": pack_array([-1.0, float("nan"), -1.0], "f4")},
+        {"logprobs": pack_array([-1.0, -1.0, float("-inf")], "f4")},
+        {"logprobs": pack_array([-1.0, 0.5, -1.0], "f4")},
+    ],
 )
 def test_a_group_that_cannot_be_dated_is_refused(make_group, damage):
     """Every token needs a version and a log-probability; the prompt is sampled again."""
@@ -441,7 +463,6 @@ def test_every_position_is_trained_dropped_or_open(events, drop_uniform, hold_ve
 
 
 def _group(ticket: str, step: int, passed: int):
-    from mrl.records.codec import pack_array
     from mrl.records.rollouts import Answer, ScoredGroup
     from mrl.records.version import VersionSpan
 

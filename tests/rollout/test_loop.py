@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mrl.config.policy_tables import LearnerTable
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import EngineUsage, Sampling
 from mrl.errors import EngineError, EngineLost, RoleFailed
@@ -25,6 +26,7 @@ from mrl.records.rollouts import (
 )
 from mrl.records.telemetry import Span, SpansRecord, TelemetryRecord
 from mrl.records.version import Version
+from mrl.rollout import loop as rollout_loop
 from mrl.rollout.link import WorkerLink
 from mrl.rollout.loop import Duties, RolloutLoop
 from mrl.rollout.sampling import Sampler
@@ -208,6 +210,40 @@ def test_an_idle_worker_takes_new_weights_before_it_asks_again(make_loop, learne
     assert versions(later) == {Version(0, 1)}
 
 
+def test_an_idle_worker_goes_round_while_weights_are_loaded(make_loop, learner, monkeypatch):
+    """Whoever stops it, lets it sleep or asks for scores does not wait for a broadcast's members."""
+    release, load, turns = threading.Event(), EmbeddedEngine.load, []
+
+    def slow(engine, folder, version, digests=None):
+        assert version == Version(0, 0) or release.wait(30.0)
+        load(engine, folder, version, digests)
+
+    monkeypatch.setattr(EmbeddedEngine, "load", slow)
+    loop = make_loop()
+
+    def script() -> Iterator[bool]:
+        while len(tickets(learner.got)) < 4:
+            yield False
+        learner.publish(1)
+        while not loop._updates.is_loading:
+            yield False
+        for _ in range(3):
+            yield False
+            turns.append(loop._updates.is_loading)
+        release.set()
+
+    play(loop, script())
+
+    assert turns == [True] * 3
+
+
+def test_all_tries_of_refused_weights_take_less_than_a_learner_waits_for_groups():
+    """The worker knows the reason, and ends with it; the learner would say that nothing came."""
+    pauses_s = [min(rollout_loop.MAX_REFUSED_PAUSE_S, 0.5 * 2.0**k) for k in range(rollout_loop.MAX_REFUSED_IN_A_ROW)]
+
+    assert sum(pauses_s) < 0.7 * LearnerTable().data_timeout_s
+
+
 def test_refused_weights_do_not_hold_up_sampling_and_newer_ones_are_taken_at_once(make_loop, learner, monkeypatch):
     """The same version is tried again only after a pause, in which the worker goes on with what it has."""
     monkeypatch.setattr("mrl.rollout.loop.REFUSED_PAUSE_S", 3600.0)
@@ -295,8 +331,10 @@ def test_a_group_that_can_only_end_too_stale_is_given_up(make_loop, learner, ste
     assert (loop._engine.usage().running, loop._engine.usage().waiting) == (0, 0)
 
 
-def test_nothing_is_delivered_before_its_version_is_proved(make_loop, learner, monkeypatch):
+@pytest.mark.parametrize("goes_idle", [False, True])
+def test_nothing_is_delivered_before_its_version_is_proved(make_loop, learner, monkeypatch, goes_idle):
     """A canary that takes long holds what was sampled meanwhile; the groups come when it has passed."""
+    learner.grants_the_newest_alone = goes_idle
     release, score = threading.Event(), EmbeddedEngine.score
 
     def slow(engine, token_ids):
