@@ -13,8 +13,8 @@ from mrl.models.skeleton import PreTrainedConfig
 
 WITHOUT_WINDOW = {"sglang": ("mistral", "phi3", "cohere2"), "vllm": ("cohere2",)}
 """Server -> families whose sliding window it leaves out, or takes for one token longer."""
-OTHER_ACTIVATION = {"sglang": ("gemma",)}
-"""Server -> families of which it has the exact GELU, and transformers its approximation."""
+OTHERWISE = {"sglang": ("gemma", "olmo3")}
+"""Server -> families that it computes otherwise: Gemma's GELU is the exact one, OLMo 3's canary was off by nats."""
 CURE = "another engine for this policy"
 
 
@@ -29,8 +29,8 @@ def check_family(server: str, folder: Path, config: PreTrainedConfig, *, device:
             got=f"sliding_window {window} and {context_tokens} tokens of context",
             cure=f"server.context_tokens <= {window}, or {CURE}",
         )
-    if family in OTHER_ACTIVATION.get(server, ()):
-        raise EngineError(f"{server} has another activation for {family} than transformers", where=where, cure=CURE)
+    if family in OTHERWISE.get(server, ()):
+        raise EngineError(f"{server} computes {family} otherwise than transformers", where=where, cure=CURE)
     if server == "sglang" and device == "cpu" and getattr(config, "attn_logit_softcapping", None):
         raise EngineError(f"sglang on a CPU does not soft-cap the scores of {family}", where=where, cure=CURE)
 

@@ -1,27 +1,37 @@
 """Policies of every family learn, are published and served: canary, log-probabilities of samples, every byte."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from engine_rig import EOS_IDS, Rig, Weights
-from family_rig import FAMILIES, Learner, Learnt, make_family
+from family_rig import FAMILIES, MIXTURES, Learner, Learnt, make_family
 
 from mrl.engines.bounds import Bounds
 from mrl.engines.dialect import Dialect, Launch
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Engine, Sampling
 from mrl.engines.environment import engine_python
+from mrl.engines.family_limits import check_names
 from mrl.engines.server import ServerEngine
 from mrl.engines.sglang import SGLang
 from mrl.engines.vllm import VLLM
+from mrl.errors import EngineError
 from mrl.models.parameters import named_weights
+from mrl.models.skeleton import config_of_folder, published_names
 from mrl.rollout.updates import install
 
 TOLERANCE_NATS = 1e-4
 SAMPLING = Sampling(0.7, 24, EOS_IDS)
 LORA = {"rank": 4, "alpha": 8}
+REFUSED: dict[type[VLLM] | type[SGLang], tuple[str, ...]] = {
+    VLLM: ("cohere2", *MIXTURES),
+    SGLang: ("mistral", "phi3", "gemma", "gemma2", "olmo3", "cohere2", *MIXTURES),
+}
+"""Of these policies, whose windows are short."""
+SERVED = [(dialect, family) for dialect, refused in REFUSED.items() for family in FAMILIES if family not in refused]
 
 
 @pytest.fixture
@@ -88,11 +98,27 @@ def test_the_embedded_engine_serves_the_adapters_of_a_learner_of_the_family(lear
     assert not list(policy.manifest.parent.glob("model*"))
 
 
+def check_startable(dialect: Dialect, folder: Path) -> None:
+    """What a worker looks at before it starts a server for a policy that learns. Raises EngineError."""
+    check_names(dialect.name, folder, published_names(config_of_folder(folder)))
+    dialect.command(Launch(Path("python"), folder, "127.0.0.1", 0, "cpu", "float32", 1, 16, 128, 0))
+
+
+@pytest.mark.parametrize(("dialect", "family"), [(dialect, family) for dialect in REFUSED for family in FAMILIES])
+def test_a_server_is_not_started_for_a_family_that_it_computes_otherwise(tmp_path, family, dialect):
+    """In one line; all others are served, as the slow tests below see with real servers."""
+    folder = make_family(tmp_path, family)
+    if family in REFUSED[dialect]:
+        with pytest.raises(EngineError, match=f"{dialect.name} (does not|computes|cannot|on a CPU)"):
+            check_startable(dialect(), folder)
+    else:
+        check_startable(dialect(), folder)
+
+
 @pytest.mark.engines
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("dialect", [VLLM, SGLang])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("dialect", "family"), SERVED)
 def test_a_server_serves_what_a_learner_of_the_family_publishes(learnt, serve, family, dialect):
     """As the embedded engine does."""
     policy = learnt(family)

@@ -35,10 +35,11 @@ def test_a_context_longer_than_a_window_that_is_not_kept_is_refused(tmp_path, se
     assert vllm_launch.command(launch(tmp_path, 129, **config | {"model_type": "mistral"}))
 
 
-def test_an_activation_and_a_soft_cap_that_sglang_lacks_are_refused(tmp_path):
+def test_families_and_a_soft_cap_that_sglang_computes_otherwise_are_refused(tmp_path):
     """The cap on a CPU alone; vLLM has both."""
-    with pytest.raises(EngineError, match="another activation for gemma"):
-        sglang_launch.command(launch(tmp_path, 128, model_type="gemma"))
+    for family in ("gemma", "olmo3"):
+        with pytest.raises(EngineError, match=f"sglang computes {family} otherwise"):
+            sglang_launch.command(launch(tmp_path, 128, model_type=family))
     with pytest.raises(EngineError, match="does not soft-cap the scores of gemma2"):
         sglang_launch.command(launch(tmp_path, 128, model_type="gemma2"))
 
