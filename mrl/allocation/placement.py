@@ -1,7 +1,8 @@
 """Which units each replica gets: fewest moves, gangs in aligned blocks, a whole gang or nothing."""
 
+import heapq
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 RUNNING_COST = 0.001
@@ -49,9 +50,7 @@ def place(
     """
     board = _Board(placed, wanted, num_units, down)
     for policy in sorted(wanted, key=lambda name: (-replica_units[name], name)):
-        while board.missing[policy] > 0:
-            board.missing[policy] -= 1
-            board.start(policy, replica_units[policy])
+        board.start_missing(policy, replica_units[policy])
     board.drop_surplus()
     return Moves(tuple(board.stopped), tuple(board.started), tuple(board.unplaced))
 
@@ -71,19 +70,46 @@ class _Board:
         self.started: list[Placed] = []
         self.unplaced: list[str] = []
 
-    def start(self, policy: str, size: int) -> None:
-        """Take the cheapest block, or note that there is none."""
-        blocks = ((self._cost(policy, first, size), first) for first in range(0, self._num_units - size + 1, size))
-        cost, first = min(blocks, default=(None, 0), key=lambda block: (block[0] is None, block))
-        if cost is None:
-            self.unplaced.append(policy)
-            return
-        for replica in self._inside(first, size):
-            self._stop(replica)
-        replica = Placed(policy, first, size)
-        self.started.append(replica)
-        for unit in replica.units:
-            self._owner[unit] = replica
+    def start_missing(self, policy: str, size: int) -> None:
+        """Take the cheapest block for each missing replica, or note that there is none.
+
+        Blocks lie in a heap by what they cost when they were looked at last. That grows where the policy that is there
+        has no more to give, which is noticed when such a block comes up; it falls only where a replica is stopped.
+        """
+        heap: list[tuple[float, int]] = []
+        if self.missing[policy] > 0:
+            self._offer(heap, policy, range(0, self._num_units - size + 1, size), size)
+        while self.missing[policy] > 0:
+            self.missing[policy] -= 1
+            first = self._cheapest(heap, policy, size)
+            if first is None:
+                self.unplaced.append(policy)
+                continue
+            stopped = self._inside(first, size)
+            for replica in stopped:
+                self._stop(replica)
+            replica = Placed(policy, first, size)
+            self.started.append(replica)
+            self._owner.update(dict.fromkeys(replica.units, replica))
+            freed = {unit - unit % size for one in stopped for unit in one.units}
+            self._offer(heap, policy, freed, size)
+
+    def _offer(self, heap: list[tuple[float, int]], policy: str, blocks: Iterable[int], size: int) -> None:
+        for first in blocks:
+            cost = self._cost(policy, first, size)
+            if cost is not None and first + size <= self._num_units:
+                heapq.heappush(heap, (cost, first))
+
+    def _cheapest(self, heap: list[tuple[float, int]], policy: str, size: int) -> int | None:
+        """Take the cheapest block off the heap, the first of several; None when there is none."""
+        while heap:
+            cost, first = heapq.heappop(heap)
+            now = self._cost(policy, first, size)
+            if now == cost:
+                return first
+            if now is not None:
+                heapq.heappush(heap, (now, first))
+        return None
 
     def drop_surplus(self) -> None:
         """Stop the least loaded of the replicas that nobody took over."""

@@ -1,10 +1,13 @@
 """Which units replicas get."""
 
+import random
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mrl.allocation import placement
 from mrl.allocation.placement import Moves, Placed, place
 
 
@@ -36,6 +39,46 @@ def test_every_unit_has_one_owner_and_gangs_are_aligned(
         counts = Counter(replica.policy for replica in placed)
         missing = Counter(moves.unplaced)
         assert all(counts[name] + missing[name] == wanted[name] for name in wanted)
+
+
+class SlowBoard(placement._Board):
+    """Looks at every block for every replica."""
+
+    def start_missing(self, policy: str, size: int) -> None:
+        while self.missing[policy] > 0:
+            self.missing[policy] -= 1
+            costs = [(self._cost(policy, first, size), first) for first in range(0, self._num_units - size + 1, size)]
+            possible = [(cost, first) for cost, first in costs if cost is not None]
+            if not possible:
+                self.unplaced.append(policy)
+                continue
+            _, first = min(possible)
+            for replica in self._inside(first, size):
+                self._stop(replica)
+            self.started.append(Placed(policy, first, size))
+            self._owner.update(dict.fromkeys(range(first, first + size), self.started[-1]))
+
+
+@given(
+    sizes_of,
+    st.lists(st.fixed_dictionaries({name: st.integers(0, 7) for name in "abc"}), min_size=2, max_size=4),
+    st.integers(4, 20),
+    st.sets(st.integers(0, 19), max_size=3),
+    st.integers(0, 2**30),
+)
+def test_every_block_is_the_cheapest_there_is(
+    sizes: dict[str, int], targets: list[dict[str, int]], num_units: int, down: set[int], seed: int
+) -> None:
+    """As when all blocks are looked at again for every replica."""
+    rng, placed, board = random.Random(seed), list[Placed](), placement._Board
+    for wanted in targets:
+        moves = place(placed, wanted, sizes, num_units=num_units, down=frozenset(down))
+        try:
+            placement._Board = SlowBoard  # type: ignore[misc]
+            assert moves == place(placed, wanted, sizes, num_units=num_units, down=frozenset(down))
+        finally:
+            placement._Board = board  # type: ignore[misc]
+        placed = [replace(one, running=rng.randrange(64)) for one in after(placed, moves)]
 
 
 @given(sizes_of, st.fixed_dictionaries({name: st.integers(0, 2) for name in "abc"}))

@@ -14,6 +14,7 @@ from allocation_simulation.baselines import Fixed, best_fixed, by_parameters, eq
 from allocation_simulation.bound import bound
 from allocation_simulation.engine import Group, Replica, Request
 from allocation_simulation.fluid import TWO_TYPES, two_types
+from allocation_simulation.large import LargeWorld, large_instance
 from allocation_simulation.outcomes import CONTROLLER, rules, try_rule
 from allocation_simulation.rules import Controller, PoolMeters
 from allocation_simulation.settings import HOUR_S, A, B, C, D, random_instance, scenarios
@@ -264,6 +265,58 @@ def test_the_tool_prints_a_table_and_ends_with_json(tmp_path):
     assert done.returncode == int(not all(row["ok"] for row in told["rows"]))
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert Path(simulate_allocation.__file__).name == "simulate_allocation.py"
+
+
+def test_many_replicas_are_fed_as_few_are():
+    """The world that looks at all of them is the slow twin: under fixed shares both say the same, pauses and all."""
+    still = replace(SHORT, num_units=24, crashes=((3, 0.8 * HOUR_S),), growth={"B": (0.5 * HOUR_S, HOUR_S, 3.0)})
+    counts = {"A": 4, "B": 6, "C": 6, "D": 4}
+    slow, fast = (kind(still, Fixed(lambda _: counts), 3).run() for kind in (World, LargeWorld))
+    assert fast.progress() == pytest.approx(slow.progress(), rel=0.01)
+    tokens = [sum(policy.trained_tokens for policy in world.policies.values()) for world in (slow, fast)]
+    assert tokens[1] == pytest.approx(tokens[0], rel=0.01)
+
+
+def test_no_place_stays_empty_while_a_request_waits():
+    """Whatever happens, at every look of the controller; and every unit has one owner."""
+
+    class Watched(Controller):
+        def shares(self, world, *, urgent):
+            owned = [unit for policy in world.policies.values() for one in policy.replicas for unit in one.units]
+            assert len(owned) == len(set(owned))
+            for policy in world.policies.values():
+                serving = [one for one in policy.replicas if one.serving_from_s < world.now_s]
+                loads = [len(one.running) for one in serving]
+                assert not policy.queue or all(load >= one.full for load, one in zip(loads, serving, strict=True))
+                assert not urgent or all(load <= spec_full(policy) for load in loads)
+            return super().shares(world, urgent=urgent)
+
+    def spec_full(policy):
+        return policy.spec.full_requests(1.0)  # answers only grow, so that fewer fit later on
+
+    world = LargeWorld(large_instance(6, 48, 2, hours=1.5), Watched(), 2).run()
+    assert world.accounts.moved_units > 0
+    assert min(world.progress().values()) > 0.0
+    assert max(lag for policy in world.policies.values() for lag in policy.lags) <= 4
+
+
+def test_large_instances_want_a_third_more_than_there_is_and_change():
+    """The demands are those drawn; who grows, hangs and is lost is part of the world."""
+    drawn = large_instance(64, 4096, 1)
+    demands = [spec.demand_units(1.0) for spec in drawn.policies]
+    assert sum(demands) == pytest.approx(4096 / 0.75, rel=0.02)
+    assert max(demands) > 20 * min(demands)
+    assert (len(drawn.growth), len(drawn.outages), len(drawn.crashes), len(drawn.hangs)) == (8, 64, 16, 4)
+    assert drawn == large_instance(64, 4096, 1)
+
+
+@pytest.mark.thorough
+def test_a_large_pool_comes_near_its_optimum():
+    """A sixteenth of the largest: 12 policies on 192 units for two hours."""
+    trial, rows = simulate_allocation.large_trial(12, 192, 5)
+    assert 0.75 <= trial.ratio <= 1.02
+    assert trial.moves_per_unit_hour <= 1.0
+    assert [row.name for row in rows if row.value <= 0.0] == []
 
 
 def test_a_missed_bound_is_said(monkeypatch, capsys):

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from allocation_simulation.rules import PoolMeters
-from allocation_simulation.settings import BATCH_GROUPS, Scenario
+from allocation_simulation.settings import Scenario
 from allocation_simulation.world import AllocationRule, World
 
 ROUND_S = 60.0
@@ -122,7 +122,7 @@ class BufferThreshold:
         counts = {name: len(policy.replicas) for name, policy in world.policies.items()}
         if not any(counts.values()):
             return in_proportion(dict.fromkeys(counts, 1.0), sizes, world.units_up)
-        stock = {name: len(policy.buffer) / BATCH_GROUPS for name, policy in world.policies.items()}
+        stock = {name: len(policy.buffer) / policy.spec.batch_groups for name, policy in world.policies.items()}
         needy = min(stock, key=lambda name: (stock[name], name))
         free = world.units_up - sum(counts[name] * sizes[name] for name in counts)
         taken = dict(counts)

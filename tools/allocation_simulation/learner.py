@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from allocation_simulation.engine import Group, Replica, Request
 from allocation_simulation.settings import (
-    BATCH_GROUPS,
     GROUP_SIZE,
     MAX_LENGTH_FACTOR,
     MAX_STALENESS_VERSIONS,
@@ -29,7 +28,7 @@ class SimulatedPolicy:
         self.spec, self._rng, self._start_step = spec, rng, start_step
         self.replicas: list[Replica] = []
         self.queue: deque[Request] = deque()
-        self.window = AdmissionWindow(BATCH_GROUPS, MAX_STALENESS_VERSIONS)
+        self.window = AdmissionWindow(spec.batch_groups, MAX_STALENESS_VERSIONS)
         self.multiplier = 1.0
         self.version = 0
         self.buffer: list[Group] = []
@@ -95,7 +94,7 @@ class SimulatedPolicy:
 
     def try_step(self, now_s: float) -> None:
         """Begin a step if a batch is there: the stale are dropped, then the oldest are taken."""
-        if self.stepping or self.hanging or len(self.buffer) < BATCH_GROUPS:
+        if self.stepping or self.hanging or len(self.buffer) < self.spec.batch_groups:
             return
         self.window.pull(len(self.buffer))
         fresh = [group for group in self.buffer if self.version - group.behaviour <= MAX_STALENESS_VERSIONS]
@@ -105,17 +104,18 @@ class SimulatedPolicy:
             self.dropped_groups += stale
             self._accepted -= stale
             self.buffer = fresh
-            if len(fresh) < BATCH_GROUPS:
+            if len(fresh) < self.spec.batch_groups:
                 return
         self.account(now_s)
         self.buffer.sort(key=lambda group: group.behaviour)
-        batch, self.buffer = self.buffer[:BATCH_GROUPS], self.buffer[BATCH_GROUPS:]
+        size = self.spec.batch_groups
+        batch, self.buffer = self.buffer[:size], self.buffer[size:]
         for group in batch:
             lag = self.version - group.behaviour
             self.lags[lag] = self.lags.get(lag, 0) + 1
         tokens = sum(group.tokens for group in batch)
         self.stepping = True
-        self.trained_groups += BATCH_GROUPS
+        self.trained_groups += self.spec.batch_groups
         noise = math.exp(STEP_NOISE * self._rng.gauss(0.0, 1.0))
         duration_s = (self.spec.step_s + self.spec.step_s_per_mtoken * tokens / 1e6) * noise
         self._step_tokens_per_s = tokens / duration_s
@@ -150,7 +150,7 @@ class SimulatedPolicy:
     def _let_in(self) -> bool:
         """Let one group in, dated now, if gate and window are open."""
         in_flight = self.num_running_groups
-        bound = (MAX_STALENESS_VERSIONS + self.version + 1) * BATCH_GROUPS
+        bound = (MAX_STALENESS_VERSIONS + self.version + 1) * self.spec.batch_groups
         if bound <= self._accepted + in_flight or in_flight + len(self.buffer) >= self.window.groups:
             return False
         spec, gauss = self.spec, self._rng.gauss

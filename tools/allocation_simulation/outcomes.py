@@ -47,13 +47,15 @@ class Trial:
     dropped_share: float
     longest_unserved_s: float
     took_s: float
+    decide_ms: float
+    """Mean time of a decision of the controller, 0 under other rules."""
     timeline: Sequence[tuple[float, dict[str, int], dict[str, float]]]
 
 
-def try_rule(scenario: Scenario, rule: str, seed: int, *, least_bound: float) -> Trial:
+def try_rule(scenario: Scenario, rule: str, seed: int, *, least_bound: float, world_type: type[World] = World) -> Trial:
     """Play one trial."""
-    began_s = time.process_time()
-    world = World(scenario, rules()[rule](), seed).run()
+    began_s, decides = time.process_time(), rules()[rule]()
+    world = world_type(scenario, decides, seed).run()
     progress = world.progress()
     lags = [(lag, count) for policy in world.policies.values() for lag, count in policy.lags.items()]
     trained = sum(count for _, count in lags)
@@ -74,6 +76,7 @@ def try_rule(scenario: Scenario, rule: str, seed: int, *, least_bound: float) ->
         dropped_share=dropped / max(1, dropped + trained),
         longest_unserved_s=max(accounts.max_wait_unserved_s.values(), default=0.0),
         took_s=time.process_time() - began_s,
+        decide_ms=1e3 * fmean(decides.took_s) if isinstance(decides, Controller) else 0.0,
         timeline=accounts.shares,
     )
 

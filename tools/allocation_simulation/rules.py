@@ -1,5 +1,6 @@
 """The controller of `mrl.allocation` in the simulated world."""
 
+import time
 from collections.abc import Mapping
 
 from allocation_simulation.engine import Replica
@@ -79,6 +80,8 @@ class Controller:
         self._silent: frozenset[str] = frozenset()
         self._waits: dict[str, tuple[float, float]] = {}
         self.records: list[DecisionRecord] = []
+        self.took_s: list[float] = []
+        """CPU time of every decision."""
 
     def shares(self, world: World, *, urgent: bool) -> Mapping[str, int]:
         """Measure, decide, and set the windows."""
@@ -87,10 +90,11 @@ class Controller:
         silent = frozenset(reading.policy for reading in readings if reading.silent)
         changed = silent != self._silent
         self._silent = silent
-        rule = self._rule or self._rule_for(world)
+        rule, began_s = self._rule or self._rule_for(world), time.process_time()
         self._state, record = decide(
             rule, self._state, readings, (world.units_up,), world.now_s, urgent=urgent or changed
         )
+        self.took_s.append(time.process_time() - began_s)
         self.records.append(record)
         if not urgent:
             self._adjust_windows(world)

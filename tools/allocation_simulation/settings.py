@@ -43,6 +43,8 @@ class PolicySpec:
     """Spread of the log length between prompts."""
     answer_sd: float = 0.5
     """Spread of the log length between answers to one prompt."""
+    batch_groups: int = BATCH_GROUPS
+    """Groups that one step takes."""
 
     def moments(self, multiplier: float) -> tuple[float, float]:
         """First and second moment of an answer's length, which ends at eight times the mean."""
@@ -62,7 +64,7 @@ class PolicySpec:
 
     def demand_units(self, multiplier: float) -> float:
         """Units that just keep the learner busy, nothing being dropped."""
-        tokens = BATCH_GROUPS * GROUP_SIZE * self.mean_tokens * multiplier
+        tokens = self.batch_groups * GROUP_SIZE * self.mean_tokens * multiplier
         busy_s = self.step_s + self.step_s_per_mtoken * tokens / 1e6
         requests = self.full_requests(multiplier)
         rate = requests / (self.token_s + self.token_s_per_request * requests)
@@ -142,7 +144,7 @@ def scenarios() -> dict[str, Scenario]:
 def random_instance(seed: int) -> Scenario:
     """A pool of three to six policies; at odd seeds the answers of one of them grow for half an hour."""
     rng = random.Random(seed)
-    policies = tuple(_random_policy(f"P{index}", rng) for index in range(rng.randint(3, 6)))
+    policies = tuple(random_policy(f"P{index}", rng) for index in range(rng.randint(3, 6)))
     wanted = rng.uniform(0.5, 0.95) * sum(policy.demand_units(1.0) for policy in policies)
     least = sum(policy.gang_units for policy in policies)
     growth = {}
@@ -152,7 +154,8 @@ def random_instance(seed: int) -> Scenario:
     return Scenario(f"R{seed}", policies, units, horizon_s=6 * HOUR_S, warmup_s=HOUR_S, growth=growth)
 
 
-def _random_policy(name: str, rng: random.Random) -> PolicySpec:
+def random_policy(name: str, rng: random.Random) -> PolicySpec:
+    """A policy of half a billion to forty billion parameters."""
     size = math.exp(rng.uniform(math.log(0.5), math.log(40.0)))
     gang = 1 if size < 10 else 2 if size < 25 else 4
     return PolicySpec(

@@ -46,6 +46,8 @@ class Accounts:
 class World:
     """One run of a scenario under a rule. `run` plays it to its end."""
 
+    make_policy = SimulatedPolicy
+
     def __init__(self, scenario: Scenario, rule: AllocationRule, seed: int) -> None:
         self.scenario, self.rule = scenario, rule
         self.now_s = 0.0
@@ -89,7 +91,7 @@ class World:
 
     def _policy(self, spec: PolicySpec, seed: int) -> SimulatedPolicy:
         rng = random.Random(f"{seed} {spec.name}")
-        return SimulatedPolicy(spec, rng, lambda duration_s: self._begin_step(spec.name, duration_s))
+        return self.make_policy(spec, rng, lambda duration_s: self._begin_step(spec.name, duration_s))
 
     # what happens when
 
