@@ -127,8 +127,11 @@ class Dialect(Protocol):
     async def broadcast_seats(self, http: Http) -> Seats:
         """The ranks of a broadcast that the server and this process take. Raises EngineError where there are none."""
 
+    async def prepare_broadcast(self, http: Http, incoming: Incoming) -> None:
+        """As much of a broadcast as the server can take while it samples on. Raises PeerLost, WeightsError."""
+
     async def receive(self, http: Http, incoming: Incoming, label: str) -> None:
-        """As `load`, from a broadcast. Raises PeerLost when nothing has changed, HalfUpdated when something has."""
+        """As `load`, the rest of it. Raises PeerLost when nothing has changed, HalfUpdated when something has."""
 
     async def resume(self, http: Http) -> None:
         """Take requests again."""

@@ -18,6 +18,7 @@ from mrl.engines.http import Http, HttpFailure
 from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
 from mrl.models.tensor_broadcast import Incoming
 from mrl.records.finish import FinishReason
+from mrl.records.rollouts import are_logprobs
 from mrl.records.version import Version, VersionSpan
 
 ABORT_AGAIN_S = 0.1
@@ -97,6 +98,7 @@ class Segments:
 
     async def receive(self, incoming: Incoming, version: Version) -> None:
         """Change the weights by a broadcast. Raises PeerLost; after HalfUpdated the gate opens with the next load."""
+        await self._dialect.prepare_broadcast(self._http, incoming)
         await self._change(lambda: self._dialect.receive(self._http, incoming, str(version)), version)
 
     async def checksums(self) -> dict[str, str] | None:
@@ -191,6 +193,8 @@ class Segments:
             raise EngineLost(f"the server says weights {segment.labels}, wanted {self._reported!r} (version {version})")
         if len(segment.token_ids) != len(segment.logprobs):
             raise EngineLost(f"{len(segment.token_ids)} tokens came with {len(segment.logprobs)} log-probabilities")
+        if not are_logprobs(segment.logprobs):
+            raise EngineLost("a sampled token came with something that is no log-probability")
 
 
 class _Answer:

@@ -144,6 +144,9 @@ class SGLang:
         self._need(http, *CONTROLS, *BROADCASTS)
         return Seats(1 + self._num_processes)
 
+    async def prepare_broadcast(self, http: Http, incoming: Incoming) -> None:
+        """See Dialect. Nothing: SGLang has no place for weights beside those that it serves."""
+
     async def receive(self, http: Http, incoming: Incoming, label: str) -> None:
         """See Dialect. SGLang loads each bucket as it comes, so nothing is whole before the last."""
         watching = asyncio.to_thread(witness_broadcast, incoming, self._dtype)

@@ -36,6 +36,7 @@ from mrl.models.tensor_broadcast import Incoming, Seats
 from mrl.records.finish import FinishReason
 
 FIRST_WEIGHTS = "default"
+ARRIVAL_POLL_S = 0.05
 ADAPTER_ROUTES = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 BELOW = ".base_layer."
 """In names of weights below adapters."""
@@ -166,14 +167,21 @@ class VLLM:
             raise EngineError(what, where="rollout.weights", cure='weights = "files"')
         return Seats(1)
 
-    async def receive(self, http: Http, incoming: Incoming, label: str) -> None:
-        """See Dialect. Until all of it is there, and is what was published, nothing changes."""
+    async def prepare_broadcast(self, http: Http, incoming: Incoming) -> None:
+        """See Dialect. All of it: the worker receives in a thread of its own, beside what it serves."""
         where = f"broadcast {incoming.meeting.name}"
-        said = await call_workers(http, "mrl_receive", [seat_of(incoming)])
-        lost = [answer["lost"] for answer in said if "lost" in answer]
-        if lost:
+        await call_workers(http, "mrl_join", [seat_of(incoming)])
+        while (said := await call_workers(http, "mrl_arrival", [])) == [{"awaited": ""}]:
+            await asyncio.sleep(ARRIVAL_POLL_S)
+        if lost := [answer["lost"] for answer in said if "lost" in answer]:
             raise PeerLost(f"{where}: {lost[0]}")
         check_taken(where, said, taken={}, num_workers=1)
+
+    async def receive(self, http: Http, incoming: Incoming, label: str) -> None:
+        """See Dialect. Nothing is left to come."""
+        said = await call_workers(http, "mrl_serve_arrived", [])
+        check_taken(f"broadcast {incoming.meeting.name}", said, taken={}, num_workers=1)
+        self._folder = self._adapters = None
         await self._begin_version(http, label)
 
     async def resume(self, http: Http) -> None:

@@ -211,6 +211,50 @@ def test_nothing_runs_while_weights_are_replaced():
     play(script())
 
 
+def test_answers_go_on_until_all_of_a_broadcast_is_there():
+    """Two tokens come while its members are waited for; one that comes apart meanwhile gives up nothing."""
+
+    async def script() -> None:
+        server = Counting()
+        answers = serving(server)
+        answer = asyncio.create_task(answers.answer(request(0), 0))
+        await until_running(server, 1)
+
+        async def arriving(http: None, incoming: None) -> None:
+            for _ in range(2):
+                await server.step()
+
+        async def lost(http: None, incoming: None) -> None:
+            raise PeerLost("gone")
+
+        async def receive(http: None, incoming: None, label: str) -> None:
+            assert not server.running
+
+        server.receive, server.prepare_broadcast = receive, lost
+        with pytest.raises(PeerLost):
+            await answers.receive(None, NEW)
+        assert (server.num_aborts, server.num_resumes) == (0, 0)
+        server.prepare_broadcast = arriving
+        await answers.receive(None, NEW)
+
+        ended = await to_its_end(server, answer)
+        assert ended.generation.versions == [VersionSpan(2, OLD), VersionSpan(4, NEW)]
+
+    play(script())
+
+
+@pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), 0.5])
+def test_what_is_no_logprob_ends_the_server(logprob):
+    """Trained on, it would spoil a whole step, and nobody would know whose it was."""
+
+    class Broken(Counting):
+        async def generate(self, *asked, **options) -> Segment:
+            return Segment([5, 6], [-1.0, logprob], FinishReason.LENGTH)
+
+    with pytest.raises(EngineLost, match="no log-probability"):
+        play(serving(Broken()).answer(request(0), 0))
+
+
 def test_a_call_that_arrives_behind_the_word_to_give_up_is_given_up_as_well():
     """It was on its way to the server when everything was aborted; the update waits for no answer's end."""
 

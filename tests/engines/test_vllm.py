@@ -1,6 +1,7 @@
 """vLLM's routes, with answers as vLLM 0.32 gave them; test_conformance.py asks the real server."""
 
 import asyncio
+import json
 import math
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -13,8 +14,10 @@ from mrl.engines.dialect import Segment
 from mrl.engines.engine import EngineUsage, Sampling
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.vllm import VLLM
-from mrl.errors import EngineError, EngineLost, WeightsError
+from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
+from mrl.models.tensor_broadcast import Incoming, Seats, TensorShape
 from mrl.records.finish import FinishReason
+from mrl.records.rollouts import Meeting
 
 SAMPLING = Sampling(0.7, 9, (1, 2))
 ROUTES = ["/inference/v1/generate", "/metrics", "/pause", "/resume", "/abort_requests", "/is_paused",
@@ -261,6 +264,63 @@ def test_copies_of_the_model_whose_answers_vllm_keeps_to_itself_take_no_weights(
     with pytest.raises(EngineError, match=r"first copy.*got '2 copies'; cure: rollout\.workers"):
         ask(lambda dialect, http: dialect.load(http, Path("/w"), "0.1"))
     assert server.asked == []
+
+
+INCOMING = Incoming(
+    Meeting(host="127.0.0.1", port=7, name="a-0.1-1", backend="gloo", first_rank=3, world_size=5),
+    [TensorShape("w", "BF16", [2, 3])],
+    {"w": "d"},
+)
+
+
+def workers_say(*answers: Any) -> Callable[[Any], Any]:
+    """What one worker answers to each look at what has arrived; {} to anything else."""
+    left = iter(answers)
+    return lambda body: {"results": [next(left) if body["method"] == "mrl_arrival" else {}]}
+
+
+def test_a_broadcast_is_served_when_all_of_it_has_arrived(server, ask):
+    """It is joined, looked at until it is here, and loaded as a version of its own, whose cache is empty."""
+    server.answers["/collective_rpc"] = workers_say({"awaited": ""}, {"awaited": ""}, {})
+
+    def prepare(vllm, http):
+        return vllm.prepare_broadcast(http, INCOMING)
+
+    ask(prepare, lambda vllm, http: vllm.receive(http, INCOMING, "0.2"))
+
+    assert [(path, body.get("method")) for path, body in server.asked] == [
+        ("/collective_rpc", "mrl_join"),
+        *[("/collective_rpc", "mrl_arrival")] * 3,
+        ("/collective_rpc", "mrl_serve_arrived"),
+        ("/update_weight_version", None),
+        ("/reset_prefix_cache", None),
+    ]
+    seat = json.loads(server.asked[0][1]["args"][0])
+    assert (seat["rank"], seat["world_size"]) == (3, 5)
+    assert seat["buckets"] == [[["w", "bfloat16", [2, 3]]]]
+
+
+def test_a_server_whose_answer_for_all_copies_is_not_known_takes_no_broadcast(server, ask):
+    """One worker has one seat; without the extension, as on a GPU, there is none."""
+    assert ask(VLLM.broadcast_seats) == Seats(1)
+    server.answers["/get_world_size"] = {"world_size": 2}
+    with pytest.raises(EngineError, match="files alone"):
+        ask(VLLM.broadcast_seats)
+    server.answers |= {"/get_world_size": {"world_size": 1}, "/collective_rpc": web.Response(status=500)}
+    with pytest.raises(EngineError, match="files alone"):
+        ask(VLLM.broadcast_seats)
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [({"lost": "gone"}, PeerLost), ({"refused": "other"}, WeightsError), ({"?": ""}, EngineLost)],
+)
+def test_a_broadcast_that_does_not_arrive_is_told_before_anything_stops(server, ask, said, error):
+    """A member that is lost costs its files; what is not what was published is refused."""
+    server.answers["/collective_rpc"] = workers_say({"awaited": ""}, said)
+
+    with pytest.raises(error, match=r"broadcast a-0\.1-1"):
+        ask(lambda vllm, http: vllm.prepare_broadcast(http, INCOMING))
 
 
 def test_prefixes_that_stay_in_the_cache_are_a_failure(server, ask):

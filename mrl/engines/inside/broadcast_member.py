@@ -3,7 +3,6 @@
 The other end is `mrl.models.tensor_broadcast`, whose names of keys and order of bytes are kept here.
 """
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -16,12 +15,20 @@ def receive(seat: dict[str, Any]) -> dict[str, torch.Tensor]:
     """All tensors of a broadcast, each in memory of its own.
 
     `seat` is what `mrl.engines.vllm_calls.seat_of` makes. Raises ConnectionError when the members do not meet or one of
-    them is gone or late, ValueError when what came is not what was published.
+    them is gone or late, ValueError when what came is not what was published, RuntimeError for want of memory.
     """
+    buckets = [
+        {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, dtype, shape in bucket}
+        for bucket in seat["buckets"]
+    ]
+    buffer = torch.empty(max(map(_num_bytes, buckets), default=0), dtype=torch.uint8)
     try:
-        tensors = dict(_arriving(_join(seat), seat["buckets"]))
+        group = _join(seat)
+        for bucket in buckets:
+            _fill(group, bucket, buffer[: _num_bytes(bucket)])
     except RuntimeError as error:  # torch has no kind of its own for a member that is gone or late
         raise ConnectionError(" ".join(str(error).split())[:300]) from error
+    tensors = {name: tensor for bucket in buckets for name, tensor in bucket.items()}
     wrong = [name for name, tensor in tensors.items() if digest(tensor) != seat["digests"].get(name)]
     if wrong:
         raise ValueError(f"other bytes came than were published, of {', '.join(wrong[:5])}")
@@ -44,17 +51,15 @@ def _join(seat: dict[str, Any]) -> Any:
     return dist.ProcessGroupGloo(store, seat["rank"], seat["world_size"], options)
 
 
-def _arriving(group: Any, buckets: list[list[list[Any]]]) -> Iterator[tuple[str, torch.Tensor]]:
+def _fill(group: Any, bucket: dict[str, torch.Tensor], flat: torch.Tensor) -> None:
+    """Give the tensors of a bucket the bytes that rank 0 sends."""
     options = dist.BroadcastOptions()
     options.rootRank = options.rootTensor = 0
-    buffer = torch.empty(0, dtype=torch.uint8)
-    for bucket in buckets:
-        empty = [(name, torch.empty(shape, dtype=getattr(torch, dtype))) for name, dtype, shape in bucket]
-        num_bytes = sum(tensor.nbytes for _, tensor in empty)
-        if num_bytes > len(buffer):
-            buffer = torch.empty(num_bytes, dtype=torch.uint8)
-        group.broadcast([buffer[:num_bytes]], options).wait()
-        parts = buffer[:num_bytes].split([tensor.nbytes for _, tensor in empty])
-        for (name, tensor), part in zip(empty, parts, strict=True):
-            tensor.reshape(-1).view(torch.uint8).copy_(part)
-            yield name, tensor
+    group.broadcast([flat], options).wait()
+    parts = flat.split([tensor.nbytes for tensor in bucket.values()])
+    for tensor, part in zip(bucket.values(), parts, strict=True):
+        tensor.reshape(-1).view(torch.uint8).copy_(part)
+
+
+def _num_bytes(bucket: dict[str, torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in bucket.values())

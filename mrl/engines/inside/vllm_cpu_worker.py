@@ -10,6 +10,7 @@ fails and the server does not start; if it no longer calls it, parameters are em
 
 import json
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ class WeightsExtension:
     """Methods added to vLLM's worker, called by name through /collective_rpc with strings."""
 
     model_runner: Any
+    mrl_arriving: Future[dict[str, torch.Tensor]]
 
     def mrl_load(self, folder: str) -> dict[str, str]:
         """Serve the tensors of a Hugging Face folder; {"refused": why} when they do not fit, and nothing has changed.
@@ -41,18 +43,22 @@ class WeightsExtension:
         """
         return self._serve(_tensors(Path(folder)))
 
-    def mrl_receive(self, seat: str) -> dict[str, str]:
-        """As `mrl_load`, from a broadcast; {"lost": why} when it comes apart, and nothing has changed.
+    def mrl_join(self, seat: str) -> None:
+        """Begin to receive a broadcast, beside what is served, while the worker goes on with its steps."""
+        self.mrl_arriving = ThreadPoolExecutor(1).submit(receive, json.loads(seat))
 
-        All of it is here, and is what was published, before the first tensor is loaded.
-        """
-        try:
-            tensors = receive(json.loads(seat))
-        except ConnectionError as error:
-            return {"lost": str(error)}
-        except ValueError as error:
-            return {"refused": str(error)}
-        return self._serve(tensors.items())
+    def mrl_arrival(self) -> dict[str, str]:
+        """{} when all of it is here, as it was published; else {"awaited": ""}, {"lost": why} or {"refused": why}."""
+        if not self.mrl_arriving.done():
+            return {"awaited": ""}
+        error = self.mrl_arriving.exception()
+        if error is None:
+            return {}
+        return {"lost" if isinstance(error, ConnectionError) else "refused": f"{type(error).__name__}: {error}"}
+
+    def mrl_serve_arrived(self) -> dict[str, str]:
+        """As `mrl_load`, of what has arrived."""
+        return self._serve(self.mrl_arriving.result().items())
 
     def _serve(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
         model = self.model_runner.get_model()
