@@ -227,11 +227,15 @@ def _with_guesses(readings: Sequence[Reading]) -> list[Reading]:
     return [
         reading
         if reading.progress_per_replica is not None
-        else msgspec.structs.replace(
-            reading, progress_per_replica=tuple(mean and reading.units_per_replica / mean for mean in means)
-        )
+        else msgspec.structs.replace(reading, progress_per_replica=_guessed(reading, means))
         for reading in readings
     ]
+
+
+def _guessed(reading: Reading, means: Sequence[float]) -> tuple[float, ...]:
+    unfit = reading.unfit or (False,) * len(means)
+    pairs = zip(means, unfit, strict=True)
+    return tuple(0.0 if is_unfit or not mean else reading.units_per_replica / mean for mean, is_unfit in pairs)
 
 
 def _mean_demand(known: Sequence[Reading], kind: int) -> float:

@@ -31,7 +31,8 @@ def proportional_split(
 
 
 def _runs_on(reading: Reading, kind: int) -> bool:
-    return reading.progress_per_replica is None or reading.progress_per_replica[kind] > 0.0
+    fits = not (reading.unfit and reading.unfit[kind])
+    return fits and (reading.progress_per_replica is None or reading.progress_per_replica[kind] > 0.0)
 
 
 def _whole_replicas(

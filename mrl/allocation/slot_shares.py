@@ -58,6 +58,8 @@ class SlotShares:
         self.rule = rule
         self.capacity = {ONLY_TYPE: slots}
         """Slots per type of unit."""
+        self.unfit: dict[str, frozenset[str]] = dict.fromkeys(policies, frozenset())
+        """Policy -> types on which its engine does not fit."""
         self.switch_s = dict.fromkeys(policies, 0.0)
         """Time until a slot that is granted serves."""
         self._group = {policy: group_sizes.get(policy, 1) for policy in policies}
@@ -174,11 +176,16 @@ class SlotShares:
 
     def _reading(self, policy: str, measured: list[float | None], speeds: tuple[float, ...] | None) -> Reading:
         meter, size = self.meters[policy], self._group[policy]
+        unfit = tuple(kind in self.unfit[policy] for kind in self.capacity)
+        untried = tuple(speed is None and not is_unfit for speed, is_unfit in zip(measured, unfit, strict=True))
+        if speeds is not None:
+            speeds = tuple(0.0 if is_unfit else speed for speed, is_unfit in zip(speeds, unfit, strict=True))
         return Reading(
             policy=policy,
             replicas=tuple(self.shares[policy].get(kind, 0) // size for kind in self.capacity),
             progress_per_replica=speeds,
-            untried=tuple(speed is None for speed in measured) if any(measured) and not all(measured) else (),
+            untried=untried if any(measured) and any(untried) else (),
+            unfit=unfit if any(unfit) else (),
             supply_progress=meter.supply_progress,
             units_per_replica=size,
             floor_replicas=self._floor[policy],

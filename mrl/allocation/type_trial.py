@@ -53,7 +53,10 @@ def _ways(
     partners = [
         one
         for one in live
-        if one is not reading and one.replicas[kind] and one.units_per_replica == reading.units_per_replica
+        if one is not reading
+        and one.replicas[kind]
+        and one.units_per_replica == reading.units_per_replica
+        and (one.progress_per_replica or ())[own] > 0.0
     ]
     yield from sorted(partners, key=lambda one: -_kept(one, kind, own))
 

@@ -96,10 +96,13 @@ class UnitShares:
         self._held = held
         for pool in dict.fromkeys(self._pools.values()):
             rivals = [policy for policy, other in self._pools.items() if other is pool]
-            capacity = {kind: count * self._per_unit for kind, count in usable[rivals[0]].items()}
+            units = {kind: max(usable[policy].get(kind, 0) for policy in rivals)
+                     for kind in sorted({kind for policy in rivals for kind in usable[policy]})}  # fmt: skip
+            capacity = {kind: count * self._per_unit for kind, count in units.items()}
+            pool.unfit = {policy: frozenset(units.keys() - usable[policy].keys()) for policy in rivals}
             for policy in rivals:
                 pool.switch_s[policy] = max(self._switch_s.get(policy, 0.0), starting_s.get(policy, 0.0))
-            pool.shares = self._promised(pool, rivals, usable[rivals[0]], held)
+            pool.shares = self._promised(pool, rivals, units, held)
             urgent, pool.capacity = capacity != pool.capacity, capacity
             pool.rule = self._timed_rule(pool.switch_s)
             pool.decide(now_s, {policy: int(policy not in self._released) for policy in rivals}, urgent=urgent)

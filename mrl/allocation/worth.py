@@ -68,6 +68,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """Share of its learner that was fed since the last decision; None when that cannot be told."""
     untried: tuple[bool, ...] = ()
     """Types on which it was never measured, so that its progress there is only foreseen; empty: measured on all."""
+    unfit: tuple[bool, ...] = ()
+    """Types on which its engine does not fit; empty: it fits all."""
     units_per_replica: int = 1
     floor_replicas: int = 1
     silent: bool = False
@@ -111,8 +113,10 @@ def share_worth(
         later_N = progress + (1.0 - np.exp(-rule.hold_s / rule.window_s)) * (fed_N - progress)
         scale = max(reading.demand_units, MIN_DEMAND_UNITS) * weight / rule.sharpness
         worth_N = -scale * np.exp(-rule.sharpness * (later_N / weight - reference))
-    serving_types_K = np.array(reading.progress_per_replica) > 0.0
-    worth_N[counts_NK @ serving_types_K < reading.floor_replicas] = BELOW_FLOOR
+    serves_K = np.array(reading.progress_per_replica) > 0.0
+    worth_N[counts_NK @ serves_K < reading.floor_replicas] = BELOW_FLOOR
+    # Where it does not fit it must not even stand idle for nothing.
+    worth_N -= IDLE_UNIT_COST * reading.units_per_replica * (counts_NK @ ~serves_K)
     return worth_N
 
 

@@ -81,6 +81,8 @@ class RolloutTable(Table):
     answers_at_once: int = Field(default=0, ge=0)
     """Answers that the engine samples side by side, at least a group; 0 takes all that the worker may have in flight.
     Bounds the key-value cache; apart from rounding, what is sampled does not depend on it."""
+    unit_types: list[str] = Field(default=[])
+    """Types of `allocation.unit_types` on whose units the engine fits, for its memory say; empty: all of its kind."""
 
 
 class CorrectionTable(Table):

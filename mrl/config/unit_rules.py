@@ -1,5 +1,6 @@
 """Rules for runs whose workers live on leased units."""
 
+from mrl.config.keys import nearest
 from mrl.config.schema import RunConfig
 from mrl.config.unit_types import named_types
 from mrl.config.units import Unit, parse_units
@@ -14,6 +15,8 @@ def check_units(config: RunConfig, *, where: str) -> None:
     table = config.allocation
     units = parse_units(table.units, where=where)
     named_types(table.unit_types, units, where=where)
+    for name in config.learning:
+        _check_types(config, name, where)
     if config.run.sync:
         raise ConfigError(
             "allocation.units: a synchronous run keeps its workers where they are",
@@ -23,9 +26,10 @@ def check_units(config: RunConfig, *, where: str) -> None:
         )
     for name in config.learning:
         _check_policy(config, name, units, where)
-    for kind in dict.fromkeys(KINDS.values()):
-        rivals = [name for name in config.learning if KINDS[config.policies[name].device] == kind]
-        have = sum(unit.kind == kind for unit in units)
+    fits = {name: fitting_units(config, name) for name in config.learning}
+    for fitting in dict.fromkeys(fits.values()):
+        rivals = [name for name in fits if fits[name] <= fitting]
+        have, kind = len(fitting), KINDS[config.policies[rivals[0]].device]
         if table.floor_units * len(rivals) > have:
             raise ConfigError(
                 f"allocation.floor_units: more floors than {kind} units",
@@ -36,19 +40,46 @@ def check_units(config: RunConfig, *, where: str) -> None:
             )
 
 
+def fitting_units(config: RunConfig, policy: str) -> frozenset[str]:
+    """Units on which an engine of a policy fits: those of its device's kind, and of its types where it names some."""
+    table, own = config.allocation, config.policies[policy]
+    units = parse_units(table.units, where="")
+    types = named_types(table.unit_types, units, where="")
+    wanted = own.rollout.unit_types
+    return frozenset(
+        unit.name for unit in units if unit.kind == KINDS[own.device] and (not wanted or types.get(unit.name) in wanted)
+    )
+
+
 def may_sleep(config: RunConfig, policy: str) -> bool:
     """Whether engines of a policy lie on units and sleep there while another policy has them."""
     return bool(config.allocation.units) and config.allocation.residency == "sleep" and policy in config.learning
 
 
+def _check_types(config: RunConfig, name: str, where: str) -> None:
+    known = config.allocation.unit_types
+    for unit_type in config.policies[name].rollout.unit_types:
+        if unit_type not in known:
+            near = nearest(unit_type, known)
+            raise ConfigError(
+                f"policies.{name}.rollout.unit_types: no such type of unit",
+                where=where,
+                got=unit_type,
+                wanted=f"one of {', '.join(known)}" if known else "a name in allocation.unit_types, which has none",
+                cure=f"did you mean {near!r}?" if near else "",
+            )
+
+
 def _check_policy(config: RunConfig, name: str, units: tuple[Unit, ...], where: str) -> None:
     policy, table = config.policies[name], config.allocation
-    if not any(unit.kind == KINDS[policy.device] for unit in units):
+    if not fitting_units(config, name):
+        types = policy.rollout.unit_types
         raise ConfigError(
             f"allocation.units: none on which an engine of {name} fits",
             where=where,
             got=table.units,
-            wanted=f"a {KINDS[policy.device]} unit, for policies.{name}.device = {policy.device!r}",
+            wanted=f"a {KINDS[policy.device]} unit, for policies.{name}.device = {policy.device!r}"
+            + f", of type {' or '.join(types)}" * bool(types),
         )
     if policy.rollout.server.url:
         raise ConfigError(

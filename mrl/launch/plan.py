@@ -13,7 +13,7 @@ from typing import Literal
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
-from mrl.config.unit_rules import KINDS, may_sleep
+from mrl.config.unit_rules import fitting_units, may_sleep
 from mrl.config.units import Unit, parse_units
 from mrl.exchange.shards import role_of
 from mrl.launch.devices import place, planned_workers
@@ -147,7 +147,7 @@ def _leased(
         host = unit.host or first
         shown = gpus if host == here else ()
         for name in config.learning:
-            if KINDS[config.policies[name].device] == unit.kind:
+            if unit.name in fitting_units(config, name):
                 spec = unit_worker(config, run_folder, unit, policy=name, epoch=0, gpus=shown, python=python)
                 yield replace(spec, host=host)
 

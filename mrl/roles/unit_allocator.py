@@ -17,7 +17,7 @@ from mrl.allocation.units import Transition
 from mrl.allocation.worth import Rule
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
-from mrl.config.unit_rules import KINDS
+from mrl.config.unit_rules import KINDS, fitting_units
 from mrl.config.unit_types import named_types
 from mrl.config.units import parse_units
 from mrl.errors import RecordError
@@ -42,7 +42,7 @@ def unit_core(config: RunConfig, folder: RunFolder, now_s: float) -> UnitCore:
     table = config.allocation
     units = parse_units(table.units, where=str(folder.path))
     kinds = {name: KINDS[config.policies[name].device] for name in config.learning}
-    fits = {name: frozenset(unit.name for unit in units if unit.kind == kind) for name, kind in kinds.items()}
+    fits = {name: fitting_units(config, name) for name in kinds}
     slots_per_unit = table.slots // len(units)
     rule = UnitShares(
         kinds,

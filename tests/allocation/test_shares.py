@@ -30,6 +30,13 @@ def test_the_silent_get_nothing_and_floors_reach_as_far_as_the_units() -> None:
     assert proportional_split(readings, (4,), by_weight=False) == {"a": (2,), "b": (1,), "c": (0,), "d": (0,)}
 
 
+def test_nobody_gets_a_unit_on_which_its_engine_does_not_fit() -> None:
+    """Also before anything was measured."""
+    second = unmeasured("a", replicas=(0, 0), unfit=(True, False))
+    both = unmeasured("b", replicas=(0, 0))
+    assert proportional_split([second, both], (4, 4), by_weight=False) == {"a": (0, 2), "b": (4, 2)}
+
+
 def test_a_floor_counts_over_all_types_and_only_where_the_policy_runs() -> None:
     """The first policy runs on the second type alone."""
     only_second = unmeasured("a", replicas=(0, 0), progress_per_replica=(0.0, 0.1))

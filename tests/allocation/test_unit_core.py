@@ -365,9 +365,12 @@ def test_units_are_given_and_taken_by_type() -> None:
     for kind in ("fast", "slow"):
         assert sorted(owners[unit] for unit in types if types[unit] == kind) == ["a", "b"]
     assert rule.told[0]["a"] == {"fast": 2, "slow": 2}
+    rule.by_type = {"a": {"slow": 2}, "b": {"fast": 2}}
+    world.run(8.0)
+    assert world.owners() == {"cpu:0": "b", "cpu:1": "b", "cpu:2": "a", "cpu:3": "a"}
     share = world.core.tick(world.now_s)[0]
     assert {kind: (own.target_units, own.held_units) for kind, own in share.by_type.items()} == {
-        "fast": (1, 1), "slow": (1, 1),
+        "fast": (0, 0), "slow": (2, 2),
     }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from mrl.config.load import validate
 from mrl.config.rules import check_rules
+from mrl.config.unit_rules import fitting_units
 from mrl.config.unit_types import named_types, seen_type
 from mrl.config.units import Unit, parse_units
 from mrl.errors import ConfigError
@@ -75,6 +76,26 @@ def test_types_are_those_of_units_or_of_all_units_of_a_host() -> None:
     assert named_types(named, units, where="") == {"gpu:0": "H100", "n2/gpu:0": "A10", "n2/gpu:1": "A10 40G"}
 
 
+def test_an_engine_fits_the_units_of_its_device_and_of_the_types_that_its_policy_names() -> None:
+    tables = {
+        "run": {"name": "r", "steps": 3},
+        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
+        "policies": {
+            "a": {"model": "m"},
+            "b": {"model": "m", "rollout": {"unit_types": ["fast", "huge"]}},
+            "c": {"model": "m", "device": "cuda"},
+        },
+        "allocation": {
+            "units": ["cpu:0", "cpu:1", "n2/cpu:0", "gpu:0"],
+            "unit_types": {"fast": ["cpu:1"], "huge": ["n2"]},
+        },
+    }
+    config = validate(tables, where="")
+    check_rules(config, where="")
+    found = {name: sorted(fitting_units(config, name)) for name in config.policies}
+    assert found == {"a": ["cpu:0", "cpu:1", "n2/cpu:0"], "b": ["cpu:1", "n2/cpu:0"], "c": ["gpu:0"]}
+
+
 @pytest.mark.parametrize(
     ("name", "models", "wanted"),
     [
@@ -118,6 +139,26 @@ def test_a_good_configuration_passes() -> None:
             ["cpu:0", "cpu:1"],
             {"unit_types": {"slow": ["cpu:1"], "fast": ["cpu:1"]}},
             "unit_types: cpu:1 stands twice; got 'slow, fast'",
+        ),
+        (
+            ["cpu:0", "cpu:1"],
+            {"unit_types": {"slow": ["cpu:1"]}, "rollout": {"unit_types": ["slwo"]}},
+            "policies.p0.rollout.unit_types: no such type of unit; got 'slwo'; wanted one of slow; .*mean 'slow'",
+        ),
+        (
+            ["cpu:0", "cpu:1"],
+            {"rollout": {"unit_types": ["slow"]}},
+            "no such type of unit; got 'slow'; wanted a name in allocation.unit_types, which has none",
+        ),
+        (
+            ["cpu:0", "cpu:1", "cpu:2"],
+            {"unit_types": {"slow": ["cpu:1"]}, "rollout": {"unit_types": ["slow"]}},
+            "more floors than cpu units; got '1 \\* 2 policies > 1 units'",
+        ),
+        (
+            ["cpu:0", "cpu:1"],
+            {"unit_types": {"none": []}, "rollout": {"unit_types": ["none"]}},
+            "none on which an engine of p0 fits.*of type none",
         ),
         ([], {"unit_types": {"slow": ["cpu:1"]}}, "unit_types.slow: neither a unit nor a host with units"),
         (["cpu:0", "cpu:1"], {"slots": 15}, "p0 could not hold one whole group"),

@@ -98,6 +98,14 @@ def test_the_plan_knows_what_leases_may_start() -> None:
     assert not {spec.name for spec in plan.leased} & {spec.name for spec in plan.processes}
 
 
+def test_leases_start_nobody_on_a_type_on_which_its_engine_does_not_fit() -> None:
+    tables = config("cpu:0", "cpu:1").model_dump()
+    tables["allocation"]["unit_types"] = {"large": ["cpu:1"]}
+    tables["policies"]["b"]["rollout"]["unit_types"] = ["large"]
+    plan = build_plan(validate(tables, where="test"), Path("r"))
+    assert {spec.name for spec in plan.leased} == {"worker/a/0", "worker/a/1", "worker/b/1"}
+
+
 def test_a_dry_run_lists_them_by_unit() -> None:
     """Under the host that has it."""
     conf = config("cpu:0", "n2/cpu:0-1")
