@@ -21,6 +21,7 @@ from mrl.launch.memory import (
     DAEMON_MIB,
     FLOAT_BYTES,
     MIB,
+    NEW_WEIGHTS,
     SERVER_MIB,
     TORCH_MIB,
     Need,
@@ -216,6 +217,7 @@ class _Policy:
                 saves_beside_training=0 < table.checkpoint_every < self._config.run.steps,
                 on_gpu=policy.device == "cuda",
                 is_first=is_first,
+                broadcasts=policy.rollout.weights == "broadcast",
             )
             for is_first in (True, False)
         ]
@@ -252,13 +254,15 @@ class _Policy:
     def resting(self, *, is_asleep: bool) -> Need:
         """What is left of that on the host while another policy has its unit: a GPU is given back.
 
-        A server on cores keeps all that it has; one on a GPU keeps nothing, transformers the weights that were served.
+        A server on cores keeps all that it serves with; one on a GPU keeps nothing, transformers the weights that were
+        served.
         """
         if not is_asleep:
             return Need("ended", {})
         is_server, process = self.table.rollout.engine != "embedded", {"process": float(TORCH_MIB * MIB)}
         if is_server:
-            kept = self.engine().parts if self.table.device == "cpu" else {}
+            parts = self.engine().parts if self.table.device == "cpu" else {}
+            kept = {part: size for part, size in parts.items() if part != NEW_WEIGHTS}
             return Need("asleep", process | self.server_processes() | kept)
         return Need("asleep", process | {"weights": float(FLOAT_BYTES * self._size.parameters)})
 

@@ -24,6 +24,7 @@ SERVER_MIB = {"vllm": 1100, "sglang": 1500}
 """Processes of a server beside weights and cache, measured on CPUs (vLLM 0.32, SGLang 0.5.23)."""
 SERVER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FLOAT_BYTES = 4
+NEW_WEIGHTS = "new weights"
 SAMPLING_BYTES = 20
 """Per row and token of the vocabulary while tokens are drawn: logits, scaled, softmax, and its sum in float64."""
 KEPT_WHOLE, KEPT_IN_GAPS = 0.2, 0.5
@@ -75,14 +76,18 @@ def rank_needs(
     saves_beside_training: bool,
     on_gpu: bool = False,
     is_first: bool = True,
+    broadcasts: bool = False,
 ) -> tuple[Need, Need]:
     """What one rank of a learner needs on its host, and on its device; they are the same memory without a GPU.
 
-    Where ranks have shards, the first one alone reads the model, and gives the others theirs.
+    Where ranks have shards, the first one alone reads the model, and gives the others theirs. Where it broadcasts
+    weights, it holds the newest version on the host, and the one before while that is sent.
     """
     rank = _Rank(size, peaks, table, num_passes, holds_reference, is_first, on_gpu)
     copies = {"checkpoint copy": rank.trained + rank.moments}
     process: dict[str, float] = {"process": TORCH_MIB * MIB}
+    if broadcasts and is_first:
+        process |= {"held for broadcasts": 2 * rank.whole}
     loading = Need("loading", {"parameters": (rank.read or rank.held) * (1 + holds_reference)})
     gathered = {"gathered weights": min(PUBLISHED_AT_ONCE, rank.whole) if rank.is_sharded else 0.0}
     beside = copies if saves_beside_training and copies["checkpoint copy"] > SOON_WRITTEN else {}
@@ -119,9 +124,14 @@ def engine_need(size: ModelSize, policy: PolicyTable, *, answers_at_once: int, p
 
 
 def server_need(size: ModelSize, policy: PolicyTable, *, cached_tokens: int, vllm_cache_gib: int) -> Need:
-    """A server without its processes: weights, and on cores the cache; a GPU's cache is what its own options say."""
+    """A server without its processes: weights, and on cores the cache; a GPU's cache is what its own options say.
+
+    vLLM on cores loads new weights, float32 as they are published, beside those that it serves.
+    """
     element_bytes = SERVER_BYTES[policy.rollout.server.dtype]
     parts = {"server's weights": float(element_bytes * size.parameters)}
+    if policy.device == "cpu" and policy.rollout.engine == "vllm" and policy.rollout.weights != "adapters":
+        parts[NEW_WEIGHTS] = float((element_bytes + FLOAT_BYTES) * size.parameters)
     if policy.device == "cpu":
         of_sglang = element_bytes * size.cached_per_token * cached_tokens
         parts["key-value cache"] = float(vllm_cache_gib * 1024 * MIB if policy.rollout.engine == "vllm" else of_sglang)

@@ -17,6 +17,7 @@ from mrl.launch.memory import (
     engine_need,
     largest_microbatch,
     rank_needs,
+    server_need,
     shortest_cure,
 )
 from mrl.learner.host_moments import PIECE_ELEMENTS
@@ -53,6 +54,18 @@ def test_small_passes_leave_the_checkpoint_on_top() -> None:
         "checkpoint copy": 12000,
     }
     assert host.mib == pytest.approx(sum(mib(host.parts).values()))
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_the_first_rank_holds_what_it_broadcasts(on_gpu: bool) -> None:
+    """On the host, twice: the newest version, and the one that is being sent."""
+    first, other = (
+        rank_needs(SIZE, SMALL, LearnerTable(), **ALONE, on_gpu=on_gpu, is_first=is_first, broadcasts=True)
+        for is_first in (True, False)
+    )
+    assert mib(first[0].parts)["held for broadcasts"] == 8000
+    assert "held for broadcasts" not in other[0].parts
+    assert ("held for broadcasts" in first[1].parts) == (not on_gpu)
 
 
 def test_gradients_count_when_they_are_there() -> None:
@@ -116,6 +129,24 @@ def test_adapters_need_gradients_and_moments_alone() -> None:
     host, device = rank_needs(adapters, LARGE, LearnerTable(processes=2), on_gpu=True, **ALONE | {"num_passes": 2})
     assert mib(device.parts) == {"parameters": 4000, "optimizer": 80, "gradients": 40, "activations": 9500}
     assert mib(host.parts) == {"process": TORCH_MIB, "parameters": 4000}, "loading"
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype", "device", "wanted"),
+    [
+        ("vllm", "float32", "cpu", {"server's weights": 4000, "new weights": 8000, "key-value cache": 2048}),
+        ("vllm", "bfloat16", "cpu", {"server's weights": 2000, "new weights": 6000, "key-value cache": 2048}),
+        ("sglang", "float32", "cpu", {"server's weights": 4000, "key-value cache": 0}),
+        ("vllm", "float32", "cuda", {"server's weights": 4000}),
+    ],
+)
+def test_vllm_on_cores_holds_new_weights_beside_the_old(
+    engine: str, dtype: str, device: str, wanted: dict[str, int]
+) -> None:
+    """As they were published, and as it will serve them; SGLang writes over what it serves."""
+    rollout = {"engine": engine, "server": {"dtype": dtype}}
+    policy = PolicyTable.model_validate({"rollout": rollout, "device": device})
+    assert mib(server_need(SIZE, policy, cached_tokens=100, vllm_cache_gib=2).parts) == wanted
 
 
 def test_malloc_keeps_a_share_of_what_a_pass_needs() -> None:

@@ -37,7 +37,7 @@ def receive(seat: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 def digest(tensor: torch.Tensor) -> str:
     """XXH3-128 of the bytes of a tensor of the CPU in row-major order, as 32 hex digits."""
-    return xxhash.xxh3_128_hexdigest(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
+    return xxhash.xxh3_128_hexdigest(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _join(seat: dict[str, Any]) -> Any:

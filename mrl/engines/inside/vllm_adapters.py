@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from broadcast_member import digest
+from broadcast_member import digest  # type: ignore[import-not-found]
 from safetensors.torch import load_file
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from broadcast_member import digest, receive
+from broadcast_member import digest, receive  # type: ignore[import-not-found]
 from safetensors import safe_open
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.model_executor.layers import utils as layers
-from vllm_adapters import held_adapters
+from vllm_adapters import held_adapters  # type: ignore[import-not-found]
 
 
 def _compute_with_parameters(layer: Any, remove_weight: bool) -> None:
