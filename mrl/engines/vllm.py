@@ -5,7 +5,7 @@ finish reason "abort"; while paused new ones wait. An EOS that is given as a sto
 `/health` answers for the HTTP process alone; `/is_paused` asks the process that samples.
 On a GPU vLLM reloads weights itself; that way was seen on a CPU, where nothing was packed. A broadcast reaches the CPU
 alone: vLLM's own transfers need NCCL of its own making, and vLLM on this side. Sleeping, written from the sources of
-0.33, has not run.
+0.33, has not run. Adapters come by vLLM's own routes; requests name those that they want.
 """
 
 import asyncio

@@ -25,7 +25,7 @@ from mrl.rollout.updates import install
 
 TOLERANCE_NATS = 1e-4
 SAMPLING = Sampling(0.7, 24, EOS_IDS)
-LORA = {"rank": 4, "alpha": 8}
+LORA = {"rank": 3, "alpha": 7}
 REFUSED: dict[type[VLLM] | type[SGLang], tuple[str, ...]] = {
     VLLM: ("cohere2", *MIXTURES),
     SGLang: ("mistral", "phi3", "gemma", "gemma2", "olmo3", "cohere2", *MIXTURES),

@@ -16,7 +16,7 @@ from mrl.models.parameters import named_weights
 from mrl.rollout.updates import Route, install, prove
 from mrl.weights.manifest import read_manifest
 
-LORA = {"rank": 4, "alpha": 8}
+LORA = {"rank": 3, "alpha": 7}
 ADAPTED = "model.layers.1.mlp.up_proj.weight"
 FIRST = "base_model.model.model.layers.{}.self_attn.q_proj.lora_A.weight"
 
@@ -221,7 +221,8 @@ def test_adapters_that_do_not_fit_are_refused_and_the_old_ones_served_on(learner
 
 def test_adapters_on_whole_weights_of_another_version_are_found_out(learner, engine, tmp_path):
     """They belong to the weights of the policy's folder, and to no others."""
-    learnt = learner.learn(2)
+    first, learnt = learner.learn(2), learner.learn(2)
+    install(engine, first.manifest, first.version)
     learnt.model.save_pretrained(tmp_path / "whole")
     engine.load(tmp_path / "whole", learnt.version)
     assert engine.checksums().keys() == named_weights(learnt.model).keys()

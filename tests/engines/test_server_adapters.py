@@ -24,7 +24,7 @@ from mrl.weights.manifest import read_manifest
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 TOLERANCE_NATS = 1e-4
-LORA: dict[str, int] = {"rank": 4, "alpha": 8}
+LORA: dict[str, int] = {"rank": 3, "alpha": 7}
 FIRST = "base_model.model.model.layers.{}.self_attn.q_proj.lora_A.weight"
 
 
@@ -41,7 +41,7 @@ def rig(versions, tmp_path_factory) -> Iterator[Rig]:
     """One server, which every test gives the adapters that it needs."""
     python = engine_python("vllm", device="cpu")
     start = versions[0].start
-    adapters = AdapterShape(4, adapted_layers(config_of_folder(start), LoraTable(**LORA)))
+    adapters = AdapterShape(LORA["rank"], adapted_layers(config_of_folder(start), LoraTable(**LORA)))
     launch = Launch(python, start, "127.0.0.1", 0, "cpu", "float32", 1, 32, 512, 0, adapters=adapters)
     log = tmp_path_factory.mktemp("vllm") / "server.log"
     engine = ServerEngine(VLLM(), Sampling(0.7, 160, EOS_IDS[:1]), launch=launch, log=log, bounds=Bounds(start_s=300.0))
