@@ -5,7 +5,7 @@ import re
 from mrl.config.objective_rules import check_objective
 from mrl.config.policy_tables import LearnerTable, MakeTable, PolicyTable, RolloutTable, ServerTable
 from mrl.config.schema import RunConfig
-from mrl.config.unit_rules import check_units
+from mrl.config.unit_rules import check_units, may_sleep
 from mrl.errors import ConfigError
 
 MAX_PORT = 65535
@@ -28,6 +28,7 @@ def check_rules(config: RunConfig, *, where: str) -> None:
     _check_learning(config, where)
     if config.allocation.units or config.allocation.unit_types:
         check_units(config, where=where)
+        _check_sleepers(config, where)
     else:
         _check_slots(config, where)
     _check_ttl(config, where)
@@ -184,6 +185,19 @@ def _check_adapters(key: str, policy: PolicyTable, where: str) -> None:
             got=f"adapters for {rollout.engine}" + (" by its url" if rollout.server.url else ""),
             wanted=f'{key}.weights = "files"; an embedded engine, or an own server of vLLM, for "adapters"',
         )
+
+
+def _check_sleepers(config: RunConfig, where: str) -> None:
+    """On a GPU vLLM gives all weights back when it goes to sleep, and what comes when it wakes are adapters alone."""
+    for name, policy in config.policies.items():
+        is_served_by_vllm = policy.rollout.engine == "vllm" and policy.device == "cuda"
+        if is_served_by_vllm and policy.rollout.weights == "adapters" and may_sleep(config, name):
+            raise ConfigError(
+                f"policies.{name}.rollout.weights: asleep this engine keeps no weights for adapters to lie on",
+                where=where,
+                got="adapters for vllm on cuda, which sleeps",
+                wanted='allocation.residency = "stop", or weights = "files"',
+            )
 
 
 def _check_learning(config: RunConfig, where: str) -> None:

@@ -58,6 +58,27 @@ def test_tables_that_contradict_themselves_are_refused(rollout, policy, words):
 
 
 @pytest.mark.parametrize(
+    ("engine", "device", "unit", "refused"),
+    [("vllm", "cuda", "gpu:0", True), ("vllm", "cpu", "cpu:0", False), ("embedded", "cuda", "gpu:0", False)],
+)
+def test_adapters_need_weights_that_stay_asleep(engine, device, unit, refused):
+    """vLLM on a GPU gives them back; on cores it keeps them, and transformers does anywhere."""
+    policy = {"model": "/nowhere", "device": device, "learner": {"lora": {}}}
+    tables = {
+        "run": {"name": "r", "steps": 1},
+        "sharing": {"regime": "independent"},
+        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
+        "allocation": {"units": [unit], "residency": "sleep"},
+        "policies": {"qwen": policy | {"rollout": {"engine": engine, "weights": "adapters"}}},
+    }
+    if refused:
+        with pytest.raises(ConfigError, match=r"qwen\.rollout\.weights: asleep .*residency"):
+            check_rules(validate(tables, where="test"), where="test")
+    else:
+        check_rules(validate(tables, where="test"), where="test")
+
+
+@pytest.mark.parametrize(
     ("rollout", "policy"),
     [
         ({"engine": "vllm", "server": {"url": "http://h:1"}}, {}),
