@@ -98,6 +98,10 @@ def fluid_rows(num_policies: int, num_units: int) -> Iterator[Row]:
     yield Row(f"{title}: least progress, no engines", found.ratio, "share", f"LP {found.optimum:.3f}", found.ratio)
     share = found.decide_ms / MAX_DECIDE_MS
     yield Row(f"{title}: one decision", found.decide_ms, "ms", f"{MAX_DECIDE_MS:g} ms", share, "<=1")
+    found, title = fluid.large_pool_of_two_types(num_policies, num_units, seed=1), f"{title} of two types"
+    yield Row(f"{title}: least progress, no engines", found.ratio, "share", f"LP {found.optimum:.3f}", found.ratio)
+    share = found.decide_ms / MAX_DECIDE_MS
+    yield Row(f"{title}: one decision", found.decide_ms, "ms", f"{MAX_DECIDE_MS:g} ms", share, "<=1")
 
 
 def large_trial(num_policies: int, num_units: int, seed: int) -> tuple[Trial, list[Row]]:

@@ -248,3 +248,13 @@ def test_a_record_says_in_words_what_a_move_was_made_for() -> None:
         ("moved", "the split before was not allowed"),
         ("moved", "who takes part has changed"),
     ]
+
+
+def test_an_unmeasured_policy_is_not_sent_to_a_type_on_which_it_does_not_fit() -> None:
+    """Though it is the only one with a free unit, and all that is known of the others says that it is fast."""
+    known = Reading(policy="a", replicas=(0, 2), progress_per_replica=(0.9, 0.3), supply_progress=0.5)
+    new = Reading(policy="b", replicas=(0, 1), progress_per_replica=None, supply_progress=None, unfit=(True, False))
+    state = ControllerState(decided_s=0.0)
+    _, record = decide(ACCELERATORS, state, [known, new], (2, 3), 100.0, urgent=True)
+    assert record.shares["b"][0] == 0
+    assert record.shares["b"][1] >= 1

@@ -60,7 +60,7 @@ class SlowBoard(placement._Board):
 
 
 @given(
-    sizes_of,
+    st.fixed_dictionaries({name: st.sampled_from([1, 2, 3, 4]) for name in "abc"}),
     st.lists(st.fixed_dictionaries({name: st.integers(0, 7) for name in "abc"}), min_size=2, max_size=4),
     st.integers(4, 20),
     st.sets(st.integers(0, 19), max_size=3),
@@ -118,3 +118,11 @@ def test_a_gang_makes_a_smaller_replica_move_but_never_a_gang_of_its_size() -> N
 
     full = place(placed, {"a": 2, "b": 1, "c": 2}, {"a": 1, "b": 2, "c": 2}, num_units=6)
     assert full.unplaced == ("a", "a") or full.unplaced == ("c",)
+
+
+def test_a_block_that_a_move_has_freed_in_part_is_cheap() -> None:
+    """After b has gone from units 2 and 3 for the first gang of a, the second one makes c move alone, not d and e."""
+    sizes = {"a": 3, "b": 2, "c": 1, "d": 1, "e": 1}
+    placed = [Placed("b", 2, 2), Placed("c", 5, 1), Placed("d", 6, 1), Placed("e", 7, 1)]
+    moves = place(placed, {"a": 2, "b": 1, "c": 1, "d": 1, "e": 0}, sizes, num_units=9)
+    assert [one.first_unit for one in moves.started if one.policy == "a"] == [0, 3]

@@ -40,11 +40,23 @@ def test_a_free_unit_is_taken_first() -> None:
         ({"replicas": (0, 0), **UNTRIED}, {}),
         ({"replicas": (3, 0), **UNTRIED}, {"silent": True}),
         ({"replicas": (3, 0), **UNTRIED}, {"units_per_replica": 2}),
+        ({"replicas": (3, 0), **UNTRIED}, {"speeds": (0.0, 0.4)}),
     ],
-    ids=["tried", "on trial", "silent", "without a unit", "nobody to swap with", "gangs of other sizes"],
+    ids=[
+        "tried",
+        "on trial",
+        "silent",
+        "without a unit",
+        "nobody to swap with",
+        "gangs of other sizes",
+        "unfit for what it would get",
+    ],
 )
 def test_there_is_nothing_to_try(a: dict[str, object], b: dict[str, object]) -> None:
-    readings = [reading("a", speeds=(0.2, 0.2), **a), reading("b", (0, 1), (0.1, 0.4), **b)]  # type: ignore[arg-type]
+    readings = [
+        reading("a", speeds=(0.2, 0.2), **a),
+        reading(**{"policy": "b", "replicas": (0, 1), "speeds": (0.1, 0.4), **b}),
+    ]  # type: ignore[arg-type]
     taken = sum(one.replicas[1] * one.units_per_replica for one in readings)
     assert trial_shares(readings, (3, taken)) is None
 

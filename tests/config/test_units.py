@@ -156,6 +156,11 @@ def test_a_good_configuration_passes() -> None:
             "more floors than cpu units; got '1 \\* 2 policies > 1 units'",
         ),
         (
+            ["cpu:0", "cpu:1", "cpu:2"],
+            {"unit_types": {"slow": ["cpu:1"]}, "rollout": {"unit_types": ["slow"]}, "floor_units": 2},
+            "more floors than cpu units; got '2 \\* 2 policies > 1 units'",
+        ),
+        (
             ["cpu:0", "cpu:1"],
             {"unit_types": {"none": []}, "rollout": {"unit_types": ["none"]}},
             "none on which an engine of p0 fits.*of type none",
@@ -179,3 +184,21 @@ def test_mistakes_are_one_clear_line(units: list[str], more: dict[str, object], 
 def test_a_type_has_a_name_that_can_stand_in_a_metric() -> None:
     with pytest.raises(ConfigError, match=r"unit_types"):
         check(["cpu:0", "cpu:1"], unit_types={"slow/one": ["cpu:1"]})
+
+
+def test_floors_of_all_policies_need_units_also_where_some_fit_only_a_few() -> None:
+    """Three floors on three units, one of which fits only the first; two units for three would not do."""
+    tables = {
+        "run": {"name": "r", "steps": 3},
+        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
+        "policies": {
+            "a": {"model": "m", "rollout": {"unit_types": ["slow"]}},
+            "b": {"model": "m"},
+            "c": {"model": "m"},
+        },
+        "allocation": {"units": ["cpu:0", "cpu:1", "cpu:2"], "unit_types": {"slow": ["cpu:1"]}},
+    }
+    check_rules(validate(tables, where=""), where="")
+    tables["allocation"]["units"].pop()  # type: ignore[index]
+    with pytest.raises(ConfigError, match="got '1 \\* 3 policies > 2 units'"):
+        check_rules(validate(tables, where=""), where="")

@@ -14,7 +14,7 @@ from allocation_simulation.baselines import Fixed, best_fixed, by_parameters, eq
 from allocation_simulation.bound import bound
 from allocation_simulation.engine import Group, Replica, Request
 from allocation_simulation.fluid import TWO_TYPES, two_types
-from allocation_simulation.large import LargeWorld, large_instance
+from allocation_simulation.large import LargePolicy, LargeWorld, large_instance
 from allocation_simulation.outcomes import CONTROLLER, rules, try_rule
 from allocation_simulation.rules import Controller, PoolMeters
 from allocation_simulation.settings import HOUR_S, A, B, C, D, random_instance, scenarios
@@ -272,9 +272,22 @@ def test_many_replicas_are_fed_as_few_are():
     still = replace(SHORT, num_units=24, crashes=((3, 0.8 * HOUR_S),), growth={"B": (0.5 * HOUR_S, HOUR_S, 3.0)})
     counts = {"A": 4, "B": 6, "C": 6, "D": 4}
     slow, fast = (kind(still, Fixed(lambda _: counts), 3).run() for kind in (World, LargeWorld))
-    assert fast.progress() == pytest.approx(slow.progress(), rel=0.01)
-    tokens = [sum(policy.trained_tokens for policy in world.policies.values()) for world in (slow, fast)]
-    assert tokens[1] == pytest.approx(tokens[0], rel=0.01)
+    assert fast.progress() == pytest.approx(slow.progress(), rel=1e-9)
+    for name in counts:
+        tokens = [[replica.tokens for replica in world.policies[name].replicas] for world in (slow, fast)]
+        assert tokens[1] == pytest.approx(tokens[0], rel=1e-9), name
+
+
+def test_a_replica_that_gets_a_request_has_done_its_work_until_then():
+    """Two run beside each other for a second before a third one comes and slows them down."""
+    policy = LargePolicy(A, random.Random(1), lambda seconds: None)
+    replica = Replica("A", 0, 1, (0.01, 0.01), 8, 0.0)
+    policy.replicas.append(replica)
+    for _ in range(2):
+        replica.add(Request(Group(0, 8, 0.0), 400.0, 400.0))
+    policy.queue.append(Request(Group(0, 8, 0.0), 300.0, 300.0))
+    assert policy.admit_to(1.0, None) == [replica]
+    assert replica.tokens == pytest.approx(2 * 1.0 / 0.03)
 
 
 def test_no_place_stays_empty_while_a_request_waits():

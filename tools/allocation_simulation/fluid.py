@@ -16,6 +16,7 @@ SWITCH_S = 15.0
 HOURS = 8.0
 TWO_TYPES = ((0.5,) * 4, (0.8, 0.65, 0.5, 0.35), (1.3, 0.9, 0.5, 0.4), (0.8, 0.65, 0.5, 0.0))
 """Rates of four policies on a second type of unit, relative to the first."""
+SECOND_TYPE_RATES = (0.3, 1.2)
 DEMANDS = (1.33, 3.58, 4.66, 6.94)
 GANGS = (1, 1, 1, 2)
 
@@ -28,17 +29,19 @@ class FluidOutcome:
     """Least progress over the optimum of the linear programme."""
     optimum: float
     decide_ms: float
-    """Mean time of a decision."""
+    """Mean CPU time of a decision."""
     moves_per_unit_hour: float
 
 
-def run_fluid(demands_NK: Sequence[tuple[float, ...]], gangs: list[int], capacity: tuple[int, ...]) -> FluidOutcome:
-    """Eight hours of decisions once a minute; demand infinite where a policy cannot run on a type."""
+def run_fluid(
+    demands_NK: Sequence[tuple[float, ...]], gangs: list[int], capacity: tuple[int, ...], hours: float
+) -> FluidOutcome:
+    """Decisions once a minute; demand infinite where a policy cannot run on a type."""
     names = [f"p{index}" for index in range(len(gangs))]
     shares = {name: (0,) * len(capacity) for name in names}
     fed = dict.fromkeys(names, 0.5)
     state, progress, took_s, moved = ControllerState(decided_s=0.0), np.zeros(len(names)), 0.0, 0
-    steps = int(HOURS * 60)
+    steps = int(hours * 60)
     for step in range(steps):
         readings = [
             Reading(
@@ -51,9 +54,9 @@ def run_fluid(demands_NK: Sequence[tuple[float, ...]], gangs: list[int], capacit
             )
             for name, gang, demands_K in zip(names, gangs, demands_NK, strict=True)
         ]
-        began_s = time.perf_counter()
+        began_s = time.process_time()
         state, record = decide(ACCELERATORS, state, readings, capacity, 60.0 * step)
-        took_s += time.perf_counter() - began_s
+        took_s += time.process_time() - began_s
         if step and record.verdict == "moved":
             moved += record.moved_units
         shares = record.shares
@@ -62,22 +65,36 @@ def run_fluid(demands_NK: Sequence[tuple[float, ...]], gangs: list[int], capacit
             fed[reading.policy] = min(1.0, float(supply))
             progress[index] += fed[reading.policy] / steps
     optimum = _optimum(demands_NK, capacity)
-    return FluidOutcome(float(progress.min()) / optimum, optimum, 1e3 * took_s / steps, moved / sum(capacity) / HOURS)
+    return FluidOutcome(float(progress.min()) / optimum, optimum, 1e3 * took_s / steps, moved / sum(capacity) / hours)
 
 
 def large_pool(num_policies: int, num_units: int, seed: int) -> FluidOutcome:
     """Policies with demands over two orders of magnitude that want a third more than there is."""
     rng = random.Random(seed)
+    demands, gangs = _large_demands(num_policies, num_units, rng)
+    return run_fluid([(demand,) for demand in demands], gangs, (num_units,), HOURS)
+
+
+def large_pool_of_two_types(num_policies: int, num_units: int, seed: int) -> FluidOutcome:
+    """The same with half of the units of a second type, on which each policy is slower or faster in its own way."""
+    rng = random.Random(seed)
+    demands, gangs = _large_demands(num_policies, num_units, rng)
+    rates = [rng.uniform(*SECOND_TYPE_RATES) for _ in demands]
+    pairs = [(demand, demand / rate) for demand, rate in zip(demands, rates, strict=True)]
+    return run_fluid(pairs, gangs, (num_units // 2, num_units // 2), HOURS / 4)
+
+
+def _large_demands(num_policies: int, num_units: int, rng: random.Random) -> tuple[list[float], list[int]]:
     raw = [math.exp(rng.gauss(0.0, 1.0)) for _ in range(num_policies)]
     gangs = [rng.choice((1, 1, 2, 4)) for _ in raw]
     demands = [max(0.75 * gang, one * num_units / 0.75 / sum(raw)) for one, gang in zip(raw, gangs, strict=True)]
-    return run_fluid([(demand,) for demand in demands], gangs, (num_units,))
+    return demands, gangs
 
 
 def two_types(rates: tuple[float, ...]) -> FluidOutcome:
     """Eight units each of two types; `rates`: of every policy on the second type, relative to the first."""
     demands = [(demand, demand / rate if rate else math.inf) for demand, rate in zip(DEMANDS, rates, strict=True)]
-    return run_fluid(demands, list(GANGS), (8, 8))
+    return run_fluid(demands, list(GANGS), (8, 8), HOURS)
 
 
 def _optimum(demands_NK: Sequence[tuple[float, ...]], capacity: tuple[int, ...]) -> float:
