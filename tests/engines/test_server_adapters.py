@@ -129,6 +129,19 @@ def test_a_server_with_others_than_were_published_is_found_out(rig, versions, tm
         prove(rig.engine, read_manifest(learnt.manifest), 1e3)
 
 
+def test_it_is_the_numbers_in_the_kernels_that_are_compared(rig, versions):
+    """A server that has the files of a version and computes with the one before."""
+    install(rig.engine, versions[1].manifest, versions[1].version)
+    dialect = rig.engine._dialect
+    name, served = dialect._adapters
+    dialect._adapters = name, versions[2].manifest.parent
+    try:
+        with pytest.raises(WeightsUnproved, match=r"other bytes.*lora_A"):
+            prove(rig.engine, read_manifest(versions[2].manifest), 1e3)
+    finally:
+        dialect._adapters = name, served
+
+
 def test_a_server_that_starts_anew_takes_the_newest(rig, versions):
     """It has the weights of the policy's folder then, and no adapters."""
     rig.engine.restart()
