@@ -144,6 +144,7 @@ def test_it_is_the_numbers_in_the_kernels_that_are_compared(rig, versions):
 
 def test_a_server_that_starts_anew_takes_the_newest(rig, versions):
     """It has the weights of the policy's folder then, and no adapters."""
+    install(rig.engine, versions[1].manifest, versions[1].version)
     rig.engine.restart()
     assert rig.engine.version is None
 
