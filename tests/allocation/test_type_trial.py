@@ -1,6 +1,7 @@
 """Which pair of policy and type is tried next, and who makes room for it."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -9,8 +10,8 @@ from mrl.allocation.type_trial import trial_shares
 from mrl.allocation.worth import Reading, Rule
 
 
-def reading(policy: str, replicas: tuple[int, int], speeds: tuple[float, float], **more: object) -> Reading:
-    return Reading(policy=policy, replicas=replicas, progress_per_replica=speeds, supply_progress=0.5, **more)  # type: ignore[arg-type]
+def reading(policy: str, replicas: tuple[int, int], speeds: tuple[float, float], **more: Any) -> Reading:
+    return Reading(policy=policy, replicas=replicas, progress_per_replica=speeds, supply_progress=0.5, **more)
 
 
 UNTRIED = {"untried": (False, True)}
@@ -52,11 +53,9 @@ def test_a_free_unit_is_taken_first() -> None:
         "unfit for what it would get",
     ],
 )
-def test_there_is_nothing_to_try(a: dict[str, object], b: dict[str, object]) -> None:
-    readings = [
-        reading("a", speeds=(0.2, 0.2), **a),
-        reading(**{"policy": "b", "replicas": (0, 1), "speeds": (0.1, 0.4), **b}),
-    ]  # type: ignore[arg-type]
+def test_there_is_nothing_to_try(a: dict[str, Any], b: dict[str, Any]) -> None:
+    giver = {"policy": "b", "replicas": (0, 1), "speeds": (0.1, 0.4)}
+    readings = [reading("a", speeds=(0.2, 0.2), **a), reading(**(giver | b))]
     taken = sum(one.replicas[1] * one.units_per_replica for one in readings)
     assert trial_shares(readings, (3, taken)) is None
 

@@ -384,6 +384,7 @@ def test_a_unit_without_a_type_of_its_own_has_the_one_that_its_host_sees() -> No
     world.run(1.0)
     assert world.core.types == seen
     world = World(WantedByType(), ("cpu:0", "cpu:1"), types={"cpu:1": "slow"}, seen_types=seen)
+    assert [dict(share.by_type) for share in world.core.tick(0.0)] == [{}, {}], "nobody has told of cpu:0 yet"
     world.run(1.0)
     assert world.core.types == {"cpu:0": "cpu", "cpu:1": "slow"}
 
