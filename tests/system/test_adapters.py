@@ -15,6 +15,7 @@ ADAPTERS = [
 SHARDED = ["--policies.llama.learner.processes", "2", "--policies.llama.learner.sharding", "shard"]
 
 
+@pytest.mark.slow
 def test_workers_follow_by_adapters_also_those_that_are_started_anew(make_run):
     """Every version is proved whole; evaluations read adapters, too; no weights are written."""
     run = make_run(steps=12)

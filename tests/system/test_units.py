@@ -273,6 +273,7 @@ def test_units_have_one_owner_and_go_where_they_help(host: Host) -> None:
     assert host.violations() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", [SLOW_TYPE], indirect=True)
 def test_units_of_two_speeds_go_to_whom_they_help_most(host: Host) -> None:
     """Engines of a are hardly slower on slow units, those of c four times: as measured, c gets the fast ones."""

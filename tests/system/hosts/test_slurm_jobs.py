@@ -43,6 +43,7 @@ def test_a_requeued_job_goes_on_where_it_was(submit):
         assert (run.folder / "checkpoints" / policy / "run_epoch").read_text() == "1"
 
 
+@pytest.mark.slow
 def test_a_heterogeneous_job_has_the_daemons_on_a_node_of_their_own(submit):
     """Policies live on the nodes of the second component, started through `srun --het-group=1`."""
     job = submit("--hosts", "3", "--heterogeneous", steps=4)
@@ -54,6 +55,7 @@ def test_a_heterogeneous_job_has_the_daemons_on_a_node_of_their_own(submit):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_separate_jobs_join_through_the_run_folder(submit):
     """One job per policy: the second finds the first by the run folder alone, and ends with it."""
     job = submit("--separate", steps=4)
