@@ -92,10 +92,13 @@ def test_a_run_resumes_after_kill_nine_of_everything(make_run):
     run.start("--resume")
 
     assert run.finish(180) == 0, run.tail()
-    for policy in POLICIES:
-        steps = [record["step"] for record in run.metrics(f"learner/{policy}")[told[policy] :]]
-        assert steps[0] > 4, "it went on from a checkpoint, not from the start"
-        assert steps == list(range(steps[0], 25))
+    trained = {
+        policy: [record["step"] for record in run.metrics(f"learner/{policy}")[told[policy] :]] for policy in POLICIES
+    }
+    assert any(trained.values()), "one of them may have been done before the other was at its sixth step"
+    for policy, steps in trained.items():
+        assert len(steps) <= 20, "it went on from a checkpoint, not from the start"
+        assert steps == list(range(25 - len(steps), 25))
         assert (run.folder / "checkpoints" / policy / "run_epoch").read_text() == "1"
 
 
