@@ -107,6 +107,7 @@ def test_scores_at_another_temperature_are_refused(rig, llama):
         rig.engine._run(dialect.score(rig.engine._http, TEXT, 0.7), 60.0)
 
 
+@pytest.mark.slow
 def test_a_server_that_hides_the_temperature_is_named(rig):
     """One that reports log-probabilities before temperature would train with wrong importance weights."""
     raw = dataclasses.replace(rig.engine._launch, options=("--log-level", "error"))

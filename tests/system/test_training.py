@@ -102,6 +102,7 @@ def test_a_run_resumes_after_kill_nine_of_everything(make_run):
         assert (run.folder / "checkpoints" / policy / "run_epoch").read_text() == "1"
 
 
+@pytest.mark.slow
 def test_two_ranks_per_learner_train(make_run):
     """With nproc 2 both policies train over gloo; no group spans them."""
     run = make_run(steps=3, processes=2)
