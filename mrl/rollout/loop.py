@@ -214,10 +214,7 @@ class RolloutLoop:
 
     def _hand_in(self) -> None:
         items: list[WorkItem] = []
-        if not self._busy and self._updates.is_loading:  # under what is still served there is nothing to be had
-            with self._telemetry.awaiting("weights", whom=self._learner):
-                self._updates.wait(QUICK_SLICE_S)
-        elif not self._busy:
+        if not self._busy:
             items = self._await_work()
         elif self._may_sample():
             items = self._take(0.0)
@@ -236,7 +233,8 @@ class RolloutLoop:
             if not self._room():
                 time.sleep(QUICK_SLICE_S)
                 return []
-            items = self._take(self._idle_slice_s)
+            # Where nothing more is to be had under what is still served, there is as soon as the newer is loaded.
+            items = self._take(QUICK_SLICE_S if self._updates.is_loading else self._idle_slice_s)
         if items and not self._may_sample():  # the grant told of weights that are not served yet
             self._follow_weights(to_the_end=True)
             if not self._may_sample():

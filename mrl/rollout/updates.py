@@ -210,11 +210,6 @@ class Updates:
         """Whether an update is under way whose version the engine does not serve yet."""
         return self._pending is not None and self._pending[0] != self._engine.version
 
-    def wait(self, within_s: float) -> None:
-        """Until the update under way has ended, at most so long."""
-        if self._pending is not None:
-            wait([self._pending[1]], within_s)
-
     def abandon(self) -> None:
         """Forget the update under way, once it has ended: the engine is lost, and the learner no longer waited for."""
         if self._pending is None:

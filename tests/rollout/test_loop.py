@@ -188,8 +188,8 @@ def test_an_asynchronous_worker_samples_on_with_what_it_has(make_loop, learner):
     assert versions(learner.got) == {Version(0, 0)}
 
 
-def test_an_idle_worker_takes_new_weights_before_it_asks_again(make_loop, learner):
-    """It says what it would sample under, and where that is too old for more work it does not ask twice."""
+def test_a_worker_says_what_it_would_sample_under(make_loop, learner):
+    """Where that is too old for more work, it gets some as soon as it serves what the learner told of."""
     learner.grants_the_newest_alone = True
     loop = make_loop()
 
@@ -204,14 +204,19 @@ def test_an_idle_worker_takes_new_weights_before_it_asks_again(make_loop, learne
 
     play(loop, script())
 
-    assert [request.serving for request in learner.asked if request.max_groups][:2] == [Version(0, 0), Version(0, 1)]
+    serving = [request.serving for request in learner.asked if request.max_groups]
+    assert (serving[0], serving[-1]) == (Version(0, 0), Version(0, 1))
+    assert serving == sorted(serving)
     assert versions(learner.got[:1]) == {Version(0, 0)}
     later = [message for message in learner.got if set(tickets([message])) & {f"0.{n}" for n in range(4, 8)}]
     assert versions(later) == {Version(0, 1)}
 
 
 def test_an_idle_worker_goes_round_while_weights_are_loaded(make_loop, learner, monkeypatch):
-    """Whoever stops it, lets it sleep or asks for scores does not wait for a broadcast's members."""
+    """Whoever stops it, lets it sleep or asks for scores does not wait for a broadcast's members.
+
+    And what work there is, is done under the weights that are served.
+    """
     release, load, turns = threading.Event(), EmbeddedEngine.load, []
 
     def slow(engine, folder, version, digests=None):
@@ -230,11 +235,15 @@ def test_an_idle_worker_goes_round_while_weights_are_loaded(make_loop, learner, 
         for _ in range(3):
             yield False
             turns.append(loop._updates.is_loading)
+        learner.prompt_ids *= 2
+        while len(tickets(learner.got)) < 8:
+            yield False
         release.set()
 
     play(loop, script())
 
     assert turns == [True] * 3
+    assert versions(learner.got) == {Version(0, 0)}
 
 
 def test_all_tries_of_refused_weights_take_less_than_a_learner_waits_for_groups():
