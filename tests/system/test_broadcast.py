@@ -24,11 +24,13 @@ def test_versions_go_by_broadcast_and_files_are_written_for_evaluations_alone(ma
     run.start(*BROADCAST, *TWO_WORKERS, *SHARDED)
 
     assert run.finish(300) == 0, run.tail()
-    for policy in POLICIES:
-        worker = f"worker/{policy}/0"
-        assert newest(run, worker, "weights/by_broadcast") >= 2
-        assert newest(run, worker, "weights/by_files") == 0
-        assert max(record["values"]["weights/canary_max_abs_nats"] for record in run.metrics(worker)) < 1e-4
+    for policy, workers in (("qwen", 2), ("llama", 1)):
+        names = [f"worker/{policy}/{number}" for number in range(workers)]
+        # Who of two workers gets most of the work is open, and one without work tells nothing of its updates.
+        assert max(newest(run, name, "weights/by_broadcast") for name in names) >= 2
+        assert all(newest(run, name, "weights/by_files") == 0 for name in names)
+        canaries = [record["values"]["weights/canary_max_abs_nats"] for name in names for record in run.metrics(name)]
+        assert max(canaries) < 1e-4
         assert (run.folder / "evaluation" / f"{policy}-8.json").exists()
         written = [path.parent.name for path in (run.folder / "weights" / policy).glob("*/model.safetensors")]
         assert sorted(written) == ["0.0", "0.8"]
