@@ -1,5 +1,7 @@
 """What a rank holds of a tensor: all of it, or some of its rows."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -17,6 +19,15 @@ class Piece:
     """Of the whole tensor."""
     is_first_copy: bool
     """False where a rank before this one holds the same rows."""
+
+
+def dcp_metadata(pieces: Mapping[str, Piece]) -> dict[str, str]:
+    """Where pieces lie in their tensors, as torch.distributed.checkpoint looks for it in a file's header."""
+    offsets = {
+        name: {"saved_offsets": [piece.first_row, *[0] * (len(piece.shape) - 1)] if piece.shape else []}
+        for name, piece in pieces.items()
+    }
+    return {"DCP_SHARDING_INFO": json.dumps(offsets)}
 
 
 def held_piece(tensor: Tensor, rank: int) -> Piece:

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from mrl.checkpoint.pieces import Piece
+from mrl.checkpoint.pieces import Piece, dcp_metadata
 from mrl.errors import CheckpointError, WeightsError
 from mrl.files import replace_file
 from mrl.models.tensor_file import read_tensors, write_tensors
@@ -94,7 +94,8 @@ class CheckpointStore:
         folder.mkdir(parents=True, exist_ok=True)
         name = f"rank_{rank:05d}.safetensors"
         with (folder / name).open("wb", buffering=0) as file:
-            digests = write_tensors(file, {key: piece.local for key, piece in pieces.items()})
+            tensors = {key: piece.local for key, piece in pieces.items()}
+            digests = write_tensors(file, tensors, about=dcp_metadata(pieces))
             os.fsync(file.fileno())
         listed = {
             key: StoredPiece(

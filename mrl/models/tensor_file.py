@@ -45,9 +45,14 @@ def digest(tensor: Tensor) -> str:
     return xxhash.xxh3_128_hexdigest(_raw(tensor.detach().cpu().contiguous()))
 
 
-def write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Write tensors of the CPU as a safetensors file, which is unbuffered; returns name -> digest. Raises OSError."""
-    file.write(_header(tensors))
+def write_tensors(
+    file: BinaryIO, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Write tensors of the CPU as a safetensors file, which is unbuffered; returns name -> digest. Raises OSError.
+
+    `about` goes into the header's metadata.
+    """
+    file.write(_header(tensors, about or {}))
     return {name: _write_one(file, _raw(tensor.detach().contiguous())) for name, tensor in tensors.items()}
 
 
@@ -109,8 +114,8 @@ def copy_bytes(source: Tensor, target: Tensor) -> str:
     return hashing.hexdigest()
 
 
-def _header(tensors: Mapping[str, Tensor]) -> bytes:
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+def _header(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **about}}
     offset = 0
     for name, tensor in tensors.items():
         header[name] = {

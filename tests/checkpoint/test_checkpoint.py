@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from mrl.checkpoint import store as store_module
 from mrl.checkpoint.pieces import Piece, held_piece
@@ -57,6 +59,29 @@ def test_any_rows_are_read_from_whichever_files_hold_them(tmp_path, cuts):
     for first in range(8):
         for count in range(8 - first):
             assert torch.equal(found.read("w", first, count), tensor[first : first + count])
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("cuts", [[0, 7], [0, 3, 7], [0, 1, 2, 7]])
+def test_distributed_checkpoints_of_torch_read_the_files(tmp_path, cuts):
+    """Rows of several ranks, whole tensors, and numbers; nothing but the folder is told."""
+    saved = {
+        "w": torch.arange(21.0).view(7, 3),
+        "b": torch.arange(7.0).bfloat16(),
+        "count": torch.tensor(5),
+    }
+    store = CheckpointStore(tmp_path, "a")
+    for rank, (first, last) in enumerate(itertools.pairwise(cuts)):
+        pieces = {name: rows_of(saved[name], first, last) for name in ("w", "b")}
+        if rank == 0:
+            pieces["count"] = held_piece(saved["count"], 0)
+        store.write_pieces(4, pieces, rank=rank, life=0)
+    folder = store.complete(4, b"{}", life=0, num_ranks=len(cuts) - 1)
+
+    found = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
+    dcp.load(found, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {n: t.tolist() for n, t in saved.items()}
 
 
 def test_no_checkpoint_is_not_an_error(tmp_path):
