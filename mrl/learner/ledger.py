@@ -85,6 +85,8 @@ class WorkLedger:
     counts: Counter[str] = field(default_factory=Counter)
     is_short: bool = False
     """Whether the worker that asked last had room for more than any may sample, whatever it serves."""
+    newest: Version | None = None
+    """The version announced last; None before the first, when nobody can sample."""
 
     def __post_init__(self) -> None:
         pace = self.pace
@@ -105,6 +107,7 @@ class WorkLedger:
     def announced(self, version: Version) -> None:
         """Workers are told of this version from now on, and may sample for its step."""
         self.step = max(self.step, version.step)
+        self.newest = version
 
     def grant(self, request: WorkRequest, now_s: float) -> list[WorkItem]:
         """Work for one worker; what it does not hold (any more), as after a restart, is granted anew."""
@@ -127,7 +130,7 @@ class WorkLedger:
         """Take finished groups over; returns the new ones, uniform ones that are dropped included.
 
         A repeated or unknown ticket is counted and ignored. A group that is not what was granted, or that has a token
-        without version or log-probability, is counted and its prompt sampled again.
+        without log-probability, or without a version that was announced, is counted and its prompt sampled again.
         """
         self.last_seen_s[worker] = now_s
         new = []
@@ -222,7 +225,12 @@ class WorkLedger:
     def _is_sound(self, group: ScoredGroup, position: int) -> bool:
         is_whole = len(group.answers) == self.pace.group_size and group.prompt_id == self.prompt_at(position)
         has_prompt = len(group.prompt_token_ids) >= 4 and len(group.prompt_token_ids) % 4 == 0
-        return is_whole and has_prompt and all(map(_is_usable, group.answers))
+        return is_whole and has_prompt and all(map(_is_usable, group.answers)) and not self._is_of_the_future(group)
+
+    def _is_of_the_future(self, group: ScoredGroup) -> bool:
+        """Whether it says that weights sampled it which nobody was told of: it would never count as stale."""
+        newest = self.newest
+        return newest is not None and any(span.version > newest for one in group.answers for span in one.versions)
 
     def _take_back(self, lost: Callable[[str, Running], bool]) -> None:
         for ticket in [ticket for ticket, run in self.running.items() if lost(ticket, run)]:

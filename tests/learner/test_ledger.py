@@ -200,6 +200,22 @@ def test_a_group_that_cannot_be_dated_is_refused(make_group, damage):
     assert books.grant(ask(1), 0.0)[0].position == item.position
 
 
+@pytest.mark.parametrize(("epoch", "step", "is_taken"), [(1, 4, True), (0, 9, True), (1, 5, False), (2, 0, False)])
+def test_a_group_of_a_version_that_is_still_to_come_is_refused(make_group, epoch, step, is_taken):
+    """By epoch first: a life before may have been further. It would never have counted as stale."""
+    books = ledger(epoch=1, step=3)
+    books.announced(Version(1, 3))
+    books.announced(Version(1, 4))
+    item = books.grant(ask(1), 0.0)[0]
+    group = make_group(item.ticket, epoch=1, step=3)
+    *spans, last = group.answers[1].versions
+    spans.append(msgspec.structs.replace(last, version=Version(epoch, step)))
+    answers = [group.answers[0], msgspec.structs.replace(group.answers[1], versions=spans)]
+
+    assert bool(books.accept([msgspec.structs.replace(group, answers=answers)], "w", 0.0)) is is_taken
+    assert books.counts["unsound"] == (not is_taken)
+
+
 @pytest.mark.parametrize(
     "damage", [{"prompt_id": "p5"}, {"prompt_token_ids": b""}, {"prompt_token_ids": b"abcde"}, {"answers": 1}]
 )
