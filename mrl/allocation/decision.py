@@ -23,6 +23,8 @@ Shares = dict[str, tuple[int, ...]]
 Verdict = Literal["moved", "trial", "best already", "demand unknown", "gain too small", "dwell", "bucket empty"]
 """A trial is a move that is made to measure a policy on a type of unit."""
 START_PROGRESS = 0.5
+AMPLE_SUPPLY = 1.5
+"""Supply over demand at which one more replica is worth less than its price."""
 MOVES_PER_TRIAL = 2
 """Where trials and better splits compete for the dwell."""
 
@@ -39,6 +41,8 @@ class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
     """Windowed supply progress of every policy."""
     unserved_s: dict[str, float] = {}
     """Time at which a policy without units lost its last one."""
+    unknown_since_s: float | None = None
+    """Since when there is a policy whose demand is unknown; None when there is none."""
     moves_since_trial: int = 0
 
 
@@ -95,21 +99,35 @@ def decide(
     num_live = sum(not reading.silent for reading in aged)
     gain: float | None
     verdict: Verdict
-    if (
-        rule.objective != "static"
-        and len(known) < num_live
-        and fits
-        and not (urgent or _is_tight(aged, capacity_units))
-    ):
+    can_wait = rule.objective != "static" and fits and not (urgent or _is_tight(aged, capacity_units))
+    is_waiting = can_wait and len(known) < num_live
+    if is_waiting and not _has_waited(rule, state, known):
         candidate, gain, verdict = before, 0.0, "demand unknown"
     else:
-        candidate, gain = _candidate(rule, state, aged, before, capacity_units, is_measured=bool(known), fits=fits)
+        taken = [_as_it_stands(one) for one in aged] if is_waiting else aged
+        candidate, gain = _candidate(rule, state, taken, before, capacity_units, is_measured=bool(known), fits=fits)
         gain = gain if fits else None
         verdict = _judge(rule, state, aged, candidate, gain, capacity_units, now_s, forced=urgent or not fits)
         if not urgent and fits and _may_try(rule, state, verdict, now_s):
             tried = trial_shares(aged, capacity_units)
             candidate, gain, verdict = (tried, 0.0, "trial") if tried else (candidate, gain, verdict)
     return _conclude(rule, state, aged, candidate, gain, verdict, capacity_units, now_s, urgent=urgent)
+
+
+def _has_waited(rule: Rule, state: ControllerState, known: Sequence[Reading]) -> bool:
+    """Whether those whose demands are known have waited for the others for long enough."""
+    since_s = state.unknown_since_s
+    return bool(known) and since_s is not None and state.decided_s - since_s >= rule.dwell_s
+
+
+def _as_it_stands(reading: Reading) -> Reading:
+    """Who is unmeasured while others go on keeps what it has, and is taken for one that needs no more."""
+    count = sum(reading.replicas)
+    if reading.progress_per_replica is not None or reading.silent or not count:
+        return reading
+    unfit = reading.unfit or (False,) * len(reading.replicas)
+    fed = tuple(0.0 if is_unfit else AMPLE_SUPPLY / count for is_unfit in unfit)
+    return msgspec.structs.replace(_with_floor(reading, count), progress_per_replica=fed)
 
 
 def _may_try(rule: Rule, state: ControllerState, verdict: Verdict, now_s: float) -> bool:
@@ -140,8 +158,15 @@ def _observe(
         for reading in readings
         if not any(reading.replicas) and not reading.silent
     }
+    is_unknown = any(reading.progress_per_replica is None and not reading.silent for reading in readings)
+    since_s = now_s if state.unknown_since_s is None else state.unknown_since_s
     return msgspec.structs.replace(
-        state, decided_s=now_s, bucket_units=bucket, progress=progress, unserved_s=unserved_s
+        state,
+        decided_s=now_s,
+        bucket_units=bucket,
+        progress=progress,
+        unserved_s=unserved_s,
+        unknown_since_s=since_s if is_unknown else None,
     )
 
 
@@ -295,7 +320,8 @@ def _conclude(
     if verdict in ("moved", "trial"):
         shares = candidate
         count = state.moves_since_trial + 1 if verdict == "moved" else 0
-        left = None if state.bucket_units is None else max(0.0, state.bucket_units - moved)
+        is_first = not any(any(reading.replicas) for reading in readings)  # nobody had to give anything up
+        left = None if state.bucket_units is None else max(0.0, state.bucket_units - (0 if is_first else moved))
         state = msgspec.structs.replace(state, moved_s=now_s, bucket_units=left, moves_since_trial=count)
     record = DecisionRecord(
         now_s=now_s,

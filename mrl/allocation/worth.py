@@ -44,7 +44,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     smoothness: float = 12.0
     """Exponent of the smooth min(1, x) that turns supply into progress."""
     moves_per_unit_hour: float | None = 1.0
-    """Unit moves that the bucket gains per unit and hour, and holds at most; None: moves are free."""
+    """Unit moves that the bucket gains per unit and hour, and holds at most; None: moves are free, as first shares are.
+    """
     max_unserved_s: float = 1200.0
     """In a pool too small for one replica of each policy: who was unserved for longer gets one."""
 

@@ -1,6 +1,6 @@
 """What the controller decides, in a world where progress is what shares feed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -54,17 +54,78 @@ def reached(records: Sequence[DecisionRecord], skip: int = 60) -> dict[str, floa
     return found
 
 
+def known_late(after_s: Mapping[str, float]) -> Change:
+    """A world in which the demand of each policy is unknown until then."""
+
+    def change(now_s: float, readings: list[Reading]) -> list[Reading]:
+        return [
+            msgspec.structs.replace(one, progress_per_replica=None, supply_progress=None)
+            if now_s < after_s[one.policy]
+            else one
+            for one in readings
+        ]
+
+    return change
+
+
 def test_the_first_shares_are_equal_and_kept_until_all_demands_are_known() -> None:
     """A quarter of the units each, in whole gangs; the unit that is left goes by name."""
-
-    def unknown(now_s: float, readings: list[Reading]) -> list[Reading]:
-        late = [msgspec.structs.replace(one, progress_per_replica=None) for one in readings]
-        return readings if now_s > 1800.0 else late[:1] + readings[1:] if now_s else late
-
-    records = play(ACCELERATORS, 12, 1.0, unknown)
+    records = play(ACCELERATORS, 12, 1.0, known_late({"a": 540.0, "b": 60.0, "c": 60.0, "d": 60.0}))
     assert {name: row[0] for name, row in records[0].shares.items()} == {"a": 3, "b": 3, "c": 4, "d": 1}
-    assert {record.verdict for record in records[1:31]} == {"demand unknown"}
-    assert records[31].verdict == "moved"
+    assert {record.verdict for record in records[1:9]} == {"demand unknown"}
+    assert "demand unknown" not in {record.verdict for record in records[9:]}
+    assert "moved" in {record.verdict for record in records[9:20]}
+
+
+@pytest.mark.parametrize("late", list(DEMANDS))
+def test_one_unknown_demand_holds_up_the_others_for_a_dwell_and_costs_nobody_a_unit(late) -> None:
+    """Then the others share by their demands what they have; who is unknown loses nothing until it is known."""
+    records = play(ACCELERATORS, 48, 2.0, known_late(dict.fromkeys(DEMANDS, 60.0) | {late: 3600.0}))
+    first = records[0].shares
+    assert {record.verdict for record in records[1:10]} == {"demand unknown"}
+    assert records[10].verdict == "moved"
+    for record in records[10:60]:
+        assert record.shares[late] == first[late]
+        others = [name for name in DEMANDS if name != late]
+        assert all(sum(record.shares[name]) * GANGS[name] >= 0.95 * DEMANDS[name] for name in others)
+        assert sum(sum(record.shares[name]) * GANGS[name] for name in others) < 24
+
+
+def test_a_policy_that_stays_unknown_keeps_its_units_and_takes_none_from_others() -> None:
+    """They come as far as they can with what it leaves; from when it is known, all share everything."""
+    records = play(ACCELERATORS, 12, 16.0, known_late(dict.fromkeys(DEMANDS, 60.0) | {"a": 6 * 3600.0}))
+    assert all(sum(record.shares["a"]) == 3 for record in records[:360])
+    progress = reached(records[:360])
+    assert min(progress[name] for name in "bcd") > 0.9 * 9 / (sum(DEMANDS.values()) - DEMANDS["a"])
+    assert min(reached(records[360:], skip=120).values()) > 0.93 * 12 / sum(DEMANDS.values())
+
+
+def test_while_nobody_is_known_nothing_moves() -> None:
+    """However long that takes."""
+    records = play(ACCELERATORS, 12, 1.0, known_late(dict.fromkeys(DEMANDS, 1e9)))
+    assert {record.verdict for record in records[1:]} == {"demand unknown"}
+
+
+def test_a_policy_that_stays_unknown_is_not_moved_where_it_does_not_fit() -> None:
+    """Although the other one would like to have its units, which are the faster ones."""
+    stays = Reading(policy="a", replicas=(4, 0), progress_per_replica=None, supply_progress=None, unfit=(False, True))
+    wants = Reading(policy="b", replicas=(0, 4), progress_per_replica=(0.5, 0.05), supply_progress=0.2)
+    state = ControllerState(decided_s=0.0, moved_s=0.0, bucket_units=100.0, unknown_since_s=0.0)
+    _, record = decide(ACCELERATORS, state, [stays, wants], (4, 8), 660.0)
+    assert record.shares["a"] == (4, 0)
+    assert record.shares["b"][1] > 4
+
+
+def test_who_becomes_unknown_again_is_waited_for_again() -> None:
+    """The time counts from when it was last known."""
+
+    def change(now_s: float, readings: list[Reading]) -> list[Reading]:
+        late = known_late(dict.fromkeys(DEMANDS, 60.0) | {"b": 300.0 if now_s < 1800.0 else 1e9})
+        return late(now_s, readings)
+
+    records = play(ACCELERATORS, 12, 1.0, change)
+    waits = [place for place, record in enumerate(records) if record.verdict == "demand unknown"]
+    assert waits == [*range(1, 5), *range(30, 40)]
 
 
 def test_progress_is_max_min_in_the_long_run() -> None:
