@@ -166,6 +166,9 @@ class LearnerTable(Table):
     """Blocks keep their inputs alone and run again in the backward pass: less memory, a third more compute."""
     compile: bool = False
     """Blocks go through torch.compile: faster passes, after a minute of compiling (a compiler of C++ is needed)."""
+    attention_kernel: Literal["rows", "varlen"] = "rows"
+    """What attends to packed rows: a call for each length among them, on any device, or torch's flash kernel, once for
+    rows of all lengths, on GPUs from Ampere on in bfloat16."""
     logprob_kernel: Literal["chunked", "liger"] = "chunked"
     """What turns hidden states into log-probabilities: chunks of logits, on any device, or Liger's fused kernel, on
     Hopper GPUs in bfloat16 (extra `liger`)."""

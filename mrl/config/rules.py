@@ -269,16 +269,23 @@ def _check_learner(key: str, policy: PolicyTable, where: str) -> None:
         raise ConfigError(
             f"{key}.learner.betas: not valid", where=where, got=list(learner.betas), wanted="0 <= beta < 1"
         )
-    is_bfloat16_on_gpu = policy.device == "cuda" and learner.precision == "bfloat16"
-    if learner.logprob_kernel == "liger" and not is_bfloat16_on_gpu:
-        raise ConfigError(
-            f"{key}.learner.logprob_kernel: Liger's kernel is for GPUs and bfloat16",
-            where=where,
-            got=f"{policy.device}, {learner.precision}",
-            wanted=f'{key}.device = "cuda" and {key}.learner.precision = "bfloat16"',
-            cure=f'{key}.learner.logprob_kernel = "chunked"',
-        )
+    _check_kernels(key, policy, where)
     _check_sharding(key, learner, where)
+
+
+def _check_kernels(key: str, policy: PolicyTable, where: str) -> None:
+    learner = policy.learner
+    if policy.device == "cuda" and learner.precision == "bfloat16":
+        return
+    for name, chosen, other in (("logprob_kernel", "liger", "chunked"), ("attention_kernel", "varlen", "rows")):
+        if getattr(learner, name) == chosen:
+            raise ConfigError(
+                f"{key}.learner.{name}: the kernel {chosen} is for GPUs and bfloat16",
+                where=where,
+                got=f"{policy.device}, {learner.precision}",
+                wanted=f'{key}.device = "cuda" and {key}.learner.precision = "bfloat16"',
+                cure=f'{key}.learner.{name} = "{other}"',
+            )
 
 
 def _check_sharding(key: str, learner: LearnerTable, where: str) -> None:

@@ -27,6 +27,8 @@ from mrl.models.heads import head_shape
 from mrl.models.lora import add_adapters
 from mrl.models.row_attention import attention_of_transformers
 from mrl.models.scoring import score_tokens
+from mrl.models.skeleton import head_dim
+from mrl.models.varlen_attention import check_varlen
 from mrl.objectives.liger import check_liger
 from mrl.objectives.logprobs import Kernel
 from mrl.objectives.specs import Imitation
@@ -61,6 +63,9 @@ class Trainer:
             add_adapters(model, table.lora, seed=seed)
         if table.logprob_kernel == "liger":
             check_liger(world.device, head_shape(model).softcap)
+        if table.attention_kernel == "varlen":
+            softcap = getattr(model.config, "attn_logit_softcapping", None)
+            check_varlen(world.device, head_size=head_dim(model.config), softcap=softcap)  # type: ignore[arg-type]
         # Dropout would make the learner's log-probabilities differ from the engine's, so it stays off in training.
         self.model, self.world = place(model.eval(), table, world), world
         self._table, self._components = table, tuple(components)

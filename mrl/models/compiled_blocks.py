@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AttentionInterface
 
 from mrl.errors import ConfigError
-from mrl.models.row_attention import NAME, row_attention
+from mrl.models.row_attention import register_row_attention
 
 
 def compile_blocks(blocks: Sequence[nn.Module]) -> None:
@@ -21,7 +20,7 @@ def compile_blocks(blocks: Sequence[nn.Module]) -> None:
     Raises ConfigError on a host without a compiler of C++.
     """
     _check_compiler()
-    AttentionInterface.register(NAME, torch.compiler.disable(row_attention))
+    register_row_attention(torch.compiler.disable)
     for block in blocks:
         block.forward = torch.compile(block.forward, dynamic=True)
 

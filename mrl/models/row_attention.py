@@ -5,11 +5,12 @@ place; only here does every answer get its prompt back, and is attended to as th
 this as any other attention (its `AttentionInterface`), for every family alike.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Any
+from functools import lru_cache, partial
+from itertools import accumulate, groupby
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,12 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from mrl.errors import ModelFolderError
+from mrl.models.varlen_attention import attend_at_once
 
-NAME = "mrl_rows"
+Kernel = Literal["rows", "varlen"]
+"""One call for rows of one length each, on any device, or one for all rows (see `varlen_attention`)."""
+NAMES: dict[Kernel, str] = {"rows": "mrl_rows", "varlen": "mrl_rows_varlen"}
+"""How transformers knows them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,10 @@ class RowLayout:
         """(rows, length) of neighbours of equal length: each is attended to in one call."""
         return [(len([*same]), length) for length, same in groupby(self.lengths)]
 
+    def bounds_on(self, device: torch.device) -> Tensor:
+        """[rows + 1] int32: where rows begin among the R positions, and where the last one ends."""
+        return _bounds(self.lengths, device)
+
     def to(self, device: torch.device) -> "RowLayout":
         """The same on another device."""
         if self.places_R is None or self.positions_L is None:
@@ -47,17 +56,17 @@ class RowLayout:
         return RowLayout(self.lengths, self.places_R.to(device), self.positions_L.to(device))
 
 
-def use_row_attention(model: nn.Module) -> None:
+def use_row_attention(model: nn.Module, kernel: Kernel = "rows") -> None:
     """Have a model understand `packed_rows`, a RowLayout given to its decoder; without it, every sequence is a row.
 
     There is no other mask: sequences may be filled up on the right alone. Raises ModelFolderError for a family whose
     attention transformers cannot exchange, or is in chunks.
     """
-    model.set_attn_implementation(NAME)  # type: ignore[operator]
+    model.set_attn_implementation(NAMES[kernel])  # type: ignore[operator]
     text_config = model.config.get_text_config()  # type: ignore[operator, union-attr]
     if getattr(text_config, "attention_chunk_size", None):
         raise _unknown(f"{type(model).__name__} with attention_chunk_size")
-    if _implementation(model) != NAME:
+    if _implementation(model) != NAMES[kernel]:
         raise _unknown(type(model).__name__)
 
 
@@ -103,6 +112,7 @@ def row_attention(
     scaling: float | None = None,
     softcap: float | None = None,
     packed_rows: RowLayout | None = None,
+    kernel: Kernel = "rows",
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within rows, [N, L, H, D]; K key-value heads serve H heads.
@@ -117,20 +127,39 @@ def row_attention(
     heads = _Heads(scaling, others.get("sliding_window"), softcap)
     if packed_rows is None:
         return heads.attend(query_NHLD, key_NKLD, value_NKLD).transpose(1, 2), None
-    parts = (_rows(states[0].transpose(0, 1), packed_rows) for states in (query_NHLD, key_NKLD, value_NKLD))
-    attended = [heads.attend(*rows).transpose(1, 2).flatten(0, 1) for rows in zip(*parts, strict=True)]
-    attended_RHD = torch.cat(attended)
+    query_RHD, key_RKD, value_RKD = (
+        _end_to_end(states[0].transpose(0, 1), packed_rows) for states in (query_NHLD, key_NKLD, value_NKLD)
+    )
+    attend = heads.attend_at_once if kernel == "varlen" else heads.attend_by_length
+    attended_RHD = attend(query_RHD, key_RKD, value_RKD, packed_rows)
     taken = attended_RHD if packed_rows.positions_L is None else take(attended_RHD, packed_rows.positions_L)
     return taken.unsqueeze(0), None
 
 
-AttentionInterface.register(NAME, row_attention)
+def register_row_attention(
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda attention: attention,
+) -> None:
+    """Make it known to transformers under its names, `wrap` around it."""
+    for kernel, name in NAMES.items():
+        AttentionInterface.register(name, wrap(partial(row_attention, kernel=kernel)))
 
 
-def _rows(states_LHD: Tensor, layout: RowLayout) -> list[Tensor]:
+register_row_attention()
+
+
+@lru_cache(maxsize=4)
+def _bounds(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    """The same for every block of a model, and its transfer to a GPU would have to be waited for."""
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+
+
+def _end_to_end(states_LHD: Tensor, layout: RowLayout) -> Tensor:
+    """[R, H, D]."""
+    return states_LHD if layout.places_R is None else take(states_LHD, layout.places_R)
+
+
+def _by_length(states_RHD: Tensor, runs: Sequence[tuple[int, int]]) -> list[Tensor]:
     """[rows, H, length, D] of every run."""
-    states_RHD = states_LHD if layout.places_R is None else take(states_LHD, layout.places_R)
-    runs = layout.runs
     parts: Sequence[Tensor] = states_RHD.split([count * length for count, length in runs])
     return [part.unflatten(0, run).transpose(1, 2) for part, run in zip(parts, runs, strict=True)]
 
@@ -140,6 +169,24 @@ class _Heads:
     scaling: float | None
     sliding_window: int | None
     softcap: float | None
+
+    def attend_by_length(self, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor, layout: RowLayout) -> Tensor:
+        """[R, H, D], rows of one length at a time."""
+        parts = (_by_length(states, layout.runs) for states in (query_RHD, key_RKD, value_RKD))
+        attended = [self.attend(*rows).transpose(1, 2).flatten(0, 1) for rows in zip(*parts, strict=True)]
+        return torch.cat(attended)
+
+    def attend_at_once(self, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor, layout: RowLayout) -> Tensor:
+        """[R, H, D], all rows in one call."""
+        return attend_at_once(
+            query_RHD,
+            key_RKD,
+            value_RKD,
+            layout.bounds_on(query_RHD.device),
+            longest=max(layout.lengths),
+            scaling=self.scaling,
+            sliding_window=self.sliding_window,
+        )
 
     def attend(self, query_NHLD: Tensor, key_NKLD: Tensor, value_NKLD: Tensor) -> Tensor:
         """[N, H, L, D]."""

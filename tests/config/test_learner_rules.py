@@ -30,7 +30,8 @@ def config_with(steps=10, device="cpu", **learner):
         ({"warmup_steps": 10}, "warmup_steps: the run ends before.*; got 10; wanted < run.steps = 10"),
         ({"precision": "float16"}, "learner.precision: not valid"),
         ({"logprob_kernel": "liger", "precision": "bfloat16"}, "logprob_kernel: .*; got 'cpu, bfloat16'; .*chunked"),
-        ({"logprob_kernel": "liger", "device": "cuda"}, "logprob_kernel: Liger's .*; got 'cuda, float32'; wanted .*"),
+        ({"logprob_kernel": "liger", "device": "cuda"}, "logprob_kernel: the kernel liger .*; got 'cuda, float32'; "),
+        ({"attention_kernel": "varlen", "precision": "bfloat16"}, "attention_kernel: .*; got 'cpu, bfloat16'; .*rows"),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused(learner, words):
@@ -47,6 +48,7 @@ def test_keys_that_contradict_each_other_are_refused(learner, words):
         {"microbatch_tokens": 301},
         {"warmup_steps": 9},
         {"logprob_kernel": "liger", "device": "cuda", "precision": "bfloat16"},
+        {"attention_kernel": "varlen", "device": "cuda", "precision": "bfloat16"},
         {"optimizer_memory": "host"},
     ],
 )
