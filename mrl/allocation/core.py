@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from mrl.allocation.decision import DecisionRecord
 from mrl.allocation.gain_check import Gain, GainCheck
 from mrl.allocation.ledger import Holding, LeaseLedger
@@ -20,6 +22,9 @@ from mrl.records.leases import (
     LeaseReturn,
     ReportAck,
 )
+
+MAX_TOLD_EPOCH = 2**40
+"""Beyond any that is reached, and far below the last that fits into a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,7 @@ class AllocatorCore:
 
     def _renew(self, request: LeaseRequest, now_s: float) -> LeaseGrant:
         self._seen.add(request.policy)
+        request = self._within_bounds(request)
         self.epoch = max(self.epoch, request.epoch)
         before = self._ledger.holdings.get(request.holder)
         old_totals = before.totals if before else None
@@ -170,6 +176,11 @@ class AllocatorCore:
             ttl_s=self._settings.ttl_s,
             sequence=request.sequence,
         )
+
+    def _within_bounds(self, request: LeaseRequest) -> LeaseRequest:
+        """No worker says what would leave no epoch, or no slot, for later leases: not in good faith."""
+        epoch, slots = min(request.epoch, MAX_TOLD_EPOCH), min(request.slots, self._settings.slots)
+        return msgspec.structs.replace(request, epoch=epoch, slots=slots)
 
     def _lease(self, holder: str, holding: Holding, now_s: float) -> tuple[int, int]:
         """The lease that a holder gets now: its target, as far as others have made room for it."""

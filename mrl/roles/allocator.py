@@ -24,6 +24,7 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
 from mrl.records.leases import allocator_request_decoder
 from mrl.roles import wiring
+from mrl.roles.lease_rights import may_say
 from mrl.roles.unit_allocator import serve_units, tell_gains
 from mrl.transport.endpoints import port_of, publish_endpoint, read_endpoint
 from mrl.transport.grants import Grant
@@ -106,7 +107,7 @@ def _answer(server: ServerSocket, core: AllocatorCore) -> None:
         except RecordError as error:
             log.warning("message refused", client=client.decode(errors="replace"), reason=str(error))
             continue
-        if message.policy != grant.policy:
+        if not may_say(grant, message):
             server.refusals.note("impersonation", grant.name, claims=message.policy)
             continue
         for _, reply in core.handle(message, time.monotonic()):

@@ -24,10 +24,10 @@ from mrl.errors import RecordError
 from mrl.metrics.names import idle_metric, type_metric
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
-from mrl.records.leases import UnitRequest, unit_request_decoder
+from mrl.records.leases import unit_request_decoder
 from mrl.records.units import NodeReport
 from mrl.roles.allocator_life import next_life
-from mrl.transport.grants import Grant
+from mrl.roles.lease_rights import may_say
 from mrl.transport.keys import load_keys
 from mrl.transport.server import ServerSocket
 
@@ -102,17 +102,11 @@ def _answer(server: ServerSocket, core: UnitCore) -> None:
         except RecordError as error:
             log.warning("message refused", client=client.decode(errors="replace"), reason=str(error))
             continue
-        if not _may_say(grant, message):
+        if not may_say(grant, message):
             server.refusals.note("impersonation", grant.name, claims=type(message).__name__)
             continue
         for reply in core.handle(message, time.monotonic()):
             server.send(client, encode(reply))
-
-
-def _may_say(grant: Grant, message: UnitRequest) -> bool:
-    if isinstance(message, NodeReport):
-        return grant.role == "supervisor"
-    return message.policy == grant.policy
 
 
 def _lines(transitions: Iterable[Transition], types: Mapping[str, str]) -> Iterable[bytes]:

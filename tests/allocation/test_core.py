@@ -4,7 +4,15 @@ import pytest
 
 from mrl.allocation.core import AllocationSettings, AllocatorCore
 from mrl.errors import ConfigError
-from mrl.records.leases import LearnerReport, LeaseGrant, LeaseRequest, LeaseReturn, ReportAck
+from mrl.records.codec import decode, encode
+from mrl.records.leases import (
+    LearnerReport,
+    LeaseGrant,
+    LeaseRequest,
+    LeaseReturn,
+    ReportAck,
+    allocator_reply_decoder,
+)
 
 SETTINGS = AllocationSettings(slots=100, floor_slots=10, ttl_s=10.0)
 
@@ -176,6 +184,18 @@ def test_a_restarted_allocator_confirms_leases_for_one_ttl_and_grants_none() -> 
     shrunk = ask(allocator, "qwen/0", 10.5, acting=(41, 70))
     assert shrunk.slots == 50
     assert shrunk.epoch > 52
+
+
+def test_a_worker_that_claims_the_last_epoch_or_all_slots_of_the_world_shuts_nobody_out() -> None:
+    """Later leases can still be written down, and it cannot hold more than there is."""
+    allocator = core()
+    last = 2**53 - 1
+    assert last > ask(allocator, "qwen/0", 1.0, acting=(last, 10**6)).epoch > 41
+    ask(allocator, "qwen/0", 2.0, acting=(last, 10**6))
+    gemma = ask(allocator, "gemma/0", 2.0)
+
+    assert decode(encode(gemma), allocator_reply_decoder) == gemma
+    assert {one.policy: one.held_slots for one in allocator.tick(2.1)} == {"qwen": 100, "gemma": 0}
 
 
 def test_an_allocator_that_was_stopped_itself_expires_nobody() -> None:

@@ -1,0 +1,14 @@
+"""Which messages to an allocator a key may bring: a learner's report of its own, a worker's word about itself."""
+
+from mrl.records.leases import LearnerReport, UnitRequest
+from mrl.records.units import NodeReport
+from mrl.transport.grants import Grant
+
+
+def may_say(grant: Grant, message: UnitRequest) -> bool:
+    """Whether the message speaks for the key that brought it: its role, its policy, and no worker but its own."""
+    if isinstance(message, NodeReport):
+        return grant.role == "supervisor"
+    if isinstance(message, LearnerReport):
+        return grant == Grant("learner", message.policy)
+    return grant == Grant("worker", message.policy) and grant.covers(message.holder)
