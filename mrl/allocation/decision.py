@@ -15,6 +15,7 @@ from mrl.allocation.exchange_search import best_typed_split
 from mrl.allocation.shares import proportional_split
 from mrl.allocation.solver import best_split
 from mrl.allocation.type_trial import trial_shares
+from mrl.allocation.unmeasured import fair_parts, is_unmeasured, rest_of, with_rest
 from mrl.allocation.worth import Reading, Rule, share_worth
 
 Shares = dict[str, tuple[int, ...]]
@@ -23,8 +24,6 @@ Shares = dict[str, tuple[int, ...]]
 Verdict = Literal["moved", "trial", "best already", "demand unknown", "gain too small", "dwell", "bucket empty"]
 """A trial is a move that is made to measure a policy on a type of unit."""
 START_PROGRESS = 0.5
-AMPLE_SUPPLY = 1.5
-"""Supply over demand at which one more replica is worth less than its price."""
 MOVES_PER_TRIAL = 2
 """Where trials and better splits compete for the dwell."""
 
@@ -96,18 +95,21 @@ def decide(
     before = {reading.policy: reading.replicas for reading in aged}
     fits = _fits(aged, before, capacity_units)
     known = [reading for reading in aged if reading.progress_per_replica is not None and not reading.silent]
-    num_live = sum(not reading.silent for reading in aged)
+    has_unmeasured = (
+        rule.objective != "static" and any(map(is_unmeasured, aged)) and not _is_tight(aged, capacity_units)
+    )
     gain: float | None
     verdict: Verdict
-    can_wait = rule.objective != "static" and fits and not (urgent or _is_tight(aged, capacity_units))
-    is_waiting = can_wait and len(known) < num_live
-    if is_waiting and not _has_waited(rule, state, known):
+    if has_unmeasured and fits and not urgent and not _has_waited(rule, state, known):
         candidate, gain, verdict = before, 0.0, "demand unknown"
     else:
-        taken = [_as_it_stands(one) for one in aged] if is_waiting else aged
-        candidate, gain = _candidate(rule, state, taken, before, capacity_units, is_measured=bool(known), fits=fits)
+        around = has_unmeasured and bool(known)
+        find = _candidate_around if around else _candidate
+        candidate, gain = find(rule, state, aged, before, capacity_units, is_measured=bool(known), fits=fits)
         gain = gain if fits else None
         verdict = _judge(rule, state, aged, candidate, gain, capacity_units, now_s, forced=urgent or not fits)
+        if around and verdict != "moved" and (fuller := with_rest(before, aged, capacity_units)) != before:
+            candidate, verdict = fuller, "moved"
         if not urgent and fits and _may_try(rule, state, verdict, now_s):
             tried = trial_shares(aged, capacity_units)
             candidate, gain, verdict = (tried, 0.0, "trial") if tried else (candidate, gain, verdict)
@@ -118,16 +120,6 @@ def _has_waited(rule: Rule, state: ControllerState, known: Sequence[Reading]) ->
     """Whether those whose demands are known have waited for the others for long enough."""
     since_s = state.unknown_since_s
     return bool(known) and since_s is not None and state.decided_s - since_s >= rule.dwell_s
-
-
-def _as_it_stands(reading: Reading) -> Reading:
-    """Who is unmeasured while others go on keeps what it has, and is taken for one that needs no more."""
-    count = sum(reading.replicas)
-    if reading.progress_per_replica is not None or reading.silent or not count:
-        return reading
-    unfit = reading.unfit or (False,) * len(reading.replicas)
-    fed = tuple(0.0 if is_unfit else AMPLE_SUPPLY / count for is_unfit in unfit)
-    return msgspec.structs.replace(_with_floor(reading, count), progress_per_replica=fed)
 
 
 def _may_try(rule: Rule, state: ControllerState, verdict: Verdict, now_s: float) -> bool:
@@ -158,7 +150,6 @@ def _observe(
         for reading in readings
         if not any(reading.replicas) and not reading.silent
     }
-    is_unknown = any(reading.progress_per_replica is None and not reading.silent for reading in readings)
     since_s = now_s if state.unknown_since_s is None else state.unknown_since_s
     return msgspec.structs.replace(
         state,
@@ -166,7 +157,7 @@ def _observe(
         bucket_units=bucket,
         progress=progress,
         unserved_s=unserved_s,
-        unknown_since_s=since_s if is_unknown else None,
+        unknown_since_s=since_s if any(map(is_unmeasured, readings)) else None,
     )
 
 
@@ -242,6 +233,27 @@ def _candidate(
         sum(float(worth(one, np.array([split[one.policy]]))[0]) for one in filled) for split in (before, shares)
     )
     return shares, (new - old) / abs(old) if old else 0.0
+
+
+def _candidate_around(
+    rule: Rule,
+    state: ControllerState,
+    readings: Sequence[Reading],
+    before: Shares,
+    capacity_units: tuple[int, ...],
+    *,
+    is_measured: bool,
+    fits: bool,
+) -> tuple[Shares, float | None]:
+    """`_candidate` of the measured policies with what the others leave, who get what is left over then."""
+    kept = fair_parts(readings, capacity_units)
+    rest = rest_of(capacity_units, readings, kept)
+    others = [reading for reading in readings if reading.policy not in kept]
+    had = {reading.policy: before[reading.policy] for reading in others}
+    fits = fits and _fits(others, had, rest)
+    shares, gain = _candidate(rule, state, others, had, rest, is_measured=is_measured, fits=fits)
+    found = with_rest(kept | shares, readings, capacity_units)
+    return {policy: found[policy] for policy in before}, gain
 
 
 def _with_guesses(readings: Sequence[Reading]) -> list[Reading]:
