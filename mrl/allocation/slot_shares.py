@@ -82,7 +82,10 @@ class SlotShares:
             float(report.dropped_groups),
         )
         before = self._learner_totals.get(policy, (0.0,) * len(totals))
-        meter.add_learner(*increments(totals, before))
+        tokens, busy_s, *others = increments(totals, before)
+        # An allocator that was started again hears of a learner's whole life, which is more than is remembered.
+        part = min(1.0, TIME_CONSTANT_S / busy_s) if busy_s else 1.0
+        meter.add_learner(*(part * new for new in (tokens, busy_s, *others)))
         meter.hear(now_s)
         self._learner_totals[policy] = totals
         self.num_reports[policy] += totals != before  # what says nothing new is a sign of life

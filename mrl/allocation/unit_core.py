@@ -243,8 +243,9 @@ class UnitCore:
         if row is not None and row.epoch == request.unit_epoch:
             self.idle.hear(request)
         is_own = self.table.renew(request.unit, request.unit_epoch, request.policy, now_s)
-        if is_own and was_granted:
-            self.rule.add_switch(request.policy, now_s - self._granted_s[request.unit])
+        granted_s = self._granted_s.get(request.unit)
+        if is_own and was_granted and granted_s is not None:  # of an earlier allocator's grant nobody knows the time
+            self.rule.add_switch(request.policy, now_s - granted_s)
         if is_own and (use := self._uses.take(request, now_s)) is not None:
             self.rule.add_rollout(request.policy, self.types[request.unit], use)
         return LeaseGrant(

@@ -123,12 +123,15 @@ class UnitTable:
         return row is not None and self._turn(row, UnitState.DEAD, now_s, "not proved quiet in time")
 
     def adopt(self, unit: str, epoch: int, policy: str, now_s: float) -> bool:
-        """CLEARING, as at the beginning, -> ACTIVE under the epoch that an earlier allocator granted."""
+        """CLEARING, as at the beginning, -> GRANTED under the epoch that an earlier allocator granted.
+
+        ACTIVE once its engine has spoken: it may be starting still, and has as long for that as any other.
+        """
         row = self._row(unit, self._first_epoch, UnitState.CLEARING)
         if row is None:
             return False
         row.epoch, row.policy, row.renewed_s, row.deadline_s = epoch, policy, now_s, math.inf
-        return self._turn(row, UnitState.ACTIVE, now_s, "of an earlier allocator")
+        return self._turn(row, UnitState.GRANTED, now_s, "of an earlier allocator")
 
     def silent(self, now_s: float, *, ttl_s: float, start_s: float) -> list[UnitRow]:
         """ACTIVE rows not renewed for longer than the ttl, and GRANTED ones whose engine has not spoken in time."""

@@ -72,6 +72,22 @@ def test_signs_of_life_are_no_reports() -> None:
     assert not controller.meters["qwen"].is_silent(120.0)
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_the_rate_of_a_learner_is_that_of_late_also_to_an_allocator_that_was_restarted(is_restarted) -> None:
+    """It trained faster for five hours, before its answers grew; reports may come late."""
+    controller = shares()
+    if not is_restarted:
+        say(controller, "qwen", 0.0)
+        for hour in range(1, 6):
+            say(controller, "qwen", 3600.0 * hour, tokens=1_440_000 * hour, busy_s=3600.0 * hour)
+    for minute in range(0, 64):
+        busy_s = 18_000.0 + 60.0 * minute
+        say(controller, "qwen", busy_s, tokens=7_200_000 + 6000 * minute, busy_s=busy_s)
+        rate = controller.meters["qwen"].learner.value(0.0)
+        assert rate is not None
+        assert minute < 4 or rate == pytest.approx(100.0, rel=0.1)
+
+
 def test_slots_follow_the_deficit_of_the_slower_engine() -> None:
     """Equal learners, one engine half as fast: it holds two thirds of the slots in the long run."""
     controller, busy_s, held = shares(), 0.0, {"qwen": 0.0, "gemma": 0.0}

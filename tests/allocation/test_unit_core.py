@@ -265,6 +265,20 @@ def test_while_the_allocator_is_away_engines_go_on_and_its_successor_adopts_them
     assert world.engines["cpu:1"][0] > 2 * EPOCHS_PER_LIFE
 
 
+def test_an_engine_that_is_starting_outlives_its_allocator() -> None:
+    """Its successor gives it as long as any other that has not spoken yet, which is more than a lease's life."""
+    world = World(Wanted(a=1, b=1))
+    world.start_s = 4.0 * SETTINGS.ttl_s
+    world.run(2.0)
+    before = dict(world.engines)
+    world.restart()
+    world.run(2.0 * SETTINGS.ttl_s)
+    assert world.engines == before
+    world.run(3.0 * SETTINGS.ttl_s)
+    assert world.engines == before
+    assert {row.state for row in world.core.table.rows.values()} == {UnitState.ACTIVE}
+
+
 def test_a_held_unit_whose_node_has_heard_of_later_leases_and_runs_nothing_is_cleared() -> None:
     """Its engine is gone, whatever else happened there."""
     world = World(Wanted(a=1, b=0), units=("cpu:0",))

@@ -118,8 +118,10 @@ def test_what_an_earlier_allocator_granted_is_adopted_once_and_only_at_first() -
     units = UnitTable(["cpu:0", "cpu:1"], FIRST)
     assert units.adopt("cpu:0", 7, "a", 1.0)
     row = units.rows["cpu:0"]
-    assert (row.epoch, row.policy, row.state) == (7, "a", UnitState.ACTIVE)
+    assert (row.epoch, row.policy, row.state) == (7, "a", UnitState.GRANTED)
     assert not units.adopt("cpu:0", 8, "b", 2.0)
+    assert units.renew("cpu:0", 7, "a", 2.0)
+    assert row.state is UnitState.ACTIVE
     units.free("cpu:1", FIRST, 1.0)
     assert not units.adopt("cpu:1", 8, "b", 2.0)
 
