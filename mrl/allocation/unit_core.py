@@ -195,15 +195,14 @@ class UnitCore:
         for policy in report.released:
             if policy in self._fits:
                 self.release(policy, now_s)
-        for unit in report.units:
-            if unit.unit in self.table.rows:
-                self._hear_unit(unit, now_s)
-            else:
-                self.num_unknown += 1
-        self._give(now_s)
+        known = [unit for unit in report.units if unit.unit in self.table.rows]
+        self.num_unknown += len(report.units) - len(known)
+        if sum(self._hear_unit(unit, now_s) for unit in known):  # hosts report often, and nearly always nothing new
+            self._give(now_s)
         return self.orders(report)
 
-    def _hear_unit(self, report: UnitReport, now_s: float) -> None:
+    def _hear_unit(self, report: UnitReport, now_s: float) -> bool:
+        """Whether the unit is free from now on."""
         row, clear_s = self.table.rows[report.unit], self._settings.clear_s
         if report.unit not in self._named:
             self.types[report.unit] = report.unit_type
@@ -211,9 +210,10 @@ class UnitCore:
         if row.epoch == self._first_epoch and report.resident_policy in self._fits and report.resident_epoch:
             self.table.adopt(row.unit, report.resident_epoch, report.resident_policy, now_s)
         elif row.state in (UnitState.CLEARING, UnitState.DEAD) and self._is_proof(report, row):
-            self.table.free(row.unit, row.epoch, now_s)
+            return self.table.free(row.unit, row.epoch, now_s)
         elif row.state in (*HELD, UnitState.DRAINING) and report.epoch >= row.epoch and not is_there:
             self.table.clear(row.unit, row.epoch, now_s, within_s=clear_s, why="its engine is gone")
+        return False
 
     def _epoch_before(self, life: int) -> int:
         return life * EPOCHS_PER_LIFE
