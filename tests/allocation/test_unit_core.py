@@ -265,6 +265,18 @@ def test_while_the_allocator_is_away_engines_go_on_and_its_successor_adopts_them
     assert world.engines["cpu:1"][0] > 2 * EPOCHS_PER_LIFE
 
 
+def test_a_unit_that_is_proved_empty_is_granted_in_the_same_answer() -> None:
+    """It does not stand idle until the next decision."""
+    world = World(Wanted(a=1), units=("cpu:0",), policies="a")
+    world.run(2.0)
+    row = world.core.table.rows["cpu:0"]
+    world.core.table.clear("cpu:0", row.epoch, world.now_s, within_s=5.0, why="")
+    proof = UnitReport(unit="cpu:0", epoch=row.epoch, cleared_epoch=row.epoch)
+    (answer,) = world.core.handle(NodeReport(host="node", life=world.life, units=[proof]), world.now_s)
+    assert isinstance(answer, NodeOrders)
+    assert [(order.kind, order.policy) for order in answer.orders] == [("start", "a")]
+
+
 def test_an_engine_that_is_starting_outlives_its_allocator() -> None:
     """Its successor gives it as long as any other that has not spoken yet, which is more than a lease's life."""
     world = World(Wanted(a=1, b=1))
