@@ -2,9 +2,9 @@
 """How near the allocator brings the slowest policy to what is possible: its real controller in simulated time.
 
     .venv/bin/python tools/simulate_allocation.py [--quick] [--scenarios S0 ...] [--seeds N] [--first-seed N]
-        [--rules NAME ...] [--rule-seeds N] [--random N] [--large POLICIES UNITS] [--out FILE.png]
+        [--rules NAME ...] [--rule-seeds N] [--random N] [--large POLICIES UNITS] [--hours N] [--out FILE.png]
 
-Real are the meter, the decision, the placement and the admission window of `mrl.allocation`. Simulated are engines
+Real are the meter, the decision and the admission window of `mrl.allocation`. Simulated are the placement, engines
 (processor sharing with a latency line, key-value cache, pauses for new weights), answers with long tails that share a
 prompt's difficulty, learners, seconds of switching, lost units, crashed engines and learners that hang. No number comes
 from an accelerator: times of switching are assumptions within what is published.
@@ -12,7 +12,7 @@ from an accelerator: times of switching are assumptions within what is published
 Four policies (1.5, 7, 8 and 32 billion parameters) share 12 units for eight hours:
 S0 nothing changes; S1 answers of C grow fourfold within half an hour; S2 two units are lost and come back, two engines
 crash; S3 two learners hang for an hour each; S4 all of it. Random instances: three to six policies, up to 40 units.
-With --large, also three hours of a pool of any size in which answers grow, nodes are lost, engines crash and learners
+With --large, also --hours of a pool of any size in which answers grow, nodes are lost, engines crash and learners
 hang, answer by answer; 256 units take 15 s of one core, and the time grows as the units do.
 
 ratio       progress of the slowest policy (busy share of its learner after the warm-up) over the clairvoyant optimum of
@@ -74,9 +74,10 @@ def rows_of(trials: Sequence[Trial], random: Sequence[Trial]) -> Iterator[Row]:
         yield Row(title, fmean(ratios), "share", optimum, fmean(ratios), f">={MIN_RANDOM_MEAN}")
         yield Row("random instances: least progress, worst", min(ratios), "share", optimum, min(ratios),
                   f">={MIN_RANDOM_RATIO}")  # fmt: skip
-    if everything := [*own, *random]:
-        moves = max(fmean(one.moves_per_unit_hour for one in own if one.scenario == name) for name in names or [""])
+    if own:
+        moves = max(fmean(one.moves_per_unit_hour for one in own if one.scenario == name) for name in names)
         yield Row("moves per unit and hour, worst scenario", moves, "moves", f"{MAX_MOVES:g}", moves, f"<={MAX_MOVES}")
+    if everything := [*own, *random]:
         lag = max(trial.max_lag for trial in everything)
         bound = f"eta = {MAX_STALENESS_VERSIONS}"
         yield Row("largest lag", lag, "versions", bound, lag / MAX_STALENESS_VERSIONS, "<=1")
@@ -103,9 +104,9 @@ def fluid_rows(num_policies: int, num_units: int) -> Iterator[Row]:
     yield Row(f"{title}: one decision", found.decide_ms, "ms", f"{MAX_DECIDE_MS:g} ms", share, "<=1")
 
 
-def large_trial(num_policies: int, num_units: int, seed: int) -> tuple[Trial, list[Row]]:
+def large_trial(num_policies: int, num_units: int, seed: int, *, hours: float) -> tuple[Trial, list[Row]]:
     """The controller in the largest world, answer by answer."""
-    scenario = large_instance(num_policies, num_units, seed)
+    scenario = large_instance(num_policies, num_units, seed, hours=hours)
     best = bound(scenario)
     trial = try_rule(scenario, CONTROLLER, seed, least_bound=best.least_progress, world_type=LargeWorld)
     title = f"{num_policies} policies, {num_units} units, answer by answer"
@@ -156,6 +157,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rule-seeds", type=int, default=2, help="of every other rule (default: %(default)s)")
     parser.add_argument("--random", type=int, default=24, metavar="N", help="random instances (default: %(default)s)")
     parser.add_argument("--large", type=int, nargs=2, metavar=("POLICIES", "UNITS"), help="(default: none)")
+    parser.add_argument("--hours", type=float, default=3.0, help="of the large pool (default: %(default)s)")
     parser.add_argument("--out", type=Path, metavar="FILE.png", help="where the figure goes (default: nowhere)")
     found = parser.parse_args()
     if found.quick:
@@ -163,6 +165,8 @@ def arguments() -> argparse.Namespace:
         found.rules = [CONTROLLER, "static equal", "Gavel-like, 360 s"]
     if found.large and (found.large[0] < 1 or found.large[1] < 4 * found.large[0]):
         parser.error("--large: at least 1 policy, and 4 units for each")
+    if found.hours < 1.0:
+        parser.error("--hours: at least 1")
     if min(found.seeds, found.rule_seeds) < 1 or found.random < 0:
         parser.error("--seeds and --rule-seeds: at least 1; --random: at least 0")
     if found.out is not None and not found.out.parent.is_dir():
@@ -186,7 +190,7 @@ def main() -> int:
     )
     if others:
         trials += try_all(worlds, others, seeds[: asked.rule_seeds], say)
-    large, large_rows = large_trial(asked.large[0], asked.large[1], asked.first_seed) if asked.large else (None, [])
+    large, large_rows = large_trial(*asked.large, asked.first_seed, hours=asked.hours) if asked.large else (None, [])
     print_table([*trials, *random, *([large] if large else [])])
     rows = [*rows_of(trials, random), *fluid_rows(*(LARGE_QUICK if asked.quick else LARGEST)), *large_rows]
     say(f"{time.process_time() - began_s:.0f} s of CPU time in all")

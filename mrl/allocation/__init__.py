@@ -9,7 +9,7 @@ Shares are decided in steps that are pure, and the same in the allocator and in 
 - `worth`     what a share of units is worth: the objective, with the price of switching inside
 - `solver`    the exact split of one type of units; `exchange_search` where there are several; `shares` in proportion
 - `decision`  state and readings -> new shares and the record why: floors, ageing, dwell, bucket, urgency
-- `placement` counts -> units, gangs in aligned blocks; `window` how many groups a policy may have in flight
+- `unmeasured` a fair part for policies without a known demand; `window` how many groups a policy may have in flight
 - `slot_shares` all of it for slots of running engines
 
 Protocol: a worker asks about once a second and says which lease it acts under; the answer is its lease: slots, epoch,

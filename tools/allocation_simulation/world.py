@@ -10,8 +10,8 @@ from typing import Protocol
 
 from allocation_simulation.engine import Replica
 from allocation_simulation.learner import SimulatedPolicy
+from allocation_simulation.placement import Placed, place
 from allocation_simulation.settings import HOUR_S, PolicySpec, Scenario
-from mrl.allocation.placement import Placed, place
 
 SAMPLE_S = 5.0
 LENGTH_REFRESH_S = 30.0

@@ -4,11 +4,10 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+from allocation_simulation import placement
+from allocation_simulation.placement import Moves, Placed, place
 from hypothesis import given
 from hypothesis import strategies as st
-
-from mrl.allocation import placement
-from mrl.allocation.placement import Moves, Placed, place
 
 
 def after(placed: list[Placed], moves: Moves) -> list[Placed]:
