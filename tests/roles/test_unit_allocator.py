@@ -9,19 +9,8 @@ from mrl.allocation.lease_counts import LeaseCounts
 from mrl.allocation.unit_core import TypeShare, UnitShare
 from mrl.allocation.units import Transition, UnitState
 from mrl.metrics.telemetry import Telemetry
-from mrl.records.leases import LearnerReport
 from mrl.records.telemetry import MetricsRecord, TelemetryRecord
-from mrl.records.units import NodeReport
-from mrl.roles.unit_allocator import _lines, _may_say, _tell, _tell_idle, tell_gains
-from mrl.transport.grants import Grant
-
-
-def test_nodes_speak_for_units_and_policies_for_themselves() -> None:
-    node = NodeReport(host="node", life=1, units=[], released=["a"])
-    report = LearnerReport(policy="a", trained_tokens=1, busy_s=1.0, data_wait_s=0.0)
-    assert [_may_say(grant, node) for grant in (Grant("supervisor"), Grant("worker", "a"))] == [True, False]
-    grants = (Grant("learner", "a"), Grant("learner", "b"), Grant("supervisor"))
-    assert [_may_say(grant, report) for grant in grants] == [True, False, False]
+from mrl.roles.unit_allocator import _lines, _tell, _tell_idle, tell_gains
 
 
 def test_transitions_are_written_one_a_line_with_the_time_of_day() -> None:
