@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mrl.allocation.floors import keeps_floor, shares_at_floors
 from mrl.allocation.solver import FloatArray
 from mrl.allocation.worth import Reading
 
@@ -35,14 +36,20 @@ def best_typed_split(
     """Replicas per policy and type under the capacity of each type; a local optimum of the sum of worths.
 
     worth: worth of N candidate shares [N, types] of a policy. before: shares from which the search begins a second
-    time; of two local optima the better one is taken, so that the answer is never worse than what was there.
+    time; of two local optima the better one is taken, so that the answer is never worse than what was there. Where it
+    still breaks a floor, it begins once more from the floors: no exchange gains anything that ends below one.
     """
+    largest_step = 1 << max(0, max(capacity_units).bit_length() - 2)
     search = _Search(readings, worth, capacity_units)
-    search.climb(1 << max(0, max(capacity_units).bit_length() - 2))
+    search.climb(largest_step)
     if before is not None:
         again = _Search(readings, worth, capacity_units, before)
         again.climb(1)
         search = again if again.total() >= search.total() - LEAST_GAIN else search
+    if search.num_below_floor():
+        raised = _Search(readings, worth, capacity_units, shares_at_floors(readings, capacity_units))
+        raised.climb(largest_step)
+        search = raised if raised.num_below_floor() < search.num_below_floor() else search
     return [tuple(int(count) for count in row) for row in search.counts_NK]
 
 
@@ -74,6 +81,10 @@ class _Search:
         """Worth of all shares together."""
         return sum(float(self._worth(one, row[None, :])[0])
                    for one, row in zip(self._readings, self.counts_NK, strict=True))  # fmt: skip
+
+    def num_below_floor(self) -> int:
+        """Policies that have less than their floor."""
+        return sum(not keeps_floor(one, row) for one, row in zip(self._readings, self.counts_NK, strict=True))
 
     def climb(self, step_units: int) -> None:
         """Make the best exchanges in steps that halve, until none helps."""

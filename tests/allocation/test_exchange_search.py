@@ -176,3 +176,36 @@ def test_nothing_is_moved_to_where_it_does_not_run_to_make_room() -> None:
     assert [counts[0] for counts in found] == [0, 0]
     assert found[1][1] >= 1
     assert best_typed_split(readings, worth, (4, 4), [(2, 1), (1, 3)])[0][0] == 0
+
+
+@pytest.mark.parametrize(("units", "floor"), [(3, 2), (4, 3), (8, 6)])
+@pytest.mark.parametrize("now", [(0, 0), (1, 1)])
+def test_floors_above_the_largest_step_are_kept(units: int, floor: int, now: tuple[int, int]) -> None:
+    """On the way from nothing no exchange gains anything before a floor is reached."""
+    readings = [
+        Reading(policy=policy, replicas=now, progress_per_replica=(0.25, 0.2), supply_progress=0.5,
+                floor_replicas=floor, switch_s=10.0)
+        for policy in "ab"
+    ]  # fmt: skip
+    found = best_typed_split(readings, worth, (units, units))
+    assert min(map(sum, found)) >= floor
+    assert best_typed_split(readings, worth, (units, units), [(0, 0), (1, 1)]) == found, "what was there broke a floor"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_floor_is_broken_where_all_can_hold(seed: int) -> None:
+    """Four policies, of which some run on some types only, and as many units as their floors need, or a few more."""
+    rng, num_types = random.Random(seed), 3
+    seats = [[rng.randint(0, 3) for _ in range(num_types)] for _ in range(4)]
+    readings = [
+        Reading(
+            policy=f"p{index}", replicas=(0,) * num_types, supply_progress=0.5, floor_replicas=sum(row),
+            progress_per_replica=tuple(rng.uniform(0.05, 0.5) * (bool(count) or rng.random() < 0.5) for count in row),
+        )
+        for index, row in enumerate(seats)
+    ]  # fmt: skip
+    capacity = tuple(sum(row[kind] for row in seats) + rng.randint(0, 1) for kind in range(num_types))
+    found = best_typed_split(readings, worth, capacity)
+    assert (np.array(found).sum(axis=0) <= capacity).all()
+    for one, row in zip(readings, found, strict=True):
+        assert np.dot(row, np.array(one.progress_per_replica) > 0.0) >= one.floor_replicas

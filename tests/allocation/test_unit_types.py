@@ -17,10 +17,13 @@ Speeds = dict[str, dict[str, float]]
 class Loop:
     """A second at a time: engines make tokens into a buffer of some seconds, learners train while there are any."""
 
-    def __init__(self, speeds: Speeds, trained_per_s: dict[str, float], units: dict[str, int]) -> None:
+    def __init__(
+        self, speeds: Speeds, trained_per_s: dict[str, float], units: dict[str, int], floor_units: int = 1
+    ) -> None:
         self.speeds, self.trained_per_s, self.units = speeds, trained_per_s, units
         self.rule = UnitShares(
-            dict.fromkeys(speeds, "gpu"), {"gpu": sum(units.values())}, Rule(period_s=PERIOD_S), floor_units=1,
+            dict.fromkeys(speeds, "gpu"), {"gpu": sum(units.values())}, Rule(period_s=PERIOD_S),
+            floor_units=floor_units,
             switching_share=0.1, hung_s=1e9, slots_per_unit=1, weights={}, now_s=0.0,
         )  # fmt: skip
         self.held: dict[str, dict[str, int]] = {policy: dict.fromkeys(units, 0) for policy in speeds}
@@ -144,3 +147,16 @@ def test_a_type_that_is_too_small_for_all_is_tried_by_all(speeds: Speeds) -> Non
     assert loop.fewest_units >= 1
     ratio = min(loop.run(600).values()) / optimum(speeds, TRAINED_PER_S, units)
     assert 0.9 <= ratio <= 1.02
+
+
+def test_floors_that_a_lost_unit_broke_are_kept_again_when_it_is_back() -> None:
+    """Two policies of two units each, and four units: the only split that keeps both floors is found again."""
+    speeds: Speeds = {policy: {"fast": 100.0, "slow": 50.0} for policy in "ab"}
+    loop = Loop(speeds, {"a": 500.0, "b": 500.0}, {"fast": 2, "slow": 2}, floor_units=2)
+    loop.run(200)
+    loop.units["fast"] = 1
+    loop.run(200)
+    assert any(any(types.values()) for types in loop.held.values())
+    loop.units["fast"] = 2
+    loop.run(200)
+    assert {policy: sum(types.values()) for policy, types in loop.held.items()} == {"a": 2, "b": 2}
