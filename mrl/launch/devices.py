@@ -22,23 +22,20 @@ def planned_workers(config: RunConfig, policy: str) -> int:
 
 
 def place(
-    config: RunConfig, gpus: Sequence[str], *, names: Collection[str] | None = None
+    config: RunConfig, gpus: Sequence[str], *, names: Collection[str] | None = None, num_leased: int = 0
 ) -> dict[tuple[str, str, int], tuple[str, ...]]:
     """(role, policy, index) -> its GPUs on one host, for the policies in `names` (default all) that are on "cuda".
 
     Learners come first, one GPU per rank; workers take what is left and, once all are taken, begin again with the
-    first. Raises ConfigError when a learner needs more than exist.
+    first. `num_leased` GPUs of the host are units, and not among `gpus`. Raises ConfigError when a learner needs more
+    than are left.
     """
     placed: dict[tuple[str, str, int], tuple[str, ...]] = {}
     taken = 0
     here = config.policies if names is None else names
     on_gpu = {name: policy for name, policy in config.policies.items() if policy.device == "cuda" and name in here}
     if on_gpu and not gpus:
-        raise ConfigError(
-            f"policies.{next(iter(on_gpu))}.device: this host shows no GPU",
-            got="cuda",
-            cure='set device = "cpu", or make the GPUs visible',
-        )
+        raise _no_gpu(next(iter(on_gpu)), num_leased)
     for name, policy in on_gpu.items():
         ranks = 0 if policy.frozen else policy.learner.processes
         if ranks > len(gpus):
@@ -51,3 +48,18 @@ def place(
             placed["worker", name, index] = (gpus[taken % len(gpus)],)
             taken += 1
     return placed
+
+
+def _no_gpu(policy: str, num_leased: int) -> ConfigError:
+    if num_leased:
+        return ConfigError(
+            "allocation.units: the units leave no GPU to learners, the evaluator and frozen policies",
+            got=f"units of all {num_leased} GPUs that this host shows",
+            wanted=f'at least one that is no unit\'s, for policies.{policy}.device = "cuda"',
+            cure="leave one out of allocation.units, or make more GPUs visible",
+        )
+    return ConfigError(
+        f"policies.{policy}.device: this host shows no GPU",
+        got="cuda",
+        cure='set device = "cpu", or make the GPUs visible',
+    )

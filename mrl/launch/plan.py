@@ -115,7 +115,8 @@ def build_plan(
     here = here or first
     lives_on = homes(config, [host.name for host in hosts])
     shown, gpus = gpus, not_leased(config, gpus, here, is_first=here == first)
-    placement = place(config, gpus, names=[name for name, at in lives_on.items() if at == here])
+    names = [name for name, at in lives_on.items() if at == here]
+    placement = place(config, gpus, names=names, num_leased=len(shown) - len(gpus))
     specs = [_shard(index, run_folder, python) for index in range(config.exchange.shards)]
     specs.append(_daemon("allocator", run_folder, python))
     for name, policy in config.policies.items():

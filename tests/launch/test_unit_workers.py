@@ -46,6 +46,15 @@ def test_a_gpu_that_is_not_there_and_a_host_that_is_not_there_are_refused() -> N
         build_plan(config("x/cpu:0"), Path("r"))
 
 
+def test_units_that_leave_no_gpu_are_what_is_told() -> None:
+    """Making more GPUs visible is not what the person forgot. Without units it is."""
+    told = r"the units leave no GPU to learners.*got 'units of all 2 GPUs that this host shows'.*cure: leave one out"
+    with pytest.raises(ConfigError, match=told):
+        build_plan(config("gpu:0", "gpu:1", device="cuda"), Path("r"), gpus=["0", "1"])
+    with pytest.raises(ConfigError, match="this host shows no GPU"):
+        build_plan(config(device="cuda"), Path("r"))
+
+
 def test_a_host_with_nothing_but_units_takes_part() -> None:
     """Its units are its own; those without a host's name are the first one's."""
     conf = config("cpu:0", "n3/cpu:0", "n3/cpu:1")
