@@ -2,15 +2,14 @@
 
 import importlib.util
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from mrl.config.keys import nearest
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
-from mrl.config.units import parse_units
 from mrl.errors import AddressError, ConfigError, MissingError, ModelFolderError
+from mrl.launch.unit_workers import check_cores, units_of
 
 
 def refuse(missing: MissingError) -> None:
@@ -38,7 +37,7 @@ def preflight(config: RunConfig, *, where: str, on_missing: Callable[[MissingErr
                 check_address(config.exchange.metrics_host, config.exchange.metrics_port_of(shard))
     except AddressError as error:
         raise AddressError(error.what, where=f"{where}: [exchange] {error.where}", cure=error.cure) from None
-    check_cores(config, where=where)
+    check_cores(units_of(config, "", is_first=True), where=where)
     for name, policy in config.policies.items():
         missing = missing_model(name, policy)
         if missing is not None:
@@ -47,20 +46,6 @@ def preflight(config: RunConfig, *, where: str, on_missing: Callable[[MissingErr
             check_model_folder(Path(policy.model), key=f"policies.{name}.model")
     check_adapters(config, on_missing)
     check_tasks(config, on_missing)
-
-
-def check_cores(config: RunConfig, *, where: str) -> None:
-    """Raises ConfigError for a unit with a core that this host does not have; other hosts look at their own."""
-    here = os.sched_getaffinity(0)
-    for unit in parse_units(config.allocation.units, where=where):
-        lacking = [core for core in unit.devices if unit.kind == "cpu" and not unit.host and core not in here]
-        if lacking:
-            raise ConfigError(
-                f"allocation.units: this host has no core {lacking[0]}",
-                where=where,
-                got=unit.name,
-                wanted="cores " + ", ".join(map(str, sorted(here))),
-            )
 
 
 def check_adapters(config: RunConfig, on_missing: Callable[[MissingError], None] = refuse) -> None:

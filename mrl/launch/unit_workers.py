@@ -1,5 +1,6 @@
 """Units of the hosts of a run: which a host has, what they leave to others, and how a worker on one is known."""
 
+import os
 from collections.abc import Sequence
 
 from mrl.config.schema import RunConfig
@@ -18,6 +19,20 @@ def units_of(config: RunConfig, host: str, *, is_first: bool) -> tuple[Unit, ...
     """The units of one host; those without a host's name are the first one's."""
     units = parse_units(config.allocation.units, where="")
     return tuple(unit for unit in units if unit.host == host or (is_first and not unit.host))
+
+
+def check_cores(units: Sequence[Unit], *, where: str) -> None:
+    """Raises ConfigError for a unit, of those of this host, with a core that the host does not have."""
+    here = os.sched_getaffinity(0)
+    for unit in units:
+        lacking = [core for core in unit.devices if unit.kind == "cpu" and core not in here]
+        if lacking:
+            raise ConfigError(
+                f"allocation.units: this host has no core {lacking[0]}",
+                where=where,
+                got=unit.name,
+                wanted="cores " + ", ".join(map(str, sorted(here))),
+            )
 
 
 def not_leased(config: RunConfig, gpus: Sequence[str], host: str, *, is_first: bool) -> list[str]:

@@ -1,5 +1,6 @@
 """Workers on leased units: what the plan leaves to the leases, and the process that a lease starts."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from mrl.errors import ConfigError
 from mrl.launch.dry_run import describe
 from mrl.launch.hosts import parse_hosts
 from mrl.launch.plan import build_plan, unit_worker
-from mrl.launch.unit_workers import UNIT, UNIT_EPOCH, UNIT_RUN, units_of
+from mrl.launch.unit_workers import UNIT, UNIT_EPOCH, UNIT_RUN, check_cores, units_of
 from mrl.parent_death import CORES
 
 
@@ -53,6 +54,15 @@ def test_units_that_leave_no_gpu_are_what_is_told() -> None:
         build_plan(config("gpu:0", "gpu:1", device="cuda"), Path("r"), gpus=["0", "1"])
     with pytest.raises(ConfigError, match="this host shows no GPU"):
         build_plan(config(device="cuda"), Path("r"))
+
+
+def test_a_core_that_this_host_lacks_is_refused() -> None:
+    """The first that lacks is named; GPUs have no cores."""
+    core = min(os.sched_getaffinity(0))
+    check_cores([Unit(f"cpu:{core}", "", "cpu", (core,)), Unit("gpu:4000", "", "gpu", (4000,))], where="here")
+    unit = Unit("n2/cpu:4000-4001", "n2", "cpu", (4000, 4001))
+    with pytest.raises(ConfigError, match=r"host n2: .*this host has no core 4000; got 'n2/cpu:4000-4001'"):
+        check_cores([unit], where="host n2")
 
 
 def test_a_host_with_nothing_but_units_takes_part() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mrl.config.load import validate
-from mrl.config.run_folder import RunFolder, create_run_folder
-from mrl.errors import PeerLost
+from mrl.config.run_folder import RunFolder, create_run_folder, read_run_config
+from mrl.errors import ConfigError, PeerLost
 from mrl.launch.hosts import Host
 from mrl.launch.plan import Plan, ProcessSpec
 from mrl.records.codec import decode, encode
@@ -204,3 +204,20 @@ def test_a_run_that_does_not_come_is_awaited_with_a_bound(folder: RunFolder) -> 
     """A job that joins may start first, but not wait for ever."""
     with pytest.raises(PeerLost, match="no run was started here"):
         join.main(folder.path, "h1", 0.2)
+
+
+def test_a_host_looks_at_the_cores_of_its_own_units(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own alone: the first one's are not its affair."""
+    plan_of(monkeypatch)
+    config = read_run_config(folder.path)
+    units = config.allocation.model_copy(update={"units": ["cpu:4001", "h1/cpu:4000"]})
+    monkeypatch.setattr(join, "read_run_config", lambda _: config.model_copy(update={"allocation": units}))
+    order = HostOrder(phase="running", attempt="attempt_1", hosts=["h0", "h1"])
+    first = FirstHost(folder)
+    try:
+        with ExitStack() as closing:
+            uplink = join.Uplink(folder, "h1", closing)
+            with pytest.raises(ConfigError, match=r"host h1: allocation.units: this host has no core 4000"):
+                join.JoinedHost(folder, "h1", uplink, order, [], closing)
+    finally:
+        first.close()
