@@ -110,9 +110,12 @@ class NodeGuard:
         if self.units[unit].asked == "sleep":
             self._fail(self.units[unit])
 
-    def report(self, released: Iterable[str] = ()) -> NodeReport:
-        """What holds now."""
-        units = [_report(unit, guarded, self._types.get(unit, "")) for unit, guarded in self.units.items()]
+    def report(self, released: Iterable[str] = (), failed: Mapping[str, str] | None = None) -> NodeReport:
+        """What holds now. `failed`: unit out of service -> the policy whose engine fails there."""
+        units = [
+            _report(unit, guarded, self._types.get(unit, ""), (failed or {}).get(unit, ""))
+            for unit, guarded in self.units.items()
+        ]
         return NodeReport(
             host=self._host,
             life=self.life,
@@ -202,7 +205,7 @@ class NodeGuard:
             guarded.asked = "end"
 
 
-def _report(unit: str, guarded: GuardedUnit, unit_type: str) -> UnitReport:
+def _report(unit: str, guarded: GuardedUnit, unit_type: str, failed_policy: str) -> UnitReport:
     tenant = guarded.admitted or guarded.resident
     return UnitReport(
         unit=unit,
@@ -211,4 +214,5 @@ def _report(unit: str, guarded: GuardedUnit, unit_type: str) -> UnitReport:
         resident_policy=tenant.policy if tenant else "",
         cleared_epoch=guarded.cleared_epoch,
         unit_type=unit_type,
+        failed_policy=failed_policy,
     )

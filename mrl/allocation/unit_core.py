@@ -13,6 +13,7 @@ from mrl.allocation.decision import DecisionRecord
 from mrl.allocation.engine_use import EngineUse, EngineUses
 from mrl.allocation.meter import ONLY_TYPE
 from mrl.allocation.unit_idle import UnitIdle
+from mrl.allocation.unit_service import UnitService
 from mrl.allocation.units import EPOCHS_PER_LIFE, HELD, Transition, UnitRow, UnitState, UnitTable
 from mrl.records.leases import LearnerReport, LeaseGrant, LeaseRequest, ReportAck, UnitReply, UnitRequest
 from mrl.records.units import NodeOrders, NodeReport, UnitOrder, UnitReport
@@ -79,6 +80,8 @@ class UnitSettings:
     """An engine whose unit another policy gets is asked to sleep; else to end."""
     slots_per_unit: int = 1
     """Requests that one engine may run at once."""
+    unserved_s: float = 600.0
+    """A policy that no unit could serve for so long is told to be unserved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,7 @@ class UnitCore:
         self.idle = UnitIdle(self.table.rows, now_s)
         """How much of the time units do nothing."""
         self._fits, self._settings, self._life = fits, settings, life
+        self._service = UnitService(fits, now_s)
         self._uses = EngineUses()
         self._granted_s: dict[str, float] = {}
         self._now_s = now_s
@@ -164,15 +168,21 @@ class UnitCore:
         self.targets = self.rule.targets(self._usable(), self._held(), self._starting_s(now_s), now_s)
         self._take_back(now_s)
         self._give(now_s)
+        self._service.look(self.table.rows, now_s)
         held = self._held()
         return [self._share(policy, held[policy]) for policy in self._fits]
 
     def release(self, policy: str, now_s: float) -> None:
         """Give up all units of a policy that was stopped or is done; it gets none again."""
         self.rule.release(policy)
+        self._service.release(policy)
         self.targets[policy] = {}
         for row in self._rows_of(policy):
             self._revoke(row, now_s, "its policy needs no engine any more")
+
+    def unserved(self, now_s: float) -> list[str]:
+        """Policies whose units were all dead, or failed, for longer than the bound."""
+        return self._service.unserved(now_s, for_s=self._settings.unserved_s)
 
     def held_units(self) -> dict[str, int]:
         """Units that each policy owns now."""
@@ -210,9 +220,18 @@ class UnitCore:
         if row.epoch == self._first_epoch and report.resident_policy in self._fits and report.resident_epoch:
             self.table.adopt(row.unit, report.resident_epoch, report.resident_policy, now_s)
         elif row.state in (UnitState.CLEARING, UnitState.DEAD) and self._is_proof(report, row):
-            return self.table.free(row.unit, row.epoch, now_s)
+            return self._free(row, report.failed_policy, now_s)
         elif row.state in (*HELD, UnitState.DRAINING) and report.epoch >= row.epoch and not is_there:
             self.table.clear(row.unit, row.epoch, now_s, within_s=clear_s, why="its engine is gone")
+        return False
+
+    def _free(self, row: UnitRow, failed_policy: str, now_s: float) -> bool:
+        """With the proof in hand; a unit on which an engine fails is dead until its node says no more that it is."""
+        if not failed_policy:
+            return self.table.free(row.unit, row.epoch, now_s)
+        if row.state is UnitState.CLEARING:
+            self.table.bury(row.unit, row.epoch, now_s, why="its engines fail")
+            self._service.failed(row.unit, failed_policy)
         return False
 
     def _epoch_before(self, life: int) -> int:
@@ -243,6 +262,8 @@ class UnitCore:
         if row is not None and row.epoch == request.unit_epoch:
             self.idle.hear(request)
         is_own = self.table.renew(request.unit, request.unit_epoch, request.policy, now_s)
+        if is_own:
+            self._service.spoke(request.unit, request.policy, now_s)
         granted_s = self._granted_s.get(request.unit)
         if is_own and was_granted and granted_s is not None:  # of an earlier allocator's grant nobody knows the time
             self.rule.add_switch(request.policy, now_s - granted_s)
@@ -277,17 +298,23 @@ class UnitCore:
                     self._revoke(row, now_s, "another policy needs it more", may_sleep=self._settings.engines_sleep)
 
     def _give(self, now_s: float) -> None:
-        """Grant free units to the policies that are furthest below their targets, and that they fit."""
+        """Grant free units to the policies that are furthest below their targets, and that they fit.
+
+        One whose engine failed on a unit comes last there: others may do better.
+        """
         held = self._held()
         for unit, row in self.table.rows.items():
             kind = self.types[unit]
             short = {policy: self._target(policy, kind) - held[policy][kind] for policy in self._fits}
             takers = [policy for policy in self._fits if unit in self._fits[policy] and short[policy] > 0]
             if row.state is UnitState.FREE and takers:
-                taker = max(takers, key=lambda policy: (short[policy], policy))
+                taker = max(takers, key=lambda policy: self._merit(unit, policy, short[policy]))
                 self.table.grant(unit, taker, now_s)
                 self._granted_s[unit] = now_s
                 held[taker][kind] += 1
+
+    def _merit(self, unit: str, policy: str, short_units: int) -> tuple[bool, int, str]:
+        return not self._service.is_doubtful(unit, policy), short_units, policy
 
     def _revoke(self, row: UnitRow, now_s: float, why: str, *, may_sleep: bool = False) -> None:
         grace_s = self._settings.grace_s
@@ -341,4 +368,5 @@ class UnitCore:
         gap_s = now_s - self._now_s
         if gap_s > self._settings.ttl_s / 2:
             self.table.forgive(gap_s)
+            self._service.forgive(gap_s)
         self._now_s = max(self._now_s, now_s)

@@ -31,7 +31,7 @@ class UnitState(StrEnum):
     CLEARING = "clearing"
     """Its node is to kill what is left and awake, and to prove that nothing is."""
     DEAD = "dead"
-    """No proof came by the deadline; a later proof still frees it."""
+    """No proof came by the deadline, or engines fail there again and again; a later proof still frees it."""
 
 
 HELD = frozenset({UnitState.GRANTED, UnitState.ACTIVE})
@@ -117,10 +117,10 @@ class UnitTable:
         row.policy, row.deadline_s = "", math.inf
         return self._turn(row, UnitState.FREE, now_s, "proved quiet")
 
-    def bury(self, unit: str, epoch: int, now_s: float) -> bool:
-        """CLEARING -> DEAD: nobody can say what runs there."""
+    def bury(self, unit: str, epoch: int, now_s: float, *, why: str = "not proved quiet in time") -> bool:
+        """CLEARING -> DEAD: nobody can say what runs there, or every engine would fail there."""
         row = self._row(unit, epoch, UnitState.CLEARING)
-        return row is not None and self._turn(row, UnitState.DEAD, now_s, "not proved quiet in time")
+        return row is not None and self._turn(row, UnitState.DEAD, now_s, why)
 
     def adopt(self, unit: str, epoch: int, policy: str, now_s: float) -> bool:
         """CLEARING, as at the beginning, -> GRANTED under the epoch that an earlier allocator granted.

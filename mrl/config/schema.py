@@ -210,7 +210,10 @@ class LaunchTable(Table):
     policies_on_first_host: bool = True
     """Whether policies live on the first host too, or only the daemons."""
     join_s: float = Field(default=3600.0, gt=0)
-    """The run ends when a host that joins by itself has been awaited for this long, at the start or after a loss."""
+    """The run ends when a host that joins by itself has been awaited for this long, at the start or after a loss.
+
+    One that has nothing but engines on units does not end it.
+    """
     alone_s: float = Field(default=30.0, gt=0)
     """The supervisor of another host ends its processes when the first host has been silent for this long."""
 

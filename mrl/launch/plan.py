@@ -47,10 +47,11 @@ class ProcessSpec:
     argv: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
     """Added to the supervisor's own environment."""
-    restart: Literal["always", "until_done", "leased"] = "always"
+    restart: Literal["always", "until_done", "leased", "spared"] = "always"
     """"until_done": exit code 0 means finished; "always": a process that ends while the run goes on has failed.
 
-    "leased": the same, but only a new lease of its unit starts it again.
+    "spared": the same, but one that fails again and again does not end the run. "leased": as "spared", but only a new
+    lease of its unit starts it again.
     """
     host: str = ""
     """Host that it runs on; empty in a run on one host."""
@@ -87,6 +88,10 @@ class Plan:
         """Names of the other hosts that have roles."""
         used = {spec.host for spec in self.processes} | self.unit_hosts
         return tuple(host.name for host in self.hosts[1:] if host.name in used)
+
+    def spares(self, host: str) -> bool:
+        """Whether the run can go on without a host: it has nothing but engines."""
+        return all(spec.role == "worker" for spec in self.processes if spec.host == host)
 
     def started_by(self, host: str) -> tuple[ProcessSpec, ...]:
         """What the supervisor of a host starts; on the first one also the supervisors of the others."""
@@ -135,7 +140,10 @@ def build_plan(
         own = host_environment(by_name[at]) if at in by_name else {}
         placed.append(replace(spec, host=at, env=spec.env | own))
     plan = Plan(tuple(placed), tuple(hosts), unit_hosts(config, [host.name for host in hosts]))
-    joins = [_join(by_name[name], run_folder, remote, python) for name in plan.other_hosts] if remote else []
+    joins = [
+        _join(by_name[name], run_folder, remote, python, is_spared=plan.spares(name))
+        for name in (plan.other_hosts if remote else ())
+    ]
     leased = _leased(config, run_folder, shown, python, first=first, here=here)
     return replace(plan, joins=tuple(joins), leased=tuple(leased))
 
@@ -185,9 +193,15 @@ def environment(threads: int, gpus: Sequence[str] = ()) -> dict[str, str]:
     return variables | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
 
 
-def _join(host: Host, run_folder: Path, remote: Sequence[str], python: str) -> ProcessSpec:
-    argv = join_argv(host.name, run_folder, remote, python=python)
-    return ProcessSpec(name=f"{HOST_ROLE}/{host.name}", role=HOST_ROLE, policy="", index=0, argv=argv)
+def _join(host: Host, run_folder: Path, remote: Sequence[str], python: str, *, is_spared: bool) -> ProcessSpec:
+    return ProcessSpec(
+        name=f"{HOST_ROLE}/{host.name}",
+        role=HOST_ROLE,
+        policy="",
+        index=0,
+        argv=join_argv(host.name, run_folder, remote, python=python),
+        restart="spared" if is_spared else "always",
+    )
 
 
 def _daemon(role: Literal["exchange", "allocator"], run_folder: Path, python: str) -> ProcessSpec:

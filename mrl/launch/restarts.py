@@ -9,6 +9,8 @@ from mrl.config.schema import SupervisionTable
 
 USER_ERROR = 2
 MAX_BACKOFF_S = 16.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 60.0, 3600.0
+"""Between tries of what was given up and does not end the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,8 @@ class Exit:
     code: int
     reason: str
     until_done: bool
+    spares_run: bool = False
+    """Given up, it is tried again after a pause, and the run goes on without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,8 @@ class StartAgain:
     """Start the process again at `at_s`."""
 
     at_s: float
+    given_up: str = ""
+    """Why it is left alone for so long; empty for a wait between restarts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,8 @@ class _History:
     started_s: float = 0.0
     restarts_s: deque[float] = field(default_factory=deque)
     short_lives: int = 0
+    num_pauses: int = 0
+    """Since its last life that was not short."""
 
 
 class RestartPolicy:
@@ -61,6 +69,9 @@ class RestartPolicy:
     `window_s` (a slow start would otherwise hide an endless loop), and when a learner needs more than
     `max_learner_restarts`. A learner of a synchronous run, and the supervisor of a host with such learners, is never
     started again: the others cannot go back to where it would begin.
+
+    What spares the run is given up in its place: tried once after a pause, which doubles up to `MAX_PAUSE_S` until a
+    life was no shorter than `window_s`.
     """
 
     def __init__(self, table: SupervisionTable, *, sync: bool = False) -> None:
@@ -87,8 +98,14 @@ class RestartPolicy:
         history = self._histories.setdefault(end.name, _History(starts=1))
         while history.restarts_s and now_s - history.restarts_s[0] > self._table.window_s:
             history.restarts_s.popleft()
-        history.short_lives = history.short_lives + 1 if now_s - history.started_s < self._table.window_s else 0
+        is_short = now_s - history.started_s < self._table.window_s
+        history.short_lives = history.short_lives + 1 if is_short else 0
+        history.num_pauses = history.num_pauses if is_short else 0
         given_up = self._given_up(end, history)
+        if given_up and end.spares_run:
+            pause_s = min(FIRST_PAUSE_S * 2**history.num_pauses, MAX_PAUSE_S)
+            history.num_pauses += 1
+            return StartAgain(now_s + pause_s, given_up)
         if given_up:
             return EndRun(1, f"{end.name} {how_it_ended(end.code)}, {given_up}: {end.reason}")
         wait_s = min(self._table.backoff_s * 2 ** len(history.restarts_s), MAX_BACKOFF_S)
@@ -97,10 +114,12 @@ class RestartPolicy:
 
     def _given_up(self, end: Exit, history: _History) -> str:
         table = self._table
-        if end.role in ("learner", "supervisor") and self._sync:
+        if end.role in ("learner", "supervisor") and self._sync and not end.spares_run:
             return "and a synchronous run goes on from a common step only (--resume)"
         if end.role == "learner" and history.starts > table.max_learner_restarts:
             return f"after {table.max_learner_restarts} restarts"
+        if history.num_pauses:
+            return f"again within {table.window_s:g} s of its start"
         if len(history.restarts_s) >= table.max_restarts:
             return f"after {table.max_restarts} restarts within {table.window_s:g} s"
         if history.short_lives > 2 * table.max_restarts:

@@ -27,6 +27,8 @@ class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
     resident_policy: Annotated[str, msgspec.Meta(max_length=200)] = ""
     cleared_epoch: Count = 0
     """Nothing of this epoch or an earlier one runs, nor ever will: it is gone, or sleeps until a later one."""
+    failed_policy: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    """Policy whose engine failed there again and again. While it is said, the unit is out of service for everybody."""
     unit_type: Annotated[str, msgspec.Meta(max_length=200)] = ""
     """What it is, as its host sees it: units of one type are equally fast."""
 

@@ -14,6 +14,7 @@ from mrl.launch.lifecycle import Lifecycle
 from mrl.launch.log_lines import ERROR_PREFIX, loud_line
 from mrl.launch.plan import HOST_ROLE, ProcessSpec
 from mrl.launch.restarts import EndRun, Exit, Finished, RestartPolicy, StartAgain, how_it_ended, is_silent
+from mrl.launch.unit_workers import UNIT
 from mrl.roles.children import Child
 
 STANDSTILL_S = 5.0
@@ -64,6 +65,8 @@ class HostProcesses:
         """Children whose end was asked for because their unit goes to somebody else: it is no failure."""
         self._not_before_s: dict[str, float] = {}
         """When a child whose lease ended by its failure may be started under a new one."""
+        self._out_until_s: dict[str, float] = {}
+        """Until when a child that was given up, and does not end the run, is left alone."""
         self._sent: signal.Signals | None = None
         self._sent_s = self._turned_s = time.monotonic()
 
@@ -103,6 +106,10 @@ class HostProcesses:
         """Whether the process of this name lives, or is still to be started."""
         child = self._children.get(name)
         return name in self._due_s or (child is not None and child.alive)
+
+    def is_given_up(self, name: str, now_s: float) -> bool:
+        """Whether the process of this name failed so often that it is left alone for now."""
+        return now_s < self._out_until_s.get(name, 0.0)
 
     def dismiss(self, name: str, number: signal.Signals) -> None:
         """End a process that was placed: its end is no failure."""
@@ -190,13 +197,17 @@ class HostProcesses:
             return
         if not finished and not self._lifecycle.restarts(spec.role, spec.policy) and code != 2:
             return
-        match self._restarts.ended(Exit(name, spec.role, code, reason, until_done), now_s):
+        spares_run = spec.restart in ("leased", "spared")
+        match self._restarts.ended(Exit(name, spec.role, code, reason, until_done, spares_run), now_s):
             case Finished():
                 self._lifecycle.finished(name, now_s)
-            case StartAgain(at_s):
+            case StartAgain(at_s, given_up):
                 child.write_crash(self._crash, code, reason, time.time())
                 (self._not_before_s if spec.restart == "leased" else self._due_s)[name] = at_s
-                self._told.event(f"{name} {how_it_ended(code)} ({reason}); starts again in {at_s - now_s:.1f} s", now_s)
+                end = how_it_ended(code) + (f", {given_up}" if given_up else "")
+                if given_up:
+                    self._out_until_s[name] = at_s
+                self._told.event(f"{name} {end} ({reason}); {_what_next(spec, given_up, at_s - now_s)}", now_s)
             case EndRun(end_code, why):
                 self._lifecycle.end(end_code, why, now_s)
                 self._show_tail(child)
@@ -252,3 +263,9 @@ class HostProcesses:
 
 def _extra_s(child: Child) -> float:
     return HOST_MARGIN_S if child.spec.role == HOST_ROLE else 0.0
+
+
+def _what_next(spec: ProcessSpec, given_up: str, wait_s: float) -> str:
+    if given_up and UNIT in spec.env:
+        return f"unit {spec.env[UNIT]} is out of service for {wait_s:.0f} s"
+    return f"starts again in {wait_s:.1f} s"

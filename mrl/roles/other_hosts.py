@@ -20,6 +20,10 @@ class _Known:
     heard_s: float = 0.0
     is_over: bool = True
     was_lost: bool = False
+    is_spared: bool = False
+    """The run goes on without it."""
+    is_missed: bool = False
+    """It was told that the run goes on without it."""
 
 
 class OtherHosts:
@@ -33,7 +37,7 @@ class OtherHosts:
     ) -> None:
         self._table, self._lifecycle, self._told, self._attempt = table, lifecycle, told, attempt
         self._all_hosts = [str(host) for host in plan.hosts]
-        self._hosts = {name: _Known(heard_s=now_s) for name in plan.other_hosts}
+        self._hosts = {name: _Known(heard_s=now_s, is_spared=plan.spares(name)) for name in plan.other_hosts}
 
     def answer(self, report: HostReport, now_s: float) -> HostOrder:
         """Take a report in; returns what that session has to do. A stranger has to stop."""
@@ -45,7 +49,7 @@ class OtherHosts:
                 return self._order("wait")
             known.session = report.session
             self._told.event(f"host {report.host} {'is back' if known.was_lost else 'has joined'}", now_s)
-            known.was_lost = True
+            known.was_lost, known.is_missed = True, False
         known.heard_s, known.is_over = now_s, report.is_over
         self._note(report, now_s)
         return self._order(self._lifecycle.phase)
@@ -54,10 +58,15 @@ class OtherHosts:
         """A host that joins by itself is waited for, but not for ever. Others are the children of this one."""
         if not self._table.hosts_join or self._lifecycle.phase != "running":
             return
-        late = [name for name, known in self._hosts.items() if now_s - known.heard_s > self._table.join_s]
-        if late:
-            bound = f"launch.join_s = {self._table.join_s:g} s"
-            self._lifecycle.end(1, f"not heard of for {bound}: host {', '.join(late)}", now_s)
+        bound = f"launch.join_s = {self._table.join_s:g} s"
+        late = {name: known for name, known in self._hosts.items() if now_s - known.heard_s > self._table.join_s}
+        for name, known in late.items():
+            if known.is_spared and not known.is_missed:
+                known.is_missed = True
+                self._told.event(f"host {name} was not heard of for {bound}; the run goes on without it", now_s)
+        needed = [name for name, known in late.items() if not known.is_spared]
+        if needed:
+            self._lifecycle.end(1, f"not heard of for {bound}: host {', '.join(needed)}", now_s)
 
     def are_over(self, now_s: float) -> bool:
         """Whether no host that was heard of lately has processes."""

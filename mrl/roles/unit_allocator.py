@@ -20,7 +20,7 @@ from mrl.config.schema import RunConfig
 from mrl.config.unit_rules import KINDS, fitting_units
 from mrl.config.unit_types import named_types
 from mrl.config.units import parse_units
-from mrl.errors import RecordError
+from mrl.errors import DeviceError, RecordError
 from mrl.metrics.names import idle_metric, type_metric
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
@@ -33,12 +33,17 @@ from mrl.transport.server import ServerSocket
 
 POLL_S = 0.05
 UNITS_PER_RECORD = 500
+UNSERVED_S = 600.0
+"""The run ends when no unit could serve a policy for so long; a host is back from a reboot by then."""
 
 log = structlog.get_logger()
 
 
 def unit_core(config: RunConfig, folder: RunFolder, now_s: float) -> UnitCore:
-    """The core for the units and policies of a run. Raises RunFolderError when its number cannot be kept."""
+    """The core for the units and policies of a run. Raises RunFolderError when its number cannot be kept.
+
+    A host that joins by itself may bring the only units that serve a policy: it is awaited for as long as any other.
+    """
     table = config.allocation
     units = parse_units(table.units, where=str(folder.path))
     kinds = {name: KINDS[config.policies[name].device] for name in config.learning}
@@ -61,6 +66,7 @@ def unit_core(config: RunConfig, folder: RunFolder, now_s: float) -> UnitCore:
         grace_s=table.grace_s,
         slots_per_unit=slots_per_unit,
         engines_sleep=table.residency == "sleep",
+        unserved_s=max(UNSERVED_S, config.launch.join_s if config.launch.hosts_join else 0.0),
     )
     life = next_life(folder.path / "allocator.json", load_keys(folder.keys).server_public.decode())
     types = named_types(table.unit_types, units, where=str(folder.path))
@@ -70,7 +76,7 @@ def unit_core(config: RunConfig, folder: RunFolder, now_s: float) -> UnitCore:
 def serve_units(
     config: RunConfig, folder: RunFolder, server: ServerSocket, telemetry: Telemetry, stop: threading.Event
 ) -> None:
-    """Lease units until told to stop."""
+    """Lease units until told to stop. Raises DeviceError when no unit is left for a policy."""
     core = unit_core(config, folder, time.monotonic())
     telemetry.doing("leasing units")
     period_s = min(config.allocation.period_s, config.allocation.ttl_s / 4)
@@ -81,6 +87,7 @@ def serve_units(
             if time.monotonic() >= decide_s:
                 decide_s = time.monotonic() + period_s
                 shares = core.tick(time.monotonic())
+                _check_served(core, time.monotonic())
                 num_reports = sum(share.num_reports for share in shares)
                 _tell(telemetry, shares, counts)
                 gains = [gain for record in core.rule.records() if (gain := check.see(record))]
@@ -93,6 +100,16 @@ def serve_units(
             counts.take(transitions)
             for line in _lines(transitions, core.types):
                 journal.write(line)
+
+
+def _check_served(core: UnitCore, now_s: float) -> None:
+    """What fails costs itself only, but a policy without any engine would wait for ever."""
+    unserved = core.unserved(now_s)
+    if unserved:
+        raise DeviceError(
+            f"no unit serves {' and '.join(unserved)} any more: on all of them engines fail, or their hosts are lost",
+            cure="see crash/ for what ended the engines; mend the hosts, or take other units, and go on with --resume",
+        )
 
 
 def _answer(server: ServerSocket, core: UnitCore) -> None:

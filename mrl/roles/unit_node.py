@@ -206,7 +206,7 @@ class UnitNode:
         return {UNIT: unit, UNIT_RUN: str(self._folder.path.absolute())}
 
     def _report(self, now_s: float, released: Sequence[str]) -> None:
-        report = self._guard.report(released)
+        report = self._guard.report(released, self._failed(now_s))
         if report == self._told and now_s - self._told_s < REPORT_S:
             return
         self._told, self._told_s = report, now_s
@@ -214,6 +214,15 @@ class UnitNode:
         if now_s - self._heard_s > LOOK_AGAIN_S:
             self._heard_s = now_s
             self._client.request_reconnect()
+
+    def _failed(self, now_s: float) -> dict[str, str]:
+        """Unit -> policy whose engine failed there again and again and is left alone for now."""
+        return {
+            unit: policy
+            for unit, workers in self._workers.items()
+            for policy, name in workers.items()
+            if self._processes.is_given_up(name, now_s)
+        }
 
     def _released(self) -> list[str]:
         """Policies that need no engine any more."""

@@ -91,6 +91,8 @@ class World:
         self.sleepers: dict[str, set[str]] = {unit: set() for unit in units}
         """Unit -> policies with an engine that sleeps there."""
         self.woken: list[str] = []
+        self.failed: dict[str, str] = {}
+        """Units that the node calls out of service -> policy whose engine fails there."""
         self.away = False
         self.decides = True
         """Whether the allocator's period comes round."""
@@ -120,7 +122,7 @@ class World:
                 self.end(action.unit, kill=True)
         if self.away:
             return
-        [orders] = self.core.handle(self.guard.report(), self.now_s)
+        [orders] = self.core.handle(self.guard.report(failed=self.failed), self.now_s)
         assert isinstance(orders, NodeOrders)
         for action in self.guard.obey(orders, self.now_s):
             if action.kind == "sleep" and action.unit in self.engines and action.unit not in self.deaf:
@@ -232,6 +234,67 @@ def test_an_engine_that_cannot_be_killed_keeps_its_unit_from_everybody_until_it_
     world.deaf.clear()
     world.run(2.0)
     assert world.owners() == {"cpu:0": "b", "cpu:1": "b"}
+
+
+def test_a_unit_whose_engines_fail_is_nobodys_while_its_node_says_so_and_then_tried_again() -> None:
+    """Called dead, with what is there; the other unit goes on. Who failed there comes last afterwards."""
+    world = World(rule := Wanted(a=1, b=1))
+    world.run(2.0)
+    [unit] = [unit for unit, policy in world.owners().items() if policy == "b"]
+    world.end(unit, kill=True)
+    world.failed = {unit: "b"}
+    world.run(30.0)
+    assert world.core.table.rows[unit].state is UnitState.DEAD
+    assert list(world.owners().values()) == ["a"]
+    assert [line.why for line in world.core.take_log() if line.state is UnitState.DEAD] == ["its engines fail"]
+    rule.wanted = {"a": 2, "b": 1}
+    world.run(0.2)
+    world.failed = {}
+    world.run(2.0)
+    assert list(world.owners().values()) == ["a", "a"]
+    assert world.core.table.rows[unit].state is UnitState.ACTIVE
+
+
+def test_a_policy_that_no_unit_serves_for_long_is_told() -> None:
+    """Trying again does not put that off, an engine that speaks does; others are not concerned."""
+    world = World(Wanted(a=1, b=0), units=("cpu:0",), policies="ab")
+    world.core._settings = replace(SETTINGS, unserved_s=60.0)
+    world.run(2.0)
+    world.start_s = 1000.0
+    for _ in range(5):
+        world.end("cpu:0", kill=True)
+        world.failed = {"cpu:0": "a"}
+        world.run(10.0)
+        assert world.core.unserved(world.now_s) == []
+        world.failed = {}
+        world.run(2.0)
+        assert world.owners() == {"cpu:0": "a"}
+    world.run(5.0)
+    assert world.core.unserved(world.now_s) == ["a"]
+    world.engines["cpu:0"] = (*world.engines["cpu:0"][:2], 0.0)
+    world.run(1.0)
+    assert world.core.unserved(world.now_s) == []
+
+
+def test_policies_share_the_units_that_are_left_and_none_is_left_of_all() -> None:
+    """With the rule that decides in runs: units that fail are no capacity, and none at all is an answer too."""
+    kinds = {"a": "cpu", "b": "cpu"}
+    rule = UnitShares(
+        kinds, {"cpu": 2}, Rule(), floor_units=1, switching_share=0.1, slots_per_unit=4, hung_s=120.0, weights={},
+        now_s=0.0,
+    )  # fmt: skip
+    world = World(rule)
+    world.run(3.0)
+    assert sorted(world.owners().values()) == ["a", "b"]
+    for unit in world.units:
+        world.end(unit, kill=True)
+        world.failed[unit] = "a"
+        world.run(3.0)
+        assert unit not in world.owners()
+    assert world.owners() == {}
+    world.failed.clear()
+    world.run(3.0)
+    assert sorted(world.owners().values()) == ["a", "b"]
 
 
 def test_an_engine_that_starts_slowly_is_waited_for_and_one_that_never_speaks_is_not() -> None:

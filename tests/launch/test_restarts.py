@@ -9,8 +9,8 @@ KILLED = "was killed by signal 9 (by the kernel if memory was short)"
 TABLE = SupervisionTable()
 
 
-def end(code: int = 1, *, role: str = "worker", until_done: bool = False) -> Exit:
-    return Exit(f"{role}/a", role, code, "why", until_done)
+def end(code: int = 1, *, role: str = "worker", until_done: bool = False, spares_run: bool = False) -> Exit:
+    return Exit(f"{role}/a", role, code, "why", until_done, spares_run)
 
 
 def lives(policy: RestartPolicy, end_of_life: Exit, lengths_s: list[float]) -> list[Verdict]:
@@ -64,6 +64,37 @@ def test_a_learner_of_a_synchronous_run_ends_it() -> None:
     )
     assert isinstance(lives(policy, end(), [0.0])[0], StartAgain)
     assert policy.ended(end(0, role="learner", until_done=True), 0.0) == Finished()
+
+
+def pauses_s(policy: RestartPolicy, end_of_life: Exit, lengths_s: list[float]) -> list[float]:
+    """How long what was given up is left alone, 0 for a wait between restarts."""
+    now_s, found = 0.0, []
+    for length_s in lengths_s:
+        policy.started(end_of_life.name, now_s)
+        verdict = policy.ended(end_of_life, now_s + length_s)
+        assert isinstance(verdict, StartAgain)
+        found.append(verdict.at_s - now_s - length_s if verdict.given_up else 0.0)
+        now_s = verdict.at_s
+    return found
+
+
+@pytest.mark.parametrize(("length_s", "num_free"), [(4.0, 5), (25.0, 10)])
+def test_what_spares_the_run_is_given_up_in_its_place_and_tried_after_growing_pauses(
+    length_s: float, num_free: int
+) -> None:
+    """A minute, doubled at every try up to an hour. A life that was not short begins anew."""
+    lengths_s = [length_s] * (num_free + 8) + [61.0] + [4.0] * 5
+    found = pauses_s(RestartPolicy(TABLE), end(spares_run=True), lengths_s)
+    growing = [60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0, 3600.0]
+    assert found == pytest.approx([0.0] * num_free + growing + [0.0] * 5 + [60.0])
+
+
+def test_a_spared_host_of_a_synchronous_run_is_started_again_and_wrong_settings_end_any() -> None:
+    """It has no learner that would have to go back."""
+    policy = RestartPolicy(TABLE, sync=True)
+    assert pauses_s(policy, end(255, role="supervisor", spares_run=True), [0.0] * 6) == [0.0] * 5 + [60.0]
+    assert isinstance(policy.ended(end(255, role="supervisor"), 0.0), EndRun)
+    assert policy.ended(end(2, spares_run=True), 0.0) == EndRun(2, "worker/a: why")
 
 
 def test_exit_codes_0_and_2_mean_what_the_roles_say() -> None:

@@ -70,6 +70,7 @@ def test_a_host_with_nothing_but_units_takes_part() -> None:
     conf = config("cpu:0", "n3/cpu:0", "n3/cpu:1")
     plan = build_plan(conf, Path("r"), hosts=parse_hosts("n1,n2,n3"), remote=["ssh", "{host}"])
     assert "n3" in plan.other_hosts
+    assert {spec.name: spec.restart for spec in plan.joins} == {"supervisor/n2": "always", "supervisor/n3": "spared"}
     assert [unit.name for unit in units_of(conf, "n3", is_first=False)] == ["n3/cpu:0", "n3/cpu:1"]
     assert [unit.name for unit in units_of(conf, "n1", is_first=True)] == ["cpu:0"]
     assert units_of(conf, "n2", is_first=False) == ()

@@ -29,14 +29,15 @@ class Said:
 class World:
     """Two hosts; policy b lives on the second."""
 
-    def __init__(self, **table: Any) -> None:
+    def __init__(self, *, unit_hosts: tuple[str, ...] = (), **table: Any) -> None:
         specs = [
             ProcessSpec(name=name, role="learner", policy=name[-1], index=0, argv=(), host=host, restart="until_done")
             for name, host in zip(LEARNERS, ("h0", "h1"), strict=True)
         ]
         self.lifecycle = Lifecycle(learners=frozenset(LEARNERS), drain_s=120.0, stop_s=5.0)
         self.said = Said()
-        plan = Plan(tuple(specs), (Host("h0"), Host("h1", "10.0.0.2")))
+        hosts = (Host("h0"), Host("h1", "10.0.0.2"), *map(Host, unit_hosts))
+        plan = Plan(tuple(specs), hosts, frozenset(unit_hosts))
         self.hosts = OtherHosts(plan, LaunchTable(**table), self.lifecycle, self.said, Path("attempt_2").name, 0.0)
 
     def report(self, session: str, now_s: float, **fields: Any) -> str:
@@ -98,6 +99,23 @@ def test_a_host_that_joins_by_itself_is_awaited_with_a_bound() -> None:
     started = World(join_s=60.0)
     started.hosts.tick(1000.0)
     assert started.lifecycle.phase == "running"
+
+
+def test_a_host_of_nothing_but_units_that_is_lost_does_not_end_the_run() -> None:
+    """It is told once, and again after it was back; one with a learner that is lost beside it ends the run."""
+    world = World(hosts_join=True, join_s=60.0, unit_hosts=("n2",))
+    world.report("s", 59.0)
+    for now_s in (61.0, 62.0):
+        world.hosts.tick(now_s)
+    assert world.lifecycle.phase == "running"
+    missed = "host n2 was not heard of for launch.join_s = 60 s; the run goes on without it"
+    assert world.said.texts == ["host h1 has joined", missed]
+    world.hosts.answer(HostReport(host="n2", session="t"), 63.0)
+    world.report("s", 110.0)
+    world.hosts.tick(124.0)
+    assert world.said.texts[2:] == ["host n2 has joined", missed]
+    world.hosts.tick(171.0)
+    assert world.lifecycle.reason == "not heard of for launch.join_s = 60 s: host h1"
 
 
 def test_the_end_waits_for_hosts_that_speak() -> None:

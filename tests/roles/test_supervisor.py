@@ -24,6 +24,7 @@ from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder
 from mrl.config.schema import RunConfig
 from mrl.config.stop_request import file_stop_request
+from mrl.launch import restarts
 from mrl.launch.plan import Plan, ProcessSpec
 from mrl.metrics.jsonl import read_metrics
 from mrl.metrics.timeline import read_timeline
@@ -181,6 +182,27 @@ def test_a_role_that_always_crashes_ends_the_run(tmp_path: Path) -> None:
     assert run() == 1
     assert run.supervisor.reason == "exchange exited with code 1, after 2 restarts within 60 s: OSError: boom"
     assert "[exchange] | OSError: boom" in run.output.getvalue()
+
+
+def test_a_host_of_units_that_is_lost_again_and_again_costs_itself_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again after a pause, as when a host reboots; the run goes to its end."""
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 1.0)
+    tries, back = tmp_path / "tries", tmp_path / "back"
+    code = (
+        f"import sys\nopen({str(tries)!r}, 'a').write('x')\n"
+        f"if len(open({str(tries)!r}).read()) < 4: sys.exit(255)\n"
+        f"open({str(back)!r}, 'w').close()\n{FOREVER}"
+    )
+    wait = f"import os, time\nwhile not os.path.exists({str(back)!r}): time.sleep(0.01)"
+    host = python("supervisor/n2", code, restart="spared")
+    run = Run(tmp_path / "runs", learner(wait), host, max_restarts=2)
+    assert run() == 0
+    told = [note for note in run.board.notes if "supervisor/n2" in note]
+    assert len(told) == 3
+    assert "supervisor/n2 exited with code 255, after 2 restarts within 60 s (" in told[2]
+    assert told[2].endswith("; starts again in 1.0 s")
 
 
 def test_a_learner_under_torchrun_that_reports_2_ends_the_run(tmp_path: Path) -> None:

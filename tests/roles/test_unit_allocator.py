@@ -1,6 +1,10 @@
 """The loop of the allocator of units: who may say what, what it writes down."""
 
 import json
+import threading
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -8,9 +12,24 @@ from mrl.allocation.gain_check import Gain
 from mrl.allocation.lease_counts import LeaseCounts
 from mrl.allocation.unit_core import TypeShare, UnitShare
 from mrl.allocation.units import Transition, UnitState
+from mrl.config.load import validate
+from mrl.config.run_folder import create_run_folder
+from mrl.errors import DeviceError
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.telemetry import MetricsRecord, TelemetryRecord
-from mrl.roles.unit_allocator import _lines, _tell, _tell_idle, tell_gains
+from mrl.records.units import NodeReport, UnitReport
+from mrl.roles import unit_allocator
+from mrl.roles.unit_allocator import (
+    _check_served,
+    _lines,
+    _tell,
+    _tell_idle,
+    serve_units,
+    tell_gains,
+    unit_core,
+)
+from mrl.transport.keys import create_keys
+from mrl.transport.server import ServerSocket
 
 
 def test_transitions_are_written_one_a_line_with_the_time_of_day() -> None:
@@ -18,6 +37,40 @@ def test_transitions_are_written_one_a_line_with_the_time_of_day() -> None:
     row = json.loads(line)
     assert row.pop("time_unix_s") > 0
     assert row == {"unit": "cpu:0", "type": "slow", "epoch": 7, "policy": "a", "state": "granted", "why": "wanted"}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("launch", "bound_s"), [({}, 600.0), ({"hosts_join": True, "join_s": 900.0}, 900.0)])
+def test_a_policy_whose_units_all_fail_ends_the_run_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: dict[str, object], bound_s: float
+) -> None:
+    """After ten minutes, or when hosts that join by themselves would not be awaited any longer. The loop looks."""
+    tables = {
+        "run": {"name": "r", "steps": 3, "folder": str(tmp_path), "min_free_mib": 0},
+        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
+        "policies": {"qwen": {"model": "m"}},
+        "allocation": {"units": ["cpu:0"]},
+        "launch": launch,
+    }
+    folder = create_run_folder(config := validate(tables, where="test"))
+    keys = create_keys(folder.keys)
+    core = unit_core(config, folder, 0.0)
+    unit = UnitReport(unit="cpu:0", epoch=0, failed_policy="qwen", cleared_epoch=2**50)
+    for turn in range(round(bound_s) + 2):
+        core.handle(
+            NodeReport(host="", life=core.orders(NodeReport(host="", life=0, units=[])).life, units=[unit]), turn
+        )
+        core.tick(float(turn))
+        if turn < bound_s:
+            _check_served(core, float(turn))
+    with pytest.raises(DeviceError, match=r"^no unit serves qwen any more: .* cure: see crash/") as caught:
+        _check_served(core, bound_s + 2.0)
+    assert "\n" not in str(caught.value)
+    monkeypatch.setattr(unit_allocator, "unit_core", lambda *_: core)
+    core._settings = replace(core._settings, unserved_s=-1.0)  # whatever the clock of this machine shows
+    telemetry, stop = Telemetry("allocator", "", lambda _: True), threading.Event()
+    with closing(ServerSocket(keys)) as server, pytest.raises(DeviceError):
+        serve_units(config, folder, server, telemetry, stop)
 
 
 ENDED = (UnitState.GRANTED, UnitState.CLEARING)

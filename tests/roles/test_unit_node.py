@@ -13,6 +13,7 @@ import pytest
 
 from mrl.config.load import validate
 from mrl.config.run_folder import create_run_folder
+from mrl.launch import restarts
 from mrl.launch.lifecycle import Lifecycle
 from mrl.launch.plan import ProcessSpec, unit_worker
 from mrl.records.codec import decode, decoder, encode
@@ -67,7 +68,9 @@ class Told:
 class Node:
     """A node whose allocator is this test."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, closing: ExitStack) -> None:
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, closing: ExitStack, *, max_restarts: int = 5
+    ) -> None:
         self.folder, self.code = folder, FOREVER
         (folder / "hold_s").write_text("0")
         tables = {
@@ -75,7 +78,7 @@ class Node:
             "tasks": {"copy": {"source": "words", "dataset": "copy"}},
             "policies": {name: {"model": "m"} for name in "ab"},
             "allocation": {"units": [UNIT], "residency": "sleep", "wake_s": 1.0},
-            "supervision": {"backoff_s": 1.5},
+            "supervision": {"backoff_s": 1.5, "max_restarts": max_restarts},
         }
         config = validate(tables, where="test")
         run = create_run_folder(config)
@@ -187,6 +190,28 @@ def test_an_engine_that_fails_is_told_and_waits_before_its_next_start(node: Node
     node.order("start", 6, "a")
     node.until(lambda _: node.on_unit())
     assert time.monotonic() - failed_s > 1.2
+
+
+def test_an_engine_that_is_given_up_takes_its_unit_out_of_service_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the pause: the node says so, a person is told, and then another start is no failure any more."""
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 1.0)
+    with ExitStack() as closing:
+        node = Node(tmp_path, monkeypatch, closing, max_restarts=0)
+        node.code = "raise SystemExit('CUDA error: uncorrectable ECC error')"
+        node.order("start", 5, "b")
+        failed = node.until(lambda unit: unit.failed_policy)
+        assert (failed.failed_policy, failed.resident_epoch) == ("b", 0)
+        [told] = node.told.events
+        assert told.startswith("worker/b/0 exited with code 1, after 0 restarts within 60 s (CUDA error")
+        assert told.endswith(f"; unit {UNIT} is out of service for 1 s")
+        assert node.lifecycle.phase == "running"
+        node.code = FOREVER
+        node.order("clear", 5)
+        node.until(lambda unit: not unit.failed_policy)
+        node.start(6, "b")
+        assert (node.lifecycle.phase, len(node.told.events)) == ("running", 1)
 
 
 def test_an_engine_that_has_given_itself_a_title_is_found(node: Node) -> None:
