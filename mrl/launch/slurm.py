@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 from mrl.config.run_folder import run_folder_of
 from mrl.config.schema import RunConfig
+from mrl.config.units import parse_units
 from mrl.errors import ConfigError
 from mrl.launch.hosts import SRUN, Host, check_hosts
 from mrl.launch.plan import build_plan
@@ -57,6 +58,7 @@ def render(
 ) -> list[Job]:
     """The batch scripts, the run's own first. Raises ConfigError when the run does not fit what is asked for."""
     where = str(config_path)
+    _check_units(config, request, where)
     hosts = _hosts(config, request, where)
     config = _as_launched(config, request.shape)
     check_hosts(config, [host.name for host in hosts], where=where)
@@ -183,6 +185,20 @@ def _host_options(request: SlurmRequest, num_hosts: int) -> dict[str, object]:
 def lead_s(config: RunConfig) -> int:
     """How long before the job's limit the run is told to end."""
     return REPORT_S + math.ceil(config.supervision.stop_s)
+
+
+def _check_units(config: RunConfig, request: SlurmRequest, where: str) -> None:
+    """Raises ConfigError for a unit of a host that SLURM has yet to choose: nobody can name it now."""
+    named = [unit.name for unit in parse_units(config.allocation.units, where=where) if unit.host]
+    if named and request.shape != "separate":
+        raise ConfigError(
+            "allocation.units: SLURM names the hosts of a job only when it starts",
+            where=where,
+            got=named[0],
+            wanted="units of the first host, without a host's name",
+            cure="--separate: there the hosts are called as their policies, "
+            + ", ".join(f"{policy}/{named[0].partition('/')[2]}" for policy in config.policies),
+        )
 
 
 def _hosts(config: RunConfig, request: SlurmRequest, where: str) -> list[Host]:

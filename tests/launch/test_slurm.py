@@ -50,6 +50,28 @@ def test_equal_hosts_make_one_job_that_launches_on_the_first() -> None:
     assert 'requeue "$SLURM' not in job.script
 
 
+def with_units(*units: str) -> RunConfig:
+    return TWO.model_copy(update={"allocation": TWO.allocation.model_copy(update={"units": list(units)})})
+
+
+@pytest.mark.parametrize("shape", ["equal", "heterogeneous"])
+def test_units_of_hosts_that_slurm_has_yet_to_choose_are_refused(shape: str) -> None:
+    """Also under the names that stand in for them here, which no host of the job will have."""
+    told = r"/c.toml: allocation.units: SLURM names .* got '{}'; .* cure: --separate: .* as their policies, a/cpu:0, b/"
+    for units in (("n1/cpu:0", "n2/cpu:0"), ("host-0/cpu:0", "host-1/cpu:0")):
+        with pytest.raises(ConfigError, match=told.format(units[0])):
+            rendered(with_units(*units), shape=shape)
+    assert len(rendered(with_units("cpu:0", "cpu:1"), shape=shape)) == 1
+
+
+def test_separate_jobs_have_units_under_the_names_of_their_policies() -> None:
+    """As the cure says; the job that joins is that of the second."""
+    run, join = rendered(with_units("a/cpu:0", "b/cpu:0"), shape="separate")
+    assert '--hosts "$hosts"' in run.script
+    assert "hosts=a,b" in run.script
+    assert "--host b" in join.script
+
+
 def test_a_heterogeneous_job_has_a_component_for_the_daemons() -> None:
     """The first has the CPUs that the daemons need and no GPU; commands go to the second component."""
     config = config_of(a={"device": "cuda"}, b={"device": "cuda"})
