@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = run_folder_of(config).path
     plan = build_plan(config, folder, gpus=visible_gpus(os.environ), hosts=hosts, remote=remote)
     check_run_folder(config, clean=arguments.clean, resume=arguments.resume)
-    preflight(config, where=where)
+    preflight(config, where=where, first_host=plan.first_host)
     check_sleepers(config, plan, host_mib=psutil.virtual_memory().total / MIB, where=where)
     print(f"run folder {folder}")
     print("\n".join(describe(plan, config)))

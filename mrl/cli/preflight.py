@@ -17,11 +17,13 @@ def refuse(missing: MissingError) -> None:
     raise missing
 
 
-def preflight(config: RunConfig, *, where: str, on_missing: Callable[[MissingError], None] = refuse) -> None:
+def preflight(
+    config: RunConfig, *, where: str, first_host: str = "", on_missing: Callable[[MissingError], None] = refuse
+) -> None:
     """Check sharing parameters, addresses, model folders and tasks. Raises UserError for the first that is wrong.
 
     `on_missing` is told of every model, data file and package that the configuration says how to get and that is not
-    there yet.
+    there yet. `first_host`: the name of this host in a run on several; the others look at their own cores.
     """
     from mrl.sharing.regimes import check_objectives
     from mrl.transport.server import check_address
@@ -37,7 +39,7 @@ def preflight(config: RunConfig, *, where: str, on_missing: Callable[[MissingErr
                 check_address(config.exchange.metrics_host, config.exchange.metrics_port_of(shard))
     except AddressError as error:
         raise AddressError(error.what, where=f"{where}: [exchange] {error.where}", cure=error.cure) from None
-    check_cores(units_of(config, "", is_first=True), where=where)
+    check_cores(units_of(config, first_host, is_first=True), where=where)
     for name, policy in config.policies.items():
         missing = missing_model(name, policy)
         if missing is not None:

@@ -56,7 +56,7 @@ def train(config: RunConfig, *, clean: bool, resume: bool, where: str, hosts: "S
     gpus = visible_gpus(os.environ)
     plan = build_plan(config, run_folder_of(config).path, gpus=gpus, hosts=hosts, remote=remote)
     check_run_folder(config, clean=clean, resume=resume)
-    preflight(config, where=where)
+    preflight(config, where=where, first_host=plan.first_host)
     check_sleepers(config, plan, host_mib=psutil.virtual_memory().total / MIB, where=where)
     console = Console(width=None if sys.stdout.isatty() else 120)
     config = resolve_policies(config, console=console)

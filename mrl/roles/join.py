@@ -24,6 +24,7 @@ from mrl.launch.devices import visible_gpus
 from mrl.launch.hosts import host_environment, parse_hosts
 from mrl.launch.lifecycle import Lifecycle
 from mrl.launch.plan import HOST_ROLE, Plan, build_plan
+from mrl.launch.unit_workers import check_cores, units_of
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
 from mrl.records.hosts import (
@@ -155,8 +156,9 @@ class JoinedHost:
     def __init__(
         self, folder: RunFolder, host: str, uplink: Uplink, order: HostOrder, signals: list[int], closing: ExitStack
     ) -> None:
-        """Raises ConfigError when the plan needs GPUs that this host does not show."""
+        """Raises ConfigError when the plan needs GPUs that this host does not show, or a unit cores that it lacks."""
         config = read_run_config(folder.path)
+        check_cores(units_of(config, host, is_first=False), where=f"host {host}")
         self._uplink, self._signals, self._alone_s = uplink, signals, config.launch.alone_s
         self._plan = plan = _plan(config, folder, host, order)
         self._lifecycle = Lifecycle(

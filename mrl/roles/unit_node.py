@@ -18,7 +18,7 @@ from mrl.launch.devices import visible_gpus
 from mrl.launch.lifecycle import Lifecycle
 from mrl.launch.plan import HOST_ROLE, unit_worker
 from mrl.launch.sleep_line import ASLEEP, AWAKE, SLEEP, SLEEPLESS, WAKE
-from mrl.launch.unit_workers import UNIT, UNIT_POLICY, UNIT_RUN, check_cores, units_of
+from mrl.launch.unit_workers import UNIT, UNIT_POLICY, UNIT_RUN, units_of
 from mrl.records.codec import decode, encode
 from mrl.records.units import NodeOrders, NodeReport, node_orders_decoder
 from mrl.roles import wiring
@@ -46,12 +46,8 @@ def lease_units(
     *,
     is_first: bool,
 ) -> None:
-    """Give this host's units, if it has any, a node that has a part in every turn of its supervisor.
-
-    Raises ConfigError for a unit with a core that this host does not have.
-    """
+    """Give this host's units, if it has any, a node that has a part in every turn of its supervisor."""
     units = units_of(config, host, is_first=is_first)
-    check_cores(units, where=f"host {host}" if host else "this host")
     if units:
         gpus = visible_gpus(os.environ)
         node = UnitNode(config, folder, units, processes, lifecycle, host=host, gpus=gpus, closing=closing)

@@ -125,3 +125,20 @@ def test_adapters_need_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(told) == "policies.a.learner.lora: the package peft is not there; cure: pip install 'mrl[lora]'"
     monkeypatch.undo()
     check_adapters(config)
+
+
+def test_the_first_host_looks_at_the_cores_of_its_own_units() -> None:
+    """By name and without; what other hosts have is not known here. Told before any model is looked for."""
+    plain = config_with({"regime": "prp"})
+
+    def refusal(*units: str) -> str:
+        table = plain.allocation.model_copy(update={"units": list(units)})
+        without_teacher = {name: plain.policies[name] for name in "ab"}
+        config = plain.model_copy(update={"allocation": table, "policies": without_teacher})
+        with pytest.raises((ConfigError, ModelFolderError)) as caught:
+            preflight(config, where="test", first_host="n1")
+        return str(caught.value)
+
+    assert "this host has no core 4000; got 'cpu:4000'" in refusal("cpu:4000")
+    assert "this host has no core 4001; got 'n1/cpu:4001'" in refusal("n2/cpu:4000", "n1/cpu:4001")
+    assert "core" not in refusal("n2/cpu:4000")
