@@ -30,10 +30,7 @@ def floors_that_hold(readings: Sequence[Reading], capacity_units: tuple[int, ...
     live = [one for one in readings if not one.silent]
     floors = {one.policy: 0 if one.silent else one.floor_replicas for one in readings}
     while rivals := competing_policies(live, floors, capacity_units):
-        lower = {policy: max(1, floors[policy] - 1) if policy in rivals else floors[policy] for policy in floors}
-        if lower == floors:
-            break
-        floors = lower
+        floors = {policy: floor - (policy in rivals) for policy, floor in floors.items()}
     turns = competing_policies(live, dict.fromkeys(floors, 1), capacity_units)
     return HeldFloors({policy: 0 if policy in turns else floor for policy, floor in floors.items()}, turns)
 

@@ -17,8 +17,11 @@ class UnitSeats:
         """`units_per_replica`: of every policy; `fits_NK`: whether it runs on a type."""
         self.counts_NK = [[0] * len(capacity_units) for _ in fits_NK]
         """Replicas per policy and type."""
-        self._size_N, self._fits_NK = units_per_replica, fits_NK
-        self._free_K = list(capacity_units)
+        self._size_N, self._free_K = units_per_replica, list(capacity_units)
+        self._fits_NK = [
+            [fits and size <= units for fits, units in zip(row, capacity_units, strict=True)]
+            for size, row in zip(units_per_replica, fits_NK, strict=True)
+        ]
 
     def add(self, policy: int, replicas: int, kinds: Sequence[int] | None = None) -> int:
         """Seat so many replicas more, or as many as can be; how many that is.

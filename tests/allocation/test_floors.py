@@ -65,6 +65,19 @@ def test_as_many_floors_are_kept_as_any_split_keeps(seed: int, sizes: tuple[int,
     assert (not competing_policies(readings, floors, capacity)) == is_enough
 
 
+def test_small_floors_are_kept_rather_than_one_large_one() -> None:
+    """Three units are two floors of one unit, or one of three."""
+    readings = [measured(name, (0.2, 0.2), floor_replicas=floor) for name, floor in {"a": 3, "b": 1, "c": 1}.items()]
+    assert sorted(map(sum, shares_at_floors(readings, (2, 1)))) == [0, 1, 1]
+
+
+def test_who_is_too_large_for_what_is_left_takes_nothing_from_others() -> None:
+    """A gang of four where three units are left: the other one keeps its floor."""
+    readings = [measured("a", (0.2,), floor_replicas=2), measured("b", (0.2,), units_per_replica=4)]
+    assert floors_that_hold(readings, (3,)) == ({"a": 2, "b": 0}, {"b"})
+    assert floors_that_hold(readings, (4,)) == ({"a": 0, "b": 0}, {"a", "b"})
+
+
 def test_a_floor_is_where_replicas_are_and_then_where_they_are_fast() -> None:
     """The second policy has nothing yet."""
     readings = [measured("a", (0.4, 0.1), replicas=(0, 1), floor_replicas=2), measured("b", (0.1, 0.2))]

@@ -58,3 +58,12 @@ def test_larger_replicas_have_room_when_smaller_ones_move_over() -> None:
     assert [seats.add(0, 2), seats.add(1, 2)] == [2, 2]
     assert seats.counts_NK == [[0, 2], [2, 0]]
     assert seats.add(0, 1) == 0
+
+
+def test_whether_all_have_room_is_told_with_the_largest_seated_first() -> None:
+    """Seated last, it would find two smaller ones on its type, of which only one would move over."""
+    wanted, sizes = [2, 2, 1], [1, 1, 2]
+    fits = [(True, True, False), (False, True, True), (True, False, False)]
+    assert competing(wanted, sizes, fits, [2, 2, 2]) == set()
+    assert competing(wanted, sizes, fits, [1, 2, 2]) == {2}
+    assert competing(wanted, sizes, fits, [2, 2, 1]) == {0, 1, 2}
