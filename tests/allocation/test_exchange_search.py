@@ -192,6 +192,15 @@ def test_floors_above_the_largest_step_are_kept(units: int, floor: int, now: tup
     assert best_typed_split(readings, worth, (units, units), [(0, 0), (1, 1)]) == found, "what was there broke a floor"
 
 
+def test_from_the_floors_the_search_goes_on() -> None:
+    """Policies that need more than their floors get all there is."""
+    readings = [Reading(policy=policy, replicas=(0, 0), progress_per_replica=(0.1, 0.08), supply_progress=0.5,
+                        floor_replicas=6) for policy in "ab"]  # fmt: skip
+    found = best_typed_split(readings, worth, (8, 8))
+    assert sum(map(sum, found)) == 16
+    assert min(map(sum, found)) >= 6
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_no_floor_is_broken_where_all_can_hold(seed: int) -> None:
     """Four policies, of which some run on some types only, and as many units as their floors need, or a few more."""

@@ -94,6 +94,20 @@ def test_replicas_stay_on_the_type_on_which_they_are() -> None:
     assert proportional_split(readings, (5, 5), by_weight=False) == {"a": (2, 3), "b": (3, 2)}
 
 
+def test_replicas_stay_though_another_mix_of_types_would_do() -> None:
+    """New ones come to each type in proportion."""
+    here, new = [(4, 0), (0, 4)], [(0, 0), (0, 0)]
+    for replicas, wanted in ((here, here), (new, [(2, 2), (2, 2)])):
+        readings = [unmeasured(name, replicas=row, floor_replicas=4) for name, row in zip("ab", replicas, strict=True)]
+        assert list(proportional_split(readings, (4, 4), by_weight=False).values()) == wanted
+
+
+def test_the_silent_leave_their_part_to_the_others() -> None:
+    """On every type."""
+    readings = [unmeasured("a", replicas=(0, 0)), unmeasured("b", replicas=(1, 1), silent=True)]
+    assert proportional_split(readings, (3, 2), by_weight=True) == {"a": (3, 2), "b": (0, 0)}
+
+
 def has_room(counts: list[int], readings: list[Reading], capacity: tuple[int, ...]) -> bool:
     """Hall's condition: no set of policies has more replicas than there is room on the types that one of them fits."""
     for size in range(1, len(readings) + 1):
