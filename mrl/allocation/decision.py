@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from mrl.allocation.exchange_search import best_typed_split
+from mrl.allocation.floors import HeldFloors, competing_policies, floors_that_hold
 from mrl.allocation.shares import proportional_split
 from mrl.allocation.solver import best_split
 from mrl.allocation.type_trial import trial_shares
@@ -91,13 +92,12 @@ def decide(
     not apply.
     """
     state = _observe(rule, state, readings, sum(capacity_units), now_s)
-    aged = _with_aged_floors(rule, state, readings, sum(capacity_units), now_s)
+    held = floors_that_hold(readings, capacity_units)
+    aged = _with_aged_floors(rule, state, readings, held, capacity_units, now_s)
     before = {reading.policy: reading.replicas for reading in aged}
     fits = _fits(aged, before, capacity_units)
     known = [reading for reading in aged if reading.progress_per_replica is not None and not reading.silent]
-    has_unmeasured = (
-        rule.objective != "static" and any(map(is_unmeasured, aged)) and not _is_tight(aged, capacity_units)
-    )
+    has_unmeasured = rule.objective != "static" and any(map(is_unmeasured, aged)) and not held.taking_turns
     gain: float | None
     verdict: Verdict
     if has_unmeasured and fits and not urgent and not _has_waited(rule, state, known):
@@ -161,26 +161,24 @@ def _observe(
     )
 
 
-def _is_tight(readings: Sequence[Reading], capacity_units: tuple[int, ...]) -> bool:
-    return sum(reading.units_per_replica for reading in readings) > sum(capacity_units)
-
-
 def _with_aged_floors(
-    rule: Rule, state: ControllerState, readings: Sequence[Reading], capacity: int, now_s: float
+    rule: Rule,
+    state: ControllerState,
+    readings: Sequence[Reading],
+    held: HeldFloors,
+    capacity_units: tuple[int, ...],
+    now_s: float,
 ) -> list[Reading]:
-    """Floors as they hold now: none for the silent; in a tight pool only for who was unserved for too long.
+    """Floors as they hold now: of those who take turns, only for who was unserved for too long.
 
     Whoever got units in such a way keeps them for a dwell before the next one's turn.
     """
-    floors = {reading.policy: 0 if reading.silent else reading.floor_replicas for reading in readings}
-    if _is_tight(readings, (capacity,)):
-        floors = dict.fromkeys(floors, 0)
-        units = {reading.policy: reading.units_per_replica for reading in readings}
-        may_move = state.moved_s is None or now_s - state.moved_s >= rule.dwell_s
-        for policy, since_s in sorted(state.unserved_s.items(), key=lambda item: item[1]):
-            if may_move and now_s - since_s > rule.max_unserved_s and units[policy] <= capacity:
-                floors[policy] = 1
-                capacity -= units[policy]
+    floors, live = dict(held.replicas), [one for one in readings if not one.silent]
+    may_move = state.moved_s is None or now_s - state.moved_s >= rule.dwell_s
+    for policy, since_s in sorted(state.unserved_s.items(), key=lambda item: item[1]):
+        is_due = policy in held.taking_turns and now_s - since_s > rule.max_unserved_s
+        if may_move and is_due and not competing_policies(live, floors | {policy: 1}, capacity_units):
+            floors[policy] = 1
     return [_with_floor(reading, floors[reading.policy]) for reading in readings]
 
 
