@@ -77,6 +77,7 @@ def check_served(engine: Engine, learnt: Learnt) -> None:
     assert installed.compared_share == 1.0 or learnt.is_above_experts
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_embedded_engine_serves_what_a_learner_of_the_family_publishes(learnt, family):
     """After steps that moved the canary by far more than its bound."""
@@ -85,6 +86,7 @@ def test_the_embedded_engine_serves_what_a_learner_of_the_family_publishes(learn
     check_served(EmbeddedEngine(policy.start, SAMPLING, device="cpu", max_running=16), policy)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_embedded_engine_serves_the_adapters_of_a_learner_of_the_family(learnt, family):
     """From their bytes alone it has what the learner would have published whole, to the bit."""

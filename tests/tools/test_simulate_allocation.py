@@ -325,8 +325,8 @@ def test_large_instances_want_a_third_more_than_there_is_and_change():
 
 @pytest.mark.thorough
 def test_a_large_pool_comes_near_its_optimum():
-    """A sixteenth of the largest: 12 policies on 192 units for two hours."""
-    trial, rows = simulate_allocation.large_trial(12, 192, 5)
+    """A sixteenth of the largest: 12 policies on 192 units for three hours."""
+    trial, rows = simulate_allocation.large_trial(12, 192, 5, hours=3.0)
     assert 0.75 <= trial.ratio <= 1.02
     assert trial.moves_per_unit_hour <= 1.0
     assert [row.name for row in rows if row.value <= 0.0] == []
