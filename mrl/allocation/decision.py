@@ -301,9 +301,9 @@ def _judge(
 ) -> Verdict:
     if all(candidate[reading.policy] == reading.replicas for reading in readings):
         return "best already"
-    if forced or gain is None:
+    if forced:
         return "moved"
-    if gain < rule.min_gain:
+    if gain is not None and gain < rule.min_gain:
         return "gain too small"
     moved = _started_units(readings, candidate)
     held = sum(sum(reading.replicas) * reading.units_per_replica for reading in readings)

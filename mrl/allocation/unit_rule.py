@@ -22,6 +22,22 @@ DWELLS_PER_WINDOW = 8
 NEWEST_SWITCH_WEIGHT = 0.3
 
 
+def timed_rule(rule: Rule, switch_s: Mapping[str, float], *, switching_share: float) -> Rule:
+    """The controller's times where units take seconds to switch: no unit spends more than that share of them on it.
+
+    switch_s: per policy, from a grant to its engine's first word. Of the times of `rule` only the period is used.
+    """
+    longest_s = max(switch_s.values(), default=0.0)
+    dwell_s = max(PERIODS_PER_DWELL * rule.period_s, longest_s / switching_share)
+    return msgspec.structs.replace(
+        rule,
+        dwell_s=dwell_s,
+        hold_s=dwell_s + longest_s,  # an engine that only started within the horizon would be worth less than none
+        window_s=DWELLS_PER_WINDOW * dwell_s,
+        max_unserved_s=len(switch_s) * (dwell_s + longest_s),  # longer than a round of everybody's turns
+    )
+
+
 class UnitShares:
     """One controller per kind of unit: policies on units of different kinds do not compete."""
 
@@ -38,11 +54,7 @@ class UnitShares:
         weights: Mapping[str, float],
         now_s: float,
     ) -> None:
-        """`kinds`: policy -> kind of unit that its engine fits; `num_units`: per kind.
-
-        The times of `rule`, but its period, are not used. `switching_share`: part of the time that starting engines
-        may take.
-        """
+        """`kinds`: policy -> kind of unit that its engine fits; `num_units`: per kind. The rest: see `timed_rule`."""
         self._per_unit, self._rule, self._switching_share = slots_per_unit, rule, switching_share
         self._released: set[str] = set()
         self._switch_s: dict[str, float] = {}
@@ -104,7 +116,7 @@ class UnitShares:
                 pool.switch_s[policy] = max(self._switch_s.get(policy, 0.0), starting_s.get(policy, 0.0))
             pool.shares = self._promised(pool, rivals, units, held)
             urgent, pool.capacity = capacity != pool.capacity, capacity
-            pool.rule = self._timed_rule(pool.switch_s)
+            pool.rule = timed_rule(self._rule, pool.switch_s, switching_share=self._switching_share)
             pool.decide(now_s, {policy: int(policy not in self._released) for policy in rivals}, urgent=urgent)
             targets |= {policy: self._in_units(pool.shares[policy]) for policy in rivals}
         return targets
@@ -150,15 +162,3 @@ class UnitShares:
 
     def _in_units(self, slots: Mapping[str, int]) -> dict[str, int]:
         return {kind: count // self._per_unit for kind, count in slots.items()}
-
-    def _timed_rule(self, rivals_switch_s: Mapping[str, float]) -> Rule:
-        switch_s = max(rivals_switch_s.values(), default=0.0)
-        dwell_s = max(PERIODS_PER_DWELL * self._rule.period_s, switch_s / self._switching_share)
-        return msgspec.structs.replace(
-            self._rule,
-            dwell_s=dwell_s,
-            hold_s=dwell_s + switch_s,  # an engine that only started within the horizon would be worth less than none
-            window_s=DWELLS_PER_WINDOW * dwell_s,
-            max_unserved_s=len(rivals_switch_s) * (dwell_s + switch_s),  # longer than a round of everybody's turns
-            moves_per_unit_hour=None,
-        )

@@ -23,7 +23,7 @@ MIN_DEMAND_REPLICAS = 0.05
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of the controller; the defaults are those of a pool of accelerators that take seconds to switch."""
+    """The numbers of the controller; the defaults suit accelerators that take half a minute to switch."""
 
     objective: Objective = "max_min"
     """Least progress, the same with weights, trained tokens per second over all policies, or a fixed split."""
@@ -43,17 +43,16 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """What capacity of one demand costs, in progress: units beyond the demand are left free."""
     smoothness: float = 12.0
     """Exponent of the smooth min(1, x) that turns supply into progress."""
-    moves_per_unit_hour: float | None = 1.0
-    """Unit moves that the bucket gains per unit and hour, and holds at most; None: moves are free, as first shares are.
+    moves_per_unit_hour: float | None = None
+    """Unit moves that the bucket gains per unit and hour, and holds at most; None: the dwell alone bounds them.
+
+    First shares cost none.
     """
     max_unserved_s: float = 1200.0
     """In a pool too small for one replica of each policy: who was unserved for longer gets one."""
 
 
-ACCELERATORS = Rule()
-TIGHT_ACCELERATORS = Rule(hold_s=450.0, window_s=4800.0, dwell_s=300.0, moves_per_unit_hour=5.0)
-"""For a pool that cannot hold one replica of each policy."""
-SLOTS = Rule(period_s=2.0, hold_s=10.0, window_s=60.0, dwell_s=5.0, moves_per_unit_hour=None)
+SLOTS = Rule(period_s=2.0, hold_s=10.0, window_s=60.0, dwell_s=5.0)
 """For places in running engines, which move within a fraction of a second."""
 
 

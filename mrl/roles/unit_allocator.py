@@ -52,7 +52,11 @@ def unit_core(config: RunConfig, folder: RunFolder, now_s: float) -> UnitCore:
     rule = UnitShares(
         kinds,
         Counter(unit.kind for unit in units),
-        Rule(period_s=table.period_s, objective=table.objective),
+        Rule(
+            period_s=table.period_s,
+            objective=table.objective,
+            moves_per_unit_hour=table.max_moves_per_unit_hour or None,
+        ),
         floor_units=table.floor_units,
         switching_share=table.switching_share,
         slots_per_unit=slots_per_unit,

@@ -7,8 +7,11 @@ import msgspec
 import pytest
 
 from mrl.allocation.decision import ControllerState, DecisionRecord, decide
-from mrl.allocation.worth import ACCELERATORS, TIGHT_ACCELERATORS, Reading, Rule
+from mrl.allocation.worth import Objective, Reading, Rule
 
+ACCELERATORS = Rule(moves_per_unit_hour=1.0)
+TIGHT_ACCELERATORS = Rule(hold_s=450.0, dwell_s=300.0, moves_per_unit_hour=5.0)
+"""For a pool that cannot hold one replica of each policy."""
 DEMANDS = {"a": 1.33, "b": 3.58, "c": 4.66, "d": 6.94}
 GANGS = {"a": 1, "b": 1, "c": 1, "d": 2}
 
@@ -301,9 +304,10 @@ def test_in_a_tight_pool_everybody_is_served_within_the_bound() -> None:
     assert all(sum(row[0] * GANGS[name] for name, row in record.shares.items()) <= 2 for record in records)
 
 
-def test_turns_in_a_tight_pool_last_a_dwell() -> None:
+@pytest.mark.parametrize("objective", ["max_min", "static"])
+def test_turns_in_a_tight_pool_last_a_dwell(objective: Objective) -> None:
     """Also where everybody waits for longer than the bound: one unit, three policies, ten minutes each."""
-    rule = msgspec.structs.replace(ACCELERATORS, max_unserved_s=120.0, moves_per_unit_hour=None)
+    rule = msgspec.structs.replace(ACCELERATORS, objective=objective, max_unserved_s=120.0, moves_per_unit_hour=None)
     records = play(rule, 1, 6.0, names=("a", "b", "c"))
     owners = [next(name for name in "abc" if record.shares[name][0]) for record in records]
     changes = zip(records[1:], pairwise(owners), strict=True)

@@ -9,12 +9,12 @@ import pytest
 
 from mrl.allocation.exchange_search import best_typed_split
 from mrl.allocation.solver import FloatArray
-from mrl.allocation.worth import ACCELERATORS, Reading, share_worth
+from mrl.allocation.worth import Reading, Rule, share_worth
 
 
 def worth(reading: Reading, counts_NK: np.ndarray) -> FloatArray:
     """As in a decision of policies that are level."""
-    return share_worth(reading, counts_NK, ACCELERATORS, progress=0.5, reference=0.5)
+    return share_worth(reading, counts_NK, Rule(), progress=0.5, reference=0.5)
 
 
 def total(readings: list[Reading], split: list[tuple[int, ...]]) -> float:

@@ -86,7 +86,7 @@ def test_a_trial_fits_and_changes_one_pair(seed: int) -> None:
 
 def test_trials_keep_the_dwell_and_do_not_come_before_better_splits_twice() -> None:
     """A trial, then two better splits or nothing better to do; never two moves within a dwell."""
-    rule = Rule(dwell_s=100.0, moves_per_unit_hour=None)
+    rule = Rule(dwell_s=100.0)
     readings = [reading("a", (3, 0), (0.25, 0.25), **UNTRIED), reading("b", (0, 3), (0.25, 0.25))]
     fresh = ControllerState(decided_s=0.0, moved_s=0.0)
 
@@ -95,7 +95,7 @@ def test_trials_keep_the_dwell_and_do_not_come_before_better_splits_twice() -> N
     assert (record.verdict, record.shares) == ("trial", {"a": (2, 1), "b": (1, 2)})
     assert (state.moved_s, state.moves_since_trial) == (100.0, 0)
     assert decide(rule, fresh, readings, (3, 3), 100.0, urgent=True)[1].verdict == "best already"
-    static = Rule(dwell_s=100.0, objective="static", moves_per_unit_hour=None)
+    static = Rule(dwell_s=100.0, objective="static")
     assert decide(static, fresh, readings, (3, 3), 100.0)[1].verdict != "trial"
 
     unfair = [reading("a", (3, 0), (0.05, 0.05), **UNTRIED), reading("b", (0, 3), (0.9, 0.9))]

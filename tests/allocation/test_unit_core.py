@@ -11,7 +11,7 @@ from mrl.allocation.engine_use import EngineUse, LineSample
 from mrl.allocation.guard import NodeGuard, Seen
 from mrl.allocation.meter import ONLY_TYPE
 from mrl.allocation.unit_core import UnitCore, UnitsByType, UnitSettings
-from mrl.allocation.unit_rule import UnitShares
+from mrl.allocation.unit_rule import UnitShares, timed_rule
 from mrl.allocation.units import EPOCHS_PER_LIFE, HELD, UnitState
 from mrl.allocation.worth import Rule
 from mrl.records.leases import LearnerReport, LeaseGrant, LeaseRequest, ReportAck
@@ -671,7 +671,7 @@ def test_an_engine_that_never_comes_up_leaves_the_unit_to_the_other() -> None:
 
 def test_units_that_start_slowly_move_seldom() -> None:
     """A twentieth of the time for starts of 30 s: ten minutes between two moves."""
-    rule, switch_s = shares(), {"a": 30.0, "b": 0.0}
-    assert rule._timed_rule(switch_s).dwell_s == pytest.approx(600.0)
-    assert rule._timed_rule(switch_s).max_unserved_s == pytest.approx(1260.0), "two turns, with their starts"
-    assert rule._timed_rule({"c": 0.0}).dwell_s == 4.0
+    rule = timed_rule(Rule(period_s=1.0), {"a": 30.0, "b": 0.0}, switching_share=0.05)
+    assert (rule.dwell_s, rule.hold_s, rule.window_s) == pytest.approx((600.0, 630.0, 4800.0))
+    assert rule.max_unserved_s == pytest.approx(1260.0), "two turns, with their starts"
+    assert timed_rule(Rule(period_s=1.0), {"c": 0.0}, switching_share=0.05).dwell_s == 4.0

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from mrl.allocation.decision import ControllerState, decide
 from mrl.allocation.unmeasured import fair_parts, rest_of, with_rest
-from mrl.allocation.worth import ACCELERATORS, Reading
+from mrl.allocation.worth import Reading, Rule
 
 
 def reading(policy: str, *replicas: int, known: bool = False, **more: object) -> Reading:
@@ -67,7 +67,7 @@ def test_units_that_come_free_are_taken_at_once_whatever_the_dwell() -> None:
         reading("b", 2),
     ]
     state = ControllerState(decided_s=0.0, moved_s=600.0, bucket_units=0.0, unknown_since_s=0.0)
-    _, record = decide(ACCELERATORS, state, readings, (9,), 660.0)
+    _, record = decide(Rule(moves_per_unit_hour=1.0), state, readings, (9,), 660.0)
     assert (record.verdict, record.shares) == ("moved", {"a": (4,), "b": (5,)})
 
 
@@ -78,7 +78,7 @@ def test_what_the_others_had_is_no_start_where_it_fits_no_longer() -> None:
         reading("b", 0, 0),
     ]
     state = ControllerState(decided_s=0.0, moved_s=0.0, bucket_units=0.0)
-    _, record = decide(ACCELERATORS, state, readings, (4, 4), 60.0, urgent=True)
+    _, record = decide(Rule(moves_per_unit_hour=1.0), state, readings, (4, 4), 60.0, urgent=True)
     used = [sum(counts[kind] for counts in record.shares.values()) for kind in range(2)]
     assert max(used) <= 4
     assert sum(record.shares["b"]) >= 4

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from mrl.allocation.worth import ACCELERATORS, BELOW_FLOOR, Reading, Rule, share_worth
+from mrl.allocation.worth import BELOW_FLOOR, Reading, Rule, share_worth
 
 READING = Reading(
     policy="a",
@@ -39,7 +39,7 @@ def slow_worth(reading: Reading, count: int, rule: Rule, progress: float, refere
 @pytest.mark.parametrize("objective", ["max_min", "weighted", "throughput"])
 def test_worth_is_that_of_the_formula(objective: str) -> None:
     """For every number of replicas, with a switching price, a floor and a weight."""
-    rule = msgspec.structs.replace(ACCELERATORS, objective=objective)
+    rule = Rule(objective=objective)
     found = share_worth(READING, np.arange(7)[:, None], rule, progress=0.55, reference=0.5)
     wanted = [slow_worth(READING, count, rule, 0.55, 0.5) for count in range(7)]
     assert found == pytest.approx(wanted, rel=1e-9)
@@ -48,7 +48,7 @@ def test_worth_is_that_of_the_formula(objective: str) -> None:
 def test_a_large_supply_is_one_and_no_overflow() -> None:
     """Ten thousand times the demand is worth no more than the demand, less its price."""
     reading = msgspec.structs.replace(READING, progress_per_replica=(1e4,), switch_s=0.0)
-    rule = msgspec.structs.replace(ACCELERATORS, price=0.0, objective="throughput")
+    rule = Rule(price=0.0, objective="throughput")
     found = share_worth(reading, np.array([[1], [2]]), rule, progress=0.5, reference=0.5)
     assert found == pytest.approx([4000.0, 4000.0])
 
@@ -57,14 +57,14 @@ def test_a_large_supply_is_one_and_no_overflow() -> None:
 def test_the_only_replica_is_worth_its_price_however_small_the_demand(demand: float) -> None:
     """A learner that takes a thousandth of what an engine makes still needs an engine."""
     reading = msgspec.structs.replace(READING, replicas=(0,), progress_per_replica=(1 / demand,), switch_s=0.0)
-    found = share_worth(reading, np.arange(3)[:, None], ACCELERATORS, progress=0.5, reference=0.5)
+    found = share_worth(reading, np.arange(3)[:, None], Rule(), progress=0.5, reference=0.5)
     assert found[1] > found[0]
 
 
 def test_a_silent_policy_gains_from_nothing() -> None:
     """Every unit it holds is a loss, so it gets none; its floor does not hold."""
     reading = msgspec.structs.replace(READING, silent=True)
-    found = share_worth(reading, np.arange(4)[:, None], ACCELERATORS, progress=0.1, reference=0.1)
+    found = share_worth(reading, np.arange(4)[:, None], Rule(), progress=0.1, reference=0.1)
     assert np.argmax(found) == 0
     assert (np.diff(found) < 0).all()
 
@@ -72,5 +72,5 @@ def test_a_silent_policy_gains_from_nothing() -> None:
 def test_types_add_up_by_what_a_replica_feeds() -> None:
     """Where a replica of one type feeds twice as much as of the other, one of each is worth three of the slower."""
     reading = msgspec.structs.replace(READING, replicas=(0, 0), progress_per_replica=(0.2, 0.1), switch_s=0.0)
-    found = share_worth(reading, np.array([[1, 1], [0, 3]]), ACCELERATORS, progress=0.5, reference=0.5)
+    found = share_worth(reading, np.array([[1, 1], [0, 3]]), Rule(), progress=0.5, reference=0.5)
     assert found[0] == pytest.approx(found[1])

@@ -154,7 +154,7 @@ def test_every_unit_has_one_owner_whatever_moves():
             assert all(one.first_unit % 2 == 0 for one in world.policies["D"].replicas)
             return super().shares(world, urgent=urgent)
 
-    restless = Rule(min_gain=0.0, dwell_s=0.0, moves_per_unit_hour=None)
+    restless = Rule(min_gain=0.0, dwell_s=0.0)
     world = World(replace(scenarios()["S4"], horizon_s=3.5 * HOUR_S), Watched(restless), 8).run()
     assert world.accounts.moved_units > 40
 

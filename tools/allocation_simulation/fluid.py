@@ -10,9 +10,10 @@ import numpy as np
 from scipy.optimize import linprog
 
 from mrl.allocation.decision import ControllerState, decide
-from mrl.allocation.worth import ACCELERATORS, Reading
+from mrl.allocation.worth import Reading, Rule
 
 SWITCH_S = 15.0
+RULE = Rule()
 HOURS = 8.0
 TWO_TYPES = ((0.5,) * 4, (0.8, 0.65, 0.5, 0.35), (1.3, 0.9, 0.5, 0.4), (0.8, 0.65, 0.5, 0.0))
 """Rates of four policies on a second type of unit, relative to the first."""
@@ -55,7 +56,7 @@ def run_fluid(
             for name, gang, demands_K in zip(names, gangs, demands_NK, strict=True)
         ]
         began_s = time.process_time()
-        state, record = decide(ACCELERATORS, state, readings, capacity, 60.0 * step)
+        state, record = decide(RULE, state, readings, capacity, 60.0 * step)
         took_s += time.process_time() - began_s
         if step and record.verdict == "moved":
             moved += record.moved_units

@@ -10,15 +10,15 @@ from allocation_simulation.bound import bound
 from allocation_simulation.rules import Controller
 from allocation_simulation.settings import MAX_STALENESS_VERSIONS, Scenario
 from allocation_simulation.world import AllocationRule, World, moves_per_unit_hour
-from mrl.allocation.worth import ACCELERATORS, Rule
+from mrl.allocation.worth import Rule
 
 CONTROLLER = "controller"
 
 
 def rules() -> dict[str, Callable[[], AllocationRule]]:
     """Every rule by name, made anew for each trial; the controller comes first."""
-    instant = Rule(min_gain=0.0, dwell_s=0.0, moves_per_unit_hour=None)
-    forgetful = Rule(hold_s=ACCELERATORS.hold_s, window_s=1.0)
+    instant = Rule(min_gain=0.0, dwell_s=0.0)
+    forgetful = Rule(window_s=1.0)
     return {
         CONTROLLER: Controller,
         "controller, told the truth": lambda: Controller(is_told=True),

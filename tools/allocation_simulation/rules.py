@@ -8,9 +8,14 @@ from allocation_simulation.learner import SimulatedPolicy
 from allocation_simulation.world import World
 from mrl.allocation.decision import ControllerState, DecisionRecord, decide
 from mrl.allocation.meter import MeterSettings, PolicyMeter, increments
-from mrl.allocation.worth import ACCELERATORS, TIGHT_ACCELERATORS, Reading, Rule
+from mrl.allocation.unit_rule import timed_rule
+from mrl.allocation.worth import Reading, Rule
+from mrl.config.schema import AllocationTable
 
 GRANT_OVERHEAD_S = 3.0
+UNITS = Rule(period_s=60.0)
+"""The rest follows from how long switching takes, as in a run that sets `allocation.period_s` to this."""
+SWITCHING_SHARE = AllocationTable().switching_share
 
 
 class PoolMeters:
@@ -74,7 +79,7 @@ class Controller:
 
     def __init__(self, rule: Rule | None = None, *, is_told: bool = False, free_switches: bool = False) -> None:
         self._rule, self._is_told, self._free_switches = rule, is_told, free_switches
-        self.period_s = (rule or ACCELERATORS).period_s
+        self.period_s = (rule or UNITS).period_s
         self.meters = PoolMeters()
         self._state = ControllerState(decided_s=0.0)
         self._silent: frozenset[str] = frozenset()
@@ -90,7 +95,9 @@ class Controller:
         silent = frozenset(reading.policy for reading in readings if reading.silent)
         changed = silent != self._silent
         self._silent = silent
-        rule, began_s = self._rule or self._rule_for(world), time.process_time()
+        switch_s = {reading.policy: reading.switch_s for reading in readings}
+        rule = self._rule or timed_rule(UNITS, switch_s, switching_share=SWITCHING_SHARE)
+        began_s = time.process_time()
         self._state, record = decide(
             rule, self._state, readings, (world.units_up,), world.now_s, urgent=urgent or changed
         )
@@ -99,10 +106,6 @@ class Controller:
         if not urgent:
             self._adjust_windows(world)
         return {policy: counts[0] for policy, counts in record.shares.items()}
-
-    def _rule_for(self, world: World) -> Rule:
-        least = sum(policy.spec.gang_units for policy in world.policies.values())
-        return TIGHT_ACCELERATORS if least > world.units_up else ACCELERATORS
 
     def _reading(self, world: World, policy: SimulatedPolicy) -> Reading:
         spec, meter = policy.spec, self.meters.of[policy.spec.name]
