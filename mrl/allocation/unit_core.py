@@ -24,6 +24,9 @@ UnitsByType = Mapping[str, int]
 class UnitRule(Protocol):
     """Decides how many units of which type each policy should have."""
 
+    switch_s: dict[str, float]
+    """Per policy, from a grant to its engine's first word, as measured so far."""
+
     def add_rollout(self, policy: str, unit_type: str, use: EngineUse) -> None:
         """Count what one engine on a unit of a type did since it was heard last."""
 

@@ -53,11 +53,16 @@ class UnitShares:
         hung_s: float,
         weights: Mapping[str, float],
         now_s: float,
+        switch_s: Mapping[str, float] | None = None,
     ) -> None:
-        """`kinds`: policy -> kind of unit that its engine fits; `num_units`: per kind. The rest: see `timed_rule`."""
+        """`kinds`: policy -> kind of unit that its engine fits; `num_units`: per kind.
+
+        The times of `rule`, but its period, are not used, see `timed_rule`. `switch_s`: measured earlier, per policy.
+        """
         self._per_unit, self._rule, self._switching_share = slots_per_unit, rule, switching_share
         self._released: set[str] = set()
-        self._switch_s: dict[str, float] = {}
+        self.switch_s = dict(switch_s or {})
+        """Per policy, from a grant to its engine's first word, as measured so far."""
         self._held: Mapping[str, UnitsByType] = {}
         self._pools: dict[str, SlotShares] = {}
         for kind in sorted(set(kinds.values())):
@@ -85,8 +90,8 @@ class UnitShares:
 
     def add_switch(self, policy: str, switch_s: float) -> None:
         """Count how long it took from a grant to the engine's first word."""
-        before = self._switch_s.get(policy, switch_s)
-        self._switch_s[policy] = before + NEWEST_SWITCH_WEIGHT * (switch_s - before)
+        before = self.switch_s.get(policy, switch_s)
+        self.switch_s[policy] = before + NEWEST_SWITCH_WEIGHT * (switch_s - before)
 
     def release(self, policy: str) -> None:
         """The policy needs no engine any more."""
@@ -113,7 +118,7 @@ class UnitShares:
             capacity = {kind: count * self._per_unit for kind, count in units.items()}
             pool.unfit = {policy: frozenset(units.keys() - usable[policy].keys()) for policy in rivals}
             for policy in rivals:
-                pool.switch_s[policy] = max(self._switch_s.get(policy, 0.0), starting_s.get(policy, 0.0))
+                pool.switch_s[policy] = max(self.switch_s.get(policy, 0.0), starting_s.get(policy, 0.0))
             pool.shares = self._promised(pool, rivals, units, held)
             urgent, pool.capacity = capacity != pool.capacity, capacity
             pool.rule = timed_rule(self._rule, pool.switch_s, switching_share=self._switching_share)

@@ -1,13 +1,16 @@
-"""The count of the allocators of a run, in its `allocator.json`: the epochs that each of them grants follow from it.
+"""What the allocators of a run hand on to the next, in its `allocator.json`: their count, and how long switching takes.
 
-A count that became smaller would use epochs again, and a unit could get two owners. So the file names the run that it
-belongs to, by the public key of its servers, which no other run has and which lasts as long as the run.
+The epochs that each of them grants follow from the count. A count that became smaller would use epochs again, and a
+unit could get two owners. So the file names the run that it belongs to, by the public key of its servers, which no
+other run has and which lasts as long as the run.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import structlog
 
 from mrl.allocation.units import EPOCHS_PER_LIFE
 from mrl.errors import RunFolderError
@@ -18,15 +21,46 @@ MAX_LIFE = 2**53 // EPOCHS_PER_LIFE - 2
 KEY_CHARS = 8
 CURE = "delete it while the run is ended"
 
+log = structlog.get_logger()
 
-class _Count(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+
+class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     life: Annotated[int, msgspec.Meta(ge=1, le=MAX_LIFE)]
     run_key: str = ""
     """Empty in a file of an mrl that did not write it."""
+    switch_s: dict[str, Annotated[float, msgspec.Meta(ge=0)]] = {}
+    """Per policy, from a grant to its engine's first word."""
 
 
-def next_life(path: Path, run_key: str) -> int:
-    """Number of a new allocator: larger than every one before in the run with this key, also after a crash.
+class AllocatorLife:
+    """One allocator of a run."""
+
+    def __init__(self, path: Path, kept: _Kept) -> None:
+        self._path, self._kept = path, kept
+
+    @property
+    def number(self) -> int:
+        """Larger than that of every allocator before."""
+        return self._kept.life
+
+    @property
+    def switch_s(self) -> Mapping[str, float]:
+        """Per policy, how long switching to it took, as measured so far."""
+        return self._kept.switch_s
+
+    def keep(self, switch_s: Mapping[str, float]) -> None:
+        """Hand on what was measured, where it is new. What cannot be written is measured again by the next one."""
+        if switch_s == self._kept.switch_s:
+            return
+        self._kept = msgspec.structs.replace(self._kept, switch_s=dict(switch_s))
+        try:
+            _write(self._path, self._kept)
+        except OSError as error:
+            log.warning("times of switching cannot be kept", file=str(self._path), reason=str(error))
+
+
+def begin_life(path: Path, run_key: str) -> AllocatorLife:
+    """A new allocator of the run with this key, also after a crash.
 
     A file that names no run is taken for this run's. Raises RunFolderError when the file is damaged, names another run,
     or cannot be read or written; it stays as it is.
@@ -40,21 +74,25 @@ def next_life(path: Path, run_key: str) -> int:
             wanted=f"{run_key[:KEY_CHARS]!r}, how the public key in keys/server.json begins",
             cure=CURE,
         )
-    life = before.life + 1 if before else 1
+    kept = _Kept(before.life + 1, run_key, before.switch_s) if before else _Kept(1, run_key)
     try:
-        replace_file(path, msgspec.json.encode(_Count(life, run_key)))
+        _write(path, kept)
     except OSError as error:
         raise _unkept(path, error, "free some disk, or make the run folder writable") from error
-    return life
+    return AllocatorLife(path, kept)
 
 
-def _read(path: Path) -> _Count | None:
+def _read(path: Path) -> _Kept | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Count)
+        return msgspec.json.decode(path.read_bytes(), type=_Kept)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _unkept(path, error, CURE) from error
+
+
+def _write(path: Path, kept: _Kept) -> None:
+    replace_file(path, msgspec.json.encode(kept))
 
 
 def _unkept(path: Path, error: Exception, cure: str) -> RunFolderError:

@@ -19,14 +19,14 @@ from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.config.unit_rules import KINDS, fitting_units
 from mrl.config.unit_types import named_types
-from mrl.config.units import parse_units
+from mrl.config.units import Unit, parse_units
 from mrl.errors import DeviceError, RecordError
 from mrl.metrics.names import idle_metric, type_metric
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
 from mrl.records.leases import unit_request_decoder
 from mrl.records.units import NodeReport
-from mrl.roles.allocator_life import next_life
+from mrl.roles.allocator_life import AllocatorLife, begin_life
 from mrl.roles.lease_rights import may_say
 from mrl.transport.keys import load_keys
 from mrl.transport.server import ServerSocket
@@ -39,18 +39,16 @@ UNSERVED_S = 600.0
 log = structlog.get_logger()
 
 
-def unit_core(config: RunConfig, folder: RunFolder, now_s: float) -> UnitCore:
-    """The core for the units and policies of a run. Raises RunFolderError when its number cannot be kept.
+def life_of(folder: RunFolder) -> AllocatorLife:
+    """A new allocator of a run. Raises RunFolderError when its number cannot be kept."""
+    return begin_life(folder.path / "allocator.json", load_keys(folder.keys).server_public.decode())
 
-    A host that joins by itself may bring the only units that serve a policy: it is awaited for as long as any other.
-    """
+
+def unit_rule(config: RunConfig, units: Sequence[Unit], switch_s: Mapping[str, float], now_s: float) -> UnitShares:
+    """What decides about the units of a run. `switch_s`: how long switching to a policy took before."""
     table = config.allocation
-    units = parse_units(table.units, where=str(folder.path))
-    kinds = {name: KINDS[config.policies[name].device] for name in config.learning}
-    fits = {name: fitting_units(config, name) for name in kinds}
-    slots_per_unit = table.slots // len(units)
-    rule = UnitShares(
-        kinds,
+    return UnitShares(
+        {name: KINDS[config.policies[name].device] for name in config.learning},
         Counter(unit.kind for unit in units),
         Rule(
             period_s=table.period_s,
@@ -59,29 +57,41 @@ def unit_core(config: RunConfig, folder: RunFolder, now_s: float) -> UnitCore:
         ),
         floor_units=table.floor_units,
         switching_share=table.switching_share,
-        slots_per_unit=slots_per_unit,
+        slots_per_unit=table.slots // len(units),
         hung_s=table.hung_s,
         weights=table.weights,
         now_s=now_s,
+        switch_s=switch_s,
     )
+
+
+def unit_core(config: RunConfig, folder: RunFolder, life: AllocatorLife, now_s: float) -> UnitCore:
+    """The core for the units and policies of a run.
+
+    A host that joins by itself may bring the only units that serve a policy: it is awaited for as long as any other.
+    """
+    table = config.allocation
+    units = parse_units(table.units, where=str(folder.path))
+    fits = {name: fitting_units(config, name) for name in config.learning}
     settings = UnitSettings(
         ttl_s=table.ttl_s,
         start_s=config.supervision.start_s,
         grace_s=table.grace_s,
-        slots_per_unit=slots_per_unit,
+        slots_per_unit=table.slots // len(units),
         engines_sleep=table.residency == "sleep",
         unserved_s=max(UNSERVED_S, config.launch.join_s if config.launch.hosts_join else 0.0),
     )
-    life = next_life(folder.path / "allocator.json", load_keys(folder.keys).server_public.decode())
     types = named_types(table.unit_types, units, where=str(folder.path))
-    return UnitCore(fits, rule, settings, now_s, life=life, types=types)
+    rule = unit_rule(config, units, life.switch_s, now_s)
+    return UnitCore(fits, rule, settings, now_s, life=life.number, types=types)
 
 
 def serve_units(
     config: RunConfig, folder: RunFolder, server: ServerSocket, telemetry: Telemetry, stop: threading.Event
 ) -> None:
     """Lease units until told to stop. Raises DeviceError when no unit is left for a policy."""
-    core = unit_core(config, folder, time.monotonic())
+    life = life_of(folder)
+    core = unit_core(config, folder, life, time.monotonic())
     telemetry.doing("leasing units")
     period_s = min(config.allocation.period_s, config.allocation.ttl_s / 4)
     decide_s, told, counts, check = 0.0, "", LeaseCounts(), GainCheck()
@@ -91,6 +101,7 @@ def serve_units(
             if time.monotonic() >= decide_s:
                 decide_s = time.monotonic() + period_s
                 shares = core.tick(time.monotonic())
+                life.keep(core.rule.switch_s)
                 _check_served(core, time.monotonic())
                 num_reports = sum(share.num_reports for share in shares)
                 _tell(telemetry, shares, counts)

@@ -27,6 +27,7 @@ class Wanted:
     def __init__(self, **wanted: int) -> None:
         self.wanted = wanted
         self.switches: list[float] = []
+        self.switch_s: dict[str, float] = {}
 
     def add_rollout(self, policy: str, unit_type: str, use: EngineUse) -> None: ...
 

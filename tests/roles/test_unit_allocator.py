@@ -13,7 +13,8 @@ from mrl.allocation.lease_counts import LeaseCounts
 from mrl.allocation.unit_core import TypeShare, UnitShare
 from mrl.allocation.units import Transition, UnitState
 from mrl.config.load import validate
-from mrl.config.run_folder import create_run_folder
+from mrl.config.run_folder import RunFolder, create_run_folder
+from mrl.config.schema import RunConfig
 from mrl.errors import DeviceError
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.telemetry import MetricsRecord, TelemetryRecord
@@ -24,11 +25,12 @@ from mrl.roles.unit_allocator import (
     _lines,
     _tell,
     _tell_idle,
+    life_of,
     serve_units,
     tell_gains,
     unit_core,
 )
-from mrl.transport.keys import create_keys
+from mrl.transport.keys import RunKeys, create_keys
 from mrl.transport.server import ServerSocket
 
 
@@ -39,22 +41,27 @@ def test_transitions_are_written_one_a_line_with_the_time_of_day() -> None:
     assert row == {"unit": "cpu:0", "type": "slow", "epoch": 7, "policy": "a", "state": "granted", "why": "wanted"}
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize(("launch", "bound_s"), [({}, 600.0), ({"hosts_join": True, "join_s": 900.0}, 900.0)])
-def test_a_policy_whose_units_all_fail_ends_the_run_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: dict[str, object], bound_s: float
-) -> None:
-    """After ten minutes, or when hosts that join by themselves would not be awaited any longer. The loop looks."""
+def run_of_one_unit(path: Path, **launch: object) -> tuple[RunConfig, RunFolder, RunKeys]:
+    """One policy."""
     tables = {
-        "run": {"name": "r", "steps": 3, "folder": str(tmp_path), "min_free_mib": 0},
+        "run": {"name": "r", "steps": 3, "folder": str(path), "min_free_mib": 0},
         "tasks": {"copy": {"source": "words", "dataset": "copy"}},
         "policies": {"qwen": {"model": "m"}},
         "allocation": {"units": ["cpu:0"]},
         "launch": launch,
     }
     folder = create_run_folder(config := validate(tables, where="test"))
-    keys = create_keys(folder.keys)
-    core = unit_core(config, folder, 0.0)
+    return config, folder, create_keys(folder.keys)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("launch", "bound_s"), [({}, 600.0), ({"hosts_join": True, "join_s": 900.0}, 900.0)])
+def test_a_policy_whose_units_all_fail_ends_the_run_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: dict[str, object], bound_s: float
+) -> None:
+    """After ten minutes, or when hosts that join by themselves would not be awaited any longer. The loop looks."""
+    config, folder, keys = run_of_one_unit(tmp_path, **launch)
+    core = unit_core(config, folder, life_of(folder), 0.0)
     unit = UnitReport(unit="cpu:0", epoch=0, failed_policy="qwen", cleared_epoch=2**50)
     for turn in range(round(bound_s) + 2):
         core.handle(
@@ -71,6 +78,20 @@ def test_a_policy_whose_units_all_fail_ends_the_run_in_one_line(
     telemetry, stop = Telemetry("allocator", "", lambda _: True), threading.Event()
     with closing(ServerSocket(keys)) as server, pytest.raises(DeviceError):
         serve_units(config, folder, server, telemetry, stop)
+
+
+@pytest.mark.timeout(60)
+def test_the_loop_hands_on_how_long_switching_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the next allocator, in `allocator.json`."""
+    config, folder, keys = run_of_one_unit(tmp_path)
+    core = unit_core(config, folder, life_of(folder), 0.0)
+    core.rule.add_switch("qwen", 7.0)
+    core._settings = replace(core._settings, unserved_s=-1.0)  # ends the loop after its first turn
+    monkeypatch.setattr(unit_allocator, "unit_core", lambda *_: core)
+    telemetry, stop = Telemetry("allocator", "", lambda _: True), threading.Event()
+    with closing(ServerSocket(keys)) as server, pytest.raises(DeviceError):
+        serve_units(config, folder, server, telemetry, stop)
+    assert life_of(folder).switch_s == {"qwen": 7.0}
 
 
 ENDED = (UnitState.GRANTED, UnitState.CLEARING)
