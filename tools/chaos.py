@@ -9,9 +9,10 @@
 The first form trains under faults: about every so many seconds one role gets kill -9, is stopped for two seconds, or is
 stopped for good, so that the supervisor has to notice. A client of the run's exchange publishes records of its own
 meanwhile. The run has to end by itself, versions have to rise, what all workers together may have in use never exceeds
-the slots, no acknowledged record may be missing from the exchange's log, no process may be left, and the accuracy has
-to lie within two standard errors of unbroken runs. The second form kills the supervisor at a random moment: nothing may
-live ten seconds later, and `--resume` has to complete the run.
+the slots (by the allocator's account, and by what the workers themselves wrote down), no acknowledged record may be
+missing from the exchange's log, no process may be left, and the accuracy has to lie within two standard errors of
+unbroken runs. The second form kills the supervisor at a random moment: nothing may live ten seconds later, and
+`--resume` has to complete the run.
 
 Prints tables; the last line is JSON, and the exit code 1 when something did not hold. Words after the options are
 overrides of the configuration, for all runs.
@@ -33,7 +34,8 @@ from typing import Any
 import numpy as np
 from chaos_drill.faults import KINDS, Fault, Saboteur
 from chaos_drill.outcome import Outcome, outcome_of
-from chaos_drill.trial import resume, roles_of, train
+from chaos_drill.slots import most_in_use
+from chaos_drill.trial import Trial, resume, roles_of, train
 from chaos_drill.witness import Witness
 
 from mrl.config.load import load_config
@@ -84,12 +86,28 @@ def roles_drill(
         row("exit code of the run", trial.code or 0, "code", trial.code == 0, "0"),
         row("faults", len(saboteur.faults), "faults", bool(saboteur.faults), "> 0"),
         row("versions out of order", len(trial.disorders()), "versions", not trial.disorders(), "0"),
-        row("slots that may have been in use at once", broken.most_held_slots, "slots",
-            0 < broken.most_held_slots <= config.allocation.slots, f"<= {config.allocation.slots}"),
+        slots_row("by the allocator's account", broken.most_held_slots, config),
+        slots_row("by the workers' own logs", most_in_use(trial.folder, ends_of(trial, saboteur.faults)), config),
         *lost_row(witness, reader),
         row("processes left behind", left, "processes", left == 0, "0"),
         *accuracy_row(broken, whole, config.pool.held_out_prompts),
     ]  # fmt: skip
+
+
+def slots_row(whose: str, most: float, config: RunConfig) -> dict[str, Any]:
+    """Slots that may have been in use at one moment, in all."""
+    slots = config.allocation.slots
+    return row(f"slots in use at once, {whose}", most, "slots", 0 < most <= slots, f"<= {slots}")
+
+
+def ends_of(trial: Trial, faults: Sequence[Fault]) -> dict[str, list[float]]:
+    """Role -> times at which its process was gone or stopped for good, so that it used nothing any more."""
+    zero_unix_s = time.time() - time.monotonic()
+    ends = {role: list(times) for role, times in trial.ends.items()}
+    for fault in faults:
+        if fault.kind != "pause":
+            ends.setdefault(fault.role, []).append(zero_unix_s + fault.at_s)
+    return ends
 
 
 def lost_row(witness: Witness, reader: str) -> list[dict[str, Any]]:
@@ -193,7 +211,7 @@ def smooth(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]
 def arguments() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description="Does a run survive the random death of everything?")
     parser.add_argument("config", type=Path)
-    parser.add_argument("--minutes", type=float, default=10.0, help="faults come for so long (10)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="faults come until the first version is so old (10)")
     parser.add_argument("--every", type=float, default=10.0, metavar="SECONDS", help="between faults, about (10)")
     parser.add_argument("--unbroken", type=int, default=3, metavar="N", help="runs to compare with (3)")
     parser.add_argument("--roles", default="", help="roles to hit, as their processes are titled (all)")

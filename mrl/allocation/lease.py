@@ -61,12 +61,16 @@ class LeaseHolder:
         """Give the holder its voice: `post` sends a message, `reconnect` looks the allocator's address up again."""
         self._post, self._reconnect = post, reconnect
 
-    def slots(self, now_s: float) -> int:
-        """Requests that may run at once from now until the next call, those that already run included."""
+    def slots(self, now_s: float, in_use: int = 0) -> int:
+        """Requests that may run at once from now until the next call, those `in_use` included.
+
+        What a smaller lease has no room for runs to its end: the allocator is told so until then, and lends the rest.
+        """
         with self._lock:
             self._check_stopped(now_s)
-            self._acting = self._lease
-            return self._acting[1]
+            epoch, slots = self._acting
+            self._acting = self._lease if in_use <= self._lease[1] else (epoch, min(slots, in_use))
+            return self._lease[1]
 
     def rest(self) -> None:
         """The worker sleeps: it runs nothing, asks for nothing, and its lease is over."""

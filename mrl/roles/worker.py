@@ -9,12 +9,15 @@ If it dies: the supervisor starts it again; the learner grants its work anew.
 """
 
 import itertools
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+
+import structlog
 
 from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.allocation.lease import LeaseHolder, Used
@@ -46,6 +49,8 @@ from mrl.weights.own_folder import describe_folder
 FLUSH_SLICE_S = 0.5
 TOKENS_PER_TOKEN = 4
 """A peer's text is scored up to this many times the tokens of the longest answer of any policy."""
+
+log = structlog.get_logger()
 
 
 def main(run_folder: Path, policy: str, index: int) -> int:
@@ -162,12 +167,23 @@ def _scorer(config: RunConfig, sampler: Sampler, receiver: Receiver, exchange: E
     return Scorer(sampler, receiver, exchange, max_answer_tokens=TOKENS_PER_TOKEN * longest, keeps_step=keeps_step)
 
 
-def _max_answers(config: RunConfig, policy: str, lease: LeaseHolder) -> Callable[[], int]:
+def _max_answers(config: RunConfig, policy: str, lease: LeaseHolder) -> Callable[[int], int]:
     """What the lease allows; the whole batch in a synchronous run, since what is sampled together decides every bit."""
     table = config.policies[policy]
     if config.run.sync:
-        return lambda: table.learner.prompts_per_step * table.rollout.group_size
-    return lambda: lease.slots(time.monotonic())
+        return lambda in_flight: table.learner.prompts_per_step * table.rollout.group_size
+    group, most = table.rollout.group_size, 0
+
+    def max_answers(in_flight: int) -> int:
+        nonlocal most
+        in_use = math.ceil(in_flight / group) * group  # given back by whole groups, as they are leased
+        leased = lease.slots(time.monotonic(), in_use)
+        if most != max(leased, in_use):
+            most = max(leased, in_use)
+            log.info("slots", leased=leased, at_most=most)
+        return leased
+
+    return max_answers
 
 
 def _sender(

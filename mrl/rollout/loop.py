@@ -64,8 +64,8 @@ class Rest(Protocol):
 class Duties:
     """What a worker has to keep to beside sampling."""
 
-    max_answers: Callable[[], int]
-    """Answers that may be in flight now: what its lease allows, or the whole batch of a synchronous run."""
+    max_answers: Callable[[int], int]
+    """Answers that may be in flight, told how many are: what its lease allows, or the batch of a synchronous run."""
     publish: Callable[[Sequence[ScoredGroup]], None]
     """Gives to the peers what the regime shares of finished groups; called before the learner gets them."""
     max_staleness_versions: int
@@ -131,6 +131,7 @@ class RolloutLoop:
         if self._duties.scorer is not None and self._custody.is_good(self._engine.version):
             self._telemetry.doing("scoring")
             self._duties.scorer.serve(self._custody.is_good)
+        self._keep_lease()
         self._hand_in()
         sampled_at_once = self._flights.num_answers
         self._custody.hold(self._flights.arrive(self._collect()))
@@ -212,6 +213,16 @@ class RolloutLoop:
     def _busy(self) -> int:
         return len(self._flights) + len(self._custody) + len(self._verifying)
 
+    def _keep_lease(self) -> None:
+        """Where no answer may be in flight, give back what is: somebody else may have its place by now."""
+        if self._flights and not self._max_answers():
+            log.warning("the lease is over", groups_given_up=len(self._flights))
+            self._engine.abort(self._flights.requests)
+            self._link.give_up(self._flights.lose())
+
+    def _max_answers(self) -> int:
+        return self._duties.max_answers(self._flights.num_answers)
+
     def _hand_in(self) -> None:
         items: list[WorkItem] = []
         if not self._busy:
@@ -262,7 +273,7 @@ class RolloutLoop:
         self.totals.in_flight(self._flights.num_answers, is_full=is_full)
         if is_full:
             return 0
-        return max(0, self._duties.max_answers() - self._flights.num_answers) // self._group_size
+        return max(0, self._max_answers() - self._flights.num_answers) // self._group_size
 
     def _collect(self) -> list[Finished]:
         if self._flights:
@@ -334,7 +345,7 @@ class RolloutLoop:
     def _report(self, step: int) -> None:
         usage = self._engine.usage()
         values = self.totals.values(self._clock()) | {
-            "rollout/slots": self._duties.max_answers(),
+            "rollout/slots": self._max_answers(),
             "rollout/running": usage.running,
             "rollout/waiting": usage.waiting,
             "rollout/cache_share": usage.cache_share,

@@ -92,6 +92,38 @@ def test_a_smaller_lease_is_acted_under_only_when_the_worker_looks() -> None:
     assert (wire.posted[-1].epoch, wire.posted[-1].slots) == (6, 16)
 
 
+def test_what_a_smaller_lease_has_no_room_for_is_given_back_as_it_ends() -> None:
+    """Nothing may begin meanwhile; the allocator hears how much is in use, under the lease before."""
+    holder, wire = connected()
+    holder.on_message(grant(1, 5, 64), 0.1)
+    holder.slots(0.2, 60)
+    holder.on_tick(1.2, Used())
+    holder.on_message(grant(2, 6, 16), 1.3)
+    told = []
+    for now_s, in_use in ((2.4, 60), (3.6, 24), (4.8, 16)):
+        assert holder.slots(now_s - 0.1, in_use) == 16
+        holder.on_tick(now_s, Used())
+        told.append((wire.posted[-1].epoch, wire.posted[-1].slots))
+    assert told == [(5, 60), (5, 24), (6, 16)]
+
+    holder.on_message(grant(wire.posted[-1].sequence, 7, 32), 4.9)
+    assert holder.slots(5.0, 16) == 32
+
+
+def test_a_lease_that_grows_again_while_it_shrinks_holds_at_once() -> None:
+    """What runs is less than it allows."""
+    holder, wire = connected()
+    holder.on_message(grant(1, 5, 64), 0.1)
+    holder.slots(0.2, 60)
+    holder.on_tick(1.2, Used())
+    holder.on_message(grant(2, 6, 16), 1.3)
+    holder.slots(2.3, 40)
+    holder.on_tick(2.4, Used())
+    holder.on_message(grant(3, 7, 48), 2.5)
+    holder.on_tick(3.5, Used())
+    assert (wire.posted[-1].epoch, wire.posted[-1].slots) == (7, 48)
+
+
 def test_what_is_old_foreign_or_unreadable_is_ignored() -> None:
     """An older epoch, another holder, an answer to no open request, garbage: nothing changes."""
     holder, _ = connected()

@@ -18,12 +18,12 @@ TTL_S, TICK_S = 4.0, 0.25
 
 @dataclass
 class Worker:
-    """A worker that runs batches: while one runs, it uses what it was allowed when the batch began."""
+    """A worker that runs answers, each for as long as it takes; its engine is looked at now and then only."""
 
     holder: LeaseHolder
     rate: float
     in_use: int = 0
-    batch_ends_s: float = 0.0
+    looks_s: float = 0.0
     tokens: int = 0
     slot_seconds: float = 0.0
     served: int = 0
@@ -103,12 +103,14 @@ class World:
                 self.workers[to].holder.on_message(body, self.now_s)
 
     def work(self, worker: Worker) -> None:
-        """End a batch that is done and begin the next one."""
-        if self.now_s < worker.batch_ends_s:
+        """Answers end; as many begin as the lease has room for, and where there is none, none goes on."""
+        if self.now_s < worker.looks_s:
             return
-        worker.in_use = worker.holder.slots(self.now_s)
-        seconds = self.rng.choice([0.25, 0.5, 2.0])
-        worker.batch_ends_s = self.now_s + seconds
+        seconds, ended_share = self.rng.choice([0.25, 0.5, 2.0]), self.rng.choice([0.0, 0.3, 1.0])
+        worker.looks_s = self.now_s + seconds
+        worker.in_use -= int(ended_share * worker.in_use)
+        allowed = worker.holder.slots(self.now_s, worker.in_use)
+        worker.in_use = max(worker.in_use, allowed) if allowed else 0
         worker.slot_seconds += seconds * worker.in_use
         worker.tokens += int(seconds * worker.in_use * worker.rate)
         worker.served += worker.in_use

@@ -99,7 +99,12 @@ def make_loop(learner, tiny_model, pool, receiver, tmp_path):
         engine = EmbeddedEngine(tmp_path / "model", sampling, device="cpu", max_running=max_running)
         prompt = np.arange(5, 5 + prompt_tokens, dtype=np.int32)
         sampler = Sampler("a", 1, engine, pool, lambda text: prompt, receiver.completion_bytes)
-        told = {"max_answers": lambda: 4, "publish": lambda groups: None, "max_staleness_versions": 2, **duties}
+        told = {
+            "max_answers": lambda in_flight: 4,
+            "publish": lambda groups: None,
+            "max_staleness_versions": 2,
+            **duties,
+        }
         each_call_a_second = itertools.count().__next__  # however quick a thing is, its span is long
         telemetry = Telemetry("worker/a/0", "a", learner.told.append, monotonic=each_call_a_second)
         return RolloutLoop(sampler, learner.link, telemetry, Duties(**told), group_size=2, learner_bound_s=30.0)
@@ -182,7 +187,7 @@ def test_an_asynchronous_worker_samples_on_with_what_it_has(make_loop, learner):
         seen.extend(groups)
         learner.publish(1, torn=True)
 
-    loop = make_loop(publish=publish, max_answers=lambda: 2)
+    loop = make_loop(publish=publish, max_answers=lambda in_flight: 2)
     loop.run(lambda: len(tickets(learner.got)) >= 4)
 
     assert versions(learner.got) == {Version(0, 0)}
@@ -258,7 +263,7 @@ def test_refused_weights_do_not_hold_up_sampling_and_newer_ones_are_taken_at_onc
     monkeypatch.setattr("mrl.rollout.loop.REFUSED_PAUSE_S", 3600.0)
     monkeypatch.setattr("mrl.rollout.loop.MAX_REFUSED_PAUSE_S", 3600.0)
     learner.prompt_ids *= 10
-    loop = make_loop(max_answers=lambda: 2)
+    loop = make_loop(max_answers=lambda in_flight: 2)
 
     def script() -> Iterator[bool]:
         while not learner.got:
@@ -427,7 +432,7 @@ def test_losses_between_which_groups_were_delivered_do_not_end_the_worker(make_l
 
     monkeypatch.setattr(EmbeddedEngine, "collect", lost_after_each_delivery)
     learner.prompt_ids *= 5
-    loop = make_loop(max_answers=lambda: 2)
+    loop = make_loop(max_answers=lambda in_flight: 2)
 
     loop.run(lambda: len(tickets(learner.got)) >= 5)
 
@@ -465,7 +470,7 @@ def test_a_full_engine_is_given_no_more(make_loop, learner, monkeypatch, full, r
     An empty one is never full, nor one that, whatever it said a second ago, can run all but a group of what is left.
     """
     monkeypatch.setattr(EmbeddedEngine, "usage", lambda engine: full)
-    loop = make_loop(max_answers=lambda: 100)
+    loop = make_loop(max_answers=lambda in_flight: 100)
     learner.prompt_ids *= 100
     in_flight = [0]
 
@@ -548,12 +553,41 @@ def test_a_worker_tells_what_it_does_and_awaits(make_loop, learner):
 def test_a_worker_without_a_lease_says_whom_it_waits_for(make_loop, learner):
     """It is the allocator, not the learner."""
     turns = iter(range(3))
-    loop = make_loop(max_answers=lambda: 0)
+    loop = make_loop(max_answers=lambda in_flight: 0)
     loop.run(lambda: next(turns, None) is None)
 
     told = {(span.kind, span.whom) for span in spans_told(loop, learner)}
     assert ("awaiting lease", "allocator") in told
     assert not [kind for kind, _ in told if kind == "awaiting work"]
+
+
+def test_when_a_lease_is_over_nothing_runs_any_more(make_loop, learner, monkeypatch):
+    """From the next turn on; what was given up is granted anew with the next lease, and delivered once."""
+    leases, seen = [4, 4, 4, 0, 0, 4, 4], list[tuple[int, int, int]]()
+    loop = make_loop(max_answers=lambda in_flight: leases[0] if leases else 4)
+    monkeypatch.setattr(EmbeddedEngine, "collect", lambda engine, timeout_s: [])  # no answer ends
+
+    def done() -> bool:
+        usage = loop._engine.usage()
+        if leases:  # that of the turn before
+            seen.append((leases.pop(0), loop._flights.num_answers, usage.running + usage.waiting))
+        if not leases:
+            monkeypatch.undo()
+        return len(learner.done) == len(learner.prompt_ids)
+
+    loop.run(done)
+
+    assert seen[1:] == [(4, 4, 4), (4, 4, 4), (0, 0, 0), (0, 0, 0), (4, 4, 4), (4, 4, 4)]
+    assert sorted(tickets(learner.got)) == sorted(f"0.{n}" for n in range(len(learner.prompt_ids)))
+
+
+def test_the_lease_hears_how_many_answers_are_in_flight(make_loop, monkeypatch):
+    """What it has no room for is its own until it ends."""
+    monkeypatch.setattr(EmbeddedEngine, "collect", lambda engine, timeout_s: [])
+    told, turns = [], iter(range(3))
+    loop = make_loop(max_answers=lambda in_flight: told.append(in_flight) or 4)
+    loop.run(lambda: next(turns, None) is None)
+    assert (told[0], told[-1], len(set(told))) == (0, 4, 2)
 
 
 def test_a_synchronous_worker_waits_for_weights_and_verdicts(make_loop, learner):

@@ -5,9 +5,10 @@ import os
 import signal
 
 import pytest
-from chaos import WINDOW_STEPS, accuracy_row, smooth
-from chaos_drill.faults import PAUSE_S, Saboteur
+from chaos import WINDOW_STEPS, accuracy_row, ends_of, smooth
+from chaos_drill.faults import PAUSE_S, Fault, Saboteur
 from chaos_drill.outcome import Outcome, most_together, outcome_of
+from chaos_drill.slots import most_in_use
 from chaos_drill.trial import Trial, roles_of
 
 PIDS = {"exchange": 10, "learner/qwen": 11}
@@ -86,6 +87,51 @@ def test_versions_are_found_in_the_order_in_which_they_were_written(tmp_path):
 def test_slots_are_added_up_over_what_was_said_in_one_go():
     """A policy's new slots and another's of the decision before are never in use together."""
     assert most_together([("a", 100), ("b", 150), ("a", 156), ("b", 100)]) == 256
+
+
+def slots_said(folder, attempt, worker, *said):
+    """A worker's log of one attempt: (second, slots)."""
+    log = folder / "logs" / f"attempt_{attempt}" / f"{worker.replace('/', '-')}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    lines = [
+        {"leased": 1, "at_most": slots, "event": "slots", "role": worker, "timestamp": f"1970-01-01T00:00:{second:02}Z"}
+        for second, slots in said
+    ]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"at_most": 900, "event": "slots", "ro')
+
+
+def test_slots_in_use_are_added_up_over_the_workers_own_words(tmp_path):
+    """At every moment the last of each, over all attempts; a torn line says nothing."""
+    slots_said(tmp_path, 1, "worker/a/0", (1, 100), (5, 64), (9, 0))
+    slots_said(tmp_path, 1, "worker/b/0", (2, 100), (6, 136))
+    slots_said(tmp_path, 2, "worker/a/0", (20, 90))
+    assert most_in_use(tmp_path, {}) == 226, "nobody says that the first attempt's worker of b is gone"
+    assert most_in_use(tmp_path, {"worker/b/0": [19.0]}) == 200
+    assert most_in_use(tmp_path, {"worker/b/0": [19.0], "worker/a/0": [2.0]}) == 200, "what ends at a moment is free"
+
+
+def test_without_a_workers_word_no_slot_was_in_use(tmp_path):
+    """So that the drill fails where it sees nothing."""
+    assert most_in_use(tmp_path, {"worker/a/0": [3.0]}) == 0
+
+
+def test_a_process_was_gone_when_it_was_seen_last():
+    """It may have died right after; its successor counts anew."""
+    trial = Trial(folder=None, argv=())
+    for now_unix_s, pids in ((1.0, {"worker/a/0": 7}), (2.0, {"worker/a/0": 7}), (3.0, {}), (4.0, {"worker/a/0": 8})):
+        trial._note_ends(pids, now_unix_s)
+    trial._note_ends({"worker/a/0": 9}, 5.0)
+    assert trial.ends == {"worker/a/0": [2.0, 4.0]}
+
+
+def test_what_was_killed_or_hangs_uses_nothing_from_then_on(monkeypatch):
+    """What is paused goes on."""
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    faults = [Fault("worker/a/0", kind, 7, at_s) for at_s, kind in enumerate(("kill", "pause", "hang"))]
+    trial = Trial(folder=None, argv=(), ends={"worker/a/0": [5.0]})
+    assert ends_of(trial, faults) == {"worker/a/0": [5.0, 900.0, 902.0]}
+    assert trial.ends == {"worker/a/0": [5.0]}
 
 
 def test_a_run_is_known_by_its_metrics(tmp_path):

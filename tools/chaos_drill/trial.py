@@ -1,11 +1,12 @@
 """One training run under faults: its processes, what it publishes, and what it leaves behind."""
 
+import math
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -32,6 +33,10 @@ class Trial:
     """Every process that lived below the supervisor."""
     versions: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     """Policy -> versions (run_epoch, step) in the order in which they were found published."""
+    ends: dict[str, list[float]] = field(default_factory=dict)
+    """Role -> when each of its processes that is gone was seen last, as Unix time."""
+    alive: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Role -> its process, and when that was seen last."""
     code: int | None = None
     seconds: float = 0.0
     process: subprocess.Popen[bytes] | None = None
@@ -45,15 +50,17 @@ class Trial:
             )
 
     def run(self, saboteur: Saboteur | None, *, faults_for_s: float, limit_s: float) -> None:
-        """Until it ends by itself; faults come for so many seconds. After `limit_s` it is killed."""
+        """Until it ends by itself; faults come until it has been under way for so long. After `limit_s` it is killed."""
         self.start()
         assert self.process is not None
-        started_s = time.monotonic()
+        started_s, under_way_s = time.monotonic(), math.inf
         while self.process.poll() is None:
             now_s = time.monotonic()
             pids = self.look()
+            if any(self.versions.values()):
+                under_way_s = min(under_way_s, now_s)
             if saboteur is not None:
-                saboteur.turn(pids, now_s, more=now_s - started_s < faults_for_s, kill=send)
+                saboteur.turn(pids, now_s, more=now_s - under_way_s < faults_for_s, kill=send)
             if now_s - started_s > limit_s:
                 self.process.kill()
             time.sleep(TURN_S)
@@ -70,6 +77,7 @@ class Trial:
                 pids[title[1]] = child.pid
         for policy in self.folder.glob("weights/*"):
             self._note_versions(policy)
+        self._note_ends(pids, time.time())
         return pids
 
     def left_behind(self, *, within_s: float = GONE_S) -> int:
@@ -87,6 +95,13 @@ class Trial:
             for before, after in pairwise(found)
             if after <= before
         ]
+
+    def _note_ends(self, pids: Mapping[str, int], now_unix_s: float) -> None:
+        for role, (pid, seen_unix_s) in list(self.alive.items()):
+            if pids.get(role) != pid:
+                self.ends.setdefault(role, []).append(seen_unix_s)
+                del self.alive[role]
+        self.alive |= {role: (pid, now_unix_s) for role, pid in pids.items()}
 
     def _note_versions(self, policy: Path) -> None:
         found = self.versions.setdefault(policy.name, [])

@@ -109,7 +109,7 @@ class WorkerRig:
             Sampler("a", 1, self.rig.engine, self._pool, _token_ids, _text),
             link,
             Telemetry("worker/a/0", "a", lambda record: True),
-            Duties(max_answers=lambda: 4 * GROUP_SIZE, publish=self._publish, max_staleness_versions=9),
+            Duties(max_answers=lambda in_flight: 4 * GROUP_SIZE, publish=self._publish, max_staleness_versions=9),
             group_size=GROUP_SIZE,
             learner_bound_s=30.0,
             tolerance_nats=TOLERANCE_NATS["float32"],
