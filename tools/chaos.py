@@ -211,7 +211,7 @@ def smooth(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]
 def arguments() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description="Does a run survive the random death of everything?")
     parser.add_argument("config", type=Path)
-    parser.add_argument("--minutes", type=float, default=10.0, help="faults come until the first version is so old (10)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="faults, after the first version (10)")
     parser.add_argument("--every", type=float, default=10.0, metavar="SECONDS", help="between faults, about (10)")
     parser.add_argument("--unbroken", type=int, default=3, metavar="N", help="runs to compare with (3)")
     parser.add_argument("--roles", default="", help="roles to hit, as their processes are titled (all)")

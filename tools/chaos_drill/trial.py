@@ -50,7 +50,7 @@ class Trial:
             )
 
     def run(self, saboteur: Saboteur | None, *, faults_for_s: float, limit_s: float) -> None:
-        """Until it ends by itself; faults come until it has been under way for so long. After `limit_s` it is killed."""
+        """Until it ends by itself; faults come until its first version is so old. After `limit_s` it is killed."""
         self.start()
         assert self.process is not None
         started_s, under_way_s = time.monotonic(), math.inf
