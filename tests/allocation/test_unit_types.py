@@ -119,6 +119,7 @@ UNFIT: Speeds = {**UNEQUAL, "c": {"fast": 100.0, "slow": 0.0}}
 REVERSED: Speeds = {**UNEQUAL, "a": {"fast": 60.0, "slow": 120.0}}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("speeds", [EQUAL, UNEQUAL, REVERSED, UNFIT])
 def test_the_slowest_policy_comes_near_the_optimum_of_the_types(speeds: Speeds) -> None:
     units = {"fast": 4, "slow": 4}
@@ -132,6 +133,7 @@ HIDDEN: Speeds = {"a": {"fast": 300.0, "slow": 100.0}} | {key: {"fast": 50.0, "s
 """What a and b show does not bring c a fast unit: it takes a trial to measure it there."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("speeds", [REVERSED, HIDDEN])
 def test_a_type_that_is_too_small_for_all_is_tried_by_all(speeds: Speeds) -> None:
     """Two fast units for three policies: who had none at first gets one for a while, and nobody is without a unit."""

@@ -190,6 +190,7 @@ def test_an_environment_is_named_by_all_its_versions(monkeypatch, tmp_path):
     assert environment.environment_folder(wanted) != environment.environment_folder([*wanted, "x==1"])
 
 
+@pytest.mark.thorough
 def test_an_environment_that_cannot_be_made_is_not_there(monkeypatch, tmp_path):
     """A package that nobody has: an error with pip's words, and nothing half-made."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

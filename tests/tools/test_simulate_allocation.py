@@ -267,6 +267,7 @@ def test_the_tool_prints_a_table_and_ends_with_json(tmp_path):
     assert Path(simulate_allocation.__file__).name == "simulate_allocation.py"
 
 
+@pytest.mark.thorough
 def test_many_replicas_are_fed_as_few_are():
     """The world that looks at all of them is the slow twin: under fixed shares both say the same, pauses and all."""
     still = replace(SHORT, num_units=24, crashes=((3, 0.8 * HOUR_S),), growth={"B": (0.5 * HOUR_S, HOUR_S, 3.0)})
