@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 from chaos_drill.faults import KINDS, Fault, Saboteur
 from chaos_drill.outcome import Outcome, outcome_of
-from chaos_drill.slots import most_in_use
+from chaos_drill.slots import End, most_in_use
 from chaos_drill.trial import Trial, resume, roles_of, train
 from chaos_drill.witness import Witness
 
@@ -47,6 +47,8 @@ SILENCE = ("--supervision.silence_s", "8", "--supervision.start_s", "60")
 LIMIT_S = 3600.0
 READY_S = 120.0
 WINDOW_STEPS = 10
+HIT_S = 0.5
+"""A process gets its signal so long after the time of its fault at most, and speaks no more; its successor not yet."""
 
 
 def main() -> int:
@@ -100,13 +102,14 @@ def slots_row(whose: str, most: float, config: RunConfig) -> dict[str, Any]:
     return row(f"slots in use at once, {whose}", most, "slots", 0 < most <= slots, f"<= {slots}")
 
 
-def ends_of(trial: Trial, faults: Sequence[Fault]) -> dict[str, list[float]]:
-    """Role -> times at which its process was gone or stopped for good, so that it used nothing any more."""
+def ends_of(trial: Trial, faults: Sequence[Fault]) -> dict[str, list[End]]:
+    """Role -> when its processes were gone or stopped for good, so that they used nothing any more."""
     zero_unix_s = time.time() - time.monotonic()
     ends = {role: list(times) for role, times in trial.ends.items()}
     for fault in faults:
         if fault.kind != "pause":
-            ends.setdefault(fault.role, []).append(zero_unix_s + fault.at_s)
+            hit_unix_s = zero_unix_s + fault.at_s
+            ends.setdefault(fault.role, []).append((hit_unix_s, hit_unix_s + HIT_S))
     return ends
 
 

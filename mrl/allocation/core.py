@@ -157,7 +157,7 @@ class AllocatorCore:
     def _renew(self, request: LeaseRequest, now_s: float) -> LeaseGrant:
         self._seen.add(request.policy)
         request = self._within_bounds(request)
-        self.epoch = max(self.epoch, request.epoch)
+        self.epoch = max(self.epoch, request.epoch, request.newest_epoch)
         before = self._ledger.holdings.get(request.holder)
         old_totals = before.totals if before else None
         holding = self._ledger.renew(request, now_s)
@@ -179,15 +179,19 @@ class AllocatorCore:
 
     def _within_bounds(self, request: LeaseRequest) -> LeaseRequest:
         """No worker says what would leave no epoch, or no slot, for later leases: not in good faith."""
-        epoch, slots = min(request.epoch, MAX_TOLD_EPOCH), min(request.slots, self._settings.slots)
-        return msgspec.structs.replace(request, epoch=epoch, slots=slots)
+        return msgspec.structs.replace(
+            request,
+            epoch=min(request.epoch, MAX_TOLD_EPOCH),
+            newest_epoch=min(request.newest_epoch, MAX_TOLD_EPOCH),
+            slots=min(request.slots, self._settings.slots),
+        )
 
     def _lease(self, holder: str, holding: Holding, now_s: float) -> tuple[int, int]:
         """The lease that a holder gets now: its target, as far as others have made room for it."""
         wanted = self._wanted(holder, holding, now_s)
         room = max(0, self._settings.slots - self._ledger.held_slots())
         slots = min(wanted, holding.held_slots + room)
-        if holding.newest and holding.newest[1] == slots:
+        if holding.newest and holding.newest[1] == slots and holding.newest[0] >= holding.heard_epoch:
             return holding.newest
         self.epoch += 1
         holding.leases.append((self.epoch, slots))

@@ -98,6 +98,7 @@ def decide(
     fits = _fits(aged, before, capacity_units)
     known = [reading for reading in aged if reading.progress_per_replica is not None and not reading.silent]
     has_unmeasured = rule.objective != "static" and any(map(is_unmeasured, aged)) and not held.taking_turns
+    forced = urgent or not fits
     gain: float | None
     verdict: Verdict
     if has_unmeasured and fits and not urgent and not _has_waited(rule, state, known):
@@ -107,12 +108,14 @@ def decide(
         find = _candidate_around if around else _candidate
         candidate, gain = find(rule, state, aged, before, capacity_units, is_measured=bool(known), fits=fits)
         gain = gain if fits else None
-        verdict = _judge(rule, state, aged, candidate, gain, capacity_units, now_s, forced=urgent or not fits)
+        verdict = _judge(rule, state, aged, candidate, gain, capacity_units, now_s, forced=forced)
         if around and verdict != "moved" and (fuller := with_rest(before, aged, capacity_units)) != before:
             candidate, verdict = fuller, "moved"
         if not urgent and fits and _may_try(rule, state, verdict, now_s):
             tried = trial_shares(aged, capacity_units)
             candidate, gain, verdict = (tried, 0.0, "trial") if tried else (candidate, gain, verdict)
+    if verdict in ("moved", "trial"):
+        state = _paid(state, _taken_units(aged, candidate, capacity_units), forced=forced)
     return _conclude(rule, state, aged, candidate, gain, verdict, capacity_units, now_s, urgent=urgent)
 
 
@@ -125,7 +128,7 @@ def _has_waited(rule: Rule, state: ControllerState, known: Sequence[Reading]) ->
 def _may_try(rule: Rule, state: ControllerState, verdict: Verdict, now_s: float) -> bool:
     """Whether a move may be spent on measuring: when no better split is to be made, or now and then instead of it."""
     has_dwelt = state.moved_s is None or now_s - state.moved_s >= rule.dwell_s
-    has_moves = state.bucket_units is None or state.bucket_units >= 1.0
+    has_moves = state.bucket_units is None or state.bucket_units > 0.0
     is_turn = verdict in ("best already", "gain too small") or state.moves_since_trial >= MOVES_PER_TRIAL
     return rule.objective != "static" and has_dwelt and has_moves and is_turn
 
@@ -288,6 +291,20 @@ def _started_units(readings: Sequence[Reading], candidate: Shares) -> int:
     )
 
 
+def _taken_units(readings: Sequence[Reading], candidate: Shares, capacity_units: tuple[int, ...]) -> int:
+    """Units that the candidate takes from one policy for another; those that are free cost nobody anything."""
+    held = sum(sum(reading.replicas) * reading.units_per_replica for reading in readings)
+    return max(0, _started_units(readings, candidate) - max(0, sum(capacity_units) - held))
+
+
+def _paid(state: ControllerState, taken_units: int, *, forced: bool) -> ControllerState:
+    """What a move costs: it may cost more than is left, and the next one waits longer then; what had to be does not."""
+    if state.bucket_units is None:
+        return state
+    left = state.bucket_units - taken_units
+    return msgspec.structs.replace(state, bucket_units=max(left, min(0.0, state.bucket_units)) if forced else left)
+
+
 def _judge(
     rule: Rule,
     state: ControllerState,
@@ -305,13 +322,11 @@ def _judge(
         return "moved"
     if gain is not None and gain < rule.min_gain:
         return "gain too small"
-    moved = _started_units(readings, candidate)
-    held = sum(sum(reading.replicas) * reading.units_per_replica for reading in readings)
-    if moved <= sum(capacity_units) - held:
+    if not _taken_units(readings, candidate, capacity_units):
         return "moved"
     if state.moved_s is not None and now_s - state.moved_s < rule.dwell_s:
         return "dwell"
-    return "moved" if state.bucket_units is None or moved <= state.bucket_units else "bucket empty"
+    return "moved" if state.bucket_units is None or state.bucket_units > 0.0 else "bucket empty"
 
 
 def _conclude(
@@ -330,9 +345,7 @@ def _conclude(
     if verdict in ("moved", "trial"):
         shares = candidate
         count = state.moves_since_trial + 1 if verdict == "moved" else 0
-        is_first = not any(any(reading.replicas) for reading in readings)  # nobody had to give anything up
-        left = None if state.bucket_units is None else max(0.0, state.bucket_units - (0 if is_first else moved))
-        state = msgspec.structs.replace(state, moved_s=now_s, bucket_units=left, moves_since_trial=count)
+        state = msgspec.structs.replace(state, moved_s=now_s, moves_since_trial=count)
     record = DecisionRecord(
         now_s=now_s,
         rule=rule,

@@ -13,6 +13,8 @@ from mrl.records.leases import LeaseGrant, LeaseRequest, LeaseReturn, allocator_
 RENEW_S = 1.0
 RENEW_IDLE_S = 0.25
 SILENCE_S = 3.0
+LEAST_LEFT = 0.5
+"""Part of the ttl: a request may be lost, and the next one takes its time."""
 MAX_UNANSWERED = 64
 
 
@@ -30,7 +32,8 @@ class LeaseHolder:
     """Shared between the worker's thread (`slots`) and the thread of its link (`on_message`, `on_tick`).
 
     While the allocator is silent the last lease stays in force: only the allocator acts on expiry. A worker that finds
-    that it was itself stopped for longer than the ttl has lost its lease, and runs nothing until it gets a new one.
+    that it was itself stopped for longer than the ttl has lost its lease: others may have its slots. It has to end what
+    runs, and asks for a new lease only after that.
     """
 
     def __init__(self, holder: str, policy: str, *, unit: str = "", unit_epoch: int = 0) -> None:
@@ -44,7 +47,7 @@ class LeaseHolder:
         self._valid_until_s = math.inf
         self._ttl_s = math.inf
         self._sequence = 0
-        self._is_returned = self._is_resting = False
+        self._is_returned = self._is_resting = self._is_lost = False
         self._unanswered: OrderedDict[int, float] = OrderedDict()
         self._asked_s = self._heard_s = self._ticked_s = -math.inf
         self.malformed = 0
@@ -57,6 +60,12 @@ class LeaseHolder:
         """Whether the worker was started on a unit that may be somebody else's since: it has to end."""
         return bool(self._unit) and self.times_lost > 0
 
+    def is_lost(self, now_s: float) -> bool:
+        """Whether what still runs has no lease any more, from when that is found until `slots` hears that it ended."""
+        with self._lock:
+            self._check_stopped(now_s)
+            return self._is_lost
+
     def open(self, post: Callable[[bytes], object], reconnect: Callable[[], object]) -> None:
         """Give the holder its voice: `post` sends a message, `reconnect` looks the allocator's address up again."""
         self._post, self._reconnect = post, reconnect
@@ -68,6 +77,7 @@ class LeaseHolder:
         """
         with self._lock:
             self._check_stopped(now_s)
+            self._is_lost = self._is_lost and in_use > 0
             epoch, slots = self._acting
             self._acting = self._lease if in_use <= self._lease[1] else (epoch, min(slots, in_use))
             return self._lease[1]
@@ -75,7 +85,7 @@ class LeaseHolder:
     def rest(self) -> None:
         """The worker sleeps: it runs nothing, asks for nothing, and its lease is over."""
         with self._lock:
-            self._is_resting = True
+            self._is_resting, self._is_lost = True, False
             self._lease = self._acting = (0, 0)
             self._valid_until_s = self._ttl_s = math.inf
             self._unanswered.clear()
@@ -110,7 +120,8 @@ class LeaseHolder:
             self._check_stopped(now_s)
             self._heard_s = now_s
             if isinstance(reply, LeaseGrant) and reply.holder == self._holder:
-                self._take(reply)
+                self._take(reply, now_s)
+                self._check_stopped(now_s)
 
     def on_tick(self, now_s: float, used: Used) -> None:
         """Renew the lease when it is time; after long silence look for the allocator again."""
@@ -119,7 +130,7 @@ class LeaseHolder:
             self._ticked_s = now_s
             waited_s = now_s - self._asked_s
             due = waited_s >= (RENEW_S if self._lease[1] else RENEW_IDLE_S)
-            asks = due and not (self._is_returned or self._is_resting)
+            asks = due and not (self._is_returned or self._is_resting or self._is_lost)
             request = self._request(now_s, used) if asks else None
             silent = bool(self._unanswered) and now_s - max(self._heard_s, self._first_unanswered_s) > SILENCE_S
             if silent:
@@ -148,17 +159,20 @@ class LeaseHolder:
             full_answers=used.full_answers,
             epoch=self._acting[0],
             slots=self._acting[1],
+            newest_epoch=self._lease[0],
             sequence=self._sequence,
             unit=self._unit,
             unit_epoch=self._unit_epoch,
         )
 
-    def _take(self, grant: LeaseGrant) -> None:
+    def _take(self, grant: LeaseGrant, now_s: float) -> None:
         sent_s = self._unanswered.get(grant.sequence)
         if sent_s is None or grant.epoch < self._lease[0]:
             return
         for sequence in [number for number in self._unanswered if number <= grant.sequence]:
             del self._unanswered[sequence]
+        if sent_s + grant.ttl_s < now_s:  # it was on its way for so long that it is over
+            return
         self._lease = (grant.epoch, grant.slots)
         if grant.slots >= self._acting[1]:
             # What runs is within the larger lease at once; a smaller one waits until the worker looks.
@@ -166,9 +180,20 @@ class LeaseHolder:
         self._ttl_s, self._valid_until_s = grant.ttl_s, sent_s + grant.ttl_s
 
     def _check_stopped(self, now_s: float) -> None:
-        if now_s - self._ticked_s > self._ttl_s:
+        if self._ran_out(now_s):
             # The epoch stays: answers to earlier requests must not bring an older lease back.
             self._lease = (self._lease[0], 0)
-            self._ttl_s = math.inf
+            self._ttl_s = self._valid_until_s = math.inf
             self._unanswered.clear()
+            self._is_lost = True
             self.times_lost += 1
+
+    def _ran_out(self, now_s: float) -> bool:
+        """Whether this process was stopped for so long that the lease is over, or may be before it can be renewed.
+
+        Of a unit the allocator itself says whether it is still the worker's own; only what is surely over counts there.
+        """
+        stopped_s = now_s - self._ticked_s
+        if self._unit:
+            return stopped_s > self._ttl_s
+        return stopped_s > RENEW_S and self._valid_until_s - now_s < LEAST_LEFT * self._ttl_s

@@ -14,6 +14,8 @@ class Holding:
     totals: tuple[float, ...]
     leases: list[tuple[int, int]] = field(default_factory=list)
     """(epoch, slots), oldest first: the one that the holder acts under and those sent since."""
+    heard_epoch: int = 0
+    """Of the newest lease that the holder has heard of, perhaps of an earlier allocator: it takes no older one."""
 
     @property
     def held_slots(self) -> int:
@@ -37,7 +39,7 @@ class LeaseLedger:
         """Note that a holder is there and what it acts under; forgets the leases that came before that."""
         totals = (float(request.generated_tokens), request.slot_seconds)
         holding = self.holdings.setdefault(request.holder, Holding(request.policy, now_s, totals))
-        holding.policy, holding.seen_s = request.policy, now_s
+        holding.policy, holding.seen_s, holding.heard_epoch = request.policy, now_s, request.newest_epoch
         # The holder's own word also stands for a lease of an earlier allocator, or one that ran out here meanwhile.
         acting = [(request.epoch, request.slots)] if request.epoch else []
         holding.leases = acting + [lease for lease in holding.leases if lease[0] > request.epoch]

@@ -46,7 +46,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     moves_per_unit_hour: float | None = None
     """Unit moves that the bucket gains per unit and hour, and holds at most; None: the dwell alone bounds them.
 
-    First shares cost none.
+    Nothing moves by choice while it is empty; the last move may overdraw it. Free units cost nothing.
     """
     max_unserved_s: float = 1200.0
     """In a pool too small for one replica of each policy: who was unserved for longer gets one."""

@@ -159,7 +159,7 @@ class AllocationTable(Table):
     switching_share: float = Field(default=0.05, gt=0, le=1)
     """Part of the time that units may spend on starting engines, as measured: the higher, the more often they move."""
     max_moves_per_unit_hour: float = Field(default=0.0, ge=0)
-    """Moves of units to other policies, on average; 0 leaves their bound to `switching_share`."""
+    """Units that are taken from one policy for another, on average; 0 leaves their bound to `switching_share`."""
     hung_s: float = Field(default=120.0, gt=0)
     """A policy whose learner has said nothing for this long gives its units to the others until it speaks again."""
 

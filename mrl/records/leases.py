@@ -24,7 +24,12 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     epoch: Count
     """Epoch of the lease that the worker acts under; 0 before the first."""
     slots: Count = 0
-    """Requests that the worker may have running under that lease; a restarted allocator learns from it."""
+    """Requests that it may have running under that lease, or still has: those that a smaller lease has no room for.
+
+    A restarted allocator learns from it.
+    """
+    newest_epoch: Count = 0
+    """Epoch of the newest lease that it was granted: the smaller one, while it still acts under an older."""
     sequence: Count = 0
     """Number of this request; the grant that answers it carries it back."""
     unit: Annotated[str, msgspec.Meta(max_length=200)] = ""

@@ -106,6 +106,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
     duties = Duties(
         rest=None if line is None else _UnitRest(line, lease, stop.is_set),
         max_answers=_max_answers(config, policy, lease),
+        has_lost_lease=lambda: not config.run.sync and lease.is_lost(time.monotonic()),
         publish=_publisher(regime, receiver, policy, _sender(config, exchange, telemetry, stop)),
         scorer=scorer,
         max_staleness_versions=table.learner.max_staleness_versions,
@@ -171,19 +172,38 @@ def _max_answers(config: RunConfig, policy: str, lease: LeaseHolder) -> Callable
     """What the lease allows; the whole batch in a synchronous run, since what is sampled together decides every bit."""
     table = config.policies[policy]
     if config.run.sync:
-        return lambda in_flight: table.learner.prompts_per_step * table.rollout.group_size
-    group, most = table.rollout.group_size, 0
+        return WholeBatch(lease, table.learner.prompts_per_step * table.rollout.group_size)
+    return LeasedAnswers(lease, table.rollout.group_size)
 
-    def max_answers(in_flight: int) -> int:
-        nonlocal most
-        in_use = math.ceil(in_flight / group) * group  # given back by whole groups, as they are leased
-        leased = lease.slots(time.monotonic(), in_use)
-        if most != max(leased, in_use):
-            most = max(leased, in_use)
-            log.info("slots", leased=leased, at_most=most)
+
+class WholeBatch:
+    """As many answers as a batch has, whatever the lease says: it only tells the allocator that the worker is there."""
+
+    def __init__(self, lease: LeaseHolder, num_answers: int) -> None:
+        self._lease, self._num_answers = lease, num_answers
+
+    def __call__(self, in_flight: int) -> int:
+        """Told how many are in flight."""
+        self._lease.slots(time.monotonic())
+        return self._num_answers
+
+
+class LeasedAnswers:
+    """How many answers the lease allows; the log tells when that changes, and how many may be in flight at most."""
+
+    def __init__(self, lease: LeaseHolder, group_size: int) -> None:
+        self._lease, self._group_size = lease, group_size
+        self._told = 0
+
+    def __call__(self, in_flight: int) -> int:
+        """Told how many are in flight. They are given back by whole groups, as they are leased."""
+        in_use = math.ceil(in_flight / self._group_size) * self._group_size
+        leased = self._lease.slots(time.monotonic(), in_use)
+        at_most = max(leased, in_use)
+        if at_most != self._told:
+            log.info("slots", leased=leased, at_most=at_most)
+            self._told = at_most
         return leased
-
-    return max_answers
 
 
 def _sender(

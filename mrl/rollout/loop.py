@@ -74,6 +74,8 @@ class Duties:
     """Answers what peers ask of the engine, between all else."""
     rest: Rest | None = None
     """Whether the worker is to sleep, where it may."""
+    has_lost_lease: Callable[[], bool] = lambda: False
+    """Whether the lease of what is in flight ran out while this process was stopped: others may have its places."""
     in_step: bool = False
     """Sample under the newest announced version or not at all, and batch by batch, as a synchronous run must."""
 
@@ -214,11 +216,13 @@ class RolloutLoop:
         return len(self._flights) + len(self._custody) + len(self._verifying)
 
     def _keep_lease(self) -> None:
-        """Where no answer may be in flight, give back what is: somebody else may have its place by now."""
-        if self._flights and not self._max_answers():
-            log.warning("the lease is over", groups_given_up=len(self._flights))
+        """Say what is in use; after a loss end it, and let the learner grant it anew."""
+        if self._duties.has_lost_lease():
+            log.warning("the lease ran out while this process was stopped", groups_given_up=len(self._flights))
             self._engine.abort(self._flights.requests)
-            self._link.give_up(self._flights.lose())
+            self._link.give_up([*self._flights.lose(), *self._again])
+            self._again.clear()
+        self._max_answers()
 
     def _max_answers(self) -> int:
         return self._duties.max_answers(self._flights.num_answers)
@@ -312,6 +316,7 @@ class RolloutLoop:
         """Start the engine anew and sample again what it had, and what it may have sampled under wrong weights."""
         self._updates.abandon()
         self._again += self._custody.refuse() + self._flights.lose()
+        self._max_answers()  # its places are free until there is an engine again
         self._again.sort(key=lambda item: item.position)  # as they were granted, and would be without the loss
         lost: EngineLost | None = error
         while lost is not None:

@@ -1,5 +1,8 @@
 """The worker's side of a lease."""
 
+import pytest
+
+from mrl.allocation.core import AllocationSettings, AllocatorCore
 from mrl.allocation.lease import LeaseHolder, Used
 from mrl.records.codec import decode, encode
 from mrl.records.leases import LeaseGrant, LeaseRequest, LeaseReturn, ReportAck, allocator_request_decoder
@@ -169,7 +172,7 @@ def test_a_worker_that_was_stopped_for_longer_than_the_ttl_has_no_lease() -> Non
     holder, wire = connected()
     holder.on_message(grant(1, 5, 64), 0.1)
     holder.on_tick(1.2, Used())
-    assert holder.slots(11.0) == 64
+    assert holder.slots(1.3) == 64
 
     assert holder.slots(11.3) == 0
     holder.on_message(grant(2, 5, 64), 11.3)
@@ -178,6 +181,62 @@ def test_a_worker_that_was_stopped_for_longer_than_the_ttl_has_no_lease() -> Non
     holder.on_message(grant(wire.posted[-1].sequence, 9, 32), 11.5)
     assert holder.slots(11.6) == 32
     assert holder.times_lost == 1
+
+
+def test_a_grant_that_is_over_when_it_is_read_is_none() -> None:
+    """It waited in the socket while this process was stopped before its first lease."""
+    holder, wire = connected()
+    holder.on_message(grant(1, 5, 64), 10.1)
+    assert holder.slots(10.1) == 0
+    holder.on_tick(10.2, Used())
+    holder.on_message(grant(wire.posted[-1].sequence, 5, 64), 10.3)
+    assert holder.slots(10.4) == 64
+
+
+@pytest.mark.parametrize(("last_tick_s", "now_s", "lost"), [(3.9, 4.9, False), (3.9, 5.1, True), (14.5, 15.4, False)])
+def test_a_lease_that_may_run_out_before_it_is_renewed_is_lost_after_a_stop(
+    last_tick_s: float, now_s: float, lost: bool
+) -> None:
+    """A request may be lost that would renew it in time; without a stop it stays in force while nobody answers."""
+    holder, _ = connected()
+    holder.on_message(grant(1, 5, 64), 0.1)
+    for tick in range(1, round(10 * last_tick_s) + 1):
+        holder.on_tick(0.1 * tick, Used())
+    assert holder.is_lost(now_s) == lost
+
+
+def test_what_runs_without_a_lease_has_to_end_before_another_is_asked_for() -> None:
+    """The allocator would take the worker's word for it that the slots are still its own."""
+    holder, wire = connected()
+    holder.on_message(grant(1, 5, 64), 0.1)
+    assert not holder.is_lost(0.2)
+    holder.on_tick(11.4, Used())
+    holder.on_tick(12.4, Used())
+    assert (holder.is_lost(12.4), len(wire.posted)) == (True, 1)
+    assert (holder.slots(12.5, 40), holder.is_lost(12.5)) == (0, True)
+
+    assert (holder.slots(12.6, 0), holder.is_lost(12.6)) == (0, False)
+    holder.on_tick(12.7, Used())
+    assert (wire.posted[-1].epoch, wire.posted[-1].slots) == (5, 0)
+
+
+def test_a_restarted_allocator_hears_of_the_lease_that_a_worker_still_shrinks_to() -> None:
+    """It has to grant under later epochs than that one."""
+    holder, wire = connected()
+    holder.on_message(grant(1, 5, 64), 0.1)
+    holder.on_tick(1.2, Used())
+    holder.on_message(grant(2, 8, 16), 1.3)
+    holder.slots(1.4, 60)
+    holder.on_tick(2.3, Used())
+    request = wire.posted[-1]
+    assert (request.epoch, request.slots, request.newest_epoch) == (5, 60, 8)
+
+    core = AllocatorCore(["qwen"], AllocationSettings(64, 8, 10.0), 0.0, settling=True)
+    [(_, reply)] = core.handle(request, 0.1)
+    assert isinstance(reply, LeaseGrant)
+    holder.on_message(encode(reply), 2.4)
+    assert reply.epoch > 8
+    assert holder.overdue_s(12.0) == 0.0
 
 
 def test_a_worker_on_a_unit_says_so_and_ends_when_it_was_stopped_for_too_long() -> None:

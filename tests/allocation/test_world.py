@@ -27,6 +27,7 @@ class Worker:
     tokens: int = 0
     slot_seconds: float = 0.0
     served: int = 0
+    stopped_until_s: float = 0.0
 
 
 @dataclass
@@ -74,10 +75,15 @@ class World:
     def step(self) -> None:
         """A quarter of a second passes."""
         self.now_s += TICK_S
+        link_first = self.rng.random() < 0.5
         self.deliver()
-        for worker in self.workers.values():
-            self.work(worker)
+        running = [worker for worker in self.workers.values() if worker.stopped_until_s <= self.now_s]
+        for worker in running:
+            if not link_first:
+                self.work(worker)
             worker.holder.on_tick(self.now_s, Used(worker.tokens, worker.slot_seconds))
+            if link_first:
+                self.work(worker)
         if self.allocator:
             for policy in self.policies:
                 report = LearnerReport(
@@ -88,7 +94,7 @@ class World:
             live = [decision for decision in decisions if decision.num_holders]
             assert all(decision.slots >= min(self.floor, self.slots // len(self.policies)) for decision in live)
             assert sum(decision.slots for decision in decisions) <= self.slots
-        in_use = sum(worker.in_use for worker in self.workers.values())
+        in_use = sum(worker.in_use for worker in running)
         assert in_use <= self.slots, f"{in_use} of {self.slots} slots in use at {self.now_s} s"
 
     def deliver(self) -> None:
@@ -99,18 +105,30 @@ class World:
             if to == "allocator" and self.allocator:
                 for holder, reply in self.allocator.handle(decode(body, allocator_request_decoder), self.now_s):
                     self.post("allocator", holder, encode(reply))
+            elif to in self.workers and self.workers[to].stopped_until_s > self.now_s:
+                self.mail.append((self.workers[to].stopped_until_s, to, body))
             elif to in self.workers:
                 self.workers[to].holder.on_message(body, self.now_s)
 
+    def kill(self, name: str) -> None:
+        """What is on its way to the process never reaches another one of that name."""
+        del self.workers[name]
+        self.mail = [item for item in self.mail if item[1] != name]
+
+    def stop(self, worker: Worker) -> None:
+        """As by SIGSTOP, for up to twice the ttl; it looks at its engine as soon as it goes on."""
+        worker.looks_s = worker.stopped_until_s = self.now_s + self.rng.uniform(0.0, 2 * TTL_S)
+
     def work(self, worker: Worker) -> None:
-        """Answers end; as many begin as the lease has room for, and where there is none, none goes on."""
+        """Answers end, all of them where the lease was lost, and as many begin as the lease has room for."""
         if self.now_s < worker.looks_s:
             return
         seconds, ended_share = self.rng.choice([0.25, 0.5, 2.0]), self.rng.choice([0.0, 0.3, 1.0])
         worker.looks_s = self.now_s + seconds
         worker.in_use -= int(ended_share * worker.in_use)
-        allowed = worker.holder.slots(self.now_s, worker.in_use)
-        worker.in_use = max(worker.in_use, allowed) if allowed else 0
+        if worker.holder.is_lost(self.now_s):
+            worker.in_use = 0
+        worker.in_use = max(worker.in_use, worker.holder.slots(self.now_s, worker.in_use))
         worker.slot_seconds += seconds * worker.in_use
         worker.tokens += int(seconds * worker.in_use * worker.rate)
         worker.served += worker.in_use
@@ -125,17 +143,17 @@ worlds = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(worlds)
 def test_slots_in_use_never_exceed_the_pool(world: World) -> None:
-    """Through crashes and restarts of workers and of the allocator, at every moment."""
+    """Through crashes, stops and restarts of workers and of the allocator, at every moment."""
     for policy in world.policies:
         world.start_worker(f"{policy}/0")
     for _ in range(200):
         event = world.rng.random()
         names = sorted(world.workers)
         if event < 0.03 and names:
-            del world.workers[world.rng.choice(names)]
+            world.kill(world.rng.choice(names))
         elif event < 0.08:
             name = f"{world.rng.choice(world.policies)}/{world.rng.randrange(3)}"
             if name not in world.workers:
@@ -144,6 +162,8 @@ def test_slots_in_use_never_exceed_the_pool(world: World) -> None:
             world.allocator = None
         elif event < 0.16 and world.allocator is None:
             world.start_allocator(settling=True)
+        elif event < 0.19 and names:
+            world.stop(world.workers[world.rng.choice(names)])
         world.step()
 
 

@@ -561,16 +561,23 @@ def test_a_worker_without_a_lease_says_whom_it_waits_for(make_loop, learner):
     assert not [kind for kind, _ in told if kind == "awaiting work"]
 
 
-def test_when_a_lease_is_over_nothing_runs_any_more(make_loop, learner, monkeypatch):
-    """From the next turn on; what was given up is granted anew with the next lease, and delivered once."""
+def test_when_a_lease_was_lost_nothing_runs_any_more(make_loop, learner, monkeypatch):
+    """From that turn on; what was given up is granted anew with the next lease, and delivered once."""
     leases, seen = [4, 4, 4, 0, 0, 4, 4], list[tuple[int, int, int]]()
-    loop = make_loop(max_answers=lambda in_flight: leases[0] if leases else 4)
+    is_lost = []
+
+    def max_answers(in_flight: int) -> int:
+        is_lost[:] = [True] if in_flight and is_lost else []  # until nothing runs
+        return leases[0] if leases else 4
+
+    loop = make_loop(max_answers=max_answers, has_lost_lease=lambda: bool(is_lost))
     monkeypatch.setattr(EmbeddedEngine, "collect", lambda engine, timeout_s: [])  # no answer ends
 
     def done() -> bool:
         usage = loop._engine.usage()
         if leases:  # that of the turn before
             seen.append((leases.pop(0), loop._flights.num_answers, usage.running + usage.waiting))
+            is_lost[:] = [True] if leases == [0, 0, 4, 4] else []
         if not leases:
             monkeypatch.undo()
         return len(learner.done) == len(learner.prompt_ids)
@@ -579,6 +586,34 @@ def test_when_a_lease_is_over_nothing_runs_any_more(make_loop, learner, monkeypa
 
     assert seen[1:] == [(4, 4, 4), (4, 4, 4), (0, 0, 0), (0, 0, 0), (4, 4, 4), (4, 4, 4)]
     assert sorted(tickets(learner.got)) == sorted(f"0.{n}" for n in range(len(learner.prompt_ids)))
+
+
+def test_what_a_smaller_lease_has_no_room_for_runs_to_its_end(make_loop, learner):
+    """Nothing is given up, and nothing begins until there is room; also where the lease is none."""
+    leases = iter([4, 4, 0, 0, 0, 0, 0, 0])
+    loop = make_loop(max_answers=lambda in_flight: next(leases, 4))
+    loop.run(lambda: len(learner.done) == len(learner.prompt_ids))
+    assert sorted(tickets(learner.got)) == sorted(f"0.{n}" for n in range(len(learner.prompt_ids)))
+    assert len({tuple(request.holding) for request in learner.asked}) > 1
+
+
+def test_a_lost_lease_gives_back_what_was_to_be_sampled_again(make_loop, monkeypatch):
+    """Nobody else would get it while this worker has no lease."""
+    loop = make_loop(has_lost_lease=lambda: True)
+    item = WorkItem(ticket="0.7", position=7, prompt_id="p", group_size=2, step=0)
+    loop._again, given_up = [item], []
+    monkeypatch.setattr(loop._link, "give_up", given_up.extend)
+    loop._keep_lease()
+    assert (loop._again, given_up) == ([], [item])
+
+
+def test_an_engine_that_starts_anew_uses_no_slot(make_loop, monkeypatch):
+    """A server may take minutes."""
+    told = []
+    loop = make_loop(max_answers=lambda in_flight: told.append(in_flight) or 4)
+    monkeypatch.setattr(EmbeddedEngine, "restart", lambda engine: told.append("restart"))
+    loop._recover(EngineLost("gone"))
+    assert told == [0, "restart"]
 
 
 def test_the_lease_hears_how_many_answers_are_in_flight(make_loop, monkeypatch):

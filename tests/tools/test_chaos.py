@@ -106,22 +106,23 @@ def test_slots_in_use_are_added_up_over_the_workers_own_words(tmp_path):
     slots_said(tmp_path, 1, "worker/b/0", (2, 100), (6, 136))
     slots_said(tmp_path, 2, "worker/a/0", (20, 90))
     assert most_in_use(tmp_path, {}) == 226, "nobody says that the first attempt's worker of b is gone"
-    assert most_in_use(tmp_path, {"worker/b/0": [19.0]}) == 200
-    assert most_in_use(tmp_path, {"worker/b/0": [19.0], "worker/a/0": [2.0]}) == 200, "what ends at a moment is free"
+    assert most_in_use(tmp_path, {"worker/b/0": [(18.9, 19.0)]}) == 200
+    assert most_in_use(tmp_path, {"worker/b/0": [(18.9, 19.0)], "worker/a/0": [(1.5, 1.6)]}) == 200
+    assert most_in_use(tmp_path, {"worker/b/0": [(5.9, 6.1)]}) == 200, "it spoke after it was seen last"
 
 
 def test_without_a_workers_word_no_slot_was_in_use(tmp_path):
     """So that the drill fails where it sees nothing."""
-    assert most_in_use(tmp_path, {"worker/a/0": [3.0]}) == 0
+    assert most_in_use(tmp_path, {"worker/a/0": [(3.0, 3.1)]}) == 0
 
 
-def test_a_process_was_gone_when_it_was_seen_last():
-    """It may have died right after; its successor counts anew."""
+def test_a_process_ended_between_two_looks():
+    """Its successor counts anew."""
     trial = Trial(folder=None, argv=())
     for now_unix_s, pids in ((1.0, {"worker/a/0": 7}), (2.0, {"worker/a/0": 7}), (3.0, {}), (4.0, {"worker/a/0": 8})):
         trial._note_ends(pids, now_unix_s)
     trial._note_ends({"worker/a/0": 9}, 5.0)
-    assert trial.ends == {"worker/a/0": [2.0, 4.0]}
+    assert trial.ends == {"worker/a/0": [(2.0, 3.0), (4.0, 5.0)]}
 
 
 def test_what_was_killed_or_hangs_uses_nothing_from_then_on(monkeypatch):
@@ -129,9 +130,9 @@ def test_what_was_killed_or_hangs_uses_nothing_from_then_on(monkeypatch):
     monkeypatch.setattr("time.time", lambda: 1000.0)
     monkeypatch.setattr("time.monotonic", lambda: 100.0)
     faults = [Fault("worker/a/0", kind, 7, at_s) for at_s, kind in enumerate(("kill", "pause", "hang"))]
-    trial = Trial(folder=None, argv=(), ends={"worker/a/0": [5.0]})
-    assert ends_of(trial, faults) == {"worker/a/0": [5.0, 900.0, 902.0]}
-    assert trial.ends == {"worker/a/0": [5.0]}
+    trial = Trial(folder=None, argv=(), ends={"worker/a/0": [(4.9, 5.0)]})
+    assert ends_of(trial, faults) == {"worker/a/0": [(4.9, 5.0), (900.0, 900.5), (902.0, 902.5)]}
+    assert trial.ends == {"worker/a/0": [(4.9, 5.0)]}
 
 
 def test_a_run_is_known_by_its_metrics(tmp_path):

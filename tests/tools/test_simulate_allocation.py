@@ -21,7 +21,6 @@ from allocation_simulation.settings import HOUR_S, A, B, C, D, random_instance, 
 from allocation_simulation.world import World
 
 from mrl.allocation.latency_line import LatencyLine
-from mrl.allocation.worth import Rule
 
 SHORT = replace(scenarios()["S0"], horizon_s=2 * HOUR_S)
 
@@ -154,8 +153,8 @@ def test_every_unit_has_one_owner_whatever_moves():
             assert all(one.first_unit % 2 == 0 for one in world.policies["D"].replicas)
             return super().shares(world, urgent=urgent)
 
-    restless = Rule(min_gain=0.0, dwell_s=0.0)
-    world = World(replace(scenarios()["S4"], horizon_s=3.5 * HOUR_S), Watched(restless), 8).run()
+    restless = Watched(min_gain=0.0, dwell_s=0.0)
+    world = World(replace(scenarios()["S4"], horizon_s=3.5 * HOUR_S), restless, 8).run()
     assert world.accounts.moved_units > 40
 
 

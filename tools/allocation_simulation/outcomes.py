@@ -10,20 +10,17 @@ from allocation_simulation.bound import bound
 from allocation_simulation.rules import Controller
 from allocation_simulation.settings import MAX_STALENESS_VERSIONS, Scenario
 from allocation_simulation.world import AllocationRule, World, moves_per_unit_hour
-from mrl.allocation.worth import Rule
 
 CONTROLLER = "controller"
 
 
 def rules() -> dict[str, Callable[[], AllocationRule]]:
     """Every rule by name, made anew for each trial; the controller comes first."""
-    instant = Rule(min_gain=0.0, dwell_s=0.0)
-    forgetful = Rule(window_s=1.0)
     return {
         CONTROLLER: Controller,
         "controller, told the truth": lambda: Controller(is_told=True),
-        "controller without deficits": lambda: Controller(forgetful),
-        "controller without hysteresis": lambda: Controller(instant, free_switches=True),
+        "controller without deficits": lambda: Controller(window_s=1.0),
+        "controller without hysteresis": lambda: Controller(min_gain=0.0, dwell_s=0.0, free_switches=True),
         **baselines.rules(),
     }
 

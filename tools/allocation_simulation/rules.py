@@ -3,6 +3,8 @@
 import time
 from collections.abc import Mapping
 
+import msgspec
+
 from allocation_simulation.engine import Replica
 from allocation_simulation.learner import SimulatedPolicy
 from allocation_simulation.world import World
@@ -72,14 +74,14 @@ class PoolMeters:
 class Controller:
     """Meter, decision and admission windows, as in the allocator.
 
-    is_told: it is given the true demands instead of measuring them.
+    is_told: it is given the true demands instead of measuring them. changes: of its rule, to see what that is worth.
     """
 
     is_static = False
 
-    def __init__(self, rule: Rule | None = None, *, is_told: bool = False, free_switches: bool = False) -> None:
-        self._rule, self._is_told, self._free_switches = rule, is_told, free_switches
-        self.period_s = (rule or UNITS).period_s
+    def __init__(self, *, is_told: bool = False, free_switches: bool = False, **changes: float) -> None:
+        self._is_told, self._free_switches, self._changes = is_told, free_switches, changes
+        self.period_s = UNITS.period_s
         self.meters = PoolMeters()
         self._state = ControllerState(decided_s=0.0)
         self._silent: frozenset[str] = frozenset()
@@ -96,7 +98,8 @@ class Controller:
         changed = silent != self._silent
         self._silent = silent
         switch_s = {reading.policy: reading.switch_s for reading in readings}
-        rule = self._rule or timed_rule(UNITS, switch_s, switching_share=SWITCHING_SHARE)
+        rule = timed_rule(UNITS, switch_s, switching_share=SWITCHING_SHARE)
+        rule = msgspec.structs.replace(rule, **self._changes)
         began_s = time.process_time()
         self._state, record = decide(
             rule, self._state, readings, (world.units_up,), world.now_s, urgent=urgent or changed

@@ -15,19 +15,29 @@ class Use(NamedTuple):
     at_most: int
 
 
-def most_in_use(run_folder: Path, ends: Mapping[str, Iterable[float]]) -> int:
-    """The most that all workers of a run together may have had in use at one moment.
+End = tuple[float, float]
+"""Times between which a process ended, or was stopped for good."""
 
-    `ends`: worker -> the times at which a process of it was gone, or was stopped for good; 0 without any worker's word.
+
+def most_in_use(run_folder: Path, ends: Mapping[str, Iterable[End]]) -> int:
+    """The most that all workers of a run together may have had in use at one moment; 0 without any worker's word.
+
+    `ends`: of each worker's processes. One that still said something between those times ended right after that.
     """
     uses = [use for log in (run_folder / "logs").glob("attempt_*/worker*.log") for use in said_in(log)]
-    uses += [Use(unix_s, worker, 0) for worker, times in ends.items() for unix_s in times]
+    uses += [Use(last_word(uses, worker, end), worker, 0) for worker, own in ends.items() for end in own]
     now: dict[str, int] = {}
     most = 0
-    for use in sorted(uses, key=lambda use: (use.unix_s, use.at_most)):
+    for use in sorted(uses, key=lambda use: use.unix_s):
         now[use.worker] = use.at_most
         most = max(most, sum(now.values()))
     return most
+
+
+def last_word(uses: Iterable[Use], worker: str, end: End) -> float:
+    """When a process that ended between these times said something last, or was seen last."""
+    begin_s, end_s = end
+    return max([begin_s, *(use.unix_s for use in uses if use.worker == worker and begin_s < use.unix_s < end_s)])
 
 
 def said_in(log: Path) -> Iterator[Use]:

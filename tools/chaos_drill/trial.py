@@ -33,8 +33,8 @@ class Trial:
     """Every process that lived below the supervisor."""
     versions: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     """Policy -> versions (run_epoch, step) in the order in which they were found published."""
-    ends: dict[str, list[float]] = field(default_factory=dict)
-    """Role -> when each of its processes that is gone was seen last, as Unix time."""
+    ends: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """Role -> when each of its processes that is gone was seen last, and when it was missed first, as Unix times."""
     alive: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Role -> its process, and when that was seen last."""
     code: int | None = None
@@ -99,7 +99,7 @@ class Trial:
     def _note_ends(self, pids: Mapping[str, int], now_unix_s: float) -> None:
         for role, (pid, seen_unix_s) in list(self.alive.items()):
             if pids.get(role) != pid:
-                self.ends.setdefault(role, []).append(seen_unix_s)
+                self.ends.setdefault(role, []).append((seen_unix_s, now_unix_s))
                 del self.alive[role]
         self.alive |= {role: (pid, now_unix_s) for role, pid in pids.items()}
 
