@@ -275,13 +275,49 @@ def test_moves_keep_the_dwell_and_the_bucket() -> None:
     assert {"dwell", "bucket empty"} <= {record.verdict for record in records}
 
 
+@pytest.mark.parametrize("objective", ["max_min", "static"])
+def test_a_bucket_smaller_than_a_move_makes_moves_rare_and_not_impossible(objective: Objective) -> None:
+    """A tenth of a move per unit and hour: on average no more, though one move takes more than the bucket holds."""
+    rule = Rule(objective=objective, moves_per_unit_hour=0.1)
+
+    def swap(now_s: float, readings: list[Reading]) -> list[Reading]:
+        """What one of two policies needs much of changes every two hours."""
+        favoured = "bc"[int(now_s / 7200.0) % 2]
+        return [
+            msgspec.structs.replace(
+                one,
+                weight=1.0 if one.policy == favoured else 0.1,
+                progress_per_replica=(1 / 9 if one.policy == favoured else 1 / 3,),
+            )
+            for one in readings
+        ]
+
+    records = play(rule, 12, 24.0, swap, names=("b", "c"))[1:]
+    moved = sum(record.moved_units for record in records if record.verdict == "moved")
+    assert 0.1 * 12 * 24 * 0.5 < moved <= 0.1 * 12 * (24 + 1) + 12
+
+
+def test_what_has_to_move_leaves_no_debt() -> None:
+    """Units that were lost would else stop all moves for hours."""
+    rule = Rule(moves_per_unit_hour=1.0)
+    state = ControllerState(decided_s=0.0, moved_s=0.0, bucket_units=3.0)
+    readings = [reading("b", 0, 0.3), reading("c", 12, 0.8)]
+    after, record = decide(rule, state, readings, (12,), 60.0, urgent=True)
+    assert (record.verdict, record.moved_units > 3) == ("moved", True)
+    assert after.bucket_units == 0.0
+
+
 def test_free_units_are_taken_without_dwell_or_bucket() -> None:
     """Nobody loses by it; the same move at another policy's cost has to wait."""
     state = ControllerState(decided_s=0.0, moved_s=59.0, bucket_units=0.0)
     short, level = reading("b", 1, 0.3), reading("c", 4, 0.8)
     _, growing = decide(ACCELERATORS, state, [short, level], (7,), 60.0)
     _, taking = decide(ACCELERATORS, state, [short, reading("c", 6, 1.0)], (7,), 60.0)
-    assert (growing.verdict, growing.shares["b"]) == ("moved", (3,))
+    assert (growing.verdict, growing.shares["b"], growing.bucket_units) == (
+        "moved",
+        (3,),
+        pytest.approx(0.117, abs=0.01),
+    )
     assert taking.verdict == "dwell"
 
 
