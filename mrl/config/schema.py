@@ -161,7 +161,8 @@ class AllocationTable(Table):
     max_moves_per_unit_hour: float = Field(default=0.0, ge=0)
     """Units that are taken from one policy for another, on average; 0 leaves their bound to `switching_share`."""
     hung_s: float = Field(default=120.0, gt=0)
-    """A policy whose learner has said nothing for this long gives its units to the others until it speaks again."""
+    """A policy whose learner has said nothing for this long gives its units to the others until it speaks again. It
+    says nothing while it publishes weights or begins a checkpoint: choose more than that takes."""
 
 
 class EvaluationTable(Table):
