@@ -298,7 +298,7 @@ def _taken_units(readings: Sequence[Reading], candidate: Shares, capacity_units:
 
 
 def _paid(state: ControllerState, taken_units: int, *, forced: bool) -> ControllerState:
-    """What a move costs: it may cost more than is left, and the next one waits longer then; what had to be does not."""
+    """After a move. It may cost more than is left, so that the next one waits longer; one that had to be does not."""
     if state.bucket_units is None:
         return state
     left = state.bucket_units - taken_units

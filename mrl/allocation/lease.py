@@ -14,7 +14,7 @@ RENEW_S = 1.0
 RENEW_IDLE_S = 0.25
 SILENCE_S = 3.0
 LEAST_LEFT = 0.5
-"""Part of the ttl: a request may be lost, and the next one takes its time."""
+"""Part of the ttl that has to be left after a stop: a request may be lost, and the next one takes its time."""
 MAX_UNANSWERED = 64
 
 
@@ -32,8 +32,8 @@ class LeaseHolder:
     """Shared between the worker's thread (`slots`) and the thread of its link (`on_message`, `on_tick`).
 
     While the allocator is silent the last lease stays in force: only the allocator acts on expiry. A worker that finds
-    that it was itself stopped for longer than the ttl has lost its lease: others may have its slots. It has to end what
-    runs, and asks for a new lease only after that.
+    that it was itself stopped for so long that the allocator may have thought it gone has lost its lease: others may
+    have its slots. It has to end what runs, and asks for a new lease only after that.
     """
 
     def __init__(self, holder: str, policy: str, *, unit: str = "", unit_epoch: int = 0) -> None:

@@ -177,7 +177,7 @@ def _max_answers(config: RunConfig, policy: str, lease: LeaseHolder) -> Callable
 
 
 class WholeBatch:
-    """As many answers as a batch has, whatever the lease says: it only tells the allocator that the worker is there."""
+    """As many answers as a batch has. The lease is looked at all the same: one that was lost is not renewed before."""
 
     def __init__(self, lease: LeaseHolder, num_answers: int) -> None:
         self._lease, self._num_answers = lease, num_answers

@@ -129,11 +129,11 @@ class RolloutLoop:
         if self._duties.rest is not None and self._duties.rest.is_due():
             self._sleep(self._duties.rest)
             return
+        self._keep_lease()
         self._follow_weights(to_the_end=self._duties.in_step or self._engine.version is None)
         if self._duties.scorer is not None and self._custody.is_good(self._engine.version):
             self._telemetry.doing("scoring")
             self._duties.scorer.serve(self._custody.is_good)
-        self._keep_lease()
         self._hand_in()
         sampled_at_once = self._flights.num_answers
         self._custody.hold(self._flights.arrive(self._collect()))
