@@ -121,7 +121,6 @@ class LeaseHolder:
             self._heard_s = now_s
             if isinstance(reply, LeaseGrant) and reply.holder == self._holder:
                 self._take(reply, now_s)
-                self._check_stopped(now_s)
 
     def on_tick(self, now_s: float, used: Used) -> None:
         """Renew the lease when it is time; after long silence look for the allocator again."""

@@ -192,6 +192,11 @@ def test_a_worker_that_claims_the_last_epoch_or_all_slots_of_the_world_shuts_nob
     last = 2**53 - 1
     assert last > ask(allocator, "qwen/0", 1.0, acting=(last, 10**6)).epoch > 41
     ask(allocator, "qwen/0", 2.0, acting=(last, 10**6))
+    heard = LeaseRequest(
+        holder="qwen/0", policy="qwen", generated_tokens=0, slot_seconds=0.0, epoch=0, newest_epoch=last
+    )
+    allocator.handle(heard, 2.0)
+    ask(allocator, "qwen/0", 2.0, acting=(last, 10**6))
     gemma = ask(allocator, "gemma/0", 2.0)
 
     assert decode(encode(gemma), allocator_reply_decoder) == gemma

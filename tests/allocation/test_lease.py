@@ -183,14 +183,28 @@ def test_a_worker_that_was_stopped_for_longer_than_the_ttl_has_no_lease() -> Non
     assert holder.times_lost == 1
 
 
-def test_a_grant_that_is_over_when_it_is_read_is_none() -> None:
-    """It waited in the socket while this process was stopped before its first lease."""
+@pytest.mark.parametrize(("last_tick_s", "read_s"), [(10.0, 10.1), (0.0, 6.0)])
+def test_a_grant_that_is_over_or_may_be_when_it_is_read_is_none(last_tick_s: float, read_s: float) -> None:
+    """It was on its way for too long, or waited in the socket while this process was stopped before its first lease."""
     holder, wire = connected()
-    holder.on_message(grant(1, 5, 64), 10.1)
-    assert holder.slots(10.1) == 0
-    holder.on_tick(10.2, Used())
-    holder.on_message(grant(wire.posted[-1].sequence, 5, 64), 10.3)
-    assert holder.slots(10.4) == 64
+    for tick in range(1, round(last_tick_s) + 1):
+        holder.on_tick(float(tick), Used())
+    holder.on_message(grant(1, 5, 64), read_s)
+    assert holder.slots(read_s) == 0
+    holder.on_tick(read_s + 1.0, Used())
+    holder.on_message(grant(wire.posted[-1].sequence, 5, 64), read_s + 1.1)
+    assert holder.slots(read_s + 1.2) == 64
+
+
+def test_a_worker_that_fell_asleep_without_a_lease_asks_for_one_when_it_wakes() -> None:
+    """Nothing of what it lost runs any more."""
+    holder, wire = connected()
+    holder.on_message(grant(1, 5, 64), 0.1)
+    assert holder.is_lost(11.4)
+    holder.rest()
+    holder.wake(9, 12.0)
+    holder.on_tick(12.1, Used())
+    assert len(wire.posted) == 2
 
 
 @pytest.mark.parametrize(("last_tick_s", "now_s", "lost"), [(3.9, 4.9, False), (3.9, 5.1, True), (14.5, 15.4, False)])
