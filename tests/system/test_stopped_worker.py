@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -12,10 +14,35 @@ SHORT_LEASES = ["--evaluation.every=0", "--pool.held_out_prompts=8", "--allocati
 LOST = "the lease ran out while this process was stopped"
 
 
-def slots_in(log: Path) -> list[tuple[str, int]]:
-    """(time, slots that the worker may have in use from then on)."""
-    said = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}") and '"slots"' in line]
-    return [(line["timestamp"], line["at_most"]) for line in said if line["event"] == "slots"]
+class Slots(NamedTuple):
+    """A worker's word: what it is leased from then on, and how many it may have in use at most."""
+
+    at: str
+    leased: int
+    at_most: int
+
+
+def said_in(log: Path) -> list[str | Slots]:
+    """Its words on slots, and `LOST` wherever it says so, in their order."""
+    lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{") and line.endswith("}")]
+    return [
+        LOST if line["event"] == LOST else Slots(line["timestamp"], line["leased"], line["at_most"])
+        for line in lines
+        if line["event"] in {LOST, "slots"}
+    ]
+
+
+def slots_in(log: Path) -> list[Slots]:
+    return [said for said in said_in(log) if isinstance(said, Slots)]
+
+
+def around_new_lease(log: Path) -> tuple[Slots, Slots]:
+    """The words before and at the first lease that follows a loss."""
+    said = said_in(log)
+    slots_before = [word for word in said[: said.index(LOST)] if isinstance(word, Slots)]
+    slots_after = [word for word in said[said.index(LOST) :] if isinstance(word, Slots)]
+    words = [slots_before[-1], *slots_after]
+    return next((before, word) for before, word in pairwise(words) if word.leased)
 
 
 def test_a_worker_that_lost_its_slots_ends_what_runs_before_it_gets_others(make_run):
@@ -25,15 +52,14 @@ def test_a_worker_that_lost_its_slots_ends_what_runs_before_it_gets_others(make_
     run.until(lambda: min(run.step("llama"), run.step("qwen")) >= 2, "two steps of both")
     [pid] = [process.pid for process in run.children() if process.cmdline()[0] == "mrl::worker/llama/0"]
     llama, qwen = (run.folder / "logs" / "latest" / f"worker-{name}-0.log" for name in ("llama", "qwen"))
-    num_said = len(slots_in(llama))
     os.kill(pid, signal.SIGSTOP)
-    run.until(lambda: slots_in(qwen)[-1][1] == 128, "all slots for qwen", timeout_s=30.0)
+    run.until(lambda: slots_in(qwen)[-1].leased == 128, "all slots for qwen", timeout_s=30.0)
     os.kill(pid, signal.SIGCONT)
     run.until(lambda: LOST in llama.read_text(), "word of the loss")
     before = run.step("llama")
     run.until(lambda: run.step("llama") > before + 1, "steps with a new lease")
 
-    (_, at_first), (again_at, again) = slots_in(llama)[num_said : num_said + 2]
-    left = next((at, slots) for at, slots in reversed(slots_in(qwen)) if at < again_at)
-    assert at_first == 0, "ended before it asked"
-    assert 0 < again <= 128 - left[1], "given back before"
+    ended, again = around_new_lease(llama)
+    left = next(word for word in reversed(slots_in(qwen)) if word.at < again.at)
+    assert ended.at_most == 0, "ended before it asked"
+    assert again.at_most <= 128 - left.at_most, "given back before"
