@@ -14,7 +14,7 @@ from see_values import shown_text, value_lines, walked
 
 from mrl.errors import RecordError, RunFolderError
 from mrl.exchange.journal import Stored, bodies_of, read
-from mrl.exchange.log.frames import ENTRY, HEADER, MAX_PAYLOAD_BYTES, Damage, claims_in, format_of
+from mrl.exchange.log.frames import END, ENTRY, HEADER, MAX_PAYLOAD_BYTES, Damage, claims_in, format_of
 from mrl.exchange.log.reading import entries_in, frames_of
 from mrl.exchange.log.recovery import segment_at
 from mrl.records.codec import decode, decoder
@@ -26,7 +26,7 @@ MAX_LINES = 4000
 HEX_BYTES, HEX_ROW = 256, 16
 TYPE = b"\xa4type"
 """The first key of a record or an entry, as msgpack has it."""
-KINDS = {HEADER: "header", ENTRY: "entry"}
+KINDS = {HEADER: "header", ENTRY: "entry", END: "end"}
 
 
 class _Named(msgspec.Struct):

@@ -6,7 +6,8 @@
 
 All numbers are little-endian. The head's checksum covers the sixteen bytes before it, the segment's salt and the
 frame's absolute offset. So nothing that a client can put inside a payload is ever taken for a frame, however the bytes
-around it were damaged, and no frame counts at another place than its own.
+around it were damaged, and no frame counts at another place than its own. That is why a released file can become a new
+segment without being emptied: nothing of its earlier life is ever read, and an empty frame END tells where that begins.
 """
 
 import struct
@@ -21,8 +22,13 @@ from mrl.records.codec import Buffer
 MAGIC = b"mrl exchange"
 FORMAT = 2
 
-HEADER, ENTRY = 1, 2
-"""Kinds of frames: the first of a segment, which carries its snapshot, and an entry."""
+HEADER, ENTRY, END = 1, 2, 3
+"""Kinds of frames: the first of a segment, which carries its snapshot, an entry, and nothing more.
+
+END stands behind the last entry where older bytes follow, and the next entry is written over it.
+"""
+
+_KINDS = frozenset({HEADER, ENTRY, END})
 
 MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
 BLOCK_BYTES = 1024 * 1024
@@ -134,16 +140,19 @@ class FrameScan:
     def __iter__(self) -> Iterator[Frame | Damage]:
         """Frames and damaged stretches in the order of the file, which together cover all of it after the prefix.
 
-        A prefix that is not whole counts as damage.
+        A prefix that is not whole counts as damage. END is the last frame, and what follows it is not looked at; one
+        with a whole frame behind it is part of what should have been written over it, and counts as damage.
         """
         position = PREFIX_BYTES if format_of(self._bytes(0, PREFIX_BYTES)) else 0
         while position < self._size:
             frame = self._frame_at(position)
-            if frame is None:
-                frame = self._next_frame(position + 1)
-                yield Damage(position, frame.position if frame else self._size)
-            if frame is None:
-                return
+            if frame is None or frame.kind == END:
+                following = self._next_frame(position + 1)
+                if following is None:
+                    yield frame or Damage(position, self._size)
+                    return
+                yield Damage(position, following.position)
+                frame = following
             yield frame
             position = frame.end
 
@@ -153,7 +162,7 @@ class FrameScan:
             return None
         mark, kind, flags, length, checksum, crc = _HEAD.unpack(data)
         begin = position + HEAD_BYTES
-        if mark != _MARK or flags or kind not in (HEADER, ENTRY) or length > min(MAX_PAYLOAD_BYTES, self._size - begin):
+        if mark != _MARK or flags or kind not in _KINDS or length > min(MAX_PAYLOAD_BYTES, self._size - begin):
             return None
         if crc != _head_crc(kind, length, checksum, self._first_offset + position, self._salt):
             return None
@@ -161,10 +170,10 @@ class FrameScan:
         return Frame(position, kind, payload) if checksum_of([payload]) == checksum else None
 
     def _next_frame(self, position: int) -> Frame | None:
-        """The first whole frame that begins at `position` or later."""
+        """The first whole frame with something in it that begins at `position` or later."""
         while (position := self._next_mark(position)) < self._size:
             frame = self._frame_at(position)
-            if frame is not None:
+            if frame is not None and frame.kind != END:
                 return frame
             position += 1
         return None

@@ -1,13 +1,16 @@
 """The log as a reader of the same host sees it: bytes at a place, while the daemon goes on writing behind them.
 
-What the daemon has told the place of is whole and never changes; its segment may be deleted once it was written anew.
+What the daemon has told the place of is whole and does not change while its segment has its name. Once it was written
+anew, or is needed no more, the file may be gone or be written over under another name. So the name is looked at after
+every read: what was read under a name that is still there is what was asked for.
 """
 
 import os
 from bisect import bisect_right
+from collections.abc import Sequence
 from pathlib import Path
 
-from mrl.exchange.log.recovery import segments_in
+from mrl.exchange.log.recovery import Segment, segments_in
 
 MAX_OPEN = 16
 
@@ -17,9 +20,10 @@ class Places:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._paths: dict[int, Path] = {}
+        self._paths: list[Path] = []
         self._firsts: list[int] = []
-        self._files: dict[int, int] = {}
+        """Where they begin."""
+        self._files: dict[Path, int] = {}
 
     def read(self, place: int, num_bytes: int) -> bytes | None:
         """What stands at this absolute offset; None when it cannot be read (any more)."""
@@ -31,33 +35,34 @@ class Places:
 
     def close(self) -> None:
         """Forget what was seen of the folder."""
-        for file in self._files.values():
-            os.close(file)
-        self._files.clear()
-        self._firsts = []
+        self._know([])
 
     def _read(self, place: int, num_bytes: int) -> bytes | None:
         index = bisect_right(self._firsts, place) - 1
         if index < 0:
             return None
-        first = self._firsts[index]
+        path = self._paths[index]
         try:
-            data = os.pread(self._file(first), num_bytes, place - first)
+            data = os.pread(self._file(path), num_bytes, place - self._firsts[index])
         except OSError:
             return None
-        return data if len(data) == num_bytes else None
+        return data if len(data) == num_bytes and path.exists() else None
 
     def _look(self) -> None:
         try:
-            segments = segments_in(self._folder)
+            self._know(segments_in(self._folder))
         except OSError:
-            segments = []
-        self._paths = {segment.first_offset: segment.path for segment in segments}
-        self._firsts = sorted({*self._paths, *self._files})
+            self._know([])
 
-    def _file(self, first: int) -> int:
-        if first not in self._files:
-            self._files[first] = os.open(self._paths[first], os.O_RDONLY | os.O_CLOEXEC)
+    def _know(self, segments: Sequence[Segment]) -> None:
+        self._paths = [segment.path for segment in segments]
+        self._firsts = [segment.first_offset for segment in segments]
+        for gone in self._files.keys() - set(self._paths):
+            os.close(self._files.pop(gone))
+
+    def _file(self, path: Path) -> int:
+        if path not in self._files:
+            self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             if len(self._files) > MAX_OPEN:
                 os.close(self._files.pop(next(iter(self._files))))
-        return self._files[first]
+        return self._files[path]

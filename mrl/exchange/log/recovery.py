@@ -16,6 +16,7 @@ from mrl.errors import RunFolderError
 from mrl.exchange.log.disk import Disk, write_all
 from mrl.exchange.log.frames import (
     BLOCK_BYTES,
+    END,
     ENTRY,
     FORMAT,
     HEADER,
@@ -28,6 +29,7 @@ from mrl.exchange.log.frames import (
 
 MAX_QUARANTINE_BYTES = 64 * 1024 * 1024
 NEW_SEGMENT = "segment.new"
+"""What becomes the next segment: half of it, or a released one that is to be written over. Nothing in it counts."""
 
 _NAME = re.compile(r"(\d{20})-([0-9a-f]{16})\.segment")
 
@@ -77,7 +79,7 @@ class Recovery:
     def __init__(self, folder: Path, disk: Disk) -> None:
         """Raises RunFolderError when a file cannot be read or is of another format."""
         self.cut_bytes = 0
-        """Length of the torn end of the last segment."""
+        """Length of the torn end of the last segment, with what it had left of the file's earlier life."""
         self.damaged = 0
         """Damaged or missing stretches elsewhere."""
         self.damaged_bytes = 0
@@ -157,17 +159,19 @@ class Recovery:
             for item in self._scan(file, segment):
                 if isinstance(item, Frame) and item.kind == ENTRY:
                     yield segment.first_offset + item.position, item.payload
+                elif isinstance(item, Frame) and item.kind == END:
+                    self._cut(file, item.position)
                 elif isinstance(item, Frame):
                     self.segments[-1] = segment._replace(header_bytes=item.end)
                 elif item.end < segment.size_bytes:
                     self._note_damage(file, segment, item)
                 else:
-                    self._cut(file, segment, item.position)
+                    self._cut(file, item.position)
+                    self.cut_bytes = item.end - item.position
 
-    def _cut(self, file: int, segment: Segment, size_bytes: int) -> None:
+    def _cut(self, file: int, size_bytes: int) -> None:
         self._disk.ftruncate(file, size_bytes)
         self._disk.fdatasync(file)
-        self.cut_bytes = segment.size_bytes - size_bytes
         self.segments[-1] = self.segments[-1]._replace(size_bytes=size_bytes)
 
     def _scan(self, file: int, segment: Segment) -> FrameScan:

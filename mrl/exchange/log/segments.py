@@ -5,6 +5,9 @@ carries the daemon's snapshot at that point, so that the segments before it can 
 is still needed. Offsets count bytes from the first byte that this log ever wrote; they survive a restart and the
 deletion of old segments.
 
+A file that is released waits under another name until it is written over as the next segment: its blocks on the disk
+and its pages in memory are there already, so that neither has to be found while producers wait.
+
 What `append` has returned survives the death of the process with `written`, and that of the host with `synced`.
 """
 
@@ -19,7 +22,7 @@ from typing import Literal, ParamSpec
 
 from mrl.errors import DiskBroken, DiskFull, RunFolderError
 from mrl.exchange.log.disk import NO_ROOM, Disk, write_all
-from mrl.exchange.log.frames import ENTRY, HEAD_BYTES, HEADER, MAX_PAYLOAD_BYTES, PREFIX_BYTES, head, prefix
+from mrl.exchange.log.frames import END, ENTRY, HEAD_BYTES, HEADER, MAX_PAYLOAD_BYTES, PREFIX_BYTES, head, prefix
 from mrl.exchange.log.recovery import NEW_SEGMENT, Recovery, Segment, segment_path
 from mrl.records.codec import Buffer
 
@@ -51,7 +54,7 @@ class SegmentLog:
         """Take the folder and read the headers.
 
         `segment_bytes` is when `wants_roll` asks for a new segment; `max_bytes`, at least twice as much, is never
-        exceeded by all segments together. One segment's worth of it is the reserve: see `append`.
+        exceeded by all files together. One segment's worth of it is the reserve: see `append`.
         Raises RunFolderError when the folder cannot be used, another daemon uses it, or its format is another one.
         """
         if max_bytes < 2 * segment_bytes:
@@ -67,6 +70,10 @@ class SegmentLog:
         # Replaced as a whole, so that another thread never sees a half of a change.
         self._segments: tuple[Segment, ...] = ()
         self._file = -1
+        self._old_end = 0
+        """Up to where the last segment's file has bytes of its earlier life, unless they are written over by now."""
+        self._spare_bytes = 0
+        """Length of the released file that waits to be the next segment."""
         self._is_broken = False
         self._lock = _lock(folder)
         try:
@@ -116,6 +123,11 @@ class SegmentLog:
         return sum(segment.size_bytes for segment in self._replayed())
 
     @property
+    def disk_bytes(self) -> int:
+        """Length of all files together: what they had in an earlier life, and is not written over yet, counts here."""
+        return self.size_bytes + max(0, self._old_end - self._replayed()[-1].size_bytes) + self._spare_bytes
+
+    @property
     def tail_bytes(self) -> int:
         """Length of the entries in the last segment."""
         tail = self._replayed()[-1]
@@ -150,15 +162,19 @@ class SegmentLog:
         *earlier, tail = self._replayed()
         num_bytes = sum(map(len, buffers))
         self._demand_room(num_bytes, self._max_bytes - (0 if into_reserve else self._segment_bytes))
+        longer = tail._replace(size_bytes=tail.size_bytes + num_bytes)
+        buffers += self._end_mark(longer)
         try:
             write_all(self._disk, self._file, buffers, tail.size_bytes)
         except OSError as error:
             # Without the cut, a shorter group in the place of this one would leave whole frames of it behind itself.
-            self._sure(self._disk.ftruncate, self._file, tail.size_bytes)
+            self._cut_tail()
+            if error.errno in NO_ROOM:
+                self._drop_spare()
             raise self._failure(error) from error
         if self._durability == "synced":
             self._sync(self._file)
-        self._segments = (*earlier, tail._replace(size_bytes=tail.size_bytes + num_bytes))
+        self._segments = (*earlier, longer)
         return offsets
 
     def roll(self, snapshot: bytes) -> None:
@@ -168,6 +184,8 @@ class SegmentLog:
         """
         segments = self._replayed()
         self._demand_room(PREFIX_BYTES + HEAD_BYTES + len(snapshot), self._max_bytes)
+        if self._old_end > segments[-1].size_bytes:
+            self._cut_tail()
         self._sync(self._file)
         tail, file = self._create(segments[-1].end_offset, snapshot)
         self._disk.close(self._file)
@@ -176,12 +194,16 @@ class SegmentLog:
     def release(self, before_offset: int) -> None:
         """Delete, from the front, the segments that lie wholly before this offset; never the last one.
 
-        Raises DiskBroken.
+        The longest of their files is kept for the next segment. Raises DiskBroken.
         """
         _, *later = self._replayed()
         num_old = sum(segment.first_offset <= before_offset for segment in later)
         for segment in self._segments[:num_old]:
-            self._sure(self._disk.unlink, segment.path)
+            if segment.size_bytes > self._spare_bytes:
+                self._sure(self._disk.rename, segment.path, self._folder / NEW_SEGMENT)
+                self._spare_bytes = segment.size_bytes
+            else:
+                self._sure(self._disk.unlink, segment.path)
             self._segments = self._segments[1:]
         if num_old:
             self._sure(self._disk.sync_folder, self._folder)
@@ -192,6 +214,7 @@ class SegmentLog:
             return
         try:
             if self._file >= 0 and not self._is_broken:
+                self._shrink()
                 self._sync(self._file)
         finally:
             for file in (self._file, self._lock):
@@ -231,27 +254,55 @@ class SegmentLog:
             raise ValueError(f"a snapshot of {len(snapshot)} bytes; at most {MAX_PAYLOAD_BYTES} can be read again")
         salt, temporary = secrets.randbits(64), self._folder / NEW_SEGMENT
         path = segment_path(self._folder, first_offset, salt)
+        begin = prefix()
+        header = [begin, head(HEADER, [snapshot], first_offset + len(begin), salt), snapshot]
+        size_bytes = sum(map(len, header))
+        tail = Segment(path, first_offset, salt, size_bytes, header_bytes=size_bytes)
+        self._old_end, self._spare_bytes = self._spare_bytes, 0
         try:
-            file = self._disk.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            file = self._disk.open(temporary, os.O_RDWR | os.O_CREAT | (0 if self._old_end else os.O_TRUNC))
             try:
-                begin = prefix()
-                buffers = [begin, head(HEADER, [snapshot], first_offset + len(begin), salt), snapshot]
-                size_bytes = write_all(self._disk, file, buffers, 0)
+                write_all(self._disk, file, [*header, *self._end_mark(tail)], 0)
                 self._sync(file)
                 self._disk.rename(temporary, path)
             except BaseException:
                 self._disk.close(file)
                 raise
         except OSError as error:
+            self._old_end = 0
             with contextlib.suppress(OSError):
                 self._disk.unlink(temporary)
             raise self._failure(error) from error
         self._sure(self._disk.sync_folder, self._folder)
-        return Segment(path, first_offset, salt, size_bytes, header_bytes=size_bytes), file
+        return tail, file
+
+    def _end_mark(self, tail: Segment) -> list[Buffer]:
+        """What has to stand behind the last entry; nothing where the file ends there by itself."""
+        if tail.size_bytes >= self._old_end:
+            return []
+        self._old_end = max(self._old_end, tail.size_bytes + HEAD_BYTES)
+        return [head(END, (), tail.end_offset, tail.salt)]
+
+    def _shrink(self) -> None:
+        """Give back to the disk what is not written over yet."""
+        if self._old_end > self._replayed()[-1].size_bytes:
+            self._cut_tail()
+        self._drop_spare()
+
+    def _cut_tail(self) -> None:
+        self._sure(self._disk.ftruncate, self._file, self._replayed()[-1].size_bytes)
+        self._old_end = 0
+
+    def _drop_spare(self) -> None:
+        if self._spare_bytes:
+            self._sure(self._disk.unlink, self._folder / NEW_SEGMENT)
+            self._spare_bytes = 0
 
     def _demand_room(self, num_bytes: int, max_bytes: int) -> None:
         if self._is_broken:
             raise DiskBroken("the log failed before and takes nothing more")
+        if self.disk_bytes + num_bytes > max_bytes:
+            self._shrink()
         size_bytes = self.size_bytes
         if size_bytes + num_bytes > max_bytes:
             raise DiskFull(f"the log has {size_bytes} of at most {max_bytes} bytes, and {num_bytes} more do not fit")

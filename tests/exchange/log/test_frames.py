@@ -8,6 +8,7 @@ import pytest
 
 from mrl.exchange.log.frames import (
     BLOCK_BYTES,
+    END,
     ENTRY,
     FORMAT,
     HEAD_BYTES,
@@ -109,6 +110,29 @@ def test_such_a_frame_would_be_found_if_salt_and_place_were_right():
     assert payloads_in(scan(bytes(data))) == [b"", b"before", b"smuggled", b"after"]
 
 
+def test_behind_an_end_nothing_counts():
+    """Whatever stands there is of an earlier life of the file, or was never finished."""
+    data, whole = file_of(), scan(file_of())
+    end = head(END, (), FIRST + len(data), SALT)
+    later = bytes(100) + head(END, (), FIRST + len(data) + HEAD_BYTES + 100, SALT)  # all that is left of a group
+    for old in (b"", bytes(100), data, file_of([b"", b"x" * 9000]), end, later):
+        items = scan(data + end + old)
+        assert items == [*whole, Frame(len(data), END, b"")]
+
+
+def test_an_end_with_an_entry_behind_it_was_to_be_written_over():
+    """Pages reach the disk in any order: the first of a new group may be missing, and END still stand there."""
+    data = file_of()
+    end = head(END, (), FIRST + len(data), SALT)
+    place = len(data) + 300
+    later = head(ENTRY, [b"later"], FIRST + place, SALT) + b"later"
+    last = place + len(later)
+    torn = data + end + bytes(300 - len(end)) + later
+    expected = [*scan(data), Damage(len(data), place), Frame(place, ENTRY, b"later")]
+    assert scan(torn) == expected
+    assert scan(torn + head(END, (), FIRST + last, SALT) + b"old") == [*expected, Frame(last, END, b"")]
+
+
 def test_a_frame_at_another_place_does_not_count():
     """A block that the disk wrote twice doubles nothing."""
     data = file_of([b"", b"a" * 100])
@@ -119,7 +143,7 @@ def test_unknown_kinds_and_flags_are_damage():
     """They have no meaning in this format, however right their checksum is."""
     data = file_of([b"", b"kind", b"after"])
     position = len(file_of([b""]))
-    for kind, flags in ((3, 0), (ENTRY, 1)):
+    for kind, flags in ((4, 0), (ENTRY, 1)):
         summed = struct.pack("<HBBIQQQ", 0x4D52, kind, flags, 4, checksum_of([b"kind"]), FIRST + position, SALT)
         forged = summed[:16] + struct.pack("<I", zlib.crc32(summed))
         items = scan(data[:position] + forged + data[position + HEAD_BYTES :])

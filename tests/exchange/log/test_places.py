@@ -1,5 +1,7 @@
 """A reader beside the daemon finds what the daemon has told it the place of."""
 
+import os
+
 import pytest
 
 from mrl.exchange.log import places as places_module
@@ -37,17 +39,43 @@ def test_what_was_written_is_read_in_any_order(log, tmp_path):
     assert len(list(tmp_path.glob("*.segment"))) > 2
 
 
-def test_a_released_segment_is_gone_unless_it_is_open(log, tmp_path):
-    """Nothing else is ever read in its place."""
+def test_a_released_segment_is_gone(log, tmp_path):
+    """Nothing else is ever read in its place, though its file is open here and is written over."""
     early = write(log, b"a" * 100)
     reader, late_comer = Places(tmp_path), Places(tmp_path)
     assert reader.read(early, 100) == b"a" * 100
     log.roll(b"")
     later = write(log, b"b" * 100)
+    inode = log._segments[0].path.stat().st_ino
     log.release(later)
-    assert reader.read(early, 100) == b"a" * 100
+    assert reader.read(early, 100) is None
     assert late_comer.read(early, 100) is None
-    assert late_comer.read(later, 100) == b"b" * 100
+    log.roll(b"")
+    last = write(log, b"c" * 100)
+    assert log._segments[-1].path.stat().st_ino == inode
+    for places in (reader, late_comer):
+        assert places.read(early, 100) is None
+        assert places.read(later, 100) == b"b" * 100
+        assert places.read(last, 100) == b"c" * 100
+
+
+def test_what_is_released_while_it_is_read_is_not_taken_for_it(log, tmp_path, monkeypatch):
+    """Between finding the file and reading from it, the daemon has made another segment of it."""
+    early = write(log, b"a" * 100)
+    places = Places(tmp_path)
+    assert places.read(early, 100) == b"a" * 100
+    pread = os.pread
+
+    def late(*args):
+        monkeypatch.setattr(os, "pread", pread)
+        log.roll(b"")
+        log.release(log.second_offset)
+        log.roll(b"")
+        assert write(log, b"c" * 100) > early
+        return pread(*args)
+
+    monkeypatch.setattr(os, "pread", late)
+    assert places.read(early, 100) is None
 
 
 def test_a_place_that_nobody_told_is_none(log, tmp_path):
@@ -57,15 +85,16 @@ def test_a_place_that_nobody_told_is_none(log, tmp_path):
     assert Places(tmp_path / "missing").read(place, 100) is None
 
 
-def test_forgetting_looks_again(log, tmp_path):
-    """A new daemon may have begun a new log in the same folder."""
+def test_files_of_other_names_are_other_segments(log, tmp_path):
+    """A new daemon may have begun a new log in the same folder; what nobody reads any more is closed."""
     places, place = Places(tmp_path), write(log, b"a" * 100)
     assert places.read(place, 100) == b"a" * 100
     for path in tmp_path.glob("*.segment"):
-        path.unlink()
+        path.rename(tmp_path / f"{int(path.name[:20]):020d}-{5:016x}.segment")
     assert places.read(place, 100) == b"a" * 100
+    assert len(places._files) == 1
     places.close()
-    assert places.read(place, 100) is None
+    assert not places._files
 
 
 def test_open_files_are_bounded(log, tmp_path, monkeypatch):

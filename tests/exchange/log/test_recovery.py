@@ -7,11 +7,11 @@ import struct
 import zlib
 
 import pytest
+from log_disks import SwiftDisk
 from log_payloads import whole
 
 from mrl.errors import RunFolderError
 from mrl.exchange.log import recovery
-from mrl.exchange.log.disk import Disk
 from mrl.exchange.log.frames import HEAD_BYTES, MAGIC, PREFIX_BYTES
 from mrl.exchange.log.segments import SegmentLog
 
@@ -30,16 +30,6 @@ def folder(tmp_path):
         log.append(whole(payloads))
     log.close()
     return tmp_path / "log"
-
-
-class SwiftDisk(Disk):
-    """Does not wait for the hardware, about which these tests say nothing."""
-
-    def fdatasync(self, file):
-        pass
-
-    def sync_folder(self, folder):
-        pass
 
 
 def opened(folder, **options) -> SegmentLog:

@@ -321,13 +321,17 @@ CHILD = textwrap.dedent("""
         sys.stdout.flush()
         if log.wants_roll and not writer.is_rolling:
             writer.roll(b"snapshot")
+            writer.release(log.end_offset - 200_000)
 """)
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("durability", ["synced", "written"])
 def test_nothing_acknowledged_is_missing_after_a_kill(tmp_path, durability):
-    """Ten times at random points of one log's life: every ticket that was printed is there once, at its offsets."""
+    """Ten times at random points of one log's life: every ticket that was printed is there once, at its offsets.
+
+    But for those that were released; files are written over all the time.
+    """
     draw = random.Random(durability)
     acknowledged: dict[int, list[int]] = {}
     next_ticket = 0
@@ -341,7 +345,8 @@ def test_nothing_acknowledged_is_missing_after_a_kill(tmp_path, durability):
                 note(acknowledged, line)
         next_ticket = check_killed_log(tmp_path, acknowledged)
     assert len(acknowledged) > 200
-    assert len(list(tmp_path.glob("*.segment"))) > 5
+    oldest = min(int(path.name[:20]) for path in tmp_path.glob("*.segment"))
+    assert oldest > 200_000
 
 
 def note(acknowledged, line):
@@ -355,11 +360,12 @@ def check_killed_log(folder, acknowledged) -> int:
     """Compare; returns a ticket that no entry has."""
     log = SegmentLog(folder, max_bytes=1 << 30, durability="synced")
     entries = list(log.replay())
+    first_offset = log.first_offset
     log.close()
     at = dict(entries)
     assert len(at) == len(entries) == len(set(at.values()))
     assert log.damaged == 0
     for ticket, offsets in acknowledged.items():
         expected = [b"%d.%d " % (ticket, part) + bytes(ticket % 700) for part in range(ticket % 3 + 1)]
-        assert [at.get(offset) for offset in offsets] == expected
+        assert [at.get(offset) for offset in offsets] == expected or offsets[0] < first_offset
     return 1 + max((int(payload.split(b".")[0]) for _, payload in entries), default=0)

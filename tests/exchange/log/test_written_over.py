@@ -1,0 +1,213 @@
+"""A released file becomes the next segment: nothing of its earlier life is read, however little is written over it."""
+
+import errno
+import os
+import random
+
+import pytest
+from log_disks import Crash, FaultyDisk, Half, SwiftDisk, failing, kill, open_log
+from log_payloads import whole
+
+from mrl.errors import DiskFull
+from mrl.exchange.log.frames import HEAD_BYTES
+from mrl.exchange.log.recovery import NEW_SEGMENT
+
+OLD = [b"old" * 100, b"older" * 60, b"", b"oldest" * 50]
+PAGE_BYTES = 64
+
+
+def written_over(log):
+    """Lets the last segment of a log be one of whose file the larger part is of its earlier life; returns its path."""
+    old = log._segments[-1].path
+    inode = old.stat().st_ino
+    log.append(whole(OLD))
+    log.roll(b"")
+    log.release(log.second_offset)
+    assert (log._folder / NEW_SEGMENT).stat().st_ino == inode
+    log.roll(b"snapshot")
+    new = log._segments[-1].path
+    assert new.stat().st_ino == inode
+    assert new.stat().st_size > log._segments[-1].size_bytes + 900
+    return new
+
+
+@pytest.mark.parametrize("groups", [[], [[b"a"]], [[b"a", b"b"], [b"c" * 500], [b""]], [[b"x" * 2000]]])
+def test_a_killed_daemon_leaves_a_whole_log(reopen, groups):
+    """After no, one and many appends; nothing is called torn or damaged, and the file has its own length again."""
+    log, _ = reopen()
+    path = written_over(log)
+    written = []
+    for group in groups:
+        written += zip(log.append(whole(group)), group, strict=True)
+    end = log.end_offset
+    kill(log)
+    log, entries = reopen()
+    assert entries == written
+    assert (log.cut_bytes, log.damaged, log.end_offset) == (0, 0, end)
+    assert path.stat().st_size == log._segments[-1].size_bytes
+
+
+def test_a_crash_in_the_middle_of_a_write_leaves_what_was_whole(tmp_path):
+    """After each number of bytes of a group of three and its end."""
+    group = [b"x" * 20, b"y" * 3, b"z" * 9]
+    size = sum(HEAD_BYTES + len(payload) for payload in group) + HEAD_BYTES
+
+    class Torn(SwiftDisk):
+        left = 1 << 60
+
+        def pwritev(self, file, buffers, position):
+            data = b"".join(buffers)
+            os.pwrite(file, data[: self.left], position)
+            if self.left < len(data):
+                raise Crash
+            return len(data)
+
+    for left in range(size):
+        folder, disk = tmp_path / f"{left}", Torn()
+        log = open_log(folder, disk=disk)
+        assert list(log.replay()) == []
+        written_over(log)
+        before = (log.append(whole([b"before"]))[0], b"before")
+        disk.left = left
+        with pytest.raises(Crash):
+            log.append(whole(group))
+        kill(log)
+        log = open_log(folder)
+        entries = list(log.replay())
+        assert entries[0] == before
+        kept = [payload for _, payload in entries[1:]]
+        assert kept == group[: len(kept)]
+        assert len(kept) == sum(left >= end for end in (HEAD_BYTES + 20, 2 * HEAD_BYTES + 23, 3 * HEAD_BYTES + 32))
+        assert (log.cut_bytes > 0, log.damaged) == (left > len(b"RM"), 0)  # with which END begins as well
+        entries.append((log.append(whole([b"x"]))[0], b"x"))
+        log.close()
+        log = open_log(folder)
+        assert list(log.replay()) == entries
+        log.close()
+
+
+def test_pages_that_never_reached_the_disk_bring_nothing_back(tmp_path):
+    """A power cut in the middle of a group leaves any of its pages as they were before."""
+    for seed in range(200):
+        draw, folder = random.Random(seed), tmp_path / f"{seed}"
+        log = open_log(folder)
+        assert list(log.replay()) == []
+        path = written_over(log)
+        before = log.append(whole([b"b" * draw.randrange(300)]))
+        old = path.read_bytes()
+        group = [bytes([65 + number]) * draw.randrange(200) for number in range(4)]
+        offsets = log.append(whole(group))
+        kill(log)
+        data = bytearray(path.read_bytes())
+        for begin in range(0, len(data), PAGE_BYTES):
+            if draw.random() < 0.5:
+                data[begin : begin + PAGE_BYTES] = old[begin : begin + PAGE_BYTES]
+        path.write_bytes(data)
+        log = open_log(folder)
+        entries = list(log.replay())
+        assert [offset for offset, _ in entries[:1]] == before
+        assert set(entries[1:]) <= set(zip(offsets, group, strict=True))
+        added = (log.append(whole([b"added"]))[0], b"added")
+        log.close()
+        log = open_log(folder)
+        assert list(log.replay()) == [*entries, added]
+        assert log.damaged <= 2
+        log.close()
+
+
+def test_the_longest_file_waits_and_the_others_are_deleted(reopen, tmp_path):
+    """However many are released at once; a roll without one begins an empty file."""
+    log, _ = reopen()
+    for num_bytes in (50, 70, 30):
+        log.append(whole([bytes(num_bytes)]))
+        log.roll(b"")
+    longest = log._segments[1].path.stat().st_ino
+    log.release(log.end_offset)
+    assert sorted(path.name for path in (tmp_path / "log").iterdir())[1:] == ["lock", NEW_SEGMENT]
+    assert (tmp_path / "log" / NEW_SEGMENT).stat().st_ino == longest
+    log.roll(b"")
+    log.roll(b"")
+    last = log._segments[-1]
+    assert last.path.stat().st_size == last.size_bytes
+    assert not (tmp_path / "log" / NEW_SEGMENT).exists()
+
+
+def test_the_limit_holds_for_what_is_not_written_over_yet_as_well(reopen, tmp_path):
+    """It is given back before anything is refused that would fit without it."""
+    log, _ = reopen(max_bytes=6000)
+    path = written_over(log)
+    log.append(whole([bytes(1500)]))
+    log.append(whole([bytes(100)]))
+    log.roll(b"")
+    log.release(log.end_offset)
+    log.append(whole([bytes(1000)]))
+    assert (tmp_path / "log" / NEW_SEGMENT).stat().st_size > 1600
+    log.append(whole([bytes(1500)]))
+    log.append(whole([bytes(2300)]))
+    assert log.disk_bytes == log.size_bytes <= 5000
+    with pytest.raises(DiskFull, match="of at most 5000 bytes"):
+        log.append(whole([bytes(200)]))
+    assert not path.exists()
+
+
+def test_the_limit_cuts_the_end_of_an_earlier_life(reopen):
+    """Where it stands in the way of a group that is longer."""
+    log, _ = reopen(max_bytes=3000, segment_bytes=1000)
+    path = written_over(log)
+    assert log.disk_bytes == sum(one.stat().st_size for one in path.parent.glob("*segment*"))
+    log.append(whole([bytes(1800)]))
+    assert path.stat().st_size == log._segments[-1].size_bytes
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_gets_back_what_waits(reopen, tmp_path, code):
+    """And what the refused group left is cut off with the rest of the earlier life."""
+    disk = Half()
+    log, _ = reopen(disk=disk)
+    path = written_over(log)
+    log.release(log.second_offset)
+    assert (tmp_path / "log" / NEW_SEGMENT).exists()
+    before = log.append(whole([b"before"]))
+    disk.code = code
+    with pytest.raises(DiskFull):
+        log.append(whole([b"x" * 300, b"y" * 30]))
+    assert path.stat().st_size == log.size_bytes == log.disk_bytes
+    assert not (tmp_path / "log" / NEW_SEGMENT).exists()
+    disk.code = 0
+    after = log.append(whole([b"after"]))
+    kill(log)
+    assert reopen()[1] == [(before[0], b"before"), (after[0], b"after")]
+
+
+@pytest.mark.parametrize("name", ["open", "pwritev", "rename"])
+def test_a_roll_without_room_loses_only_the_file_that_waited(reopen, tmp_path, name):
+    """The old segment goes on, and ends where its last entry does."""
+    disk = FaultyDisk()
+    log, _ = reopen(disk=disk)
+    written_over(log)
+    log.append(whole(OLD))
+    log.roll(b"")
+    path = log._segments[-1].path
+    log.append(whole([b"before"]))
+    log.release(log.end_offset)
+    disk._before = failing(name, errno.ENOSPC)
+    with pytest.raises(DiskFull):
+        log.roll(b"")
+    disk._before = lambda number, called: None
+    assert not (tmp_path / "log" / NEW_SEGMENT).exists()
+    assert path.stat().st_size == log.size_bytes == log.disk_bytes
+    log.append(whole([b"after"]))
+    assert path.stat().st_size == log.size_bytes == log.disk_bytes
+    log.roll(b"")
+    assert [payload for _, payload in reopen()[1]] == [b"before", b"after"]
+
+
+def test_closing_leaves_only_what_counts(reopen, tmp_path):
+    """No file that waits, and no end of an earlier life."""
+    log, _ = reopen()
+    path = written_over(log)
+    log.append(whole([b"a"]))
+    log.release(log.second_offset)
+    log.close()
+    assert sorted(one.name for one in (tmp_path / "log").iterdir()) == [path.name, "lock"]
+    assert path.stat().st_size == log.size_bytes
