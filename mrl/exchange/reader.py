@@ -13,7 +13,7 @@ from mrl.records.experience import ExperienceRecord, Received, experience_decode
 from mrl.records.packs import Parcel
 
 MAX_LOST = 10
-"""A log that is lost so often is not there."""
+"""A log that is lost so often, and not found in between, is not there."""
 
 
 class LogLost(Exception):
@@ -51,6 +51,8 @@ class Reader:
         num_bytes = sum(len(data) for _, data in new)
         self.came_to = max([self.came_to, *(parcel.last_number for parcel in batch.parcels)])
         self._leaves_log &= not new or self._num_lost >= MAX_LOST
+        if any(parcel.place for parcel, _ in new):
+            self._num_lost = 0
         return found, num_bytes
 
     def took(self) -> Took:

@@ -123,6 +123,16 @@ def test_a_log_that_cannot_be_read_costs_nothing_but_the_way(log, reader, outcom
     assert not reader.wish.reads_log
 
 
+def test_a_log_that_is_found_again_is_there(log, reader, outcome):
+    """Over weeks records move now and then while they are on their way."""
+    array = array_of(outcome("r1"))
+    for _ in range(MAX_LOST):
+        reader.leave_log()
+        reader.take(batch(parcel(array, 1, number=reader.came_to + 1), previous=reader.came_to))
+        reader.take(batch(on_log(log, array, 1, number=reader.came_to + 1), previous=reader.came_to))
+        assert reader.wish.reads_log
+
+
 def test_what_was_lost_with_its_batch_is_not_taken_for_seen(log, reader, outcome):
     """Its second parcel could not be read: the first one comes again, and counts."""
     first = parcel(array_of(outcome("r1")), 1)
