@@ -13,9 +13,9 @@ all us          CPU of the three processes, per record: what the rate comes from
 ack ms          from when a record is due to its acknowledgement, at half of the rate (p50, p99)
 Redis holds one record per entry, as it is used, and once more one call of its producer per entry (512 outcomes, or 16
 groups): what packing alone is worth, which the exchange's client does by itself.
-What goes before the measured records (330 MB) makes every log turn over once, and fills the memory in which the
-exchange keeps what was taken: until then their pages are memory that the kernel, and on a virtual machine the host, has
-to find first, and that costs more than all else.
+What goes before the measured records (890 MB) makes every log turn over, and fills the memory in which the exchange
+keeps what was taken: until then their pages are memory that the kernel, and on a virtual machine the host, has to find
+first, and that costs more than all else.
 The systems take turns, so that what else runs on the machine meets all of them; the best round counts, the median
 stands beside it, and a line tells when the machine was not quiet. Redis and NATS are started here, in temporary
 folders on free ports: apt-get install redis-server nats-server; .venv/bin/pip install -c constraints.txt -e '.[bench]'.
@@ -42,7 +42,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROUNDS = 3
-FULL = Size({"rollout": 9000, "outcome": 20_000}, {"rollout": 6000, "outcome": 100_000}, half_load_s=1.0)
+FULL = Size({"rollout": 24_000, "outcome": 20_000}, {"rollout": 6000, "outcome": 100_000}, half_load_s=1.0)
 QUICK = Size({"rollout": 100, "outcome": 1000}, {"rollout": 1000, "outcome": 20_000}, half_load_s=0.5)
 MAX_P99_MS = 20.0
 QUIET = 0.1

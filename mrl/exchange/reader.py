@@ -60,7 +60,7 @@ class Reader:
         return Took(client=self._wish.client, stream=self._wish.stream, upto=self.came_to)
 
     def leave_log(self) -> Stream:
-        """Have the records sent instead of their places: once, since they may only have moved, in the end for good."""
+        """Have the records sent instead of their places: once, as they may have moved; after many times for good."""
         self._leaves_log, self._num_lost = True, self._num_lost + 1
         return self.wish
 

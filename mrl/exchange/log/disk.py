@@ -50,8 +50,8 @@ class Disk:
         os.rename(source, target)
 
     def unlink(self, path: Path) -> None:
-        """Remove a name."""
-        os.unlink(path)
+        """Remove a name; somebody may have done so before."""
+        path.unlink(missing_ok=True)
 
     def sync_folder(self, folder: Path) -> None:
         """Wait until the names in `folder` are on the disk."""

@@ -2,12 +2,13 @@
 
     file    prefix | frame | frame | ...
     prefix  magic 12 bytes | format u32 | crc u32 of both
-    frame   mark u16 = 0x4D52 | kind u8 | flags u8 = 0 | length u32 | payload xxh3 u64 | head crc u32 | payload
+    frame   mark u16 = 0x4D52 | kind u8 | flags u8 = 0 | length u32 | payload xxh3 u64 | head xxh3 u64 | payload
 
-All numbers are little-endian. The head's checksum covers the sixteen bytes before it, the segment's salt and the
-frame's absolute offset. So nothing that a client can put inside a payload is ever taken for a frame, however the bytes
-around it were damaged, and no frame counts at another place than its own. That is why a released file can become a new
-segment without being emptied: nothing of its earlier life is ever read, and an empty frame END tells where that begins.
+All numbers are little-endian. The head's checksum covers the sixteen bytes before it and the frame's absolute offset,
+and its seed is the segment's random salt. So nothing that a client can put inside a payload is taken for a frame,
+however the bytes around it were damaged, and no frame counts at another place than its own. That is why a released file
+can become a new segment without being emptied. Where older bytes follow the last entry, an empty frame END stands
+between: it tells a whole end from a torn one, and saves looking for entries in what is not of this segment.
 """
 
 import struct
@@ -20,7 +21,7 @@ import xxhash
 from mrl.records.codec import Buffer
 
 MAGIC = b"mrl exchange"
-FORMAT = 2
+FORMAT = 3
 
 HEADER, ENTRY, END = 1, 2, 3
 """Kinds of frames: the first of a segment, which carries its snapshot, an entry, and nothing more.
@@ -34,8 +35,8 @@ MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
 BLOCK_BYTES = 1024 * 1024
 
 _PREFIX = struct.Struct("<12sII")
-_HEAD = struct.Struct("<HBBIQI")
-_SUMMED = struct.Struct("<HBBIQQQ")
+_HEAD = struct.Struct("<HBBIQQ")
+_SUMMED = struct.Struct("<HBBIQQ")
 _MARK = 0x4D52
 _MARK_BYTES = struct.pack("<H", _MARK)
 
@@ -113,8 +114,7 @@ def format_of(data: bytes) -> int:
 def head(kind: int, payload: Sequence[Buffer], offset: int, salt: int) -> bytes:
     """The bytes before a payload, given in parts, in a frame at this absolute offset of a segment with this salt."""
     length, checksum = sum(map(len, payload)), checksum_of(payload)
-    crc = _head_crc(kind, length, checksum, offset, salt)
-    return _HEAD.pack(_MARK, kind, 0, length, checksum, crc)
+    return _HEAD.pack(_MARK, kind, 0, length, checksum, _head_checksum(kind, length, checksum, offset, salt))
 
 
 def checksum_of(parts: Iterable[Buffer]) -> int:
@@ -125,8 +125,8 @@ def checksum_of(parts: Iterable[Buffer]) -> int:
     return state.intdigest()
 
 
-def _head_crc(kind: int, length: int, checksum: int, offset: int, salt: int) -> int:
-    return zlib.crc32(_SUMMED.pack(_MARK, kind, 0, length, checksum, offset, salt))
+def _head_checksum(kind: int, length: int, checksum: int, offset: int, salt: int) -> int:
+    return xxhash.xxh3_64_intdigest(_SUMMED.pack(_MARK, kind, 0, length, checksum, offset), salt)
 
 
 class FrameScan:
@@ -138,42 +138,42 @@ class FrameScan:
         self._start, self._block = 0, b""
 
     def __iter__(self) -> Iterator[Frame | Damage]:
-        """Frames and damaged stretches in the order of the file, which together cover all of it after the prefix.
+        """Frames and damaged stretches in the order of the file, which follow each other without a gap.
 
-        A prefix that is not whole counts as damage. END is the last frame, and what follows it is not looked at; one
-        with a whole frame behind it is part of what should have been written over it, and counts as damage.
+        They begin after the prefix, which counts as damage when it is not whole, and reach to the end of the file, or
+        to END: what stands behind that was never whole, or is of the file's earlier life.
         """
         position = PREFIX_BYTES if format_of(self._bytes(0, PREFIX_BYTES)) else 0
         while position < self._size:
             frame = self._frame_at(position)
-            if frame is None or frame.kind == END:
-                following = self._next_frame(position + 1)
-                if following is None:
-                    yield frame or Damage(position, self._size)
-                    return
-                yield Damage(position, following.position)
-                frame = following
+            if frame is None:
+                frame = self._next_frame(position + 1)
+                yield Damage(position, frame.position if frame else self._size)
+            if frame is None:
+                return
             yield frame
+            if frame.kind == END:
+                return
             position = frame.end
 
     def _frame_at(self, position: int) -> Frame | None:
         data = self._bytes(position, HEAD_BYTES)
         if len(data) < HEAD_BYTES:
             return None
-        mark, kind, flags, length, checksum, crc = _HEAD.unpack(data)
+        mark, kind, flags, length, checksum, head_checksum = _HEAD.unpack(data)
         begin = position + HEAD_BYTES
         if mark != _MARK or flags or kind not in _KINDS or length > min(MAX_PAYLOAD_BYTES, self._size - begin):
             return None
-        if crc != _head_crc(kind, length, checksum, self._first_offset + position, self._salt):
+        if head_checksum != _head_checksum(kind, length, checksum, self._first_offset + position, self._salt):
             return None
         payload = self._bytes(begin, length)
         return Frame(position, kind, payload) if checksum_of([payload]) == checksum else None
 
     def _next_frame(self, position: int) -> Frame | None:
-        """The first whole frame with something in it that begins at `position` or later."""
+        """The first whole frame that begins at `position` or later."""
         while (position := self._next_mark(position)) < self._size:
             frame = self._frame_at(position)
-            if frame is not None and frame.kind != END:
+            if frame is not None:
                 return frame
             position += 1
         return None

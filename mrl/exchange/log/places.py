@@ -44,9 +44,9 @@ class Places:
         path = self._paths[index]
         try:
             data = os.pread(self._file(path), num_bytes, place - self._firsts[index])
+            return data if len(data) == num_bytes and path.exists() else None
         except OSError:
             return None
-        return data if len(data) == num_bytes and path.exists() else None
 
     def _look(self) -> None:
         try:

@@ -79,7 +79,7 @@ class Recovery:
     def __init__(self, folder: Path, disk: Disk) -> None:
         """Raises RunFolderError when a file cannot be read or is of another format."""
         self.cut_bytes = 0
-        """Length of the torn end of the last segment, with what it had left of the file's earlier life."""
+        """Length of the torn end of the last segment, and of what the file had behind it of an earlier life."""
         self.damaged = 0
         """Damaged or missing stretches elsewhere."""
         self.damaged_bytes = 0

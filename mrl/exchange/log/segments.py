@@ -71,7 +71,7 @@ class SegmentLog:
         self._segments: tuple[Segment, ...] = ()
         self._file = -1
         self._old_end = 0
-        """Up to where the last segment's file has bytes of its earlier life, unless they are written over by now."""
+        """Where the bytes of an earlier life end in the last segment's file; the segment itself may be longer."""
         self._spare_bytes = 0
         """Length of the released file that waits to be the next segment."""
         self._is_broken = False
@@ -89,7 +89,7 @@ class SegmentLog:
 
     @property
     def cut_bytes(self) -> int:
-        """Length of the torn end that the replay cut off."""
+        """Length of what the replay cut off as torn: at most so much was being written, or is of an earlier life."""
         return self._recovery.cut_bytes
 
     @property
@@ -121,11 +121,6 @@ class SegmentLog:
     def size_bytes(self) -> int:
         """Length of all segments together."""
         return sum(segment.size_bytes for segment in self._replayed())
-
-    @property
-    def disk_bytes(self) -> int:
-        """Length of all files together: what they had in an earlier life, and is not written over yet, counts here."""
-        return self.size_bytes + max(0, self._old_end - self._replayed()[-1].size_bytes) + self._spare_bytes
 
     @property
     def tail_bytes(self) -> int:
@@ -169,8 +164,8 @@ class SegmentLog:
         except OSError as error:
             # Without the cut, a shorter group in the place of this one would leave whole frames of it behind itself.
             self._cut_tail()
-            if error.errno in NO_ROOM:
-                self._drop_spare()
+            if error.errno in NO_ROOM and self._drop_spare():
+                return self.append(payloads, into_reserve=into_reserve)
             raise self._failure(error) from error
         if self._durability == "synced":
             self._sync(self._file)
@@ -184,8 +179,7 @@ class SegmentLog:
         """
         segments = self._replayed()
         self._demand_room(PREFIX_BYTES + HEAD_BYTES + len(snapshot), self._max_bytes)
-        if self._old_end > segments[-1].size_bytes:
-            self._cut_tail()
+        self._cut_old_end()
         self._sync(self._file)
         tail, file = self._create(segments[-1].end_offset, snapshot)
         self._disk.close(self._file)
@@ -214,13 +208,19 @@ class SegmentLog:
             return
         try:
             if self._file >= 0 and not self._is_broken:
-                self._shrink()
                 self._sync(self._file)
+                self._cut_old_end()
+                self._drop_spare()
         finally:
             for file in (self._file, self._lock):
                 if file >= 0:
                     os.close(file)
             self._file = self._lock = -1
+
+    @property
+    def _old_bytes(self) -> int:
+        """Length of what is on the disk besides the segments."""
+        return max(0, self._old_end - self._replayed()[-1].size_bytes) + self._spare_bytes
 
     def _replayed(self) -> tuple[Segment, ...]:
         if not self._segments:
@@ -283,29 +283,31 @@ class SegmentLog:
         self._old_end = max(self._old_end, tail.size_bytes + HEAD_BYTES)
         return [head(END, (), tail.end_offset, tail.salt)]
 
-    def _shrink(self) -> None:
-        """Give back to the disk what is not written over yet."""
-        if self._old_end > self._replayed()[-1].size_bytes:
-            self._cut_tail()
-        self._drop_spare()
-
     def _cut_tail(self) -> None:
         self._sure(self._disk.ftruncate, self._file, self._replayed()[-1].size_bytes)
         self._old_end = 0
 
-    def _drop_spare(self) -> None:
-        if self._spare_bytes:
-            self._sure(self._disk.unlink, self._folder / NEW_SEGMENT)
-            self._spare_bytes = 0
+    def _cut_old_end(self) -> None:
+        if self._old_end > self._replayed()[-1].size_bytes:
+            self._cut_tail()
+
+    def _drop_spare(self) -> bool:
+        """False when there is none."""
+        if not self._spare_bytes:
+            return False
+        self._sure(self._disk.unlink, self._folder / NEW_SEGMENT)
+        self._spare_bytes = 0
+        return True
 
     def _demand_room(self, num_bytes: int, max_bytes: int) -> None:
         if self._is_broken:
             raise DiskBroken("the log failed before and takes nothing more")
-        if self.disk_bytes + num_bytes > max_bytes:
-            self._shrink()
         size_bytes = self.size_bytes
         if size_bytes + num_bytes > max_bytes:
             raise DiskFull(f"the log has {size_bytes} of at most {max_bytes} bytes, and {num_bytes} more do not fit")
+        if size_bytes + self._old_bytes + num_bytes > max_bytes:
+            self._cut_old_end()
+            self._drop_spare()
 
     def _sync(self, file: int) -> None:
         start_s = time.perf_counter()

@@ -1,5 +1,6 @@
 """A reader beside the daemon finds what the daemon has told it the place of."""
 
+import errno
 import os
 
 import pytest
@@ -83,6 +84,18 @@ def test_a_place_that_nobody_told_is_none(log, tmp_path):
     place = write(log, b"a" * 100)
     assert Places(tmp_path).read(place + 50, 100) is None
     assert Places(tmp_path / "missing").read(place, 100) is None
+
+
+def test_a_folder_that_is_closed_to_the_reader_is_none(log, tmp_path, monkeypatch):
+    """Though the file was open before that."""
+    places, place = Places(tmp_path), write(log, b"a" * 100)
+    assert places.read(place, 100) == b"a" * 100
+
+    def refuse(*args, **kwargs):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "stat", refuse)
+    assert places.read(place, 100) is None
 
 
 def test_files_of_other_names_are_other_segments(log, tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 from log_payloads import whole
 
-from mrl.exchange.log.frames import ENTRY, HEAD_BYTES, HEADER, Damage, claims_in
+from mrl.exchange.log.frames import END, ENTRY, HEAD_BYTES, HEADER, Damage, claims_in
 from mrl.exchange.log.reading import entries_in, frames_of
 from mrl.exchange.log.recovery import segment_at, segments_in
 from mrl.exchange.log.segments import SegmentLog
@@ -60,6 +60,34 @@ def test_a_segment_that_goes_meanwhile_is_passed_over(log, tmp_path):
     first.path.unlink()
     assert segment_at(first.path) is None
     assert segment_at(tmp_path / "log" / "lock") is None
+
+
+def test_what_is_written_over_while_it_is_read_was_released(tmp_path):
+    """What takes its place is no damage; what was moved up meanwhile is found where it is now."""
+    log = SegmentLog(tmp_path, max_bytes=1 << 26, segment_bytes=1000, durability="written")
+    assert list(log.replay()) == []
+    payloads = [bytes([65 + number]) * 700_000 for number in range(4)]
+    log.append(whole(payloads))
+    log.roll(b"")
+    frames, reading = frames_of(segments_in(tmp_path)[0]), entries_in(tmp_path)
+    assert (next(frames).kind, next(reading)[1]) == (HEADER, payloads[0])
+    log.append(whole(payloads[2:]))
+    log.release(log.second_offset)
+    log.roll(b"")
+    log.append(whole([b"f" * 3_000_000]))
+    with pytest.raises(FileNotFoundError):
+        list(frames)
+    assert [payload[:1] for _, payload in reading] == [b"C", b"D", b"f"]
+    log.close()
+
+
+def test_the_end_of_a_living_segment_is_no_damage(log, tmp_path):
+    """Where it is written over a longer one."""
+    log.release(log.end_offset)
+    log.roll(b"")
+    log.append(whole([b"e"]))
+    *_, last, end = frames_of(segments_in(tmp_path / "log")[-1])
+    assert (last.payload, end.kind, end.position) == (b"e", END, last.end)
 
 
 def test_damaged_bytes_are_searched_for_what_says_it_is_a_frame(log, tmp_path):

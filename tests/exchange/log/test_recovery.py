@@ -12,7 +12,7 @@ from log_payloads import whole
 
 from mrl.errors import RunFolderError
 from mrl.exchange.log import recovery
-from mrl.exchange.log.frames import HEAD_BYTES, MAGIC, PREFIX_BYTES
+from mrl.exchange.log.frames import FORMAT, HEAD_BYTES, MAGIC, PREFIX_BYTES
 from mrl.exchange.log.segments import SegmentLog
 
 SEGMENTS = [[b"a" * 40, b"b" * 3], [b"c" * 50, b"d" * 9, b"e" * 20], [b"f" * 33, b"g" * 7]]
@@ -272,7 +272,7 @@ def test_another_format_is_refused_and_left_alone(folder, number):
     begin = MAGIC + struct.pack("<I", 7)
     data = begin + struct.pack("<I", zlib.crc32(begin)) + file.read_bytes()[PREFIX_BYTES:]
     file.write_bytes(data)
-    with pytest.raises(RunFolderError, match="got 'format 7'; wanted format 2; cure: use the version that wrote it"):
+    with pytest.raises(RunFolderError, match=f"got 'format 7'; wanted format {FORMAT}; cure: use the version"):
         opened(folder)
     assert file.read_bytes() == data
 

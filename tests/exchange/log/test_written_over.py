@@ -5,7 +5,7 @@ import os
 import random
 
 import pytest
-from log_disks import Crash, FaultyDisk, Half, SwiftDisk, failing, kill, open_log
+from log_disks import Crash, FaultyDisk, SwiftDisk, failing, kill, on_disk, open_log
 from log_payloads import whole
 
 from mrl.errors import DiskFull
@@ -144,7 +144,7 @@ def test_the_limit_holds_for_what_is_not_written_over_yet_as_well(reopen, tmp_pa
     assert (tmp_path / "log" / NEW_SEGMENT).stat().st_size > 1600
     log.append(whole([bytes(1500)]))
     log.append(whole([bytes(2300)]))
-    assert log.disk_bytes == log.size_bytes <= 5000
+    assert on_disk(path.parent) == log.size_bytes <= 5000
     with pytest.raises(DiskFull, match="of at most 5000 bytes"):
         log.append(whole([bytes(200)]))
     assert not path.exists()
@@ -154,29 +154,56 @@ def test_the_limit_cuts_the_end_of_an_earlier_life(reopen):
     """Where it stands in the way of a group that is longer."""
     log, _ = reopen(max_bytes=3000, segment_bytes=1000)
     path = written_over(log)
-    assert log.disk_bytes == sum(one.stat().st_size for one in path.parent.glob("*segment*"))
     log.append(whole([bytes(1800)]))
     assert path.stat().st_size == log._segments[-1].size_bytes
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_gets_back_what_waits(reopen, tmp_path, code):
-    """And what the refused group left is cut off with the rest of the earlier life."""
-    disk = Half()
-    log, _ = reopen(disk=disk)
-    path = written_over(log)
+class Small(SwiftDisk):
+    """Has so much room for one log; writes what fits."""
+
+    def __init__(self, folder, num_bytes):
+        self._folder, self._num_bytes = folder, num_bytes
+
+    def pwritev(self, file, buffers, position):
+        data = b"".join(buffers)
+        overlap = max(0, os.fstat(file).st_size - position)
+        room = overlap + self._num_bytes - on_disk(self._folder)
+        if room <= 0:
+            raise OSError(errno.ENOSPC, "no room")
+        return os.pwrite(file, data[:room], position)
+
+
+def test_a_full_disk_gets_back_what_waits(reopen, tmp_path):
+    """Nothing is refused for it; only what does not fit without it either is."""
+    log, _ = reopen(disk=Small(tmp_path / "log", 4000))
+    log.append(whole([bytes(1500)]))
+    log.roll(b"")
+    path = log._segments[-1].path
     log.release(log.second_offset)
-    assert (tmp_path / "log" / NEW_SEGMENT).exists()
-    before = log.append(whole([b"before"]))
-    disk.code = code
-    with pytest.raises(DiskFull):
-        log.append(whole([b"x" * 300, b"y" * 30]))
-    assert path.stat().st_size == log.size_bytes == log.disk_bytes
+    kept = [(log.append(whole([bytes(1000)]))[0], bytes(1000))]
+    assert on_disk(path.parent) > 2500
+    kept += [(log.append(whole([bytes(2000)]))[0], bytes(2000))]
     assert not (tmp_path / "log" / NEW_SEGMENT).exists()
-    disk.code = 0
-    after = log.append(whole([b"after"]))
+    with pytest.raises(DiskFull, match="no room"):
+        log.append(whole([bytes(2000)]))
+    assert on_disk(path.parent) == path.stat().st_size == log.size_bytes
+    kept += [(log.append(whole([bytes(500)]))[0], bytes(500))]
     kill(log)
-    assert reopen()[1] == [(before[0], b"before"), (after[0], b"after")]
+    assert reopen()[1] == kept
+
+
+def test_a_file_that_waits_may_be_deleted_by_a_person(reopen, tmp_path):
+    """Whose disk is full."""
+    log, _ = reopen()
+    written_over(log)
+    log.release(log.second_offset)
+    (tmp_path / "log" / NEW_SEGMENT).unlink()
+    log.roll(b"")
+    log.append(whole([b"a"]))
+    log.release(log.second_offset)
+    (tmp_path / "log" / NEW_SEGMENT).unlink()
+    log.close()
+    assert [payload for _, payload in reopen()[1]] == [b"a"]
 
 
 @pytest.mark.parametrize("name", ["open", "pwritev", "rename"])
@@ -195,9 +222,9 @@ def test_a_roll_without_room_loses_only_the_file_that_waited(reopen, tmp_path, n
         log.roll(b"")
     disk._before = lambda number, called: None
     assert not (tmp_path / "log" / NEW_SEGMENT).exists()
-    assert path.stat().st_size == log.size_bytes == log.disk_bytes
+    assert path.stat().st_size == log.size_bytes == log.size_bytes + log._old_bytes
     log.append(whole([b"after"]))
-    assert path.stat().st_size == log.size_bytes == log.disk_bytes
+    assert path.stat().st_size == log.size_bytes == log.size_bytes + log._old_bytes
     log.roll(b"")
     assert [payload for _, payload in reopen()[1]] == [b"before", b"after"]
 

@@ -94,6 +94,11 @@ def open_log(folder, **options) -> SegmentLog:
     return SegmentLog(folder, **{**defaults, **options})
 
 
+def on_disk(folder) -> int:
+    """Length of all files of a log."""
+    return sum(path.stat().st_size for path in folder.glob("*segment*"))
+
+
 def kill(log):
     """What the death of the process does: descriptors are closed, nothing is flushed."""
     for file in (log._file, log._lock):
