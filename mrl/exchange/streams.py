@@ -129,13 +129,17 @@ class Streams:
         self._wishes_bytes = 0
 
     def open(self, client: bytes, policy: str, message: Stream, now_s: float) -> bool:
-        """Open a stream, or renew it; False when there are too many."""
+        """Open a stream, or renew it; False when there are too many.
+
+        Where the reader stands, it alone knows: what it said earlier may come later, over a link that was cut off.
+        """
         reading = self._reading(policy, message.stream, key_of(client.decode(errors="replace")))
         others_bytes = self._wishes_bytes - (_bytes_of(reading.wish) if reading is not None else 0)
         if reading is None or others_bytes + _bytes_of(message) > MAX_WISHES_BYTES:
             return False
         known = reading.wish if reading.client == client else None
-        if known is None or message.after < reading.took or message.reads_log != known.reads_log:
+        is_elsewhere = not reading.took <= message.after <= reading.reached
+        if known is None or is_elsewhere or message.reads_log != known.reads_log:
             reading.begin_at(message.after)
             self._shelf.number_from(message.after)
         self.take(policy, message.stream, message.after, now_s)

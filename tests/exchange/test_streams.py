@@ -194,6 +194,28 @@ def test_a_learner_that_went_back_reads_again_what_follows_its_checkpoint(outcom
     assert ids(open_stream(core, after=numbers_of(first)[-1])) == ["r2"]
 
 
+def test_a_wish_that_comes_late_holds_nothing_up(outcome):
+    """After a partition an old link may still carry what the reader said before, and the daemon goes back for it."""
+    core, reader = make_core(), reader_of(wish())
+    link = batches(core.handle(LEARNER, reader.wish, 0.0))
+    early = reader.wish
+    for n in range(100):  # many times the window
+        link += put(core, outcome(f"r{n}", prompt_id=f"p{n}", completion=bytes(100_000)))
+    while link:
+        reader.take(link.pop(0))
+        link += took_upto(core, reader, 0.0)
+    link = batches(core.handle(LEARNER, early, 0.0))
+    assert ids(link)[0] == "r0"
+    link += put(core, outcome("new", prompt_id="new"))
+    came = []
+    for now_s in range(5):
+        link += batches(core.handle(LEARNER, reader.wish, now_s)) + batches(core.tick(now_s))
+        while link:
+            came += [item.record.record_id for item in (reader.take(link.pop(0)) or ([], 0))[0]]
+            link += took_upto(core, reader, now_s)
+    assert came == ["new"]
+
+
 def test_a_restarted_daemon_goes_on_where_the_reader_stands(outcome):
     """From the whole log, or from one that was cut; numbers are given out once and for all."""
     core = make_core()
@@ -423,7 +445,7 @@ def test_a_parked_put_weighs_what_it_carries(outcome):
 
 ACTIONS = st.lists(
     st.tuples(st.sampled_from(["put", "put", "hear", "carry", "lose", "wait", "restart reader", "restart producer",
-                               "restart daemon", "ask"]),
+                               "restart daemon", "ask", "say", "arrive"]),
               st.integers(0, 5)),
     max_size=60,
 )  # fmt: skip
@@ -432,13 +454,13 @@ ACTIONS = st.lists(
 @settings(deadline=None)
 @given(actions=ACTIONS, asked=st.booleans())
 def test_every_record_comes_once_and_in_order(outcome, actions, asked):
-    """Messages of both directions are lost, the reader goes back to its checkpoint, the daemon to its log.
+    """Messages of both directions are lost or late, the reader goes back to its checkpoint, the daemon to its log.
 
     Records are in packs, or single because somebody asked for them; a reader may stop in the middle of a pack.
     A producer that is killed puts again, in other packs, what it had not heard to be stored.
     """
     core, reader, now_s, num_put, num_heard = make_core(asked=asked), reader_of(wish()), 0.0, 0, 0
-    link, came, saved, num_stored = [], [], (0, 0), 0
+    link, late, came, saved, num_stored = [], [], [], (0, 0), 0
     for action, value in [*actions, *[("wait", 0), ("carry", 99)] * 3]:
         match action:
             case "put":
@@ -475,6 +497,10 @@ def test_every_record_comes_once_and_in_order(outcome, actions, asked):
                     core.handle(client, Hello(client="c", policy=policy), now_s)
             case "ask":
                 core.memory.index(["outcome"])
+            case "say":
+                late.append(reader.wish)
+            case "arrive" if value < len(late):
+                link += batches(core.handle(LEARNER, late.pop(value), now_s))
     assert [record_id for _, record_id in came] == [f"r{number}" for number in range(num_stored)]
 
 
