@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from log_disks import Crash, FaultyDisk, ForgetfulDisk, Half, SwiftDisk, failing, kill, on_disk, open_log
+from log_disks import Crash, FaultyDisk, ForgetfulDisk, Half, SwiftDisk, Torn, failing, kill, on_disk, open_log
 from log_payloads import whole
 
 from mrl.errors import DiskBroken, DiskFull, RunFolderError
@@ -513,16 +513,6 @@ def check_survivors(folder, acknowledged, released):
 def test_a_crash_in_the_middle_of_a_write_leaves_a_torn_end_only(tmp_path):
     """After each number of bytes of a group of three."""
     group, size = [b"x" * 20, b"y" * 3, b"z" * 9], 32 + 3 * HEAD_BYTES
-
-    class Torn(SwiftDisk):
-        left = 1 << 60
-
-        def pwritev(self, file, buffers, position):
-            data = b"".join(buffers)
-            os.pwrite(file, data[: self.left], position)
-            if self.left < len(data):
-                raise Crash
-            return len(data)
 
     for left in range(size + 1):
         folder, disk = tmp_path / f"{left}", Torn()

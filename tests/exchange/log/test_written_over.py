@@ -5,7 +5,7 @@ import os
 import random
 
 import pytest
-from log_disks import Crash, FaultyDisk, SwiftDisk, failing, kill, on_disk, open_log
+from log_disks import Crash, FaultyDisk, SwiftDisk, Torn, failing, kill, on_disk, open_log
 from log_payloads import whole
 
 from mrl.errors import DiskFull
@@ -51,16 +51,6 @@ def test_a_crash_in_the_middle_of_a_write_leaves_what_was_whole(tmp_path):
     """After each number of bytes of a group of three and its end."""
     group = [b"x" * 20, b"y" * 3, b"z" * 9]
     size = sum(HEAD_BYTES + len(payload) for payload in group) + HEAD_BYTES
-
-    class Torn(SwiftDisk):
-        left = 1 << 60
-
-        def pwritev(self, file, buffers, position):
-            data = b"".join(buffers)
-            os.pwrite(file, data[: self.left], position)
-            if self.left < len(data):
-                raise Crash
-            return len(data)
 
     for left in range(size):
         folder, disk = tmp_path / f"{left}", Torn()

@@ -94,6 +94,19 @@ def open_log(folder, **options) -> SegmentLog:
     return SegmentLog(folder, **{**defaults, **options})
 
 
+class Torn(SwiftDisk):
+    """Ends the process once `left` bytes of a write are there."""
+
+    left = 1 << 60
+
+    def pwritev(self, file, buffers, position):
+        data = b"".join(buffers)
+        os.pwrite(file, data[: self.left], position)
+        if self.left < len(data):
+            raise Crash
+        return len(data)
+
+
 def on_disk(folder) -> int:
     """Length of all files of a log."""
     return sum(path.stat().st_size for path in folder.glob("*segment*"))
