@@ -7,6 +7,7 @@ from see_dump import MAX_FRAMES, MAX_LINES, file_lines, find_on_log, record_line
 from mrl.errors import RunFolderError
 from mrl.exchange.entry import Entry
 from mrl.exchange.journal import arrays_of, stored_of, written
+from mrl.exchange.log.frames import HEAD_BYTES
 from mrl.exchange.log.recovery import segments_in
 from mrl.exchange.log.segments import SegmentLog
 from mrl.records.codec import encode
@@ -136,7 +137,7 @@ def test_a_file_with_much_in_it_ends_somewhere(tmp_path):
     """Entry after entry, each with many values."""
     payload = msgspec.msgpack.encode({str(number): number for number in range(1900)})
     path = tmp_path / "x.damaged"
-    path.write_bytes((b"RM\x02\0" + len(payload).to_bytes(4, "little") + bytes(12) + payload) * 4)
+    path.write_bytes((b"RM\x02\0" + len(payload).to_bytes(4, "little") + bytes(HEAD_BYTES - 8) + payload) * 4)
     shown = list(file_lines(path))
     assert (len(shown), shown[-1]) == (MAX_LINES + 2, f"... more than {MAX_LINES} lines")
 
