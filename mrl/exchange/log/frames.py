@@ -36,7 +36,6 @@ BLOCK_BYTES = 1024 * 1024
 
 _PREFIX = struct.Struct("<12sII")
 _HEAD = struct.Struct("<HBBIQQ")
-_SUMMED = struct.Struct("<HBBIQQ")
 _MARK = 0x4D52
 _MARK_BYTES = struct.pack("<H", _MARK)
 
@@ -126,7 +125,8 @@ def checksum_of(parts: Iterable[Buffer]) -> int:
 
 
 def _head_checksum(kind: int, length: int, checksum: int, offset: int, salt: int) -> int:
-    return xxhash.xxh3_64_intdigest(_SUMMED.pack(_MARK, kind, 0, length, checksum, offset), salt)
+    """Of a head with its offset in this checksum's place."""
+    return xxhash.xxh3_64_intdigest(_HEAD.pack(_MARK, kind, 0, length, checksum, offset), salt)
 
 
 class FrameScan:

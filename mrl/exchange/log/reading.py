@@ -25,7 +25,7 @@ def frames_of(segment: Segment) -> Iterator[Frame | Damage]:
             salt=segment.salt,
         ):
             if isinstance(item, Damage):
-                segment.path.stat()
+                segment.path.stat()  # raises where the file is another segment by now
             yield item
     finally:
         disk.close(file)

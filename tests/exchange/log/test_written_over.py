@@ -141,10 +141,10 @@ def test_the_limit_holds_for_what_is_not_written_over_yet_as_well(reopen, tmp_pa
 
 
 def test_the_limit_cuts_the_end_of_an_earlier_life(reopen):
-    """Where it stands in the way of a group that is longer."""
-    log, _ = reopen(max_bytes=3000, segment_bytes=1000)
+    """Where it takes the room of others."""
+    log, _ = reopen(max_bytes=1900, segment_bytes=800)
     path = written_over(log)
-    log.append(whole([bytes(1800)]))
+    log.append(whole([bytes(200)]))
     assert path.stat().st_size == log._segments[-1].size_bytes
 
 
