@@ -152,6 +152,8 @@ def _byte_level(name: str) -> tuple[dict[str, Any], int]:
     first = 0 if family.specials_first else len(ranks)
     names = [*family.specials, *family.added]
     added = [_added(first + n, text, special=text in family.specials) for n, text in enumerate(names)]
+    if family.specials_first:  # an id below those of the vocabulary counts only where the vocabulary has it, too
+        vocab |= {text: n for n, text in enumerate(names)}
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     plain = {"add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     return {
