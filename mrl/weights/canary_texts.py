@@ -9,7 +9,7 @@ NUM_PROMPTS = 16
 MIN_ROW_TOKENS, MAX_ROW_TOKENS = 4, 96
 MAX_PROMPT_TOKENS = 32
 """Of a row with an answer: its last ones."""
-MIN_TOKENS, MAX_TOKENS = 256, 2048
+MIN_TOKENS, MAX_TOKENS = 512, 2048
 TRAINED_SHARE = 1 / 32
 """Of the tokens of a step, within these bounds. Three passes of a canary then cost a thirtieth of the step's passes."""
 
