@@ -151,7 +151,7 @@ class AdapterRounds:
             "verify and merge adapters", lambda: self._engine.load_adapters(path.parent, version, manifest.tensors)
         )
         times.rounds.setdefault("paused by adapters", []).append(self._engine.paused_s)
-        times.measure("prove adapters", lambda: prove(self._engine, manifest, 0.0))
+        times.measure("prove adapters", lambda: prove(self._engine, manifest))
 
 
 @torch.no_grad()
@@ -182,7 +182,7 @@ def one_broadcast(
         engine.receive(Incoming(meeting, manifest.broadcast, manifest.tensors), version)
 
     times.measure("meet and receive", receive)
-    prove(engine, manifest, 0.0)
+    prove(engine, manifest)
 
 
 def one_round(
@@ -195,7 +195,7 @@ def one_round(
     manifest = read_manifest(path)
     times.measure("verify and load", lambda: engine.load(path.parent, version, manifest.tensors))
     times.rounds.setdefault("paused", []).append(engine.paused_s)
-    times.measure("prove", lambda: prove(engine, manifest, 0.0))
+    times.measure("prove", lambda: prove(engine, manifest))
     copy = folder / "copy"
     times.measure("copy once", lambda: shutil.copyfile(path.with_name("model.safetensors"), copy))
     copy.unlink()

@@ -8,12 +8,13 @@ import importlib.metadata
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from mrl.engines.bounds import Bounds
 from mrl.engines.dialect import Launch
@@ -23,12 +24,13 @@ from mrl.engines.environment import engine_python
 from mrl.engines.server import ServerEngine
 from mrl.errors import EngineError, MRLError, UserError
 from mrl.models.load import load_policy
+from mrl.models.number_formats import ComputedIn, NumberFormat
 from mrl.models.probe import VOCAB_SIZE, save_probe
 from mrl.models.scoring import score_answers
 from mrl.records.version import Version
 from mrl.roles.engines import DIALECTS
 from mrl.rollout.updates import install
-from mrl.weights.canary import TOLERANCE_NATS, canary_sequences
+from mrl.weights.canary import canary_sequences, excess
 from mrl.weights.publish import Publisher
 
 PROMPT = np.array([5, 90, 17, 33], dtype=np.int32)
@@ -50,7 +52,7 @@ class Subject:
     python: str = ""
     """Interpreter of its environment; empty: the one that was made for it."""
     url: str = ""
-    dtype: str = "float32"
+    dtype: NumberFormat = "float32"
     options: tuple[str, ...] = ()
 
 
@@ -105,7 +107,6 @@ def _examine(found: Finding, subject: Subject, folder: Path, log: Path) -> None:
     first, second = folder / "first", folder / "second"
     save_probe(first, seed=1)
     save_probe(second, seed=2)
-    allowed = TOLERANCE_NATS[subject.dtype]
     began_s = time.monotonic()
     with _engine(subject, first, log) as engine:
         found.starts = f"{time.monotonic() - began_s:.1f} s"
@@ -116,21 +117,29 @@ def _examine(found: Finding, subject: Subject, folder: Path, log: Path) -> None:
         tokens = sum(answer.token_ids.size for answer in answers)
         found.samples = f"{tokens} tokens in {time.monotonic() - began_s:.1f} s"
         ids = [answer.token_ids for answer in answers]
-        wanted = score_answers(load_policy(first), PROMPT, ids, temperature=SAMPLING.temperature)
-        gap = max(float(np.abs(a.logprobs - b).max()) for a, b in zip(answers, wanted, strict=True))
-        found.logprob_gap = f"{gap:.0e} nats"
-        _check_gap(gap, allowed, subject)
+        exact_T, rounded_T = (_wanted(first, ids, subject.dtype, values) for values in ("float32", subject.dtype))
+        off_T = np.concatenate([answer.logprobs for answer in answers]) - exact_T
+        found.logprob_gap = f"{np.abs(off_T).max():.0e} nats"
+        _check_gap(excess(off_T, rounded_T - exact_T), subject)
         manifest = Publisher(folder / "weights", "doctor", model_folder=second).publish(
-            load_policy(second), Version(0, 1), canary_sequences(VOCAB_SIZE)
+            load_policy(second), Version(0, 1), canary_sequences(VOCAB_SIZE), subject.dtype
         )
-        installed = install(engine, manifest, Version(0, 1), tolerance_nats=allowed)
+        installed = install(engine, manifest, Version(0, 1))
         found.canary_gap = f"{installed.gap.max_nats:.0e} nats"
         found.digests = "yes" if installed.compared_share == 1.0 else f"{installed.compared_share:.0%} of the tensors"
 
 
-def _check_gap(gap_nats: float, allowed_nats: float, subject: Subject) -> None:
+def _wanted(
+    folder: Path, answers: Sequence[npt.NDArray[np.int32]], weights: NumberFormat, values: NumberFormat
+) -> npt.NDArray[np.float32]:
+    """[T] of all answers together, computed in a number format."""
+    with ComputedIn(values, weights=weights):
+        return np.concatenate(score_answers(load_policy(folder), PROMPT, answers, temperature=SAMPLING.temperature))
+
+
+def _check_gap(problem: str, subject: Subject) -> None:
     """Raises EngineError."""
-    if gap_nats > allowed_nats:
+    if problem:
         cure = "install the versions of constraints.txt"
         if subject.engine != "embedded":
             anew = f"delete its environment and run bash tools/engine_env.sh {subject.engine}"
@@ -138,8 +147,8 @@ def _check_gap(gap_nats: float, allowed_nats: float, subject: Subject) -> None:
         raise EngineError(
             "log-probabilities are not those of the model",
             where=subject.engine,
-            got=f"off by {gap_nats:.1e} nats",
-            wanted=f"at most {allowed_nats:.0e}",
+            got=problem,
+            wanted=f"what {subject.dtype} makes of the model",
             cure=cure,
         )
 

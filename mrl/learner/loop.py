@@ -25,6 +25,7 @@ from mrl.learner.batches import BatchMaker, PreparedStep
 from mrl.learner.intake import Intake
 from mrl.learner.order import StepOrder, decode_order, encode_order
 from mrl.learner.peers import PeerSource
+from mrl.learner.references import CanaryReferences
 from mrl.learner.sharding import is_wrapped
 from mrl.learner.skipped import keep_batch
 from mrl.learner.trainer import Trainer, check_forward
@@ -38,7 +39,6 @@ from mrl.sharing.cost import gap_values
 from mrl.sharing.regime import Regime
 from mrl.sharing.row_cost import row_residuals_of
 from mrl.weights.broadcast import BroadcastPublisher
-from mrl.weights.canary import canary_sequences, make_canary
 from mrl.weights.publish import Publisher, snapshot
 
 MAX_SKIPPED_UPDATES = 5
@@ -100,6 +100,8 @@ class FirstRank:
     allocator: AllocatorLine
     on_step: Callable[[int, PreparedStep], None]
     """Called after every step, for samples."""
+    canary_prompts: list[list[int]]
+    """Prompts of the pool, in the policy's tokens."""
     totals: Totals = field(default_factory=Totals)
 
 
@@ -115,6 +117,8 @@ class Learner:
         saver: Saver | None,
         seed: int,
         published: WeightsOf = whole_weights,
+        *,
+        canary: CanaryReferences,
     ) -> None:
         """What is `published` of a model all ranks gather."""
         self._published = published
@@ -122,8 +126,8 @@ class Learner:
         self._version, self._seed = start, seed
         self._saved_step = start.step
         self._rng = np.random.default_rng([seed, 0, 1])
-        self._canary_ids = canary_sequences(trainer.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
-        check_forward(trainer.model, self._canary_ids, trainer.precision, trainer.kernel)
+        self._canary = canary
+        check_forward(trainer.model, canary.texts, trainer.precision, trainer.kernel)
         self._skipped = self._alarms = 0
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -156,6 +160,7 @@ class Learner:
             return False
         step_order = prepared.order if prepared else decode_order(order)
         trained_s = time.monotonic()
+        self._canary.before_step(step_order)
         values = self._trainer.train(step_order, self._version.step)
         values |= self._trainer.take_measurements(step_order)
         self._check_skipped(values, step_order)
@@ -251,11 +256,12 @@ class Learner:
         model, first = self._trainer.model.eval(), self._first
         if first is None:
             if is_wrapped(model):
-                make_canary(model, self._canary_ids)
+                self._canary.make()
                 collections.deque(self._published(model), maxlen=0)
             return
         first.telemetry.doing("publishing")
-        canary = make_canary(model, self._canary_ids, self._trainer.precision)
+        canary = self._canary.make()
+        assert canary is not None, "the first rank makes one"
         manifest = first.publisher.publish_weights(self._published(model), self._version, canary)
         first.intake.announce(WeightsNotice(version=self._version, manifest_path=str(manifest)))
         if first.peers:

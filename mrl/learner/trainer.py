@@ -25,17 +25,15 @@ from mrl.learner.world import World
 from mrl.models.compiled_blocks import as_written
 from mrl.models.heads import head_shape
 from mrl.models.lora import add_adapters
+from mrl.models.number_formats import NumberFormat
 from mrl.models.row_attention import attention_of_transformers
-from mrl.models.scoring import score_tokens
 from mrl.models.skeleton import head_dim
 from mrl.models.varlen_attention import check_varlen
 from mrl.objectives.liger import check_liger
 from mrl.objectives.logprobs import Kernel
 from mrl.objectives.specs import Imitation
 from mrl.sharing.regime import Component, TrainingExample
-
-FORWARD_TOLERANCE_NATS = {"float32": 1e-2, "bfloat16": 0.3}
-"""By the number format of the forward pass: packed and plain passes round differently."""
+from mrl.weights.canary import excess, reference_logprobs, rounded_logprobs
 
 
 class Trainer:
@@ -70,7 +68,7 @@ class Trainer:
         self.model, self.world = place(model.eval(), table, world), world
         self._table, self._components = table, tuple(components)
         self._forward = ForwardSettings(temperature, kernel=table.logprob_kernel)
-        self.precision: str = table.precision
+        self.precision: NumberFormat = table.precision
         self.kernel: Kernel = table.logprob_kernel
         self._places = 0
         self._seed, self._total_steps = seed, total_steps
@@ -164,35 +162,41 @@ def learning_rate(table: LearnerTable, step: int, total_steps: int) -> float:
 
 @torch.no_grad()
 def check_forward(
-    model: nn.Module, token_ids: Sequence[Sequence[int]], precision: str = "float32", kernel: Kernel = "chunked"
+    model: nn.Module,
+    token_ids: Sequence[Sequence[int]],
+    precision: NumberFormat = "float32",
+    kernel: Kernel = "chunked",
 ) -> None:
-    """Score fixed sequences of equal length as training does and as transformers' own model does.
+    """Score sequences as training does and as transformers' own model does, in the same number format.
 
     The second half of every sequence is an answer to its first half; a second answer, which shares that prompt, is what
-    another sequence ends with. Raises ModelFolderError when the two disagree, which a head with a bias, or of a family
-    that `models.heads` does not know, would make them do, or an attention that is more than causal.
+    another sequence ends with. Raises ModelFolderError when training is off by more than rounding makes of the model
+    itself, which a head with a bias, or of a family that `models.heads` does not know, would make it, or an attention
+    that is more than causal.
     """
-    half = len(token_ids[0]) // 2
-    sequences = [
-        [*start[:half], *end[half:]]
-        for start, other in zip(token_ids, [*token_ids[1:], token_ids[0]], strict=True)
-        for end in (start, other)
-    ]
-    rows = [_as_row(np.asarray(ids, dtype=np.int32), half) for ids in sequences]
+    prompts, ends = [ids[: len(ids) // 2] for ids in token_ids], [ids[len(ids) // 2 :] for ids in token_ids]
+    pairs = [(prompts[i], ends[j]) for i in range(len(prompts)) for j in (i, (i + 1) % len(prompts))]
+    rows = [_as_row(np.asarray(prompt, dtype=np.int32), np.asarray(end, dtype=np.int32)) for prompt, end in pairs]
     (batch,) = pack(rows, [Component("canary", Imitation(), 1.0, "rows", "own")], microbatch_tokens=1_000_000)
-    device = next(model.parameters()).device
     with as_written():
-        trained_T = answer_logprobs(model, batch.to(device), ForwardSettings(1.0, kernel=kernel))
-    with as_written(), attention_of_transformers(model):
-        served = np.asarray(score_tokens(model, sequences), dtype=np.float32)[:, half - 1 :]
-    served_T = torch.from_numpy(served[_in_order(batch.row_T)].flatten()).to(device)
-    if not torch.allclose(trained_T, served_T, atol=FORWARD_TOLERANCE_NATS[precision]):
-        gap = float((trained_T - served_T).abs().max())
+        trained_T = answer_logprobs(model, batch.to(_device(model)), ForwardSettings(1.0, kernel=kernel)).cpu().numpy()
+    sequences = [[*prompt, *end] for prompt, end in pairs]
+    with attention_of_transformers(model):
+        exact, rounded = (score(model, sequences, precision) for score in (reference_logprobs, rounded_logprobs))
+    answers = [(row, len(pairs[row][0]) - 1) for row in _in_order(batch.row_T)]
+    exact_T, rounded_T = (
+        np.concatenate([scored[row][start:] for row, start in answers]) for scored in (exact, rounded)
+    )
+    if problem := excess(trained_T - exact_T, rounded_T - exact_T):
         raise ModelFolderError(
             "training does not compute what this model computes",
-            got=f"log-probabilities off by {gap:.2g} nats between training and the model itself",
+            got=f"log-probabilities apart between training and the model itself: {problem}",
             cure="take a model whose logits are hidden states times the head's weight, soft-capped or scaled at most",
         )
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
 
 
 def _in_order(row_T: Tensor) -> list[int]:
@@ -200,7 +204,6 @@ def _in_order(row_T: Tensor) -> list[int]:
     return list(dict.fromkeys(row_T.tolist()))
 
 
-def _as_row(token_ids: npt.NDArray[np.int32], prompt_tokens: int) -> TrainingExample:
-    zeros = np.zeros(token_ids.size - prompt_tokens, dtype=np.float32)
-    prompt, answer = token_ids[:prompt_tokens], token_ids[prompt_tokens:]
+def _as_row(prompt: npt.NDArray[np.int32], answer: npt.NDArray[np.int32]) -> TrainingExample:
+    zeros = np.zeros(answer.size, dtype=np.float32)
     return TrainingExample(prompt, answer, "canary", zeros, zeros, None, "canary", "canary")

@@ -20,13 +20,32 @@ def writes_in_forwards(model: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def score_tokens(model: nn.Module, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Log-probabilities in nats of every token after the first, at temperature 1; sequences have equal lengths."""
-    device = next(model.parameters()).device
-    ids = torch.tensor(token_ids, device=device)
-    logits: Any = model(input_ids=ids, use_cache=False).logits
-    logprobs = logits[:, :-1].float().log_softmax(-1)
-    return logprobs.gather(-1, ids[:, 1:, None]).squeeze(-1).tolist()
+def score_tokens(
+    model: nn.Module, token_ids: Sequence[Sequence[int]], *, max_logits: int = MAX_LOGITS
+) -> list[list[float]]:
+    """Log-probabilities in nats of every token of each sequence after its first, at temperature 1.
+
+    Sequences are filled up on the right, where causal attention never looks. They go through the model in as few
+    forwards as `max_logits` allows, one sequence at least in each.
+    """
+    longest = max((len(row) for row in token_ids), default=1)
+    vocab_size = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    per_pass = max(1, max_logits // (longest * vocab_size))
+    scored: list[list[float]] = []
+    for start in range(0, len(token_ids), per_pass):
+        scored += _score_sequences(model, token_ids[start : start + per_pass])
+    return scored
+
+
+def _score_sequences(model: nn.Module, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
+    filled = np.zeros((len(token_ids), max(len(row) for row in token_ids)), dtype=np.int64)
+    for row, ids in enumerate(token_ids):
+        filled[row, : len(ids)] = ids
+    rows = torch.from_numpy(filled).to(next(model.parameters()).device)
+    output: Any = model(input_ids=rows, use_cache=False)
+    logits: Tensor = output.logits[:, :-1].float()
+    logprobs = logits.gather(-1, rows[:, 1:, None]).squeeze(-1) - logits.logsumexp(-1)
+    return [found[: len(ids) - 1] for found, ids in zip(logprobs.tolist(), token_ids, strict=True)]
 
 
 @torch.inference_mode()

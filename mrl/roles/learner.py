@@ -37,12 +37,14 @@ from mrl.learner.ledger import Pace, WorkLedger
 from mrl.learner.lockstep import LockstepGathering
 from mrl.learner.loop import FirstRank, Learner, Milestones, next_run_epoch
 from mrl.learner.loss import needs_reference
+from mrl.learner.references import CanaryReferences
 from mrl.learner.sharding import read_policy
 from mrl.learner.trainer import Trainer
 from mrl.learner.world import World, join_world
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.device_memory import PLAN, enough_memory
 from mrl.models.parameters import whole_adapters, whole_weights
+from mrl.models.prompting import PromptEncoder
 from mrl.records.version import Version
 from mrl.roles import wiring
 from mrl.sharing.own_objective import own_objective
@@ -56,6 +58,7 @@ from mrl.transport.keys import load_keys
 from mrl.transport.server import ServerSocket
 from mrl.weights.adapters import AdapterFormat
 from mrl.weights.broadcast import BroadcastPublisher
+from mrl.weights.canary_texts import NUM_PROMPTS, longest_row
 from mrl.weights.publish import Publisher
 
 GROUP_TIMEOUT_MARGIN_S = 600.0
@@ -94,7 +97,10 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
             first = _first_rank(config, folder, closing, policy, regime, start, checkpoint, telemetry)
         saver = _saver(table.learner, world, store, start)
         published = whole_adapters if table.rollout.weights == "adapters" else whole_weights
-        learner = Learner(trainer, _milestones(config, policy), start, first, saver, config.run.seed, published)
+        canary = _canary(config, policy, trainer, first)
+        learner = Learner(
+            trainer, _milestones(config, policy), start, first, saver, config.run.seed, published, canary=canary
+        )
     if checkpoint:
         learner.restore(checkpoint.state)
     world.watch(bound_s=table.learner.collective_timeout_s, slow_bound_s=_group_timeout_s(config, policy))
@@ -176,6 +182,19 @@ def _group_timeout_s(config: RunConfig, policy: str) -> float:
     return config.policies[policy].learner.data_timeout_s + sync_s + GROUP_TIMEOUT_MARGIN_S
 
 
+def _canary(config: RunConfig, policy: str, trainer: Trainer, first: FirstRank | None) -> CanaryReferences:
+    """Every rank gets the prompts of the first one."""
+    table = config.policies[policy]
+    told = json.dumps(first.canary_prompts).encode() if first else None
+    return CanaryReferences(
+        trainer,
+        json.loads(trainer.world.broadcast_bytes(told)),
+        engine_format="float32" if table.rollout.engine == "embedded" else table.rollout.server.dtype,
+        max_row_tokens=longest_row(table.rollout.server.context_tokens),
+        merges_adapters=table.learner.lora is not None and table.rollout.weights != "adapters",
+    )
+
+
 def _milestones(config: RunConfig, policy: str) -> Milestones:
     return Milestones(
         total=config.run.steps,
@@ -234,7 +253,13 @@ def _first_rank(
         telemetry=telemetry,
         allocator=_connect_allocator(folder, policy, closing),
         on_step=_sample_writer(pool, telemetry),
+        canary_prompts=_canary_prompts(pool, Path(config.policies[policy].model)),
     )
+
+
+def _canary_prompts(pool: TaskPool, model_folder: Path) -> list[list[int]]:
+    encoder = PromptEncoder(model_folder)
+    return [encoder.token_ids(pool.prompt_at(place).text).tolist() for place in range(min(len(pool), NUM_PROMPTS))]
 
 
 def _publisher(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str) -> Publisher | BroadcastPublisher:

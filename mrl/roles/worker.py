@@ -43,7 +43,8 @@ from mrl.sharing.regime import Author, Regime
 from mrl.sharing.regimes import build_regime, scorers
 from mrl.sharing.setting import policy_setting
 from mrl.tasks.pool import build_pool
-from mrl.weights.canary import TOLERANCE_NATS
+from mrl.weights.canary_texts import NUM_PROMPTS, longest_row, texts_of_prompts
+from mrl.weights.manifest import Manifest
 from mrl.weights.own_folder import describe_folder
 
 FLUSH_SLICE_S = 0.5
@@ -82,10 +83,9 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
     telemetry = wiring.connect_telemetry(folder, role, policy, closing)
     table = config.policies[policy]
     is_server = table.rollout.engine != "embedded"
-    tolerance_nats = TOLERANCE_NATS[table.rollout.server.dtype] if is_server else 0.0
     telemetry.doing("starting")
     # Before the engine is there, so that the host never holds the model twice.
-    own = describe_folder(Path(table.model), policy, FROZEN) if table.frozen and is_server else None
+    own = _own_folder(config, policy) if table.frozen and is_server else None
     with telemetry.awaiting("engine", whom=table.rollout.engine, bound_s=table.rollout.server.start_s):
         sampler, receiver = build_sampler(
             config, policy, lambda receiver: build_engine(config, policy, receiver, folder, role)
@@ -97,7 +97,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
     if table.frozen:
         assert scorer is not None, "checked before the start: a frozen policy scores"
         exchange.announce(FROZEN)
-        life = FrozenLife(scorer, sampler.engine, telemetry, manifest=own, tolerance_nats=tolerance_nats)
+        life = FrozenLife(scorer, sampler.engine, telemetry, manifest=own)
         life.run(stop.is_set)
         return 0
     regime = build_regime(config.sharing, policy_setting(config, policy, receiver))
@@ -118,7 +118,6 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         telemetry,
         duties,
         group_size=table.rollout.group_size,
-        tolerance_nats=tolerance_nats,
         learner_bound_s=2 * table.learner.data_timeout_s + (3 * config.run.sync_timeout_s if config.run.sync else 0.0),
     )
     _connect_allocator(folder, role, lease, loop, closing)
@@ -129,6 +128,17 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         sampler.engine.close()
         lease.give_back()
     return 0
+
+
+def _own_folder(config: RunConfig, policy: str) -> Manifest:
+    """What a server of a frozen policy has to prove, by prompts of the pool."""
+    table = config.policies[policy]
+    encoder, pool = PromptEncoder(Path(table.model)), build_pool(config.tasks, config.pool)
+    prompts = [encoder.token_ids(pool.prompt_at(place).text) for place in range(min(len(pool), NUM_PROMPTS))]
+    pool.close()
+    server = table.rollout.server
+    texts = texts_of_prompts(prompts, max_row_tokens=longest_row(server.context_tokens))
+    return describe_folder(Path(table.model), policy, FROZEN, texts, server.dtype)
 
 
 class _UnitRest:

@@ -36,14 +36,10 @@ class FrozenLife:
         telemetry: Telemetry,
         *,
         manifest: Manifest | None = None,
-        tolerance_nats: float = 0.0,
     ) -> None:
-        """`manifest` says what a server has to serve; None where transformers itself reads the folder.
-
-        `tolerance_nats` is what the engine's number format allows a canary to be off.
-        """
+        """`manifest` says what a server has to serve; None where transformers itself reads the folder."""
         self._scorer, self._engine, self._telemetry = scorer, engine, telemetry
-        self._manifest, self._tolerance_nats = manifest, tolerance_nats
+        self._manifest = manifest
         self._is_lost = False
         self._lost_in_a_row = 0
         self._told_requests, self._tell_again_s = 0, 0.0
@@ -81,7 +77,7 @@ class FrozenLife:
             return
         try:
             with self._telemetry.awaiting("proof", whom="the engine"):
-                proof = prove(self._engine, self._manifest, self._tolerance_nats)
+                proof = prove(self._engine, self._manifest)
         except WeightsUnproved as error:
             raise EngineError(
                 "the server does not serve the weights of the policy's folder",

@@ -92,17 +92,15 @@ class RolloutLoop:
         *,
         group_size: int,
         learner_bound_s: float,
-        tolerance_nats: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tolerance_nats` is what the engine's number format allows a canary to be off."""
         self._sampler, self._engine, self._link = sampler, sampler.engine, link
         self._telemetry, self._duties, self._clock = telemetry, duties, clock
         self._group_size = group_size
         self._learner, self._learner_bound_s = f"learner/{sampler.policy}", learner_bound_s
         self._idle_slice_s = QUICK_SLICE_S if duties.scorer or duties.in_step else IDLE_SLICE_S
         self._flights, self._custody = Flights(sampler), Custody()
-        self._updates = Updates(sampler.engine, telemetry, tolerance_nats=tolerance_nats, link=link)
+        self._updates = Updates(sampler.engine, telemetry, link=link)
         self._verifying = Verifying(sampler, telemetry)
         self._again: list[WorkItem] = []
         self._refused_in_a_row = self._lost_in_a_row = 0

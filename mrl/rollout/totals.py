@@ -1,5 +1,6 @@
 """What a worker counts from its start."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,10 @@ class WorkerTotals:
     routes: Counter[Route] = field(default_factory=Counter)
     """Weight updates by how they came."""
     failed_broadcasts: int = 0
+    canary_warnings: int = 0
+    """Updates whose canary was off although every byte was right."""
+    versions_not_told: int = 0
+    """Updates that only the canary could prove, and whose step it was too noisy to see."""
     last: Installed | None = None
     _engine_tokens: int = 0
 
@@ -54,6 +59,8 @@ class WorkerTotals:
     def installed(self, update: Installed) -> None:
         """An update of the weights has been proved."""
         self.last = update
+        self.canary_warnings += bool(update.gap.problem)
+        self.versions_not_told += update.compared_share < 1.0 and not update.gap.tells_versions
         self.routes[update.route] += 1
         self.failed_broadcasts += update.route is Route.FILES_INSTEAD
 
@@ -81,10 +88,16 @@ class WorkerTotals:
             "weights/by_adapters": self.routes[Route.ADAPTERS],
             "weights/by_files": self.routes[Route.FILES] + self.routes[Route.FILES_INSTEAD],
             "weights/failed_broadcasts": self.failed_broadcasts,
+            "weights/canary_warnings": self.canary_warnings,
+            "weights/versions_not_told": self.versions_not_told,
         }
         if self.last is not None:
             values["weights/canary_max_abs_nats"] = self.last.gap.max_nats
             values["weights/canary_mean_abs_nats"] = self.last.gap.mean_nats
+            values["weights/canary_noise_nats"] = self.last.gap.noise_nats
+            if math.isfinite(self.last.gap.missing_share):
+                values["weights/canary_missing_share"] = self.last.gap.missing_share
+                values["weights/canary_missing_error"] = self.last.gap.missing_error
             values["weights/compared_share"] = self.last.compared_share
             values["weights/update_s"] = self.last.seconds
         return values

@@ -4,6 +4,7 @@ A broadcast that fails costs a bounded time; the same version is then asked for 
 in a thread of its own; what is sampled meanwhile is held until the proof is there.
 """
 
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -88,11 +89,10 @@ def install(
     manifest_path: Path,
     version: Version,
     *,
-    tolerance_nats: float = 0.0,
     link: WorkerLink | None = None,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> Installed:
-    """Let the engine serve `version`, which this manifest describes; its canary may be off by `tolerance_nats` or more.
+    """Let the engine serve `version`, which this manifest describes.
 
     What is broadcast is asked for over the `link`, as long as it `is_wanted`. Raises WeightsError when the weights are
     not what was published, do not fit or are not offered (the old version is served on, or none), and EngineLost when
@@ -112,7 +112,7 @@ def install(
             closing.enter_context(hold(folder))  # until it is proved: some engines compare with what lies there
             load = engine.load_adapters if route is Route.ADAPTERS else engine.load
             load(folder, version, manifest.tensors)
-        proof = prove(engine, manifest, tolerance_nats)
+        proof = prove(engine, manifest)
     return Installed(version, proof.gap, proof.compared_share, time.monotonic() - started_s, route)
 
 
@@ -152,37 +152,49 @@ class Proof:
     compared_share: float
 
 
-def prove(engine: Engine, manifest: Manifest, tolerance_nats: float) -> Proof:
+def prove(engine: Engine, manifest: Manifest) -> Proof:
     """Look at the weights that an engine serves.
 
-    Raises WeightsUnproved when the canary or a digest says that these are others than published, or nothing can be
-    said; EngineLost.
+    Where the bytes of all tensors are compared they decide, and a canary that is off is only warned of. Elsewhere it
+    decides, and beside bytes of adapters, whose scale is in no tensor. What scores no numbers is never served.
+
+    Raises WeightsUnproved when these are others than published, or nothing can be said; EngineLost.
     """
+    version = manifest.version
     try:
         gap = gap_nats(manifest.canary, engine.score(manifest.canary.token_ids))
         held = engine.checksums() or {}
     except (WeightsError, ValueError) as error:  # it has them by now: as long as nobody knows what, they are no good
-        raise WeightsUnproved(f"version {manifest.version} cannot be proved: {error}") from error
-    allowed = max(manifest.canary.tolerance_nats, tolerance_nats)
-    if gap.max_nats > allowed:
-        raise WeightsUnproved(
-            f"canary of version {manifest.version} is off by {gap.max_nats:.2e} nats, allowed {allowed:.0e}"
-        )
+        raise WeightsUnproved(f"version {version} cannot be proved: {error}") from error
     if wrong := differing(manifest, held):
-        raise WeightsUnproved(f"the engine serves other bytes than version {manifest.version} in {wrong[:5]}")
-    return Proof(gap, len(held.keys() & manifest.served.keys()) / max(1, len(manifest.served)))
+        raise WeightsUnproved(f"the engine serves other bytes than version {version} in {wrong[:5]}")
+    proof = Proof(gap, len(held.keys() & manifest.served.keys()) / max(1, len(manifest.served)))
+    if gap.problem and (proof.compared_share < 1.0 or manifest.base or not math.isfinite(gap.mean_nats)):
+        raise WeightsUnproved(f"the canary of version {version} is off: {gap.problem}")
+    _tell(proof, manifest)
+    return proof
+
+
+def _tell(proof: Proof, manifest: Manifest) -> None:
+    gap, version = proof.gap, str(manifest.version)
+    if gap.problem:
+        log.warning("every byte of the weights is right, and the canary is off", version=version, reason=gap.problem)
+    elif proof.compared_share < 1.0 and manifest.canary.previous and not gap.tells_versions:
+        log.info(
+            "the canary cannot tell this version from the one before: the step was too small beside rounding",
+            version=version,
+            noise_nats=gap.noise_nats,
+            error_of_missing_share=gap.missing_error,
+        )
 
 
 class Updates:
     """Follows the newest announced version with one update at a time."""
 
-    def __init__(
-        self, engine: Engine, telemetry: Telemetry, *, tolerance_nats: float = 0.0, link: WorkerLink | None = None
-    ) -> None:
-        """`tolerance_nats` is what the engine's number format allows a canary to be off."""
+    def __init__(self, engine: Engine, telemetry: Telemetry, *, link: WorkerLink | None = None) -> None:
         self._engine, self._telemetry, self._link = engine, telemetry, link
         self._is_wanted = True
-        self._install = partial(install, tolerance_nats=tolerance_nats, link=link, is_wanted=lambda: self._is_wanted)
+        self._install = partial(install, link=link, is_wanted=lambda: self._is_wanted)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
         self._pending: tuple[Version, Future[Installed]] | None = None
 

@@ -1,46 +1,164 @@
-"""The canary: fixed sequences that tell whether an engine serves the weights that the learner published."""
+"""The canary: texts that tell whether an engine serves the weights that the learner published.
 
+Two things give other weights away. Scores that are off by several times what rounding makes of them, on average or in
+the tail: tensors that were exchanged, or are another model's. And scores that are off in the direction of the version
+before: an update that was lost, as a whole or in part. The second finds steps that are far smaller than rounding is,
+as rounding has no reason to point there; where it cannot be told from chance, that is said and nothing is refused.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 from torch import nn
 
+from mrl.models.compiled_blocks import as_written
+from mrl.models.number_formats import ComputedIn, NumberFormat
+from mrl.models.row_attention import attention_of_transformers
 from mrl.models.scoring import score_tokens
 from mrl.weights.manifest import Canary
 
-TOLERANCE_NATS = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 2e-2}
-"""By the coarser of the number formats of learner and engine."""
+NOISE_MULTIPLE = 3.0
+"""Healthy engines are off by 0.8 to 1.4 times the learner's noise, exchanged tensors by 10 times and more."""
+QUANTILE = 0.95
+FLOOR_NATS = 1e-4
+"""Of either bound: in float32 the learner's own noise may be nothing at all, and another order of sums is not."""
+SURE_ERRORS = 6.0
+"""Standard errors at which a share of the update counts as missing: chance does that once in a billion."""
+MIN_MISSING_SHARE = 0.1
+"""Less of an update than this is not looked for."""
+TELLING_SHARE = 0.25
+"""A canary that would not show that so much of the update is missing does not tell whether it was made."""
+
+Floats = npt.NDArray[np.float64]
 
 
 def canary_sequences(
     vocab_size: int, *, num_sequences: int = 4, num_tokens: int = 16, seed: int = 0
 ) -> list[list[int]]:
-    """Random token ids, the same for the same arguments: [num_sequences][num_tokens]."""
+    """Random token ids, for models that have no texts: [num_sequences][num_tokens], the same for the same arguments."""
     ids = np.random.default_rng(seed).integers(0, vocab_size, size=(num_sequences, num_tokens))
     return [[int(token) for token in row] for row in ids]
 
 
-def make_canary(model: nn.Module, token_ids: Sequence[Sequence[int]], precision: str = "") -> Canary:
-    """The reference that the learner writes into the manifest.
+def make_canary(
+    model: nn.Module,
+    token_ids: Sequence[Sequence[int]],
+    number_format: NumberFormat = "float32",
+    previous: Sequence[Sequence[float]] = (),
+) -> Canary:
+    """What the learner writes into the manifest, for an engine that computes in `number_format`.
 
-    `precision` is the number format of the model's forward passes, where that is not the one of its parameters.
+    `previous` are the `reference_logprobs` of the same texts under the version that was published before. Where the
+    model is sharded, all ranks have to make it.
     """
-    tolerance = TOLERANCE_NATS[precision or str(next(model.parameters()).dtype).removeprefix("torch.")]
-    return Canary([list(row) for row in token_ids], score_tokens(model, token_ids), tolerance)
+    return Canary(
+        [list(row) for row in token_ids],
+        reference_logprobs(model, token_ids, number_format),
+        rounded_logprobs(model, token_ids, number_format),
+        [list(row) for row in previous],
+    )
+
+
+def reference_logprobs(
+    model: nn.Module, token_ids: Sequence[Sequence[int]], number_format: NumberFormat
+) -> list[list[float]]:
+    """Scores of a model whose weights are those that the engine gets, and whose arithmetic is that of float32."""
+    weights: NumberFormat = "float32" if number_format == "tf32" else number_format
+    with as_written(), ComputedIn("float32", weights=weights):
+        return score_tokens(model, token_ids)
+
+
+def rounded_logprobs(
+    model: nn.Module, token_ids: Sequence[Sequence[int]], number_format: NumberFormat
+) -> list[list[float]]:
+    """The same in the engine's number format, by transformers' own attention and with half of the rows at once."""
+    half = (len(token_ids) + 1) // 2
+    with as_written(), attention_of_transformers(model), ComputedIn(number_format, weights=number_format):
+        return [row for part in (token_ids[:half], token_ids[half:]) if part for row in score_tokens(model, part)]
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryGap:
-    """Absolute differences between an engine's and the learner's log-probabilities, in nats; NaN counts as infinite."""
+    """How an engine's log-probabilities differ from the learner's, in nats; NaN counts as infinite."""
 
     mean_nats: float
     max_nats: float
+    noise_nats: float
+    """The mean that rounding alone makes, as the learner measured it."""
+    missing_share: float = math.nan
+    """Of the last update, what the engine seems to lack: 0 when it serves the new version, 1 when the one before.
+
+    Not a number where nothing can be compared.
+    """
+    missing_error: float = math.inf
+    """Its standard error."""
+    problem: str = ""
+    """Why these are other weights; empty when they need not be."""
+
+    @property
+    def tells_versions(self) -> bool:
+        """Whether it would have shown that a part of the last update is missing."""
+        return SURE_ERRORS * self.missing_error <= TELLING_SHARE
 
 
 def gap_nats(canary: Canary, scored: Sequence[Sequence[float]]) -> CanaryGap:
     """How far an engine's scores are from the reference. Raises ValueError when the shapes differ."""
-    difference = np.abs(np.asarray(scored) - np.asarray(canary.logprobs))
-    if not np.isfinite(difference).all():
-        return CanaryGap(float("inf"), float("inf"))
-    return CanaryGap(float(difference.mean()), float(difference.max()))
+    reference, rows = _flat(canary.logprobs), [len(row) for row in canary.logprobs]
+    if [len(row) for row in scored] != rows:
+        raise ValueError("the engine scored other texts than the canary's")
+    off, noise = _flat(scored) - reference, _flat(canary.rounded) - reference
+    mean_noise = _mean(noise)
+    if not np.isfinite(off).all():
+        return CanaryGap(math.inf, math.inf, mean_noise, problem="its log-probabilities are not numbers")
+    share, error = math.nan, math.inf
+    if canary.previous:
+        share, error = _missing(off, noise, _flat(canary.previous) - reference, rows)
+    problem = excess(off, noise)
+    if not problem and share > max(MIN_MISSING_SHARE, SURE_ERRORS * error):
+        problem = f"it lacks {share:.0%} of the last update, give or take {error:.0%}"
+    return CanaryGap(_mean(off), float(np.abs(off).max()), mean_noise, share, error, problem)
+
+
+def excess(off_T: npt.NDArray[np.floating], noise_T: npt.NDArray[np.floating]) -> str:
+    """By what differences in nats are larger than rounding makes them, of which `noise_T` is a sample; else empty.
+
+    Judged by their mean and by a quantile, never by one token: rounding has tails.
+    """
+    tail, tail_noise = (float(np.quantile(np.abs(part), QUANTILE)) for part in (off_T, noise_T))
+    judged = (("the mean", _mean(off_T), _mean(noise_T)), (f"the {QUANTILE:.0%} quantile", tail, tail_noise))
+    for what, found, rounding in judged:
+        allowed = max(FLOOR_NATS, NOISE_MULTIPLE * rounding)
+        if not found <= allowed:
+            return f"{what} of its differences is {found:.2g} nats, allowed {allowed:.2g}"
+    return ""
+
+
+def _missing(off_T: Floats, noise_T: Floats, update_T: Floats, rows: Sequence[int]) -> tuple[float, float]:
+    """Share of the update (old minus new) in what an engine is off by, and its standard error; by least squares.
+
+    What rounding does to this model on average, and a shift of all tokens, is taken out before. The error is the larger
+    of two that hold for noise of any size (MacKinnon and White 1985, HC3): one for noise that differs from token to
+    token, one for noise that tokens of a row have in common.
+    """
+    of_rounding = np.stack([np.ones_like(noise_T), noise_T], axis=1)
+    off, update = (part - of_rounding @ np.linalg.lstsq(of_rounding, part)[0] for part in (off_T, update_T))
+    size = float(update @ update)
+    if size <= update.size * np.finfo(np.float32).eps ** 2:  # of float32 numbers of about one nat
+        return math.nan, math.inf
+    share = float(update @ off) / size
+    leverage = np.minimum(update**2 / size, 0.5)
+    pulls = update * (off - share * update) / (1.0 - leverage)
+    of_rows = np.array([pulls[start:end].sum() for start, end in pairwise(np.cumsum([0, *rows]))])
+    return share, math.sqrt(max(float(pulls @ pulls), float(of_rows @ of_rows))) / size
+
+
+def _flat(rows: Sequence[Sequence[float]]) -> Floats:
+    return np.concatenate([np.asarray(row, dtype=np.float64) for row in rows])
+
+
+def _mean(values: npt.NDArray[np.floating]) -> float:
+    return float(np.abs(values).mean())

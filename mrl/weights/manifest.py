@@ -13,14 +13,18 @@ MANIFEST = "manifest.json"
 
 
 class Canary(msgspec.Struct, frozen=True):
-    """Fixed token sequences and the learner's log-probabilities of their tokens under this version.
+    """Texts in the policy's tokens, and the learner's log-probabilities in nats of these under this version.
 
-    `logprobs[i]` scores `token_ids[i][1:]`, so it is one shorter. `tolerance_nats` bounds the largest difference.
+    `logprobs[i]` scores `token_ids[i][1:]`, so it is one shorter; so do the others.
     """
 
     token_ids: list[list[int]]
     logprobs: list[list[float]]
-    tolerance_nats: float
+    """The reference: weights in the engine's number format, arithmetic as exact as the learner's can be."""
+    rounded: list[list[float]]
+    """By another kernel and in other batches, in the engine's number format: off by what a healthy engine is off."""
+    previous: list[list[float]] = []
+    """As `logprobs`, under the version that was published before; empty where there is none to compare with."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,21 +1,26 @@
 """The manifest of a policy that nobody trains: its own folder is what was published, once and for all."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mrl.models.load import load_policy
+from mrl.models.number_formats import NumberFormat
 from mrl.models.tensor_file import read_folder
 from mrl.records.version import Version
-from mrl.weights.canary import canary_sequences, make_canary
+from mrl.weights.canary import make_canary
 from mrl.weights.manifest import Manifest
 
 
-def describe_folder(folder: Path, policy: str, version: Version) -> Manifest:
-    """What an engine that serves this folder has to prove; its canary is that of transformers on the CPU, in float32.
+def describe_folder(
+    folder: Path,
+    policy: str,
+    version: Version,
+    token_ids: Sequence[Sequence[int]],
+    number_format: NumberFormat = "float32",
+) -> Manifest:
+    """What an engine that serves this folder in `number_format` has to prove, by these texts; scored on the CPU.
 
     The model is in memory meanwhile. Raises ModelFolderError, WeightsError.
     """
-    model = load_policy(folder)
-    embedding: Any = model.get_input_embeddings()
-    canary = make_canary(model, canary_sequences(embedding.weight.shape[0]))
+    canary = make_canary(load_policy(folder), token_ids, number_format)
     return Manifest(policy=policy, version=version, tensors=read_folder(folder), canary=canary)

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 from torch import Tensor, nn
 
+from mrl.models.number_formats import NumberFormat
 from mrl.models.parameters import named_weights
 from mrl.models.tensor_file import write_tensors
 from mrl.records.version import Version
@@ -49,9 +50,16 @@ class Publisher:
         for torn in folder.glob(f"{PARTS}*"):
             shutil.rmtree(torn)
 
-    def publish(self, model: nn.Module, version: Version, canary_ids: Sequence[Sequence[int]]) -> Path:
+    def publish(
+        self,
+        model: nn.Module,
+        version: Version,
+        canary_ids: Sequence[Sequence[int]],
+        number_format: NumberFormat = "float32",
+    ) -> Path:
         """Write the weights of a model that this process holds whole; see `publish_weights`."""
-        return self.publish_weights(named_weights(model).items(), version, make_canary(model, canary_ids))
+        canary = make_canary(model, canary_ids, number_format)
+        return self.publish_weights(named_weights(model).items(), version, canary)
 
     def publish_weights(self, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> Path:
         """Write weights as they come, `shard_bytes` of them in memory at once; returns the manifest's path.

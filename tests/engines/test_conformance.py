@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
 import psutil
 import pytest
 import torch
-from engine_rig import EOS_IDS, Rig, Sender, Weights, full_forward
+from engine_rig import EOS_IDS, VOCAB_SIZE, Rig, Sender, Weights, full_forward
 from safetensors.torch import load_file, save_file
 from worker_rig import WorkerRig
 
@@ -35,12 +36,11 @@ from mrl.models.parameters import named_weights
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
 from mrl.rollout.updates import prove
+from mrl.weights.canary import canary_sequences
 from mrl.weights.own_folder import describe_folder
 
 pytestmark = pytest.mark.timeout(600)
 TOLERANCE_NATS = 1e-4
-TOLERANCE_NATS_16_BITS = 5e-2
-"""What a canary may be off in bfloat16, more than a small step of training changes."""
 SILENCE_S = 12.0
 ENDLESS_TOKENS = 500
 
@@ -381,22 +381,29 @@ def half_applied(tensors: dict[str, torch.Tensor], before: dict[str, torch.Tenso
     tensors.update({name: tensor for name, tensor in before.items() if ".layers.1." in name})
 
 
-@pytest.mark.parametrize(
-    ("fault", "found_by"), [(step_behind, "serves other bytes"), (two_swapped, "canary"), (half_applied, "canary")]
-)
-def test_an_engine_that_serves_others_than_were_published_is_found_out(rig, weights, tmp_path, fault, found_by):
-    """What it really holds and samples from is planted; then the proof of every update looks at it."""
+@pytest.mark.parametrize(("fault", "is_seen"), [(step_behind, False), (two_swapped, True), (half_applied, True)])
+def test_an_engine_that_serves_others_than_were_published_is_found_out(
+    rig, weights, tmp_path, monkeypatch, fault, is_seen
+):
+    """What it really holds and samples from is planted; the proof of every update looks at its bytes, and its scores.
+
+    The canary has to see it in 16 bits, where a small step without a version before it is less than rounding.
+    """
     published, tensors = weights("b"), load_file(weights("b").folder / "model.safetensors")
     fault(tensors, load_file(weights("a").folder / "model.safetensors"))
     shutil.copytree(published.folder, tmp_path / "planted")
     save_file(tensors, tmp_path / "planted" / "model.safetensors", {"format": "pt"})
-    manifest = describe_folder(published.folder, "p", rig.serve(Weights(tmp_path / "planted", published.model)))
+    version = rig.serve(Weights(tmp_path / "planted", published.model))
+    manifest = describe_folder(published.folder, "p", version, canary_sequences(VOCAB_SIZE), "bfloat16")
 
-    with pytest.raises(WeightsUnproved, match=found_by):
-        prove(rig.engine, manifest, TOLERANCE_NATS_16_BITS)
+    with pytest.raises(WeightsUnproved, match="serves other bytes"):
+        prove(rig.engine, manifest)
+    with monkeypatch.context() as blind, pytest.raises(WeightsUnproved, match="canary") if is_seen else nullcontext():
+        blind.setattr(rig.engine, "checksums", lambda: None)
+        prove(rig.engine, manifest)
 
     rig.serve(published)
-    assert prove(rig.engine, manifest, 0.0).compared_share == 1.0
+    assert prove(rig.engine, manifest).compared_share == 1.0
 
 
 def test_weights_that_do_not_fit_are_refused_and_the_old_ones_served_on(rig, weights, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from mrl.errors import RoleFailed
 from mrl.learner.loop import MAX_SKIPPED_UPDATES, Learner, Milestones
 from mrl.learner.order import StepOrder
+from mrl.learner.references import CanaryReferences
 from mrl.learner.skipped import keep_batch
 from mrl.models.row_attention import use_row_attention
 from mrl.records.version import Version
@@ -48,8 +49,9 @@ def learner(tiny_model, tmp_path) -> Learner:
     model = tiny_model()
     use_row_attention(model)
     trainer = SimpleNamespace(model=model, precision="float32", kernel="chunked")
+    canary = CanaryReferences(trainer, [[3, 5, 9, 2, 7]])
     first = SimpleNamespace(crash_folder=tmp_path, policy="qwen")
-    return Learner(trainer, Milestones(1, 0, 0, 0), Version(0, 0), first, None, seed=1)
+    return Learner(trainer, Milestones(1, 0, 0, 0), Version(0, 0), first, None, seed=1, canary=canary)
 
 
 def test_a_run_of_skipped_updates_ends_with_its_reason(learner, make_rows, tmp_path):

@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 
 from mrl.learner.batches import batch_values
 from mrl.learner.loop import Learner, Milestones
+from mrl.learner.references import CanaryReferences
 from mrl.models.row_attention import use_row_attention
 from mrl.records.codec import pack_array
 from mrl.records.finish import FinishReason
@@ -44,7 +45,8 @@ def learner(tiny_model) -> Learner:
     use_row_attention(model)
     milestones = Milestones(1, 0, 0, 0, mismatch_alarm_nats=0.2)
     trainer = SimpleNamespace(model=model, precision="float32", kernel="chunked")
-    return Learner(trainer, milestones, Version(0, 0), None, None, seed=1)
+    canary = CanaryReferences(trainer, [[3, 5, 9, 2, 7]])
+    return Learner(trainer, milestones, Version(0, 0), None, None, seed=1, canary=canary)
 
 
 @pytest.mark.parametrize(("k3_nats", "alarms"), [(0.0, 0), (0.2, 0), (0.21, 1), (math.nan, 1)])

@@ -14,7 +14,10 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.rollout.frozen import FROZEN, MAX_LOST_IN_A_ROW, FrozenLife
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.scoring import Scorer
+from mrl.weights.canary import canary_sequences
 from mrl.weights.own_folder import describe_folder
+
+TEXTS = canary_sequences(1000)
 
 
 class Silence:
@@ -52,7 +55,7 @@ def life(folder, pool, receiver) -> Callable[..., tuple[FrozenLife, EmbeddedEngi
         sampler = Sampler("teacher", 1, engine, pool, lambda text: prompt, receiver.completion_bytes)
         scorer = Scorer(sampler, receiver, Silence(), max_answer_tokens=64, keeps_step=False)
         telemetry = Telemetry("worker/teacher/0", "teacher", lambda record: True)
-        return FrozenLife(scorer, engine, telemetry, manifest=describe_folder(wanted, "teacher", FROZEN)), engine
+        return FrozenLife(scorer, engine, telemetry, manifest=describe_folder(wanted, "teacher", FROZEN, TEXTS)), engine
 
     return make
 
@@ -76,7 +79,9 @@ def test_an_engine_of_other_weights_is_refused_in_one_line(life, folder):
     """A person has to cure it: no start will."""
     teacher, _ = life(folder("a", seed=1), folder("b", seed=2))
 
-    with pytest.raises(EngineError, match=r"^policies\.teacher: the server does not serve .* got 'canary .* cure: "):
+    with pytest.raises(
+        EngineError, match=r"^policies\.teacher: the server does not serve .* got .*other bytes .* cure: "
+    ):
         teacher.run(times(2))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Sampling
@@ -21,6 +22,7 @@ from mrl.records.codec import decode, encode
 from mrl.records.rollouts import WeightsNotice, WeightsRoute, worker_message_decoder
 from mrl.records.version import Version
 from mrl.rollout.link import WorkerLink
+from mrl.rollout.totals import WorkerTotals
 from mrl.rollout.updates import Installed, Missed, Refused, Updates, install
 from mrl.weights.canary import canary_sequences
 from mrl.weights.manifest import read_manifest
@@ -55,14 +57,21 @@ def test_a_published_version_is_served_with_a_canary_gap_of_nothing(tiny_model, 
     assert installed.gap.mean_nats <= installed.gap.max_nats < 1e-6
 
 
-def test_weights_that_are_not_what_the_learner_scored_are_not_served(tiny_model, engine, tmp_path):
-    """A manifest whose canary belongs to other weights, one optimizer step away, is found out; a restart cures it."""
+def lying_canary(tiny_model, tmp_path: Path) -> tuple[Path, Path]:
+    """A version, and another one whose canary belongs to the first, one optimizer step away."""
     honest, near = tiny_model(seed=1), tiny_model(seed=1)
     good = publish(tmp_path / "good", honest, 3)
     for tensor in named_weights(near).values():
         tensor.data += 1e-3 * (tensor.data.abs() > 0)
     lying = publish(tmp_path / "lying", near, 4)
     lie(lying, canary=read_manifest(good).canary)
+    return good, lying
+
+
+def test_weights_that_are_not_what_the_learner_scored_are_not_served(tiny_model, engine, tmp_path, monkeypatch):
+    """Where nobody can tell what bytes the engine holds; a restart cures it."""
+    good, lying = lying_canary(tiny_model, tmp_path)
+    monkeypatch.setattr(engine, "checksums", lambda: None)
     install(engine, good, Version(0, 3))
 
     with pytest.raises(EngineLost, match="canary"):
@@ -72,6 +81,47 @@ def test_weights_that_are_not_what_the_learner_scored_are_not_served(tiny_model,
     assert engine.version is None
     install(engine, good, Version(0, 3))
     assert engine.version == Version(0, 3)
+
+
+def test_where_every_byte_is_right_a_canary_that_is_off_is_warned_of(tiny_model, engine, tmp_path):
+    """And counted."""
+    _, lying = lying_canary(tiny_model, tmp_path)
+    totals = WorkerTotals(0.0)
+
+    with capture_logs() as logs:
+        totals.installed(install(engine, lying, Version(0, 4)))
+
+    assert engine.version == Version(0, 4)
+    (warning,) = (entry for entry in logs if entry["log_level"] == "warning")
+    assert "every byte of the weights is right" in warning["event"]
+    assert totals.values(1.0)["weights/canary_warnings"] == 1
+
+
+def test_log_probabilities_that_are_not_numbers_are_never_served(tiny_model, engine, tmp_path, monkeypatch):
+    """Whatever the bytes are."""
+    monkeypatch.setattr(engine, "score", lambda ids: [[float("nan")] * (len(row) - 1) for row in ids])
+
+    with pytest.raises(EngineLost, match="not numbers"):
+        install(engine, publish(tmp_path, tiny_model(seed=1), 4), Version(0, 4))
+
+
+@pytest.mark.parametrize(("told", "count"), [(None, 1), ({}, 1), ("all", 0)])
+def test_a_version_that_only_the_canary_could_prove_and_could_not_see_is_counted(
+    tiny_model, engine, tmp_path, monkeypatch, told, count
+):
+    """The step before moved nothing: the engine may serve either, and is believed."""
+    path = publish(tmp_path, tiny_model(seed=1), 3)
+    canary = read_manifest(path).canary
+    lie(path, canary=msgspec.structs.replace(canary, previous=canary.logprobs))
+    if told != "all":
+        monkeypatch.setattr(engine, "checksums", lambda: told)
+    totals = WorkerTotals(0.0)
+
+    with capture_logs() as logs:
+        totals.installed(install(engine, path, Version(0, 3)))
+
+    assert sum("cannot tell this version" in entry["event"] for entry in logs) == count
+    assert totals.values(1.0)["weights/versions_not_told"] == count
 
 
 def test_an_engine_that_kept_one_old_tensor_is_found_out(tiny_model, engine, tmp_path, monkeypatch):

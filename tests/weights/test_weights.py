@@ -13,7 +13,7 @@ from mrl.models.parameters import named_weights
 from mrl.models.scoring import score_tokens
 from mrl.models.tensor_file import digest, read_folder
 from mrl.records.version import Version
-from mrl.weights.canary import CanaryGap, canary_sequences, gap_nats, make_canary
+from mrl.weights.canary import canary_sequences, gap_nats, make_canary
 from mrl.weights.manifest import differing, read_manifest
 from mrl.weights.publish import Publisher, snapshot
 from mrl.weights.spares import hold
@@ -48,7 +48,8 @@ def test_installed_weights_equal_the_published_ones(tiny_model, tmp_path, family
     target.load_state_dict(published, strict=False)  # a tied head is in the model twice
 
     assert all(torch.equal(a, b) for a, b in zip(source.parameters(), target.parameters(), strict=True))
-    assert gap_nats(manifest.canary, score_tokens(target, manifest.canary.token_ids)) == CanaryGap(0.0, 0.0)
+    gap = gap_nats(manifest.canary, score_tokens(target, manifest.canary.token_ids))
+    assert (gap.max_nats, gap.problem) == (0.0, "")
 
 
 def test_tied_weights_are_published_once(tiny_model, tmp_path):
@@ -104,7 +105,7 @@ def test_an_engine_is_judged_by_the_tensors_that_it_knows(tiny_model, tmp_path):
     assert differing(manifest, held) == []
     with torch.no_grad():
         model.model.norm.weight += 1e-6
-    assert gap_nats(manifest.canary, score_tokens(model, CANARY)).max_nats < manifest.canary.tolerance_nats
+    assert not gap_nats(manifest.canary, score_tokens(model, CANARY)).problem
     assert differing(manifest, held | {"model.norm.weight": digest(model.model.norm.weight)}) == ["model.norm.weight"]
 
 
@@ -118,23 +119,26 @@ def test_a_missing_file_and_a_malformed_manifest_are_named(tmp_path):
 
 
 def test_the_canary_finds_a_swapped_tensor(tiny_model):
-    """Two projections of one layer swapped give another log-probability, far above the tolerance."""
+    """Two projections of one layer swapped give another log-probability, far above rounding in 16 bits."""
     model = tiny_model()
-    canary = make_canary(model, CANARY)
+    canary = make_canary(model, CANARY, "bfloat16")
     attention = model.model.layers[0].self_attn
     with torch.no_grad():
         swapped = attention.k_proj.weight.clone()
         attention.k_proj.weight.copy_(attention.v_proj.weight)
         attention.v_proj.weight.copy_(swapped)
 
-    assert gap_nats(canary, score_tokens(model, CANARY)).max_nats > 10 * canary.tolerance_nats
+    gap = gap_nats(canary, score_tokens(model, CANARY))
+    assert gap.mean_nats > 10 * gap.noise_nats
+    assert "the mean of its differences" in gap.problem
 
 
 def test_a_canary_that_is_not_a_number_never_passes(tiny_model):
     """NaN counts as an infinite gap."""
     canary = make_canary(tiny_model(), CANARY)
 
-    assert gap_nats(canary, [[float("nan")] * 7] * 2).max_nats == float("inf")
+    gap = gap_nats(canary, [[float("nan")] * 7] * 2)
+    assert (gap.max_nats, gap.problem) == (float("inf"), "its log-probabilities are not numbers")
 
 
 def test_only_the_newest_versions_are_kept_and_snapshots_outlive_them(tiny_model, tmp_path):

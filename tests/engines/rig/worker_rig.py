@@ -26,7 +26,7 @@ from mrl.transport.client import ClientSocket
 from mrl.transport.grants import Grant
 from mrl.transport.keys import create_keys, load_client_keys
 from mrl.transport.server import ServerSocket
-from mrl.weights.canary import TOLERANCE_NATS, canary_sequences
+from mrl.weights.canary import canary_sequences
 from mrl.weights.publish import Publisher
 
 GROUP_SIZE = 8
@@ -112,7 +112,6 @@ class WorkerRig:
             Duties(max_answers=lambda in_flight: 4 * GROUP_SIZE, publish=self._publish, max_staleness_versions=9),
             group_size=GROUP_SIZE,
             learner_bound_s=30.0,
-            tolerance_nats=TOLERANCE_NATS["float32"],
         )
 
     def _publish(self, groups: Sequence[ScoredGroup]) -> None:

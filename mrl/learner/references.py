@@ -1,0 +1,69 @@
+"""What a learner knows of its own scores: a canary for every version, compared with the version before."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mrl.learner.order import StepOrder
+from mrl.learner.sharding import is_wrapped
+from mrl.learner.trainer import Trainer
+from mrl.models.number_formats import COARSENESS, NumberFormat, coarser
+from mrl.weights.canary import make_canary, reference_logprobs
+from mrl.weights.canary_texts import MAX_ROW_TOKENS, texts_of_prompts, texts_of_step
+from mrl.weights.manifest import Canary
+
+
+class CanaryReferences:
+    """Texts and scores of the canaries of one policy; every rank has the same texts.
+
+    The first ones are of prompts, later ones of the rows of the last step: what a step is about, it changes most.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        prompts: Sequence[Sequence[int]],
+        *,
+        engine_format: NumberFormat = "float32",
+        merges_adapters: bool = False,
+        max_row_tokens: int = MAX_ROW_TOKENS,
+    ) -> None:
+        """`engine_format` is the number format of the engines; they get adapters merged with `merges_adapters`."""
+        self._trainer, self._max_row_tokens = trainer, max_row_tokens
+        ids = [np.asarray(prompt, dtype=np.int32) for prompt in prompts]
+        self.texts = texts_of_prompts(ids, max_row_tokens=max_row_tokens)
+        precision: NumberFormat = trainer.precision
+        self._format = coarser(precision, engine_format)
+        # The step before is looked for in how weights are rounded as well, so the learner has to know how they are.
+        # It does not where it computes with coarser ones than its engines, or where they round sums that it never made.
+        engine_rounds_more = COARSENESS.index(engine_format) >= COARSENESS.index(precision)
+        self._can_compare = engine_rounds_more and not (merges_adapters and engine_format != "float32")
+        self._previous: list[list[float]] = []
+
+    def before_step(self, order: StepOrder) -> None:
+        """Score what is about to be trained on under the weights that were published last; of all ranks."""
+        examples = order.examples
+        self.texts = texts_of_step(
+            [example.prompt_token_ids for example in examples],
+            [example.answer_token_ids for example in examples],
+            max_row_tokens=self._max_row_tokens,
+        )
+        if self._can_compare and self._takes_part:
+            self._previous = reference_logprobs(self._trainer.model, self.texts, self._arithmetic)
+
+    def make(self) -> Canary | None:
+        """The canary of the weights of now; of all ranks. None for a rank that has no part in it."""
+        if not self._takes_part:
+            return None
+        previous, self._previous = self._previous, []
+        return make_canary(self._trainer.model, self.texts, self._arithmetic, previous)
+
+    @property
+    def _takes_part(self) -> bool:
+        return self._trainer.world.is_first or is_wrapped(self._trainer.model)
+
+    @property
+    def _arithmetic(self) -> NumberFormat:
+        """Engines on GPUs multiply float32 on tensor cores, in attention whatever torch is told."""
+        on_gpu = self._trainer.world.device.type == "cuda"
+        return "tf32" if on_gpu and self._format == "float32" else self._format

@@ -1,0 +1,47 @@
+"""Which texts a canary is made of: few and short, since learner and engines score them at every version."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+NUM_PROMPTS = 16
+MIN_ROW_TOKENS, MAX_ROW_TOKENS = 4, 96
+MAX_PROMPT_TOKENS = 32
+"""Of a row with an answer: its last ones."""
+MIN_TOKENS, MAX_TOKENS = 512, 2048
+TRAINED_SHARE = 1 / 32
+"""Of the tokens of a step, within these bounds. Three passes of a canary then cost a thirtieth of the step's passes."""
+
+Int32s = npt.NDArray[np.int32]
+
+
+def longest_row(context_tokens: int) -> int:
+    """Tokens of a row that a server with so much room scores: it samples one more."""
+    return min(MAX_ROW_TOKENS, context_tokens - 1)
+
+
+def texts_of_prompts(prompts: Sequence[Int32s], *, max_row_tokens: int = MAX_ROW_TOKENS) -> list[list[int]]:
+    """The ends of so many prompts: before anything was sampled there are no answers. Raises ValueError without any."""
+    if not prompts:
+        raise ValueError("a canary needs a prompt")
+    return [_row(prompt[-max_row_tokens:]) for prompt in prompts[:NUM_PROMPTS]]
+
+
+def texts_of_step(
+    prompts: Sequence[Int32s], answers: Sequence[Int32s], *, max_row_tokens: int = MAX_ROW_TOKENS
+) -> list[list[int]]:
+    """Rows that were trained on, spread over the step: the end of a prompt and the beginning of its answer."""
+    rows = [
+        _row(np.concatenate([prompt[-MAX_PROMPT_TOKENS:], answer])[:max_row_tokens])
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+    trained = sum(prompt.size + answer.size for prompt, answer in zip(prompts, answers, strict=True))
+    wanted = min(MAX_TOKENS, max(MIN_TOKENS, round(TRAINED_SHARE * trained)))
+    count = min(len(rows), -(-wanted * len(rows) // sum(len(row) for row in rows)))
+    return [rows[place] for place in np.linspace(0, len(rows) - 1, count).astype(int)]
+
+
+def _row(token_ids: Int32s) -> list[int]:
+    """A row has something to score, and a half that can be taken for its prompt."""
+    return np.resize(token_ids, max(MIN_ROW_TOKENS, token_ids.size)).tolist()

@@ -1,0 +1,177 @@
+"""Engines that score otherwise than the learner does, and what can be wrong with the weights that they serve."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from canary_check.cases import Case
+from canary_check.learner import Published
+from torch import Tensor, nn
+
+from mrl.engines.bounds import Bounds
+from mrl.engines.dialect import Launch
+from mrl.engines.engine import Sampling
+from mrl.engines.environment import engine_python
+from mrl.engines.server import ServerEngine
+from mrl.engines.vllm import VLLM
+from mrl.models.load import load_policy
+from mrl.records.version import Version
+
+Logits = Callable[[Any, Tensor], Tensor]
+"""What a model gives for ids [N, L]: [N, L, V]."""
+
+
+def plain(model: Any, ids: Tensor) -> Tensor:
+    """Torch's attention, as many texts at once as there are."""
+    return model(input_ids=ids, use_cache=False).logits
+
+
+def written_out(model: Any, ids: Tensor) -> Tensor:
+    """transformers' own attention."""
+    model.set_attn_implementation("eager")
+    return plain(model, ids)
+
+
+def fused(model: Any, ids: Tensor) -> Tensor:
+    """The residual is added and normed at once, as servers do: the norm sees the sum before it is rounded."""
+    return _head(model, _fused(model, ids), torch.float32)
+
+
+def fused_coarse_logits(model: Any, ids: Tensor) -> Tensor:
+    """The same, logits in the number format of the weights."""
+    return _head(model, _fused(model, ids), model.dtype)
+
+
+def _fused(model: Any, ids: Tensor) -> Tensor:
+    decoder = model.model
+    hidden = decoder.embed_tokens(ids)
+    residual = torch.zeros_like(hidden)
+    turns = decoder.rotary_emb(hidden, torch.arange(ids.shape[1])[None])
+    for layer in decoder.layers:
+        hidden, residual = _add_and_norm(layer.input_layernorm, hidden, residual)
+        hidden, _ = layer.self_attn(hidden, position_embeddings=turns, attention_mask=None)
+        hidden, residual = _add_and_norm(layer.post_attention_layernorm, hidden, residual)
+        hidden = layer.mlp(hidden)
+    return _add_and_norm(decoder.norm, hidden, residual)[0]
+
+
+def _add_and_norm(norm: Any, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    total = hidden.float() + residual.float()
+    normed = total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon) * norm.weight.float()
+    return normed.to(hidden.dtype), total.to(hidden.dtype)
+
+
+def _head(model: Any, hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    return hidden.to(dtype) @ model.lm_head.weight.to(dtype).T
+
+
+HEALTHY: dict[str, tuple[Logits, int]] = {
+    "torch's attention": (plain, 64),
+    "one text at a time": (plain, 1),
+    "transformers' attention": (written_out, 7),
+    "fused norms": (fused, 16),
+    "fused norms, coarse logits": (fused_coarse_logits, 5),
+}
+"""Name -> how it computes, and how many texts at once."""
+
+Tensors = dict[str, Tensor]
+
+
+def stale(now: Tensors, before: Tensors) -> None:
+    _keep(now, before, list(now))
+
+
+def half(now: Tensors, before: Tensors) -> None:
+    _keep(now, before, list(now)[1::2])
+
+
+def late(now: Tensors, before: Tensors) -> None:
+    layers = [name for name in now if ".layers." in name]
+    _keep(now, before, layers[len(layers) // 2 :])
+
+
+def swapped_queries(now: Tensors, before: Tensors) -> None:
+    first, second = (f"model.layers.{layer}.self_attn.q_proj.weight" for layer in (1, 2))
+    _swap(now, first, second)
+
+
+def gate_for_up(now: Tensors, before: Tensors) -> None:
+    _swap(now, "model.layers.1.mlp.gate_proj.weight", "model.layers.1.mlp.up_proj.weight")
+
+
+FAULTS: dict[str, Callable[[Tensors, Tensors], None]] = {
+    "stale": stale,
+    "half": half,
+    "late": late,
+    "q swapped": swapped_queries,
+    "gate / up": gate_for_up,
+}
+
+
+def _keep(now: Tensors, before: Tensors, names: Sequence[str]) -> None:
+    for name in names:
+        now[name].copy_(before[name])
+
+
+def _swap(now: Tensors, first: str, second: str) -> None:
+    kept = now[first].clone()
+    now[first].copy_(now[second])
+    now[second].copy_(kept)
+
+
+class InProcess:
+    """What `install` needs of an engine: it loads folders, scores texts, and cannot say what bytes it holds."""
+
+    def __init__(self, case: Case, *, kind: str, fault: str = "") -> None:
+        """The fault is planted at the second load."""
+        self._dtype = getattr(torch, case.engine)
+        self._logits, self._batch = HEALTHY[kind]
+        self._fault = FAULTS.get(fault)
+        self._model: nn.Module | None = None
+        self.version: Version | None = None
+
+    def load(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
+        """Serve the weights of a folder in this number format."""
+        before, self._model = self._model, load_policy(folder, dtype=self._dtype)
+        if before is not None and self._fault is not None:
+            with torch.no_grad():
+                self._fault(dict(self._model.named_parameters()), dict(before.named_parameters()))
+        self.version = version
+
+    @torch.no_grad()
+    def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Texts of one length in one batch."""
+        scored: dict[int, list[float]] = {}
+        lengths = sorted({len(row) for row in token_ids})
+        for length in lengths:
+            places = [place for place, row in enumerate(token_ids) if len(row) == length]
+            for start in range(0, len(places), self._batch):
+                some = places[start : start + self._batch]
+                ids = torch.tensor([token_ids[place] for place in some])
+                logprobs = self._logits(self._model, ids)[:, :-1].float().log_softmax(-1)
+                found = logprobs.gather(-1, ids[:, 1:, None]).squeeze(-1).tolist()
+                scored |= dict(zip(some, found, strict=True))
+        return [scored[place] for place in range(len(token_ids))]
+
+    def checksums(self) -> None:
+        """As a server that somebody else started."""
+
+
+class Untold(ServerEngine):
+    """A real server that is not asked for its bytes."""
+
+    def checksums(self) -> None:
+        """See InProcess."""
+
+
+def vllm_server(published: Published, folder: Path, closing: ExitStack) -> Untold:
+    """In bfloat16 on the CPU, started on the folder that the learner began with."""
+    launch = Launch(
+        engine_python("vllm", device="cpu"), published.start, "127.0.0.1", 0, "cpu", "bfloat16", 1, 16, 128, 0
+    )
+    bounds = Bounds(start_s=400.0, load_s=60.0)
+    engine = Untold(VLLM(), Sampling(1.0, 8, (0,)), launch=launch, log=folder / "server.log", bounds=bounds)
+    closing.callback(engine.close)
+    return engine

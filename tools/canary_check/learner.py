@@ -1,0 +1,117 @@
+"""A learner that publishes, takes one step, and publishes again: trainer, canary and publisher are those of runs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from canary_check.cases import Case
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from mrl.config.policy_tables import LearnerTable
+from mrl.learner.order import StepOrder
+from mrl.learner.references import CanaryReferences
+from mrl.learner.trainer import Trainer, check_forward
+from mrl.learner.world import World
+from mrl.models.load import load_policy
+from mrl.models.parameters import whole_weights
+from mrl.models.scoring import score_tokens
+from mrl.objectives.specs import Clipped
+from mrl.records.version import Version
+from mrl.sharing.regime import Component, TrainingExample
+from mrl.weights.publish import Publisher
+
+VOCAB_SIZE, HIDDEN_SIZE = 1024, 64
+NUM_ROWS, PROMPT_TOKENS, ANSWER_TOKENS = 32, 16, 48
+ROWS_OF_A_STEP = 32
+"""Each row stands for so many, as if the step had 64 thousand tokens: its canary has 2,048."""
+FIRST, SECOND = Version(0, 0), Version(0, 1)
+OWN = Component("own", Clipped(0.2, 0.2), 1.0, "rows", "own")
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Two versions that follow each other."""
+
+    start: Path
+    """The folder that the learner began with."""
+    first: Path
+    second: Path
+
+
+def publish_two(case: Case, folder: Path) -> Published:
+    """Manifests of a random policy, before and after a step."""
+    start = _save(case, folder / "start")
+    table = LearnerTable(precision=case.precision, lr=case.lr, max_grad_norm=1e9)
+    world = World(0, 1, torch.device("cpu"))
+    examples = _rows(start)
+    trainer = Trainer(load_policy(start), table, (OWN,), temperature=1.0, seed=3, total_steps=10, world=world)
+    prompts = [example.prompt_token_ids.tolist() for example in examples]
+    references = CanaryReferences(trainer, prompts, engine_format=case.engine)
+    check_forward(trainer.model, references.texts, trainer.precision)
+    publisher = Publisher(folder / "weights", "p", model_folder=start)
+
+    def publish(version: Version) -> Path:
+        return publisher.publish_weights(whole_weights(trainer.model), version, references.make())
+
+    first = publish(FIRST)
+    references.before_step(StepOrder(examples * ROWS_OF_A_STEP, {}))
+    trainer.train(StepOrder(examples, {"own": float(NUM_ROWS)}), 0)
+    return Published(start, first, publish(SECOND))
+
+
+def _save(case: Case, folder: Path) -> Path:
+    torch.manual_seed(case.num_layers)
+    config = Qwen3Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=HIDDEN_SIZE,
+        num_hidden_layers=case.num_layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        intermediate_size=3 * HIDDEN_SIZE,
+        max_position_embeddings=512,
+        initializer_range=0.06,
+        tie_word_embeddings=False,
+    )
+    model = Qwen3ForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters() if case.is_released else ():
+            parameter.copy_(parameter.to(torch.bfloat16))
+        found = model(torch.randint(0, VOCAB_SIZE, (8, 32))).logits.std(-1).mean()
+        model.lm_head.weight *= 2.0 ** float(torch.log2(case.logit_std / found))
+    model.save_pretrained(folder)
+    Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0")).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def _rows(start: Path) -> list[TrainingExample]:
+    """Answers that the policy samples, with random advantages."""
+    model, rng = load_policy(start), np.random.default_rng(0)
+    torch.manual_seed(1)
+    prompts = torch.randint(0, VOCAB_SIZE, (NUM_ROWS, PROMPT_TOKENS))
+    sampled = model.generate(
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        max_new_tokens=ANSWER_TOKENS,
+        min_new_tokens=ANSWER_TOKENS,
+        do_sample=True,
+        top_k=0,
+        pad_token_id=0,
+    )
+    logprobs = score_tokens(model, sampled.tolist())
+    return [
+        TrainingExample(
+            prompt_token_ids=ids[:PROMPT_TOKENS].astype(np.int32),
+            answer_token_ids=ids[PROMPT_TOKENS:].astype(np.int32),
+            component="own",
+            advantages=np.full(ANSWER_TOKENS, rng.normal(), np.float32),
+            weights=np.full(ANSWER_TOKENS, 1.0 / ANSWER_TOKENS, np.float32),
+            behaviour_logprobs=np.asarray(scored[PROMPT_TOKENS - 1 :], np.float32),
+            prompt_id=f"p{number}",
+            source="p",
+        )
+        for number, (ids, scored) in enumerate(zip(sampled.numpy(), logprobs, strict=True))
+    ]

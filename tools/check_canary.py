@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""Whether the canary finds engines that serve other weights, and believes those that serve the right ones.
+
+    .venv/bin/python tools/check_canary.py [--quick] [--vllm]
+
+A learner of random weights, whose head is scaled until its logits have a standard deviation of 1 to 4, takes a step of
+AdamW and publishes. Engines of other kernels, batches and orders of arithmetic take it by `install`; they cannot tell
+what bytes they hold, so the canary alone decides. Healthy ones have to be served. Into the others a fault is planted:
+
+stale      all tensors are those of the version before
+half       every second tensor is the one before
+late       the second half of the layers is the one before
+q swapped  the query projections of two layers are exchanged
+gate / up  two projections of one layer are exchanged
+
+At a learning rate of 1e-5 every fault has to be found. At 1e-6 a step is smaller than rounding in bfloat16 by far:
+there a fault may also be told as "untold", but never be believed. With --vllm also a real server in bfloat16.
+
+"off by" is the mean difference of healthy engines as a multiple of the noise that the learner measured. Exit code 1
+when a healthy engine was refused or a faulty one believed. Ends with one line of JSON.
+"""
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import structlog
+from bench_row import Row
+from canary_check.cases import LEARNING_RATES, Case, cases
+from canary_check.engines import FAULTS, HEALTHY, InProcess, vllm_server
+from canary_check.learner import FIRST, SECOND, Published, publish_two
+from transformers.utils import logging
+
+from mrl.engines.engine import Engine
+from mrl.errors import WeightsUnproved
+from mrl.rollout.updates import install
+from mrl.weights.canary import FLOOR_NATS, CanaryGap
+
+OF_A_STEP = ("stale", "half", "late")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two small models")
+    parser.add_argument("--vllm", action="store_true", help="one more row: a vLLM server on the CPU, in bfloat16")
+    arguments = parser.parse_args()
+    began_s = time.monotonic()
+    logging.disable_progress_bar()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
+    totals: Counter[str] = Counter()
+    print(f"{'learner':<10}{'engine':<10}{'layers':>6}{'std':>5}{'lr':>8}{'healthy: off by':>18}{'':>4}", end="")
+    print("".join(f"{fault:>11}" for fault in FAULTS), flush=True)
+    for case in cases(quick=arguments.quick):
+        with tempfile.TemporaryDirectory(prefix="mrl-canary-") as folder:
+            totals += judge(case, publish_two(case, Path(folder)))
+    if arguments.vllm:
+        case = Case("float32", "bfloat16", num_layers=8, logit_std=3.0, lr=LEARNING_RATES[0])
+        with tempfile.TemporaryDirectory(prefix="mrl-canary-") as folder, ExitStack() as closing:
+            published = publish_two(case, Path(folder))
+            totals += judge(case, published, vllm_server(published, Path(folder), closing))
+    rows = as_rows(totals)
+    seconds = round(time.monotonic() - began_s, 1)
+    print(json.dumps({"bench": "canary", "rows": [row.fields for row in rows], "seconds": seconds}))
+    return 0 if all(row.ok for row in rows) else 1
+
+
+def judge(case: Case, published: Published, server: Engine | None = None) -> Counter[str]:
+    """Let every engine take both versions; print a line and return what was counted."""
+    counts: Counter[str] = Counter()
+    gaps: list[CanaryGap] = []
+    engines = [server] if server else [InProcess(case, kind=kind) for kind in HEALTHY]
+    for engine in engines:
+        gap = served(engine, published)
+        counts["healthy, refused" if gap is None else "healthy, served"] += 1
+        gaps += [] if gap is None else [gap]
+    found = {} if server else {fault: verdict(case, published, number, fault) for number, fault in enumerate(FAULTS)}
+    counts.update(f"faulty, {told}" for told in found.values())
+    off = [gap.mean_nats / max(gap.noise_nats, FLOOR_NATS) for gap in gaps]
+    name = "vLLM" if server else case.engine
+    print(f"{case.precision:<10}{name:<10}{case.num_layers:>6}{case.logit_std:>5.0f}{case.lr:>8.0e}", end="")
+    print(f"{min(off, default=math.nan):>8.2f} to {max(off, default=math.nan):.2f} x", end="")
+    print("    " if len(gaps) == len(engines) else "  X ", end="")
+    print("".join(f"{told:>11}" for told in found.values()), flush=True)
+    return counts
+
+
+def verdict(case: Case, published: Published, number: int, fault: str) -> str:
+    """What becomes of an engine with this fault; the engines differ from fault to fault."""
+    kinds = [*HEALTHY]
+    gap = served(InProcess(case, kind=kinds[number % len(kinds)], fault=fault), published)
+    if gap is None:
+        return "found"
+    return "untold" if case.is_small_step and fault in OF_A_STEP and not gap.tells_versions else "BELIEVED"
+
+
+def served(engine: Engine, published: Published) -> CanaryGap | None:
+    """How far an engine is off that takes both versions; None when it is refused."""
+    try:
+        install(engine, published.first, FIRST)
+        return install(engine, published.second, SECOND).gap
+    except WeightsUnproved:
+        return None
+
+
+def as_rows(totals: Counter[str]) -> list[Row]:
+    """What was counted, of healthy and of faulty engines."""
+    healthy, faulty = (
+        sum(count for name, count in totals.items() if name.startswith(of)) for of in ("healthy", "faulty")
+    )
+    refused, believed = totals["healthy, refused"], totals["faulty, BELIEVED"]
+    return [
+        Row("healthy engines refused", refused, "engines", "healthy engines", refused / healthy, "<=0"),
+        Row("faulty engines believed", believed, "engines", "faulty engines", believed / faulty, "<=0"),
+        Row(
+            "faulty engines found",
+            totals["faulty, found"],
+            "engines",
+            "faulty engines",
+            totals["faulty, found"] / faulty,
+        ),
+        Row("faulty engines told as untold", totals["faulty, untold"], "engines"),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
