@@ -109,7 +109,7 @@ def sample(config: RunConfig, policy: str) -> list[ScoredGroup]:
     requests = [sampler.request(item, item.ticket) for item in items]
     generations = generate_all(sampler.engine, requests)
     return [
-        sampler.group(item, request.prompt_token_ids, sampler.verified([item.prompt_id] * size, answers))
+        sampler.group(item, request.prompt_token_ids, sampler.answers(answers, sampler.verdicts(item.prompt_id, answers, rank=0).result()))
         for item, request, answers in zip(items, requests, generations, strict=True)
     ]
 
