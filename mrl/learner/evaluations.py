@@ -90,7 +90,10 @@ class Evaluations:
             return
         if one.result.missing:
             log.warning(
-                "held-out prompts without an answer", version=str(one.version), missing=one.result.missing, **one.failures
+                "held-out prompts without an answer",
+                version=str(one.version),
+                missing=one.result.missing,
+                **one.failures,
             )
         try:
             tell_evaluation(one.result, self._folder, self._telemetry)

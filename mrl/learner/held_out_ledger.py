@@ -1,7 +1,7 @@
 """Which evaluations are under way, and who answers their prompts: without socket or clock.
 
-One evaluation at a time is granted, that of the newest version asked for. When the next one is due before it is over, it
-ends with the answers that have been begun: later ones would say little about its version.
+One evaluation at a time is granted, that of the newest version asked for. When the next one is due before it is over,
+it ends with the answers that have been begun: later ones would say little about its version.
 """
 
 from collections.abc import Callable, Collection, Sequence

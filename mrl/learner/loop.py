@@ -146,7 +146,7 @@ class Learner:
         return finished
 
     def await_evaluation(self, stopping: Callable[[], bool]) -> None:
-        """Behind the last step: wait for what is still being evaluated, within a bound. Other ranks have no part in it."""
+        """Behind the last step: wait within a bound for what is being evaluated. Other ranks have no part in it."""
         if self._first:
             self._first.evaluations.await_last(self._telling_of_life(self._first, stopping))
 

@@ -12,7 +12,6 @@ from mrl.records.rollouts import HeldOutItem, StaleGroup, WorkItem
 from mrl.records.version import Version
 from mrl.rollout.sampling import Sampler
 
-
 Item = WorkItem | HeldOutItem
 
 

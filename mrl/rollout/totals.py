@@ -1,7 +1,7 @@
 """What a worker counts from its start.
 
-The allocator learns from it what groups a place makes, and gives places by that: answers to held-out prompts are no part
-of `tokens`, `slot_seconds` and `sampled_tokens`. Time with nothing but them in flight is busy all the same.
+The allocator learns from it what groups a place makes, and gives places by that: answers to held-out prompts are no
+part of `tokens`, `slot_seconds` and `sampled_tokens`. Time with nothing but them in flight is busy all the same.
 """
 
 from collections import Counter

@@ -6,14 +6,13 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from typing import NamedTuple
 
+from mrl.engines.engine import Generation
 from mrl.errors import RoleFailed
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import HeldOutAnswer, HeldOutItem, ScoredGroup
-from mrl.engines.engine import Generation
 from mrl.rollout.flights import Flight
 from mrl.rollout.sampling import Sampler
 from mrl.tasks.verify import Verdict
-
 
 MAX_REASON_CHARS = 500
 
@@ -65,10 +64,7 @@ class Verifying:
         answers = self._sampler.answers(flight.generations, verdicts.result())
         return self._sampler.group(flight.item, flight.prompt_token_ids, answers)
 
-
-    def _held_out(
-        self, item: HeldOutItem, generation: Generation, verdicts: "Future[list[Verdict]]"
-    ) -> HeldOutAnswer:
+    def _held_out(self, item: HeldOutItem, generation: Generation, verdicts: "Future[list[Verdict]]") -> HeldOutAnswer:
         """One that cannot be judged costs itself."""
         if not generation.token_ids.size:
             return HeldOutAnswer(ticket=item.ticket, failure="refused by the engine")
