@@ -49,7 +49,7 @@ def learner(tiny_model, tmp_path) -> Learner:
     use_row_attention(model)
     trainer = SimpleNamespace(model=model, precision="float32", kernel="chunked")
     first = SimpleNamespace(crash_folder=tmp_path, policy="qwen")
-    return Learner(trainer, Milestones(1, 0, 0, 0), Version(0, 0), first, None, seed=1)
+    return Learner(trainer, Milestones(1, 0), Version(0, 0), first, None, seed=1)
 
 
 def test_a_run_of_skipped_updates_ends_with_its_reason(learner, make_rows, tmp_path):
