@@ -159,10 +159,12 @@ def child(argv: Sequence[str], log: Path) -> Iterator["subprocess.Popen[bytes]"]
 
 
 def outcome(run_folder: Path, steps: int) -> Outcome:
-    """The rate counts from when the first evaluation, which takes a core and the verifiers, is over."""
+    """The rate counts from when the first evaluation, which takes half of the places and verifiers, is over."""
     records = [record for record in read_metrics(run_folder / "metrics.jsonl") if "values" in record]
     evaluated_s = min(record["time_unix_s"] for record in records if "eval/accuracy" in record["values"])
-    learner = [record for record in records if record["role"].startswith("learner")]
+    learner = [
+        record for record in records if record["role"].startswith("learner") and "loss/total" in record["values"]
+    ]
     counting = [record for record in learner if record["time_unix_s"] >= evaluated_s]
     if len(counting) <= FEWEST_STEPS:
         raise RuntimeError(f"{run_folder.name}: too few steps after the first evaluation; take more --steps")

@@ -8,7 +8,7 @@ verifier's verdicts, GRPO loss and AdamW: 16 prompts a step, 8 answers each. Wha
 64 tokens each, or a log-normal length of mean 71, cut at 192 (see bench_training/policy.py).
 
 Compared are whole systems. mrl is `mrl train` as a user starts it, asynchronous, with learner, rollout worker,
-exchange, allocator, evaluator and supervisor, and every CPU second of all of them from the first published weights to
+exchange, allocator and supervisor, and every CPU second of all of them from the first published weights to
 the last step's report. TRL (a pinned release in an environment of its own, made in the user's cache the first time) is
 one process per policy, and its CPU seconds from the beginning of training to the end of the last step; its settings are
 in bench_training/trl_side.py. What either needs to start is told apart. Each policy has one core: a load of one policy

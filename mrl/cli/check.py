@@ -84,11 +84,11 @@ def least_gpus(config: RunConfig) -> int:
 
 
 def most_gpus(config: RunConfig) -> int:
-    """GPUs of which each rank of a learner, each worker and the evaluator has one for itself."""
+    """GPUs of which each rank of a learner and each worker has one for itself."""
     on_gpu = {name: policy for name, policy in config.policies.items() if policy.device == "cuda"}
     workers = sum(planned_workers(config, name) for name in on_gpu)
     learners = sum(0 if policy.frozen else policy.learner.processes for policy in on_gpu.values())
-    return max(least_gpus(config), bool(on_gpu) + workers + learners + len(_leased_gpus(config)))
+    return max(least_gpus(config), workers + learners + len(_leased_gpus(config)))
 
 
 def _leased_gpus(config: RunConfig) -> list[int]:
@@ -188,5 +188,5 @@ def _device(config: RunConfig, spec: ProcessSpec) -> str:
     if UNIT in spec.env:
         return spec.env[UNIT]
     served = [config.policies[spec.policy]] if spec.policy else list(config.policies.values())
-    on_gpu = spec.role in ("learner", "worker", "evaluator") and any(policy.device == "cuda" for policy in served)
+    on_gpu = spec.role in ("learner", "worker") and any(policy.device == "cuda" for policy in served)
     return "cuda " + spec.env.get("CUDA_VISIBLE_DEVICES", "") if on_gpu else "cpu"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mrl.config.load import load_config
 from mrl.config.run_folder import read_run_config
-from mrl.config.schema import RunConfig
+from mrl.config.schema import NO_EVALUATION, RunConfig
 from mrl.errors import ConfigError, RunFolderError
 
 
@@ -90,6 +90,13 @@ def _plan_one(arguments: argparse.Namespace, folder: Path, regime: str, seed: in
     chosen = ["--run.folder", str(folder), "--run.name", name, "--run.seed", str(seed), "--sharing.regime", regime]
     chosen += ["--run.sync", "false" if arguments.is_async else "true"]
     config = load_config(arguments.config, [*arguments.overrides, *chosen])
+    if config.evaluation.every == NO_EVALUATION:
+        raise ConfigError(
+            "evaluation.every: runs that evaluate nothing cannot be compared",
+            where=str(arguments.config),
+            got=NO_EVALUATION,
+            wanted="0, which evaluates at start and end, or steps between evaluations",
+        )
     left_out = tuple(unasked(config, where=str(arguments.config)))
     policies = {policy: table for policy, table in config.policies.items() if policy not in left_out}
     return Run(regime, seed, folder / name, config.model_copy(update={"policies": policies}), left_out)

@@ -44,7 +44,6 @@ COMMANDS: dict[str, Command] = {
     "allocator": Command("mrl.cli.roles", "role: the allocator"),
     "learner": Command("mrl.cli.roles", "role: one rank of a policy's learner (under torchrun)"),
     "worker": Command("mrl.cli.roles", "role: one rollout worker"),
-    "evaluator": Command("mrl.cli.roles", "role: the evaluator"),
 }
 
 

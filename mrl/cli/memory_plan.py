@@ -4,7 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -135,23 +135,15 @@ def _need(config: RunConfig, spec: ProcessSpec, policies: Mapping[str, "_Policy"
         return ProcessNeed(spec, host, policy.table.learner.processes, AGENT_MIB, on_gpu, other)
     if spec.role == "worker":
         return _worker(spec, policies[spec.policy])
-    if spec.role == "evaluator":
-        return _with_engines(spec, [(policy, policy.evaluating()) for policy in policies.values()])
     return ProcessNeed(spec, Need("", {"process": DAEMON_MIB * MIB}))
 
 
 def _worker(spec: ProcessSpec, policy: "_Policy") -> ProcessNeed:
-    need = _with_engines(spec, [(policy, policy.engine())])
-    return replace(need, host=replace(need.host, parts=need.host.parts | policy.server_processes()))
-
-
-def _with_engines(spec: ProcessSpec, engines: list[tuple["_Policy", Need]]) -> ProcessNeed:
-    host, device = {"process": float(TORCH_MIB * MIB)}, dict[str, float]()
-    for policy, need in engines:
-        into = device if policy.table.device == "cuda" else host
-        for part, size in need.parts.items():
-            into[part] = into.get(part, 0.0) + size
-    return ProcessNeed(spec, Need("sampling", host), device=Need("sampling", device) if device else None)
+    host, engine = {"process": float(TORCH_MIB * MIB)}, policy.engine().parts
+    on_gpu = policy.table.device == "cuda"
+    host |= policy.server_processes() if on_gpu else policy.server_processes() | engine
+    device = Need("sampling", engine) if on_gpu and engine else None
+    return ProcessNeed(spec, Need("sampling", host), device=device)
 
 
 def _on_unit(config: RunConfig, specs: list[ProcessSpec], policies: Mapping[str, "_Policy"]) -> list[ProcessNeed]:
@@ -265,12 +257,6 @@ class _Policy:
             kept = {part: size for part, size in parts.items() if part != NEW_WEIGHTS}
             return Need("asleep", process | self.server_processes() | kept)
         return Need("asleep", process | {"weights": float(FLOAT_BYTES * self._size.parameters)})
-
-    def evaluating(self) -> Need:
-        """That of the evaluator, which samples with transformers whatever the workers have."""
-        from mrl.rollout.evaluate import BATCH_PROMPTS
-
-        return self._engine(min(BATCH_PROMPTS, self.table.rollout.answers_at_once or BATCH_PROMPTS))
 
     def _engine(self, answers: int) -> Need:
         return engine_need(self._size, self.table, answers_at_once=answers, prompt_tokens=self._prompt_tokens)

@@ -14,7 +14,6 @@ ROLES: dict[str, str] = {
     "allocator": "mrl.roles.allocator",
     "learner": "mrl.roles.learner",
     "worker": "mrl.roles.worker",
-    "evaluator": "mrl.roles.evaluator",
 }
 
 

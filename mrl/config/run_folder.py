@@ -24,7 +24,7 @@ MIB = 1024 * 1024
 RENDEZVOUS = "MRL_RENDEZVOUS"
 """Environment variable that tells the ranks of a learner the folder in which they meet."""
 SUBFOLDERS = (
-    "logs", "rollouts", "checkpoints", "weights", "evaluation/queue", "exchange", "endpoints", "keys", "crash"
+    "logs", "rollouts", "checkpoints", "weights", "evaluation", "exchange", "endpoints", "keys", "crash"
 )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ class RunFolder:
 
     @property
     def evaluation(self) -> Path:
-        """Results of evaluations; requests lie in `queue/` below it."""
+        """Results of evaluations."""
         return self.path / "evaluation"
 
     @property

@@ -165,15 +165,19 @@ class AllocationTable(Table):
     says nothing while it publishes weights or begins a checkpoint: choose more than that takes."""
 
 
-class EvaluationTable(Table):
-    """Held-out accuracy."""
+NO_EVALUATION = -1
+"""`evaluation.every` of a run that evaluates nothing."""
 
-    every: int = Field(default=40, ge=0)
-    """Steps between evaluations; 0 evaluates at start and end only."""
+
+class EvaluationTable(Table):
+    """Held-out accuracy: the engines of a policy's own workers answer held-out prompts, ahead of their other work."""
+
+    every: int = Field(default=40, ge=NO_EVALUATION)
+    """Steps between evaluations; 0 evaluates at start and end only, -1 never."""
     prompts: int = Field(default=0, ge=0)
     """Held-out prompts of the evaluations in between; 0 takes all. Start and end always take all."""
-    threads: int = Field(default=1, ge=1)
-    """CPU threads of the evaluator."""
+    share: float = Field(default=0.5, gt=0, le=1)
+    """Part of a worker's places that held-out answers may take while it has other work, at least one of them."""
 
 
 class SupervisionTable(Table):
@@ -196,8 +200,6 @@ class SupervisionTable(Table):
 
     With the default all is over within 10 s; large models need more, and a batch system that waits for it.
     """
-    drain_s: float = Field(default=120.0, ge=0)
-    """Longest wait for the last evaluations once all learners are done; the run fails when one is missing then."""
 
 
 class LaunchTable(Table):

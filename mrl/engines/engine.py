@@ -38,6 +38,8 @@ class GenerationRequest:
     prompt_token_ids: npt.NDArray[np.int32]
     seeds: npt.NDArray[np.uint64]
     """[G] one seed per answer."""
+    may_be_refused: bool = False
+    """Whether an engine that does not take it gives answers without a token in place of EngineError."""
 
 
 @dataclass(frozen=True, slots=True)

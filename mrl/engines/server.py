@@ -20,7 +20,7 @@ import structlog
 
 from mrl.engines.bounds import USUAL, Bounds
 from mrl.engines.dialect import Dialect, Launch
-from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest
+from mrl.engines.engine import EngineUsage, Finished, Generation, GenerationRequest, Sampling, ScoringRequest
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.segments import Segments
 from mrl.engines.server_process import ServerProcess, free_port
@@ -28,6 +28,7 @@ from mrl.engines.server_start import PortTaken, await_ready, check_answers, why_
 from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
 from mrl.models.tensor_broadcast import Incoming, Seats
 from mrl.models.tensor_file import read_folder
+from mrl.records.finish import FinishReason
 from mrl.records.version import Version
 
 T = TypeVar("T")
@@ -255,11 +256,21 @@ class ServerEngine:
             self._tasks[request.request_id] = tasks
 
     async def _answer(self, request: GenerationRequest, index: int) -> None:
-        self._finished.put(await self._current().answer(request, index))
+        self._finished.put(await self._finish(request, index))
         tasks = self._tasks[request.request_id]
         tasks.remove(asyncio.current_task())  # type: ignore[arg-type]
         if not tasks:
             del self._tasks[request.request_id]
+
+    async def _finish(self, request: GenerationRequest, index: int) -> Finished:
+        try:
+            return await self._current().answer(request, index)
+        except EngineError as error:
+            if not request.may_be_refused:
+                raise
+            log.warning("request refused", reason=str(error))
+            nothing = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), [], FinishReason.ABORT)
+            return Finished(request.request_id, index, nothing)
 
     def _cancel(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:

@@ -53,7 +53,7 @@ def place(
 def _no_gpu(policy: str, num_leased: int) -> ConfigError:
     if num_leased:
         return ConfigError(
-            "allocation.units: the units leave no GPU to learners, the evaluator and frozen policies",
+            "allocation.units: the units leave no GPU to learners and frozen policies",
             got=f"units of all {num_leased} GPUs that this host shows",
             wanted=f'at least one that is no unit\'s, for policies.{policy}.device = "cuda"',
             cure="leave one out of allocation.units, or make more GPUs visible",

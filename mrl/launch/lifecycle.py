@@ -1,7 +1,6 @@
 """The phases of a run, and which signal ends it when. Pure: events and times go in, phases and signals come out."""
 
 import signal
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,13 +10,14 @@ Phase = Literal["running", "draining", "stopping"]
 
 @dataclass
 class Lifecycle:
-    """running -> draining (all learners done, last evaluations under way) -> stopping (processes are being ended).
+    """running -> draining (all learners done) -> stopping (processes are being ended).
+
+    A host whose own learners are done drains until those of the whole run are.
 
     Any failure, a signal or the time limit goes straight to stopping; the first reason is the one that is told.
     """
 
     learners: frozenset[str]
-    drain_s: float
     stop_s: float
     max_run_s: float = 0.0
     """0 means no limit."""
@@ -61,20 +61,12 @@ class Lifecycle:
             self._hurried = True
         self.end(128 + number, f"ended by {signal.Signals(number).name}", now_s)
 
-    def tick(self, now_s: float, *, pending: Sequence[str] = (), missing: Sequence[str] = ()) -> None:
-        """Time passes. `pending` names the evaluations that wait, `missing` the last results that do not exist."""
+    def tick(self, now_s: float) -> None:
+        """Time passes; a run whose learners are all done ends."""
         if self.max_run_s and self.phase == "running" and now_s - self.started_s > self.max_run_s:
             self.end(0, f"run.max_minutes = {self.max_run_s / 60:g} is over", now_s)
         if self.phase == "draining":
-            if not pending and not missing:
-                self.end(0, "", now_s)
-            elif not pending:
-                them = ", ".join(f"evaluation/{name}" for name in missing)
-                verb = "is" if len(missing) == 1 else "are"
-                self.end(1, f"no result of the last evaluation: {them} {verb} missing", now_s)
-            elif now_s - self._since_s > self.drain_s:
-                late = f"the last evaluations took more than supervision.drain_s = {self.drain_s:g} s"
-                self.end(1, f"{late}; still waiting: {', '.join(pending)}", now_s)
+            self.end(0, "", now_s)
 
     def restarts(self, role: str, policy: str) -> bool:
         """Whether a process of this role is still worth starting again."""
@@ -82,7 +74,7 @@ class Lifecycle:
             return False
         if self.phase == "running":
             return role != "worker" or f"learner/{policy}" not in self.done
-        return self.phase == "draining" and role in ("evaluator", "supervisor")
+        return self.phase == "draining" and role == "supervisor"
 
     def due_signal(self, now_s: float, *, extra_s: float = 0.0) -> signal.Signals | None:
         """The signal that a process still alive should have received by now, if it has `stop_s + extra_s`."""

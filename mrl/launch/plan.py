@@ -33,7 +33,7 @@ from mrl.parent_death import CORES
 
 HOST_ROLE = "supervisor"
 """Role of a process that supervises another host."""
-Role = Literal["exchange", "allocator", "learner", "worker", "evaluator"]
+Role = Literal["exchange", "allocator", "learner", "worker"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +130,10 @@ def build_plan(
     for name, policy in config.policies.items():
         for index in range(planned_workers(config, name)):
             specs.append(_worker(name, policy, index, run_folder, python, placement.get(("worker", name, index), ())))
-    spare = [gpu for gpu in gpus if not any(gpu in taken for taken in placement.values())]
-    specs.append(_evaluator(config, run_folder, python, tuple((spare or gpus)[:1])))
     by_name = {host.name: host for host in hosts}
     placed = []
     for spec in specs:
-        # The evaluator needs the devices of a policy, which the host of the daemons may lack.
-        at = next(iter(lives_on.values())) if spec.role == "evaluator" else lives_on.get(spec.policy, first)
+        at = lives_on.get(spec.policy, first)
         own = host_environment(by_name[at]) if at in by_name else {}
         placed.append(replace(spec, host=at, env=spec.env | own))
     plan = Plan(tuple(placed), tuple(hosts), unit_hosts(config, [host.name for host in hosts]))
@@ -275,9 +272,3 @@ def unit_worker(
         host=unit.host,
         has_line=sleeps,
     )
-
-
-def _evaluator(config: RunConfig, run_folder: Path, python: str, gpus: tuple[str, ...]) -> ProcessSpec:
-    argv = role_argv("evaluator", run_folder, python=python)
-    env = environment(config.evaluation.threads, gpus)
-    return ProcessSpec(name="evaluator", role="evaluator", policy="", index=0, argv=argv, env=env)

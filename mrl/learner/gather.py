@@ -124,7 +124,9 @@ def await_groups(
             listen()
             if intake.unsettled(step) is not None:
                 return True
-            if time.monotonic() > deadline_s:
+            if time.monotonic() > max(
+                deadline_s, intake.evaluated_s + timeout_s
+            ):  # held-out answers are a sign of life
                 raise PeerLost(f"no batch for step {step} within {timeout_s:.0f} s from {whom}")
             intake.wait_for_change(WAIT_SLICE_S)
     return False

@@ -1,17 +1,22 @@
 """The learner's link to its rollout workers: a thread that answers them from the ledger while the learner trains."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from mrl.errors import RecordError, RoleFailed
+from mrl.learner.held_out_ledger import Evaluated, HeldOutLedger
 from mrl.learner.ledger import IsSettled, WorkLedger, always
 from mrl.records.codec import decode, encode
 from mrl.records.rollouts import (
     Groups,
     GroupsAck,
+    HeldOutAnswers,
     LearnerMessage,
     ScoredGroup,
     WeightsNotice,
@@ -21,6 +26,8 @@ from mrl.records.rollouts import (
     WorkRequest,
     worker_message_decoder,
 )
+from mrl.records.version import Version
+from mrl.tasks.pool import Prompt
 from mrl.transport.server import ServerSocket
 
 POLL_S = 0.05
@@ -55,11 +62,17 @@ class Intake:
         server: ServerSocket,
         ledger: WorkLedger,
         *,
+        held_out: HeldOutLedger | None = None,
+        evaluates_alone: bool = False,
         courier: Courier | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Without a courier every version lies in files, and nobody asks for it."""
+        """Without a courier every version lies in files, and nobody asks for it.
+
+        With `evaluates_alone` no groups are granted while an evaluation is under way.
+        """
         self._courier = courier
+        self._held_out, self._evaluates_alone = held_out or HeldOutLedger(""), evaluates_alone
         self._server, self._ledger, self._clock = server, ledger, clock
         self._changed = threading.Condition()
         self._waits = Waits(clock())
@@ -87,8 +100,7 @@ class Intake:
     def wait_for_change(self, timeout_s: float) -> None:
         """Sleep until a group comes in, at most `timeout_s`. Raises RoleFailed when the link's thread has ended."""
         with self._changed:
-            if self._failure is not None:
-                raise RoleFailed(f"the link to the workers failed: {self._failure!r}") from self._failure
+            self._check()
             if not self._arrivals:
                 began_s, is_short = self._clock(), self._ledger.is_short
                 self._changed.wait(timeout_s)
@@ -108,6 +120,41 @@ class Intake:
                 self._ledger.adjust(short_wait_s=waits.short_s, wait_s=waits.wait_s, period_s=now_s - waits.since_s)
                 self._waits = Waits(now_s)
             return batch
+
+    # Evaluations.
+
+    def evaluate(self, version: Version, prompts: Sequence[Prompt]) -> None:
+        """Have these held-out prompts answered by workers that serve `version`, or a newer one."""
+        with self._changed:
+            self._held_out.ask(version, prompts, self._clock())
+
+    def evaluated(self, timeout_s: float = 0.0) -> list[Evaluated]:
+        """The evaluations that ended since the last call; waits at most `timeout_s` for a held-out answer.
+
+        Raises RoleFailed when the link's thread has ended.
+        """
+        with self._changed:
+            self._check()
+            if timeout_s and self._held_out.is_open:
+                self._changed.wait(timeout_s)
+            return self._held_out.take_over()
+
+    @property
+    def is_evaluating(self) -> bool:
+        """Whether the newest evaluation is under way."""
+        with self._changed:
+            return self._held_out.is_open
+
+    @property
+    def evaluated_s(self) -> float:
+        """When the last held-out answer came, by the clock."""
+        with self._changed:
+            return self._held_out.answered_s
+
+    def stop_evaluating(self) -> None:
+        """Await no held-out answer any more: evaluations end with those that came."""
+        with self._changed:
+            self._held_out.give_up(self._clock())
 
     @property
     def window_groups(self) -> float | None:
@@ -155,7 +202,8 @@ class Intake:
                 elif self._courier is not None:
                     self._courier.ask(client, message)
             with self._changed:
-                self._ledger.expire(self._clock(), WORKER_SILENCE_S)
+                silent = self._ledger.expire(self._clock(), WORKER_SILENCE_S)
+                self._held_out.expire(silent, self._clock())
             self._route_weights()
 
     def _route_weights(self) -> None:
@@ -163,18 +211,38 @@ class Intake:
             for client, route in self._courier.answers(self._notice, num_workers=len(self._ledger.last_seen_s)):
                 self._server.send(client, encode(route))
 
-    def _answer(self, message: WorkRequest | Groups) -> LearnerMessage:
+    def _answer(self, message: WorkRequest | Groups | HeldOutAnswers) -> LearnerMessage:
         now_s = self._clock()
         with self._changed:
             notice = self._notice
             assert notice is not None, "the link opens with the first weights"
             if isinstance(message, WorkRequest):
-                return WorkGrant(items=self._ledger.grant(message, now_s), weights=notice)
-            assert isinstance(message, Groups)
+                return self._grant(message, notice, now_s)
+            if isinstance(message, HeldOutAnswers):
+                self._held_out.accept(message.answers, now_s)
+                self._changed.notify_all()
+                return GroupsAck(tickets=[answer.ticket for answer in message.answers], weights=notice)
             self._note(self._ledger.accept(message.groups, message.worker, now_s))
             self._ledger.write_off(message.stale, message.worker, now_s)
             tickets = [group.ticket for group in message.groups] + [group.ticket for group in message.stale]
             return GroupsAck(tickets=tickets, weights=notice)
+
+    def _grant(self, request: WorkRequest, notice: WeightsNotice, now_s: float) -> WorkGrant:
+        """Held-out prompts first, groups in what places are left, and more held-out prompts where there is no group."""
+        held_out = self._held_out
+        held_out.lose(request.worker, request.holding, now_s)
+        room = held_out.grant(request)
+        is_alone = self._evaluates_alone and held_out.is_open
+        max_groups = request.max_groups - math.ceil(room.kept / self._ledger.pace.group_size)
+        less = msgspec.structs.replace(request, max_groups=0 if is_alone else max(0, max_groups))
+        items = self._ledger.grant(less, now_s)
+        if is_alone or not (items or self._ledger.capacity(request.serving)):
+            room.items.extend(held_out.grant_alone(request, len(room.items)))
+        return WorkGrant(items=items, weights=notice, held_out=room.items, held_out_waiting=held_out.num_waiting)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise RoleFailed(f"the link to the workers failed: {self._failure!r}") from self._failure
 
     def _count_wait(self, seconds: float, is_short: bool) -> None:
         self._waits.wait_s += seconds

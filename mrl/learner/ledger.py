@@ -118,13 +118,14 @@ class WorkLedger:
         self.is_short = self.capacity() < request.max_groups
         return [self._grant_one(request) for _ in range(num_groups)]
 
-    def expire(self, now_s: float, silence_s: float) -> None:
-        """Take back the work of workers that said nothing for `silence_s`."""
+    def expire(self, now_s: float, silence_s: float) -> set[str]:
+        """Take back the work of workers that said nothing for `silence_s`; returns who they are."""
         silent = {worker for worker, seen_s in self.last_seen_s.items() if now_s - seen_s > silence_s}
         if silent:
             self._take_back(lambda _, run: run.worker in silent)
         for worker in silent:
             del self.last_seen_s[worker]
+        return silent
 
     def accept(self, groups: Sequence[ScoredGroup], worker: str, now_s: float) -> list[ScoredGroup]:
         """Take finished groups over; returns the new ones, uniform ones that are dropped included.

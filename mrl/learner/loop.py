@@ -22,6 +22,7 @@ from mrl.checkpoint.training_state import training_tensors
 from mrl.errors import RoleFailed
 from mrl.files import replace_file
 from mrl.learner.batches import BatchMaker, PreparedStep
+from mrl.learner.evaluations import Evaluations
 from mrl.learner.intake import Intake
 from mrl.learner.order import StepOrder, decode_order, encode_order
 from mrl.learner.peers import PeerSource
@@ -31,7 +32,6 @@ from mrl.learner.skipped import keep_batch
 from mrl.learner.trainer import Trainer, check_forward
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.parameters import whole_weights
-from mrl.records.evaluation import EvaluationRequest, EvaluationResult
 from mrl.records.leases import LearnerReport
 from mrl.records.rollouts import WeightsNotice
 from mrl.records.version import Version
@@ -39,7 +39,7 @@ from mrl.sharing.cost import gap_values
 from mrl.sharing.regime import Regime
 from mrl.sharing.row_cost import row_residuals_of
 from mrl.weights.broadcast import BroadcastPublisher
-from mrl.weights.publish import Publisher, snapshot
+from mrl.weights.publish import Publisher
 
 MAX_SKIPPED_UPDATES = 5
 
@@ -51,12 +51,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Milestones:
-    """The steps at which a learner saves, asks for an evaluation, and ends; and when it gives the alarm."""
+    """The steps at which a learner saves, and ends; and when it gives the alarm."""
 
     total: int
     checkpoint_every: int
-    evaluate_every: int
-    evaluation_prompts: int
     mismatch_alarm_nats: float = float("inf")
     """Divergence between learner and engine above which a step is warned of."""
     save_when_stopped: bool = False
@@ -94,7 +92,7 @@ class FirstRank:
     regime: Regime
     peers: PeerSource | None
     publisher: Publisher | BroadcastPublisher
-    evaluation_folder: Path
+    evaluations: Evaluations
     crash_folder: Path
     telemetry: Telemetry
     allocator: AllocatorLine
@@ -151,6 +149,11 @@ class Learner:
             self._saver.wait()
         return finished
 
+    def await_evaluation(self, stopping: Callable[[], bool]) -> None:
+        """Behind the last step: wait within a bound for what is being evaluated. Other ranks have no part in it."""
+        if self._first:
+            self._first.evaluations.await_last(self._telling_of_life(self._first, stopping))
+
     def _step(self, stopping: Callable[[], bool]) -> bool:
         """One step; False when `stopping` ended it before it was trained."""
         started_s = time.monotonic()
@@ -187,16 +190,21 @@ class Learner:
         self._trainer.world.note("forming a batch")
         if self._first is None:
             return None
-        allocator = self._first.allocator
-
-        def stopping_at_a_beat() -> bool:
-            allocator.beat()
-            return stopping()
-
         self._first.telemetry.doing("forming a batch")
-        prepared = self._first.batches.prepare(self._version.step, self._rng, stopping_at_a_beat)
+        stopping = self._telling_of_life(self._first, stopping)
+        prepared = self._first.batches.prepare(self._version.step, self._rng, stopping)
         self._first.telemetry.doing("training")
         return prepared
+
+    def _telling_of_life(self, first: FirstRank, stopping: Callable[[], bool]) -> Callable[[], bool]:
+        """`stopping`, which is looked at all the time in a wait, telling others meanwhile what there is to tell."""
+
+        def stopping_at_a_beat() -> bool:
+            first.allocator.beat()
+            first.evaluations.tell()
+            return stopping()
+
+        return stopping_at_a_beat
 
     def _encode(self, prepared: PreparedStep | None) -> bytes | None:
         if prepared is None:
@@ -249,6 +257,7 @@ class Learner:
         first.telemetry.metrics(step, prepared.values | values | gaps | {"mismatch/alarms": self._alarms})
         rows = row_residuals_of(prepared.tried, prepared.shared, self._trainer.peer_logprobs)
         first.telemetry.residuals(step, rows)
+        first.evaluations.tell()
 
     def _publish(self, *, resumed: bool) -> None:
         """The first rank writes what all ranks that hold a shard gather."""
@@ -263,26 +272,10 @@ class Learner:
         canary = self._canary.make()
         assert canary is not None, "the first rank makes one"
         manifest = first.publisher.publish_weights(self._published(model), self._version, canary)
+        first.evaluations.ask_when_due(self._version)  # before any worker may sample other things under it
         first.intake.announce(WeightsNotice(version=self._version, manifest_path=str(manifest)))
         if first.peers:
             first.peers.announce(self._version, resumed=resumed)
-        self._request_evaluation(first, manifest)
-
-    def _request_evaluation(self, first: FirstRank, manifest: Path) -> None:
-        step, milestones = self._version.step, self._milestones
-        edge = step in (0, milestones.total)
-        if not edge and not _due(step, milestones.evaluate_every):
-            return
-        queue = first.evaluation_folder / "queue"
-        if result_version(first.evaluation_folder / f"{first.policy}-{step}.json") == self._version:
-            return
-        request = EvaluationRequest(
-            policy=first.policy,
-            version=self._version,
-            manifest_path=str(snapshot(first.publisher.as_files(manifest), queue / "weights" / first.policy)),
-            num_prompts=0 if edge else milestones.evaluation_prompts,
-        )
-        replace_file(queue / request.file_name, msgspec.json.encode(request))
 
     def _save_when_due(self) -> None:
         step = self._version.step
@@ -319,14 +312,6 @@ def next_run_epoch(folder: Path) -> int:
     epoch = int(counter.read_text()) + 1 if counter.exists() else 0
     replace_file(counter, str(epoch).encode())
     return epoch
-
-
-def result_version(path: Path) -> Version | None:
-    """The version that an evaluation result is about, None when there is no result."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=EvaluationResult).version
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 def _due(step: int, every: int) -> bool:

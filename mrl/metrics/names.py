@@ -124,6 +124,9 @@ METRICS: dict[str, Metric] = {
     ),
     "rollout/busy_share": Metric("share", "part of the time in which the engine sampled"),
     "rollout/idle_s": Metric("s", "time with no answer in flight since the worker started"),
+    "rollout/held_out_share": Metric(
+        "share", "time of the places in use that answers to held-out prompts took, since the worker started"
+    ),
     "rollout/engine_restarts": Metric("restarts", "times that the engine was lost and started anew"),
     "weights/canary_max_abs_nats": Metric("nats", "largest gap between engine and learner on the canary"),
     "weights/canary_mean_abs_nats": Metric("nats", "mean gap between engine and learner on the canary"),
@@ -149,9 +152,12 @@ METRICS: dict[str, Metric] = {
     "verify/pending": Metric("answers", "answers that are at a verifier process or wait for one"),
     "verify/timeouts": Metric("answers", "of these, failed because the verifier took too long and was killed"),
     "verify/crashes": Metric("answers", "of these, failed because the verifier died, ran out of memory or raised"),
-    # evaluator
+    # learner, or the worker of a frozen policy: an evaluation
     "eval/accuracy": Metric("share", "held-out answers that the verifier accepts", True),
     "eval/accuracy/{task}": Metric("share", "held-out answers of one task that the verifier accepts", True),
+    "eval/own_token_share": Metric("share", "their tokens that the evaluated version sampled, not a newer one"),
+    "eval/missing_answers": Metric("answers", "held-out prompts that got no answer in this evaluation"),
+    "eval/time_s": Metric("s", "time of an evaluation, from the question to the last answer"),
     # exchange daemon; totals since it started
     "exchange/records": Metric("records", "records that the exchange holds", True),
     "exchange/used_bytes": Metric("bytes", "bytes of records that the exchange holds"),

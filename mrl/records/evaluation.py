@@ -1,26 +1,8 @@
-"""Evaluation requests and results: JSON files in the run folder, so that they survive every process.
-
-A learner drops `evaluation/queue/<policy>-<step>.json`; the evaluator answers with `evaluation/<policy>-<step>.json`.
-"""
+"""Results of evaluations: JSON files in the run folder, `evaluation/<policy>-<step>.json`."""
 
 import msgspec
 
 from mrl.records.version import Version
-
-
-class EvaluationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Evaluate this published version on held-out prompts."""
-
-    policy: str
-    version: Version
-    manifest_path: str
-    num_prompts: int
-    """0 takes the whole held-out split."""
-
-    @property
-    def file_name(self) -> str:
-        """Name of the request and of its result."""
-        return f"{self.policy}-{self.version.step}.json"
 
 
 class TaskAccuracy(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,11 +22,34 @@ class EvaluatedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Held-out accuracy of one version, one answer per prompt sampled at the policy's temperature."""
+    """Held-out accuracy of one version, one answer per prompt sampled at the policy's temperature.
+
+    New weights overtake answers in the engine as they do in training: the rest of an answer is theirs.
+    """
 
     policy: str
     version: Version
+    """The one that was asked for."""
     step: int
     accuracy: float
     per_task: dict[str, TaskAccuracy]
     answers: list[EvaluatedAnswer]
+    oldest: Version
+    """Oldest version that sampled a token."""
+    newest: Version
+    own_token_share: float
+    """Share of the tokens that the asked version sampled, 0 to 1."""
+    missing: int
+    """Prompts without an answer: refused, lost again and again, or not begun when the next evaluation was due."""
+    seconds: float
+    """From the question to the last answer."""
+
+    @property
+    def file_name(self) -> str:
+        """Name of the file of this result."""
+        return result_name(self.policy, self.step)
+
+
+def result_name(policy: str, step: int) -> str:
+    """Name of the file of the result of a step."""
+    return f"{policy}-{step}.json"

@@ -2,6 +2,7 @@
 
 The worker asks for work, the learner grants prompts within its staleness budget, the worker sends scored groups, the
 learner acknowledges them. Unacknowledged groups are sent again; granted work of a lost worker is granted anew.
+Held-out prompts go the same way, as a class of their own: they are granted first, and are never trained on.
 Where weights are broadcast, the worker also asks when it is ready for them, and is told where to meet.
 
 Shapes: G answers per group, T tokens of one answer.
@@ -88,6 +89,20 @@ class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
     """Learner step at which the grant was made; part of the sampling seed."""
 
 
+class HeldOutItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer to a held-out prompt to sample, for the evaluation of a version."""
+
+    ticket: Name
+    prompt_id: Name
+    version: Version
+    """Nothing older begins it; a newer one may, and may overtake it."""
+
+    @property
+    def group_size(self) -> int:
+        """Answers to sample."""
+        return 1
+
+
 class WeightsNotice(msgspec.Struct, frozen=True, kw_only=True):
     """Where the newest weights lie."""
 
@@ -103,6 +118,10 @@ class WorkRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
     holding: Annotated[list[Name], msgspec.Meta(max_length=100_000)]
     serving: Version | None = None
     """What would sample them now; None before there are weights: those of the answer will."""
+    max_held_out: Count = 0
+    """Held-out prompts that may be granted too, in place of as many answers of groups."""
+    max_held_out_alone: Count = 0
+    """The same where there is no work but them."""
 
 
 class StaleGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +130,26 @@ class StaleGroup(msgspec.Struct, frozen=True, kw_only=True):
     ticket: Name
     num_tokens: Count
     """Of the answers that had ended."""
+
+
+class HeldOutAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one held-out prompt."""
+
+    ticket: Name
+    failure: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+    """Why there is no answer; empty where there is one."""
+    versions: Annotated[list[VersionSpan], msgspec.Meta(max_length=10_000)] = []
+    """Run-length coded version of every token."""
+    completion: TextBytes = b""
+    """The bytes of the answer without EOS."""
+    reward: Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)] = 0.0
+
+
+class HeldOutAnswers(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="held_out_answers"):
+    """Worker -> learner: finished answers to held-out prompts; acknowledged as groups are."""
+
+    worker: Name
+    answers: Annotated[list[HeldOutAnswer], msgspec.Meta(max_length=4096)]
 
 
 class Groups(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="groups"):
@@ -126,6 +165,9 @@ class WorkGrant(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
 
     items: list[WorkItem]
     weights: WeightsNotice
+    held_out: list[HeldOutItem] = []
+    held_out_waiting: Count = 0
+    """Held-out prompts that nobody has been granted yet."""
 
 
 class GroupsAck(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="groups_ack"):
@@ -170,7 +212,7 @@ class WeightsRoute(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     """Where they lie as files."""
 
 
-WorkerMessage = WorkRequest | Groups | WeightsRequest
+WorkerMessage = WorkRequest | Groups | HeldOutAnswers | WeightsRequest
 LearnerMessage = WorkGrant | GroupsAck | WeightsRoute
 
 worker_message_decoder: msgspec.msgpack.Decoder[WorkerMessage] = decoder(WorkerMessage)

@@ -25,7 +25,11 @@ def step_line(record: MetricsRecord, steps: int) -> str | None:
 
 def accuracy_line(record: MetricsRecord) -> str | None:
     """One evaluation, `qwen step 40 held-out 0.38 chain_sum 0.61 spell 0.15`; None for any other record."""
-    values = {name.removeprefix("eval/accuracy"): value for name, value in record.values.items() if "eval/" in name}
+    values = {
+        name.removeprefix("eval/accuracy"): value
+        for name, value in record.values.items()
+        if name.startswith("eval/accuracy")
+    }
     if "" not in values:
         return None
     tasks = "".join(f" {name[1:]} {fixed(value)}" for name, value in sorted(values.items()) if name)

@@ -17,7 +17,7 @@ from mrl.report.readable import count, elapsed, fixed, percent, signed
 from mrl.report.run_data import RunData, read_run
 from mrl.report.sharing_cost import cost_table, gap_chart
 from mrl.report.strange_answers import StrangeAnswers, strange_answers, strange_table
-from mrl.report.tables import accuracy_table, flow_table, sample_table
+from mrl.report.tables import accuracy_table, evaluation_notes, flow_table, sample_table
 from mrl.report.timeline import Timeline, run_timeline
 from mrl.report.timeline_picture import timeline_html
 from mrl.report.units import Units, read_units, units_html
@@ -104,7 +104,7 @@ def _problems(data: RunData) -> str:
 
 def _accuracy(data: RunData) -> str:
     note = "" if any(data.accuracy.values()) else f'<p class="empty">{charts.EMPTY}</p>'
-    return _section("Held-out accuracy, start and end", accuracy_table(data) + note)
+    return _section("Held-out accuracy, start and end", accuracy_table(data) + evaluation_notes(data) + note)
 
 
 def _learning(data: RunData) -> str:

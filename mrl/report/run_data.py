@@ -34,6 +34,10 @@ class RunData:
     """Policy -> (unix s, learner step) in the order in which they came, those that a resume voided included."""
     accuracy: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
     """Policy -> task -> step -> held-out accuracy; the task "" stands for all."""
+    own_token_share: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Policy -> step -> share of the held-out answers' tokens that this step's version sampled, not a newer one."""
+    missing_answers: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Policy -> step -> held-out prompts without an answer."""
     flows: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     """(source, receiver) -> records, bytes, hit_rate, age_versions; of all the exchange's daemons together."""
     shards: Shards = field(default_factory=Shards, repr=False)
@@ -120,8 +124,7 @@ def _take_line(data: RunData, line: dict[str, Any]) -> None:
     for name, value in values.items():
         room, _, rest = name.partition("/")
         if room == "eval" and policy and math.isfinite(value):
-            task = rest.removeprefix("accuracy").removeprefix("/")
-            data.accuracy.setdefault(policy, {}).setdefault(task, {})[step] = value
+            _take_evaluation(data, policy, step, rest, value)
         elif name == "allocation/slots" and policy:
             minutes = (float(line["time_unix_s"]) - (data.started_unix_s or 0.0)) / 60
             data.slots.setdefault(policy, []).append((minutes, value))
@@ -135,6 +138,16 @@ def _take_line(data: RunData, line: dict[str, Any]) -> None:
             what, source, receiver = rest.removeprefix("flow_").split("/")
             together = data.shards.together(str(line.get("role", "")), name, value)
             data.flows.setdefault((source, receiver), {})[what] = together
+
+
+def _take_evaluation(data: RunData, policy: str, step: int, name: str, value: float) -> None:
+    what, _, task = name.partition("/")
+    if what == "accuracy":
+        data.accuracy.setdefault(policy, {}).setdefault(task, {})[step] = value
+    elif what == "own_token_share":
+        data.own_token_share.setdefault(policy, {})[step] = value
+    elif what == "missing_answers":
+        data.missing_answers.setdefault(policy, {})[step] = value
 
 
 def _take_step(data: RunData, policy: str, step: int, values: dict[str, float]) -> None:

@@ -26,6 +26,24 @@ def accuracy_table(data: RunData) -> str:
     return f'<div class="scroll"><table class="accuracy">{head}<tbody>{"".join(rows)}</tbody></table></div>'
 
 
+def evaluation_notes(data: RunData) -> str:
+    """What evaluations say of other weights than their own, and prompts that they lack; empty where there is none."""
+    notes = []
+    for policy in data.policies:
+        shares = data.own_token_share.get(policy, {})
+        step = min(shares, key=shares.__getitem__, default=0)
+        if shares.get(step, 1.0) < 1.0:
+            notes.append(
+                f"{_policy(data, policy)}: new weights overtook held-out answers; at step {step}, the most, the step's "
+                f"own weights sampled {percent(shares[step])} of their tokens and newer ones the rest."
+            )
+        missing = {step: number for step, number in data.missing_answers.get(policy, {}).items() if number}
+        if missing:
+            told = ", ".join(f"{count(number)} at step {step}" for step, number in sorted(missing.items()))
+            notes.append(f"{_policy(data, policy)}: held-out prompts without an answer: {told}.")
+    return "".join(f'<p class="note">{note}</p>' for note in notes)
+
+
 def flow_table(data: RunData) -> str:
     """Traffic of every ordered pair of policies."""
     rows = []

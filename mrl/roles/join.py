@@ -163,7 +163,6 @@ class JoinedHost:
         self._plan = plan = _plan(config, folder, host, order)
         self._lifecycle = Lifecycle(
             learners=frozenset(spec.name for spec in plan.processes if spec.restart == "until_done"),
-            drain_s=config.supervision.drain_s,
             stop_s=config.supervision.stop_s,
         )
         self._own = {spec.name for spec in plan.started_by(host)}

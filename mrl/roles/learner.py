@@ -1,9 +1,10 @@
 """A learner of one policy: one rank of its process group, started by torchrun.
 
-Owns: parameters, optimizer and version of the policy; which prompts its workers sample.
+Owns: parameters, optimizer and version of the policy; which prompts its workers sample; when it is evaluated.
 Speaks: grants and acknowledgements to its workers, fetches and version announcements to the exchange, throughput to the
     allocator, published weights and checkpoints to the run folder; its ranks speak torch.distributed among themselves.
-Waits for: groups of its own workers, at most `learner.data_timeout_s`; peers only where the regime has patience, and in
+Waits for: groups of its own workers, and after its last step their held-out answers, each for at most
+    `learner.data_timeout_s`; peers only where the regime has patience, and in
     a synchronous run the other learners, at most `run.sync_timeout_s`.
 Unblocked by: its workers; in a synchronous run the other learners.
 If it dies: the supervisor starts it again from its newest checkpoint, under a new run epoch; peers go on. A synchronous
@@ -31,7 +32,9 @@ from mrl.errors import CheckpointError
 from mrl.exchange.shards import Exchange
 from mrl.launch.memory import all_cures
 from mrl.learner.batches import BatchMaker, PreparedStep
+from mrl.learner.evaluations import EvaluationPlan, Evaluations
 from mrl.learner.gather import FreeGathering, Gathering
+from mrl.learner.held_out_ledger import HeldOutLedger
 from mrl.learner.intake import Intake
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.learner.lockstep import LockstepGathering
@@ -106,6 +109,9 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
     world.watch(bound_s=table.learner.collective_timeout_s, slow_bound_s=_group_timeout_s(config, policy))
     with _enough_memory("in a step", policy, table):
         finished = learner.run(stop.is_set)
+    if finished:
+        world.close()  # the other ranks are done, while the workers answer what is left of the held-out prompts
+        learner.await_evaluation(stop.is_set)
     telemetry.doing("done" if finished else "stopped")
     return 0 if finished else STOPPED_EARLY
 
@@ -199,8 +205,6 @@ def _milestones(config: RunConfig, policy: str) -> Milestones:
     return Milestones(
         total=config.run.steps,
         checkpoint_every=config.policies[policy].learner.checkpoint_every,
-        evaluate_every=config.evaluation.every,
-        evaluation_prompts=config.evaluation.prompts,
         mismatch_alarm_nats=config.policies[policy].learner.mismatch_alarm_nats,
         save_when_stopped=not config.run.sync,
     )
@@ -235,7 +239,13 @@ def _first_rank(
     )
     publish_endpoint(folder.endpoints, f"learner-{policy}", server.address, server.ipc_path)
     publisher = _publisher(config, folder, closing, policy)
-    intake = Intake(server, ledger, courier=publisher if isinstance(publisher, BroadcastPublisher) else None)
+    intake = Intake(
+        server,
+        ledger,
+        held_out=HeldOutLedger(policy),
+        evaluates_alone=config.run.sync,
+        courier=publisher if isinstance(publisher, BroadcastPublisher) else None,
+    )
     closing.callback(intake.close)
     is_sharing = shares(config.sharing)
     shards = config.exchange.shards
@@ -248,7 +258,7 @@ def _first_rank(
         regime=regime,
         peers=peers,
         publisher=publisher,
-        evaluation_folder=folder.evaluation,
+        evaluations=_evaluations(config, folder, policy, intake, pool, telemetry),
         crash_folder=folder.crash,
         telemetry=telemetry,
         allocator=_connect_allocator(folder, policy, closing),
@@ -260,6 +270,14 @@ def _first_rank(
 def _canary_prompts(pool: TaskPool, model_folder: Path) -> list[list[int]]:
     encoder = PromptEncoder(model_folder)
     return [encoder.token_ids(pool.prompt_at(place).text).tolist() for place in range(min(len(pool), NUM_PROMPTS))]
+
+
+def _evaluations(
+    config: RunConfig, folder: RunFolder, policy: str, intake: Intake, pool: TaskPool, telemetry: Telemetry
+) -> Evaluations:
+    plan = EvaluationPlan(pool.held_out, config.evaluation.every, config.evaluation.prompts, config.run.steps)
+    silence_s = config.policies[policy].learner.data_timeout_s
+    return Evaluations(intake, plan, folder.evaluation, telemetry, silence_s=silence_s)
 
 
 def _publisher(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str) -> Publisher | BroadcastPublisher:

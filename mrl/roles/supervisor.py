@@ -89,13 +89,12 @@ class Supervisor:
 
     def __init__(self, config: RunConfig, folder: RunFolder, plan: Plan, *, inbox: Inbox, display: Display) -> None:
         self._folder, self._inbox, self._display = folder, inbox, display
-        self._steps, self._policies = config.run.steps, set(config.policies)
+        self._policies = set(config.policies)
         self._attempt = start_attempt(folder)
         renew_rendezvous(folder)
         clear_requests(folder.path)
         self._lifecycle = Lifecycle(
             learners=frozenset(spec.name for spec in plan.processes if spec.restart == "until_done"),
-            drain_s=config.supervision.drain_s,
             stop_s=config.supervision.stop_s,
             max_run_s=config.run.max_minutes * 60,
             started_s=time.monotonic(),
@@ -153,7 +152,7 @@ class Supervisor:
 
     def _turn(self, now_s: float) -> None:
         look = (self._take_telemetry, self._note_signals, self._note_requests)
-        for part in (*look, *self._processes.parts(), self._hosts.tick, self._tick, self._measure):
+        for part in (*look, *self._processes.parts(), self._hosts.tick, self._lifecycle.tick, self._measure):
             try:
                 part(time.monotonic())
             except OSError as error:  # the disk is full, or no process can be made; what is left must still be ended
@@ -214,21 +213,6 @@ class Supervisor:
         elif request.policy in self._policies - self._lifecycle.stopped:
             self._lifecycle.stop(request.policy, now_s)
             self._display.event(f"{request.policy} is stopped by {request.by}", now_s)
-
-    def _tick(self, now_s: float) -> None:
-        pending: list[str] = []
-        missing: list[str] = []
-        if self._lifecycle.phase == "draining":
-            # In this order: the evaluator writes a result before it removes the request.
-            pending = sorted(path.name for path in (self._folder.evaluation / "queue").glob("*.json"))
-            missing = [path.name for path in self._last_results() if not path.exists()]
-        self._lifecycle.tick(now_s, pending=pending, missing=missing)
-
-    def _last_results(self) -> list[Path]:
-        """Of every policy that went to its end; one that was stopped has none."""
-        policies = sorted(name.removeprefix("learner/") for name in self._lifecycle.learners)
-        kept = [policy for policy in policies if policy not in self._lifecycle.stopped]
-        return [self._folder.evaluation / f"{policy}-{self._steps}.json" for policy in kept]
 
     def _measure(self, now_s: float) -> None:
         if now_s < self._measure_s:

@@ -1,9 +1,10 @@
 """A rollout worker of one policy.
 
-Owns: one engine in this process and the groups that its learner has not acknowledged.
+Owns: one engine in this process, and the groups and held-out answers that its learner has not acknowledged.
 Speaks: work requests and groups to the learner, records and scores to the exchange, lease requests to the allocator.
 Waits for: granted work and a lease, both bounded; in a synchronous run the exchange's word that it has what was
-    published. The worker of a frozen policy waits for score requests, without a bound: idle, it costs nothing.
+    published. The worker of a frozen policy evaluates it once and waits for score requests, without a bound: idle, it
+    costs nothing.
 Unblocked by: the learner's next version (it raises the staleness budget), the allocator's next grant, the exchange.
 If it dies: the supervisor starts it again; the learner grants its work anew.
 """
@@ -22,7 +23,7 @@ import structlog
 from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.allocation.lease import LeaseHolder, Used
 from mrl.config.run_folder import RunFolder
-from mrl.config.schema import RunConfig
+from mrl.config.schema import NO_EVALUATION, RunConfig
 from mrl.engines.engine import Engine
 from mrl.errors import PeerLost, RoleFailed
 from mrl.exchange.shards import Exchange
@@ -30,11 +31,13 @@ from mrl.launch.sleep_line import WorkerLine
 from mrl.launch.unit_workers import UNIT, UNIT_EPOCH
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.prompting import PromptEncoder
+from mrl.records.evaluation import result_name
 from mrl.records.experience import ExperienceRecord
 from mrl.records.rollouts import ScoredGroup
 from mrl.roles import wiring
-from mrl.roles.engines import build_engine, check_lengths
+from mrl.roles.engines import answers_at_once, build_engine, check_lengths
 from mrl.rollout.frozen import FROZEN, FrozenLife
+from mrl.rollout.frozen_evaluation import FrozenEvaluation
 from mrl.rollout.link import WorkerLink
 from mrl.rollout.loop import Duties, RolloutLoop
 from mrl.rollout.sampling import Sampler
@@ -67,7 +70,7 @@ def main(run_folder: Path, policy: str, index: int) -> int:
 def build_sampler(
     config: RunConfig, policy: str, make_engine: Callable[[Receiver], Engine]
 ) -> tuple[Sampler, Receiver]:
-    """Engine, prompt pool and tokenizer of one policy; also what the evaluator samples with."""
+    """What a worker samples with: engine, prompt pool and tokenizer of one policy."""
     model_folder = Path(config.policies[policy].model)
     receiver = load_receiver(model_folder)
     encoder = PromptEncoder(model_folder)
@@ -97,7 +100,8 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
     if table.frozen:
         assert scorer is not None, "checked before the start: a frozen policy scores"
         exchange.announce(FROZEN)
-        life = FrozenLife(scorer, sampler.engine, telemetry, manifest=own)
+        evaluation = _frozen_evaluation(config, folder, sampler, telemetry)
+        life = FrozenLife(scorer, sampler.engine, telemetry, manifest=own, evaluation=evaluation)
         life.run(stop.is_set)
         return 0
     regime = build_regime(config.sharing, policy_setting(config, policy, receiver))
@@ -110,6 +114,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         publish=_publisher(regime, receiver, policy, _sender(config, exchange, telemetry, stop)),
         scorer=scorer,
         max_staleness_versions=table.learner.max_staleness_versions,
+        held_out_share=config.evaluation.share,
         in_step=config.run.sync,
     )
     loop = RolloutLoop(
@@ -165,6 +170,24 @@ class _UnitRest:
     def awake(self) -> None:
         self._lease.wake(self._epoch, time.monotonic())
         self._line.awake(self._epoch)
+
+
+def _frozen_evaluation(
+    config: RunConfig, folder: RunFolder, sampler: Sampler, telemetry: Telemetry
+) -> FrozenEvaluation | None:
+    """By the policy's first worker. Its weights never change, so neither does the result of an earlier attempt."""
+    is_first = telemetry.role == f"worker/{sampler.policy}/0"
+    is_there = (folder.evaluation / result_name(sampler.policy, FROZEN.step)).exists()
+    if not is_first or is_there or config.evaluation.every == NO_EVALUATION:
+        return None
+    return FrozenEvaluation(
+        sampler,
+        telemetry,
+        FROZEN,
+        sampler.pool.held_out,
+        folder=folder.evaluation,
+        max_answers=answers_at_once(config, sampler.policy),
+    )
 
 
 def _scorer(config: RunConfig, sampler: Sampler, receiver: Receiver, exchange: Exchange) -> Scorer | None:

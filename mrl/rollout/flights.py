@@ -8,18 +8,20 @@ import numpy as np
 import numpy.typing as npt
 
 from mrl.engines.engine import Finished, Generation, GenerationRequest
-from mrl.records.rollouts import StaleGroup, WorkItem
+from mrl.records.rollouts import HeldOutItem, StaleGroup, WorkItem
 from mrl.records.version import Version
 from mrl.rollout.sampling import Sampler
+
+Item = WorkItem | HeldOutItem
 
 
 @dataclass
 class Flight:
-    """One group in the engine."""
+    """One group in the engine, or one answer to a held-out prompt."""
 
     number: int
     """Place in the order of departures."""
-    item: WorkItem
+    item: Item
     prompt_token_ids: npt.NDArray[np.int32]
     answers: dict[int, Generation] = field(default_factory=dict)
 
@@ -56,11 +58,16 @@ class Flights:
         return sum(flight.item.group_size - len(flight.answers) for flight in self._flying.values())
 
     @property
+    def num_held_out(self) -> int:
+        """Those of them to held-out prompts."""
+        return sum(isinstance(flight.item, HeldOutItem) for flight in self._flying.values())
+
+    @property
     def requests(self) -> list[str]:
         """Names of the requests in flight."""
         return list(self._flying)
 
-    def depart(self, items: Sequence[WorkItem]) -> list[GenerationRequest]:
+    def depart(self, items: Sequence[Item]) -> list[GenerationRequest]:
         """The requests to hand in for these items; a repeated item gets a name of its own."""
         requests = []
         for item, number in zip(items, self._numbers, strict=False):
@@ -92,7 +99,7 @@ class Flights:
                 del self._flying[request_id]
         return found
 
-    def lose(self) -> list[WorkItem]:
+    def lose(self) -> list[Item]:
         """Everything in flight is lost; what has to be sampled again."""
         items = [flight.item for flight in self._flying.values()]
         self._flying.clear()
@@ -127,7 +134,7 @@ class Custody:
         self._held = [flight for flight in self._held if not flight.versions <= self._good]
         return free
 
-    def refuse(self) -> list[WorkItem]:
+    def refuse(self) -> list[Item]:
         """The engine was wrong about its weights: what has to be sampled again."""
         items = [flight.item for flight in self._held]
         self._held.clear()

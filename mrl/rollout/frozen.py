@@ -1,5 +1,7 @@
 """The life of a frozen policy's worker: it scores what peers ask for, with the weights of the policy's own folder.
 
+Between their requests one worker of the policy evaluates it once.
+
 Nobody publishes weights for it. A server therefore proves after every start that it serves that folder: it scores the
 canary as transformers does, and holds the folder's bytes where it can tell what it holds.
 """
@@ -13,6 +15,7 @@ from mrl.engines.engine import Engine
 from mrl.errors import EngineError, EngineLost, RoleFailed, WeightsUnproved
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.version import Version
+from mrl.rollout.frozen_evaluation import FrozenEvaluation
 from mrl.rollout.scoring import Scorer
 from mrl.rollout.updates import prove
 from mrl.weights.manifest import Manifest
@@ -36,10 +39,11 @@ class FrozenLife:
         telemetry: Telemetry,
         *,
         manifest: Manifest | None = None,
+        evaluation: FrozenEvaluation | None = None,
     ) -> None:
         """`manifest` says what a server has to serve; None where transformers itself reads the folder."""
         self._scorer, self._engine, self._telemetry = scorer, engine, telemetry
-        self._manifest = manifest
+        self._manifest, self._evaluation = manifest, evaluation
         self._is_lost = False
         self._lost_in_a_row = 0
         self._told_requests, self._tell_again_s = 0, 0.0
@@ -63,10 +67,13 @@ class FrozenLife:
             self._is_lost = False
         if self._engine.version is None:
             self._begin()
-        if self._scorer.serve():
+        has_scored = bool(self._scorer.serve())
+        if has_scored:
             self._telemetry.doing("scoring")
             self._lost_in_a_row = 0
-        else:
+        if self._evaluation is not None and self._evaluation.go_on():
+            return
+        if not has_scored:
             self._telemetry.doing("idle")
             time.sleep(POLL_S)
 

@@ -3,6 +3,7 @@
 Requests and groups are repeated until they are answered; tickets make every repetition harmless.
 """
 
+import math
 import secrets
 import threading
 import time
@@ -12,6 +13,9 @@ from mrl.errors import RecordError
 from mrl.records.codec import decode, encode
 from mrl.records.rollouts import (
     Groups,
+    HeldOutAnswer,
+    HeldOutAnswers,
+    HeldOutItem,
     ScoredGroup,
     StaleGroup,
     WeightsNotice,
@@ -23,11 +27,15 @@ from mrl.records.rollouts import (
     learner_message_decoder,
 )
 from mrl.records.version import Version
+from mrl.rollout.held_out import HeldOutRoom
 
 REPEAT_S = 1.0
 """A worker that samples for long says so as often, or the learner would grant its work to others."""
 SILENCE_S = 3.0
-MAX_BATCH_BYTES = 4 * 1024 * 1024
+MAX_BATCH, MAX_BATCH_BYTES = 1024, 4 * 1024 * 1024
+
+
+Delivery = ScoredGroup | StaleGroup | HeldOutAnswer
 
 
 class WorkerLink:
@@ -38,11 +46,13 @@ class WorkerLink:
         self._changed = threading.Condition()
         self._post: Callable[[bytes], object] = lambda _: None
         self._reconnect: Callable[[], object] = lambda: None
-        self._work: dict[str, WorkItem] = {}
+        self._work: dict[str, WorkItem | HeldOutItem] = {}
         self._taken: set[str] = set()
         """Tickets of work that the worker's thread has already got."""
-        self._undelivered: dict[str, ScoredGroup | StaleGroup] = {}
-        self._wanted = 0
+        self._undelivered: dict[str, Delivery] = {}
+        self._wanted, self._wanted_held_out = 0, HeldOutRoom()
+        self.held_out_waiting = 0
+        """Held-out prompts that nobody had been granted when the learner answered last."""
         self._serving: Version | None = None
         """What the engine would sample under, as the worker's thread said last."""
         self._is_unanswered = False
@@ -65,31 +75,40 @@ class WorkerLink:
         with self._changed:
             return self._notice
 
-    def take_work(self, max_groups: int, timeout_s: float, serving: Version | None = None) -> list[WorkItem]:
+    def take_work(
+        self,
+        max_groups: int,
+        timeout_s: float,
+        serving: Version | None = None,
+        held_out: HeldOutRoom = HeldOutRoom(),  # noqa: B008 - a tuple
+    ) -> list[WorkItem | HeldOutItem]:
         """Ask for up to `max_groups` more, to be sampled under `serving`; may be empty. Every item is given once.
+
+        Held-out prompts come first, and take the places of groups.
 
         Waits at most `timeout_s`, and no longer than until the learner tells of other weights. There is one unanswered
         request at a time: the learner would take a second one for that of a worker that lost what the first one was
         granted.
         """
         with self._changed:
-            self._wanted, self._serving, told = max_groups, serving, self._notice
+            self._wanted, self._wanted_held_out = max_groups, held_out
+            self._serving, told = serving, self._notice
             if not self._is_unanswered and not self._fresh():
                 self._ask()
             self._changed.wait_for(lambda: bool(self._fresh()) or self._notice != told, timeout_s)
-            taken, self._wanted = self._fresh()[:max_groups], 0
+            taken, self._wanted, self._wanted_held_out = self._within(max_groups), 0, HeldOutRoom()
             self._taken.update(item.ticket for item in taken)
             return taken
 
-    def deliver(self, groups: Sequence[ScoredGroup | StaleGroup]) -> None:
-        """Send finished groups, or say that they are given up; repeated until acknowledged."""
+    def deliver(self, groups: Sequence[Delivery]) -> None:
+        """Send finished groups and held-out answers, or say that groups are given up; repeated until acknowledged."""
         with self._changed:
             for group in groups:
                 self._forget(group.ticket)
                 self._undelivered[group.ticket] = group
             self._send(list(groups))
 
-    def give_up(self, items: Sequence[WorkItem]) -> None:
+    def give_up(self, items: Sequence[WorkItem | HeldOutItem]) -> None:
         """Forget work that cannot be done; the learner grants it anew."""
         with self._changed:
             for item in items:
@@ -103,7 +122,7 @@ class WorkerLink:
         with self._changed:
             self._work.clear()
             self._taken.clear()
-            self._wanted = 0
+            self._wanted, self._wanted_held_out = 0, HeldOutRoom()
             self._ask()
             self._changed.wait_for(lambda: not (self._is_unanswered or self._undelivered), within_s)
             self._work.clear()  # granted meanwhile
@@ -163,8 +182,9 @@ class WorkerLink:
             self._notice = message.weights
             if isinstance(message, WorkGrant):
                 self._is_unanswered = False
-                fresh = [item for item in message.items if item.ticket not in self._undelivered]
-                self._work.update({item.ticket: item for item in fresh})
+                items = [*message.held_out, *message.items]
+                self._work.update({item.ticket: item for item in items if item.ticket not in self._undelivered})
+                self.held_out_waiting = message.held_out_waiting
             elif isinstance(message, WeightsRoute):
                 if self._weights_request is not None and message.attempt == self._weights_request.attempt:
                     self._weights_route = message
@@ -193,28 +213,39 @@ class WorkerLink:
 
     def _ask(self) -> None:
         self._asked_s, self._is_unanswered = self._clock(), True
+        fresh = self._fresh()
+        num_held_out = sum(isinstance(item, HeldOutItem) for item in fresh)
         request = WorkRequest(
             worker=self._worker,
-            max_groups=max(0, self._wanted - len(self._fresh())),
+            max_groups=max(0, self._wanted - (len(fresh) - num_held_out)),
             holding=[*self._work, *self._undelivered],
             serving=self._serving,
+            max_held_out=max(0, self._wanted_held_out.beside - num_held_out),
+            max_held_out_alone=max(0, self._wanted_held_out.alone - num_held_out),
         )
         self._post(encode(request))
 
-    def _fresh(self) -> list[WorkItem]:
+    def _fresh(self) -> list[WorkItem | HeldOutItem]:
         return [item for ticket, item in self._work.items() if ticket not in self._taken]
+
+    def _within(self, max_groups: int) -> list[WorkItem | HeldOutItem]:
+        """What is fresh and has room: all held-out prompts, and groups in the places that these leave."""
+        held_out = [item for item in self._fresh() if isinstance(item, HeldOutItem)]
+        groups = [item for item in self._fresh() if isinstance(item, WorkItem)]
+        lost = math.ceil(len(held_out) / groups[0].group_size) if groups else 0
+        return [*held_out, *groups[: max(0, max_groups - lost)]]
 
     def _forget(self, ticket: str) -> None:
         self._work.pop(ticket, None)
         self._taken.discard(ticket)
 
-    def _send(self, groups: list[ScoredGroup | StaleGroup]) -> None:
+    def _send(self, groups: list[Delivery]) -> None:
         self._sent_s = self._clock()
-        part: list[ScoredGroup | StaleGroup] = []
+        part: list[Delivery] = []
         part_bytes = 0
         for group in groups:
             num_bytes = len(encode(group))
-            if part and part_bytes + num_bytes > MAX_BATCH_BYTES:
+            if part and (part_bytes + num_bytes > MAX_BATCH_BYTES or len(part) == MAX_BATCH):
                 self._post_groups(part)
                 part, part_bytes = [], 0
             part.append(group)
@@ -222,7 +253,11 @@ class WorkerLink:
         if part:
             self._post_groups(part)
 
-    def _post_groups(self, groups: list[ScoredGroup | StaleGroup]) -> None:
+    def _post_groups(self, groups: list[Delivery]) -> None:
         finished = [group for group in groups if isinstance(group, ScoredGroup)]
         stale = [group for group in groups if isinstance(group, StaleGroup)]
-        self._post(encode(Groups(worker=self._worker, groups=finished, stale=stale)))
+        held_out = [group for group in groups if isinstance(group, HeldOutAnswer)]
+        if finished or stale:
+            self._post(encode(Groups(worker=self._worker, groups=finished, stale=stale)))
+        if held_out:
+            self._post(encode(HeldOutAnswers(worker=self._worker, answers=held_out)))

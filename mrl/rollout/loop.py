@@ -1,8 +1,9 @@
 """The life of a rollout worker: keep the engine full, follow the weights, verify beside it, publish, deliver.
 
 Groups complete out of order; a long answer holds up its own group alone. When new weights come, what is in flight goes
-on under them. A synchronous run differs in two things: nothing is handed in before the newest weights are served, and
-what was handed in together is delivered together, in the order of its items.
+on under them. Held-out prompts are answered beside the groups, ahead of them, in a bounded share of the places. A
+synchronous run differs in two things: nothing is handed in before the newest weights are served, and what was handed in
+together is delivered together, in the order of its items; the learner grants it groups or held-out prompts.
 """
 
 import time
@@ -15,9 +16,10 @@ import structlog
 from mrl.engines.engine import Finished
 from mrl.errors import EngineError, EngineLost, PeerLost, RoleFailed
 from mrl.metrics.telemetry import Telemetry
-from mrl.records.rollouts import ScoredGroup, WorkItem
+from mrl.records.rollouts import HeldOutAnswer, ScoredGroup, WorkItem
 from mrl.records.version import Version
-from mrl.rollout.flights import Custody, Flight, Flights
+from mrl.rollout.flights import Custody, Flight, Flights, Item
+from mrl.rollout.held_out import HeldOutRoom, HeldOutShare, InFlight
 from mrl.rollout.link import WorkerLink
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.scoring import Scorer
@@ -70,6 +72,8 @@ class Duties:
     """Gives to the peers what the regime shares of finished groups; called before the learner gets them."""
     max_staleness_versions: int
     """Groups in flight that can only end staler than this are given up."""
+    held_out_share: float = 0.5
+    """Part of the places that held-out prompts may have while there are groups to sample."""
     scorer: Scorer | None = None
     """Answers what peers ask of the engine, between all else."""
     rest: Rest | None = None
@@ -100,6 +104,7 @@ class RolloutLoop:
         self._learner, self._learner_bound_s = f"learner/{sampler.policy}", learner_bound_s
         self._idle_slice_s = QUICK_SLICE_S if duties.scorer or duties.in_step else IDLE_SLICE_S
         self._flights, self._custody = Flights(sampler), Custody()
+        self._held_out = HeldOutShare(duties.held_out_share, group_size)
         self._updates = Updates(sampler.engine, telemetry, link=link)
         self._verifying = Verifying(sampler, telemetry)
         self._again: list[WorkItem] = []
@@ -133,13 +138,13 @@ class RolloutLoop:
             self._telemetry.doing("scoring")
             self._duties.scorer.serve(self._custody.is_good)
         self._hand_in()
-        sampled_at_once = self._flights.num_answers
+        began_with = self._in_flight
         self._custody.hold(self._flights.arrive(self._collect()))
         self._give_up_stale()
         if not (self._duties.in_step and self._flights):
             self._verifying.hand_in(self._in_order(self._custody.release()))
-        self._deliver(self._verifying.done(wait=self._duties.in_step))
-        self._account((sampled_at_once + self._flights.num_answers) / 2)
+        self._deliver(self._verifying.done(to_the_last=self._duties.in_step))
+        self._account(began_with)
 
     def _sleep(self, rest: Rest) -> None:
         """Deliver what is complete, give up the rest, and sleep. Woken up, begin like a worker that was just started.
@@ -150,7 +155,7 @@ class RolloutLoop:
         self._link.end()
         self._updates.abandon()
         self._verifying.hand_in(self._custody.release())
-        self._deliver(self._verifying.done(wait=True))
+        self._deliver(self._verifying.done(to_the_last=True))
         self._again.clear()
         self._custody.refuse()
         self._engine.abort(self._flights.requests)
@@ -226,15 +231,16 @@ class RolloutLoop:
         return self._duties.max_answers(self._flights.num_answers)
 
     def _hand_in(self) -> None:
-        items: list[WorkItem] = []
+        items: list[Item] = []
         if not self._busy:
             items = self._await_work()
         elif self._may_sample():
             items = self._take(0.0)
         if items:
+            self._held_out.departed(groups=any(isinstance(item, WorkItem) for item in items))
             self._engine.submit(self._flights.depart(items))
 
-    def _await_work(self) -> list[WorkItem]:
+    def _await_work(self) -> list[Item]:
         """Work for an idle worker, within a slice of time. Raises PeerLost when there was none for too long."""
         if self._clock() - self._worked_s > self._learner_bound_s:
             raise PeerLost(f"no work from {self._learner} within {self._learner_bound_s:.0f} s")
@@ -255,15 +261,29 @@ class RolloutLoop:
                 return []
         return items
 
-    def _take(self, timeout_s: float) -> list[WorkItem]:
-        room = self._room()
+    def _take(self, timeout_s: float) -> list[Item]:
+        places = self._places()
+        room = places // self._group_size
         again, self._again = self._again[:room], self._again[room:]
-        if again or not room:
-            return again
-        return self._link.take_work(room, timeout_s, self._engine.version)
+        held_out = self._held_out_room() if places and not again else HeldOutRoom()
+        if not room and not (any(held_out) and self._link.held_out_waiting):
+            return []
+        if again:
+            return list(again)
+        return self._link.take_work(room, timeout_s, self._engine.version, held_out)
+
+    def _held_out_room(self) -> HeldOutRoom:
+        """None under weights that are not proved: an evaluation is begun by a version, not by what may be one."""
+        if self._engine.version is not None and not self._custody.is_good(self._engine.version):
+            return HeldOutRoom()
+        return self._held_out.room(self._max_answers(), self._in_flight)
 
     def _room(self) -> int:
-        """Groups that may be handed in now: within the lease, and only while the engine samples all that it holds.
+        """Groups that may be handed in now."""
+        return self._places() // self._group_size
+
+    def _places(self) -> int:
+        """Answers that may be handed in now: within the lease, and only while the engine samples all that it holds.
 
         A server whose cache is full throws out what it has begun and begins it again. What it says is up to a second
         old: of those that waited then, no more wait now than are in flight beyond what it runs at once.
@@ -271,11 +291,11 @@ class RolloutLoop:
         usage = self._engine.usage()
         waiting = min(usage.waiting, self._flights.num_answers - usage.running)
         is_full = bool(self._flights) and (waiting > self._group_size or usage.cache_share > FULL_CACHE_SHARE)
-        self.totals.sampled(usage.generated_tokens)
+        self.totals.sampled(usage.generated_tokens, self._in_flight)
         self.totals.in_flight(self._flights.num_answers, is_full=is_full)
         if is_full:
             return 0
-        return max(0, self._max_answers() - self._flights.num_answers) // self._group_size
+        return max(0, self._max_answers() - self._flights.num_answers)
 
     def _collect(self) -> list[Finished]:
         if self._flights:
@@ -300,30 +320,36 @@ class RolloutLoop:
     def _in_order(self, flights: list[Flight]) -> list[Flight]:
         return sorted(flights, key=lambda flight: flight.number) if self._duties.in_step else flights
 
-    def _deliver(self, groups: list[ScoredGroup]) -> None:
-        if not groups:
+    def _deliver(self, found: list[ScoredGroup | HeldOutAnswer]) -> None:
+        if not found:
             return
         self._lost_in_a_row = 0
         self._telemetry.doing("delivering")
-        self._duties.publish(groups)
-        self._link.deliver(groups)
+        if groups := [one for one in found if isinstance(one, ScoredGroup)]:
+            self._duties.publish(groups)
+        self._link.deliver(found)
         self.totals.delivered(groups)
-        self._report(max(group.newest.step for group in groups))
+        held_out = (span.version.step for one in found if isinstance(one, HeldOutAnswer) for span in one.versions)
+        self._report(max((group.newest.step for group in groups), default=max(held_out, default=0)))
 
     def _recover(self, error: EngineLost) -> None:
         """Start the engine anew and sample again what it had, and what it may have sampled under wrong weights."""
         self._updates.abandon()
-        self._again += self._custody.refuse() + self._flights.lose()
+        lost = self._custody.refuse() + self._flights.lose()
+        self._again += [item for item in lost if isinstance(item, WorkItem)]
+        self._link.give_up([item for item in lost if not isinstance(item, WorkItem)])  # the learner counts their losses
         self._max_answers()  # its places are free until there is an engine again
         self._again.sort(key=lambda item: item.position)  # as they were granted, and would be without the loss
-        lost: EngineLost | None = error
-        while lost is not None:
+        reason: EngineLost | None = error
+        while reason is not None:
             self._lost_in_a_row += 1
             self.totals.engine_restarts += 1
             if self._lost_in_a_row > MAX_LOST_IN_A_ROW:
-                raise RoleFailed(f"the engine was lost {MAX_LOST_IN_A_ROW} times without one group: {lost}") from lost
-            log.warning("engine lost", reason=str(lost), groups_to_sample_again=len(self._again))
-            lost = self._restart()
+                raise RoleFailed(
+                    f"the engine was lost {MAX_LOST_IN_A_ROW} times without one group: {reason}"
+                ) from reason
+            log.warning("engine lost", reason=str(reason), groups_to_sample_again=len(self._again))
+            reason = self._restart()
         self._worked_s = self._clock()  # the learner had no part in what the engine took to start
 
     def _restart(self) -> EngineLost | None:
@@ -337,11 +363,16 @@ class RolloutLoop:
 
     # Accounts.
 
-    def _account(self, answers_in_flight: float) -> None:
-        """A turn is over, in which so many answers were in flight on average."""
+    @property
+    def _in_flight(self) -> InFlight:
+        num_held_out = self._flights.num_held_out
+        return InFlight(self._flights.num_answers - num_held_out, num_held_out)
+
+    def _account(self, began_with: InFlight) -> None:
+        """A turn is over, which began with so many answers in flight."""
         now_s, before_s = self._clock(), self._turned_s
         self._turned_s = now_s
-        self.totals.passed(now_s - before_s, answers_in_flight=answers_in_flight)
+        self.totals.passed(now_s - before_s, began_with, self._in_flight)
         if self._busy:
             self._worked_s = now_s
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from mrl.engines.engine import Engine, Generation, GenerationRequest
 from mrl.engines.sampling import answer_seeds
 from mrl.records.codec import pack_array
-from mrl.records.rollouts import Answer, ScoredGroup, WorkItem
+from mrl.records.rollouts import Answer, HeldOutAnswer, HeldOutItem, ScoredGroup, WorkItem
 from mrl.tasks.pool import TaskPool
 from mrl.tasks.verify import Verdict
 
@@ -28,11 +28,22 @@ class Sampler:
     completion_bytes: Callable[[npt.NDArray[np.int32]], bytes]
     """Sampled ids -> bytes, special tokens having none."""
 
-    def request(self, item: WorkItem, request_id: str) -> GenerationRequest:
-        """What the engine is asked for."""
+    def request(self, item: WorkItem | HeldOutItem, request_id: str) -> GenerationRequest:
+        """What the engine is asked for. A held-out prompt has the same seed in every evaluation, and may be refused."""
         prompt = self.prompt_token_ids(self.pool.prompt(item.prompt_id).text)
-        seeds = answer_seeds(self.run_seed, self.policy, item.prompt_id, item.step, item.group_size)
-        return GenerationRequest(request_id, prompt, seeds)
+        is_held_out = isinstance(item, HeldOutItem)
+        name, step = ("held-out|" + item.prompt_id, 0) if is_held_out else (item.prompt_id, item.step)
+        seeds = answer_seeds(self.run_seed, self.policy, name, step, item.group_size)
+        return GenerationRequest(request_id, prompt, seeds, may_be_refused=is_held_out)
+
+    def held_out(self, item: HeldOutItem, generation: Generation, verdict: Verdict) -> HeldOutAnswer:
+        """The answer to a held-out prompt."""
+        return HeldOutAnswer(
+            ticket=item.ticket,
+            versions=generation.versions,
+            completion=self.completion_bytes(generation.token_ids),
+            reward=verdict.reward,
+        )
 
     def group(self, item: WorkItem, prompt_token_ids: npt.NDArray[np.int32], answers: Sequence[Answer]) -> ScoredGroup:
         """The scored group of a finished item."""
@@ -47,11 +58,6 @@ class Sampler:
     def verdicts(self, prompt_id: str, generations: Sequence[Generation], *, rank: int) -> "Future[list[Verdict]]":
         """The verdicts on answers to one prompt, once all are there; never waits. `rank` orders those that queue."""
         return self.pool.submit([(prompt_id, self._text(generation)) for generation in generations], rank=rank)
-
-    def verified(self, prompt_ids: Sequence[str], generations: Sequence[Generation]) -> list[Answer]:
-        """Verified answers, in order; waits for the verdicts."""
-        asked = zip(prompt_ids, generations, strict=True)
-        return self.answers(generations, self.pool.verify_all([(one, self._text(answer)) for one, answer in asked]))
 
     def answers(self, generations: Sequence[Generation], verdicts: Sequence[Verdict]) -> list[Answer]:
         """What was sampled, with what was said about it."""

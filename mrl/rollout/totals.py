@@ -1,4 +1,8 @@
-"""What a worker counts from its start."""
+"""What a worker counts from its start.
+
+The allocator learns from it what groups a place makes, and gives places by that: answers to held-out prompts are no
+part of `tokens`, `slot_seconds` and `sampled_tokens`. Time with nothing but them in flight is busy all the same.
+"""
 
 import math
 from collections import Counter
@@ -6,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mrl.records.rollouts import ScoredGroup
+from mrl.rollout.held_out import InFlight
 from mrl.rollout.updates import Installed, Missed, Route
 
 
@@ -17,9 +22,12 @@ class WorkerTotals:
     groups: int = 0
     tokens: int = 0
     slot_seconds: float = 0.0
-    """Time integral of the answers in flight."""
+    """Time integral of the answers of groups in flight."""
+    held_out_slot_seconds: float = 0.0
+    """The same of answers to held-out prompts."""
     sampled_tokens: int = 0
-    """As the engine counts them, those of answers that have not ended included."""
+    """As the engine counts them, those of answers that have not ended included; the part that groups in flight have of
+    the places."""
     full_answers: int = 0
     """Answers in flight when the engine held no more; 0 while all that may be in flight fits."""
     busy_s: float = 0.0
@@ -35,19 +43,23 @@ class WorkerTotals:
     """Updates that only the canary could prove, and whose step it was too noisy to see."""
     last: Installed | None = None
     _engine_tokens: int = 0
+    _group_tokens: float = 0.0
 
-    def passed(self, seconds: float, *, answers_in_flight: float) -> None:
-        """So much time went by with so many answers in flight."""
-        self.slot_seconds += seconds * answers_in_flight
-        if answers_in_flight:
+    def passed(self, seconds: float, before: InFlight, now: InFlight) -> None:
+        """So much time went by, between so many answers in flight and so many."""
+        self.slot_seconds += seconds * (before.of_groups + now.of_groups) / 2
+        self.held_out_slot_seconds += seconds * (before.held_out + now.held_out) / 2
+        if any(before) or any(now):
             self.busy_s += seconds
         else:
             self.idle_s += seconds
 
-    def sampled(self, engine_tokens: int) -> None:
+    def sampled(self, engine_tokens: int, in_flight: InFlight) -> None:
         """The engine has sampled so many tokens since it started; fewer than before: it started again."""
-        self.sampled_tokens += engine_tokens - (self._engine_tokens if engine_tokens >= self._engine_tokens else 0)
+        fresh = engine_tokens - (self._engine_tokens if engine_tokens >= self._engine_tokens else 0)
         self._engine_tokens = engine_tokens
+        self._group_tokens += fresh * (in_flight.of_groups / sum(in_flight) if in_flight.held_out else 1.0)
+        self.sampled_tokens = int(self._group_tokens)
 
     def in_flight(self, answers: int, *, is_full: bool) -> None:
         """So many answers are in flight; `is_full`: the engine holds no more."""
@@ -82,6 +94,8 @@ class WorkerTotals:
             "rollout/tokens": self.tokens,
             "rollout/busy_share": self.busy_s / life_s,
             "rollout/idle_s": self.idle_s,
+            "rollout/held_out_share": self.held_out_slot_seconds
+            / max(self.slot_seconds + self.held_out_slot_seconds, 1e-9),
             "rollout/engine_restarts": self.engine_restarts,
             "weights/refused": self.weights_refused,
             "weights/by_broadcast": self.routes[Route.BROADCAST],

@@ -2,15 +2,19 @@
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from typing import NamedTuple
 
+from mrl.engines.engine import Generation
+from mrl.errors import RoleFailed
 from mrl.metrics.telemetry import Telemetry
-from mrl.records.rollouts import ScoredGroup
+from mrl.records.rollouts import HeldOutAnswer, HeldOutItem, ScoredGroup
 from mrl.rollout.flights import Flight
 from mrl.rollout.sampling import Sampler
 from mrl.tasks.verify import Verdict
+
+MAX_REASON_CHARS = 500
 
 
 class _Awaited(NamedTuple):
@@ -40,24 +44,34 @@ class Verifying:
             verdicts.add_done_callback(lambda _: self._span.leave())
             self._awaited.append(_Awaited(flight, verdicts))
 
-    def done(self, *, wait: bool = False) -> list[ScoredGroup]:
-        """The groups verified since the last call; with `wait`, all that were handed in. In the order of handing in.
+    def done(self, *, to_the_last: bool = False) -> list[ScoredGroup | HeldOutAnswer]:
+        """What was verified since the last call; `to_the_last`: all that was handed in. In the order of handing in.
 
-        Raises RoleFailed when a task's verifier cannot be started.
+        Raises RoleFailed when a task's verifier cannot be started; a held-out answer has failed then.
         """
-        if wait and self._awaited:
+        if to_the_last and self._awaited:
             with self._telemetry.awaiting("verdicts", whom="verifiers"):
-                for one in self._awaited:
-                    one.verdicts.result()
+                wait([one.verdicts for one in self._awaited])
         settled, awaited = list[_Awaited](), list[_Awaited]()
         for one in self._awaited:
             (settled if one.verdicts.done() else awaited).append(one)
         self._awaited = awaited
         return [self._scored(*one) for one in settled]
 
-    def _scored(self, flight: Flight, verdicts: "Future[list[Verdict]]") -> ScoredGroup:
+    def _scored(self, flight: Flight, verdicts: "Future[list[Verdict]]") -> ScoredGroup | HeldOutAnswer:
+        if isinstance(flight.item, HeldOutItem):
+            return self._held_out(flight.item, flight.generations[0], verdicts)
         answers = self._sampler.answers(flight.generations, verdicts.result())
         return self._sampler.group(flight.item, flight.prompt_token_ids, answers)
+
+    def _held_out(self, item: HeldOutItem, generation: Generation, verdicts: "Future[list[Verdict]]") -> HeldOutAnswer:
+        """One that cannot be judged costs itself."""
+        if not generation.token_ids.size:
+            return HeldOutAnswer(ticket=item.ticket, failure="refused by the engine")
+        try:
+            return self._sampler.held_out(item, generation, verdicts.result()[0])
+        except RoleFailed as error:
+            return HeldOutAnswer(ticket=item.ticket, failure=str(error)[:MAX_REASON_CHARS])
 
 
 class _SharedSpan:

@@ -83,7 +83,7 @@ print(*f.DATASETS)' lists them"
 
 
 def _check_repeatable(dataset: Any, again: Any, where: str) -> None:
-    """Workers and evaluator each open it, and have to see the same. Raises TaskError."""
+    """Learners and workers each open it, and have to see the same. Raises TaskError."""
     for number in range(min(LOOKED_AT_ENTRIES, len(dataset))):
         one, other = dataset[number], again[number]
         if (one["question"], one["answer"]) != (other["question"], other["answer"]):

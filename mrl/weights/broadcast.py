@@ -2,7 +2,7 @@
 
 The learner's thread copies a version and goes on training. The thread of its link to the workers answers those that ask
 and never waits. A third thread sends, every wait of it bounded, and writes the version as files for workers that a
-broadcast failed, who are told where they lie. Evaluations read files, too.
+broadcast failed, who are told where they lie.
 """
 
 import queue
@@ -74,12 +74,6 @@ class BroadcastPublisher:
         for old in sorted(self._files.folder.glob("[0-9]*.json"), key=_version_of)[:-KEPT]:
             old.unlink()
         return path
-
-    def as_files(self, manifest_path: Path) -> Path:
-        """The manifest of the newest version as a folder of files, which is written unless it is there."""
-        newest = self._held.newest()
-        assert newest is not None, f"{manifest_path} is the newest"
-        return self._write(newest)
 
     def close(self) -> None:
         """Send no more; what is under way and does not end soon ends before the process does, within its own bounds."""

@@ -1,7 +1,6 @@
 """Publishing: the learner writes a version that its engines can load, as a Hugging Face folder with a manifest."""
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -78,10 +77,6 @@ class Publisher:
         self._prune()
         return folder / MANIFEST
 
-    def as_files(self, manifest_path: Path) -> Path:
-        """The manifest of a folder that `publish_weights` wrote: this one."""
-        return manifest_path
-
     def _write(self, folder: Path, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> Manifest:
         if self._adapters is not None:
             tensors, base = self._adapters.write(folder, weights, self._spares.open), self._adapters.base
@@ -130,17 +125,6 @@ def remove(manifest_path: Path) -> None:
     """Remove a published version; whoever has its files open keeps them."""
     manifest_path.unlink(missing_ok=True)
     shutil.rmtree(manifest_path.parent, ignore_errors=True)
-
-
-def snapshot(manifest_path: Path, folder: Path) -> Path:
-    """Hard-link a published version into `folder`, where pruning does not reach it; returns the new manifest's path."""
-    source = manifest_path.parent
-    target = folder / source.name
-    if not target.exists():
-        parts = folder / f".{source.name}"
-        shutil.copytree(source, parts, symlinks=True, copy_function=os.link, dirs_exist_ok=True)
-        parts.rename(target)
-    return target / manifest_path.name
 
 
 def _shards(weights: Iterable[tuple[str, Tensor]], shard_bytes: int) -> Iterator[dict[str, Tensor]]:

@@ -1,7 +1,7 @@
 """The files of pruned versions, written over by later ones: on a file system in memory, pages that are there already
 take bytes several times faster than new ones.
 
-A file is written over only when nobody else has it: no other name (an evaluation's snapshot is one), and no reader that
+A file is written over only when nobody else has it: no other name (a copy by a hard link), and no reader that
 holds it. Whoever reads a version therefore `hold`s it; the kernel lets go when the reader dies.
 """
 

@@ -23,7 +23,7 @@ def measured(one: Run, *, start: float, end: float) -> None:
         for name in ("a", "b"):
             writer.write(
                 MetricsRecord(
-                    role="evaluator", policy=name, step=step, time_unix_s=1e9, values={"eval/accuracy": accuracy}
+                    role=f"learner/{name}", policy=name, step=step, time_unix_s=1e9, values={"eval/accuracy": accuracy}
                 )
             )
     writer.close()

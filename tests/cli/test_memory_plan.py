@@ -191,4 +191,4 @@ def test_check_lists_what_leases_may_start(config: Path, capsys: pytest.CaptureF
     assert "0 MiB" in small
     assert "ended" in small
     (total,) = [line for line in lines if " processes  " in line and "MiB" in line]
-    assert total.split()[0] == str(2 + 4 + 1 + 3), "daemons, learners, the evaluator, one engine on each unit"
+    assert total.split()[0] == str(2 + 4 + 3), "daemons, learners, one engine on each unit"

@@ -41,7 +41,7 @@ def test_a_new_folder_holds_the_resolved_config(tmp_path: Path) -> None:
     assert folder.path == tmp_path / "runs" / "r"
     assert read_run_config(folder.path) == config_in(tmp_path / "runs")
     assert folder.keys.stat().st_mode & 0o777 == 0o700
-    assert (folder.evaluation / "queue").is_dir()
+    assert folder.evaluation.is_dir()
 
 
 def test_an_existing_run_needs_clean_or_resume(tmp_path: Path) -> None:

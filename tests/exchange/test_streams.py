@@ -303,7 +303,7 @@ def test_streams_are_bounded_and_belong_to_clients_that_said_hello():
     """Names cannot grow the tables without bound: neither those of one policy nor those of many."""
     core = make_core()
     for policy in range(MAX_STREAMS // MAX_STREAMS_PER_POLICY + 2):
-        for key in (b"learner/%d", b"worker/%d", b"evaluator/%d"):
+        for key in (b"learner/%d", b"worker/%d", b"allocator/%d"):
             core.handle(key % policy, Hello(client="l", policy=f"p{policy}"), 0.0)
             for number in range(MAX_STREAMS_PER_KEY + 5):
                 open_stream(core, client=key % policy, stream=f"{key}{number}")

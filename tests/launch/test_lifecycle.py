@@ -6,43 +6,20 @@ from mrl.launch.lifecycle import Lifecycle
 
 
 def life(**changes: float) -> Lifecycle:
-    values = {"drain_s": 120.0, "stop_s": 5.0, **changes}
+    values = {"stop_s": 5.0, **changes}
     return Lifecycle(learners=frozenset({"learner/a", "learner/b"}), **values)  # type: ignore[arg-type]
 
 
-def test_a_run_drains_once_all_learners_are_done_and_ends_with_its_evaluations() -> None:
-    """The last learner starts the wait for evaluations; an empty queue ends it with 0 and no reason."""
+def test_a_run_ends_once_all_learners_are_done() -> None:
+    """With 0 and no reason; a host whose own learners are done waits for the word of the first."""
     run = life()
     run.finished("learner/a", 1.0)
+    run.tick(1.5)
     assert run.phase == "running"
     run.finished("learner/b", 2.0)
-    run.tick(3.0, pending=["a-3.json"], missing=["a-3.json"])
     assert run.phase == "draining"
-    run.tick(4.0)
+    run.tick(3.0)
     assert (run.phase, run.exit_code, run.reason) == ("stopping", 0, "")
-
-
-def test_the_wait_for_evaluations_is_bounded() -> None:
-    """After drain_s the run fails and says what is missing; nothing is said before all learners are done."""
-    run = life()
-    run.finished("learner/a", 1.0)
-    run.tick(1.5, missing=["b-3.json"])
-    run.finished("learner/b", 2.0)
-    run.tick(122.5, pending=["b-2.json", "b-3.json"], missing=["b-3.json"])
-    assert (run.phase, run.exit_code) == ("stopping", 1)
-    assert run.reason == (
-        "the last evaluations took more than supervision.drain_s = 120 s; still waiting: b-2.json, b-3.json"
-    )
-
-
-def test_a_last_evaluation_without_a_result_fails_the_run() -> None:
-    """An empty queue is not enough: the result of the last step has to be there."""
-    run = life()
-    run.finished("learner/a", 1.0)
-    run.finished("learner/b", 2.0)
-    run.tick(3.0, missing=["b-3.json"])
-    assert (run.phase, run.exit_code) == ("stopping", 1)
-    assert run.reason == "no result of the last evaluation: evaluation/b-3.json is missing"
 
 
 def test_sigterm_first_and_sigkill_after_the_patience() -> None:
@@ -113,13 +90,13 @@ def test_the_time_limit_counts_from_the_start() -> None:
 
 
 def test_only_what_is_still_needed_is_started_again() -> None:
-    """Workers of a finished learner are not, the evaluator is until the end, nothing is while stopping."""
+    """Workers of a finished learner are not, other hosts are until the end, nothing is while stopping."""
     run = life()
     run.finished("learner/a", 1.0)
     assert not run.restarts("worker", "a")
     assert run.restarts("worker", "b")
     run.finished("learner/b", 1.0)
-    assert run.restarts("evaluator", "")
+    assert run.restarts("supervisor", "")
     assert not run.restarts("exchange", "")
     run.end(0, "", 2.0)
-    assert not run.restarts("evaluator", "")
+    assert not run.restarts("supervisor", "")

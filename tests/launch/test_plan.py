@@ -26,10 +26,10 @@ def config_of(**policies: dict[str, Any]) -> RunConfig:
 
 
 def test_every_role_has_its_process_in_starting_order() -> None:
-    """Daemons, learners of policies that learn, all workers, one evaluator."""
+    """Daemons, learners of policies that learn, all workers."""
     config = config_of(a={"rollout": {"workers": 2}}, teacher={"frozen": True})
     names = [spec.name for spec in build_plan(config, Path("/r")).processes]
-    assert names == ["exchange", "allocator", "learner/a", "worker/a/0", "worker/a/1", "worker/teacher/0", "evaluator"]
+    assert names == ["exchange", "allocator", "learner/a", "worker/a/0", "worker/a/1", "worker/teacher/0"]
 
 
 def test_every_shard_of_the_exchange_has_its_process() -> None:
@@ -56,7 +56,7 @@ def test_commands_and_environments_follow_the_contract() -> None:
     assert specs["learner"].env["MRL_RENDEZVOUS"] == "/r/rendezvous"
     assert specs["learner"].restart == "until_done"
     threads = {role: spec.env["OMP_NUM_THREADS"] for role, spec in specs.items()}
-    assert threads == {"exchange": "1", "allocator": "1", "learner": "3", "worker": "4", "evaluator": "1"}
+    assert threads == {"exchange": "1", "allocator": "1", "learner": "3", "worker": "4"}
     assert specs["worker"].env["HF_HUB_OFFLINE"] == "1"
     assert specs["worker"].log_name == "worker-a-0.log"
 
@@ -89,7 +89,7 @@ def test_visible_gpus_are_those_of_the_environment_or_the_host(tmp_path: Path) -
 
 
 def test_policies_live_whole_on_one_host_each_in_turn() -> None:
-    """Daemons and evaluator live on the first, which starts one process for each other one and nothing else there."""
+    """Daemons live on the first, which starts one process for each other one and nothing else there."""
     config = config_of(a={"device": "cuda"}, b={"device": "cuda"}, c={})
     hosts = (Host("h0"), Host("h1", "10.0.0.2"))
     plan = build_plan(config, Path("/r"), gpus=["0"], hosts=hosts, remote=["ssh", "{host}"], python="py")
@@ -112,12 +112,12 @@ def test_policies_live_whole_on_one_host_each_in_turn() -> None:
 
 
 def test_the_first_host_may_have_the_daemons_alone() -> None:
-    """The evaluator then lives where the first policy does, for it needs the same devices."""
+    """Policies live on the others in turn."""
     config = config_of(a={}, b={})
     config = config.model_copy(update={"launch": config.launch.model_copy(update={"policies_on_first_host": False})})
     plan = build_plan(config, Path("/r"), hosts=(Host("h0"), Host("h1"), Host("h2")), remote=["x", "{host}"])
     assert [spec.name for spec in plan.processes if spec.host == "h0"] == ["exchange", "allocator"]
-    assert [spec.name for spec in plan.started_by("h1")] == ["learner/a", "worker/a/0", "evaluator"]
+    assert [spec.name for spec in plan.started_by("h1")] == ["learner/a", "worker/a/0"]
     assert plan.other_hosts == ("h1", "h2")
 
 

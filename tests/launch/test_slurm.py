@@ -99,7 +99,7 @@ def test_separate_jobs_join_through_the_run_folder() -> None:
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"cpus_per_host": 8}, "too few CPUs per host; got 8; wanted >= 12"),
+        ({"cpus_per_host": 8}, "too few CPUs per host; got 8; wanted >= 11"),
         ({"minutes": 1}, "--minutes: nothing is left"),
         ({"shape": "heterogeneous", "num_hosts": 1}, "--heterogeneous needs a host"),
         ({"shape": "separate", "num_hosts": 3}, "--separate makes a job per policy"),

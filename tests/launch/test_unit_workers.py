@@ -29,15 +29,15 @@ def config(*units: str, device: str = "cpu") -> RunConfig:
 def test_the_plan_starts_no_worker_where_leases_do() -> None:
     """And still everything else."""
     names = {spec.name for spec in build_plan(config("cpu:0", "cpu:1"), Path("r")).processes}
-    assert names == {"exchange", "allocator", "evaluator", "learner/a", "learner/b"}
+    assert names == {"exchange", "allocator", "learner/a", "learner/b"}
     assert "worker/a/1" in {spec.name for spec in build_plan(config(), Path("r")).processes}
 
 
 def test_leased_gpus_are_nobody_elses() -> None:
-    """Learners and evaluator take what is left."""
+    """Learners take what is left."""
     plan = build_plan(config("gpu:0", "gpu:2", device="cuda"), Path("r"), gpus=["u0", "u1", "u2", "u3", "u4"])
     visible = {spec.name: spec.env.get("CUDA_VISIBLE_DEVICES") for spec in plan.processes}
-    assert (visible["learner/a"], visible["learner/b"], visible["evaluator"]) == ("u1", "u3", "u4")
+    assert (visible["learner/a"], visible["learner/b"]) == ("u1", "u3")
 
 
 def test_a_gpu_that_is_not_there_and_a_host_that_is_not_there_are_refused() -> None:

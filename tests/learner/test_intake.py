@@ -7,11 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from mrl.learner.held_out_ledger import HeldOutLedger
 from mrl.learner.intake import Intake
 from mrl.learner.ledger import Pace, WorkLedger
-from mrl.records.rollouts import StaleGroup, WeightsNotice, WorkRequest
-from mrl.records.version import Version
+from mrl.records.rollouts import HeldOutAnswer, HeldOutItem, StaleGroup, WeightsNotice, WorkItem, WorkRequest
+from mrl.records.version import Version, VersionSpan
+from mrl.rollout.held_out import HeldOutRoom
 from mrl.rollout.link import WorkerLink
+from mrl.tasks.pool import Prompt
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client import ClientSocket
 from mrl.transport.grants import Grant
@@ -22,12 +25,12 @@ NOTICE = WeightsNotice(version=Version(0, 0), manifest_path="m")
 
 
 @contextmanager
-def connected(folder: Path):
+def connected(folder: Path, *, evaluates_alone: bool = False):
     """An intake and one worker's link to it."""
     keys = create_keys(folder / "keys", [Grant("worker", "a")])
     server = ServerSocket(keys)
     ledger = WorkLedger(Pace(2, 2, 1, 100), lambda position: f"p{position}", Version(0, 0))
-    intake = Intake(server, ledger)
+    intake = Intake(server, ledger, held_out=HeldOutLedger("a"), evaluates_alone=evaluates_alone)
     link = WorkerLink("worker/a/0")
     own = load_client_keys(keys.folder, Grant("worker", "a"))
     socket = ClientSocket(own, lambda: server.address, identity="worker/a/0")
@@ -110,3 +113,96 @@ def test_garbage_is_counted_and_the_link_goes_on(tmp_path):
 
         assert len(link.take_work(2, timeout_s=10.0)) == 2
         assert intake.malformed == 1
+
+
+V0 = Version(0, 0)
+HELD_OUT = [Prompt(f"h{number}", "t", f"{number}?") for number in range(5)]
+
+
+def kinds(items: list[WorkItem | HeldOutItem]) -> str:
+    return "".join("h" if isinstance(item, HeldOutItem) else "g" for item in items)
+
+
+def answers(items: list[WorkItem | HeldOutItem]) -> list[HeldOutAnswer]:
+    found = [item for item in items if isinstance(item, HeldOutItem)]
+    return [HeldOutAnswer(ticket=item.ticket, versions=[VersionSpan(1, V0)], reward=1.0) for item in found]
+
+
+def test_held_out_prompts_come_first_and_take_the_places_of_groups(tmp_path):
+    """Room for three groups of two: three held-out prompts leave one. Then the worker has no more room for them."""
+    with connected(tmp_path) as (intake, link, _):
+        intake.evaluate(V0, HELD_OUT)
+        intake.announce(NOTICE)
+
+        first = link.take_work(3, 10.0, V0, HeldOutRoom(3, 6))
+        second = link.take_work(2, 10.0, V0)
+
+        assert (kinds(first), kinds(second)) == ("hhhg", "gg")
+        assert link.held_out_waiting == 2
+
+
+def test_a_worker_without_other_work_answers_with_all_its_places(tmp_path, make_group):
+    """Once all groups that may be sampled are granted, and not before."""
+    with connected(tmp_path) as (intake, link, _):
+        intake.announce(NOTICE)
+        intake.evaluate(V0, HELD_OUT)
+        groups = link.take_work(4, 10.0, V0, HeldOutRoom(0, 8))
+        assert kinds(groups) == "gggg"
+
+        assert kinds(link.take_work(4, 10.0, V0, HeldOutRoom(1, 8))) == "hhhhh"
+
+
+def test_where_policies_step_together_an_evaluation_has_the_workers_for_itself(tmp_path, make_group):
+    """No group is granted before the last answer of the version is there, and all groups after it."""
+    with connected(tmp_path, evaluates_alone=True) as (intake, link, _):
+        intake.evaluate(V0, HELD_OUT)
+        intake.announce(NOTICE)
+        assert link.take_work(2, 0.5) == [], "no weights yet"
+        alone = link.take_work(2, 10.0, V0, HeldOutRoom(2, 4))
+        link.deliver(answers(alone[:3]))
+        link.give_up(alone[3:])
+        rest = link.take_work(2, 10.0, V0, HeldOutRoom(2, 4))
+        while len(rest) < 2:
+            rest += link.take_work(2, 10.0, V0, HeldOutRoom(2, 4))
+        link.deliver(answers(rest))
+        groups: list[WorkItem | HeldOutItem] = []
+        while not groups:
+            groups = link.take_work(2, 10.0, V0, HeldOutRoom(2, 4))
+
+        assert (kinds(alone), kinds(rest), kinds(groups)) == ("hhhh", "hh", "gg")
+        (one,) = intake.evaluated()
+        assert one.result is not None
+        assert one.result.missing == 0
+
+
+def test_held_out_answers_are_no_groups(tmp_path):
+    """They are acknowledged and wake the learner up, and enter no batch and no count."""
+    with connected(tmp_path) as (intake, link, _):
+        intake.evaluate(V0, HELD_OUT)
+        intake.announce(NOTICE)
+        items = link.take_work(3, 10.0, V0, HeldOutRoom(5, 6))
+        link.deliver(answers(items))
+        evaluated = intake.evaluated(10.0)
+        while not evaluated:
+            evaluated = intake.evaluated(10.0)
+        with link._changed:
+            assert link._changed.wait_for(lambda: not link._undelivered, 10.0), "they are not acknowledged"
+
+        assert evaluated[0].result is not None
+        assert evaluated[0].result.accuracy == 1.0
+        assert not intake.is_evaluating
+        assert intake.evaluated_s > 0
+        assert intake.arrivals() == []
+        assert intake.take_counts() == {}
+        assert intake.unsettled(0) is None
+
+
+def test_what_a_worker_gave_up_is_granted_again(tmp_path):
+    """As after the loss of its engine."""
+    with connected(tmp_path) as (intake, link, _):
+        intake.evaluate(V0, HELD_OUT[:2])
+        intake.announce(NOTICE)
+        items = link.take_work(1, 10.0, V0, HeldOutRoom(2, 2))
+        link.give_up(items)
+
+        assert link.take_work(1, 10.0, V0, HeldOutRoom(2, 2)) == items

@@ -51,7 +51,7 @@ def learner(tiny_model, tmp_path) -> Learner:
     trainer = SimpleNamespace(model=model, precision="float32", kernel="chunked")
     canary = CanaryReferences(trainer, [[3, 5, 9, 2, 7]])
     first = SimpleNamespace(crash_folder=tmp_path, policy="qwen")
-    return Learner(trainer, Milestones(1, 0, 0, 0), Version(0, 0), first, None, seed=1, canary=canary)
+    return Learner(trainer, Milestones(1, 0), Version(0, 0), first, None, seed=1, canary=canary)
 
 
 def test_a_run_of_skipped_updates_ends_with_its_reason(learner, make_rows, tmp_path):

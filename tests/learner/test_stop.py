@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mrl.learner.loop import Learner, Milestones
+from mrl.learner.references import CanaryReferences
 from mrl.learner.world import World
 from mrl.models.row_attention import use_row_attention
 from mrl.records.version import Version
@@ -50,9 +51,10 @@ def test_the_last_step_is_saved_once(tiny_model, steps: int, save_when_stopped: 
     use_row_attention(model)
     optimizer, alone = torch.optim.AdamW(model.parameters()), World(0, 1, torch.device("cpu"))
     trainer = SimpleNamespace(model=model, precision="float32", kernel="chunked", optimizer=optimizer, world=alone)
-    milestones = Milestones(10, 2, 0, 0, save_when_stopped=save_when_stopped)
+    milestones = Milestones(10, 2, save_when_stopped=save_when_stopped)
     saver = Saved()
-    learner = Stopped(trainer, milestones, Version(1, 0), None, saver, seed=1)  # type: ignore[arg-type]
+    canary = CanaryReferences(trainer, [[3, 5, 9, 2, 7]])  # type: ignore[arg-type]
+    learner = Stopped(trainer, milestones, Version(1, 0), None, saver, seed=1, canary=canary)  # type: ignore[arg-type]
     learner.steps_left = steps
 
     assert not learner.run(lambda: True)

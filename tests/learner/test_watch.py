@@ -43,7 +43,7 @@ def learner(tiny_model) -> Learner:
     """One whose alarm rings above 0.2 nats."""
     model = tiny_model()
     use_row_attention(model)
-    milestones = Milestones(1, 0, 0, 0, mismatch_alarm_nats=0.2)
+    milestones = Milestones(1, 0, mismatch_alarm_nats=0.2)
     trainer = SimpleNamespace(model=model, precision="float32", kernel="chunked")
     canary = CanaryReferences(trainer, [[3, 5, 9, 2, 7]])
     return Learner(trainer, milestones, Version(0, 0), None, None, seed=1, canary=canary)

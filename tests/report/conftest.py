@@ -129,7 +129,7 @@ def synthetic_stream(
         now_s = 20 + step * STEP_S
         for index, name in enumerate(names):
             if step % 40 == 0 or step == steps:
-                yield metrics("evaluator", name, step, now_s, _evaluation(rng, index, step, steps))
+                yield metrics(f"learner/{name}", name, step, now_s, _evaluation(rng, index, step, steps))
             if step == 0:
                 continue
             yield metrics(
@@ -217,7 +217,7 @@ def write_synthetic_run(folder: Path, policies: int = 2, steps: int = 320, regim
     for _, record in synthetic_stream(policies, steps):
         if isinstance(record, MetricsRecord | HeartbeatRecord):
             writer.write(record)
-        if isinstance(record, MetricsRecord) and record.role == "evaluator":
+        if isinstance(record, MetricsRecord) and "eval/accuracy" in record.values:
             _write_evaluation(run, record)
     writer.close()
     samples = SampleWriter(run.rollouts)

@@ -62,7 +62,7 @@ def test_other_records_make_no_step_line(make_config: Callable[..., Any]) -> Non
 def test_evaluation_line_is_exact(make_config: Callable[..., Any]) -> None:
     """An evaluation makes one line with the accuracy of every task."""
     values = {"eval/accuracy": 0.381, "eval/accuracy/spell": 0.15, "eval/accuracy/chain_sum": 0.61}
-    line = Board(make_config()).step_line(metrics("evaluator", "qwen", 40, values))
+    line = Board(make_config()).step_line(metrics("learner/qwen", "qwen", 40, values))
     assert line == "qwen step 40 held-out 0.38 chain_sum 0.61 spell 0.15"
 
 
@@ -164,8 +164,8 @@ def test_markup_in_foreign_text_is_shown_and_not_obeyed(make_config: Callable[..
 def test_final_table_shows_start_end_and_gain_per_policy_and_task(make_config: Callable[..., Any]) -> None:
     """One row for all tasks and one per task, in the order of the configuration; dashes where nothing was evaluated."""
     board = Board(make_config())
-    board.apply(metrics("evaluator", "qwen", 0, {"eval/accuracy": 0.24, "eval/accuracy/reverse": 0.05}), 1.0)
-    board.apply(metrics("evaluator", "qwen", 320, {"eval/accuracy": 0.61, "eval/accuracy/reverse": 0.04}), 2.0)
+    board.apply(metrics("learner/qwen", "qwen", 0, {"eval/accuracy": 0.24, "eval/accuracy/reverse": 0.05}), 1.0)
+    board.apply(metrics("learner/qwen", "qwen", 320, {"eval/accuracy": 0.61, "eval/accuracy/reverse": 0.04}), 2.0)
     rows = [line.split() for line in show(board.final_table(), 80)]
     assert ["qwen", "all", "0.24", "0.61", "+0.37"] in rows
     assert ["reverse", "0.05", "0.04", "-0.01"] in rows
@@ -176,8 +176,8 @@ def test_final_table_shows_start_end_and_gain_per_policy_and_task(make_config: C
 def test_the_final_table_says_when_the_end_is_not_the_last_step(make_config: Callable[..., Any]) -> None:
     """A run that was interrupted shows its newest evaluation with the step of it."""
     board = Board(make_config())
-    board.apply(metrics("evaluator", "qwen", 0, {"eval/accuracy": 0.24, "eval/accuracy/reverse": 0.05}), 1.0)
-    board.apply(metrics("evaluator", "qwen", 240, {"eval/accuracy": 0.61, "eval/accuracy/reverse": 0.04}), 2.0)
+    board.apply(metrics("learner/qwen", "qwen", 0, {"eval/accuracy": 0.24, "eval/accuracy/reverse": 0.05}), 1.0)
+    board.apply(metrics("learner/qwen", "qwen", 240, {"eval/accuracy": 0.61, "eval/accuracy/reverse": 0.04}), 2.0)
     rows = [line.split() for line in show(board.final_table(), 80)]
     assert ["qwen", "all", "0.24", "0.61", "(step", "240)", "+0.37"] in rows
     assert ["reverse", "0.05", "0.04", "(step", "240)", "-0.01"] in rows
@@ -188,13 +188,13 @@ def test_replay_restores_the_board_of_an_earlier_attempt(make_config: Callable[.
     board = Board(make_config())
     line = {
         "time_unix_s": 1.0,
-        "role": "evaluator",
+        "role": "learner/qwen",
         "policy": "qwen",
         "step": 0,
         "values": {"eval/accuracy": 0.24, "x": 1.0},
     }
     board.replay([line, {"time_unix_s": 2.0, "role": "exchange", "policy": "", "heartbeat": {}}], 1.0)
-    board.apply(metrics("evaluator", "qwen", 320, {"eval/accuracy": 0.61}), 2.0)
+    board.apply(metrics("learner/qwen", "qwen", 320, {"eval/accuracy": 0.61}), 2.0)
     assert board.progress.policies["qwen"].start_and_end() == (0.24, 0.61)
     assert board.progress.policies["qwen"].latest == {}
 

@@ -201,7 +201,7 @@ def test_steps_that_a_resume_voided_are_gone(make_run: Callable[..., Path]) -> N
 
 
 def test_evaluation_files_hold_over_metrics(make_run: Callable[..., Path]) -> None:
-    """The file that the evaluator wrote is the truth about an accuracy."""
+    """The file of a result is the truth about an accuracy."""
     run = make_run(policies=1, steps=40)
     path = run / "evaluation" / "qwen-40.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"accuracy": 0.125}))

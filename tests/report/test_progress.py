@@ -47,7 +47,7 @@ def test_a_resume_forgets_the_voided_steps() -> None:
     progress = make()
     for step in (1, 2, 3, 4):
         progress.apply(metrics("learner/qwen", step=step, reward__mean=0.1, sharing__rescues=1), step)
-        progress.apply(metrics("evaluator", step=step, eval__accuracy=0.1 * step), step)
+        progress.apply(metrics("learner/qwen", step=step, eval__accuracy=0.1 * step), step)
     progress.apply(metrics("learner/qwen", step=3, reward__mean=0.5, sharing__rescues=2), 5.0)
     qwen = progress.policies["qwen"]
     assert qwen.rescues == {1: 1, 2: 1, 3: 2}
@@ -59,10 +59,10 @@ def test_accuracy_start_and_end_are_the_first_and_newest_step() -> None:
     progress = make()
     qwen = progress.policies["qwen"]
     assert qwen.start_and_end() == (None, None)
-    progress.apply(metrics("evaluator", step=40, eval__accuracy=0.5, eval__accuracy__spell=0.4), 1.0)
+    progress.apply(metrics("learner/qwen", step=40, eval__accuracy=0.5, eval__accuracy__spell=0.4), 1.0)
     assert qwen.start_and_end() == (0.5, None)
-    progress.apply(metrics("evaluator", step=0, eval__accuracy=0.2, eval__accuracy__spell=0.1), 2.0)
-    progress.apply(metrics("evaluator", step=80, eval__accuracy=math.nan), 3.0)
+    progress.apply(metrics("learner/qwen", step=0, eval__accuracy=0.2, eval__accuracy__spell=0.1), 2.0)
+    progress.apply(metrics("learner/qwen", step=80, eval__accuracy=math.nan), 3.0)
     assert qwen.start_and_end() == (0.2, 0.5)
     assert qwen.start_and_end("spell") == (0.1, 0.4)
 

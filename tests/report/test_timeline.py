@@ -50,7 +50,7 @@ def test_shares_are_of_the_time_in_which_the_policy_learned(tmp_path: Path) -> N
     timeline = run_timeline(path, {"qwen": steps(20.5, 80.5), "llama": steps(5, 95)})
     found = {what: round(seconds, 3) for what, seconds in timeline.seconds["learner/qwen"].items()}
     assert timeline.learning_of("learner/qwen").duration_s == 60.0
-    assert timeline.learning_of("evaluator").duration_s == 90.0
+    assert timeline.learning_of("allocator").duration_s == 90.0
     assert found == {
         Share("starting", "", False, False): 0.0,
         Share("training", "", False, False): 45.0,
@@ -122,10 +122,10 @@ def test_short_spans_are_drawn_together_with_their_sums_right(tmp_path: Path) ->
 
 
 def test_roles_stand_by_policy_and_those_of_one_kind_are_left_out(tmp_path: Path) -> None:
-    """Learners before their workers, the evaluator last, no row for what only ever serves."""
+    """Learners before their workers, those of no policy last, no row for what only ever serves."""
     told = {
         "worker/llama/0": ("sampling", "delivering"),
-        "evaluator": ("idle", "evaluating"),
+        "allocator": ("idle", "moving units"),
         "exchange": ("starting", "serving"),
         "learner/qwen": ("training", "publishing"),
         "worker/qwen/1": ("sampling", "delivering"),
@@ -143,7 +143,7 @@ def test_roles_stand_by_policy_and_those_of_one_kind_are_left_out(tmp_path: Path
         "worker/qwen/1",
         "learner/llama",
         "worker/llama/0",
-        "evaluator",
+        "allocator",
     ]
 
 

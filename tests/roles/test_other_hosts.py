@@ -34,7 +34,7 @@ class World:
             ProcessSpec(name=name, role="learner", policy=name[-1], index=0, argv=(), host=host, restart="until_done")
             for name, host in zip(LEARNERS, ("h0", "h1"), strict=True)
         ]
-        self.lifecycle = Lifecycle(learners=frozenset(LEARNERS), drain_s=120.0, stop_s=5.0)
+        self.lifecycle = Lifecycle(learners=frozenset(LEARNERS), stop_s=5.0)
         self.said = Said()
         hosts = (Host("h0"), Host("h1", "10.0.0.2"), *map(Host, unit_hosts))
         plan = Plan(tuple(specs), hosts, frozenset(unit_hosts))

@@ -121,7 +121,6 @@ class Run:
     ) -> None:
         config = config_in(folder, **supervision)
         self.folder = create_run_folder(config, resume=resume)
-        (self.folder.evaluation / "a-3.json").write_text("{}")
         self.board, self.output = StillBoard(), io.StringIO()
         display = Display(self.board, Console(file=self.output, width=200))
         plan = Plan(tuple(specs))
@@ -293,7 +292,7 @@ open({str(lives)!r}, "a").write("x")
 def test_heartbeats_keep_a_role_alive(tmp_path: Path) -> None:
     """A role that speaks may take longer than both bounds; strangers are ignored."""
     wait = learner("import time; time.sleep(1.2)")
-    beats = ("learner/a", "evaluator")
+    beats = ("learner/a", "allocator")
     speak: Callable[[], list[TelemetryRecord]] = lambda: [beat(role, time.time()) for role in beats]  # noqa: E731
     run = Run(tmp_path, wait, each_turn=speak, silence_s=0.5, start_s=0.5)
     assert run() == 0
@@ -340,7 +339,7 @@ def test_a_sample_that_names_no_policy_is_dropped(tmp_path: Path) -> None:
     evil = SampleRecord(policy="../x", step=7, kind="rollout", task="t", prompt="p", completion="c", reward=1.0)
     turns = iter([[evil]])
     wait = learner("import time; time.sleep(0.3)")
-    run = Run(tmp_path, wait, each_turn=lambda: next(turns, []), sender=Grant("evaluator"))
+    run = Run(tmp_path, wait, each_turn=lambda: next(turns, []), sender=Grant("allocator"))
     assert run() == 0
     assert run.supervisor.num_malformed == 1
 
@@ -349,7 +348,7 @@ def test_a_sample_that_names_no_policy_is_dropped(tmp_path: Path) -> None:
     ("sender", "num_taken"),
     [
         (Grant("learner", "a"), 2),
-        (Grant("evaluator"), 0),
+        (Grant("allocator"), 0),
         (Grant("worker", "a"), 0),
         (Grant("learner", "b"), 0),
     ],
@@ -376,9 +375,11 @@ def test_the_inbox_makes_a_key_for_every_process_and_admits_the_roles(tmp_path: 
         if len(specs) == 1:
             first = made["learner/a"]
     assert made["learner/a"] == first
-    assert [inbox._links._admits(grant) for grant in map(Grant, ("exchange", "allocator", "evaluator", "admin"))] == [
-        True, True, True, False
-    ]  # fmt: skip
+    assert [inbox._links._admits(grant) for grant in map(Grant, ("exchange", "allocator", "admin"))] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_the_time_limit_ends_the_run_with_zero(tmp_path: Path) -> None:
@@ -409,7 +410,7 @@ def test_a_request_ends_the_run_and_says_who_asked(tmp_path: Path) -> None:
 
 
 def test_one_policy_is_stopped_and_the_others_go_on(tmp_path: Path) -> None:
-    """Its learner gets SIGTERM and time, then its end is told; no last evaluation of it is missed."""
+    """Its learner gets SIGTERM and time, then its end is told."""
     said = tmp_path / "saved"
     save = (
         "import signal, sys, time\n"
@@ -429,24 +430,6 @@ def test_one_policy_is_stopped_and_the_others_go_on(tmp_path: Path) -> None:
     assert run() == 0
     assert said.exists()
     assert any(note.startswith("b is stopped by ") for note in run.board.notes)
-
-
-def test_the_last_evaluations_are_waited_for(tmp_path: Path) -> None:
-    """With the learners done, the run goes on until the queue of evaluations is empty."""
-    queue = RunFolder(tmp_path / "r").evaluation / "queue" / "a-3.json"
-    work = f"import os, time\nwhile not os.path.exists({str(queue)!r}): time.sleep(0.01)\ntime.sleep(0.3)\n"
-    evaluator = python("evaluator", f"{work}os.remove({str(queue)!r})\n{FOREVER}")
-    run = Run(tmp_path, learner(f"open({str(queue)!r}, 'w').close()"), evaluator)
-    assert run() == 0
-    assert not queue.exists()
-
-
-def test_a_last_evaluation_without_a_result_fails_the_run(tmp_path: Path) -> None:
-    """An evaluator that took the request and left no result is named by what is missing."""
-    run = Run(tmp_path, learner("pass"), python("evaluator", FOREVER))
-    (run.folder.evaluation / "a-3.json").unlink()
-    assert run() == 1
-    assert "evaluation/a-3.json is missing" in run.supervisor.reason
 
 
 def test_a_role_on_a_full_disk_ends_the_run_with_its_line(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ class Node:
         closing.callback(self.server.close)
         publish_endpoint(run.endpoints, "allocator", self.server.address)
         monkeypatch.setattr(unit_node, "unit_worker", self._worker)
-        self.lifecycle, self.told = Lifecycle(frozenset({"learner/a", "learner/b"}), drain_s=1.0, stop_s=1.0), Told()
+        self.lifecycle, self.told = Lifecycle(frozenset({"learner/a", "learner/b"}), stop_s=1.0), Told()
         self.processes = HostProcesses(
             [], table=config.supervision, is_sync=False, lifecycle=self.lifecycle, attempt=folder,
             crash=folder / "crash", told=self.told,

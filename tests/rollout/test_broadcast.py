@@ -244,18 +244,6 @@ def test_the_learner_overwrites_nothing_that_is_being_sent(site, monkeypatch):
     assert worker.holds(site.model)
 
 
-def test_evaluations_find_files_of_the_newest_version(site):
-    """They are written when asked for, once, beside the manifest."""
-    notice = site.publish(1)
-
-    path = site.publisher.as_files(Path(notice.manifest_path))
-
-    assert site.publisher.as_files(Path(notice.manifest_path)) == path
-    engine = site.worker().engine
-    assert install(engine, path, Version(0, 1)).route is Route.FILES
-    assert len(files_of(site)) == 1
-
-
 def test_nobody_at_the_meeting_place_is_an_expected_loss(site, monkeypatch):
     """The learner died after its answer: the connection is refused, which is no more than a lost peer."""
     monkeypatch.setattr(tensor_broadcast, "MEET_S", 0.5)

@@ -1,5 +1,6 @@
 """What a worker counts."""
 
+from mrl.rollout.held_out import InFlight
 from mrl.rollout.totals import WorkerTotals
 
 
@@ -7,7 +8,7 @@ def test_sampled_tokens_go_on_over_a_restart_of_the_engine() -> None:
     """An engine that starts again counts from zero."""
     totals = WorkerTotals(0.0)
     for engine_tokens in (10, 25, 5, 7):
-        totals.sampled(engine_tokens)
+        totals.sampled(engine_tokens, InFlight(4, 0))
     assert totals.sampled_tokens == 32
 
 

@@ -103,4 +103,4 @@ def test_all_that_was_handed_in_comes_in_its_order_where_it_is_waited_for(sample
     gate.write_text("go on")
 
     assert [group.ticket for group in early] == ["0.1"]
-    assert [group.ticket for group in verifying.done(wait=True)] == ["0.0", "0.2"]
+    assert [group.ticket for group in verifying.done(to_the_last=True)] == ["0.0", "0.2"]

@@ -106,10 +106,11 @@ class Run:
             self.process = subprocess.Popen(command(os.getpid(), argv), stdout=log, stderr=log, start_new_session=True)
 
     def metrics(self, role: str = "") -> list[dict[str, Any]]:
-        """Metric records so far, of roles that start with `role`."""
+        """Metric records so far, of roles that start with `role`; of learners those of their steps."""
         path = self.folder / "metrics.jsonl"
         records = read_metrics(path) if path.exists() else []
-        return [record for record in records if "values" in record and record["role"].startswith(role)]
+        found = [record for record in records if "values" in record and record["role"].startswith(role)]
+        return [record for record in found if not role.startswith("learner") or "loss/total" in record["values"]]
 
     def step(self, policy: str) -> int:
         """Newest step of a learner."""

@@ -97,7 +97,7 @@ def tiny(config: RunConfig, models: list[Path], problems: Path, folder: Path) ->
     """Overrides that keep what the paper says of regime and objective, and shrink everything else."""
     keys: dict[str, object] = {
         "run.steps": STEPS, "run.folder": folder, "run.name": "tiny", "run.min_free_mib": 1, "run.sync_timeout_s": 120,
-        "pool.train_prompts": 16, "pool.held_out_prompts": 4, "evaluation.every": 0, "supervision.drain_s": 60,
+        "pool.train_prompts": 16, "pool.held_out_prompts": 4, "evaluation.every": 0,
         "exchange.budget_mib": 16,
     }  # fmt: skip
     for task, table in config.tasks.items():
@@ -135,6 +135,7 @@ def assert_trained(config: RunConfig, folder: Path) -> None:
     """
     records = [record for record in read_metrics(folder / "metrics.jsonl") if "values" in record]
     regime = read_run_config(folder).sharing["regime"]
+    records = [one for one in records if "eval/accuracy" not in one["values"]]
     learners = [one["values"] for one in records if one["role"].startswith("learner/")]
     if regime in HEARD and any(0 < values["reward/mean"] < 1 for values in learners if "reward/mean" in values):
         assert sum(values.get(HEARD[regime], 0) for values in learners) > 0, f"{regime}: nobody heard of a peer"

@@ -97,7 +97,7 @@ class Host:
         create_keys(self.run.keys, [Grant(role, name) for name in SPEEDS for role in ("learner", "worker")])
         (folder / "logs").mkdir()
         monkeypatch.setattr(unit_node, "unit_worker", self._worker)
-        self.lifecycle = Lifecycle(learners=frozenset({"learner/a"}), drain_s=1.0, stop_s=1.0)
+        self.lifecycle = Lifecycle(learners=frozenset({"learner/a"}), stop_s=1.0)
         self.processes = HostProcesses(
             [self._allocator(), *map(self._learner, SPEEDS)],
             table=config.supervision,

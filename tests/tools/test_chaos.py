@@ -24,7 +24,7 @@ class Signals(list):
 def test_every_role_is_hit_once_a_round_and_only_while_it_lives():
     """A role without a process, or whose last fault is not over, is left alone."""
     sent = Signals()
-    saboteur = Saboteur(["exchange", "learner/qwen", "evaluator"], ["kill"], every_s=1.0, seed=1)
+    saboteur = Saboteur(["exchange", "learner/qwen", "allocator"], ["kill"], every_s=1.0, seed=1)
 
     for turn in range(40):
         saboteur.turn(PIDS, turn * 0.5, more=True, kill=sent)
@@ -193,4 +193,4 @@ def test_an_accuracy_is_measured_by_the_spread_of_unbroken_runs():
 
 def test_roles_have_the_titles_of_their_processes():
     """As `mrl::worker/qwen/0`."""
-    assert roles_of(["qwen"]) == ("exchange", "allocator", "evaluator", "learner/qwen", "worker/qwen/0")
+    assert roles_of(["qwen"]) == ("exchange", "allocator", "learner/qwen", "worker/qwen/0")

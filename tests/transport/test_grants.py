@@ -26,9 +26,7 @@ def test_a_grant_covers_its_own_name_and_what_lies_below(grant, client, is_cover
     assert grant.covers(client) is is_covered
 
 
-@pytest.mark.parametrize(
-    "client", ["learner/qwen", "learner/qwen/rank1", "worker/llama-3_b/12", "evaluator", "admin/7"]
-)
+@pytest.mark.parametrize("client", ["learner/qwen", "learner/qwen/rank1", "worker/llama-3_b/12", "exchange", "admin/7"])
 def test_the_grant_of_a_client_covers_it(client):
     """As wide as role and policy, no wider."""
     grant = grant_of(client)

@@ -1,4 +1,4 @@
-"""Files of pruned versions are written over, and never under a reader or an evaluation's snapshot."""
+"""Files of pruned versions are written over, and never under a reader or another name."""
 
 import fcntl
 import os
@@ -41,13 +41,13 @@ def test_a_pruned_file_is_used_again_and_cut_to_its_new_length(tmp_path, version
 
 
 def test_a_file_with_another_name_is_left_alone(tmp_path, version):
-    """As an evaluation's snapshot has one."""
+    """As a copy by a hard link has one."""
     spares = Spares(tmp_path / ".spares")
-    os.link(version / "model.safetensors", tmp_path / "snapshot")
+    os.link(version / "model.safetensors", tmp_path / "kept")
     spares.keep(version)
     write_over(spares, tmp_path / "next")
 
-    assert (tmp_path / "snapshot").read_bytes() == OLD
+    assert (tmp_path / "kept").read_bytes() == OLD
 
 
 def test_a_held_file_is_left_alone_until_it_is_let_go(tmp_path, version):

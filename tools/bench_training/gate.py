@@ -107,11 +107,11 @@ def sample(config: RunConfig, policy: str) -> list[ScoredGroup]:
         for place, prompt_id in enumerate(ids)
     ]
     requests = [sampler.request(item, item.ticket) for item in items]
-    generations = generate_all(sampler.engine, requests)
-    return [
-        sampler.group(item, request.prompt_token_ids, sampler.verified([item.prompt_id] * size, answers))
-        for item, request, answers in zip(items, requests, generations, strict=True)
-    ]
+    groups = []
+    for item, request, sampled in zip(items, requests, generate_all(sampler.engine, requests), strict=True):
+        verdicts = sampler.verdicts(item.prompt_id, sampled, rank=0).result()
+        groups.append(sampler.group(item, request.prompt_token_ids, sampler.answers(sampled, verdicts)))
+    return groups
 
 
 def learn(config: RunConfig, policy: str, groups: Sequence[ScoredGroup]) -> Learned:

@@ -1,4 +1,4 @@
-"""mrl's side: a whole `mrl train`, with supervisor, learners, workers, exchange, allocator and evaluator.
+"""mrl's side: a whole `mrl train`, with supervisor, learners, workers, exchange and allocator.
 
 Counted is what all its processes spend from the first published weights to the report of the last step. In between as
 many answers are sampled as are trained: nothing is granted beyond the last step.

@@ -126,7 +126,7 @@ def resume(trial: Trial) -> Trial:
 def roles_of(policies: Iterable[str]) -> tuple[str, ...]:
     """What a run of these policies has beside its supervisor, with one worker each and one daemon."""
     of_policies = (role for policy in policies for role in (f"learner/{policy}", f"worker/{policy}/0"))
-    return ("exchange", "allocator", "evaluator", *of_policies)
+    return ("exchange", "allocator", *of_policies)
 
 
 def _by_age(folder: Path) -> list[str]:

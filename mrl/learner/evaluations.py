@@ -1,0 +1,109 @@
+"""When a version is evaluated, and what is told of it: the learner's part of evaluations.
+
+The workers answer the held-out prompts beside their other work; the learner awaits them after its last step only.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from mrl.config.schema import NO_EVALUATION
+from mrl.learner.held_out_ledger import Evaluated
+from mrl.learner.intake import Intake
+from mrl.metrics.evaluation import tell_evaluation
+from mrl.metrics.telemetry import Telemetry
+from mrl.records.evaluation import EvaluationResult, result_name
+from mrl.records.version import Version
+from mrl.tasks.pool import Prompt
+
+WAIT_SLICE_S = 0.2
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPlan:
+    """Which steps are evaluated: the first and the last one on all held-out prompts, others on some."""
+
+    prompts: Sequence[Prompt]
+    every: int
+    """Steps between evaluations; 0 for the first and the last step alone, `NO_EVALUATION` for none."""
+    num_prompts: int
+    """Of the steps in between; 0 takes all."""
+    total_steps: int
+
+    def prompts_at(self, step: int) -> Sequence[Prompt]:
+        """What is asked at a step; nothing where none is due."""
+        if self.every == NO_EVALUATION:
+            return ()
+        if step in (0, self.total_steps):
+            return self.prompts
+        is_due = self.every > 0 and step % self.every == 0
+        return self.prompts[: self.num_prompts or None] if is_due else ()
+
+
+class Evaluations:
+    """The evaluations of one policy; called by the learner's thread."""
+
+    def __init__(
+        self, intake: Intake, plan: EvaluationPlan, folder: Path, telemetry: Telemetry, *, silence_s: float
+    ) -> None:
+        """Results are files of `folder`. After the last step no answer is awaited for longer than `silence_s`."""
+        self._intake, self._plan, self._folder, self._telemetry = intake, plan, folder, telemetry
+        self._silence_s = silence_s
+
+    def ask_when_due(self, version: Version) -> None:
+        """Have a version evaluated that is about to be announced, where it is due and has no result."""
+        prompts = self._plan.prompts_at(version.step)
+        if prompts and result_version(self._folder / result_name(self._telemetry.policy, version.step)) != version:
+            self._intake.evaluate(version, prompts)
+
+    def tell(self, wait_s: float = 0.0) -> None:
+        """Tell of the evaluations that ended since the last call; waits at most `wait_s` for an answer."""
+        for one in self._intake.evaluated(wait_s):
+            self._tell(one)
+
+    def await_last(self, stopping: Callable[[], bool]) -> None:
+        """Wait for the evaluation under way, until it is over or its answers stay away; then tell of it.
+
+        The steps are done: one that does not come to its end costs itself.
+        """
+        policy, began_s = self._telemetry.policy, time.monotonic()
+        self._telemetry.doing("evaluating")
+        with self._telemetry.awaiting("evaluation", whom=f"worker/{policy}", bound_s=self._silence_s):
+            while self._intake.is_evaluating and not stopping():
+                if time.monotonic() - max(began_s, self._intake.evaluated_s) > self._silence_s:
+                    log.error("evaluation given up", policy=policy, no_answer_within_s=self._silence_s)
+                    break
+                self.tell(WAIT_SLICE_S)
+        if not stopping():  # else what came so far would pass for the result
+            self._intake.stop_evaluating()
+        self.tell()
+
+    def _tell(self, one: Evaluated) -> None:
+        if one.result is None:
+            log.error("no held-out prompt was answered", version=str(one.version), **one.failures)
+            return
+        if one.result.missing:
+            log.warning(
+                "held-out prompts without an answer",
+                version=str(one.version),
+                missing=one.result.missing,
+                **one.failures,
+            )
+        try:
+            tell_evaluation(one.result, self._folder, self._telemetry)
+        except OSError as error:
+            log.error("evaluation not written", version=str(one.version), reason=str(error))
+
+
+def result_version(path: Path) -> Version | None:
+    """The version that an evaluation result is about, None when there is no result."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=EvaluationResult).version
+    except (OSError, msgspec.DecodeError):
+        return None

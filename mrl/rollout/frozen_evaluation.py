@@ -1,0 +1,71 @@
+"""The evaluation of a policy that does not learn: once, between the score requests of its peers."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+
+from mrl.errors import EngineLost
+from mrl.metrics.evaluation import tell_evaluation
+from mrl.metrics.telemetry import Telemetry
+from mrl.records.rollouts import HeldOutAnswer
+from mrl.records.version import Version
+from mrl.rollout.flights import Flights
+from mrl.rollout.sampling import Sampler
+from mrl.rollout.verifying import Verifying
+from mrl.tasks.held_out import HeldOutBook
+from mrl.tasks.pool import Prompt
+
+SLICE_S = 0.05
+
+log = structlog.get_logger()
+
+
+class FrozenEvaluation:
+    """Held-out answers of one version, sampled in slices of time."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        telemetry: Telemetry,
+        version: Version,
+        prompts: Sequence[Prompt],
+        *,
+        folder: Path,
+        max_answers: int,
+    ) -> None:
+        """At most `max_answers` are in flight; the result is a file of `folder`."""
+        self._sampler, self._telemetry, self._folder, self._max_answers = sampler, telemetry, folder, max_answers
+        self._book = HeldOutBook(sampler.policy, version, prompts, began_s=time.monotonic())
+        self._flights, self._verifying = Flights(sampler), Verifying(sampler, telemetry)
+        self._is_told = False
+
+    def go_on(self) -> bool:
+        """Sample for a slice of time; False once there is nothing more to do. Raises EngineLost."""
+        if self._is_told:
+            return False
+        self._telemetry.doing("evaluating")
+        try:
+            items = self._book.grant("", self._max_answers - self._flights.num_answers)
+            if items:
+                self._sampler.engine.submit(self._flights.depart(items))
+            self._verifying.hand_in(self._flights.arrive(self._sampler.engine.collect(SLICE_S)))
+        except EngineLost:
+            self._flights.lose()
+            self._book.lose(lambda _, ticket: True)
+            raise
+        for answer in self._verifying.done(to_the_last=not self._flights):
+            assert isinstance(answer, HeldOutAnswer), "nothing else is in flight"
+            self._book.accept(answer)
+        if self._book.is_over:
+            self._tell()
+        return True
+
+    def _tell(self) -> None:
+        self._is_told = True
+        result, failures = self._book.result(time.monotonic()), self._book.failures()
+        if result is None or result.missing:
+            log.warning("held-out prompts without an answer", policy=self._sampler.policy, **failures)
+        if result is not None:
+            tell_evaluation(result, self._folder, self._telemetry)

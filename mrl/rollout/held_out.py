@@ -1,0 +1,44 @@
+"""How many held-out prompts a worker takes beside its groups: before them, within a bounded share of its places.
+
+Where no group would fit beside that share, evaluation and groups have the places in turns.
+"""
+
+from typing import NamedTuple
+
+
+class InFlight(NamedTuple):
+    """Answers that the engine has been handed and that have not come."""
+
+    of_groups: int
+    held_out: int
+
+
+class HeldOutRoom(NamedTuple):
+    """Held-out prompts that may be handed in now."""
+
+    beside: int = 0
+    """In place of as many answers of groups."""
+    alone: int = 0
+    """Where there are no groups to sample."""
+
+
+class HeldOutShare:
+    """The bounded share of one worker."""
+
+    def __init__(self, share: float, group_size: int) -> None:
+        """At most `share` of the places, at least one of them, while groups are to be sampled."""
+        self._share, self._group_size = share, group_size
+        self._had_a_turn = False
+
+    def room(self, max_answers: int, in_flight: InFlight) -> HeldOutRoom:
+        """What has room beside what is in flight."""
+        free = max(0, max_answers - in_flight.of_groups - in_flight.held_out)
+        alone = 0 if in_flight.of_groups else free
+        bound = max(1, int(self._share * max_answers))
+        if max_answers - bound < self._group_size:
+            return HeldOutRoom(0 if self._had_a_turn else alone, alone)
+        return HeldOutRoom(max(0, min(free, bound - in_flight.held_out)), alone)
+
+    def departed(self, *, groups: bool) -> None:
+        """Groups, or held-out prompts alone, were handed in."""
+        self._had_a_turn = not groups

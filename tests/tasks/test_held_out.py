@@ -1,0 +1,125 @@
+"""The books of one evaluation: every prompt is answered once, whatever is lost on the way, or counted as missing."""
+
+import pytest
+
+from mrl.records.rollouts import HeldOutAnswer, HeldOutItem
+from mrl.records.version import Version, VersionSpan
+from mrl.tasks.held_out import MAX_GRANTS, SHOWN_PER_TASK, HeldOutBook
+from mrl.tasks.pool import Prompt
+
+ASKED, NEWER = Version(1, 40), Version(1, 41)
+PROMPTS = [Prompt(f"{task}:{number}", task, f"{task} {number}?") for number in range(5) for task in ("add", "spell")]
+
+
+@pytest.fixture
+def book() -> HeldOutBook:
+    return HeldOutBook("a", ASKED, PROMPTS, began_s=100.0)
+
+
+def answer(item: HeldOutItem, reward: float = 1.0, *, own_tokens: int = 3, newer_tokens: int = 0) -> HeldOutAnswer:
+    counts = ((own_tokens, ASKED), (newer_tokens, NEWER))
+    spans = [VersionSpan(number, version) for number, version in counts if number]
+    return HeldOutAnswer(ticket=item.ticket, versions=spans, completion=item.prompt_id.encode(), reward=reward)
+
+
+def test_the_result_is_the_share_of_right_answers_by_task(book):
+    """Answers in any order; those that are shown are the first of every task."""
+    items = book.grant("w", 100)
+    assert [item.prompt_id for item in items] == [prompt.prompt_id for prompt in PROMPTS]
+    for item in reversed(items):
+        assert book.accept(answer(item, reward=float(item.prompt_id in ("add:0", "add:3", "spell:1"))))
+
+    result = book.result(107.5)
+
+    assert book.is_over
+    assert result is not None
+    assert (result.policy, result.version, result.step, result.accuracy) == ("a", ASKED, 40, 0.3)
+    assert {task: (one.accuracy, one.prompts) for task, one in result.per_task.items()} == {
+        "add": (0.4, 5), "spell": (0.2, 5)
+    }  # fmt: skip
+    assert [one.prompt for one in result.answers if one.task == "spell"] == [
+        f"spell {number}?" for number in range(SHOWN_PER_TASK)
+    ]
+    assert (result.missing, result.seconds, result.own_token_share) == (0, 7.5, 1.0)
+
+
+def test_a_result_says_which_versions_sampled_it(book):
+    """Two answers of six tokens that the asked version began, the second one ended by a newer version."""
+    first, second = book.grant("w", 2)
+    book.accept(answer(first, own_tokens=6))
+    book.accept(answer(second, own_tokens=2, newer_tokens=4))
+
+    result = book.result(101.0)
+
+    assert result is not None
+    assert (result.oldest, result.newest) == (ASKED, NEWER)
+    assert result.own_token_share == pytest.approx(8 / 12)
+
+
+def test_what_a_worker_lost_waits_again_in_front(book):
+    """In the order of the prompts; what another worker holds stays its own."""
+    items, others = book.grant("w", 2), book.grant("other", 2)
+
+    assert book.lose(lambda worker, ticket: worker == "w") == 2
+
+    assert book.grant("other", 3)[:2] == items
+    assert book.accept(answer(others[0]))
+
+
+def test_a_prompt_that_is_lost_again_and_again_costs_itself(book):
+    """After a number of grants it is missing, and the evaluation is over without it."""
+    (poison, *rest) = book.grant("w", 100)
+    for one in rest:
+        book.accept(answer(one))
+    for grants in range(1, MAX_GRANTS + 1):
+        assert not book.is_over
+        book.lose(lambda worker, ticket: True)
+        assert book.grant("w", 100) == ([poison] if grants < MAX_GRANTS else [])
+
+    result = book.result(101.0)
+
+    assert book.is_over
+    assert result is not None
+    assert (result.missing, result.accuracy) == (1, 1.0)
+
+
+def test_refused_prompts_are_missing_and_told_why(book):
+    """They count neither as right nor as wrong."""
+    for number, item in enumerate(book.grant("w", 100)):
+        refusal = HeldOutAnswer(ticket=item.ticket, failure="refused by the engine")
+        book.accept(refusal if number < 4 else answer(item, reward=float(number == 4)))
+
+    result = book.result(101.0)
+
+    assert result is not None
+    assert (result.missing, result.accuracy) == (4, pytest.approx(1 / 6))
+    assert book.failures() == {"refused by the engine": 4}
+
+
+def test_an_answer_counts_once_and_only_in_its_own_book(book):
+    """Repeated, of another evaluation, of an earlier life, or of a prompt that was never granted."""
+    (item,) = book.grant("w", 1)
+    assert book.accept(answer(item))
+    assert not book.accept(answer(item, reward=0.0))
+    stranger = HeldOutBook("a", Version(0, 40), PROMPTS, began_s=0.0).grant("w", 2)[1]
+    assert not book.accept(answer(stranger))
+    for ticket in (item.ticket.replace(".0", ".7"), item.ticket + "9999", "0.3", "", f"{ASKED}.held-out.x"):
+        assert not book.accept(HeldOutAnswer(ticket=ticket or "-", reward=1.0))
+
+
+def test_an_answer_that_was_given_up_for_lost_is_taken_all_the_same(book):
+    """Its prompt does not wait any more."""
+    (item,) = book.grant("w", 1)
+    book.lose(lambda worker, ticket: True)
+
+    assert book.accept(answer(item))
+
+    assert item not in book.grant("w", 100)
+
+
+def test_nothing_answered_is_no_result(book):
+    """Nor is a book without prompts."""
+    book.give_up(running=True)
+    assert book.is_over
+    assert book.result(101.0) is None
+    assert HeldOutBook("a", ASKED, [], began_s=0.0).is_over
