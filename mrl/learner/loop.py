@@ -5,17 +5,17 @@ step: what they sent in time is in the order, and no wait for them is without a 
 is trained on or saved depends on time, on the number of lives, or on who was first.
 """
 
-import collections
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 import structlog
-from torch import Tensor, nn
+from torch import nn
 
 from mrl.checkpoint.saver import Saver
 from mrl.checkpoint.training_state import training_tensors
@@ -29,7 +29,7 @@ from mrl.learner.sharding import is_wrapped
 from mrl.learner.skipped import keep_batch
 from mrl.learner.trainer import Trainer, check_forward
 from mrl.metrics.telemetry import Telemetry
-from mrl.models.parameters import whole_weights
+from mrl.models.parameters import Source, weight_sources
 from mrl.records.evaluation import EvaluationRequest, EvaluationResult
 from mrl.records.leases import LearnerReport
 from mrl.records.rollouts import WeightsNotice
@@ -43,8 +43,8 @@ from mrl.weights.publish import Publisher, snapshot
 
 MAX_SKIPPED_UPDATES = 5
 
-WeightsOf = Callable[[nn.Module], Iterator[tuple[str, Tensor]]]
-"""Name and value of what is taken out of a model, each gathered from its shards when its turn comes."""
+SourcesOf = Callable[[nn.Module], Sequence[Source]]
+"""What is published of a model."""
 
 log = structlog.get_logger()
 
@@ -93,7 +93,6 @@ class FirstRank:
     batches: BatchMaker
     regime: Regime
     peers: PeerSource | None
-    publisher: Publisher | BroadcastPublisher
     evaluation_folder: Path
     crash_folder: Path
     telemetry: Telemetry
@@ -114,10 +113,12 @@ class Learner:
         first: FirstRank | None,
         saver: Saver | None,
         seed: int,
-        published: WeightsOf = whole_weights,
+        *,
+        publisher: Publisher | BroadcastPublisher,
+        published: SourcesOf = weight_sources,
     ) -> None:
-        """What is `published` of a model all ranks gather."""
-        self._published = published
+        """What is `published` of a model all ranks gather, and give to their `publisher`."""
+        self._publisher, self._published = publisher, published
         self._trainer, self._milestones, self._first, self._saver = trainer, milestones, first, saver
         self._version, self._seed = start, seed
         self._saved_step = start.step
@@ -145,6 +146,7 @@ class Learner:
             self._save()
         if self._saver:
             self._saver.wait()
+        self._publisher.finish()
         return finished
 
     def _step(self, stopping: Callable[[], bool]) -> bool:
@@ -186,6 +188,7 @@ class Learner:
 
         def stopping_at_a_beat() -> bool:
             allocator.beat()
+            self._publisher.check()  # else it would wait for groups of a version that nobody was told of
             return stopping()
 
         self._first.telemetry.doing("forming a batch")
@@ -246,34 +249,41 @@ class Learner:
         first.telemetry.residuals(step, rows)
 
     def _publish(self, *, resumed: bool) -> None:
-        """The first rank writes what all ranks that hold a shard gather."""
+        """All ranks copy a version; it is announced when it is whole, which takes its time beside training."""
         self._trainer.world.note("publishing")
-        model, first = self._trainer.model.eval(), self._first
+        model, first, version = self._trainer.model.eval(), self._first, self._version
+        canary = None
+        if first or is_wrapped(model):
+            canary = make_canary(model, self._canary_ids, self._trainer.precision)
+        lasts = version.step == self._milestones.total  # nobody knows when it is read
         if first is None:
-            if is_wrapped(model):
-                make_canary(model, self._canary_ids)
-                collections.deque(self._published(model), maxlen=0)
+            self._publisher.begin(self._published(model), version, None, lasts=lasts)
             return
         first.telemetry.doing("publishing")
-        canary = make_canary(model, self._canary_ids, self._trainer.precision)
-        manifest = first.publisher.publish_weights(self._published(model), self._version, canary)
-        first.intake.announce(WeightsNotice(version=self._version, manifest_path=str(manifest)))
+        with first.telemetry.awaiting("the version before", whom="its folder"):
+            self._publisher.finish()
+        announce = partial(self._announce, first, version)
+        self._publisher.begin(self._published(model), version, canary, announce, lasts=lasts)
         if first.peers:
-            first.peers.announce(self._version, resumed=resumed)
-        self._request_evaluation(first, manifest)
+            first.peers.announce(version, resumed=resumed)
 
-    def _request_evaluation(self, first: FirstRank, manifest: Path) -> None:
-        step, milestones = self._version.step, self._milestones
+    def _announce(self, first: FirstRank, version: Version, manifest: Path) -> None:
+        """Called by the thread that publishes."""
+        first.intake.announce(WeightsNotice(version=version, manifest_path=str(manifest)))
+        self._request_evaluation(first, version, manifest)
+
+    def _request_evaluation(self, first: FirstRank, version: Version, manifest: Path) -> None:
+        step, milestones = version.step, self._milestones
         edge = step in (0, milestones.total)
         if not edge and not _due(step, milestones.evaluate_every):
             return
         queue = first.evaluation_folder / "queue"
-        if result_version(first.evaluation_folder / f"{first.policy}-{step}.json") == self._version:
+        if result_version(first.evaluation_folder / f"{first.policy}-{step}.json") == version:
             return
         request = EvaluationRequest(
             policy=first.policy,
-            version=self._version,
-            manifest_path=str(snapshot(first.publisher.as_files(manifest), queue / "weights" / first.policy)),
+            version=version,
+            manifest_path=str(snapshot(self._publisher.as_files(manifest), queue / "weights" / first.policy)),
             num_prompts=0 if edge else milestones.evaluation_prompts,
         )
         replace_file(queue / request.file_name, msgspec.json.encode(request))

@@ -15,7 +15,8 @@ from mrl.engines.engine import EngineUsage, Sampling
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.vllm import VLLM
 from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
-from mrl.models.tensor_broadcast import Incoming, Seats, TensorShape
+from mrl.models.tensor_broadcast import Incoming, Seats
+from mrl.models.tensor_file import TensorShape
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Meeting
 

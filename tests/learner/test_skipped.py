@@ -11,6 +11,7 @@ from mrl.learner.order import StepOrder
 from mrl.learner.skipped import keep_batch
 from mrl.models.row_attention import use_row_attention
 from mrl.records.version import Version
+from mrl.weights.publish import Publisher
 
 
 def order(rows) -> StepOrder:
@@ -49,7 +50,16 @@ def learner(tiny_model, tmp_path) -> Learner:
     use_row_attention(model)
     trainer = SimpleNamespace(model=model, precision="float32", kernel="chunked")
     first = SimpleNamespace(crash_folder=tmp_path, policy="qwen")
-    return Learner(trainer, Milestones(1, 0, 0, 0), Version(0, 0), first, None, seed=1)
+    publisher = Publisher(tmp_path / "weights", "qwen")
+    return Learner(
+        trainer,
+        Milestones(1, 0, 0, 0),
+        Version(0, 0),
+        first,
+        None,
+        seed=1,
+        publisher=publisher,
+    )
 
 
 def test_a_run_of_skipped_updates_ends_with_its_reason(learner, make_rows, tmp_path):
