@@ -1,6 +1,6 @@
 """What one kind of inference server has to say for itself: how it is started, and what its routes take and give."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -111,6 +111,12 @@ class Dialect(Protocol):
 
     async def abort_all(self, http: Http) -> None:
         """Give up everything that runs; nothing new is begun until `resume`. The calls return what they have."""
+
+    async def prepare_load(self, http: Http, folder: Path, digests: Mapping[str, str]) -> None:
+        """Check the weights of a folder, and load as much of them as the server can while it samples on.
+
+        Raises WeightsError when they are not what was published, or the server says that they do not fit.
+        """
 
     async def load(self, http: Http, folder: Path, label: str) -> None:
         """Serve the weights of this Hugging Face folder, called `label`, and forget every cached prefix.

@@ -115,7 +115,7 @@ class ServerEngine:
     def load(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
         """See Engine."""
         if digests is not None:
-            read_folder(folder, wanted=digests)
+            self._run(self._dialect.prepare_load(self._link(), folder, digests), self._bounds.load_s)
         self._run(self._current().load(folder, version), self._bounds.load_s)
 
     def load_adapters(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:

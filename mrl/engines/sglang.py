@@ -11,7 +11,7 @@ The way of a GPU (sleeping, its own backends) is written from the sources and ha
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from mrl.engines.sglang_broadcast import witness_broadcast
 from mrl.engines.tensor_folder import TensorSums, check_same_tensors, digests_held
 from mrl.errors import EngineError, PeerLost, WeightsError
 from mrl.models.tensor_broadcast import Incoming, Seats
+from mrl.models.tensor_file import read_folder
 from mrl.records.finish import FinishReason
 
 ANSWER_S = 5.0
@@ -120,6 +121,10 @@ class SGLang:
         """
         self._need(http, *CONTROLS)
         await http.post("/abort_request", {"abort_all": True})
+
+    async def prepare_load(self, http: Http, folder: Path, digests: Mapping[str, str]) -> None:
+        """See Dialect. SGLang itself would find out behind the load, when the old weights are gone."""
+        await asyncio.to_thread(read_folder, folder, wanted=digests)
 
     async def load(self, http: Http, folder: Path, label: str) -> None:
         """See Dialect."""

@@ -9,7 +9,8 @@ alone: vLLM's own transfers need NCCL of its own making, and vLLM on this side. 
 """
 
 import asyncio
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,12 @@ from mrl.engines.vllm_calls import (
 )
 from mrl.errors import EngineError, PeerLost
 from mrl.models.tensor_broadcast import Incoming, Seats
+from mrl.models.tensor_file import read_folder
 from mrl.records.finish import FinishReason
 
 FIRST_WEIGHTS = "default"
-ARRIVAL_POLL_S = 0.05
+ARRIVAL_POLL_S = 0.01
+AWAITED = {"awaited": ""}
 ADAPTER_ROUTES = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 BELOW = ".base_layer."
 """In names of weights below adapters."""
@@ -59,6 +62,8 @@ class VLLM:
         self._num_workers = self._num_copies = 1
         self._launch: Launch | None = None
         self._folder: Path | None = None
+        self._prepared: Path | None = None
+        """What workers hold beside what they serve."""
         self._adapters: tuple[str, Path] | None = None
         """Name and folder of those that it serves."""
         self._num_loads = 0
@@ -67,6 +72,7 @@ class VLLM:
     def command(self, launch: Launch) -> list[str]:
         """See Dialect. Raises EngineError for a model that vLLM does not serve on this device."""
         self._launch, self._folder, self._adapters = launch, launch.model_folder, None
+        self._prepared = None
         return vllm_launch.command(launch)
 
     def environment(self, launch: Launch) -> dict[str, str]:
@@ -126,6 +132,15 @@ class VLLM:
         await http.post("/pause", mode="abort")
         await http.post("/abort_requests", {})  # what has come since
 
+    async def prepare_load(self, http: Http, folder: Path, digests: Mapping[str, str]) -> None:
+        """See Dialect. The worker reads it in a thread of its own, and writes it beside what it serves."""
+        if not self._swaps_tensors:
+            await asyncio.to_thread(read_folder, folder, wanted=digests)
+            return
+        await call_workers(http, "mrl_take", [json.dumps({"folder": str(folder), "digests": dict(digests)})])
+        check_taken(str(folder), await self._arrival(http), taken={}, num_workers=self._num_workers)
+        self._prepared = folder
+
     async def load(self, http: Http, folder: Path, label: str) -> None:
         """See Dialect."""
         self._need(http, "/collective_rpc", "/reset_prefix_cache", "/get_world_size")
@@ -134,7 +149,10 @@ class VLLM:
             cure = "rollout.workers instead of data parallelism"
             raise EngineError(what, got=f"{self._num_copies} copies", cure=cure)
         if self._swaps_tensors:
-            said = await call_workers(http, "mrl_load", [str(folder)])
+            if self._prepared != folder:
+                await self.prepare_load(http, folder, {})
+            self._prepared = None
+            said = await call_workers(http, "mrl_serve_arrived", [])
         else:
             if self._launch is not None:
                 await asyncio.to_thread(check_same_tensors, folder, self._launch.model_folder)
@@ -171,8 +189,7 @@ class VLLM:
         """See Dialect. All of it: the worker receives in a thread of its own, beside what it serves."""
         where = f"broadcast {incoming.meeting.name}"
         await call_workers(http, "mrl_join", [seat_of(incoming)])
-        while (said := await call_workers(http, "mrl_arrival", [])) == [{"awaited": ""}]:
-            await asyncio.sleep(ARRIVAL_POLL_S)
+        said = await self._arrival(http)
         if lost := [answer["lost"] for answer in said if "lost" in answer]:
             raise PeerLost(f"{where}: {lost[0]}")
         check_taken(where, said, taken={}, num_workers=1)
@@ -212,9 +229,16 @@ class VLLM:
         held = await call_workers(http, "mrl_adapter_checksums", [str(self._adapters[1])])
         return base | held[0] if len(held) == 1 else base
 
+    async def _arrival(self, http: Http, method: str = "mrl_arrival") -> list[Any]:
+        """What workers say when none of them has to be awaited any more."""
+        while AWAITED in (said := await call_workers(http, method, [])):
+            await asyncio.sleep(ARRIVAL_POLL_S)
+        return said
+
     async def _weight_checksums(self, http: Http) -> dict[str, str] | None:
         if self._swaps_tensors:
-            held = await call_workers(http, "mrl_checksums", [])
+            await call_workers(http, "mrl_look", [])
+            held = await self._arrival(http, "mrl_checksums")
             if len(held) == 1 and held[0]:
                 return held[0]
         if "/weight_checker" not in self._routes or self._launch is None or self._folder is None:

@@ -90,7 +90,7 @@ async def count_workers(http: Http) -> tuple[int, int]:
 async def has_extension(http: Http) -> bool:
     """Whether its workers have the methods of `inside/vllm_cpu_worker.py`."""
     try:
-        await call_workers(http, "mrl_checksums", [])
+        await call_workers(http, "mrl_look", [])
     except HttpFailure as failure:
         if failure.status:
             return False

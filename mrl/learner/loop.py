@@ -5,17 +5,17 @@ step: what they sent in time is in the order, and no wait for them is without a 
 is trained on or saved depends on time, on the number of lives, or on who was first.
 """
 
-import collections
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 import structlog
-from torch import Tensor, nn
+from torch import nn
 
 from mrl.checkpoint.saver import Saver
 from mrl.checkpoint.training_state import training_tensors
@@ -27,11 +27,10 @@ from mrl.learner.intake import Intake
 from mrl.learner.order import StepOrder, decode_order, encode_order
 from mrl.learner.peers import PeerSource
 from mrl.learner.references import CanaryReferences
-from mrl.learner.sharding import is_wrapped
 from mrl.learner.skipped import keep_batch
 from mrl.learner.trainer import Trainer, check_forward
 from mrl.metrics.telemetry import Telemetry
-from mrl.models.parameters import whole_weights
+from mrl.models.parameters import Source, weight_sources
 from mrl.records.leases import LearnerReport
 from mrl.records.rollouts import WeightsNotice
 from mrl.records.version import Version
@@ -43,8 +42,8 @@ from mrl.weights.publish import Publisher
 
 MAX_SKIPPED_UPDATES = 5
 
-WeightsOf = Callable[[nn.Module], Iterator[tuple[str, Tensor]]]
-"""Name and value of what is taken out of a model, each gathered from its shards when its turn comes."""
+SourcesOf = Callable[[nn.Module], Sequence[Source]]
+"""What is published of a model."""
 
 log = structlog.get_logger()
 
@@ -91,7 +90,6 @@ class FirstRank:
     batches: BatchMaker
     regime: Regime
     peers: PeerSource | None
-    publisher: Publisher | BroadcastPublisher
     evaluations: Evaluations
     crash_folder: Path
     telemetry: Telemetry
@@ -114,12 +112,13 @@ class Learner:
         first: FirstRank | None,
         saver: Saver | None,
         seed: int,
-        published: WeightsOf = whole_weights,
         *,
         canary: CanaryReferences,
+        publisher: Publisher | BroadcastPublisher,
+        published: SourcesOf = weight_sources,
     ) -> None:
-        """What is `published` of a model all ranks gather."""
-        self._published = published
+        """What is `published` of a model all ranks gather, and give to their `publisher`."""
+        self._publisher, self._published = publisher, published
         self._trainer, self._milestones, self._first, self._saver = trainer, milestones, first, saver
         self._version, self._seed = start, seed
         self._saved_step = start.step
@@ -147,6 +146,7 @@ class Learner:
             self._save()
         if self._saver:
             self._saver.wait()
+        self._publisher.finish()
         return finished
 
     def await_evaluation(self, stopping: Callable[[], bool]) -> None:
@@ -202,6 +202,7 @@ class Learner:
         def stopping_at_a_beat() -> bool:
             first.allocator.beat()
             first.evaluations.tell()
+            self._publisher.check()  # else it would wait for groups of a version that nobody was told of
             return stopping()
 
         return stopping_at_a_beat
@@ -260,22 +261,26 @@ class Learner:
         first.evaluations.tell()
 
     def _publish(self, *, resumed: bool) -> None:
-        """The first rank writes what all ranks that hold a shard gather."""
+        """All ranks copy a version; it is announced when it is whole, which takes its time beside training."""
         self._trainer.world.note("publishing")
-        model, first = self._trainer.model.eval(), self._first
+        model, first, version = self._trainer.model.eval(), self._first, self._version
+        canary = self._canary.make()
+        lasts = version.step == self._milestones.total  # nobody knows when it is read
         if first is None:
-            if is_wrapped(model):
-                self._canary.make()
-                collections.deque(self._published(model), maxlen=0)
+            self._publisher.begin(self._published(model), version, None, lasts=lasts)
             return
         first.telemetry.doing("publishing")
-        canary = self._canary.make()
-        assert canary is not None, "the first rank makes one"
-        manifest = first.publisher.publish_weights(self._published(model), self._version, canary)
-        first.evaluations.ask_when_due(self._version)  # before any worker may sample other things under it
-        first.intake.announce(WeightsNotice(version=self._version, manifest_path=str(manifest)))
+        with first.telemetry.awaiting("the version before", whom="its folder"):
+            self._publisher.finish()
+        first.evaluations.ask_when_due(version)  # before any worker may sample other things under it
+        announce = partial(self._announce, first, version)
+        self._publisher.begin(self._published(model), version, canary, announce, lasts=lasts)
         if first.peers:
-            first.peers.announce(self._version, resumed=resumed)
+            first.peers.announce(version, resumed=resumed)
+
+    def _announce(self, first: FirstRank, version: Version, manifest: Path) -> None:
+        """Called by the thread that publishes."""
+        first.intake.announce(WeightsNotice(version=version, manifest_path=str(manifest)))
 
     def _save_when_due(self) -> None:
         step = self._version.step

@@ -1,6 +1,8 @@
 """The weights of a model by name: listing them, and gathering them from their shards."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,24 +25,50 @@ def trained_weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in weights.items() if is_adapter(name)} or weights
 
 
+class Source(NamedTuple):
+    """A tensor of a model, by the name under which it is published."""
+
+    name: str
+    like: Tensor
+    """Has its shape and type, and may be a shard."""
+    whole: Callable[[], Tensor]
+    """Gathers it; where the model is sharded all ranks have to call it, in the same order."""
+
+
+def weight_sources(model: nn.Module) -> list[Source]:
+    """`named_weights`, adapters merged into theirs."""
+    weights = named_weights(model)
+
+    def whole(name: str, tensor: Tensor) -> Tensor:
+        return merged(model, name, weights, _whole(tensor), _whole)
+
+    return [
+        Source(name_without_adapter(name), tensor, partial(whole, name, tensor))
+        for name, tensor in weights.items()
+        if not is_adapter(name)
+    ]
+
+
+def adapter_sources(model: nn.Module) -> list[Source]:
+    """The adapters alone, by the names of peft's files."""
+    weights = named_weights(model)
+    return [
+        Source(name_in_file(name), tensor, partial(_whole, tensor))
+        for name, tensor in weights.items()
+        if is_adapter(name)
+    ]
+
+
+def plain_sources(weights: Iterable[tuple[str, Tensor]]) -> list[Source]:
+    """Of tensors that are whole."""
+    return [Source(name, tensor, partial(_whole, tensor)) for name, tensor in weights]
+
+
 @torch.no_grad()
 def whole_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """`named_weights` one by one, each gathered from its shards when its turn comes, adapters merged into theirs.
-
-    Where the model is sharded, all ranks have to take all of them.
-    """
-    weights = named_weights(model)
-    for name, tensor in weights.items():
-        if not is_adapter(name):
-            yield name_without_adapter(name), merged(model, name, weights, _whole(tensor), _whole)
-
-
-@torch.no_grad()
-def whole_adapters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The adapters alone, by the names of peft's files, one by one as `whole_weights`."""
-    for name, tensor in named_weights(model).items():
-        if is_adapter(name):
-            yield name_in_file(name), _whole(tensor)
+    """`weight_sources` one by one, each gathered from its shards when its turn comes."""
+    for source in weight_sources(model):
+        yield source.name, source.whole()
 
 
 def _whole(tensor: Tensor) -> Tensor:

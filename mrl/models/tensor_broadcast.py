@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from mrl.errors import PeerLost
-from mrl.models.tensor_file import DTYPES, TYPES, Place, check_digests, copy_bytes, digest
+from mrl.models.tensor_file import TYPES, Place, TensorShape, check_digests, copy_tensor, digest
 from mrl.records.rollouts import Meeting
 from mrl.transport.endpoints import own_host
 
@@ -36,24 +35,6 @@ STALL_S = 20.0
 CPU = torch.device("cpu")
 BLOCKING_NCCL = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 """Without these torch ends the process when an operation of NCCL takes too long."""
-
-
-class TensorShape(msgspec.Struct, frozen=True):
-    """A tensor of a broadcast; `dtype` as safetensors calls it."""
-
-    name: str
-    dtype: str
-    shape: list[int]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of its elements."""
-        return torch.Size(self.shape).numel() * TYPES[self.dtype].itemsize
-
-
-def shape_of(name: str, tensor: Tensor) -> TensorShape:
-    """What is told of a tensor beforehand."""
-    return TensorShape(name, DTYPES[tensor.dtype], list(tensor.shape))
 
 
 def in_buckets(items: Iterable[T], shape_of_item: Callable[[T], TensorShape]) -> Iterator[list[T]]:
@@ -187,7 +168,7 @@ def receive_tensors(incoming: Incoming, place: Place, *, device: torch.device = 
     found: dict[str, str] = {}
     for tensor, view in _arriving(incoming, device):
         target = place(tensor.name, TYPES[tensor.dtype], tensor.shape)
-        found[tensor.name] = digest(view) if target is None else copy_bytes(view, target)
+        found[tensor.name] = digest(view) if target is None else copy_tensor(view, target)
     check_digests(found, incoming.digests, where=incoming.meeting.name)
     return found
 

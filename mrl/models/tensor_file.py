@@ -7,11 +7,15 @@ before it writes, and maps files to read them, which for weights that change eve
 
 import json
 import math
+import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
+import msgspec
 import torch
 import xxhash
 from torch import Tensor
@@ -34,6 +38,26 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 TYPES = {name: dtype for dtype, name in DTYPES.items()}
+MOST_THREADS = 8
+"""Of those that read one folder: more of them wait for the same memory."""
+
+
+class TensorShape(msgspec.Struct, frozen=True):
+    """What is told of a tensor beforehand; `dtype` as safetensors calls it."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * TYPES[self.dtype].itemsize
+
+
+def shape_of(name: str, tensor: Tensor) -> TensorShape:
+    """Of a tensor."""
+    return TensorShape(name, DTYPES[tensor.dtype], list(tensor.shape))
 
 
 def digest(tensor: Tensor) -> str:
@@ -52,7 +76,8 @@ def write_tensors(
 
     `about` goes into the header's metadata.
     """
-    file.write(_header(tensors, about or {}))
+    shapes = [shape_of(name, tensor) for name, tensor in tensors.items()]
+    file.write(header_of(shapes, about or {}))
     return {name: _write_one(file, _raw(tensor.detach().contiguous())) for name, tensor in tensors.items()}
 
 
@@ -69,27 +94,25 @@ def read_tensors(path: Path, place: Place = nowhere) -> Iterator[tuple[str, str]
 
     Raises WeightsError when the file is none, or is cut.
     """
-    buffer = memoryview(bytearray(CHUNK_BYTES))
-    try:
-        with path.open("rb", buffering=0) as file:
-            for name, dtype, shape, num_bytes in _entries(path, file):
-                target = place(name, dtype, shape)
-                yield name, _read_one(path, file, num_bytes, buffer, None if target is None else _raw(target))
-            if file.read(1):
-                raise WeightsError(f"{path}: there is more in the file than its header says")
-    except OSError as error:
-        raise WeightsError(f"{path}: cannot be read: {error.strerror}") from error
+    with ExitStack() as closing:
+        for stored in _open(path, closing):
+            yield stored.name, _read_one(stored, place(stored.name, stored.dtype, stored.shape))
 
 
 def read_folder(folder: Path, place: Place = nowhere, wanted: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Read all safetensors files of a folder into their places; returns name -> digest of its tensors.
+    """Read all safetensors files of a folder into their places, as many threads as torch has; returns name -> digest.
 
-    Raises WeightsError when `wanted` names a tensor that is not there, or that has another digest.
+    All have their places before the first is read. Raises WeightsError when `wanted` names a tensor that is not there,
+    or that has another digest.
     """
-    files = sorted(folder.glob("*.safetensors"))
-    found = {name: digest for file in files for name, digest in read_tensors(file, place)}
-    if not found:
-        raise WeightsError(f"{folder}: no *.safetensors to load")
+    with ExitStack() as closing:
+        listed = [stored for path in sorted(folder.glob("*.safetensors")) for stored in _open(path, closing)]
+        if not listed:
+            raise WeightsError(f"{folder}: no *.safetensors to load")
+        places = [place(stored.name, stored.dtype, stored.shape) for stored in listed]
+        threads = closing.enter_context(ThreadPoolExecutor(min(MOST_THREADS, torch.get_num_threads())))
+        digests = list(threads.map(_read_one, listed, places))
+    found = {stored.name: its_digest for stored, its_digest in zip(listed, digests, strict=True)}
     check_digests(found, wanted or {}, where=str(folder))
     return found
 
@@ -103,27 +126,32 @@ def check_digests(found: Mapping[str, str], wanted: Mapping[str, str], *, where:
             raise WeightsError(f"{where}: checksum of {name} differs from what was published")
 
 
-def copy_bytes(source: Tensor, target: Tensor) -> str:
-    """Copy a tensor's bytes, in row-major order, into as many; both contiguous on the CPU. Returns their digest."""
-    taken, given = _raw(source), _raw(target)
+def copy_tensor(source: Tensor, target: Tensor) -> str:
+    """Copy values into a contiguous tensor of the CPU, rounded to its type; returns the digest of what it holds then.
+
+    Each part is hashed while it is in the processor's cache.
+    """
+    raw, flat, values = _raw(target), target.reshape(-1), source.detach().reshape(-1)
     hashing = xxhash.xxh3_128()
-    for start in range(0, len(taken), CHUNK_BYTES):
-        chunk = given[start : start + CHUNK_BYTES]
-        chunk[:] = taken[start : start + CHUNK_BYTES]
-        hashing.update(chunk)
+    size = target.element_size()
+    for start in range(0, flat.numel(), CHUNK_BYTES // size):
+        end = min(start + CHUNK_BYTES // size, flat.numel())
+        flat[start:end].copy_(values[start:end])
+        hashing.update(raw[start * size : end * size])
     return hashing.hexdigest()
 
 
-def _header(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:
-    header: dict[str, object] = {"__metadata__": {"format": "pt", **about}}
+def header_of(shapes: Iterable[TensorShape], about: Mapping[str, str] | None = None) -> bytes:
+    """What a file of such tensors begins with."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **(about or {})}}
     offset = 0
-    for name, tensor in tensors.items():
-        header[name] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + tensor.nbytes],
+    for one in shapes:
+        header[one.name] = {
+            "dtype": one.dtype,
+            "shape": one.shape,
+            "data_offsets": [offset, offset + one.num_bytes],
         }
-        offset += tensor.nbytes
+        offset += one.num_bytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % ALIGNMENT_BYTES)
     return struct.pack("<Q", len(text)) + text
@@ -137,6 +165,34 @@ def _write_one(file: BinaryIO, raw: memoryview) -> str:
         while chunk:
             chunk = chunk[file.write(chunk) :]
     return hashing.hexdigest()
+
+
+class _Stored(NamedTuple):
+    """A tensor in an open file."""
+
+    path: Path
+    descriptor: int
+    name: str
+    dtype: torch.dtype
+    shape: list[int]
+    start: int
+    num_bytes: int
+
+
+def _open(path: Path, closing: ExitStack) -> list[_Stored]:
+    """The tensors of a file that is open until `closing`, in their order. Raises WeightsError."""
+    try:
+        file = closing.enter_context(path.open("rb", buffering=0))
+        entries = _entries(path, file)
+        start, listed = file.tell(), []
+        for name, dtype, shape, num_bytes in entries:
+            listed.append(_Stored(path, file.fileno(), name, dtype, shape, start, num_bytes))
+            start += num_bytes
+        if os.fstat(file.fileno()).st_size > start:
+            raise WeightsError(f"{path}: there is more in the file than its header says")
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read: {error.strerror}") from error
+    return listed
 
 
 def _entries(path: Path, file: BinaryIO) -> list[tuple[str, torch.dtype, list[int], int]]:
@@ -162,15 +218,20 @@ def _entries(path: Path, file: BinaryIO) -> list[tuple[str, torch.dtype, list[in
     return entries
 
 
-def _read_one(path: Path, file: BinaryIO, num_bytes: int, buffer: memoryview, target: memoryview | None) -> str:
+def _read_one(stored: _Stored, target: Tensor | None) -> str:
+    """Its digest; read into `target` where there is one. Raises WeightsError."""
+    room = memoryview(bytearray(min(CHUNK_BYTES, stored.num_bytes))) if target is None else _raw(target)
     hashing = xxhash.xxh3_128()
     done = 0
-    while done < num_bytes:
-        size = min(num_bytes - done, CHUNK_BYTES)
-        chunk = buffer[:size] if target is None else target[done : done + size]
-        got = file.readinto(chunk)  # type: ignore[attr-defined]
+    while done < stored.num_bytes:
+        start = 0 if target is None else done
+        chunk = room[start : start + min(stored.num_bytes - done, CHUNK_BYTES)]
+        try:
+            got = os.preadv(stored.descriptor, [chunk], stored.start + done)
+        except OSError as error:
+            raise WeightsError(f"{stored.path}: cannot be read: {error.strerror}") from error
         if not got:
-            raise WeightsError(f"{path}: {num_bytes - done} bytes are missing at its end")
+            raise WeightsError(f"{stored.path}: {stored.num_bytes - done} bytes are missing at its end")
         hashing.update(chunk[:got])
         done += got
     return hashing.hexdigest()

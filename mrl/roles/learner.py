@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import structlog
+import torch
 
 from mrl.alignment.receiver import load_receiver
 from mrl.allocation.report import ReportSender
@@ -35,7 +36,7 @@ from mrl.learner.batches import BatchMaker, PreparedStep
 from mrl.learner.evaluations import EvaluationPlan, Evaluations
 from mrl.learner.gather import FreeGathering, Gathering
 from mrl.learner.held_out_ledger import HeldOutLedger
-from mrl.learner.intake import Intake
+from mrl.learner.intake import Courier, Intake
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.learner.lockstep import LockstepGathering
 from mrl.learner.loop import FirstRank, Learner, Milestones, next_run_epoch
@@ -46,7 +47,7 @@ from mrl.learner.trainer import Trainer
 from mrl.learner.world import World, join_world
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.device_memory import PLAN, enough_memory
-from mrl.models.parameters import whole_adapters, whole_weights
+from mrl.models.parameters import adapter_sources, weight_sources
 from mrl.models.prompting import PromptEncoder
 from mrl.records.version import Version
 from mrl.roles import wiring
@@ -55,7 +56,7 @@ from mrl.sharing.regime import Regime
 from mrl.sharing.regimes import build_regime, shares
 from mrl.sharing.setting import policy_setting
 from mrl.tasks.pool import TaskPool, build_pool
-from mrl.transport.endpoints import publish_endpoint
+from mrl.transport.endpoints import WILDCARDS, publish_endpoint
 from mrl.transport.grants import Grant
 from mrl.transport.keys import load_keys
 from mrl.transport.server import ServerSocket
@@ -95,14 +96,21 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
         start, checkpoint = _start(config, folder, world, store, policy)
         if checkpoint:
             restore_training(trainer.model, trainer.optimizer, checkpoint)
+        publisher = _publisher(config, folder, closing, policy, world)
         first = None
         if world.is_first:
-            first = _first_rank(config, folder, closing, policy, regime, start, checkpoint, telemetry)
-        saver = _saver(table.learner, world, store, start)
-        published = whole_adapters if table.rollout.weights == "adapters" else whole_weights
-        canary = _canary(config, policy, trainer, first)
+            courier = publisher if isinstance(publisher, BroadcastPublisher) else None
+            first = _first_rank(config, folder, closing, policy, regime, start, checkpoint, telemetry, courier)
         learner = Learner(
-            trainer, _milestones(config, policy), start, first, saver, config.run.seed, published, canary=canary
+            trainer,
+            _milestones(config, policy),
+            start,
+            first,
+            _saver(table.learner, world, store, start),
+            config.run.seed,
+            canary=_canary(config, policy, trainer, first),
+            publisher=publisher,
+            published=adapter_sources if table.rollout.weights == "adapters" else weight_sources,
         )
     if checkpoint:
         learner.restore(checkpoint.state)
@@ -219,6 +227,7 @@ def _first_rank(
     start: Version,
     checkpoint: Checkpoint | None,
     telemetry: Telemetry,
+    courier: Courier | None,
 ) -> FirstRank:
     pool = build_pool(config.tasks, config.pool, order_seed=config.run.seed)
     ledger = WorkLedger(
@@ -238,14 +247,7 @@ def _first_rank(
         ipc_path=folder.endpoints / "ipc" / f"learner-{policy}",
     )
     publish_endpoint(folder.endpoints, f"learner-{policy}", server.address, server.ipc_path)
-    publisher = _publisher(config, folder, closing, policy)
-    intake = Intake(
-        server,
-        ledger,
-        held_out=HeldOutLedger(policy),
-        evaluates_alone=config.run.sync,
-        courier=publisher if isinstance(publisher, BroadcastPublisher) else None,
-    )
+    intake = Intake(server, ledger, held_out=HeldOutLedger(policy), evaluates_alone=config.run.sync, courier=courier)
     closing.callback(intake.close)
     is_sharing = shares(config.sharing)
     shards = config.exchange.shards
@@ -257,7 +259,6 @@ def _first_rank(
         batches=BatchMaker(intake, regime, peers, gathering),
         regime=regime,
         peers=peers,
-        publisher=publisher,
         evaluations=_evaluations(config, folder, policy, intake, pool, telemetry),
         crash_folder=folder.crash,
         telemetry=telemetry,
@@ -280,16 +281,32 @@ def _evaluations(
     return Evaluations(intake, plan, folder.evaluation, telemetry, silence_s=silence_s)
 
 
-def _publisher(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str) -> Publisher | BroadcastPublisher:
+def _publisher(
+    config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str, world: World
+) -> Publisher | BroadcastPublisher:
+    """Of this rank. In the number format that a server computes in; the embedded engine's is the learner's own."""
     table = config.policies[policy]
-    adapters = None
+    broadcasts, adapters = table.rollout.weights == "broadcast" and world.is_first, None
     if table.rollout.weights == "adapters":
         assert table.learner.lora is not None, "a rule of the configuration"
         adapters = AdapterFormat(table.learner.lora, Path(table.model))
-    files = Publisher(folder.weights(policy), policy, model_folder=Path(table.model), adapters=adapters)
-    if table.rollout.weights != "broadcast":
+    dtype = None if table.rollout.engine == "embedded" else getattr(torch, table.rollout.server.dtype)
+    files = Publisher(
+        folder.weights(policy),
+        policy,
+        model_folder=Path(table.model),
+        adapters=adapters,
+        dtype=dtype,
+        # A run of one host: every engine that it starts sees the memory of its learner.
+        in_memory=config.exchange.host not in WILDCARDS and not table.rollout.server.url and not broadcasts,
+        on_gpu=world.device.type == "cuda",
+        rank=world.rank,
+        num_ranks=1 if table.rollout.weights == "broadcast" else world.size,
+    )
+    closing.callback(files.close)
+    if not broadcasts:
         return files
-    publisher = BroadcastPublisher(files, host=config.exchange.host, device=table.device)
+    publisher = BroadcastPublisher(files, host=config.exchange.host, device=table.device, dtype=dtype)
     closing.callback(publisher.close)
     return publisher
 

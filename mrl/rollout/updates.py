@@ -24,8 +24,8 @@ from mrl.records.rollouts import WeightsNotice
 from mrl.records.version import Version
 from mrl.rollout.link import WorkerLink
 from mrl.weights.canary import CanaryGap, gap_nats
+from mrl.weights.hold import hold
 from mrl.weights.manifest import Manifest, differing, read_manifest
-from mrl.weights.spares import hold
 
 ROUTE_S = 60.0
 """Until the learner says where to meet: it may be sending to others, each bucket with a bound of its own."""

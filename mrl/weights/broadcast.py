@@ -8,15 +8,17 @@ broadcast failed, who are told where they lie.
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 import structlog
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from mrl.errors import PeerLost, RoleFailed
+from mrl.models.parameters import Source
 from mrl.models.tensor_broadcast import BroadcastGroup, gpu_id, numbered, open_store
 from mrl.records.rollouts import Meeting, WeightsNotice, WeightsRequest, WeightsRoute
 from mrl.records.version import Version
@@ -24,7 +26,7 @@ from mrl.transport.endpoints import reachable_host
 from mrl.weights.held import Held, HeldWeights
 from mrl.weights.manifest import Canary, Manifest
 from mrl.weights.meetings import Asking, Meetings, backend_of
-from mrl.weights.publish import Publisher
+from mrl.weights.publish import Publisher, WhenWhole
 
 KEPT = 3
 """Manifests that remain."""
@@ -36,8 +38,12 @@ log = structlog.get_logger()
 class BroadcastPublisher:
     """Publishes versions of one policy to engines that take part in broadcasts."""
 
-    def __init__(self, files: Publisher, *, host: str, device: str = "cpu") -> None:
-        """`files` writes folders; manifests lie beside them. Members meet at `host`; `device` is the learner's."""
+    def __init__(self, files: Publisher, *, host: str, device: str = "cpu", dtype: torch.dtype | None = None) -> None:
+        """`files` writes folders; manifests lie beside them. Members meet at `host`; `device` is the learner's.
+
+        Weights are published as `dtype`, if it is given.
+        """
+        self._dtype = dtype
         self._files, self._host, self._device = files, host, numbered(device)
         self._held, self._meetings = HeldWeights(), Meetings()
         self._number = 0
@@ -55,11 +61,35 @@ class BroadcastPublisher:
 
     # The learner's thread.
 
-    def publish_weights(self, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> Path:
-        """Keep a copy of weights as they come; returns the path of the manifest. Raises OSError, RoleFailed."""
+    def begin(
+        self,
+        sources: Sequence[Source],
+        version: Version,
+        canary: Canary | None,
+        when_whole: WhenWhole | None = None,
+        *,
+        lasts: bool = False,
+    ) -> None:
+        """Keep a copy of a version; its manifest is there at once. Raises OSError, RoleFailed."""
+        assert canary is not None, "it is the first rank's"
+        path = self.publish_weights(((source.name, source.whole()) for source in sources), version, canary)
+        if when_whole is not None:
+            when_whole(path)
+
+    def finish(self) -> None:
+        """Nothing is left to wait for. Raises RoleFailed."""
+        self.check()
+
+    def check(self) -> None:
+        """Raises RoleFailed when the thread that sends has ended."""
         if self._failure is not None:
             raise RoleFailed(f"weights can no longer be sent: {self._failure!r}") from self._failure
-        held = self._held.take(weights, version, canary)
+
+    @torch.no_grad()
+    def publish_weights(self, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> Path:
+        """Keep a copy of weights as they come; returns the path of the manifest. Raises OSError, RoleFailed."""
+        self.check()
+        held = self._held.take(((name, self._rounded(tensor)) for name, tensor in weights), version, canary)
         manifest = Manifest(
             policy=self._files.policy,
             version=version,
@@ -79,6 +109,9 @@ class BroadcastPublisher:
         """Send no more; what is under way and does not end soon ends before the process does, within its own bounds."""
         self._jobs.put(None)
         self._thread.join(CLOSE_S)
+
+    def _rounded(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._dtype) if self._dtype is not None and tensor.is_floating_point() else tensor
 
     # The thread of the link to the workers.
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mrl.models.tensor_broadcast import TensorShape, in_buckets, shape_of, size_bytes, views
-from mrl.models.tensor_file import copy_bytes
+from mrl.models.tensor_broadcast import in_buckets, size_bytes, views
+from mrl.models.tensor_file import TensorShape, copy_tensor, shape_of
 from mrl.records.version import Version
 from mrl.weights.manifest import Canary
 
@@ -92,5 +92,5 @@ class HeldWeights:
         if len(flat) != size_bytes(bucket):
             flat = torch.empty(size_bytes(bucket), dtype=torch.uint8)
         for (shape, tensor), (_, target) in zip(gathered, views(bucket, flat), strict=True):
-            held.digests[shape.name] = copy_bytes(tensor, target)
+            held.digests[shape.name] = copy_tensor(tensor, target)
         held.buckets.append((bucket, flat))

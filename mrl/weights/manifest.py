@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from mrl.errors import WeightsError
-from mrl.models.tensor_broadcast import TensorShape
+from mrl.models.tensor_file import TensorShape
 from mrl.records.version import Version
 
 MANIFEST = "manifest.json"

@@ -1,31 +1,56 @@
-"""Publishing: the learner writes a version that its engines can load, as a Hugging Face folder with a manifest."""
+"""Publishing: a version that engines can load, as a Hugging Face folder with a manifest.
+
+A version is copied while the model stands still, and becomes a folder beside training. Where learner and engines are on
+one host its files are links into the memory of the learner's ranks; elsewhere they are written to the disk, one a rank.
+"""
 
 import json
 import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import torch
 from torch import Tensor, nn
 
+from mrl.errors import RoleFailed
+from mrl.models.lora import FILE
 from mrl.models.number_formats import NumberFormat
-from mrl.models.parameters import named_weights
+from mrl.models.parameters import Source, named_weights, plain_sources
 from mrl.models.tensor_file import write_tensors
 from mrl.records.version import Version
-from mrl.weights.adapters import AdapterFormat, OpenFile
+from mrl.weights.adapters import AdapterFormat
 from mrl.weights.canary import make_canary
+from mrl.weights.hold import FILES, is_held
 from mrl.weights.manifest import MANIFEST, Canary, Manifest
-from mrl.weights.spares import Spares, is_held
+from mrl.weights.staging import Staged, Staging
 
 SHARD_BYTES = 2 * 1024**3
-"""Tensors that are in memory together while they are written."""
+"""Tensors that are in memory together while an export is written."""
 PARTS = ".parts-"
 INDEX = "model.safetensors.index.json"
+WHOLE_S = 1800.0
+"""Longest time until a version that was copied is a folder, with the parts of all ranks."""
+POLL_S = 0.005
+
+WhenWhole = Callable[[Path], None]
+"""Is told where the manifest of a version lies, by a thread of its own."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What one rank has added to a version's folder."""
+
+    file: str
+    """Empty where it had nothing to add."""
+    tensors: dict[str, str]
+    """Name -> digest."""
+    failure: str = ""
 
 
 class Publisher:
-    """Writes versions of one policy into one folder and keeps the newest few."""
+    """Publishes versions of one policy in one folder and keeps the newest few. Every rank of a learner has one."""
 
     def __init__(
         self,
@@ -34,20 +59,36 @@ class Publisher:
         *,
         model_folder: Path | None = None,
         adapters: AdapterFormat | None = None,
-        keep: int = 3,
-        shard_bytes: int = SHARD_BYTES,
+        dtype: torch.dtype | None = None,
+        in_memory: bool = False,
+        on_gpu: bool = False,
+        rank: int = 0,
+        num_ranks: int = 1,
+        keep: int = 2,
     ) -> None:
-        """Configuration and tokenizer files of `model_folder` appear beside the weights.
+        """Weights are published as `dtype`, with the configuration and tokenizer files of `model_folder` beside them.
 
-        With `adapters` what is published are adapters alone.
+        With `adapters` what is published are adapters alone, as they are. What is published `in_memory` can be read as
+        long as this process lives. A rank beyond `num_ranks`, which all have to gather with, adds nothing.
         """
         self.folder, self.policy, self._model_folder = folder, policy, model_folder
-        self._adapters = adapters
-        self._keep, self._shard_bytes = keep, shard_bytes
-        self._spares = Spares(folder / ".spares")
-        folder.mkdir(parents=True, exist_ok=True)
-        for torn in folder.glob(f"{PARTS}*"):
-            shutil.rmtree(torn)
+        self._adapters, self._in_memory, self._keep = adapters, in_memory, keep
+        self._rank, self._num_ranks = rank, 1 if adapters else num_ranks
+        self._staging = Staging(
+            f"weights of {policy}",
+            dtype=None if adapters else dtype,
+            rank=rank,
+            num_ranks=self._num_ranks,
+            pinned=on_gpu,
+            num_kept=keep - 1 if in_memory else 0,
+        )
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._last: Path | None = None
+        if rank == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            for torn in folder.glob(f"{PARTS}*"):
+                shutil.rmtree(torn)
 
     def publish(
         self,
@@ -56,34 +97,132 @@ class Publisher:
         canary_ids: Sequence[Sequence[int]],
         number_format: NumberFormat = "float32",
     ) -> Path:
-        """Write the weights of a model that this process holds whole; see `publish_weights`."""
+        """Publish a model that this process holds whole, and wait for it; returns the manifest's path."""
         canary = make_canary(model, canary_ids, number_format)
         return self.publish_weights(named_weights(model).items(), version, canary)
 
     def publish_weights(self, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> Path:
-        """Write weights as they come, `shard_bytes` of them in memory at once; returns the manifest's path.
+        """As `publish`, of tensors."""
+        self.begin(plain_sources(weights), version, canary)
+        self.finish()
+        assert self._last is not None
+        return self._last
 
-        The folder appears under its name when it is whole. It is not synced: a resume writes it anew.
+    def begin(
+        self,
+        sources: Sequence[Source],
+        version: Version,
+        canary: Canary | None,
+        when_whole: WhenWhole | None = None,
+        *,
+        lasts: bool = False,
+    ) -> None:
+        """Copy a version; it becomes a folder beside what the caller does next.
+
+        All ranks call it with the same sources; the first one's `canary` counts. The folder appears under its name when
+        it is whole, and is not synced: a resume writes it anew. One that `lasts` outlives this process.
+        Waits for the version before.
+        Raises OSError, RoleFailed when this version cannot be copied, or the one before came to nothing.
         """
-        parts = Path(tempfile.mkdtemp(dir=self.folder, prefix=PARTS))
+        self.finish()
+        if self._rank == 0:
+            self._prune()
+        staged = self._staging.take(sources)
+        if self._rank >= self._num_ranks:
+            return
+        as_link = self._in_memory and not lasts
+        arguments = (staged, as_link, version, canary, when_whole)
+        self._thread = threading.Thread(target=self._write, args=arguments, name=f"publishing {version}", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until the version that was begun is whole. Raises OSError, RoleFailed when it cannot be."""
+        if self._thread is not None:
+            self._thread.join(WHOLE_S)
+            if self._thread.is_alive():
+                raise RoleFailed(f"{self._thread.name}: not whole within {WHOLE_S:g} s")
+            self._thread = None
+        self.check()
+
+    def check(self) -> None:
+        """Raises OSError, RoleFailed when a version that was begun came to nothing; does not wait."""
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """Give memory back. Versions that lie in it are gone for whoever has not opened them."""
+        if self._thread is not None:
+            self._thread.join(WHOLE_S)
+        for manifest in self.folder.glob(f"[0-9]*/{MANIFEST}") if self._rank == 0 else ():
+            if any(path.is_symlink() for path in manifest.parent.glob(FILES)):
+                remove(manifest)
+        self._staging.close()
+
+    def _write(
+        self, staged: Staged, as_link: bool, version: Version, canary: Canary | None, when_whole: WhenWhole | None
+    ) -> None:
+        parts = self.folder / f"{PARTS}{version.run_epoch}.{version.step}"
         try:
-            manifest = self._write(parts, weights, version, canary)
-            (parts / MANIFEST).write_bytes(msgspec.json.encode(manifest))
-            folder = self.folder / f"{version.run_epoch}.{version.step}"
-            _put_in_place(parts, folder)
-        except BaseException:
-            shutil.rmtree(parts, ignore_errors=True)
+            parts.mkdir(exist_ok=True)
+            self._add_part(parts, staged, as_link)
+            if self._rank == 0:
+                assert canary is not None, "it is the first rank's"
+                self._last = self._complete(parts, version, canary)
+                if when_whole is not None:
+                    when_whole(self._last)
+        except BaseException as error:  # noqa: BLE001 - it is raised again by whoever waits
+            self._failure = error
+            if self._rank == 0:
+                shutil.rmtree(parts, ignore_errors=True)
+
+    def _add_part(self, parts: Path, staged: Staged, as_link: bool) -> None:
+        """Write, or link, what this rank has copied, and say so."""
+        name = self._file_name(self._rank) if staged.names else ""
+        try:
+            if name and as_link:
+                (parts / name).symlink_to(staged.file.path)
+            elif name:
+                shutil.copyfile(staged.file.path, parts / name)
+            part = Part(name, staged.wait())
+        except OSError as error:
+            self._say(parts, Part("", {}, failure=str(error)))
             raise
-        self._prune()
+        staged.file.release()
+        self._say(parts, part)
+
+    def _say(self, parts: Path, part: Part) -> None:
+        unfinished = parts / f".{self._rank}.json"
+        unfinished.write_bytes(msgspec.json.encode(part))
+        unfinished.rename(_told(parts, self._rank))
+
+    def _complete(self, parts: Path, version: Version, canary: Canary) -> Path:
+        """Make a version of what all ranks have added; returns its manifest's path."""
+        told = [_await_part(_told(parts, rank)) for rank in range(self._num_ranks)]
+        for rank, part in enumerate(told):
+            if part.failure:
+                raise RoleFailed(f"rank {rank} could not add its part of version {version}: {part.failure}")
+            _told(parts, rank).unlink()
+        tensors = {name: its_digest for part in told for name, its_digest in part.tensors.items()}
+        if self._adapters is not None:
+            self._adapters.describe(parts, tensors)
+        else:
+            self._add_model_files(parts)
+            if self._num_ranks > 1:
+                _write_index(parts, {name: part.file for part in told for name in part.tensors})
+        base = {} if self._adapters is None else self._adapters.base
+        manifest = Manifest(policy=self.policy, version=version, tensors=tensors, base=base, canary=canary)
+        (parts / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+        folder = self.folder / f"{version.run_epoch}.{version.step}"
+        if folder.exists():  # a former life left it
+            remove(folder / MANIFEST)
+        parts.rename(folder)
         return folder / MANIFEST
 
-    def _write(self, folder: Path, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> Manifest:
+    def _file_name(self, rank: int) -> str:
         if self._adapters is not None:
-            tensors, base = self._adapters.write(folder, weights, self._spares.open), self._adapters.base
-        else:
-            tensors, base = write_weights(folder, weights, self._shard_bytes, self._spares.open), {}
-            self._add_model_files(folder)
-        return Manifest(policy=self.policy, version=version, tensors=tensors, base=base, canary=canary)
+            return FILE
+        of = f"-{rank + 1:05d}-of-{self._num_ranks:05d}" if self._num_ranks > 1 else ""
+        return f"model{of}.safetensors"
 
     def _add_model_files(self, folder: Path) -> None:
         for source in self._model_folder.iterdir() if self._model_folder else ():
@@ -91,34 +230,25 @@ class Publisher:
                 (folder / source.name).symlink_to(source.resolve())
 
     def _prune(self) -> None:
-        """Drop all but the newest versions of the folder, those of earlier lives included.
+        """Make room for a version: drop all but the newest, those of earlier lives included.
 
         One that is held stays until the next time: its engine is being proved against what lies there.
         """
-        for manifest in sorted(self.folder.glob(f"[0-9]*/{MANIFEST}"), key=_version_of)[: -self._keep]:
-            if is_held(manifest.parent):
-                continue
-            manifest.unlink(missing_ok=True)
-            self._spares.keep(manifest.parent)
-            shutil.rmtree(manifest.parent, ignore_errors=True)
+        manifests = sorted(self.folder.glob(f"[0-9]*/{MANIFEST}"), key=_version_of)
+        for manifest in manifests[: len(manifests) - self._keep + 1]:
+            if not is_held(manifest.parent):
+                remove(manifest)
 
 
-def write_weights(
-    folder: Path,
-    weights: Iterable[tuple[str, Tensor]],
-    shard_bytes: int = SHARD_BYTES,
-    open_file: OpenFile = lambda path: path.open("wb", buffering=0),
-) -> dict[str, str]:
-    """Write weights as Hugging Face does, in files of about `shard_bytes`; returns name -> digest. Raises OSError."""
-    tensors: dict[str, str] = {}
+def write_weights(folder: Path, weights: Iterable[tuple[str, Tensor]], shard_bytes: int = SHARD_BYTES) -> None:
+    """Write weights as Hugging Face does, in files of about `shard_bytes`. Raises OSError."""
     places: dict[str, str] = {}
     for number, shard in enumerate(_shards(weights, shard_bytes), 1):
         name = f"model-{number:05d}.safetensors"
-        with open_file(folder / name) as file:
-            tensors |= write_tensors(file, shard)
+        with (folder / name).open("wb", buffering=0) as file:
+            write_tensors(file, shard)
         places |= dict.fromkeys(shard, name)
     _name_shards(folder, places)
-    return tensors
 
 
 def remove(manifest_path: Path) -> None:
@@ -149,16 +279,25 @@ def _name_shards(folder: Path, places: dict[str, str]) -> None:
     final = {name: f"{name.removesuffix('.safetensors')}-of-{len(names):05d}.safetensors" for name in names}
     for name in names:
         (folder / name).rename(folder / final[name])
-    index = {"metadata": {}, "weight_map": {tensor: final[name] for tensor, name in places.items()}}
-    (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
+    _write_index(folder, {tensor: final[name] for tensor, name in places.items()})
 
 
-def _put_in_place(parts: Path, folder: Path) -> None:
-    """Give the folder its name; one that a former life left under it goes first."""
-    parts.chmod(0o755)
-    if folder.exists():
-        remove(folder / MANIFEST)
-    parts.rename(folder)
+def _write_index(folder: Path, files: dict[str, str]) -> None:
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": files}), encoding="utf-8")
+
+
+def _told(parts: Path, rank: int) -> Path:
+    return parts / f"part-{rank}.json"
+
+
+def _await_part(path: Path) -> Part:
+    """What a rank says of its part. Raises RoleFailed when it says nothing."""
+    deadline_s = time.monotonic() + WHOLE_S
+    while not path.exists():
+        if time.monotonic() > deadline_s:
+            raise RoleFailed(f"{path}: not written within {WHOLE_S:g} s")
+        time.sleep(POLL_S)
+    return msgspec.json.decode(path.read_bytes(), type=Part)
 
 
 def _version_of(manifest: Path) -> tuple[int, ...]:

@@ -15,7 +15,8 @@ from mrl.engines.engine import EngineUsage, Sampling
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.vllm import VLLM
 from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
-from mrl.models.tensor_broadcast import Incoming, Seats, TensorShape
+from mrl.models.tensor_broadcast import Incoming, Seats
+from mrl.models.tensor_file import TensorShape
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Meeting
 
@@ -176,14 +177,22 @@ def test_a_control_route_is_missed_when_it_is_needed(server, ask, route, call):
 
 
 def test_new_weights_are_loaded_named_and_cached_prefixes_forgotten(server, ask):
-    """In this order."""
-    ask(lambda dialect, http: dialect.load(http, Path("/w"), "0.1"))
+    """In this order; the server samples on until all of them are there, and has them read once."""
+    server.answers["/collective_rpc"] = workers_say({"awaited": ""}, {})
+    ask(
+        lambda dialect, http: dialect.prepare_load(http, Path("/w"), {"w": "d"}),
+        lambda dialect, http: dialect.load(http, Path("/w"), "0.1"),
+    )
 
-    assert server.asked == [
-        ("/collective_rpc", {"method": "mrl_load", "args": ["/w"], "kwargs": {}}),
-        ("/update_weight_version", {"new_version": "0.1"}),
-        ("/reset_prefix_cache", {}),
+    assert json.loads(server.asked[0][1]["args"][0]) == {"folder": "/w", "digests": {"w": "d"}}
+    assert [(path, body.get("method")) for path, body in server.asked] == [
+        ("/collective_rpc", "mrl_take"),
+        *[("/collective_rpc", "mrl_arrival")] * 2,
+        ("/collective_rpc", "mrl_serve_arrived"),
+        ("/update_weight_version", None),
+        ("/reset_prefix_cache", None),
     ]
+    assert server.asked[-2][1] == {"new_version": "0.1"}
 
 
 def test_without_the_extension_vllm_reloads_itself_and_tells_no_checksums(server, ask):
@@ -204,12 +213,12 @@ def test_without_the_extension_vllm_reloads_itself_and_tells_no_checksums(server
 def test_weights_that_a_worker_refuses_are_refused(server, ask):
     """With its reason; the version keeps its name."""
     server.answers["/collective_rpc"] = lambda body: {
-        "results": [{"refused": "ValueError: not written"} if body["method"] == "mrl_load" else {}]
+        "results": [{"refused": "ValueError: not written"} if body["method"] == "mrl_serve_arrived" else {}]
     }
 
     with pytest.raises(WeightsError, match="/w: vLLM cannot serve these weights: ValueError: not written"):
         ask(lambda dialect, http: dialect.load(http, Path("/w"), "0.1"))
-    assert [route for route, _ in server.asked] == ["/collective_rpc"]
+    assert {route for route, _ in server.asked} == {"/collective_rpc"}
 
 
 REFUSED = {"refused": "ValueError: not written"}
@@ -232,7 +241,9 @@ REFUSED = {"refused": "ValueError: not written"}
 def test_an_update_of_several_workers_is_one_when_all_say_the_same(server, ask, said, error, told):
     """Where they disagree, the model is a mixture of old and new."""
     server.answers["/get_world_size"] = {"world_size": 2}
-    server.answers["/collective_rpc"] = lambda body: {"results": said if body["method"] == "mrl_load" else [{}, {}]}
+    server.answers["/collective_rpc"] = lambda body: {
+        "results": said if body["method"] == "mrl_serve_arrived" else [{}, {}]
+    }
 
     def load(dialect: VLLM, http: Http) -> Coroutine[Any, Any, None]:
         return dialect.load(http, Path("/w"), "0.1")
@@ -243,7 +254,7 @@ def test_an_update_of_several_workers_is_one_when_all_say_the_same(server, ask, 
     else:
         with pytest.raises(error, match=told):
             ask(load)
-        assert [route for route, _ in server.asked] == ["/collective_rpc"]
+        assert {route for route, _ in server.asked} == {"/collective_rpc"}
 
 
 def test_vllms_own_reload_has_to_come_to_all_workers_as_well(server, ask):

@@ -9,11 +9,13 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from mrl.models.tensor_file import digest
 
 INSIDE = Path(__file__).parents[2] / "mrl" / "engines" / "inside"
+MODULES = ("vllm_cpu_worker", "arriving_weights", "broadcast_member", "vllm_adapters")
 STUBS = ("vllm", "vllm.model_executor", "vllm.model_executor.layers", "vllm.model_executor.layers.utils")
 
 
@@ -39,7 +41,7 @@ def worker(monkeypatch):
     layers = sys.modules[STUBS[-1]]
     layers.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: None
     sys.modules[STUBS[-2]].utils = layers
-    for name in ("vllm_cpu_worker", "broadcast_member", "vllm_adapters"):
+    for name in MODULES:
         monkeypatch.delitem(sys.modules, name, raising=False)
     module = importlib.import_module("vllm_cpu_worker")
 
@@ -49,13 +51,35 @@ def worker(monkeypatch):
         return made
 
     yield make
-    for name in ("vllm_cpu_worker", "broadcast_member", "vllm_adapters"):
+    for name in MODULES:
         sys.modules.pop(name, None)
 
 
 def drawn(seed: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(seed)
     return {"q": torch.randn(2, 3), "k": torch.randn(2, 3), "norm": torch.randn(1, 3)}
+
+
+def held(worker) -> dict[str, str]:
+    """What it computes with, by its own word."""
+    worker.mrl_look()
+    worker.mrl_looking.result(20.0)
+    return worker.mrl_checksums()
+
+
+def digests(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+    return {name: digest(tensor) for name, tensor in tensors.items()}
+
+
+def taken(worker, folder: Path, tensors: dict[str, torch.Tensor], wanted: dict[str, str]) -> dict[str, str]:
+    """What it says of a folder with these tensors, in two files."""
+    folder.mkdir(exist_ok=True)
+    names = list(tensors)
+    for number, part in enumerate((names[:2], names[2:])):
+        save_file({name: tensors[name] for name in part}, folder / f"{number}.safetensors")
+    worker.mrl_take(json.dumps({"folder": str(folder), "digests": wanted}))
+    worker.mrl_arriving.exception(20.0)
+    return worker.mrl_arrival()
 
 
 def arrived(worker, tensors: dict[str, torch.Tensor]) -> None:
@@ -67,17 +91,17 @@ def arrived(worker, tensors: dict[str, torch.Tensor]) -> None:
 def test_what_is_held_counts_as_published_as_long_as_it_is_its_rounding(worker, dtype):
     """One element that is another number afterwards is named, in either type."""
     one, tensors = worker(dtype), drawn(1)
-    assert one.mrl_checksums() == {}
+    assert held(one) == {}
     arrived(one, tensors)
 
     assert one.mrl_arrival() == {}
     assert one.mrl_serve_arrived() == {}
 
     wanted = {name: digest(tensor) for name, tensor in tensors.items()}
-    assert one.mrl_checksums() == wanted
+    assert held(one) == wanted
     one.model_runner.get_model().qk.data[2, 1] += 1.0
-    held = one.mrl_checksums()
-    assert {name for name in wanted if held[name] != wanted[name]} == {"k"}
+    found = held(one)
+    assert {name for name in wanted if found[name] != wanted[name]} == {"k"}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +123,80 @@ def test_what_does_not_fit_changes_nothing(worker, change, why):
 
     assert why in one.mrl_serve_arrived()["refused"]
 
-    assert one.mrl_checksums() == {name: digest(tensor) for name, tensor in first.items()}
+    assert held(one) == digests(first)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_folder_is_written_beside_what_is_served_and_then_takes_its_place(worker, tmp_path, dtype):
+    """The first is put where it belongs by the model's own loader; those that follow go there at once."""
+    one, model = worker(dtype), None
+    for number in range(1, 5):
+        before = model.qk.clone() if model else None
+        tensors = drawn(number)
+        assert taken(one, tmp_path / str(number), tensors, digests(tensors)) == {}
+        assert is_direct(one) == (number > 1)
+        model = one.model_runner.get_model()
+        assert before is None or torch.equal(model.qk, before), "it serves on until it is told"
+
+        assert one.mrl_serve_arrived() == {}
+
+        assert held(one) == digests(tensors)
+        assert torch.equal(model.qk, torch.cat([tensors["q"], tensors["k"]]).to(dtype))
+    assert len({model.qk.data_ptr(), one.mrl_spare["qk"].data_ptr()}) == 2, "two of each are enough"
+
+
+def is_direct(worker) -> bool:
+    return hasattr(worker.mrl_arriving.result(), "parameters")
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda tensors: tensors["q"].add_(1e-6), "other bytes than were published, of q"),
+        (lambda tensors: tensors.update(q=tensors["k"], k=tensors["q"]), "other bytes than were published, of q, k"),
+        (lambda tensors: tensors.pop("k"), "other bytes than were published, of k"),
+    ],
+)
+def test_a_folder_that_is_not_what_was_published_is_never_served(worker, tmp_path, is_first, change, why):
+    """It is refused before anything stops, and the next one is served."""
+    one, first, second = worker(), drawn(1), drawn(2)
+    wanted = digests(second)
+    if not is_first:
+        assert taken(one, tmp_path / "first", first, digests(first)) == {}
+        assert one.mrl_serve_arrived() == {}
+    change(second)
+
+    assert why in taken(one, tmp_path / "second", second, wanted)["refused"]
+
+    assert held(one) == ({} if is_first else digests(first))
+    third = drawn(3)
+    assert taken(one, tmp_path / "third", third, digests(third)) == {}
+    assert one.mrl_serve_arrived() == {}
+    assert held(one) == digests(third)
+
+
+def test_a_number_that_is_none_is_refused_beside_what_is_served(worker, tmp_path):
+    """As it is when the model's own loader reads it."""
+    one, first, second = worker(), drawn(1), drawn(2)
+    assert taken(one, tmp_path / "first", first, digests(first)) == {}
+    assert one.mrl_serve_arrived() == {}
+    second["k"][1, 1] = float("nan")
+
+    assert "not a number" in taken(one, tmp_path / "second", second, digests(second))["refused"]
+
+
+def test_other_shapes_go_through_the_models_own_loader(worker, tmp_path):
+    """Which refuses them, and what was served stays."""
+    one, first, second = worker(), drawn(1), drawn(2)
+    assert taken(one, tmp_path / "first", first, digests(first)) == {}
+    assert one.mrl_serve_arrived() == {}
+    second["q"] = torch.zeros(5, 3)
+    assert taken(one, tmp_path / "second", second, digests(second)) == {}
+
+    assert "Error" in one.mrl_serve_arrived()["refused"]
+
+    assert held(one) == digests(first)
 
 
 def test_a_broadcast_is_awaited_lost_or_refused(worker):

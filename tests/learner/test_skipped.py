@@ -12,6 +12,7 @@ from mrl.learner.references import CanaryReferences
 from mrl.learner.skipped import keep_batch
 from mrl.models.row_attention import use_row_attention
 from mrl.records.version import Version
+from mrl.weights.publish import Publisher
 
 
 def order(rows) -> StepOrder:
@@ -51,7 +52,17 @@ def learner(tiny_model, tmp_path) -> Learner:
     trainer = SimpleNamespace(model=model, precision="float32", kernel="chunked")
     canary = CanaryReferences(trainer, [[3, 5, 9, 2, 7]])
     first = SimpleNamespace(crash_folder=tmp_path, policy="qwen")
-    return Learner(trainer, Milestones(1, 0), Version(0, 0), first, None, seed=1, canary=canary)
+    publisher = Publisher(tmp_path / "weights", "qwen")
+    return Learner(
+        trainer,
+        Milestones(1, 0),
+        Version(0, 0),
+        first,
+        None,
+        seed=1,
+        canary=canary,
+        publisher=publisher,
+    )
 
 
 def test_a_run_of_skipped_updates_ends_with_its_reason(learner, make_rows, tmp_path):

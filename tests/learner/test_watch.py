@@ -14,6 +14,7 @@ from mrl.records.codec import pack_array
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.records.version import Version, VersionSpan
+from mrl.weights.publish import Publisher
 
 
 def group(*steps: int) -> ScoredGroup:
@@ -39,14 +40,15 @@ def test_staleness_is_told_as_a_distribution():
 
 
 @pytest.fixture
-def learner(tiny_model) -> Learner:
+def learner(tiny_model, tmp_path) -> Learner:
     """One whose alarm rings above 0.2 nats."""
     model = tiny_model()
     use_row_attention(model)
     milestones = Milestones(1, 0, mismatch_alarm_nats=0.2)
     trainer = SimpleNamespace(model=model, precision="float32", kernel="chunked")
     canary = CanaryReferences(trainer, [[3, 5, 9, 2, 7]])
-    return Learner(trainer, milestones, Version(0, 0), None, None, seed=1, canary=canary)
+    publisher = Publisher(tmp_path / "weights", "qwen")
+    return Learner(trainer, milestones, Version(0, 0), None, None, seed=1, canary=canary, publisher=publisher)
 
 
 @pytest.mark.parametrize(("k3_nats", "alarms"), [(0.0, 0), (0.2, 0), (0.21, 1), (math.nan, 1)])

@@ -19,11 +19,10 @@ from mrl.models.tensor_broadcast import (
     join,
     open_store,
     receive_tensors,
-    shape_of,
     size_bytes,
     views,
 )
-from mrl.models.tensor_file import digest, nowhere
+from mrl.models.tensor_file import digest, nowhere, shape_of
 from mrl.records.rollouts import Meeting
 
 TENSORS = {

@@ -14,9 +14,9 @@ from mrl.models.scoring import score_tokens
 from mrl.models.tensor_file import digest, read_folder
 from mrl.records.version import Version
 from mrl.weights.canary import canary_sequences, gap_nats, make_canary
+from mrl.weights.hold import hold
 from mrl.weights.manifest import differing, read_manifest
 from mrl.weights.publish import Publisher
-from mrl.weights.spares import hold
 
 CANARY = canary_sequences(64, num_sequences=2, num_tokens=8)
 
@@ -83,15 +83,14 @@ def test_a_tensor_that_is_not_there_is_named(tiny_model, tmp_path):
 
 
 def test_a_version_is_a_folder_that_transformers_loads(tiny_model, tmp_path):
-    """Configuration and tokenizer lie beside the weights; several files have an index, each holding a few tensors."""
+    """Configuration and tokenizer lie beside the weights."""
     source = tiny_model()
     source.save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
-    path = publish(tmp_path / "weights", source, model_folder=tmp_path / "model", shard_bytes=20_000)
+    path = publish(tmp_path / "weights", source, model_folder=tmp_path / "model")
 
     loaded = AutoModelForCausalLM.from_pretrained(path.parent)
 
-    assert len(list(path.parent.glob("*.safetensors"))) > 1
     assert path.with_name("tokenizer.json").read_text() == "{}"
     assert all(torch.equal(a, b) for a, b in zip(source.parameters(), loaded.parameters(), strict=True))
 

@@ -8,15 +8,19 @@ This replaces a private function of vLLM (seen in 0.32) and is for CPU only. If 
 fails and the server does not start; if it no longer calls it, parameters are empty and `mrl_load` refuses.
 """
 
-import json
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
-from broadcast_member import digest, receive  # type: ignore[import-not-found]
-from safetensors import safe_open
+from arriving_weights import (  # type: ignore[import-not-found]
+    ArrivingWeights,
+    Tensors,
+    check,
+    in_threads,
+    mapped,
+)
+from broadcast_member import digest  # type: ignore[import-not-found]
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.model_executor.layers import utils as layers
 from vllm_adapters import held_adapters  # type: ignore[import-not-found]
@@ -30,37 +34,54 @@ assert callable(layers.dispatch_cpu_unquantized_gemm)
 layers.dispatch_cpu_unquantized_gemm = _compute_with_parameters
 
 
-class WeightsExtension:
-    """Methods added to vLLM's worker, called by name through /collective_rpc with strings."""
+class WeightsExtension(ArrivingWeights):
+    """Methods added to vLLM's worker.
+
+    The first weights go through the model's own loader, which is watched: where it puts which elements holds for all
+    that come later. These are written there beside the steps, into tensors that then take the place of the served ones.
+    """
 
     model_runner: Any
-    mrl_arriving: Future[dict[str, torch.Tensor]]
-
-    def mrl_load(self, folder: str) -> dict[str, str]:
-        """Serve the tensors of a Hugging Face folder; {"refused": why} when they do not fit, and nothing has changed.
-
-        They are loaded beside those that are served, and take their place when every element has been written.
-        """
-        return self._serve(_tensors(Path(folder)))
-
-    def mrl_join(self, seat: str) -> None:
-        """Begin to receive a broadcast, beside what is served, while the worker goes on with its steps."""
-        self.mrl_arriving = ThreadPoolExecutor(1).submit(receive, json.loads(seat))
-
-    def mrl_arrival(self) -> dict[str, str]:
-        """{} when all of it is here, as it was published; else {"awaited": ""}, {"lost": why} or {"refused": why}."""
-        if not self.mrl_arriving.done():
-            return {"awaited": ""}
-        error = self.mrl_arriving.exception()
-        if error is None:
-            return {}
-        return {"lost" if isinstance(error, ConnectionError) else "refused": f"{type(error).__name__}: {error}"}
+    mrl_places: dict[str, "_Place"]
+    mrl_spare: Tensors
+    """Name of a parameter -> a tensor like it that nobody computes with."""
 
     def mrl_serve_arrived(self) -> dict[str, str]:
-        """As `mrl_load`, of what has arrived."""
-        return self._serve(self.mrl_arriving.result().items())
+        """Serve what has arrived; {"refused": why} when it does not fit, and nothing has changed."""
+        arrived = self.mrl_arriving.result()
+        if not isinstance(arrived, _Filled):
+            return self._load(arrived)
+        parameters = dict(self.model_runner.get_model().named_parameters())
+        for name, fresh in arrived.parameters.items():
+            self.mrl_spare[name], parameters[name].data = parameters[name].data, fresh
+        self.mrl_places = arrived.places
+        return {}
 
-    def _serve(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
+    def mrl_adapter_checksums(self, folder: str) -> dict[str, str]:
+        """Name -> XXH3-128 of the adapters in `folder` where layers compute with them; else of what they have."""
+        return held_adapters(self.model_runner.lora_manager._adapter_manager, Path(folder))
+
+    def _taken(self, folder: Path, digests: dict[str, str]) -> "Tensors | _Filled":
+        """Written where they belong, if that is known."""
+        tensors, places = mapped(folder), getattr(self, "mrl_places", {})
+        parameters = {name: one.data for name, one in self.model_runner.get_model().named_parameters()}
+        if places.keys() != tensors.keys() or not all(places[name].suits(tensors[name]) for name in tensors):
+            return super()._taken(folder, digests)
+        spare = {name: self._spare(name, parameter) for name, parameter in parameters.items()}
+        owners = {_storage(parameter): spare[name] for name, parameter in parameters.items()}
+        if not all(place.is_whole(owners) for place in places.values()):
+            return super()._taken(folder, digests)
+        moved = {name: place.moved(owners) for name, place in places.items()}
+        found = in_threads(lambda name: moved[name].fill(tensors[name]), tensors)
+        check(dict(zip(tensors, found, strict=True)), digests)
+        return _Filled(moved, spare)
+
+    def _spare(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """One that was served before has what no tensor fills, such as rows beyond the vocabulary."""
+        spare = getattr(self, "mrl_spare", {}).get(name)
+        return like.clone() if spare is None else spare
+
+    def _load(self, tensors: Tensors) -> dict[str, str]:
         model = self.model_runner.get_model()
         parameters = dict(model.named_parameters())
         served = {name: parameter.data for name, parameter in parameters.items()}
@@ -69,7 +90,7 @@ class WeightsExtension:
             for parameter in parameters.values():
                 parameter.data = torch.full_like(parameter.data, float("nan"))
             with watch:
-                model.load_weights(watch.named(tensors))
+                model.load_weights(watch.named(tensors.items()))
             _check_written(parameters)
             watch.check_placed()
             places = watch.settled()
@@ -77,24 +98,23 @@ class WeightsExtension:
             for name, parameter in parameters.items():
                 parameter.data = served[name]
             return {"refused": f"{type(error).__name__}: {error}"}
-        self.mrl_places = places
+        self.mrl_places, self.mrl_spare = places, {}
         return {}
 
-    def mrl_adapter_checksums(self, folder: str) -> dict[str, str]:
-        """Name -> XXH3-128 of the adapters in `folder` where layers compute with them; else of what they have."""
-        return held_adapters(self.model_runner.lora_manager._adapter_manager, Path(folder))
-
-    def mrl_checksums(self) -> dict[str, str]:
-        """Name that was published -> XXH3-128 of the bytes of that tensor, read back from what layers compute with.
-
-        What was rounded to the engine's number format counts as what was published as long as it is that rounding.
-        Empty before the first load.
-        """
+    def _held(self) -> dict[str, str]:
+        """What was rounded to the engine's number format counts as published as long as it is that rounding."""
         places = getattr(self, "mrl_places", {})
         living = {_storage(parameter) for parameter in self.model_runner.get_model().parameters()}
         if not all(place.is_whole(living) for place in places.values()):
             return {}
-        return {name: place.held_digest() for name, place in places.items()}
+        return dict(zip(places, in_threads(_Place.held_digest, places.values()), strict=True))
+
+
+class _Filled:
+    """Parameters that are whole, and where in them the tensors are."""
+
+    def __init__(self, places: dict[str, "_Place"], parameters: Tensors) -> None:
+        self.places, self.parameters = places, parameters
 
 
 class _Place:
@@ -112,10 +132,34 @@ class _Place:
     def is_used(self) -> bool:
         return bool(self._pieces)
 
-    def is_whole(self, living: set[int]) -> bool:
-        """Whether all of it lies in parameters that layers still compute with."""
+    def suits(self, tensor: torch.Tensor) -> bool:
+        """Whether the elements of this tensor go where those of the former one went."""
+        return self._shape == tensor.shape and tensor.is_contiguous()
+
+    def is_whole(self, living: Any) -> bool:
+        """Whether all of it lies in parameters that layers still compute with: `living` storages."""
         held = sum(target.numel() for _, target in self._pieces if _storage(target) in living)
         return held == self._shape.numel()
+
+    def moved(self, owners: dict[int, torch.Tensor]) -> "_Place":
+        """The same place in other parameters: storage -> the one for it."""
+        place = _Place(torch.empty(self._shape, dtype=self._dtype, device="meta"))
+        for geometry, target in self._pieces:
+            there = owners[_storage(target)]
+            layout = target.shape, target.stride(), target.storage_offset()
+            place._pieces.append((geometry, there.as_strided(*layout)))
+        return place
+
+    def fill(self, tensor: torch.Tensor) -> str:
+        """Write a tensor to its place; returns its digest. Raises ValueError for what is not a number."""
+        if not tensor.sum(dtype=torch.float32).isfinite():
+            raise ValueError("not a number")
+        for geometry, target in self._pieces:
+            target.copy_(tensor.as_strided(*geometry))
+        if self._pieces[0][1].dtype != tensor.dtype:
+            self.settle(tensor)
+            return self._published
+        return self.held_digest()
 
     def settle(self, tensor: torch.Tensor) -> None:
         """Learn what the engine has to hold of `tensor`, where that is of another type."""
@@ -124,11 +168,19 @@ class _Place:
             self._rounded, self._published = digest(tensor.to(self._dtype)), digest(tensor)
 
     def held_digest(self) -> str:
+        whole = self._whole()
+        held = digest(whole)
+        return self._published if held == self._rounded else held
+
+    def _whole(self) -> torch.Tensor:
+        """Read from where it is, or put together."""
+        geometry, target = self._pieces[0]
+        if len(self._pieces) == 1 and target.is_contiguous() and geometry[0] == target.shape and geometry[2] == 0:
+            return target
         whole: Any = torch.empty(self._shape, dtype=self._dtype)
         for geometry, target in self._pieces:
             whole.as_strided(*geometry).copy_(target)
-        held = digest(whole)
-        return self._published if held == self._rounded else held
+        return whole
 
 
 class _Watch(TorchDispatchMode):
@@ -167,16 +219,6 @@ class _Watch(TorchDispatchMode):
             if name is not None:
                 self.places[name].add(piece, target)
         return func(*args, **(kwargs or {}))
-
-
-def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(f"{folder}: no *.safetensors")
-    for path in files:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - no mapping
-                yield name, file.get_tensor(name)
 
 
 def _check_written(parameters: dict[str, torch.nn.Parameter]) -> None:

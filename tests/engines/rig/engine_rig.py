@@ -27,8 +27,8 @@ from mrl.config.load import validate
 from mrl.config.run_folder import create_run_folder
 from mrl.engines.engine import Engine, Finished, GenerationRequest
 from mrl.models.load import load_policy
-from mrl.models.tensor_broadcast import BroadcastGroup, Incoming, buckets_of, open_store, shape_of
-from mrl.models.tensor_file import digest
+from mrl.models.tensor_broadcast import BroadcastGroup, Incoming, buckets_of, open_store
+from mrl.models.tensor_file import digest, shape_of
 from mrl.records.rollouts import Meeting
 from mrl.records.version import Version
 

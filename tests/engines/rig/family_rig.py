@@ -17,7 +17,7 @@ from mrl.learner.order import StepOrder
 from mrl.learner.trainer import Trainer, check_forward
 from mrl.learner.world import World
 from mrl.models.load import load_policy
-from mrl.models.parameters import named_weights, whole_adapters, whole_weights
+from mrl.models.parameters import adapter_sources, named_weights, weight_sources
 from mrl.objectives.specs import Clipped
 from mrl.records.version import Version
 from mrl.sharing.regime import Component, TrainingExample
@@ -135,7 +135,7 @@ class Learner:
         check_forward(self._trainer.model, self._canary_ids)
         adapters = AdapterFormat(table.lora, start) if table.lora else None
         self._publisher = Publisher(folder, "p", model_folder=start, adapters=adapters, keep=100)
-        self._published = whole_adapters if adapters else whole_weights
+        self._published = adapter_sources if adapters else weight_sources
 
     def learn(self, steps: int) -> Learnt:
         """So many steps of AdamW at a usual learning rate; then publish."""
@@ -144,14 +144,15 @@ class Learner:
         self._steps += steps
         model, version = self._trainer.model, Version(0, self._steps)
         canary = make_canary(model, self._canary_ids)
-        manifest = self._publisher.publish_weights(self._published(model), version, canary)
+        weights = ((source.name, source.whole()) for source in self._published(model))
+        manifest = self._publisher.publish_weights(weights, version, canary)
         served = load_policy(self._start)
         with torch.no_grad():
             own = named_weights(served)
-            for name, tensor in whole_weights(model):
-                own[name].copy_(tensor)
+            for source in weight_sources(model):
+                own[source.name].copy_(source.whole())
         is_mixture = served.config.model_type in MIXTURES
-        is_above_experts = is_mixture and self._published is whole_adapters
+        is_above_experts = is_mixture and self._published is adapter_sources
         return Learnt(self._start, manifest, version, served, is_above_experts)
 
 

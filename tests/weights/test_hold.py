@@ -1,0 +1,74 @@
+"""A version that is read is neither written over nor pruned."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from mrl.errors import WeightsError
+from mrl.models.memory_file import MemoryFile
+from mrl.models.tensor_file import shape_of
+from mrl.weights.hold import hold, is_held
+
+
+@pytest.fixture(params=["disk", "memory"])
+def version(request, tmp_path):
+    """A published version with one file."""
+    folder = tmp_path / "0.1"
+    folder.mkdir()
+    path = folder / "model.safetensors"
+    if request.param == "disk":
+        path.write_bytes(b"bytes")
+        yield folder
+        return
+    file = MemoryFile("a version")
+    file.lay_out([shape_of("w", torch.zeros(3))])
+    path.symlink_to(file.path)
+    yield folder
+    file.close()
+
+
+def test_who_holds_a_version_is_seen(version):
+    """Until it is let go."""
+    assert not is_held(version)
+    with hold(version), hold(version):
+        assert is_held(version)
+    assert not is_held(version)
+
+
+def test_a_dead_reader_holds_nothing(version):
+    """The kernel lets go of what it held; until then another process is seen to hold it."""
+    script = (
+        "import os, sys; from pathlib import Path; from mrl.weights.hold import hold\n"
+        f"reading = hold(Path({str(version)!r})); reading.__enter__(); print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == b"held\n"
+        assert is_held(version)
+        os.kill(reader.pid, 9)
+
+    assert not is_held(version)
+
+
+def test_what_was_pruned_cannot_be_held(version):
+    """Nor what is written over, nor what lay in the memory of a process that has ended."""
+    path = version / "model.safetensors"
+    file = MemoryFile("written over")
+    path.unlink()
+    path.symlink_to(file.path)
+    assert file.claim()
+    with pytest.raises(WeightsError, match="pruned"), hold(version):
+        pass
+    file.release()
+    with hold(version):
+        assert not file.claim()
+    file.close()
+    for _ in range(2):
+        with pytest.raises(WeightsError, match="pruned"), hold(version):
+            pass
+        path.unlink(missing_ok=True)
+        if version.exists():
+            version.rmdir()
