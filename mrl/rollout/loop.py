@@ -75,7 +75,10 @@ class Duties:
     rest: Rest | None = None
     """Whether the worker is to sleep, where it may."""
     has_lost_lease: Callable[[], bool] = lambda: False
-    """Whether the lease of what is in flight ran out while this process was stopped: others may have its places."""
+    """Whether the lease of what is in flight ran out while this process stood still: others may have its places."""
+    rests_unleased: bool = False
+    """Whether the engine samples only when it is collected from: what is in flight when the lease is lost then rests,
+    and goes on under the next one. A server's answers run on by themselves, and are given up."""
     in_step: bool = False
     """Sample under the newest announced version or not at all, and batch by batch, as a synchronous run must."""
 
@@ -108,6 +111,8 @@ class RolloutLoop:
         self._refused_in_a_row = self._lost_in_a_row = 0
         self._refused: tuple[Version, float] | None = None
         """The version that was refused last, and when it may be tried again."""
+        self._is_resting = False
+        """What is in flight has no lease, and waits for one."""
         self._turned_s = self._worked_s = clock()
         self.totals = WorkerTotals(clock())
 
@@ -135,7 +140,7 @@ class RolloutLoop:
             self._telemetry.doing("scoring")
             self._duties.scorer.serve(self._custody.is_good)
         self._hand_in()
-        sampled_at_once = self._flights.num_answers
+        sampled_at_once = 0 if self._is_resting else self._flights.num_answers
         self._custody.hold(self._flights.arrive(self._collect()))
         self._give_up_stale()
         if not (self._duties.in_step and self._flights):
@@ -216,16 +221,24 @@ class RolloutLoop:
         return len(self._flights) + len(self._custody) + len(self._verifying)
 
     def _keep_lease(self) -> None:
-        """Say what is in use; after a loss end it, and let the learner grant it anew."""
+        """Say what is in use. After a loss it rests until there is another lease, or ends and is granted anew."""
         if self._duties.has_lost_lease():
-            log.warning("the lease ran out while this process was stopped", groups_given_up=len(self._flights))
-            self._engine.abort(self._flights.requests)
-            self._link.give_up([*self._flights.lose(), *self._again])
-            self._again.clear()
-        self._max_answers()
+            self._is_resting = self._duties.rests_unleased
+            told = {"groups": len(self._flights), "given_up": not self._is_resting}
+            log.warning("the lease ran out while this process stood still", **told)
+            if not self._is_resting:
+                self._engine.abort(self._flights.requests)
+                self._link.give_up([*self._flights.lose(), *self._again])
+                self._again.clear()
+        leased = self._max_answers()
+        if self._is_resting and leased:
+            self._is_resting = False
+            beyond = self._flights.give_up_beyond(leased)
+            self._engine.abort(beyond)
+            self._link.give_up(list(beyond.values()))
 
     def _max_answers(self) -> int:
-        return self._duties.max_answers(self._flights.num_answers)
+        return self._duties.max_answers(0 if self._is_resting else self._flights.num_answers)
 
     def _hand_in(self) -> None:
         items: list[WorkItem] = []
@@ -275,15 +288,18 @@ class RolloutLoop:
         is_full = bool(self._flights) and (waiting > self._group_size or usage.cache_share > FULL_CACHE_SHARE)
         self.totals.sampled(usage.generated_tokens)
         self.totals.in_flight(self._flights.num_answers, is_full=is_full)
-        if is_full:
+        if is_full or self._is_resting:
             return 0
         return max(0, self._max_answers() - self._flights.num_answers) // self._group_size
 
     def _collect(self) -> list[Finished]:
-        if self._flights:
+        if self._is_resting:
+            with self._telemetry.awaiting("lease", whom="allocator"):
+                time.sleep(QUICK_SLICE_S)
+        elif self._flights:
             self._telemetry.doing("sampling")
             return self._engine.collect(QUICK_SLICE_S)
-        if self._busy:
+        elif self._busy:
             what, whom = ("verdicts", "verifiers") if len(self._verifying) else ("proof", "new weights")
             with self._telemetry.awaiting(what, whom=whom):
                 time.sleep(PROOF_SLICE_S)

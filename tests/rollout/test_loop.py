@@ -345,6 +345,74 @@ def test_a_group_that_can_only_end_too_stale_is_given_up(make_loop, learner, ste
     assert (loop._engine.usage().running, loop._engine.usage().waiting) == (0, 0)
 
 
+class Leased:
+    """A lease that is lost when told, and regained in so many slots; notes what is said to be in use."""
+
+    def __init__(self) -> None:
+        self.slots, self.is_lost = 4, False
+        self.in_use: list[int] = []
+
+    def __call__(self, in_flight: int) -> int:
+        self.in_use.append(in_flight)
+        self.is_lost = self.is_lost and in_flight > 0
+        return 0 if self.is_lost else self.slots
+
+    def lose(self) -> None:
+        self.slots, self.is_lost = 0, True
+
+
+@pytest.mark.parametrize(("regained", "finished"), [(4, ["0.0", "0.1"]), (2, ["0.0"])])
+def test_what_is_in_flight_rests_without_a_lease_and_goes_on_under_the_next(make_loop, learner, regained, finished):
+    """No token is sampled meanwhile, nothing is said to be in use, and what the new lease has no room for is granted
+    anew."""
+    lease = Leased()
+    learner.prompt_ids = learner.prompt_ids[:2]
+    loop = make_loop(
+        max_new_tokens=200, max_answers=lease, has_lost_lease=lambda: lease.is_lost, rests_unleased=True
+    )
+    collect = loop._engine.collect
+    loop._engine.collect = lambda timeout_s: collect(0.0)
+
+    def script() -> Iterator[bool]:
+        while loop._engine.usage().generated_tokens < 8:
+            yield False
+        sampled = loop._engine.usage().generated_tokens
+        lease.lose()
+        lease.in_use.clear()
+        for _ in range(3):
+            yield False
+        assert loop._engine.usage().generated_tokens == sampled
+        assert lease.in_use[-1] == 0
+        learner.asked.clear()
+        lease.slots = regained
+        yield False
+        assert set(loop._link._work) == set(finished)
+        while not learner.got:
+            yield False
+
+    play(loop, script())
+    assert tickets(learner.got)[0] in finished
+    assert loop._engine.usage().generated_tokens <= 2 * 2 * 200
+
+
+def test_what_a_server_samples_by_itself_is_given_up_with_the_lease(make_loop, learner):
+    """It would run on without one; the learner grants it anew."""
+    lease = Leased()
+    learner.prompt_ids = learner.prompt_ids[:2]
+    loop = make_loop(max_new_tokens=200, max_answers=lease, has_lost_lease=lambda: lease.is_lost)
+    collect = loop._engine.collect
+    loop._engine.collect = lambda timeout_s: collect(0.0)
+
+    def script() -> Iterator[bool]:
+        while loop._engine.usage().generated_tokens < 8:
+            yield False
+        lease.lose()
+        yield False
+        assert (loop._engine.usage().running, loop._link._work) == (0, {})
+
+    play(loop, script())
+
+
 @pytest.mark.parametrize("goes_idle", [False, True])
 def test_nothing_is_delivered_before_its_version_is_proved(make_loop, learner, monkeypatch, goes_idle):
     """A canary that takes long holds what was sampled meanwhile; the groups come when it has passed."""
