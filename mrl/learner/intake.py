@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from mrl.errors import RecordError, RoleFailed
 from mrl.learner.ledger import IsSettled, WorkLedger, always
+from mrl.learner.worker_news import WaitBounds, WorkerNews
 from mrl.records.codec import decode, encode
 from mrl.records.rollouts import (
     Groups,
@@ -63,6 +64,7 @@ class Intake:
         self._server, self._ledger, self._clock = server, ledger, clock
         self._changed = threading.Condition()
         self._waits = Waits(clock())
+        self._news = WorkerNews.since(clock())
         self._arrivals: list[ScoredGroup] = []
         self._notice: WeightsNotice | None = None
         self._stopping = False
@@ -73,6 +75,8 @@ class Intake:
     def announce(self, notice: WeightsNotice) -> None:
         """Tell workers of these weights from now on; the first call opens the link."""
         with self._changed:
+            if self._notice is None:
+                self._news = WorkerNews.since(self._clock())
             self._notice = notice
             self._ledger.announced(notice.version)
         if not self._thread.is_alive() and not self._stopping:
@@ -93,6 +97,17 @@ class Intake:
                 began_s, is_short = self._clock(), self._ledger.is_short
                 self._changed.wait(timeout_s)
                 self._count_wait(self._clock() - began_s, is_short)
+
+    @property
+    def has_served(self) -> bool:
+        """Whether any worker has proved weights since the learner began."""
+        with self._changed:
+            return self._news.has_served
+
+    def given_up(self, bounds: WaitBounds, began_s: float) -> str:
+        """Why a wait for groups since `began_s` (of this clock) is over; empty while any worker gets on."""
+        with self._changed:
+            return bounds.given_up(self._news, began_s, self._clock())
 
     def unsettled(self, step: int, is_settled: IsSettled = always, hold_versions: int = 0) -> int | None:
         """How many groups that are not settled the next batch would have; None while there are too few groups."""
@@ -169,8 +184,12 @@ class Intake:
             notice = self._notice
             assert notice is not None, "the link opens with the first weights"
             if isinstance(message, WorkRequest):
-                return WorkGrant(items=self._ledger.grant(message, now_s), weights=notice)
+                self._news.asked(message, now_s, serves=self._ledger.may_sample(message.serving))
+                # One whose engine has yet to start is no replica, and holds nothing that it could want to keep.
+                is_starting = message.is_loading and message.serving is None and not message.max_groups
+                return WorkGrant(items=[] if is_starting else self._ledger.grant(message, now_s), weights=notice)
             assert isinstance(message, Groups)
+            self._news.delivered(now_s)
             self._note(self._ledger.accept(message.groups, message.worker, now_s))
             self._ledger.write_off(message.stale, message.worker, now_s)
             tickets = [group.ticket for group in message.groups] + [group.ticket for group in message.stale]

@@ -42,6 +42,8 @@ from mrl.weights.canary import canary_sequences, make_canary
 from mrl.weights.publish import Publisher, snapshot
 
 MAX_SKIPPED_UPDATES = 5
+STILL_WAITING, SAY_SO_S = b"wait", 60.0
+"""What the first rank tells the others, and how often, while it waits for a batch: it takes as long as it takes."""
 
 WeightsOf = Callable[[nn.Module], Iterator[tuple[str, Tensor]]]
 """Name and value of what is taken out of a model, each gathered from its shards when its turn comes."""
@@ -152,6 +154,9 @@ class Learner:
         started_s = time.monotonic()
         prepared = self._prepare(stopping)
         order = self._trainer.world.broadcast_bytes(self._encode(prepared))
+        while order == STILL_WAITING:
+            self._trainer.world.note("forming a batch")
+            order = self._trainer.world.broadcast_bytes(None)
         if not order:
             return False
         step_order = prepared.order if prepared else decode_order(order)
@@ -182,10 +187,15 @@ class Learner:
         self._trainer.world.note("forming a batch")
         if self._first is None:
             return None
-        allocator = self._first.allocator
+        allocator, world, told_s = self._first.allocator, self._trainer.world, time.monotonic()
 
         def stopping_at_a_beat() -> bool:
+            nonlocal told_s
             allocator.beat()
+            if time.monotonic() - told_s > SAY_SO_S:
+                told_s = time.monotonic()
+                world.broadcast_bytes(STILL_WAITING)
+                world.note("forming a batch")
             return stopping()
 
         self._first.telemetry.doing("forming a batch")

@@ -103,6 +103,10 @@ class WorkRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
     holding: Annotated[list[Name], msgspec.Meta(max_length=100_000)]
     serving: Version | None = None
     """What would sample them now; None before there are weights: those of the answer will."""
+    progress: Count = 0
+    """Another number whenever the worker has got on: tokens that it sampled, and answers that it judged."""
+    is_loading: bool = False
+    """Whether its engine starts or takes new weights: no token need come, and the worker itself bounds how long."""
 
 
 class StaleGroup(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 Owns: parameters, optimizer and version of the policy; which prompts its workers sample.
 Speaks: grants and acknowledgements to its workers, fetches and version announcements to the exchange, throughput to the
     allocator, published weights and checkpoints to the run folder; its ranks speak torch.distributed among themselves.
-Waits for: groups of its own workers, at most `learner.data_timeout_s`; peers only where the regime has patience, and in
+Waits for: groups of its own workers, as long as one of them gets on, and `learner.data_timeout_s` more; peers only where the regime has patience, and in
     a synchronous run the other learners, at most `run.sync_timeout_s`.
 Unblocked by: its workers; in a synchronous run the other learners.
 If it dies: the supervisor starts it again from its newest checkpoint, under a new run epoch; peers go on. A synchronous
@@ -39,8 +39,10 @@ from mrl.learner.loop import FirstRank, Learner, Milestones, next_run_epoch
 from mrl.learner.loss import needs_reference
 from mrl.learner.sharding import read_policy
 from mrl.learner.trainer import Trainer
+from mrl.learner.worker_news import WaitBounds
 from mrl.learner.world import World, join_world
 from mrl.metrics.telemetry import Telemetry
+from mrl.engines.bounds import bounds_of
 from mrl.models.device_memory import PLAN, enough_memory
 from mrl.models.parameters import whole_adapters, whole_weights
 from mrl.records.version import Version
@@ -60,6 +62,8 @@ from mrl.weights.publish import Publisher
 
 GROUP_TIMEOUT_MARGIN_S = 600.0
 """Other ranks wait in a broadcast while the first one publishes and saves too."""
+ENGINE_STARTS = 4
+"""How often a worker starts an engine that is lost again and again, first start included, before it ends."""
 STOPPED_EARLY = 143
 
 log = structlog.get_logger()
@@ -274,18 +278,25 @@ def _gathering(
     peers: Exchange | None,
     telemetry: Telemetry,
 ) -> Gathering:
-    data_timeout_s = config.policies[policy].learner.data_timeout_s
+    bounds = _wait_bounds(config.policies[policy])
     if not config.run.sync:
-        return FreeGathering(intake, regime, peers, telemetry, data_timeout_s=data_timeout_s)
+        return FreeGathering(intake, regime, peers, telemetry, bounds=bounds)
     return LockstepGathering(
         intake,
         regime,
         peers,
         telemetry,
         members=config.learning,
-        data_timeout_s=data_timeout_s,
+        bounds=bounds,
         sync_timeout_s=config.run.sync_timeout_s,
     )
+
+
+def _wait_bounds(table: PolicyTable) -> WaitBounds:
+    """A worker gives up on an engine by itself, after some starts; its learner does so a little later."""
+    engine = bounds_of(table.rollout.server, Path(table.model))
+    loading_s = ENGINE_STARTS * (engine.start_s + engine.load_s)
+    return WaitBounds(table.learner.data_timeout_s, table.learner.data_timeout_s + loading_s)
 
 
 def _connect_allocator(folder: RunFolder, policy: str, closing: ExitStack) -> ReportSender:

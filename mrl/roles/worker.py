@@ -84,6 +84,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
     is_server = table.rollout.engine != "embedded"
     tolerance_nats = TOLERANCE_NATS[table.rollout.server.dtype] if is_server else 0.0
     telemetry.doing("starting")
+    link = None if table.frozen else _connect_learner(folder, policy, role, closing)  # it hears that the engine starts
     # Before the engine is there, so that the host never holds the model twice.
     own = describe_folder(Path(table.model), policy, FROZEN) if table.frozen and is_server else None
     with telemetry.awaiting("engine", whom=table.rollout.engine, bound_s=table.rollout.server.start_s):
@@ -113,9 +114,10 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         max_staleness_versions=table.learner.max_staleness_versions,
         in_step=config.run.sync,
     )
+    assert link is not None, "a policy that learns"
     loop = RolloutLoop(
         sampler,
-        _connect_learner(folder, policy, role, closing),
+        link,
         telemetry,
         duties,
         group_size=table.rollout.group_size,

@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from mrl.errors import RecordError
 from mrl.records.codec import decode, encode
@@ -30,6 +31,17 @@ SILENCE_S = 3.0
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 
 
+class Progress(NamedTuple):
+    """How far a worker is; see `WorkRequest`."""
+
+    count: int
+    is_loading: bool
+
+
+STARTING = Progress(0, is_loading=True)
+ASLEEP = Progress(0, is_loading=False)
+
+
 class WorkerLink:
     """Shared between the worker's thread (`take_work`, `deliver`) and the socket's thread (`on_message`, `on_tick`)."""
 
@@ -45,8 +57,11 @@ class WorkerLink:
         self._wanted = 0
         self._serving: Version | None = None
         """What the engine would sample under, as the worker's thread said last."""
+        self._progress: Callable[[], Progress] = lambda: STARTING
         self._is_unanswered = False
         self._asked_s = self._heard_s = self._sent_s = self._weights_asked_s = float("-inf")
+        self.answered_s = float("-inf")
+        """When the learner answered last."""
         self._notice: WeightsNotice | None = None
         self._weights_request: WeightsRequest | None = None
         self._weights_route: WeightsRoute | None = None
@@ -58,6 +73,10 @@ class WorkerLink:
         """Give the link its voice: `post` sends a message, `reconnect` looks the learner's address up again."""
         self._post, self._reconnect = post, reconnect
         self._heard_s = self._asked_s = self._clock()
+
+    def tell(self, progress: Callable[[], Progress]) -> None:
+        """How the learner is told of the worker's progress; called from any thread. Before this its engine starts."""
+        self._progress = progress
 
     @property
     def notice(self) -> WeightsNotice | None:
@@ -159,7 +178,7 @@ class WorkerLink:
             self.malformed += 1
             return
         with self._changed:
-            self._heard_s = self._clock()
+            self._heard_s = self.answered_s = self._clock()
             self._notice = message.weights
             if isinstance(message, WorkGrant):
                 self._is_unanswered = False
@@ -177,7 +196,7 @@ class WorkerLink:
         """Repeat what was not answered; after long silence look for the learner again."""
         with self._changed:
             asking = self._weights_request
-            waiting = bool(self._undelivered) or (self._wanted > 0 and not self._fresh()) or asking is not None
+            waiting = bool(self._undelivered) or self._is_unanswered or asking is not None
             if asking is not None and now_s - self._weights_asked_s > REPEAT_S:
                 self._weights_asked_s = now_s
                 self._post(encode(asking))
@@ -193,11 +212,14 @@ class WorkerLink:
 
     def _ask(self) -> None:
         self._asked_s, self._is_unanswered = self._clock(), True
+        progress = self._progress()
         request = WorkRequest(
             worker=self._worker,
             max_groups=max(0, self._wanted - len(self._fresh())),
             holding=[*self._work, *self._undelivered],
             serving=self._serving,
+            progress=progress.count,
+            is_loading=progress.is_loading,
         )
         self._post(encode(request))
 

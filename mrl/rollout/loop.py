@@ -18,7 +18,7 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import ScoredGroup, WorkItem
 from mrl.records.version import Version
 from mrl.rollout.flights import Custody, Flight, Flights
-from mrl.rollout.link import WorkerLink
+from mrl.rollout.link import ASLEEP, Progress, WorkerLink
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.scoring import Scorer
 from mrl.rollout.totals import WorkerTotals
@@ -115,6 +115,7 @@ class RolloutLoop:
         """What is in flight has no lease, and waits for one."""
         self._turned_s = self._worked_s = clock()
         self.totals = WorkerTotals(clock())
+        link.tell(self._progress)
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Work until `stopping`. Raises PeerLost, RoleFailed."""
@@ -169,6 +170,7 @@ class RolloutLoop:
             log.warning("the engine cannot sleep", reason=str(error))
             rest.refuse()
             return
+        self._link.tell(lambda: ASLEEP)
         if rest.sleep():
             self._wake(rest)
 
@@ -177,6 +179,7 @@ class RolloutLoop:
             self._engine.wake()
         except (EngineError, EngineLost) as error:
             raise RoleFailed(f"the engine did not wake up: {error}") from error
+        self._link.tell(self._progress)
         self._link.begin_anew()
         self._refused = None
         self._turned_s = self._worked_s = self._clock()
@@ -250,9 +253,12 @@ class RolloutLoop:
             self._engine.submit(self._flights.depart(items))
 
     def _await_work(self) -> list[WorkItem]:
-        """Work for an idle worker, within a slice of time. Raises PeerLost when there was none for too long."""
-        if self._clock() - self._worked_s > self._learner_bound_s:
-            raise PeerLost(f"no work from {self._learner} within {self._learner_bound_s:.0f} s")
+        """Work for an idle worker, within a slice of time. Raises PeerLost when the learner was silent for too long.
+
+        One that answers may train or publish for as long as it takes; whether it hangs is watched on its own host.
+        """
+        if self._clock() - max(self._worked_s, self._link.answered_s) > self._learner_bound_s:
+            raise PeerLost(f"no word from {self._learner} within {self._learner_bound_s:.0f} s")
         if self._refused and (self._duties.in_step or self._engine.version is None):
             with self._telemetry.awaiting("weights that can be taken", whom=self._learner):
                 time.sleep(IDLE_SLICE_S)  # and then ask all the same: the answer tells of newer ones
@@ -354,6 +360,12 @@ class RolloutLoop:
         return None
 
     # Accounts.
+
+    def _progress(self) -> Progress:
+        """For the learner; another thread asks, also while this one waits for its engine."""
+        is_loading = self._updates.is_loading or not self._custody.is_good(self._engine.version)
+        judged = self._sampler.pool.verifier_values().get("verify/answers", 0.0)
+        return Progress(self.totals.sampled_tokens + int(judged), is_loading)
 
     def _account(self, answers_in_flight: float) -> None:
         """A turn is over, in which so many answers were in flight on average."""

@@ -12,7 +12,7 @@ import pytest
 from mrl.config.policy_tables import LearnerTable
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import EngineUsage, Sampling
-from mrl.errors import EngineError, EngineLost, RoleFailed
+from mrl.errors import EngineError, EngineLost, PeerLost, RoleFailed
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
 from mrl.records.rollouts import (
@@ -27,7 +27,7 @@ from mrl.records.rollouts import (
 from mrl.records.telemetry import Span, SpansRecord, TelemetryRecord
 from mrl.records.version import Version
 from mrl.rollout import loop as rollout_loop
-from mrl.rollout.link import WorkerLink
+from mrl.rollout.link import Progress, WorkerLink
 from mrl.rollout.loop import Duties, RolloutLoop
 from mrl.rollout.sampling import Sampler
 from mrl.weights.canary import canary_sequences
@@ -280,6 +280,51 @@ def test_refused_weights_do_not_hold_up_sampling_and_newer_ones_are_taken_at_onc
             yield False
 
     play(loop, script())
+
+
+def test_a_worker_says_whether_it_loads_and_how_far_it_is(make_loop, learner, monkeypatch):
+    """While its thread is in the load of the first weights, and then with every token."""
+    load, seen = EmbeddedEngine.load, []
+
+    def watched(engine, folder, version, digests=None):
+        seen.append(loop._progress())
+        load(engine, folder, version, digests)
+
+    monkeypatch.setattr(EmbeddedEngine, "load", watched)
+    loop = make_loop(max_new_tokens=50)
+
+    def script() -> Iterator[bool]:
+        while not learner.got:
+            seen.append(loop._progress())
+            yield False
+
+    play(loop, script())
+
+    assert [one for one in seen if one.is_loading] == [Progress(0, is_loading=True)] * 2  # at the start, and in `load`
+    counts = [one.count for one in seen]
+    assert counts == sorted(counts)
+    assert counts[-1] > 0
+
+
+def test_a_worker_waits_for_a_learner_that_answers_for_as_long_as_it_takes(make_loop, learner):
+    """It may be training; one that does not answer is lost."""
+    now_s = [0.0]
+    loop = make_loop()
+    loop._clock = learner.link._clock = lambda: now_s[0]
+    learner.prompt_ids = []
+
+    def script() -> Iterator[bool]:
+        for _ in range(10):
+            now_s[0] += 10.0
+            yield False
+        learner.link.open(lambda body: True, lambda: None)
+        for _ in range(10):
+            now_s[0] += 10.0
+            yield False
+
+    with pytest.raises(PeerLost, match="no word from learner/a within 30 s"):
+        play(loop, script())
+    assert now_s[0] == 140.0
 
 
 def test_a_worker_whose_first_weights_are_refused_hears_of_newer_ones(make_loop, learner, monkeypatch):
