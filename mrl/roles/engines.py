@@ -49,7 +49,11 @@ def build_embedded(config: RunConfig, policy: str, receiver: Receiver) -> Embedd
     """Transformers in this process."""
     table = config.policies[policy]
     return EmbeddedEngine(
-        Path(table.model), _sampling(table, receiver), device=table.device, max_running=answers_at_once(config, policy)
+        Path(table.model),
+        _sampling(table, receiver),
+        device=table.device,
+        max_running=answers_at_once(config, policy),
+        dtype=table.rollout.embedded_dtype,
     )
 
 

@@ -82,7 +82,8 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
     telemetry = wiring.connect_telemetry(folder, role, policy, closing)
     table = config.policies[policy]
     is_server = table.rollout.engine != "embedded"
-    tolerance_nats = TOLERANCE_NATS[table.rollout.server.dtype] if is_server else 0.0
+    dtype = table.rollout.engine_dtype
+    tolerance_nats = TOLERANCE_NATS[dtype] if is_server or dtype != "float32" else 0.0
     telemetry.doing("starting")
     link = None if table.frozen else _connect_learner(folder, policy, role, closing)  # it hears that the engine starts
     # Before the engine is there, so that the host never holds the model twice.
