@@ -165,7 +165,9 @@ def _chosen(choices: Iterable[Choice]) -> Table:
     for heading in ("key", "value", "why"):
         table.add_column(heading, overflow="fold")
     for choice in choices:
-        table.add_row(choice.key, f"{choice.value:g}" if isinstance(choice.value, float) else str(choice.value), choice.why)
+        table.add_row(
+            choice.key, f"{choice.value:g}" if isinstance(choice.value, float) else str(choice.value), choice.why
+        )
     return table
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from mrl.cli.model_bytes import named_parameters
 from mrl.cli.policies import cached_folder, is_made, recipe_of
-from mrl.config.policy_tables import LearnerTable, PolicyTable
+from mrl.config.policy_tables import LearnerTable
 from mrl.config.schema import RunConfig
 from mrl.config.unit_rules import may_sleep
 from mrl.engines.sglang_launch import context_of

@@ -66,7 +66,9 @@ def by_size(config: RunConfig, weights_bytes: Mapping[str, int]) -> Resolved:
     """Time limits that grow with the bytes of a policy's weights; with the small ones they are the tables' own."""
     sizes_gb = {name: weights_bytes.get(name, 0) / GB for name in config.policies}
     limits = [
-        (("policies", name, *key), per_gb, sizes_gb[name]) for name in config.policies for key, per_gb in OF_POLICY.items()
+        (("policies", name, *key), per_gb, sizes_gb[name])
+        for name in config.policies
+        for key, per_gb in OF_POLICY.items()
     ]
     limits += [(key, per_gb, max(sizes_gb.values(), default=0.0)) for key, per_gb in OF_RUN.items()]
     found = []

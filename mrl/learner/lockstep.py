@@ -55,9 +55,7 @@ class LockstepGathering:
     def gather(self, step: int, stopping: Stopping) -> Gathered | None:
         """The groups of `step` in the order of their prompts."""
         began_s = time.monotonic()
-        ready = await_groups(
-            self._intake, step, stopping, self._note_arrivals, self._telemetry, bounds=self._bounds
-        )
+        ready = await_groups(self._intake, step, stopping, self._note_arrivals, self._telemetry, bounds=self._bounds)
         groups = self._intake.next_batch(step) if ready else None
         if groups is None:
             return None

@@ -62,9 +62,7 @@ def prove_varlen(device: torch.device, heads: Heads, attend: Callable[..., Tenso
     bounds_N = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int32, device=device)
     longest = max(LENGTHS)
     try:
-        found_RHD = attend(
-            query_RHD, key_RKD, value_RKD, bounds_N, longest=longest, scaling=None, sliding_window=None
-        )
+        found_RHD = attend(query_RHD, key_RKD, value_RKD, bounds_N, longest=longest, scaling=None, sliding_window=None)
     except (RuntimeError, ImportError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"{KEY}: the kernel fails here", got=reason, cure=CURE) from error

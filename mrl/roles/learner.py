@@ -3,8 +3,8 @@
 Owns: parameters, optimizer and version of the policy; which prompts its workers sample.
 Speaks: grants and acknowledgements to its workers, fetches and version announcements to the exchange, throughput to the
     allocator, published weights and checkpoints to the run folder; its ranks speak torch.distributed among themselves.
-Waits for: groups of its own workers, as long as one of them gets on, and `learner.data_timeout_s` more; peers only where the regime has patience, and in
-    a synchronous run the other learners, at most `run.sync_timeout_s`.
+Waits for: groups of its own workers, as long as one of them gets on, and `learner.data_timeout_s` more; peers only
+    where the regime has patience, and in a synchronous run the other learners, at most `run.sync_timeout_s`.
 Unblocked by: its workers; in a synchronous run the other learners.
 If it dies: the supervisor starts it again from its newest checkpoint, under a new run epoch; peers go on. A synchronous
     run ends with it, and `--resume` takes all policies back to their newest common step.
@@ -27,6 +27,7 @@ from mrl.checkpoint.training_state import restore_training
 from mrl.config.policy_tables import LearnerTable, PolicyTable
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
+from mrl.engines.bounds import bounds_of
 from mrl.errors import CheckpointError
 from mrl.exchange.shards import Exchange
 from mrl.launch.memory import all_cures
@@ -42,7 +43,6 @@ from mrl.learner.trainer import Trainer
 from mrl.learner.worker_news import WaitBounds
 from mrl.learner.world import World, join_world
 from mrl.metrics.telemetry import Telemetry
-from mrl.engines.bounds import bounds_of
 from mrl.models.device_memory import PLAN, enough_memory
 from mrl.models.parameters import whole_adapters, whole_weights
 from mrl.records.version import Version

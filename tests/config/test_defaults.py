@@ -1,6 +1,7 @@
 """What stands for keys that were left out: by the device, by the size of a model; what was given always wins."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def test_on_a_cpu_nothing_is_chosen():
 
 
 def test_on_a_gpu_learner_and_engine_compute_in_bfloat16():
-    """The embedded engine, a server, and a teacher without a learner, beside a policy on cores, which stays as it is."""
+    """The embedded engine, a server, and a teacher without a learner; a policy on cores beside them stays as it is."""
     config = config_of(
         a={"device": "cuda"},
         b={"device": "cuda", "rollout": {"engine": "sglang"}},
@@ -132,3 +133,24 @@ def test_what_was_chosen_is_kept_with_the_run_and_not_chosen_again():
     again = RunConfig.model_validate_json(json.dumps(dump_config(config)))
     assert again == config
     assert by_size(by_device(again).config, {"a": 99_000_000_000}) == Resolved(again, ())
+
+
+def test_the_pages_say_what_is_computed():
+    """Every limit that grows with a model stands in its table with its two numbers, and every choice of a device."""
+    pages = [
+        (Path(__file__).parents[2] / "docs" / name).read_text() for name in ("time-limits.md", "device-defaults.md")
+    ]
+    rows = dict(re.findall(r"\| `([\w.]+)` \| (\d+ \| \d+) \|", pages[0].replace("policies.X.", "")))
+    config = config_of(a={"device": "cuda"}, b={"device": "cuda", "rollout": {"engine": "vllm"}})
+    empty = config_of(a={})
+    wanted = {".".join(key): (empty.policies["a"], key, per_gb) for key, per_gb in OF_POLICY.items()}
+    wanted |= {".".join(key): (empty, key, per_gb) for key, per_gb in OF_RUN.items()}
+    for name, (table, key, per_gb) in wanted.items():
+        value = table.model_dump()
+        for word in key:
+            value = value[word]
+        assert rows.pop(name) == f"{value:g} | {per_gb:g}"
+    assert rows == {"rollout.server.load_s": "60 | 20"}
+    for choice in by_device(config).choices:
+        key = choice.key.split(".", 2)[2]
+        assert f"| `{key}` |" in pages[1]

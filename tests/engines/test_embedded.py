@@ -47,7 +47,9 @@ def make(save):
         dtype: str = "float32",
     ) -> EmbeddedEngine:
         sampling = Sampling(temperature, max_new_tokens, eos_ids)
-        made = EmbeddedEngine(folder or save("model", seed=1), sampling, device="cpu", max_running=max_running, dtype=dtype)
+        made = EmbeddedEngine(
+            folder or save("model", seed=1), sampling, device="cpu", max_running=max_running, dtype=dtype
+        )
         made.label(Version(0, 3))
         return made
 

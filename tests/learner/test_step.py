@@ -17,7 +17,6 @@ from mrl.config.policy_tables import LearnerTable
 from mrl.errors import ConfigError, ModelFolderError
 from mrl.learner.loss import component_losses
 from mrl.learner.order import StepOrder, decode_order, encode_order, split_minibatches
-
 from mrl.learner.trainer import Trainer, agreed_kernel, check_forward, learning_rate
 from mrl.learner.world import World
 from mrl.models.row_attention import NAMES, use_row_attention
@@ -449,7 +448,9 @@ def test_the_update_uses_the_learning_rate_of_its_step(tiny_model, make_rows):
     assert moved[0] == pytest.approx(10 * moved[1], rel=0.05)
 
 
-@pytest.mark.parametrize(("wanted", "can", "kernel"), [("auto", True, "varlen"), ("auto", False, "rows"), ("rows", True, "rows")])
+@pytest.mark.parametrize(
+    ("wanted", "can", "kernel"), [("auto", True, "varlen"), ("auto", False, "rows"), ("rows", True, "rows")]
+)
 def test_the_attention_kernel_is_what_can_be_had(tiny_model, monkeypatch, wanted, can, kernel):
     """Chosen by default it falls back, and says why."""
     monkeypatch.setattr("mrl.learner.trainer.prove_varlen", _proof(can=can))

@@ -50,7 +50,9 @@ def test_loading_is_waited_for_as_long_as_the_engine_may_take():
     assert why == "engines were started and weights loaded for 100 s, and no token was sampled"
 
 
-@pytest.mark.parametrize(("serves", "is_loading", "served"), [(True, False, True), (True, True, False), (False, False, False)])
+@pytest.mark.parametrize(
+    ("serves", "is_loading", "served"), [(True, False, True), (True, True, False), (False, False, False)]
+)
 def test_weights_count_once_they_are_proved(serves: bool, is_loading: bool, served: bool):
     """Those of an earlier life that nobody may train on, and those that are still looked at, do not."""
     news = WorkerNews.since(0.0)

@@ -412,9 +412,7 @@ def test_what_is_in_flight_rests_without_a_lease_and_goes_on_under_the_next(make
     anew."""
     lease = Leased()
     learner.prompt_ids = learner.prompt_ids[:2]
-    loop = make_loop(
-        max_new_tokens=200, max_answers=lease, has_lost_lease=lambda: lease.is_lost, rests_unleased=True
-    )
+    loop = make_loop(max_new_tokens=200, max_answers=lease, has_lost_lease=lambda: lease.is_lost, rests_unleased=True)
     collect = loop._engine.collect
     loop._engine.collect = lambda timeout_s: collect(0.0)
 

@@ -107,7 +107,7 @@ def test_a_restored_regime_asks_again(make_books, make_regime, exchange, telemet
 
 def test_a_step_without_groups_ends_with_their_name_or_when_told_to(make_books, make_regime, telemetry):
     """The wait is bounded, and a role that is stopping leaves it."""
-    with pytest.raises(PeerLost, match="no batch for step 3 from worker/a: nothing was heard for 0.1 s"):
+    with pytest.raises(PeerLost, match=r"no batch for step 3 from worker/a: nothing was heard for 0\.1 s"):
         free(make_books(), make_regime(), None, telemetry, data_timeout_s=0.1).gather(3, never)
     assert free(make_books(), make_regime(), None, telemetry).gather(3, lambda: True) is None
 
