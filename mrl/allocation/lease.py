@@ -32,8 +32,9 @@ class LeaseHolder:
     """Shared between the worker's thread (`slots`) and the thread of its link (`on_message`, `on_tick`).
 
     While the allocator is silent the last lease stays in force: only the allocator acts on expiry. A worker that finds
-    that it was itself stopped for so long that the allocator may have thought it gone has lost its lease: others may
-    have its slots. It has to end what runs, and asks for a new lease only after that.
+    that it stood still itself, stopped or starved, for so long that the allocator may have thought it gone has lost its
+    lease: others may have its slots. What runs has to end or to rest, and it asks for a new lease only after that. An
+    allocator that answers late is no loss, however late: what it was asked lies in its queue.
     """
 
     def __init__(self, holder: str, policy: str, *, unit: str = "", unit_epoch: int = 0) -> None:
@@ -50,10 +51,12 @@ class LeaseHolder:
         self._is_returned = self._is_resting = self._is_lost = False
         self._unanswered: OrderedDict[int, float] = OrderedDict()
         self._asked_s = self._heard_s = self._ticked_s = -math.inf
+        self._stood_s, self._stood_until_s = 0.0, -math.inf
+        """How long it stood still since the renewal that was answered last, and when the last such time ended."""
         self.malformed = 0
         """Answers that could not be read."""
         self.times_lost = 0
-        """How often the lease was lost because this process had been stopped."""
+        """How often the lease was lost because this process stood still."""
 
     @property
     def has_lost_unit(self) -> bool:
@@ -126,7 +129,7 @@ class LeaseHolder:
         """Renew the lease when it is time; after long silence look for the allocator again."""
         with self._lock:
             self._check_stopped(now_s)
-            self._ticked_s = now_s
+            self._tick(now_s)
             waited_s = now_s - self._asked_s
             due = waited_s >= (RENEW_S if self._lease[1] else RENEW_IDLE_S)
             asks = due and not (self._is_returned or self._is_resting or self._is_lost)
@@ -138,6 +141,11 @@ class LeaseHolder:
             self._reconnect()
         if request:
             self._post(encode(request))
+
+    def _tick(self, now_s: float) -> None:
+        stood_s, self._ticked_s = now_s - self._ticked_s, now_s
+        if RENEW_S < stood_s < math.inf:
+            self._stood_s, self._stood_until_s = self._stood_s + stood_s, now_s
 
     @property
     def _first_unanswered_s(self) -> float:
@@ -170,6 +178,8 @@ class LeaseHolder:
             return
         for sequence in [number for number in self._unanswered if number <= grant.sequence]:
             del self._unanswered[sequence]
+        if sent_s >= self._stood_until_s:
+            self._stood_s = 0.0
         if sent_s + grant.ttl_s < now_s:  # it was on its way for so long that it is over
             return
         self._lease = (grant.epoch, grant.slots)
@@ -184,15 +194,19 @@ class LeaseHolder:
             self._lease = (self._lease[0], 0)
             self._ttl_s = self._valid_until_s = math.inf
             self._unanswered.clear()
+            self._stood_s = 0.0
             self._is_lost = True
             self.times_lost += 1
 
     def _ran_out(self, now_s: float) -> bool:
-        """Whether this process was stopped for so long that the lease is over, or may be before it can be renewed.
+        """Whether this process stood still for so long that the lease is over, or may be before it can be renewed.
 
         Of a unit the allocator itself says whether it is still the worker's own; only what is surely over counts there.
         """
-        stopped_s = now_s - self._ticked_s
+        stood_s = now_s - self._ticked_s
         if self._unit:
-            return stopped_s > self._ttl_s
-        return stopped_s > RENEW_S and self._valid_until_s - now_s < LEAST_LEFT * self._ttl_s
+            return stood_s > self._ttl_s
+        is_short = self._valid_until_s - now_s < LEAST_LEFT * self._ttl_s
+        # With one request lost before it, such a time is still too short for the allocator to have noticed.
+        unnoticed_s = max(RENEW_S, LEAST_LEFT * self._ttl_s - 2 * RENEW_S)
+        return is_short and stood_s > RENEW_S and self._stood_s + stood_s > unnoticed_s

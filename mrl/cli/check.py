@@ -17,9 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from mrl.cli.memory_plan import ProcessNeed, by_device, memory_plan, too_little
+from mrl.cli.model_bytes import weights_bytes
 from mrl.cli.policies import cached_folder, is_made, recipe_of
 from mrl.cli.preflight import preflight
-from mrl.config.load import load_config
+from mrl.config.defaults import Choice, by_size
+from mrl.config.load import load_resolved
 from mrl.config.run_folder import RunFolder, run_folder_of
 from mrl.config.schema import RunConfig
 from mrl.config.units import parse_units
@@ -42,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Validate and print the resolved plan."""
-    config = load_config(arguments.config, arguments.overrides)
+    of_device = load_resolved(arguments.config, arguments.overrides)
+    of_size = by_size(of_device.config, weights_bytes(of_device.config))
+    config = of_size.config
     here = visible_gpus(os.environ)
     folder = run_folder_of(config)
     plan = planned(config)
@@ -52,6 +56,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(line)
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(_policies(config))
+    if chosen := (*of_device.choices, *of_size.choices):
+        console.print(_chosen(chosen))
+    for line in _slow(config):
+        print(line)
     needs = memory_plan(config, plan)
     console.print(_processes(config, needs))
     memory = by_device(needs)
@@ -150,6 +158,28 @@ def _policies(config: RunConfig) -> Table:
             model = f"{policy.make.architecture}, {policy.make.tokenizer} tokenizer ({state}): {folder}"
         table.add_row(name, model, "no (frozen)" if policy.frozen else f"lr {policy.learner.lr:g}")
     return table
+
+
+def _chosen(choices: Iterable[Choice]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="chosen for keys left out", title_justify="left", show_edge=False)
+    for heading in ("key", "value", "why"):
+        table.add_column(heading, overflow="fold")
+    for choice in choices:
+        table.add_row(
+            choice.key, f"{choice.value:g}" if isinstance(choice.value, float) else str(choice.value), choice.why
+        )
+    return table
+
+
+def _slow(config: RunConfig) -> Iterator[str]:
+    """What was chosen by hand and costs a GPU most of its speed."""
+    for name in config.learning:
+        policy = config.policies[name]
+        if policy.device == "cuda" and policy.learner.precision == "float32":
+            yield (
+                f"policies.{name}.learner.precision: float32 on a GPU has no flash attention, and mrl leaves TF32 off:"
+                " several times slower than bfloat16, which is what is taken when the key is left out"
+            )
 
 
 def _processes(config: RunConfig, needs: Sequence[ProcessNeed]) -> Table:

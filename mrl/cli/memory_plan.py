@@ -2,15 +2,15 @@
 
 import itertools
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mrl.cli.model_bytes import named_parameters
 from mrl.cli.policies import cached_folder, is_made, recipe_of
-from mrl.config.policy_tables import LearnerTable, PolicyTable
+from mrl.config.policy_tables import LearnerTable
 from mrl.config.schema import RunConfig
 from mrl.config.unit_rules import may_sleep
 from mrl.engines.sglang_launch import context_of
@@ -19,13 +19,13 @@ from mrl.errors import ConfigError, MissingError, ModelFolderError
 from mrl.launch.memory import (
     AGENT_MIB,
     DAEMON_MIB,
-    FLOAT_BYTES,
     MIB,
     NEW_WEIGHTS,
     SERVER_MIB,
     TORCH_MIB,
     Need,
     at_worst_turn,
+    element_bytes,
     engine_need,
     largest_microbatch,
     rank_needs,
@@ -197,6 +197,7 @@ class _Policy:
             with_entropy=policy.objective.entropy_coefficient > 0,
             checkpointing=table.activation_checkpointing,
             lora=table.lora,
+            chunk_logits=table.chunk_logits,
         )
         size = model_size(self._model_config, table.lora)
         return [
@@ -256,7 +257,7 @@ class _Policy:
             parts = self.engine().parts if self.table.device == "cpu" else {}
             kept = {part: size for part, size in parts.items() if part != NEW_WEIGHTS}
             return Need("asleep", process | self.server_processes() | kept)
-        return Need("asleep", process | {"weights": float(FLOAT_BYTES * self._size.parameters)})
+        return Need("asleep", process | {"weights": float(element_bytes(self.table) * self._size.parameters)})
 
     def _engine(self, answers: int) -> Need:
         return engine_need(self._size, self.table, answers_at_once=answers, prompt_tokens=self._prompt_tokens)
@@ -280,7 +281,7 @@ class _Policy:
             except ModelFolderError:  # one that preflight let pass, and that loading will refuse
                 weights = self._folder.glob("*.safetensors")
                 return config_of_number(sum(file.stat().st_size for file in weights) // 2)
-        return config_of_recipe(self.table.make) if self.table.make else config_of_number(_named(self.table))
+        return config_of_recipe(self.table.make) if self.table.make else config_of_number(named_parameters(self.table))
 
     @cached_property
     def _size(self) -> ModelSize:
@@ -306,8 +307,3 @@ class _Policy:
             encode = None
         tokens = sum(encode(text).size if encode else len(text.encode()) / BYTES_PER_TOKEN for text in texts)
         return math.ceil(tokens / len(texts))
-
-
-def _named(policy: PolicyTable) -> int:
-    found = re.search(r"(\d+(?:\.\d+)?)B\b", policy.source)
-    return int(float(found[1]) * 1e9) if found else 0

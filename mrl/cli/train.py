@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import psutil
 from rich.console import Console
 
+from mrl.config.defaults import by_size
 from mrl.config.load import load_config
 from mrl.config.run_folder import RunFolder, check_run_folder, create_run_folder, lock_run_folder, run_folder_of
 from mrl.config.schema import RunConfig
@@ -44,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 def train(config: RunConfig, *, clean: bool, resume: bool, where: str, hosts: "Sequence[Host]" = ()) -> int:
     """Check everything, make missing policies, then supervise the run to its end; returns the exit code."""
     from mrl.cli.memory_plan import check_sleepers
+    from mrl.cli.model_bytes import weights_bytes
     from mrl.cli.policies import resolve_policies
     from mrl.cli.preflight import preflight
     from mrl.launch.devices import visible_gpus
@@ -60,6 +62,7 @@ def train(config: RunConfig, *, clean: bool, resume: bool, where: str, hosts: "S
     check_sleepers(config, plan, host_mib=psutil.virtual_memory().total / MIB, where=where)
     console = Console(width=None if sys.stdout.isatty() else 120)
     config = resolve_policies(config, console=console)
+    config = by_size(config, weights_bytes(config)).config
     folder = create_run_folder(config, clean=clean, resume=resume)
     release = lock_run_folder(folder)
     try:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from mrl.config.defaults import Resolved, by_device
 from mrl.config.explain import explain
 from mrl.config.overrides import apply_overrides, parse_overrides
 from mrl.config.rules import check_rules
@@ -19,17 +20,22 @@ MAX_CONFIG_BYTES = 4 * 1024 * 1024
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The validated configuration of the file at `path` with `overrides` laid over it.
+    """The validated configuration of the file at `path` with `overrides` laid over it, defaults of its devices in it.
 
     Raises ConfigError: missing or unreadable file, TOML syntax (with its line), unknown key (with the nearest valid
     one), wrong type, out of bounds, or tables that contradict each other.
     """
+    return load_resolved(path, overrides).config
+
+
+def load_resolved(path: Path, overrides: Sequence[str] = ()) -> Resolved:
+    """As `load_config`, with what was chosen for keys that were left out."""
     tables = parse_toml(read_text(path), where=str(path))
     pairs = parse_overrides(overrides)
     overridden = {key for key, _ in pairs}
-    config = validate(apply_overrides(tables, pairs), where=str(path), overridden=overridden)
-    check_rules(config, where=str(path))
-    return config
+    resolved = by_device(validate(apply_overrides(tables, pairs), where=str(path), overridden=overridden))
+    check_rules(resolved.config, where=str(path))
+    return resolved
 
 
 def validate(tables: dict[str, Any], *, where: str, overridden: set[tuple[str, ...]] | None = None) -> RunConfig:

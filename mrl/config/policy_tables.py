@@ -44,19 +44,22 @@ class ServerTable(Table):
     python: str = ""
     """Interpreter of the engine's environment; empty: what `tools/engine_env.sh` made."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Number format of the weights in the server; the learner's canary allows its rounding."""
+    """Number format of the weights in the server; the learner's canary allows its rounding. Left out on "cuda":
+    "bfloat16"."""
     context_tokens: int = Field(default=2048, ge=16)
     """Prompt and answer together, at most."""
     options: list[str] = Field(default=[])
     """Further words for the server's command line, passed on unchanged."""
     start_s: float = Field(default=600.0, gt=0)
-    """A server that takes no requests for this long after its start is given up."""
+    """A server that takes no requests for this long after its start is given up. Left out: 30 s more for each GB of
+    the model's weights."""
     load_s: float = Field(default=0.0, ge=0)
     """A server that has not taken new weights after this long is replaced; 0: a minute, and 20 s per GB of weights."""
-    silence_s: float = Field(default=20.0, gt=0)
+    silence_s: float = Field(default=60.0, gt=0)
     """A server that answers nothing for this long is replaced."""
     stall_s: float = Field(default=120.0, gt=0)
-    """A server that has answers in flight and samples no token for this long is replaced."""
+    """A server that has answers in flight and samples no token for this long is replaced. Left out: 10 s more for
+    each GB of the model's weights."""
 
 
 class RolloutTable(Table):
@@ -67,6 +70,8 @@ class RolloutTable(Table):
     weights: Literal["files", "broadcast", "adapters"] = "files"
     """How new weights reach the engines: in files of the run folder, broadcast from the learner's memory, or, of a
     learner with `lora`, as files of the adapters alone."""
+    embedded_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the weights in the embedded engine. Left out on "cuda": "bfloat16"."""
     server: ServerTable = ServerTable()
     workers: int = Field(default=1, ge=0)
     """Worker processes."""
@@ -83,6 +88,11 @@ class RolloutTable(Table):
     Bounds the key-value cache; apart from rounding, what is sampled does not depend on it."""
     unit_types: list[str] = Field(default=[])
     """Types of `allocation.unit_types` on whose units the engine fits, for its memory say; empty: all of its kind."""
+
+    @property
+    def engine_dtype(self) -> Literal["float32", "bfloat16", "float16"]:
+        """Number format of the weights that the policy's engines serve."""
+        return self.embedded_dtype if self.engine == "embedded" else self.server.dtype
 
 
 class CorrectionTable(Table):
@@ -156,7 +166,8 @@ class LearnerTable(Table):
     shard_size: int = Field(default=0, ge=0)
     """Ranks that share one copy of them where `sharding` is "shard"; 0 takes all ranks."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Number format of forward and backward; parameters, gradient sums and moments are float32 in any case."""
+    """Number format of forward and backward; parameters, gradient sums and moments are float32 in any case. Left out
+    on "cuda": "bfloat16"."""
     optimizer_memory: Literal["device", "host"] = "device"
     """Where the moments of AdamW lie. On the host they visit the GPU piece by piece in each update: half the memory of
     a rank between its passes, for a slower update and the same parameters."""
@@ -166,12 +177,16 @@ class LearnerTable(Table):
     """Blocks keep their inputs alone and run again in the backward pass: less memory, a third more compute."""
     compile: bool = False
     """Blocks go through torch.compile: faster passes, after a minute of compiling (a compiler of C++ is needed)."""
-    attention_kernel: Literal["rows", "varlen"] = "rows"
+    attention_kernel: Literal["rows", "varlen", "auto"] = "rows"
     """What attends to packed rows: a call for each length among them, on any device, or torch's flash kernel, once for
-    rows of all lengths, on GPUs from Ampere on in bfloat16."""
+    rows of all lengths, on GPUs from Ampere on in bfloat16; "auto" proves that kernel at the start, and takes "rows"
+    where it cannot be had. Left out on "cuda" in bfloat16: "auto"."""
     logprob_kernel: Literal["chunked", "liger"] = "chunked"
     """What turns hidden states into log-probabilities: chunks of logits, on any device, or Liger's fused kernel, on
     Hopper GPUs in bfloat16 (extra `liger`)."""
+    chunk_logits: int = Field(default=1 << 25, ge=1)
+    """Logits of a chunk of tokens that the head is applied to at once, at most; in float32, of which a pass needs a
+    few. Left out on "cuda": 2^28."""
     prompts_per_step: int = Field(default=32, ge=1)
     """Groups that one step consumes (B)."""
     minibatches: int = Field(default=1, ge=1)
@@ -200,9 +215,11 @@ class LearnerTable(Table):
     mismatch_alarm_nats: float = Field(default=0.2, gt=0)
     """A step whose sampled tokens diverge by more than this (k3, learner against engine) is warned of and counted."""
     data_timeout_s: float = Field(default=300.0, gt=0)
-    """A learner that gets no batch for this long gives up and says what it awaited."""
+    """A learner gives up, and says what it awaited, when for this long no worker is heard, or none of them samples,
+    judges or loads anything. Left out: 20 s more for each GB of the model's weights."""
     collective_timeout_s: float = Field(default=600.0, gt=0)
-    """Ranks that wait for one of them for longer than this, in a pass or in a sum, end and say for whom they waited."""
+    """Ranks that wait for one of them for longer than this, in a pass or in a sum, end and say for whom they waited.
+    Left out: 20 s more for each GB of the model's weights."""
     threads: int = Field(default=1, ge=1)
     """CPU threads per rank."""
     checkpoint_every: int = Field(default=25, ge=0)

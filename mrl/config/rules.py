@@ -116,6 +116,13 @@ def _check_policy(name: str, policy: PolicyTable, where: str) -> None:
 
 def _check_server(key: str, rollout: RolloutTable, where: str) -> None:
     """A server that nobody speaks to, or cannot do what is asked of it, is a mistake; so is one for two workers."""
+    if rollout.engine != "embedded" and "embedded_dtype" in rollout.model_fields_set:
+        raise ConfigError(
+            f"{key}.embedded_dtype: the engine is a server",
+            where=where,
+            got=rollout.embedded_dtype,
+            cure=f"{key}.server.dtype, or leave it out",
+        )
     if rollout.engine == "embedded" and rollout.server != ServerTable():
         raise ConfigError(
             f"{key}.server: the embedded engine has no server",

@@ -27,7 +27,8 @@ class RunTable(Table):
     sync: bool = False
     """All policies step together: no staleness, and equal runs under equal seeds."""
     sync_timeout_s: float = Field(default=600.0, gt=0)
-    """A synchronous run ends, and names who is missing, when a policy is awaited for longer than this."""
+    """A synchronous run ends, and names who is missing, when a policy is awaited for longer than this. Left out: 60 s
+    more for each GB of the largest model's weights."""
     max_minutes: float = Field(default=0.0, ge=0)
     """Ends the run after this many minutes; 0 means no limit."""
     min_free_mib: int = Field(default=256, ge=0)
@@ -149,20 +150,23 @@ class AllocationTable(Table):
     floor_units: int = Field(default=1, ge=0)
     """Least units of a policy whose learner is alive."""
     grace_s: float = Field(default=5.0, gt=0)
-    """Time that an engine whose unit another policy gets has to end, or to fall asleep, before it is killed."""
+    """Time that an engine whose unit another policy gets has to end, or to fall asleep, before it is killed. Left out:
+    1 s more for each GB of the largest model's weights."""
     residency: Literal["stop", "sleep"] = "stop"
     """What becomes of such an engine: it ends, or it stays and sleeps, without its cache and its accelerator's memory
     (a server on cores keeps all), until its policy gets the unit again. Every unit then keeps an engine of every policy
     in main memory."""
     wake_s: float = Field(default=30.0, gt=0)
-    """An engine that takes longer to wake up is killed and started anew."""
+    """An engine that takes longer to wake up is killed and started anew. Left out: 5 s more for each GB of the largest
+    model's weights."""
     switching_share: float = Field(default=0.05, gt=0, le=1)
     """Part of the time that units may spend on starting engines, as measured: the higher, the more often they move."""
     max_moves_per_unit_hour: float = Field(default=0.0, ge=0)
     """Units that are taken from one policy for another, on average; 0 leaves their bound to `switching_share`."""
     hung_s: float = Field(default=120.0, gt=0)
     """A policy whose learner has said nothing for this long gives its units to the others until it speaks again. It
-    says nothing while it publishes weights or begins a checkpoint: choose more than that takes."""
+    says nothing while it publishes weights or begins a checkpoint: choose more than that takes. Left out: 20 s more
+    for each GB of the largest model's weights."""
 
 
 NO_EVALUATION = -1
@@ -192,9 +196,11 @@ class SupervisionTable(Table):
     backoff_s: float = Field(default=0.5, gt=0)
     """Wait before the first restart; doubles with every further one within the window."""
     silence_s: float = Field(default=60.0, gt=0)
-    """A role whose heartbeat is older than this, while its process lives, is killed and restarted."""
+    """A role whose heartbeat is older than this, while its process lives, is killed and restarted. Left out: 5 s more
+    for each GB of the largest model's weights."""
     start_s: float = Field(default=300.0, gt=0)
-    """A role that has not sent its first heartbeat after this long counts as silent."""
+    """A role that has not sent its first heartbeat after this long counts as silent. Left out: 10 s more for each GB
+    of the largest model's weights."""
     stop_s: float = Field(default=5.0, gt=0, le=600)
     """Time between SIGTERM and SIGKILL when the run ends, in which learners save a checkpoint.
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from mrl.config.policy_tables import ServerTable
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -24,3 +26,13 @@ USUAL = Bounds()
 def load_bound_s(model_folder: Path) -> float:
     """A generous time for new weights of this model: a minute, and 20 s for each GB of its files."""
     return 60.0 + 20e-9 * sum(file.stat().st_size for file in model_folder.glob("*.safetensors"))
+
+
+def bounds_of(server: ServerTable, model_folder: Path) -> Bounds:
+    """What an engine of this model may take; the time for new weights by the size of the model unless it is given."""
+    return Bounds(
+        start_s=server.start_s,
+        silence_s=server.silence_s,
+        stall_s=server.stall_s,
+        load_s=server.load_s or load_bound_s(model_folder),
+    )

@@ -39,8 +39,11 @@ class EmbeddedEngine:
     requests handed in in the same order before the first `collect` give the same bits.
     """
 
-    def __init__(self, model_folder: Path, sampling: Sampling, *, device: str, max_running: int) -> None:
+    def __init__(
+        self, model_folder: Path, sampling: Sampling, *, device: str, max_running: int, dtype: str = "float32"
+    ) -> None:
         """At most `max_running` answers are sampled at once. Raises ModelFolderError, DeviceError."""
+        self._dtype: torch.dtype = getattr(torch, dtype)
         self._model_folder, self._sampling, self._device = model_folder, sampling, device
         self._max_running = max_running
         # Whoever comes between two forwards holds the turn while it waits for the model, which the loop then lacks:
@@ -105,6 +108,7 @@ class EmbeddedEngine:
         with self._between_forwards(), self._enough_memory("while adapters are merged", ELSEWHERE):
             began_s = time.monotonic()
             self._adapters.merge(adapters)
+            self._is_rounded = self._dtype != torch.float32
             self._serve(version)
             self.paused_s = time.monotonic() - began_s
 
@@ -124,12 +128,14 @@ class EmbeddedEngine:
                 name: self._spare[name] if name in self._spare else torch.empty_like(tensor)
                 for name, tensor in own.items()
             }
-            _Reading(where, self._model, fresh).take(read)
+            reading = _Reading(where, self._model, fresh)
+            reading.take(read)
         with self._between_forwards():
             began_s = time.monotonic()
             for name, tensor in own.items():
                 self._spare[name], tensor.data = tensor.data, fresh[name]
             self._adapters = MergedAdapters(self._model, self._model_folder)
+            self._is_rounded = reading.is_rounded
             self._serve(version)
             self.paused_s = time.monotonic() - began_s
 
@@ -162,8 +168,10 @@ class EmbeddedEngine:
     def checksums(self) -> dict[str, str]:
         """Name -> XXH3-128 of the bytes of every tensor, as whoever published them names them.
 
-        Only this thread changes them, so sampling goes on.
+        None of them where they were rounded as they came. Only this thread changes them, so sampling goes on.
         """
+        if self._is_rounded:
+            return {}
         merged = self._adapters.checksums()
         return merged or {name: digest(tensor) for name, tensor in named_weights(self._model).items()}
 
@@ -200,8 +208,10 @@ class EmbeddedEngine:
             self._batch = self._new_batch()
 
     def _start(self) -> None:
-        self._model: PreTrainedModel = load_policy(self._model_folder, self._device)
+        self._model: PreTrainedModel = load_policy(self._model_folder, self._device, dtype=self._dtype)
         self._adapters = MergedAdapters(self._model, self._model_folder)
+        self._is_rounded = False
+        """Whether the engine's number format is another one than that of the weights which it was given."""
         self._spare: dict[str, Tensor] = {}
         """The tensors that were served before the last load, to be written over by the next one."""
         self._batch = self._new_batch()
@@ -231,6 +241,7 @@ class _Reading:
         self._own_names = {name: listed[tensor.data_ptr()] for name, tensor in model.state_dict().items()}
         self._where, self._fresh = where, fresh
         self._staged: dict[str, Tensor] = {}
+        self.is_rounded = False
 
     def take(self, read: Callable[[Place], dict[str, str]]) -> None:
         """`read` puts tensors into their places and returns name -> digest.
@@ -255,6 +266,7 @@ class _Reading:
             raise self._misfit(f"{name} is {tuple(shape)}, wanted {tuple(tensor.shape)}")
         if tensor.device.type == "cpu" and tensor.dtype == dtype and tensor.is_contiguous():
             return tensor
+        self.is_rounded |= tensor.dtype != dtype
         self._staged[name] = torch.empty(shape, dtype=dtype)
         return self._staged[name]
 

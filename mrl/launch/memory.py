@@ -22,7 +22,7 @@ TORCH_MIB = 460
 """A process that has imported torch, transformers and the tasks; a third of it are pages that all of them share."""
 SERVER_MIB = {"vllm": 1100, "sglang": 1500}
 """Processes of a server beside weights and cache, measured on CPUs (vLLM 0.32, SGLang 0.5.23)."""
-SERVER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FLOAT_BYTES = 4
 NEW_WEIGHTS = "new weights"
 SAMPLING_BYTES = 20
@@ -36,6 +36,8 @@ SOON_WRITTEN = 1024**3
 """Bytes of a checkpoint's copies up to which they are on the disk before the next pass needs its memory."""
 LEAST_MICROBATCH_TOKENS = 256
 """Of a pass that may be recommended: smaller ones do not keep a processor busy."""
+FEW_LOGITS = 1 << 25
+"""Of a chunk of the head: fewer save next to nothing."""
 PUBLISHED_AT_ONCE = 2 * 1024**3
 """Bytes of gathered weights that are in memory while a version is written (`mrl.weights.publish.SHARD_BYTES`)."""
 
@@ -107,16 +109,21 @@ def rank_needs(
     return need, need
 
 
+def element_bytes(policy: PolicyTable) -> int:
+    """Of a number in the weights and the cache of the policy's engines."""
+    return ELEMENT_BYTES[policy.rollout.engine_dtype]
+
+
 def engine_need(size: ModelSize, policy: PolicyTable, *, answers_at_once: int, prompt_tokens: int) -> Need:
     """An embedded engine: weights twice (served, and the next ones), the key-value cache, and drawing a token."""
     answer = policy.rollout.max_new_tokens
     rows = _allocated_rows(answers_at_once, policy.rollout.group_size)
-    cache = FLOAT_BYTES * size.cached_per_token * rows * _allocated_columns(prompt_tokens, answer)
+    cache = element_bytes(policy) * size.cached_per_token * rows * _allocated_columns(prompt_tokens, answer)
     block = cache / size.num_blocks
     return Need(
         "sampling",
         {
-            "weights": 2 * FLOAT_BYTES * size.parameters,
+            "weights": 2.0 * element_bytes(policy) * size.parameters,
             "key-value cache": cache + block * max(0.5, size.query_heads_per_cached),
             "sampling": SAMPLING_BYTES * size.vocab_size * answers_at_once,
         },
@@ -128,12 +135,12 @@ def server_need(size: ModelSize, policy: PolicyTable, *, cached_tokens: int, vll
 
     vLLM on cores loads new weights, float32 as they are published, beside those that it serves.
     """
-    element_bytes = SERVER_BYTES[policy.rollout.server.dtype]
-    parts = {"server's weights": float(element_bytes * size.parameters)}
+    per_element = element_bytes(policy)
+    parts = {"server's weights": float(per_element * size.parameters)}
     if policy.device == "cpu" and policy.rollout.engine == "vllm" and policy.rollout.weights != "adapters":
-        parts[NEW_WEIGHTS] = float((element_bytes + FLOAT_BYTES) * size.parameters)
+        parts[NEW_WEIGHTS] = float((per_element + FLOAT_BYTES) * size.parameters)
     if policy.device == "cpu":
-        of_sglang = element_bytes * size.cached_per_token * cached_tokens
+        of_sglang = per_element * size.cached_per_token * cached_tokens
         parts["key-value cache"] = float(vllm_cache_gib * 1024 * MIB if policy.rollout.engine == "vllm" else of_sglang)
     return Need("sampling", parts)
 
@@ -276,6 +283,8 @@ def _savings(table: LearnerTable, on_device: bool) -> Iterator[dict[str, Any]]:
     """Settings that need less memory than those of a table, the cheapest first."""
     if table.microbatch_tokens > (smaller := max(LEAST_MICROBATCH_TOKENS, table.microbatch_tokens // 4)):
         yield {"microbatch_tokens": smaller}
+    if table.chunk_logits > FEW_LOGITS:
+        yield {"chunk_logits": FEW_LOGITS}
     if not table.activation_checkpointing:
         yield {"activation_checkpointing": True}
     if table.processes > 1 and table.sharding != "shard":

@@ -4,6 +4,7 @@ Every policy lives whole on one host, so that its process group never crosses a 
 for every other host its supervisor starts one process, `mrl join`, which is the supervisor there.
 """
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from mrl.config.units import Unit, parse_units
 from mrl.exchange.shards import role_of
 from mrl.launch.devices import place, planned_workers
 from mrl.launch.hosts import Host, host_environment, join_argv
-from mrl.launch.torchrun import nccl_environment, torchrun_argv, torchrun_environment
+from mrl.launch.torchrun import allocator_environment, nccl_environment, torchrun_argv, torchrun_environment
 from mrl.launch.unit_workers import (
     KEEPS_ENVIRONMENT,
     UNIT,
@@ -213,14 +214,14 @@ def _shard(index: int, run_folder: Path, python: str) -> ProcessSpec:
 
 def _learner(name: str, policy: PolicyTable, run_folder: Path, python: str, gpus: tuple[str, ...]) -> ProcessSpec:
     folder = RunFolder(run_folder)
-    flight_recorder = nccl_environment(folder.crash, name) if policy.device == "cuda" else {}
+    of_gpu = nccl_environment(folder.crash, name) | allocator_environment(os.environ) if policy.device == "cuda" else {}
     return ProcessSpec(
         name=f"learner/{name}",
         role="learner",
         policy=name,
         index=0,
         argv=learner_argv(run_folder, python=python, policy=name, processes=policy.learner.processes),
-        env=environment(policy.learner.threads, gpus) | torchrun_environment(folder.rendezvous) | flight_recorder,
+        env=environment(policy.learner.threads, gpus) | torchrun_environment(folder.rendezvous) | of_gpu,
         restart="until_done",
     )
 

@@ -6,12 +6,15 @@ ranks of one policy live on one host.
 """
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from mrl.config.run_folder import RENDEZVOUS
 
 LIFE = "{life}"
 """Stands in a command for a word that differs in every life of a process; a rendezvous is never used twice."""
+ALLOCATOR_WORDS = frozenset({"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"})
+"""The variable's name, and the one that torch knew it by before, and still reads."""
 # The file only grows, by one record per interval; nobody else's heartbeat is ever looked at.
 _STORE = "store_type=file,keep_alive_interval=600"
 
@@ -41,3 +44,12 @@ def nccl_environment(crash: Path, policy: str) -> dict[str, str]:
         "TORCH_FR_DUMP_TEMP_FILE": str(crash / f"flight-recorder-{policy}-"),
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     }
+
+
+def allocator_environment(user: Mapping[str, str]) -> dict[str, str]:
+    """Has CUDA's memory grow in place, which lengths that vary would cut to pieces, unless the user's words are there.
+
+    What lies in such memory is shared between processes by file descriptors (`pidfd_getfd`), which containers often
+    forbid: what is to be shared by CUDA IPC has to be allocated apart.
+    """
+    return {} if ALLOCATOR_WORDS & user.keys() else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}

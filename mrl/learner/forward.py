@@ -14,6 +14,9 @@ from mrl.models.heads import head_shape
 from mrl.models.row_attention import take
 from mrl.objectives.logprobs import Kernel, token_logprobs, token_logprobs_and_entropy
 
+CHUNK_LOGITS = 1 << 25
+"""128 MiB of float32; `learner.chunk_logits` says otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardSettings:
@@ -21,8 +24,8 @@ class ForwardSettings:
 
     temperature: float
     chunk_tokens: int = 4096
-    chunk_logits: int = 1 << 25
-    """Logits of a chunk at most: 128 MiB of float32, of which a pass needs a few."""
+    chunk_logits: int = CHUNK_LOGITS
+    """Logits of a chunk at most, of whose float32 a pass needs a few."""
     kernel: Kernel = "chunked"
 
     def tokens_at_once(self, vocab_size: int) -> int:

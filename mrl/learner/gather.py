@@ -12,6 +12,7 @@ from typing import Protocol
 from mrl.errors import PeerLost
 from mrl.learner.intake import Intake
 from mrl.learner.peers import PeerSource
+from mrl.learner.worker_news import WaitBounds
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.regime import Regime
@@ -46,10 +47,10 @@ class FreeGathering:
     """Every policy at its own pace: peers are heard when they come, and never waited for beyond the patience."""
 
     def __init__(
-        self, intake: Intake, regime: Regime, peers: PeerSource | None, telemetry: Telemetry, *, data_timeout_s: float
+        self, intake: Intake, regime: Regime, peers: PeerSource | None, telemetry: Telemetry, *, bounds: WaitBounds
     ) -> None:
         self._intake, self._regime, self._peers = intake, regime, peers
-        self._telemetry, self._data_timeout_s = telemetry, data_timeout_s
+        self._telemetry, self._bounds = telemetry, bounds
 
     def begin(self) -> None:
         """Ask for everything that a restored regime awaits."""
@@ -59,7 +60,7 @@ class FreeGathering:
         """The groups of `step`, settled ones first."""
         began_s = time.monotonic()
         if not await_groups(
-            self._intake, step, stopping, lambda: self._listen(step), self._telemetry, timeout_s=self._data_timeout_s
+            self._intake, step, stopping, lambda: self._listen(step), self._telemetry, bounds=self._bounds
         ):
             return None
         ready_s = time.monotonic()
@@ -111,22 +112,27 @@ def await_groups(
     listen: Callable[[], None],
     telemetry: Telemetry,
     *,
-    timeout_s: float,
+    bounds: WaitBounds,
 ) -> bool:
     """Call `listen` until enough groups for `step` are ready; False when the role is stopping.
 
-    Raises PeerLost when there are still too few after `timeout_s`.
+    However long that takes while a worker gets on. Raises PeerLost when none was heard, or got on, within the bounds.
     """
-    deadline_s = time.monotonic() + timeout_s
-    whom = f"worker/{telemetry.policy}"
-    with telemetry.awaiting("groups", whom=whom, bound_s=timeout_s):
+    began_s, whom = time.monotonic(), f"worker/{telemetry.policy}"
+
+    def waits(*, for_weights: bool) -> bool:
+        """Until groups are ready, or, `for_weights`, any worker could sample some; False when the role is stopping."""
         while not stopping():
             listen()
-            if intake.unsettled(step) is not None:
+            if intake.unsettled(step) is not None or (for_weights and intake.has_served):
                 return True
-            if time.monotonic() > max(
-                deadline_s, intake.evaluated_s + timeout_s
-            ):  # held-out answers are a sign of life
-                raise PeerLost(f"no batch for step {step} within {timeout_s:.0f} s from {whom}")
+            if why := intake.given_up(bounds, began_s):
+                raise PeerLost(f"no batch for step {step} from {whom}: {why}")
             intake.wait_for_change(WAIT_SLICE_S)
-    return False
+        return False
+
+    with telemetry.awaiting("groups", whom=whom, bound_s=bounds.data_timeout_s):
+        if not intake.has_served:
+            with telemetry.awaiting("first weights served", whom=whom, bound_s=bounds.loading_s):
+                waits(for_weights=True)
+        return waits(for_weights=False)

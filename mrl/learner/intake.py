@@ -12,6 +12,7 @@ import msgspec
 from mrl.errors import RecordError, RoleFailed
 from mrl.learner.held_out_ledger import Evaluated, HeldOutLedger
 from mrl.learner.ledger import IsSettled, WorkLedger, always
+from mrl.learner.worker_news import WaitBounds, WorkerNews
 from mrl.records.codec import decode, encode
 from mrl.records.rollouts import (
     Groups,
@@ -76,6 +77,7 @@ class Intake:
         self._server, self._ledger, self._clock = server, ledger, clock
         self._changed = threading.Condition()
         self._waits = Waits(clock())
+        self._news = WorkerNews.since(clock())
         self._arrivals: list[ScoredGroup] = []
         self._notice: WeightsNotice | None = None
         self._stopping = False
@@ -86,6 +88,8 @@ class Intake:
     def announce(self, notice: WeightsNotice) -> None:
         """Tell workers of these weights from now on; the first call opens the link."""
         with self._changed:
+            if self._notice is None:
+                self._news = WorkerNews.since(self._clock())
             self._notice = notice
             self._ledger.announced(notice.version)
         if not self._thread.is_alive() and not self._stopping:
@@ -105,6 +109,17 @@ class Intake:
                 began_s, is_short = self._clock(), self._ledger.is_short
                 self._changed.wait(timeout_s)
                 self._count_wait(self._clock() - began_s, is_short)
+
+    @property
+    def has_served(self) -> bool:
+        """Whether any worker has proved weights since the learner began."""
+        with self._changed:
+            return self._news.has_served
+
+    def given_up(self, bounds: WaitBounds, began_s: float) -> str:
+        """Why a wait for groups since `began_s` (of this clock) is over; empty while any worker gets on."""
+        with self._changed:
+            return bounds.given_up(self._news, began_s, self._clock())
 
     def unsettled(self, step: int, is_settled: IsSettled = always, hold_versions: int = 0) -> int | None:
         """How many groups that are not settled the next batch would have; None while there are too few groups."""
@@ -217,7 +232,11 @@ class Intake:
             notice = self._notice
             assert notice is not None, "the link opens with the first weights"
             if isinstance(message, WorkRequest):
-                return self._grant(message, notice, now_s)
+                self._news.asked(message, now_s, serves=self._ledger.may_sample(message.serving))
+                # One whose engine has yet to start is no replica, and holds nothing that it could want to keep.
+                is_starting = message.is_loading and message.serving is None and not message.max_groups
+                return WorkGrant(items=[], weights=notice) if is_starting else self._grant(message, notice, now_s)
+            self._news.delivered(now_s)
             if isinstance(message, HeldOutAnswers):
                 self._held_out.accept(message.answers, now_s)
                 self._changed.notify_all()

@@ -104,6 +104,10 @@ class WorkLedger:
             room = min(room, math.ceil(self.window.groups) - len(self.ready) - len(self.running))
         return max(0, room)
 
+    def may_sample(self, serving: Version | None) -> bool:
+        """Whether a worker that serves this has weights whose answers can be trained on."""
+        return serving is not None and not is_void(serving, self.resumed_at)
+
     def announced(self, version: Version) -> None:
         """Workers are told of this version from now on, and may sample for its step."""
         self.step = max(self.step, version.step)

@@ -17,6 +17,7 @@ from mrl.errors import PeerLost
 from mrl.learner.gather import Gathered, Stopping, await_groups
 from mrl.learner.intake import Intake
 from mrl.learner.peers import LockstepPeers
+from mrl.learner.worker_news import WaitBounds
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.experience import Received
 from mrl.records.rollouts import ScoredGroup
@@ -41,11 +42,11 @@ class LockstepGathering:
         telemetry: Telemetry,
         *,
         members: Sequence[str],
-        data_timeout_s: float,
+        bounds: WaitBounds,
         sync_timeout_s: float,
     ) -> None:
         self._intake, self._regime, self._peers, self._telemetry = intake, regime, peers, telemetry
-        self._members, self._data_timeout_s, self._sync_timeout_s = tuple(members), data_timeout_s, sync_timeout_s
+        self._members, self._bounds, self._sync_timeout_s = tuple(members), bounds, sync_timeout_s
         self._arrived: list[ScoredGroup] = []
 
     def begin(self) -> None:
@@ -54,9 +55,7 @@ class LockstepGathering:
     def gather(self, step: int, stopping: Stopping) -> Gathered | None:
         """The groups of `step` in the order of their prompts."""
         began_s = time.monotonic()
-        ready = await_groups(
-            self._intake, step, stopping, self._note_arrivals, self._telemetry, timeout_s=self._data_timeout_s
-        )
+        ready = await_groups(self._intake, step, stopping, self._note_arrivals, self._telemetry, bounds=self._bounds)
         groups = self._intake.next_batch(step) if ready else None
         if groups is None:
             return None

@@ -41,6 +41,8 @@ from mrl.weights.broadcast import BroadcastPublisher
 from mrl.weights.publish import Publisher
 
 MAX_SKIPPED_UPDATES = 5
+STILL_WAITING, SAY_SO_S = b"wait", 60.0
+"""What the first rank tells the others, and how often, while it waits for a batch: it takes as long as it takes."""
 
 SourcesOf = Callable[[nn.Module], Sequence[Source]]
 """What is published of a model."""
@@ -159,6 +161,9 @@ class Learner:
         started_s = time.monotonic()
         prepared = self._prepare(stopping)
         order = self._trainer.world.broadcast_bytes(self._encode(prepared))
+        while order == STILL_WAITING:
+            self._trainer.world.note("forming a batch")
+            order = self._trainer.world.broadcast_bytes(None)
         if not order:
             return False
         step_order = prepared.order if prepared else decode_order(order)
@@ -191,10 +196,24 @@ class Learner:
         if self._first is None:
             return None
         self._first.telemetry.doing("forming a batch")
-        stopping = self._telling_of_life(self._first, stopping)
+        stopping = self._telling_ranks(self._telling_of_life(self._first, stopping))
         prepared = self._first.batches.prepare(self._version.step, self._rng, stopping)
         self._first.telemetry.doing("training")
         return prepared
+
+    def _telling_ranks(self, stopping: Callable[[], bool]) -> Callable[[], bool]:
+        """`stopping`, telling the other ranks meanwhile that the batch they wait for is not there yet."""
+        world, told_s = self._trainer.world, time.monotonic()
+
+        def stopping_and_saying_so() -> bool:
+            nonlocal told_s
+            if time.monotonic() - told_s > SAY_SO_S:
+                told_s = time.monotonic()
+                world.broadcast_bytes(STILL_WAITING)
+                world.note("forming a batch")
+            return stopping()
+
+        return stopping_and_saying_so
 
     def _telling_of_life(self, first: FirstRank, stopping: Callable[[], bool]) -> Callable[[], bool]:
         """`stopping`, which is looked at all the time in a wait, telling others meanwhile what there is to tell."""

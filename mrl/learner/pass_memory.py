@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mrl.config.policy_tables import LoraTable
-from mrl.learner.forward import ForwardSettings, answer_logprobs, answer_logprobs_and_entropy
+from mrl.learner.forward import CHUNK_LOGITS, ForwardSettings, answer_logprobs, answer_logprobs_and_entropy
 from mrl.learner.packing import COLUMNS, PackedBatch
 from mrl.learner.sharding import checkpoint_blocks, transformer_blocks
 from mrl.models.row_attention import RowLayout, use_row_attention
@@ -67,14 +67,15 @@ def pass_peaks(
     with_entropy: bool = False,
     checkpointing: bool = False,
     lora: LoraTable | None = None,
+    chunk_logits: int = CHUNK_LOGITS,
 ) -> PassPeaks:
-    """The peaks of one microbatch.
+    """The peaks of one microbatch, the head of which has so many logits at once in memory.
 
     Gradients of parameters count until they are added to what is there. Raises ModelFolderError as `skeleton`.
     """
     dtype = getattr(torch, precision)
     two, three = (
-        _traced(skeleton_of, batch, with_entropy=with_entropy, checkpointing=checkpointing)
+        _traced(skeleton_of, batch, with_entropy=with_entropy, checkpointing=checkpointing, chunk_logits=chunk_logits)
         for skeleton_of in (partial(skeleton, config, blocks, dtype, lora) for blocks in (2, 3))
     )
     return two.extrapolated(three, config.num_hidden_layers - 3)
@@ -86,6 +87,7 @@ def _traced(
     *,
     with_entropy: bool,
     checkpointing: bool,
+    chunk_logits: int,
 ) -> PassPeaks:
     peaks: list[int] = []
     model = make_model()
@@ -106,7 +108,7 @@ def _traced(
         _at_gradient(blocks[0], close_window)
         with live:
             packed = _rows_without_data(batch)
-            settings = ForwardSettings(1.0)
+            settings = ForwardSettings(1.0, chunk_logits=chunk_logits)
             if with_entropy:
                 logprobs_T, entropy_T = answer_logprobs_and_entropy(model, packed, settings)
                 loss = logprobs_T.sum() + entropy_T.sum()

@@ -42,7 +42,7 @@ def place(model: nn.Module, table: LearnerTable, world: World) -> nn.Module:
     Raises ConfigError when the device lacks the number format or the host a compiler, ModelFolderError when the model
     has no known blocks, or an attention that cannot be exchanged.
     """
-    use_row_attention(model, table.attention_kernel)
+    use_row_attention(model, "varlen" if table.attention_kernel == "varlen" else "rows")
     if table.precision == "bfloat16" and world.device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
         raise ConfigError(
             "learner.precision: this GPU has no bfloat16",

@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
 from mrl.config.policy_tables import LearnerTable
-from mrl.errors import ModelFolderError
+from mrl.errors import ConfigError, ModelFolderError
 from mrl.learner.forward import ForwardSettings, answer_logprobs, frozen_logprobs
 from mrl.learner.host_moments import HostMomentsAdamW
 from mrl.learner.loss import needs_reference
@@ -27,13 +28,14 @@ from mrl.models.heads import head_shape
 from mrl.models.lora import add_adapters
 from mrl.models.number_formats import NumberFormat
 from mrl.models.row_attention import attention_of_transformers
-from mrl.models.skeleton import head_dim
-from mrl.models.varlen_attention import check_varlen
+from mrl.models.varlen_proof import heads_of, prove_varlen
 from mrl.objectives.liger import check_liger
 from mrl.objectives.logprobs import Kernel
 from mrl.objectives.specs import Imitation
 from mrl.sharing.regime import Component, TrainingExample
 from mrl.weights.canary import excess, reference_logprobs, rounded_logprobs
+
+log = structlog.get_logger()
 
 
 class Trainer:
@@ -61,13 +63,11 @@ class Trainer:
             add_adapters(model, table.lora, seed=seed)
         if table.logprob_kernel == "liger":
             check_liger(world.device, head_shape(model).softcap)
-        if table.attention_kernel == "varlen":
-            softcap = getattr(model.config, "attn_logit_softcapping", None)
-            check_varlen(world.device, head_size=head_dim(model.config), softcap=softcap)  # type: ignore[arg-type]
+        table = table.model_copy(update={"attention_kernel": agreed_kernel(table.attention_kernel, model, world)})
         # Dropout would make the learner's log-probabilities differ from the engine's, so it stays off in training.
         self.model, self.world = place(model.eval(), table, world), world
         self._table, self._components = table, tuple(components)
-        self._forward = ForwardSettings(temperature, kernel=table.logprob_kernel)
+        self._forward = ForwardSettings(temperature, chunk_logits=table.chunk_logits, kernel=table.logprob_kernel)
         self.precision: NumberFormat = table.precision
         self.kernel: Kernel = table.logprob_kernel
         self._places = 0
@@ -138,6 +138,26 @@ class Trainer:
             world_size=self.world.size,
         )
         return [batch.to(self.world.device) for batch in batches]
+
+
+def agreed_kernel(wanted: str, model: nn.Module, world: World) -> str:
+    """What every rank attends with. "auto" is the varlen kernel where all of them can, as they prove; the log says so.
+
+    Raises ConfigError where "varlen" is wanted and cannot be had.
+    """
+    if wanted == "rows":
+        return wanted
+    reason = ""
+    try:
+        prove_varlen(world.device, heads_of(model.config))  # type: ignore[arg-type]
+    except ConfigError as error:
+        if wanted == "varlen":
+            raise
+        reason = str(error)
+    chosen = "rows" if world.any(bool(reason)) else "varlen"
+    say = log.warning if chosen == "rows" else log.info
+    say("attention kernel", chosen=chosen, reason=reason or ("another rank cannot" if chosen == "rows" else "proved"))
+    return chosen
 
 
 def _optimizer(model: nn.Module, table: LearnerTable) -> AdamW:

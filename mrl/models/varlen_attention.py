@@ -11,9 +11,14 @@ MAX_HEAD_SIZE = 256
 KEY, CURE = "learner.attention_kernel", 'learner.attention_kernel = "rows"'
 
 
+def capability_of(device: torch.device) -> tuple[int, int] | None:
+    """CUDA compute capability; None of what is no GPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
 def check_varlen(device: torch.device, *, head_size: int, softcap: float | None) -> None:
     """Raises ConfigError for a GPU or a model that the kernel is not written for."""
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    capability = capability_of(device)
     if capability is None or capability < AMPERE:
         name = "a CPU" if capability is None else torch.cuda.get_device_name(device)
         raise ConfigError(

@@ -122,6 +122,10 @@ class WorkRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
     """Held-out prompts that may be granted too, in place of as many answers of groups."""
     max_held_out_alone: Count = 0
     """The same where there is no work but them."""
+    progress: Count = 0
+    """Another number whenever the worker has got on: tokens that it sampled, and answers that it judged."""
+    is_loading: bool = False
+    """Whether its engine starts or takes new weights: no token need come, and the worker itself bounds how long."""
 
 
 class StaleGroup(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sized
 from pathlib import Path
 
 from mrl.alignment.receiver import Receiver
-from mrl.config.policy_tables import PolicyTable, ServerTable
+from mrl.config.policy_tables import PolicyTable
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.config.unit_rules import may_sleep
-from mrl.engines.bounds import Bounds, load_bound_s
+from mrl.engines.bounds import bounds_of
 from mrl.engines.dialect import AdapterShape, Dialect, Launch
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Engine, Sampling
@@ -45,21 +45,15 @@ def build_engine(config: RunConfig, policy: str, receiver: Receiver, folder: Run
     )
 
 
-def bounds_of(server: ServerTable, model_folder: Path) -> Bounds:
-    """What a server of this model may take; the time for new weights by the size of the model unless it is given."""
-    return Bounds(
-        start_s=server.start_s,
-        silence_s=server.silence_s,
-        stall_s=server.stall_s,
-        load_s=server.load_s or load_bound_s(model_folder),
-    )
-
-
 def build_embedded(config: RunConfig, policy: str, receiver: Receiver) -> EmbeddedEngine:
     """Transformers in this process."""
     table = config.policies[policy]
     return EmbeddedEngine(
-        Path(table.model), _sampling(table, receiver), device=table.device, max_running=answers_at_once(config, policy)
+        Path(table.model),
+        _sampling(table, receiver),
+        device=table.device,
+        max_running=answers_at_once(config, policy),
+        dtype=table.rollout.embedded_dtype,
     )
 
 

@@ -3,9 +3,9 @@
 Owns: parameters, optimizer and version of the policy; which prompts its workers sample; when it is evaluated.
 Speaks: grants and acknowledgements to its workers, fetches and version announcements to the exchange, throughput to the
     allocator, published weights and checkpoints to the run folder; its ranks speak torch.distributed among themselves.
-Waits for: groups of its own workers, and after its last step their held-out answers, each for at most
-    `learner.data_timeout_s`; peers only where the regime has patience, and in
-    a synchronous run the other learners, at most `run.sync_timeout_s`.
+Waits for: groups of its own workers, as long as one of them gets on, and `learner.data_timeout_s` more; after its last
+    step their held-out answers, each for at most as long; peers only where the regime has patience, and in a
+    synchronous run the other learners, at most `run.sync_timeout_s`.
 Unblocked by: its workers; in a synchronous run the other learners.
 If it dies: the supervisor starts it again from its newest checkpoint, under a new run epoch; peers go on. A synchronous
     run ends with it, and `--resume` takes all policies back to their newest common step.
@@ -29,6 +29,7 @@ from mrl.checkpoint.training_state import restore_training
 from mrl.config.policy_tables import LearnerTable, PolicyTable
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
+from mrl.engines.bounds import bounds_of
 from mrl.errors import CheckpointError
 from mrl.exchange.shards import Exchange
 from mrl.launch.memory import all_cures
@@ -44,6 +45,7 @@ from mrl.learner.loss import needs_reference
 from mrl.learner.references import CanaryReferences
 from mrl.learner.sharding import read_policy
 from mrl.learner.trainer import Trainer
+from mrl.learner.worker_news import WaitBounds
 from mrl.learner.world import World, join_world
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.device_memory import PLAN, enough_memory
@@ -67,6 +69,8 @@ from mrl.weights.publish import Publisher
 
 GROUP_TIMEOUT_MARGIN_S = 600.0
 """Other ranks wait in a broadcast while the first one publishes and saves too."""
+ENGINE_STARTS = 4
+"""How often a worker starts an engine that is lost again and again, first start included, before it ends."""
 STOPPED_EARLY = 143
 
 log = structlog.get_logger()
@@ -203,7 +207,7 @@ def _canary(config: RunConfig, policy: str, trainer: Trainer, first: FirstRank |
     return CanaryReferences(
         trainer,
         json.loads(trainer.world.broadcast_bytes(told)),
-        engine_format="float32" if table.rollout.engine == "embedded" else table.rollout.server.dtype,
+        engine_format=table.rollout.engine_dtype,
         max_row_tokens=longest_row(table.rollout.server.context_tokens),
         merges_adapters=table.learner.lora is not None and table.rollout.weights != "adapters",
     )
@@ -284,13 +288,13 @@ def _evaluations(
 def _publisher(
     config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str, world: World
 ) -> Publisher | BroadcastPublisher:
-    """Of this rank. In the number format that a server computes in; the embedded engine's is the learner's own."""
+    """Of this rank, in the number format that the engines compute in."""
     table = config.policies[policy]
     broadcasts, adapters = table.rollout.weights == "broadcast" and world.is_first, None
     if table.rollout.weights == "adapters":
         assert table.learner.lora is not None, "a rule of the configuration"
         adapters = AdapterFormat(table.learner.lora, Path(table.model))
-    dtype = None if table.rollout.engine == "embedded" else getattr(torch, table.rollout.server.dtype)
+    dtype = getattr(torch, table.rollout.engine_dtype)
     files = Publisher(
         folder.weights(policy),
         policy,
@@ -334,18 +338,25 @@ def _gathering(
     peers: Exchange | None,
     telemetry: Telemetry,
 ) -> Gathering:
-    data_timeout_s = config.policies[policy].learner.data_timeout_s
+    bounds = _wait_bounds(config.policies[policy])
     if not config.run.sync:
-        return FreeGathering(intake, regime, peers, telemetry, data_timeout_s=data_timeout_s)
+        return FreeGathering(intake, regime, peers, telemetry, bounds=bounds)
     return LockstepGathering(
         intake,
         regime,
         peers,
         telemetry,
         members=config.learning,
-        data_timeout_s=data_timeout_s,
+        bounds=bounds,
         sync_timeout_s=config.run.sync_timeout_s,
     )
+
+
+def _wait_bounds(table: PolicyTable) -> WaitBounds:
+    """A worker gives up on an engine by itself, after some starts; its learner does so a little later."""
+    engine = bounds_of(table.rollout.server, Path(table.model))
+    loading_s = ENGINE_STARTS * (engine.start_s + engine.load_s)
+    return WaitBounds(table.learner.data_timeout_s, table.learner.data_timeout_s + loading_s)
 
 
 def _connect_allocator(folder: RunFolder, policy: str, closing: ExitStack) -> ReportSender:

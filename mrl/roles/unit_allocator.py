@@ -75,7 +75,7 @@ def unit_core(config: RunConfig, folder: RunFolder, life: AllocatorLife, now_s: 
     fits = {name: fitting_units(config, name) for name in config.learning}
     settings = UnitSettings(
         ttl_s=table.ttl_s,
-        start_s=config.supervision.start_s,
+        start_s=_start_s(config),
         grace_s=table.grace_s,
         slots_per_unit=table.slots // len(units),
         engines_sleep=table.residency == "sleep",
@@ -84,6 +84,12 @@ def unit_core(config: RunConfig, folder: RunFolder, life: AllocatorLife, now_s: 
     types = named_types(table.unit_types, units, where=str(folder.path))
     rule = unit_rule(config, units, life.switch_s, now_s)
     return UnitCore(fits, rule, settings, now_s, life=life.number, types=types)
+
+
+def _start_s(config: RunConfig) -> float:
+    """From the grant of a unit until its worker asks for a lease: the process, and the longest start of a server."""
+    servers = [policy.rollout.server for policy in config.policies.values() if policy.rollout.engine != "embedded"]
+    return config.supervision.start_s + max((server.start_s for server in servers), default=0.0)
 
 
 def serve_units(

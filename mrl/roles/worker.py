@@ -87,6 +87,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
     table = config.policies[policy]
     is_server = table.rollout.engine != "embedded"
     telemetry.doing("starting")
+    link = None if table.frozen else _connect_learner(folder, policy, role, closing)  # it hears that the engine starts
     # Before the engine is there, so that the host never holds the model twice.
     own = _own_folder(config, policy) if table.frozen and is_server else None
     with telemetry.awaiting("engine", whom=table.rollout.engine, bound_s=table.rollout.server.start_s):
@@ -111,15 +112,17 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         rest=None if line is None else _UnitRest(line, lease, stop.is_set),
         max_answers=_max_answers(config, policy, lease),
         has_lost_lease=lambda: not config.run.sync and lease.is_lost(time.monotonic()),
+        rests_unleased=not is_server,
         publish=_publisher(regime, receiver, policy, _sender(config, exchange, telemetry, stop)),
         scorer=scorer,
         max_staleness_versions=table.learner.max_staleness_versions,
         held_out_share=config.evaluation.share,
         in_step=config.run.sync,
     )
+    assert link is not None, "a policy that learns"
     loop = RolloutLoop(
         sampler,
-        _connect_learner(folder, policy, role, closing),
+        link,
         telemetry,
         duties,
         group_size=table.rollout.group_size,

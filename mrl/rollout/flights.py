@@ -99,6 +99,14 @@ class Flights:
                 del self._flying[request_id]
         return found
 
+    def give_up_beyond(self, num_answers: int) -> dict[str, Item]:
+        """The youngest groups, by request, so many that no more answers than that are left; they are forgotten."""
+        found = {}
+        while self.num_answers > num_answers:
+            request_id, flight = self._flying.popitem()
+            found[request_id] = flight.item
+        return found
+
     def lose(self) -> list[Item]:
         """Everything in flight is lost; what has to be sampled again."""
         items = [flight.item for flight in self._flying.values()]

@@ -8,6 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from mrl.errors import RecordError
 from mrl.records.codec import decode, encode
@@ -38,6 +39,17 @@ MAX_BATCH, MAX_BATCH_BYTES = 1024, 4 * 1024 * 1024
 Delivery = ScoredGroup | StaleGroup | HeldOutAnswer
 
 
+class WorkerProgress(NamedTuple):
+    """How far a worker is; see `WorkRequest`."""
+
+    num_done: int
+    is_loading: bool
+
+
+STARTING = WorkerProgress(0, is_loading=True)
+ASLEEP = WorkerProgress(0, is_loading=False)
+
+
 class WorkerLink:
     """Shared between the worker's thread (`take_work`, `deliver`) and the socket's thread (`on_message`, `on_tick`)."""
 
@@ -55,8 +67,11 @@ class WorkerLink:
         """Held-out prompts that nobody had been granted when the learner answered last."""
         self._serving: Version | None = None
         """What the engine would sample under, as the worker's thread said last."""
+        self._progress: Callable[[], WorkerProgress] = lambda: STARTING
         self._is_unanswered = False
         self._asked_s = self._heard_s = self._sent_s = self._weights_asked_s = float("-inf")
+        self.answered_s = float("-inf")
+        """When the learner answered last."""
         self._notice: WeightsNotice | None = None
         self._weights_request: WeightsRequest | None = None
         self._weights_route: WeightsRoute | None = None
@@ -68,6 +83,10 @@ class WorkerLink:
         """Give the link its voice: `post` sends a message, `reconnect` looks the learner's address up again."""
         self._post, self._reconnect = post, reconnect
         self._heard_s = self._asked_s = self._clock()
+
+    def tell(self, progress: Callable[[], WorkerProgress]) -> None:
+        """How the learner is told of the worker's progress; called from any thread. Before this its engine starts."""
+        self._progress = progress
 
     @property
     def notice(self) -> WeightsNotice | None:
@@ -178,11 +197,11 @@ class WorkerLink:
             self.malformed += 1
             return
         with self._changed:
-            self._heard_s = self._clock()
+            self._heard_s = self.answered_s = self._clock()
             self._notice = message.weights
             if isinstance(message, WorkGrant):
                 self._is_unanswered = False
-                items = [*message.held_out, *message.items]
+                items: list[WorkItem | HeldOutItem] = [*message.held_out, *message.items]
                 self._work.update({item.ticket: item for item in items if item.ticket not in self._undelivered})
                 self.held_out_waiting = message.held_out_waiting
             elif isinstance(message, WeightsRoute):
@@ -197,7 +216,7 @@ class WorkerLink:
         """Repeat what was not answered; after long silence look for the learner again."""
         with self._changed:
             asking = self._weights_request
-            waiting = bool(self._undelivered) or (self._wanted > 0 and not self._fresh()) or asking is not None
+            waiting = bool(self._undelivered) or self._is_unanswered or asking is not None
             if asking is not None and now_s - self._weights_asked_s > REPEAT_S:
                 self._weights_asked_s = now_s
                 self._post(encode(asking))
@@ -213,7 +232,7 @@ class WorkerLink:
 
     def _ask(self) -> None:
         self._asked_s, self._is_unanswered = self._clock(), True
-        fresh = self._fresh()
+        fresh, progress = self._fresh(), self._progress()
         num_held_out = sum(isinstance(item, HeldOutItem) for item in fresh)
         request = WorkRequest(
             worker=self._worker,
@@ -222,6 +241,8 @@ class WorkerLink:
             serving=self._serving,
             max_held_out=max(0, self._wanted_held_out.beside - num_held_out),
             max_held_out_alone=max(0, self._wanted_held_out.alone - num_held_out),
+            progress=progress.num_done,
+            is_loading=progress.is_loading,
         )
         self._post(encode(request))
 

@@ -20,7 +20,7 @@ from mrl.records.rollouts import HeldOutAnswer, ScoredGroup, WorkItem
 from mrl.records.version import Version
 from mrl.rollout.flights import Custody, Flight, Flights, Item
 from mrl.rollout.held_out import HeldOutRoom, HeldOutShare, InFlight
-from mrl.rollout.link import WorkerLink
+from mrl.rollout.link import ASLEEP, WorkerLink, WorkerProgress
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.scoring import Scorer
 from mrl.rollout.totals import WorkerTotals
@@ -79,7 +79,10 @@ class Duties:
     rest: Rest | None = None
     """Whether the worker is to sleep, where it may."""
     has_lost_lease: Callable[[], bool] = lambda: False
-    """Whether the lease of what is in flight ran out while this process was stopped: others may have its places."""
+    """Whether the lease of what is in flight ran out while this process stood still: others may have its places."""
+    rests_unleased: bool = False
+    """Whether the engine samples only when it is collected from: what is in flight when the lease is lost then rests,
+    and goes on under the next one. A server's answers run on by themselves, and are given up."""
     in_step: bool = False
     """Sample under the newest announced version or not at all, and batch by batch, as a synchronous run must."""
 
@@ -111,8 +114,11 @@ class RolloutLoop:
         self._refused_in_a_row = self._lost_in_a_row = 0
         self._refused: tuple[Version, float] | None = None
         """The version that was refused last, and when it may be tried again."""
+        self._is_resting = False
+        """What is in flight has no lease, and waits for one."""
         self._turned_s = self._worked_s = clock()
         self.totals = WorkerTotals(clock())
+        link.tell(self._progress)
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Work until `stopping`. Raises PeerLost, RoleFailed."""
@@ -167,6 +173,7 @@ class RolloutLoop:
             log.warning("the engine cannot sleep", reason=str(error))
             rest.refuse()
             return
+        self._link.tell(lambda: ASLEEP)
         if rest.sleep():
             self._wake(rest)
 
@@ -175,6 +182,7 @@ class RolloutLoop:
             self._engine.wake()
         except (EngineError, EngineLost) as error:
             raise RoleFailed(f"the engine did not wake up: {error}") from error
+        self._link.tell(self._progress)
         self._link.begin_anew()
         self._refused = None
         self._turned_s = self._worked_s = self._clock()
@@ -219,16 +227,24 @@ class RolloutLoop:
         return len(self._flights) + len(self._custody) + len(self._verifying)
 
     def _keep_lease(self) -> None:
-        """Say what is in use; after a loss end it, and let the learner grant it anew."""
+        """Say what is in use. After a loss it rests until there is another lease, or ends and is granted anew."""
         if self._duties.has_lost_lease():
-            log.warning("the lease ran out while this process was stopped", groups_given_up=len(self._flights))
-            self._engine.abort(self._flights.requests)
-            self._link.give_up([*self._flights.lose(), *self._again])
-            self._again.clear()
-        self._max_answers()
+            self._is_resting = self._duties.rests_unleased
+            told = {"groups": len(self._flights), "given_up": not self._is_resting}
+            log.warning("the lease ran out while this process stood still", **told)
+            if not self._is_resting:
+                self._engine.abort(self._flights.requests)
+                self._link.give_up([*self._flights.lose(), *self._again])
+                self._again.clear()
+        leased = self._max_answers()
+        if self._is_resting and leased:
+            self._is_resting = False
+            beyond = self._flights.give_up_beyond(leased)
+            self._engine.abort(beyond)
+            self._link.give_up(list(beyond.values()))
 
     def _max_answers(self) -> int:
-        return self._duties.max_answers(self._flights.num_answers)
+        return self._duties.max_answers(0 if self._is_resting else self._flights.num_answers)
 
     def _hand_in(self) -> None:
         items: list[Item] = []
@@ -241,9 +257,12 @@ class RolloutLoop:
             self._engine.submit(self._flights.depart(items))
 
     def _await_work(self) -> list[Item]:
-        """Work for an idle worker, within a slice of time. Raises PeerLost when there was none for too long."""
-        if self._clock() - self._worked_s > self._learner_bound_s:
-            raise PeerLost(f"no work from {self._learner} within {self._learner_bound_s:.0f} s")
+        """Work for an idle worker, within a slice of time. Raises PeerLost when the learner was silent for too long.
+
+        One that answers may train or publish for as long as it takes; whether it hangs is watched on its own host.
+        """
+        if self._clock() - max(self._worked_s, self._link.answered_s) > self._learner_bound_s:
+            raise PeerLost(f"no word from {self._learner} within {self._learner_bound_s:.0f} s")
         if self._refused and (self._duties.in_step or self._engine.version is None):
             with self._telemetry.awaiting("weights that can be taken", whom=self._learner):
                 time.sleep(IDLE_SLICE_S)  # and then ask all the same: the answer tells of newer ones
@@ -293,15 +312,18 @@ class RolloutLoop:
         is_full = bool(self._flights) and (waiting > self._group_size or usage.cache_share > FULL_CACHE_SHARE)
         self.totals.sampled(usage.generated_tokens, self._in_flight)
         self.totals.in_flight(self._flights.num_answers, is_full=is_full)
-        if is_full:
+        if is_full or self._is_resting:
             return 0
         return max(0, self._max_answers() - self._flights.num_answers)
 
     def _collect(self) -> list[Finished]:
-        if self._flights:
+        if self._is_resting:
+            with self._telemetry.awaiting("lease", whom="allocator"):
+                time.sleep(QUICK_SLICE_S)
+        elif self._flights:
             self._telemetry.doing("sampling")
             return self._engine.collect(QUICK_SLICE_S)
-        if self._busy:
+        elif self._busy:
             what, whom = ("verdicts", "verifiers") if len(self._verifying) else ("proof", "new weights")
             with self._telemetry.awaiting(what, whom=whom):
                 time.sleep(PROOF_SLICE_S)
@@ -363,8 +385,17 @@ class RolloutLoop:
 
     # Accounts.
 
+    def _progress(self) -> WorkerProgress:
+        """For the learner; another thread asks, also while this one waits for its engine."""
+        is_loading = self._updates.is_loading or not self._custody.is_good(self._engine.version)
+        judged = self._sampler.pool.verifier_values().get("verify/answers", 0.0)
+        return WorkerProgress(self.totals.engine_tokens + int(judged), is_loading)
+
     @property
     def _in_flight(self) -> InFlight:
+        """Nothing while it rests."""
+        if self._is_resting:
+            return InFlight(0, 0)
         num_held_out = self._flights.num_held_out
         return InFlight(self._flights.num_answers - num_held_out, num_held_out)
 

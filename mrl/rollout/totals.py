@@ -25,6 +25,8 @@ class WorkerTotals:
     """Time integral of the answers of groups in flight."""
     held_out_slot_seconds: float = 0.0
     """The same of answers to held-out prompts."""
+    engine_tokens: int = 0
+    """Sampled tokens of all answers."""
     sampled_tokens: int = 0
     """As the engine counts them, those of answers that have not ended included; the part that groups in flight have of
     the places."""
@@ -58,6 +60,7 @@ class WorkerTotals:
         """The engine has sampled so many tokens since it started; fewer than before: it started again."""
         fresh = engine_tokens - (self._engine_tokens if engine_tokens >= self._engine_tokens else 0)
         self._engine_tokens = engine_tokens
+        self.engine_tokens += fresh
         self._group_tokens += fresh * (in_flight.of_groups / sum(in_flight) if in_flight.held_out else 1.0)
         self.sampled_tokens = int(self._group_tokens)
 

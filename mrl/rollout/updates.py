@@ -220,7 +220,8 @@ class Updates:
     @property
     def is_loading(self) -> bool:
         """Whether an update is under way whose version the engine does not serve yet."""
-        return self._pending is not None and self._pending[0] != self._engine.version
+        pending = self._pending  # another thread may ask
+        return pending is not None and pending[0] != self._engine.version
 
     def abandon(self) -> None:
         """Forget the update under way, once it has ended: the engine is lost, and the learner no longer waited for."""

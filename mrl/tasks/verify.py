@@ -82,7 +82,7 @@ class Judge:
         """Metrics over all tasks that are verified in processes of their own: totals, and what waits now."""
         if not self._pools:
             return {}
-        counts = [pool.counts for pool in self._pools.values()]
+        counts = [pool.counts for pool in list(self._pools.values())]  # another thread may begin one
         return {
             "verify/answers": float(sum(one.answers for one in counts)),
             "verify/pending": float(sum(one.handed_in - one.answers for one in counts)),

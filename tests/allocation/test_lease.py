@@ -207,16 +207,31 @@ def test_a_worker_that_fell_asleep_without_a_lease_asks_for_one_when_it_wakes() 
     assert len(wire.posted) == 2
 
 
-@pytest.mark.parametrize(("last_tick_s", "now_s", "lost"), [(3.9, 4.9, False), (3.9, 5.1, True), (14.5, 15.4, False)])
+@pytest.mark.parametrize(("last_tick_s", "now_s", "lost"), [(3.9, 6.8, False), (3.9, 7.0, True), (14.5, 17.4, False)])
 def test_a_lease_that_may_run_out_before_it_is_renewed_is_lost_after_a_stop(
     last_tick_s: float, now_s: float, lost: bool
 ) -> None:
-    """A request may be lost that would renew it in time; without a stop it stays in force while nobody answers."""
+    """A request may be lost that would renew it in time. A stop that nobody noticed costs nothing, however late the
+    allocator is with its answers."""
     holder, _ = connected()
     holder.on_message(grant(1, 5, 64), 0.1)
     for tick in range(1, round(10 * last_tick_s) + 1):
         holder.on_tick(0.1 * tick, Used())
     assert holder.is_lost(now_s) == lost
+
+
+def test_short_stops_are_one_long_one_until_a_renewal_is_answered() -> None:
+    """Of two, after each of which a request was sent and lost, the allocator saw one; an answer ends the count."""
+    answered, unanswered = connected(), connected()
+    for holder, wire in (answered, unanswered):
+        holder.on_message(grant(1, 5, 64), 0.1)
+        holder.on_tick(2.1, Used())
+        if holder is answered[0]:
+            holder.on_message(grant(wire.posted[-1].sequence, 5, 64), 2.2)
+        for tick in range(22, 51):
+            holder.on_tick(0.1 * tick, Used())
+        holder.on_tick(7.3, Used())
+    assert (answered[0].times_lost, unanswered[0].times_lost) == (0, 1)
 
 
 def test_what_runs_without_a_lease_has_to_end_before_another_is_asked_for() -> None:

@@ -75,13 +75,29 @@ def test_check_lists_what_is_still_to_be_fetched(
 
 
 def test_check_plans_gpu_memory_before_the_weights_are_there(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two billion parameters, as the name says: 16 bytes each to train, 8 to sample (served and next); ranks share."""
+    """Two billion parameters, as the name says: 16 bytes each to train, 4 to sample (served and next); ranks share."""
     main(["check", str(config)])
     told = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("GPU memory"))
     gib = {part.split()[1]: float(part.split()[2]) for part in told.split(": ")[1].split(", ")}
     assert 2e9 * 16 / 2**30 < gib["0"] < 2e9 * 16 / 2**30 + 80
-    assert gib["3"] == gib["4"] > 2e9 * 8 / 2**30
+    assert gib["3"] == gib["4"] > 2e9 * 4 / 2**30
     assert 1e9 * 16 / 2**30 < gib["1"] == gib["2"] < gib["0"]
+
+
+def test_check_tells_what_was_chosen_for_keys_left_out(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the device and by the size that a name says; what was given is not there, and warned of where it is slow."""
+    main(["check", str(config), "--policies.one.learner.precision", "float32"])
+    out = capsys.readouterr().out
+    rows = [line.split() for line in out.splitlines() if re.match(r"\s*(policies|allocation|supervision|run)\.", line)]
+    told = {row[0]: row[1] for row in rows if len(row) > 1}
+    assert told["policies.two.learner.precision"] == "bfloat16"
+    assert told["policies.two.learner.attention_kernel"] == "auto"
+    assert told["policies.one.rollout.embedded_dtype"] == "bfloat16"
+    assert "policies.one.learner.attention_kernel" not in told
+    assert told["policies.one.learner.data_timeout_s"] == "380"
+    assert told["allocation.hung_s"] == "200"
+    assert "policies.one.learner.precision: float32 on a GPU has no flash attention" in out
+    assert "policies.two.learner.precision: float32" not in out
 
 
 def test_check_names_the_setting_that_would_let_a_run_fit(

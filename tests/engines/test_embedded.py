@@ -44,9 +44,12 @@ def make(save):
         temperature: float = 1.0,
         max_running: int = 64,
         folder: Path | None = None,
+        dtype: str = "float32",
     ) -> EmbeddedEngine:
         sampling = Sampling(temperature, max_new_tokens, eos_ids)
-        made = EmbeddedEngine(folder or save("model", seed=1), sampling, device="cpu", max_running=max_running)
+        made = EmbeddedEngine(
+            folder or save("model", seed=1), sampling, device="cpu", max_running=max_running, dtype=dtype
+        )
         made.label(Version(0, 3))
         return made
 
@@ -440,3 +443,24 @@ def test_an_engine_that_slept_forgets_what_it_had_and_serves_what_it_is_given_th
         engine.submit(asked)
     engine.load(save("second", seed=2), Version(0, 5))
     assert tokens(engine, asked) == wanted
+
+
+def test_an_engine_in_bfloat16_rounds_what_it_is_given_and_claims_no_bytes_of_it(make, save):
+    """Weights, cache and what is sampled; the canary alone can tell then. Weights in its own format it compares."""
+    engine, other = make(dtype="bfloat16"), save("other", seed=2)
+    assert engine.checksums()
+    engine.load(other, Version(0, 4))
+    assert {tensor.dtype for tensor in engine._model.state_dict().values()} == {torch.bfloat16}
+    assert engine.checksums() == {}
+    exact = make(folder=other)
+    ids = [[5, 9, 11, 4], [7, 8, 2, 3]]
+    gap = np.abs(np.asarray(engine.score(ids)) - np.asarray(exact.score(ids))).max()
+    assert 0 < gap < 0.1
+    answers = generate_all(engine, requests(3))
+    assert all(np.isfinite(answer.logprobs).all() for group in answers for answer in group)
+    assert engine._batch._cache.layers[0].keys.dtype == torch.bfloat16
+
+    rounded = {name: tensor.bfloat16() for name, tensor in load_file(other / WEIGHTS).items()}
+    save_file(rounded, other / WEIGHTS, metadata={"format": "pt"})
+    engine.load(other, Version(0, 5))
+    assert engine.checksums().keys() == exact.checksums().keys()

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from mrl.config.policy_tables import LearnerTable, LoraTable, PolicyTable
+from mrl.config.policy_tables import LearnerTable, LoraTable, PolicyTable, RolloutTable
 from mrl.launch.memory import (
     FLOAT_BYTES,
     MIB,
@@ -287,3 +287,19 @@ def test_engines_that_take_turns_are_counted_at_the_worst_turn(seed: int) -> Non
 
 def test_no_engine_needs_nothing() -> None:
     assert at_worst_turn([]) == []
+
+
+def test_an_embedded_engine_in_bfloat16_needs_half_for_weights_and_cache() -> None:
+    """What is sampled from is float32 in any case."""
+    tables = [PolicyTable(rollout=RolloutTable(embedded_dtype=dtype)) for dtype in ("float32", "bfloat16")]
+    full, half = (mib(engine_need(SIZE, table, answers_at_once=64, prompt_tokens=100).parts) for table in tables)
+    assert half == {"weights": full["weights"] // 2, "key-value cache": full["key-value cache"] // 2} | {
+        "sampling": full["sampling"]
+    }
+
+
+def test_fewer_logits_at_once_are_a_cheap_cure_for_a_gpu() -> None:
+    """Named before any that makes a run slower by much."""
+    cures = all_cures(LearnerTable(chunk_logits=1 << 28), on_device=True)
+    assert cures.index(f"learner.chunk_logits = {1 << 25}") < cures.index("learner.activation_checkpointing")
+    assert "chunk_logits" not in all_cures(LearnerTable(), on_device=True)

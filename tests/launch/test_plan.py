@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mrl.config.load import validate
 from mrl.config.schema import RunConfig
@@ -11,6 +12,7 @@ from mrl.errors import ConfigError
 from mrl.launch.devices import place, visible_gpus
 from mrl.launch.hosts import Host
 from mrl.launch.plan import build_plan
+from mrl.launch.torchrun import ALLOCATOR_WORDS
 
 RECIPE = {"architecture": "llama", "tokenizer": "metaspace", "vocab_size": 512, "hidden_size": 128, "num_layers": 4}
 
@@ -128,3 +130,27 @@ def test_learners_on_gpus_have_a_flight_recorder() -> None:
     assert specs["learner/gpu"].env["TORCH_FR_DUMP_TEMP_FILE"] == "/r/crash/flight-recorder-gpu-"
     assert specs["learner/gpu"].env["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
     assert not any(key.startswith(("TORCH_FR", "TORCH_NCCL")) for key in specs["learner/cpu"].env)
+
+
+def test_a_learner_on_a_gpu_has_memory_that_grows_in_place_unless_the_user_said_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the name that torch has for the variable now, or the one that it had; nobody else has it."""
+    config = config_of(a={"device": "cuda"}, b={})
+    for name in ALLOCATOR_WORDS:
+        monkeypatch.delenv(name, raising=False)
+
+    def said() -> dict[str, str]:
+        specs = build_plan(config, Path("/r"), gpus=["0", "1", "2"]).processes
+        return {spec.name: spec.env["PYTORCH_ALLOC_CONF"] for spec in specs if "PYTORCH_ALLOC_CONF" in spec.env}
+
+    assert said() == {"learner/a": "expandable_segments:True"}
+    for name in ALLOCATOR_WORDS:
+        monkeypatch.setenv(name, "max_split_size_mb:512")
+        assert said() == {}
+        monkeypatch.delenv(name)
+
+
+def test_torch_knows_the_variable_by_these_names() -> None:
+    library = (Path(torch.__file__).parent / "lib" / "libc10.so").read_bytes()
+    assert all(name.encode() in library for name in ALLOCATOR_WORDS)

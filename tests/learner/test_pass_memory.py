@@ -1,8 +1,11 @@
 """What a pass needs in memory, told from tensors without data, against the same pass over real ones."""
 
+from dataclasses import astuple
+
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from mrl.config.policy_tables import LoraTable, MakeTable
 from mrl.learner.forward import ForwardSettings, answer_logprobs
@@ -160,3 +163,13 @@ def test_adapters_are_counted_and_let_a_pass_keep_less() -> None:
 def test_a_number_alone_stands_for_a_middling_model() -> None:
     """Its parameters come near to the number."""
     assert model_size(config_of_number(2_000_000_000)).parameters == pytest.approx(2e9, rel=0.15)
+
+
+def test_larger_chunks_of_logits_are_counted() -> None:
+    """Three of float32 at least are there at once: the logits, their log-probabilities, the gradient."""
+    config = LlamaConfig(vocab_size=50_000, hidden_size=64, intermediate_size=128, num_attention_heads=4)
+    batch = Microbatch(16, 4, 32, 128)
+    few, many = (
+        pass_peaks(config, precision="float32", batch=batch, chunk_logits=chunk) for chunk in (1 << 22, 1 << 26)
+    )
+    assert max(astuple(many)) - max(astuple(few)) > 2 * 4 * ((1 << 26) - (1 << 22))

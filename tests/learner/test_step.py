@@ -11,14 +11,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from structlog.testing import capture_logs
 
 from mrl.config.policy_tables import LearnerTable
-from mrl.errors import ModelFolderError
+from mrl.errors import ConfigError, ModelFolderError
 from mrl.learner.loss import component_losses
 from mrl.learner.order import StepOrder, decode_order, encode_order, split_minibatches
-from mrl.learner.trainer import Trainer, check_forward, learning_rate
+from mrl.learner.trainer import Trainer, agreed_kernel, check_forward, learning_rate
 from mrl.learner.world import World
-from mrl.models.row_attention import use_row_attention
+from mrl.models.row_attention import NAMES, use_row_attention
 from mrl.objectives.specs import (
     Cispo,
     Clipped,
@@ -445,3 +446,34 @@ def test_the_update_uses_the_learning_rate_of_its_step(tiny_model, make_rows):
         assert values["optim/lr"] == pytest.approx(0.01 if step == 0 else 0.001)
 
     assert moved[0] == pytest.approx(10 * moved[1], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "can", "kernel"), [("auto", True, "varlen"), ("auto", False, "rows"), ("rows", True, "rows")]
+)
+def test_the_attention_kernel_is_what_can_be_had(tiny_model, monkeypatch, wanted, can, kernel):
+    """Chosen by default it falls back, and says why."""
+    monkeypatch.setattr("mrl.learner.trainer.prove_varlen", _proof(can=can))
+    with capture_logs() as said:
+        made = Trainer(
+            tiny_model(), LearnerTable(attention_kernel=wanted), (GRPO,), temperature=1.0, seed=0, total_steps=1,
+            world=World(0, 1, torch.device("cpu")),
+        )  # fmt: skip
+    assert made.model.config._attn_implementation == NAMES[kernel]
+    told = [(line["log_level"], line["chosen"], line["reason"]) for line in said if line["event"] == "attention kernel"]
+    level, reason = ("info", "proved") if can else ("warning", "it fails here")
+    assert told == ([] if wanted == "rows" else [(level, kernel, reason)])
+
+
+def test_an_attention_kernel_that_was_asked_for_and_cannot_be_had_ends_the_run(tiny_model, monkeypatch):
+    monkeypatch.setattr("mrl.learner.trainer.prove_varlen", _proof(can=False))
+    with pytest.raises(ConfigError, match="it fails here"):
+        agreed_kernel("varlen", tiny_model(), World(0, 1, torch.device("cpu")))
+
+
+def _proof(*, can: bool):
+    def prove(device, heads):
+        if not can:
+            raise ConfigError("it fails here")
+
+    return prove

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from mrl.allocation.core import AllocationSettings, AllocatorCore, Decision
 from mrl.allocation.lease import LeaseHolder, Used
@@ -174,3 +175,35 @@ def test_too_few_slots_are_the_users_mistake(start: Start, run: Path) -> None:
     (run / "config.json").write_text(json.dumps(config))
 
     assert start().wait(timeout=BOUND_S) == 2
+
+
+def compute(seconds: float) -> None:
+    """As a forward does: torch lets other threads run meanwhile."""
+    left_MM, right_MM = torch.ones(1500, 1500), torch.ones(1500, 1500)
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        left_MM @ right_MM
+
+
+def hold_interpreter(seconds: float) -> None:
+    """One call after which any other thread runs for the first time."""
+    began_s, num = time.monotonic(), 1_000_000
+    sum(range(num))
+    sum(range(int(num * seconds / (time.monotonic() - began_s))))
+
+
+@pytest.mark.system
+def test_a_lease_is_renewed_beside_a_long_forward_and_lost_by_what_lets_no_thread_run(
+    start: Start, connect: Callable[[str], LeaseHolder]
+) -> None:
+    """Three times the ttl of two seconds. Without the interpreter nobody renews it, and others get the slots."""
+    start()
+    qwen, llama = connect("worker/qwen/0"), connect("worker/llama/0")
+    await_slots(qwen, 50)
+    await_slots(llama, 50)
+
+    compute(6.0)
+    assert (qwen.times_lost, qwen.slots(time.monotonic())) == (0, 50)
+    hold_interpreter(6.0)
+    assert qwen.is_lost(time.monotonic())
+    await_slots(qwen, 100)  # of `llama`, which lives here too and is not looked at, nothing is heard any more

@@ -8,10 +8,10 @@ import pytest
 from mrl.config.load import validate
 from mrl.config.policy_tables import ServerTable
 from mrl.config.schema import RunConfig
-from mrl.engines.bounds import Bounds
+from mrl.engines.bounds import Bounds, bounds_of
 from mrl.engines.dialect import Launch
 from mrl.roles import engines
-from mrl.roles.engines import answers_at_once, bounds_of
+from mrl.roles.engines import answers_at_once
 
 
 def test_every_bound_of_a_server_is_the_configured_one(tmp_path):

@@ -19,7 +19,7 @@ from mrl.records.rollouts import (
     worker_message_decoder,
 )
 from mrl.records.version import Version, VersionSpan
-from mrl.rollout.link import WorkerLink
+from mrl.rollout.link import WorkerLink, WorkerProgress
 
 NOTICE = WeightsNotice(version=Version(0, 4), manifest_path="m")
 
@@ -55,6 +55,15 @@ def group(ticket: str) -> ScoredGroup:
         reward=0.0,
     )
     return ScoredGroup(ticket=ticket, prompt_id="p", task="t", prompt_token_ids=b"", answers=[answer])
+
+
+def test_every_request_tells_how_far_the_worker_is():
+    """Before there is an engine: that it starts."""
+    wire = Wire()
+    wire.tick(1.1)
+    wire.link.tell(lambda: WorkerProgress(7, is_loading=False))
+    wire.tick(2.2)
+    assert [(asked.progress, asked.is_loading) for asked in wire.sent] == [(0, True), (7, False)]
 
 
 def test_granted_work_reaches_the_waiting_worker():

@@ -12,7 +12,7 @@ import pytest
 from mrl.config.policy_tables import LearnerTable
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import EngineUsage, Sampling
-from mrl.errors import EngineError, EngineLost, RoleFailed
+from mrl.errors import EngineError, EngineLost, PeerLost, RoleFailed
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
 from mrl.records.rollouts import (
@@ -27,7 +27,7 @@ from mrl.records.rollouts import (
 from mrl.records.telemetry import Span, SpansRecord, TelemetryRecord
 from mrl.records.version import Version
 from mrl.rollout import loop as rollout_loop
-from mrl.rollout.link import WorkerLink
+from mrl.rollout.link import WorkerLink, WorkerProgress
 from mrl.rollout.loop import Duties, RolloutLoop
 from mrl.rollout.sampling import Sampler
 from mrl.weights.canary import canary_sequences
@@ -282,6 +282,53 @@ def test_refused_weights_do_not_hold_up_sampling_and_newer_ones_are_taken_at_onc
     play(loop, script())
 
 
+def test_a_worker_says_whether_it_loads_and_how_far_it_is(make_loop, learner, monkeypatch):
+    """While its thread is in the load of the first weights, and then with every token."""
+    load, seen = EmbeddedEngine.load, []
+
+    def watched(engine, folder, version, digests=None):
+        seen.append(loop._progress())
+        load(engine, folder, version, digests)
+
+    monkeypatch.setattr(EmbeddedEngine, "load", watched)
+    loop = make_loop(max_new_tokens=50)
+
+    def script() -> Iterator[bool]:
+        while not learner.got:
+            seen.append(loop._progress())
+            yield False
+
+    play(loop, script())
+
+    assert [one for one in seen if one.is_loading] == [
+        WorkerProgress(0, is_loading=True)
+    ] * 2  # at the start, and in `load`
+    counts = [one.count for one in seen]
+    assert counts == sorted(counts)
+    assert counts[-1] > 0
+
+
+def test_a_worker_waits_for_a_learner_that_answers_for_as_long_as_it_takes(make_loop, learner):
+    """It may be training; one that does not answer is lost."""
+    now_s = [0.0]
+    loop = make_loop()
+    loop._clock = learner.link._clock = lambda: now_s[0]
+    learner.prompt_ids = []
+
+    def script() -> Iterator[bool]:
+        for _ in range(10):
+            now_s[0] += 10.0
+            yield False
+        learner.link.open(lambda body: True, lambda: None)
+        for _ in range(10):
+            now_s[0] += 10.0
+            yield False
+
+    with pytest.raises(PeerLost, match="no word from learner/a within 30 s"):
+        play(loop, script())
+    assert now_s[0] == 140.0
+
+
 def test_a_worker_whose_first_weights_are_refused_hears_of_newer_ones(make_loop, learner, monkeypatch):
     """As of a version that was pruned before the worker came to it; others keep the learner going."""
     monkeypatch.setattr("mrl.rollout.loop.REFUSED_PAUSE_S", 3600.0)
@@ -343,6 +390,72 @@ def test_a_group_that_can_only_end_too_stale_is_given_up(make_loop, learner, ste
     assert all(0 < one.num_tokens <= 50 for one in stale)
     assert tickets(learner.got) == ([] if step == 3 else ["0.0"])
     assert (loop._engine.usage().running, loop._engine.usage().waiting) == (0, 0)
+
+
+class Leased:
+    """A lease that is lost when told, and regained in so many slots; notes what is said to be in use."""
+
+    def __init__(self) -> None:
+        self.slots, self.is_lost = 4, False
+        self.in_use: list[int] = []
+
+    def __call__(self, in_flight: int) -> int:
+        self.in_use.append(in_flight)
+        self.is_lost = self.is_lost and in_flight > 0
+        return 0 if self.is_lost else self.slots
+
+    def lose(self) -> None:
+        self.slots, self.is_lost = 0, True
+
+
+@pytest.mark.parametrize(("regained", "finished"), [(4, ["0.0", "0.1"]), (2, ["0.0"])])
+def test_what_is_in_flight_rests_without_a_lease_and_goes_on_under_the_next(make_loop, learner, regained, finished):
+    """No token is sampled meanwhile, nothing is said to be in use, and what the new lease has no room for is granted
+    anew."""
+    lease = Leased()
+    learner.prompt_ids = learner.prompt_ids[:2]
+    loop = make_loop(max_new_tokens=200, max_answers=lease, has_lost_lease=lambda: lease.is_lost, rests_unleased=True)
+    collect = loop._engine.collect
+    loop._engine.collect = lambda timeout_s: collect(0.0)
+
+    def script() -> Iterator[bool]:
+        while loop._engine.usage().generated_tokens < 8:
+            yield False
+        sampled = loop._engine.usage().generated_tokens
+        lease.lose()
+        lease.in_use.clear()
+        for _ in range(3):
+            yield False
+        assert loop._engine.usage().generated_tokens == sampled
+        assert lease.in_use[-1] == 0
+        learner.asked.clear()
+        lease.slots = regained
+        yield False
+        assert set(loop._link._work) == set(finished)
+        while not learner.got:
+            yield False
+
+    play(loop, script())
+    assert tickets(learner.got)[0] in finished
+    assert loop._engine.usage().generated_tokens <= 2 * 2 * 200
+
+
+def test_what_a_server_samples_by_itself_is_given_up_with_the_lease(make_loop, learner):
+    """It would run on without one; the learner grants it anew."""
+    lease = Leased()
+    learner.prompt_ids = learner.prompt_ids[:2]
+    loop = make_loop(max_new_tokens=200, max_answers=lease, has_lost_lease=lambda: lease.is_lost)
+    collect = loop._engine.collect
+    loop._engine.collect = lambda timeout_s: collect(0.0)
+
+    def script() -> Iterator[bool]:
+        while loop._engine.usage().generated_tokens < 8:
+            yield False
+        lease.lose()
+        yield False
+        assert (loop._engine.usage().running, loop._link._work) == (0, {})
+
+    play(loop, script())
 
 
 @pytest.mark.parametrize("goes_idle", [False, True])

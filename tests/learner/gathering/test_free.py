@@ -7,6 +7,9 @@ import pytest
 
 from mrl.errors import PeerLost
 from mrl.learner.gather import FreeGathering
+from mrl.learner.worker_news import WaitBounds
+from mrl.metrics.telemetry import Telemetry
+from mrl.records.rollouts import WorkRequest
 from mrl.sharing.regime import Patience
 
 
@@ -15,7 +18,8 @@ def never() -> bool:
 
 
 def free(books, regime, peers, telemetry, data_timeout_s: float = 30.0) -> FreeGathering:
-    return FreeGathering(books.intake, regime, peers, telemetry, data_timeout_s=data_timeout_s)
+    bounds = WaitBounds(data_timeout_s, data_timeout_s)
+    return FreeGathering(books.intake, regime, peers, telemetry, bounds=bounds)
 
 
 def test_without_patience_a_batch_goes_as_soon_as_it_is_there(make_books, make_regime, exchange, telemetry):
@@ -103,6 +107,29 @@ def test_a_restored_regime_asks_again(make_books, make_regime, exchange, telemet
 
 def test_a_step_without_groups_ends_with_their_name_or_when_told_to(make_books, make_regime, telemetry):
     """The wait is bounded, and a role that is stopping leaves it."""
-    with pytest.raises(PeerLost, match="no batch for step 3 within 0 s from worker/a"):
+    with pytest.raises(PeerLost, match=r"no batch for step 3 from worker/a: nothing was heard for 0\.1 s"):
         free(make_books(), make_regime(), None, telemetry, data_timeout_s=0.1).gather(3, never)
     assert free(make_books(), make_regime(), None, telemetry).gather(3, lambda: True) is None
+
+
+def test_a_worker_that_gets_on_slowly_is_waited_for_and_what_is_awaited_is_said(make_books, make_regime):
+    """Three times the bound: its engine starts, then a token comes now and then, then the groups are there."""
+    books, said = make_books(), list[tuple[str, str]]()
+    telemetry = Telemetry("learner/a", "a", lambda record: True)
+
+    def work() -> None:
+        for beat in range(45):
+            starts = beat < 15
+            request = WorkRequest(worker="w", max_groups=0, holding=[], progress=beat // 3, is_loading=starts)
+            with books.intake._changed:
+                books.intake._news.asked(request, time.monotonic(), serves=not starts)
+            time.sleep(0.1)
+            said.append((telemetry.beat().awaiting, telemetry.beat().whom))
+        books.sample(2)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    gathered = free(books, make_regime(), None, telemetry, data_timeout_s=1.5).gather(0, never)
+    worker.join()
+    assert gathered is not None
+    assert list(dict.fromkeys(said)) == [("first weights served", "worker/a"), ("groups", "worker/a")]

@@ -8,6 +8,7 @@ import pytest
 
 from mrl.errors import PeerLost
 from mrl.learner.lockstep import LockstepGathering, in_fixed_order
+from mrl.learner.worker_news import WaitBounds
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.experience import Received
 from mrl.records.version import Version
@@ -29,7 +30,7 @@ def lockstep(books, regime, peers, policy="a", *, members=("a", "b"), sync_timeo
         peers,
         voice(policy),
         members=members,
-        data_timeout_s=30.0,
+        bounds=WaitBounds(30.0, 30.0),
         sync_timeout_s=sync_timeout_s,
     )
 

@@ -1,0 +1,28 @@
+"""How large the models of a configuration are, for limits that follow from it; one that is not there yet is guessed."""
+
+import re
+from pathlib import Path
+
+from mrl.config.policy_tables import PolicyTable
+from mrl.config.schema import RunConfig
+
+BYTES_PER_PARAMETER = 2
+"""Of released weights."""
+
+
+def named_parameters(policy: PolicyTable) -> int:
+    """The number in the name of a policy's source ("8B"), or 0."""
+    found = re.search(r"(\d+(?:\.\d+)?)B\b", policy.source)
+    return int(float(found[1]) * 1e9) if found else 0
+
+
+def weights_bytes(config: RunConfig) -> dict[str, int]:
+    """Policy -> bytes of the weights in its folder, or of one that its source names; made ones are small."""
+    return {name: _weights_bytes(policy) for name, policy in config.policies.items()}
+
+
+def _weights_bytes(policy: PolicyTable) -> int:
+    if not policy.model:
+        return 0
+    here = sum(file.stat().st_size for file in Path(policy.model).glob("*.safetensors"))
+    return here or BYTES_PER_PARAMETER * named_parameters(policy)

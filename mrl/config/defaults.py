@@ -1,0 +1,134 @@
+"""Keys that the user left out, and whose best value follows from the device or from the size of the models.
+
+`by_device` is asked when a configuration is read, `by_size` once its models are there; `config.json` then holds what
+was chosen. A key that the user gave is never touched. On CPUs, and with small models, everything is as the tables say.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from mrl.config.policy_tables import PolicyTable
+from mrl.config.schema import RunConfig
+from mrl.config.table import Table
+
+GB = 1e9
+GPU_CHUNK_LOGITS = 1 << 28
+OF_POLICY = {
+    ("rollout", "server", "start_s"): 30.0,
+    ("rollout", "server", "stall_s"): 10.0,
+    ("learner", "data_timeout_s"): 20.0,
+    ("learner", "collective_timeout_s"): 20.0,
+}
+"""Key of a policy -> seconds beyond the table's value for each GB of its weights, as they lie on the disk."""
+OF_RUN = {
+    ("run", "sync_timeout_s"): 60.0,
+    ("allocation", "grace_s"): 1.0,
+    ("allocation", "wake_s"): 5.0,
+    ("allocation", "hung_s"): 20.0,
+    ("supervision", "start_s"): 10.0,
+    ("supervision", "silence_s"): 5.0,
+}
+"""The same of the run's keys, by its largest model."""
+
+T = TypeVar("T", bound=Table)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A value that stands for a key which was left out."""
+
+    key: str
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A configuration, and what was chosen in it."""
+
+    config: RunConfig
+    choices: tuple[Choice, ...]
+
+
+def by_device(config: RunConfig) -> Resolved:
+    """What policies on "cuda" do otherwise than those on "cpu"."""
+    found = [
+        Choice(f"policies.{name}.{key}", value, why)
+        for name, policy in config.policies.items()
+        if policy.device == "cuda"
+        for key, value, why in _on_gpu(policy)
+    ]
+    return _with(config, found)
+
+
+def by_size(config: RunConfig, weights_bytes: Mapping[str, int]) -> Resolved:
+    """Time limits that grow with the bytes of a policy's weights; with the small ones they are the tables' own."""
+    sizes_gb = {name: weights_bytes.get(name, 0) / GB for name in config.policies}
+    limits = [
+        (("policies", name, *key), per_gb, sizes_gb[name])
+        for name in config.policies
+        for key, per_gb in OF_POLICY.items()
+    ]
+    limits += [(key, per_gb, max(sizes_gb.values(), default=0.0)) for key, per_gb in OF_RUN.items()]
+    found = []
+    for key, per_gb, size_gb in limits:
+        usual_s, more_s = _default(config, key), float(round(per_gb * size_gb))
+        if more_s and not _is_given(config, key):
+            why = f"{usual_s:g} s, and {per_gb:g} s for each of {size_gb:.1f} GB"
+            found.append(Choice(".".join(key), usual_s + more_s, why))
+    return _with(config, found)
+
+
+def _on_gpu(policy: PolicyTable) -> Iterator[tuple[str, Any, str]]:
+    learner, rollout = policy.learner, policy.rollout
+    if not policy.frozen:
+        precision = learner.precision
+        if _left_out(learner, "precision"):
+            precision = "bfloat16"
+            yield "learner.precision", precision, "on a GPU several times as fast as float32, which flash lacks"
+        if precision == "bfloat16" and _left_out(learner, "attention_kernel"):
+            yield "learner.attention_kernel", "auto", "varlen where the GPU and the model can, proved at the start"
+        if _left_out(learner, "chunk_logits"):
+            yield "learner.chunk_logits", GPU_CHUNK_LOGITS, "the head's gradient is read and written once a chunk"
+    if rollout.engine == "embedded" and _left_out(rollout, "embedded_dtype"):
+        yield "rollout.embedded_dtype", "bfloat16", "on a GPU half the memory, and several times as fast"
+    if rollout.engine != "embedded" and _left_out(rollout.server, "dtype"):
+        yield "rollout.server.dtype", "bfloat16", "on a GPU half the memory, and several times as fast"
+
+
+def _left_out(table: Table, key: str) -> bool:
+    return key not in table.model_fields_set
+
+
+def _table_of(config: RunConfig, key: tuple[str, ...]) -> Table:
+    table: Any = config
+    for word in key[:-1]:
+        table = table[word] if isinstance(table, dict) else getattr(table, word)
+    assert isinstance(table, Table)
+    return table
+
+
+def _is_given(config: RunConfig, key: tuple[str, ...]) -> bool:
+    return not _left_out(_table_of(config, key), key[-1])
+
+
+def _default(config: RunConfig, key: tuple[str, ...]) -> float:
+    return float(type(_table_of(config, key)).model_fields[key[-1]].default)
+
+
+def _with(config: RunConfig, choices: list[Choice]) -> Resolved:
+    for choice in choices:
+        config = _replaced(config, choice.key.split("."), choice.value)
+    return Resolved(config, tuple(choices))
+
+
+def _replaced(table: T, key: list[str], value: Any) -> T:
+    """A copy with another value at a key; the table itself stays as it is."""
+    first, *rest = key
+    if rest and first == "policies":
+        policies = getattr(table, first)
+        value = policies | {rest[0]: _replaced(policies[rest[0]], rest[1:], value)}
+    elif rest:
+        value = _replaced(getattr(table, first), rest, value)
+    return table.model_copy(update={first: value})

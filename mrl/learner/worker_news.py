@@ -1,0 +1,64 @@
+"""What the learner hears of its workers' progress: what a wait for groups is held against.
+
+A worker says every second how far it is, also while its engine starts, samples for long or takes new weights. As long
+as any of them gets on, a run is slow at the most.
+"""
+
+from dataclasses import dataclass, field
+
+from mrl.records.rollouts import WorkRequest
+
+
+@dataclass(slots=True)
+class WorkerNews:
+    """Of one life of a learner; times are of the monotonic clock. Not thread-safe."""
+
+    heard_s: float
+    """When a worker was heard last, or the learner began to listen."""
+    moved_s: float
+    """When one last sampled or judged something, delivered it, or was in the middle of loading."""
+    worked_s: float
+    """The same without loading."""
+    has_served: bool = False
+    """Whether any worker has proved weights of this life."""
+    _progress: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def since(cls, now_s: float) -> "WorkerNews":
+        """Nothing has been heard yet."""
+        return cls(now_s, now_s, now_s)
+
+    def asked(self, request: WorkRequest, now_s: float, *, serves: bool) -> None:
+        """A worker asks for work, and says how far it is; whether it `serves` what it may sample under."""
+        self.heard_s = now_s
+        before = self._progress.get(request.worker)
+        self._progress[request.worker] = request.progress
+        if request.is_loading:
+            self.moved_s = now_s
+        elif request.progress != before:
+            self.delivered(now_s)
+        self.has_served |= serves and not request.is_loading
+
+    def delivered(self, now_s: float) -> None:
+        """A worker gets on, if only with groups that come again."""
+        self.heard_s = self.moved_s = self.worked_s = now_s
+
+
+@dataclass(frozen=True, slots=True)
+class WaitBounds:
+    """How long a learner waits for groups, in seconds."""
+
+    data_timeout_s: float
+    """While no worker is heard, or none gets on."""
+    loading_s: float
+    """While all that workers do is to start engines and to load weights, which they bound themselves."""
+
+    def given_up(self, news: WorkerNews, began_s: float, now_s: float) -> str:
+        """Why a wait since `began_s` is over; empty while it is not."""
+        if now_s - max(news.heard_s, began_s) > self.data_timeout_s:
+            return f"nothing was heard for {self.data_timeout_s:g} s"
+        if now_s - max(news.moved_s, began_s) > self.data_timeout_s:
+            return f"nothing was sampled, judged or loaded for {self.data_timeout_s:g} s"
+        if now_s - max(news.worked_s, began_s) > max(self.loading_s, self.data_timeout_s):
+            return f"engines were started and weights loaded for {self.loading_s:g} s, and no token was sampled"
+        return ""

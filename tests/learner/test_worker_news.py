@@ -1,0 +1,66 @@
+"""What a wait for groups is held against: whoever gets on, however slowly, is waited for."""
+
+import pytest
+
+from mrl.learner.worker_news import WaitBounds, WorkerNews
+from mrl.records.rollouts import WorkRequest
+
+BOUNDS = WaitBounds(data_timeout_s=10.0, loading_s=100.0)
+
+
+def asks(worker: str = "w", *, progress: int = 0, is_loading: bool = False) -> WorkRequest:
+    return WorkRequest(worker=worker, max_groups=0, holding=[], progress=progress, is_loading=is_loading)
+
+
+def why_after(news: WorkerNews, now_s: float, began_s: float = 0.0) -> str:
+    return BOUNDS.given_up(news, began_s, now_s)
+
+
+def test_a_worker_that_samples_a_token_in_each_timeout_is_waited_for_for_ever():
+    """And given up once none comes, though it is heard every second."""
+    news = WorkerNews.since(0.0)
+    for second in range(1000):
+        news.asked(asks(progress=second // 9), float(second), serves=True)
+        assert not why_after(news, float(second))
+    for second in range(1000, 1012):
+        news.asked(asks(progress=111), float(second), serves=True)
+    assert why_after(news, 1012.0) == "nothing was sampled, judged or loaded for 10 s"
+
+
+def test_one_of_several_workers_is_enough():
+    """The others may hang: the supervisor and the ledger see to them."""
+    news = WorkerNews.since(0.0)
+    for second in range(100):
+        news.asked(asks("slow", progress=second), float(second), serves=True)
+        news.asked(asks("hangs", progress=7), float(second), serves=True)
+    assert not why_after(news, 100.0)
+
+
+def test_silence_is_told_from_standing_still():
+    assert why_after(WorkerNews.since(0.0), 10.1) == "nothing was heard for 10 s"
+
+
+def test_loading_is_waited_for_as_long_as_the_engine_may_take():
+    """From when something was last sampled; the first word of a worker counts as that."""
+    news = WorkerNews.since(0.0)
+    for second in range(200):
+        news.asked(asks(is_loading=True), float(second), serves=False)
+        why = why_after(news, float(second))
+        assert bool(why) == (second > 100)
+    assert why == "engines were started and weights loaded for 100 s, and no token was sampled"
+
+
+@pytest.mark.parametrize(
+    ("serves", "is_loading", "served"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_weights_count_once_they_are_proved(serves: bool, is_loading: bool, served: bool):
+    """Those of an earlier life that nobody may train on, and those that are still looked at, do not."""
+    news = WorkerNews.since(0.0)
+    news.asked(asks(is_loading=is_loading), 1.0, serves=serves)
+    assert news.has_served == served
+
+
+def test_nothing_counts_that_was_before_the_wait():
+    """While the learner trained its workers had nothing to do."""
+    news = WorkerNews.since(0.0)
+    assert not why_after(news, 1005.0, began_s=1000.0)
