@@ -4,11 +4,13 @@ import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 from mrl.config.keys import nearest
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.errors import AddressError, ConfigError, MissingError, ModelFolderError
+from mrl.launch.placement import server_gpus
 from mrl.launch.unit_workers import check_cores, units_of
 
 
@@ -46,8 +48,21 @@ def preflight(
             on_missing(missing)
         elif policy.model:
             check_model_folder(Path(policy.model), key=f"policies.{name}.model")
+            check_sharing_out(config, name)
     check_adapters(config, on_missing)
     check_tasks(config, on_missing)
+
+
+def check_sharing_out(config: RunConfig, name: str) -> None:
+    """Raises EngineError for a model that a server cannot share out over as many GPUs as it is given."""
+    from mrl.engines.family_limits import check_parts
+
+    gpus = server_gpus(config, name)
+    if gpus > 1:
+        path = Path(config.policies[name].model) / "config.json"
+        described = json.loads(path.read_text(encoding="utf-8"))
+        text = SimpleNamespace(**(described.get("text_config") or described))
+        check_parts(config.policies[name].rollout.engine, str(path), text, gpus)
 
 
 def check_adapters(config: RunConfig, on_missing: Callable[[MissingError], None] = refuse) -> None:

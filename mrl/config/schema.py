@@ -212,6 +212,9 @@ class LaunchTable(Table):
     """The other hosts are not started from the first one; on each somebody starts `mrl join` (jobs of their own)."""
     policies_on_first_host: bool = True
     """Whether policies live on the first host too, or only the daemons."""
+    gpus_per_host: int = Field(default=0, ge=0)
+    """GPUs that each host with policies shows at least, by which the first one decides what goes where; 0: as many as
+    the first host shows."""
     join_s: float = Field(default=3600.0, gt=0)
     """The run ends when a host that joins by itself has been awaited for this long, at the start or after a loss.
 

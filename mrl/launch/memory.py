@@ -123,13 +123,17 @@ def engine_need(size: ModelSize, policy: PolicyTable, *, answers_at_once: int, p
     )
 
 
-def server_need(size: ModelSize, policy: PolicyTable, *, cached_tokens: int, vllm_cache_gib: int) -> Need:
+def server_need(
+    size: ModelSize, policy: PolicyTable, *, cached_tokens: int, vllm_cache_gib: int, gpus: int = 1
+) -> Need:
     """A server without its processes: weights, and on cores the cache; a GPU's cache is what its own options say.
+
+    Of several `gpus` it is what lies on each of them.
 
     vLLM on cores loads new weights, float32 as they are published, beside those that it serves.
     """
     element_bytes = SERVER_BYTES[policy.rollout.server.dtype]
-    parts = {"server's weights": float(element_bytes * size.parameters)}
+    parts = {"server's weights": element_bytes * size.parameters / gpus}
     if policy.device == "cpu" and policy.rollout.engine == "vllm" and policy.rollout.weights != "adapters":
         parts[NEW_WEIGHTS] = float((element_bytes + FLOAT_BYTES) * size.parameters)
     if policy.device == "cpu":

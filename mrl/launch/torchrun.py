@@ -24,11 +24,16 @@ def torchrun_argv(rendezvous: Path, *, python: str, policy: str, processes: int)
     return (python, "-m", "torch.distributed.run", *where, *options)
 
 
-def torchrun_environment(rendezvous: Path) -> dict[str, str]:
-    """What agent and ranks need in their environment."""
+def torchrun_environment(rendezvous: Path, *, reaches_out: bool = False) -> dict[str, str]:
+    """What agent and ranks need in their environment.
+
+    `reaches_out`: the learner broadcasts to other hosts. NCCL chooses its interface once in a process, so that it may
+    not be loopback then; gloo is told one for each group.
+    """
     variables = {RENDEZVOUS: str(rendezvous), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    loopback = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-    return variables | loopback
+    if sys.platform == "linux":
+        variables |= {"GLOO_SOCKET_IFNAME": "lo"} | ({} if reaches_out else {"NCCL_SOCKET_IFNAME": "lo"})
+    return variables
 
 
 def nccl_environment(crash: Path, policy: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from mrl.launch import sleep_line
+from mrl.launch.devices import DEVICE_ORDER
 from mrl.launch.log_lines import rank_code, reason_in
 from mrl.launch.plan import ProcessSpec
 from mrl.launch.restarts import USER_ERROR
@@ -69,7 +70,7 @@ class Child:
         self._num_lives += 1
         life = f"{self._life}-{self._num_lives}"
         argv = tuple(word.replace(LIFE, life) for word in self.spec.argv)
-        bound = {**environment, **self.spec.env, SUPERVISOR_PID: str(os.getpid())}
+        bound = {**DEVICE_ORDER, **environment, **self.spec.env, SUPERVISOR_PID: str(os.getpid())}
         self.sleeps = False
         with self.log.open("ab") as log, self._stdin() as stdin:
             self._process = subprocess.Popen(
