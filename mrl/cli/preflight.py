@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ def preflight(
     `on_missing` is told of every model, data file and package that the configuration says how to get and that is not
     there yet. `first_host`: the name of this host in a run on several; the others look at their own cores.
     """
+    from mrl.launch.local_folder import parent_of
     from mrl.sharing.regimes import check_objectives
     from mrl.transport.server import check_address
 
@@ -41,6 +43,7 @@ def preflight(
                 check_address(config.exchange.metrics_host, config.exchange.metrics_port_of(shard))
     except AddressError as error:
         raise AddressError(error.what, where=f"{where}: [exchange] {error.where}", cure=error.cure) from None
+    parent_of(config, os.environ)
     check_cores(units_of(config, first_host, is_first=True), where=where)
     for name, policy in config.policies.items():
         missing = missing_model(name, policy)

@@ -48,6 +48,7 @@ def train(config: RunConfig, *, clean: bool, resume: bool, where: str, hosts: "S
     from mrl.cli.preflight import preflight
     from mrl.launch.devices import visible_gpus
     from mrl.launch.hosts import check_hosts, counting_gpus, host_environment, remote_words
+    from mrl.launch.local_folder import local_folder_of
     from mrl.launch.memory import MIB
     from mrl.launch.plan import build_plan, shared_gpus
 
@@ -67,7 +68,8 @@ def train(config: RunConfig, *, clean: bool, resume: bool, where: str, hosts: "S
         os.environ.update(host_environment(hosts[0]) if hosts else {})
         plan = build_plan(config, folder.path, gpus=gpus, hosts=hosts, remote=remote)
         print("\n".join(shared_gpus(plan)), end="\n" * any(shared_gpus(plan)))
-        return _supervise(config, folder, plan, console)
+        with local_folder_of(config):
+            return _supervise(config, folder, plan, console)
     finally:
         release()
 

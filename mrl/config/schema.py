@@ -20,6 +20,10 @@ class RunTable(Table):
     """Name of the run; its folder is `<folder>/<name>`."""
     folder: str = "runs"
     """Folder that holds the runs."""
+    local_folder: str = ""
+    """Folder on each host's own disk or in its memory, for what only the processes there share: sockets, boards, places
+    to meet. The run makes a private one in it, and removes that in the end. Empty: the user's runtime folder
+    (XDG_RUNTIME_DIR), or the temporary one."""
     seed: int = Field(default=1, ge=0, lt=2**31)
     """Seeds prompt order, sampling and minibatches."""
     steps: int = Field(..., ge=1)

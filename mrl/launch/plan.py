@@ -20,7 +20,7 @@ from mrl.errors import ConfigError
 from mrl.exchange.shards import role_of
 from mrl.launch.hosts import Host, host_environment, join_argv
 from mrl.launch.placement import Key, Seat, home_of, seats
-from mrl.launch.torchrun import nccl_environment, torchrun_argv, torchrun_environment
+from mrl.launch.torchrun import LOCAL, nccl_environment, torchrun_argv, torchrun_environment
 from mrl.launch.unit_workers import (
     KEEPS_ENVIRONMENT,
     UNIT,
@@ -254,8 +254,8 @@ def role_argv(role: Role, run_folder: Path, *, python: str, policy: str = "", in
 
 
 def learner_argv(run_folder: Path, *, python: str, policy: str, processes: int) -> tuple[str, ...]:
-    """The command of one learner: torchrun on this host, with `LIFE` to be filled in at every start."""
-    torchrun = torchrun_argv(RunFolder(run_folder).rendezvous, python=python, policy=policy, processes=processes)
+    """The command of one learner: torchrun on this host, with `LIFE` and `LOCAL` to be filled in at every start."""
+    torchrun = torchrun_argv(Path(LOCAL), python=python, policy=policy, processes=processes)
     return (*torchrun, "-m", "mrl", "learner", "--run-folder", str(run_folder), "--policy", policy)
 
 
@@ -297,7 +297,7 @@ def _learner(
 ) -> ProcessSpec:
     folder = RunFolder(run_folder)
     env = environment(policy.learner.threads, gpus)
-    env |= torchrun_environment(folder.rendezvous, reaches_out=reaches_out)
+    env |= torchrun_environment(reaches_out=reaches_out)
     env |= nccl_environment(folder.crash, name) if policy.device == "cuda" else {}
     return ProcessSpec(
         name=f"learner/{name}",

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
-from mrl.config.run_folder import RunFolder, renew_rendezvous, start_attempt
+from mrl.config.run_folder import RunFolder, start_attempt
 from mrl.config.schema import RunConfig
 from mrl.config.stop_request import StopRequest, clear_requests, is_ended, note_ended, take_requests
 from mrl.errors import RecordError
@@ -91,7 +91,6 @@ class Supervisor:
         self._folder, self._inbox, self._display = folder, inbox, display
         self._steps, self._policies = config.run.steps, set(config.policies)
         self._attempt = start_attempt(folder)
-        renew_rendezvous(folder)
         clear_requests(folder.path)
         self._lifecycle = Lifecycle(
             learners=frozenset(spec.name for spec in plan.processes if spec.restart == "until_done"),

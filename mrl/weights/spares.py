@@ -5,7 +5,6 @@ A file is written over only when nobody else has it: no other name (an evaluatio
 holds it. Whoever reads a version therefore `hold`s it; the kernel lets go when the reader dies.
 """
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from mrl.config.locks import try_lock
 from mrl.errors import WeightsError
 
 FILES = "*.safetensors"
@@ -28,8 +28,9 @@ def hold(folder: Path) -> Iterator[None]:
         try:
             for path in sorted(folder.glob(FILES)):
                 file = closing.enter_context(path.open("rb"))
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except (FileNotFoundError, BlockingIOError) as error:
+                if not try_lock(file.fileno(), path, is_shared=True):
+                    raise WeightsError(f"{folder}: has been pruned")
+        except FileNotFoundError as error:
             raise WeightsError(f"{folder}: has been pruned") from error
         if not folder.is_dir():
             raise WeightsError(f"{folder}: has been pruned")
@@ -40,7 +41,7 @@ def is_held(folder: Path) -> bool:
     """Whether somebody holds a published version, which its publisher then does not prune."""
     for path in folder.glob(FILES):
         with suppress(FileNotFoundError), path.open("r+b") as file:  # NFS locks for one alone who may write
-            if not _is_unread(file):
+            if not try_lock(file.fileno(), path):
                 return True
     return False
 
@@ -83,13 +84,4 @@ class Spares:
 
 def _is_free(file: BinaryIO) -> bool:
     """Whether the file has no other name and no reader; then none can begin to hold it."""
-    return _is_unread(file) and os.fstat(file.fileno()).st_nlink == 1
-
-
-def _is_unread(file: BinaryIO) -> bool:
-    """Whether nobody holds the file; then nobody can as long as it is open here."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return try_lock(file.fileno(), Path(file.name)) and os.fstat(file.fileno()).st_nlink == 1

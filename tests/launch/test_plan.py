@@ -48,11 +48,11 @@ def test_commands_and_environments_follow_the_contract() -> None:
     specs = {spec.role: spec for spec in build_plan(config, Path("/r"), python="py").processes}
     assert specs["worker"].argv == ("py", "-m", "mrl", "worker", "--run-folder", "/r", "--policy", "a", "--index", "0")
     assert specs["exchange"].argv == ("py", "-m", "mrl", "exchange", "--run-folder", "/r")
-    store = "--rdzv-conf store_type=file,keep_alive_interval=600 --rdzv-endpoint /r/rendezvous/a-{life}"
+    store = "--rdzv-conf store_type=file,keep_alive_interval=600 --rdzv-endpoint {local}/a-{life}"
     torchrun = f"py -m torch.distributed.run --rdzv-backend c10d {store} --rdzv-id a-{{life}}"
     learner = f"{torchrun} --max-restarts 0 --nproc-per-node 2 -m mrl learner --run-folder /r --policy a"
     assert specs["learner"].argv == tuple(learner.split())
-    assert specs["learner"].env["MRL_RENDEZVOUS"] == "/r/rendezvous"
+    assert specs["learner"].env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     assert specs["learner"].restart == "until_done"
     threads = {role: spec.env["OMP_NUM_THREADS"] for role, spec in specs.items()}
     assert threads == {"exchange": "1", "allocator": "1", "learner": "3", "worker": "4", "evaluator": "1"}
