@@ -93,8 +93,11 @@ class Plan:
         return tuple(host.name for host in self.hosts[1:] if host.name in used)
 
     def spares(self, host: str) -> bool:
-        """Whether the run can go on without a host: it has nothing but engines."""
-        return all(spec.role == "worker" for spec in self.processes if spec.host == host)
+        """Whether the run can go on without a host: it has nothing but engines, and whoever learns has others."""
+        learning = {spec.policy for spec in self.processes if spec.role == "learner"}
+        served = {spec.policy for spec in self.processes if spec.role == "worker" and spec.host != host}
+        here = [spec for spec in self.processes if spec.host == host]
+        return all(spec.role == "worker" and spec.policy not in learning - served for spec in here)
 
     def started_by(self, host: str) -> tuple[ProcessSpec, ...]:
         """What the supervisor of a host starts; on the first one also the supervisors of the others."""

@@ -79,7 +79,7 @@ def _await_run(folder: RunFolder, signals: list[int], deadline_s: float, wait_s:
     """A job that joins may start before the one that makes the run."""
     while not signals and not (folder.endpoints / "telemetry.json").exists():
         if time.monotonic() > deadline_s:
-            raise PeerLost(f"{folder.path}: no run was started here within {wait_s:g} s")
+            raise PeerLost(f"{folder.path}: no run was seen here within {wait_s:g} s; its hosts share that folder")
         time.sleep(POLL_S)
 
 
@@ -253,7 +253,7 @@ class JoinedHost:
             host=self._uplink.host,
             session=self._uplink.session,
             done=sorted(lifecycle.done & self._own),
-            ended=sorted(lifecycle.ended),
+            ended=sorted(self._processes.without(lifecycle.stopped)),
             is_over=is_last,
             end_code=failed,
             end_reason=lifecycle.reason[:MAX_LINE_CHARS] if failed else "",

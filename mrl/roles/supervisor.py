@@ -203,8 +203,8 @@ class Supervisor:
         self._look_s = now_s + REQUESTS_EVERY_S
         for request in take_requests(self._folder.path):
             self._obey(request, now_s)
-        for policy in self._lifecycle.ended:
-            if not is_ended(self._folder.path, policy):
+        for policy in self._processes.without(self._lifecycle.stopped):
+            if self._hosts.have_ended(policy) and not is_ended(self._folder.path, policy):
                 note_ended(self._folder.path, policy)
 
     def _obey(self, request: StopRequest, now_s: float) -> None:
