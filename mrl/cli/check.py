@@ -22,7 +22,7 @@ from mrl.config.load import load_config
 from mrl.config.run_folder import RunFolder, run_folder_of
 from mrl.config.schema import RunConfig
 from mrl.config.units import parse_units
-from mrl.errors import MissingError
+from mrl.errors import ConfigError, MissingError
 from mrl.launch.devices import sizes_mib, visible_gpus
 from mrl.launch.memory import MIB, Need
 from mrl.launch.placement import has_own_gpus, planned_workers, rank_gpus, server_gpus, worker_gpus
@@ -109,6 +109,15 @@ def _still_needed(missing: Sequence[MissingError], config: RunConfig, num_gpus: 
         yield from (f"    {line}" for line in (one.wanted and f"wanted {one.wanted}", one.cure) if line)
     if short:
         yield f"  GPUs: at least {least_gpus(config)}, at best {most_gpus(config)}; this host shows {num_gpus}"
+        yield from _fewer_gpus(config, num_gpus)
+
+
+def _fewer_gpus(config: RunConfig, num_gpus: int) -> Iterator[str]:
+    """What would fit on the GPUs that there are."""
+    try:
+        build_plan(config, run_folder_of(config).path, gpus=[str(number) for number in range(num_gpus)])
+    except ConfigError as error:
+        yield f"    {error.cure}"
 
 
 def _summary(config: RunConfig, folder: RunFolder, where: str) -> Iterator[str]:

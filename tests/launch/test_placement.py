@@ -1,6 +1,9 @@
 """Where learners and workers go: GPUs of one host, and of several."""
 
 import random
+import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,6 +132,8 @@ def test_on_cores_the_hosts_with_the_fewest_processes_come_first() -> None:
     assert hosts_of(two, {"n1": 0, "n2": 0}) == {
         "learner/a/0": "n1", "learner/b/0": "n2", "worker/a/0": "n1", "worker/b/0": "n2", "worker/a/1": "n1",
     }  # fmt: skip
+    full = seats(two, {"n1": 0, "n2": 0}, {"n1": 1})
+    assert [full["worker", name, 0].host for name in ("a", "b")] == ["n2", "n2"], "with as many on both, at home"
     teacher = config_of(a=policy(1, 1, "embedded", "cpu"), t=policy(1, 1, "embedded", "cpu", frozen=True))
     assert set(hosts_of(teacher, {"n1": 0, "n2": 0}).values()) == {"n1", "n2"}
     assert hosts_of(teacher, {"n1": 0, "n2": 0})["worker/a/0"] == "n1"
@@ -181,3 +186,14 @@ def test_no_server_ever_shares_and_nobody_is_forgotten(seed: int) -> None:
         for holders in users.values():
             servers = [1 for role, name in holders if role == "worker" and has_own_gpus(config.policies[name])]
             assert not servers or len(holders) == 1
+
+
+def test_the_docs_show_what_the_plan_does() -> None:
+    """The example of docs/placement.md and the table below it."""
+    page = (Path(__file__).parents[2] / "docs" / "placement.md").read_text()
+    example = page.split("```toml")[1].split("```")[0]
+    rows = re.findall(r"^\| ((?:learner|worker)/\S+) \| ([\d ]+) \|$", page, re.MULTILINE)
+    found = on_one(config_of(**tomllib.loads(example)["policies"]), 8)
+    assert {name: tuple(map(int, gpus.split())) for name, gpus in rows} == {
+        name.removesuffix("/0") if name.startswith("learner") else name: gpus for name, gpus in found.items()
+    }

@@ -66,7 +66,7 @@ def test_a_policy_whose_worker_lives_on_another_host(make_run, namespaces, weigh
 
     What only processes of one host share lies in no folder that both see.
     """
-    run = make_run(steps=8)
+    run = make_run(steps=16)
     keep_qwen(run.config, weights)
     hosts = ",".join(f"{name}={address}" for name, address in zip(namespaces.hosts, namespaces.addresses, strict=True))
     words = ["--hosts", hosts, "--launch.remote", REMOTE, "--exchange.host", "0.0.0.0"]
@@ -81,12 +81,12 @@ def test_a_policy_whose_worker_lives_on_another_host(make_run, namespaces, weigh
     assert shared == []
 
     psutil.Process(run.pid("worker/qwen/0")).kill()
-    run.until(lambda: "worker/qwen/0 ended by SIGKILL" in run.log.read_text(), "word of the worker's death")
+    run.until(lambda: "worker/qwen/0 was killed by signal 9" in run.log.read_text(), "word of the worker's death")
     told = run.step("qwen")
     run.until(lambda: run.step("qwen") > told, "a step after the loss of the worker", 120)
     psutil.Process(run.pid(f"supervisor/{second}")).kill()
     run.until(lambda: f"host {second} is back" in run.log.read_text(), "the second host again")
 
     assert run.finish(180) == 0, run.tail()
-    assert run.step("qwen") == 8
+    assert run.step("qwen") == 16
     assert not run.left_over()
