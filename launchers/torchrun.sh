@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
 # One learner on one host with several GPUs: launchers/torchrun.sh RUN_FOLDER POLICY NUM_GPUS
-# The run folder is one that `mrl train` made; its other roles run elsewhere. Agent and ranks meet in files of the run
-# folder and talk over the loopback interface, so that no port is open to other machines.
+# The run folder is one that `mrl train` made; its other roles run elsewhere. Agent and ranks meet in files of a
+# temporary folder and talk over the loopback interface, so that no port is open to other machines.
 set -euo pipefail
 ranks="${3:?RUN_FOLDER POLICY NUM_GPUS}"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo
-MRL_RENDEZVOUS="$(realpath "$1")/rendezvous"
-export MRL_RENDEZVOUS
-mkdir -p -m 700 "$MRL_RENDEZVOUS"
+MRL_LOCAL_FOLDER="$(mktemp -d "${TMPDIR:-/tmp}/mrl-by-hand-XXXXXXXX")"
+export MRL_LOCAL_FOLDER
 meeting="$2-by-hand-$(date +%s)-$$"
 exec "${PYTHON:-python}" -m torch.distributed.run --rdzv-backend c10d --rdzv-conf store_type=file,keep_alive_interval=600 \
-    --rdzv-endpoint "$MRL_RENDEZVOUS/$meeting" --rdzv-id "$meeting" --max-restarts 0 --nproc-per-node "$ranks" \
+    --rdzv-endpoint "$MRL_LOCAL_FOLDER/$meeting" --rdzv-id "$meeting" --max-restarts 0 --nproc-per-node "$ranks" \
     -m mrl learner --run-folder "$1" --policy "$2"

@@ -6,7 +6,6 @@ that gets it.
 
 import argparse
 import os
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -25,14 +24,14 @@ from mrl.config.load import load_resolved
 from mrl.config.run_folder import RunFolder, run_folder_of
 from mrl.config.schema import RunConfig
 from mrl.config.units import parse_units
-from mrl.errors import MissingError
-from mrl.launch.devices import planned_workers, visible_gpus
+from mrl.errors import ConfigError, MissingError
+from mrl.launch.devices import sizes_mib, visible_gpus
 from mrl.launch.memory import MIB, Need
-from mrl.launch.plan import Plan, ProcessSpec, build_plan
+from mrl.launch.placement import has_own_gpus, planned_workers, rank_gpus, server_gpus, worker_gpus
+from mrl.launch.plan import Plan, ProcessSpec, build_plan, shared_gpus
 from mrl.launch.unit_workers import UNIT
 from mrl.sharing.regimes import check_sharing
 
-DRIVER_S = 10.0
 SHOWN_SHARE = 0.05
 """Parts of a process's memory smaller than this are left out of the table."""
 
@@ -68,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"GPU memory (estimate, without the caches of servers): {', '.join(parts)}")
     host_mib = psutil.virtual_memory().total / MIB
     print(f"this host: {len(os.sched_getaffinity(0))} cores, {len(here)} GPUs, {host_mib / 1024:.0f} GiB of memory")
+    for line in shared_gpus(plan):
+        print(line)
     for line in too_little(config, needs, host_mib, sizes_mib(here)):
         print(line)
     for line in _still_needed(missing, config, len(here)):
@@ -83,19 +84,21 @@ def planned(config: RunConfig) -> Plan:
 
 
 def least_gpus(config: RunConfig) -> int:
-    """GPUs without which the run cannot start: those of its largest learner, and those that are leased."""
-    learner = max(
-        (1 if p.frozen else p.learner.processes for p in config.policies.values() if p.device == "cuda"), default=0
-    )
+    """GPUs without which the run cannot start; beside servers, which share none, each rank needs one for itself."""
+    own = [name for name, policy in config.policies.items() if has_own_gpus(policy) and planned_workers(config, name)]
+    on_gpu = [policy for policy in config.policies.values() if policy.device == "cuda"]
+    ranks = [rank_gpus(policy) for policy in on_gpu]
+    shared = sum(ranks) if own else max(ranks, default=0)
+    servers = sum(planned_workers(config, name) * worker_gpus(config.policies[name]) for name in own)
     leased = _leased_gpus(config)
-    return max([learner + len(leased), *(number + 1 for number in leased)])
+    return max([max(shared + servers, bool(on_gpu)) + len(leased), *(number + 1 for number in leased)])
 
 
 def most_gpus(config: RunConfig) -> int:
-    """GPUs of which each rank of a learner and each worker has one for itself."""
+    """GPUs of which each rank of a learner and each worker has its own."""
     on_gpu = {name: policy for name, policy in config.policies.items() if policy.device == "cuda"}
-    workers = sum(planned_workers(config, name) for name in on_gpu)
-    learners = sum(0 if policy.frozen else policy.learner.processes for policy in on_gpu.values())
+    workers = sum(planned_workers(config, name) * worker_gpus(policy) for name, policy in on_gpu.items())
+    learners = sum(map(rank_gpus, on_gpu.values()))
     return max(least_gpus(config), workers + learners + len(_leased_gpus(config)))
 
 
@@ -103,17 +106,6 @@ def _leased_gpus(config: RunConfig) -> list[int]:
     """GPUs of this host that are units, by their place among those that it shows."""
     units = parse_units(config.allocation.units, where="")
     return [device for unit in units if unit.kind == "gpu" and not unit.host for device in unit.devices]
-
-
-def sizes_mib(gpus: Sequence[str]) -> dict[str, float]:
-    """Memory of the GPUs that this host shows, as their driver tells it; empty where there is none to ask."""
-    query = ["nvidia-smi", "--query-gpu=index,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        told = subprocess.run(query, capture_output=True, text=True, check=True, timeout=DRIVER_S).stdout
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    rows = (line.split(",") for line in told.splitlines())
-    return {index.strip(): float(mib) for index, mib in rows if index.strip() in gpus}
 
 
 def _still_needed(missing: Sequence[MissingError], config: RunConfig, num_gpus: int) -> Iterator[str]:
@@ -125,6 +117,15 @@ def _still_needed(missing: Sequence[MissingError], config: RunConfig, num_gpus: 
         yield from (f"    {line}" for line in (one.wanted and f"wanted {one.wanted}", one.cure) if line)
     if short:
         yield f"  GPUs: at least {least_gpus(config)}, at best {most_gpus(config)}; this host shows {num_gpus}"
+        yield from _fewer_gpus(config, num_gpus)
+
+
+def _fewer_gpus(config: RunConfig, num_gpus: int) -> Iterator[str]:
+    """What would fit on the GPUs that there are."""
+    try:
+        build_plan(config, run_folder_of(config).path, gpus=[str(number) for number in range(num_gpus)])
+    except ConfigError as error:
+        yield f"    {error.cure}"
 
 
 def _summary(config: RunConfig, folder: RunFolder, where: str) -> Iterator[str]:
@@ -137,6 +138,9 @@ def _summary(config: RunConfig, folder: RunFolder, where: str) -> Iterator[str]:
         yield "units       " + ", ".join(config.allocation.units) + " (a lease starts a worker on each)"
     for unit_type, names in config.allocation.unit_types.items():
         yield f"unit type   {unit_type}: {', '.join(names)}"
+    for name in config.policies:
+        if (gpus := server_gpus(config, name)) > 1:
+            yield f"weights     the canary alone proves those of {name}: parts on {gpus} GPUs have no digests"
     yield "tasks       " + ", ".join(f"{name} ({task.source}/{task.dataset})" for name, task in config.tasks.items())
 
 

@@ -139,9 +139,10 @@ def _need(config: RunConfig, spec: ProcessSpec, policies: Mapping[str, "_Policy"
 
 
 def _worker(spec: ProcessSpec, policy: "_Policy") -> ProcessNeed:
-    host, engine = {"process": float(TORCH_MIB * MIB)}, policy.engine().parts
-    on_gpu = policy.table.device == "cuda"
-    host |= policy.server_processes() if on_gpu else policy.server_processes() | engine
+    gpus = max(1, len(_devices(spec)))
+    host, engine = {"process": float(TORCH_MIB * MIB)}, policy.engine(gpus).parts
+    on_gpu, processes = policy.table.device == "cuda", policy.server_processes(gpus)
+    host |= processes if on_gpu else processes | engine
     device = Need("sampling", engine) if on_gpu and engine else None
     return ProcessNeed(spec, Need("sampling", host), device=device)
 
@@ -215,11 +216,11 @@ class _Policy:
             for is_first in (True, False)
         ]
 
-    def engine(self) -> Need:
-        """That of one worker."""
+    def engine(self, gpus: int = 1) -> Need:
+        """That of one worker; of a server on several GPUs on each of them."""
         rollout, learner, allocation = self.table.rollout, self.table.learner, self._config.allocation
         if rollout.engine != "embedded":
-            return self._server()
+            return self._server(gpus)
         wanted = learner.prompts_per_step * rollout.group_size
         if not self._config.run.sync:
             share = allocation.slots - allocation.floor_slots * (len(self._config.policies) - 1)
@@ -227,7 +228,7 @@ class _Policy:
             wanted = min(wanted * (1 + learner.max_staleness_versions), max(share, rollout.group_size))
         return self._engine(min(wanted, rollout.answers_at_once or wanted))
 
-    def _server(self) -> Need:
+    def _server(self, gpus: int) -> Need:
         """That of a server that the run starts."""
         from mrl.roles.engines import answers_at_once
 
@@ -235,14 +236,19 @@ class _Policy:
         if server.url:
             return Need("sampling", {})
         cached_tokens = answers_at_once(self._config, self.name) * context_of(self._model_config, server.context_tokens)
-        return server_need(self._size, self.table, cached_tokens=cached_tokens, vllm_cache_gib=cpu_cache_gib())
+        return server_need(
+            self._size, self.table, cached_tokens=cached_tokens, vllm_cache_gib=cpu_cache_gib(), gpus=gpus
+        )
 
-    def server_processes(self) -> dict[str, float]:
-        """What they hold on the host, wherever weights and cache lie; they stay while a server sleeps."""
+    def server_processes(self, gpus: int = 1) -> dict[str, float]:
+        """What they hold on the host, wherever weights and cache lie, with a process more for each further GPU.
+
+        They stay while a server sleeps.
+        """
         rollout = self.table.rollout
         if rollout.engine == "embedded" or rollout.server.url:
             return {}
-        return {"server's processes": float(SERVER_MIB[rollout.engine] * MIB)}
+        return {"server's processes": float((SERVER_MIB[rollout.engine] + (gpus - 1) * TORCH_MIB) * MIB)}
 
     def resting(self, *, is_asleep: bool) -> Need:
         """What is left of that on the host while another policy has its unit: a GPU is given back.

@@ -2,13 +2,16 @@
 
 import importlib.util
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 from mrl.config.keys import nearest
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.errors import AddressError, ConfigError, MissingError, ModelFolderError
+from mrl.launch.placement import server_gpus
 from mrl.launch.unit_workers import check_cores, units_of
 
 
@@ -25,6 +28,7 @@ def preflight(
     `on_missing` is told of every model, data file and package that the configuration says how to get and that is not
     there yet. `first_host`: the name of this host in a run on several; the others look at their own cores.
     """
+    from mrl.launch.local_folder import parent_of
     from mrl.sharing.regimes import check_objectives
     from mrl.transport.server import check_address
 
@@ -39,6 +43,7 @@ def preflight(
                 check_address(config.exchange.metrics_host, config.exchange.metrics_port_of(shard))
     except AddressError as error:
         raise AddressError(error.what, where=f"{where}: [exchange] {error.where}", cure=error.cure) from None
+    parent_of(config, os.environ)
     check_cores(units_of(config, first_host, is_first=True), where=where)
     for name, policy in config.policies.items():
         missing = missing_model(name, policy)
@@ -46,8 +51,21 @@ def preflight(
             on_missing(missing)
         elif policy.model:
             check_model_folder(Path(policy.model), key=f"policies.{name}.model")
+            check_sharing_out(config, name)
     check_adapters(config, on_missing)
     check_tasks(config, on_missing)
+
+
+def check_sharing_out(config: RunConfig, name: str) -> None:
+    """Raises EngineError for a model that a server cannot share out over as many GPUs as it is given."""
+    from mrl.engines.family_limits import check_parts
+
+    gpus = server_gpus(config, name)
+    if gpus > 1:
+        path = Path(config.policies[name].model) / "config.json"
+        described = json.loads(path.read_text(encoding="utf-8"))
+        text = SimpleNamespace(**(described.get("text_config") or described))
+        check_parts(config.policies[name].rollout.engine, str(path), text, gpus)
 
 
 def check_adapters(config: RunConfig, on_missing: Callable[[MissingError], None] = refuse) -> None:

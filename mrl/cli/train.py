@@ -49,13 +49,15 @@ def train(config: RunConfig, *, clean: bool, resume: bool, where: str, hosts: "S
     from mrl.cli.policies import resolve_policies
     from mrl.cli.preflight import preflight
     from mrl.launch.devices import visible_gpus
-    from mrl.launch.hosts import check_hosts, host_environment, remote_words
+    from mrl.launch.hosts import check_hosts, counting_gpus, host_environment, remote_words
+    from mrl.launch.local_folder import local_folder_of
     from mrl.launch.memory import MIB
-    from mrl.launch.plan import build_plan
+    from mrl.launch.plan import build_plan, shared_gpus
 
     check_hosts(config, [host.name for host in hosts], where=where)
     remote = remote_words(config, hosts, os.environ, where=where)
     gpus = visible_gpus(os.environ)
+    config = counting_gpus(config, hosts, len(gpus))
     plan = build_plan(config, run_folder_of(config).path, gpus=gpus, hosts=hosts, remote=remote)
     check_run_folder(config, clean=clean, resume=resume)
     preflight(config, where=where, first_host=plan.first_host)
@@ -68,7 +70,9 @@ def train(config: RunConfig, *, clean: bool, resume: bool, where: str, hosts: "S
     try:
         os.environ.update(host_environment(hosts[0]) if hosts else {})
         plan = build_plan(config, folder.path, gpus=gpus, hosts=hosts, remote=remote)
-        return _supervise(config, folder, plan, console)
+        print("\n".join(shared_gpus(plan)), end="\n" * any(shared_gpus(plan)))
+        with local_folder_of(config):
+            return _supervise(config, folder, plan, console)
     finally:
         release()
 

@@ -74,7 +74,10 @@ class RolloutTable(Table):
     """Number format of the weights in the embedded engine. Left out on "cuda": "bfloat16"."""
     server: ServerTable = ServerTable()
     workers: int = Field(default=1, ge=0)
-    """Worker processes."""
+    """Worker processes, each with an engine of its own."""
+    gpus: int = Field(default=1, ge=1, le=64)
+    """GPUs of one server of vLLM or SGLang, over which it shares out its weights and its cache (tensor parallelism). On
+    a leased unit a server has all GPUs of the unit."""
     group_size: int = Field(default=8, ge=1, le=1024)
     """Answers per prompt (G)."""
     max_new_tokens: int = Field(default=32, ge=1)

@@ -17,6 +17,9 @@ OWN_OPTIONS = {
     "--dtype": "server.dtype says it",
     "--max-model-len": "server.context_tokens says it",
     "--context-length": "server.context_tokens says it",
+    "--tensor-parallel-size": "rollout.gpus says it, or the leased unit",
+    "--tp-size": "rollout.gpus says it, or the leased unit",
+    "-tp": "rollout.gpus says it, or the leased unit",
 }
 """Words of a server's command line that come from other keys, which would then say something else."""
 
@@ -109,6 +112,7 @@ def _check_policy(name: str, policy: PolicyTable, where: str) -> None:
         raise ConfigError(f"{key}.rollout.workers: a policy needs a worker", where=where, got=0, wanted=">= 1")
     _check_server(f"{key}.rollout", policy.rollout, where)
     _check_weights(f"{key}.rollout", policy, where)
+    _check_gpus(f"{key}.rollout", policy, where)
     if not policy.frozen:
         _check_learner(key, policy, where)
         check_objective(name, policy, where=where)
@@ -147,6 +151,23 @@ def _check_server(key: str, rollout: RolloutTable, where: str) -> None:
             got=f"{rollout.workers} workers",
             wanted=f"{key}.workers = 1, or no url: then each worker starts a server",
         )
+
+
+def _check_gpus(key: str, policy: PolicyTable, where: str) -> None:
+    """Several GPUs are for a server that the run starts on them."""
+    rollout = policy.rollout
+    if rollout.gpus == 1 or (rollout.engine != "embedded" and policy.device == "cuda" and not rollout.server.url):
+        return
+    engine = f"{rollout.engine} on {policy.device}" + " by its url" * bool(rollout.server.url)
+    raise ConfigError(
+        f"{key}.gpus: only a server that the run starts on GPUs takes several",
+        where=where,
+        got=f"{rollout.gpus} for {engine}",
+        wanted=f'{key}.gpus = 1, or {key}.engine = "vllm" or "sglang" with device = "cuda"',
+        cure=f"{key}.workers = {rollout.workers * rollout.gpus}: engines on one GPU each"
+        if policy.device == "cuda" and not rollout.server.url
+        else "",
+    )
 
 
 def _check_context(key: str, rollout: RolloutTable, where: str) -> None:

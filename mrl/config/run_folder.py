@@ -1,12 +1,12 @@
 """The folder of one run: where everything lies, and the rules for making, clearing and continuing it.
 
 `<run.folder>/<run.name>/` holds config.json (resolved), metrics.jsonl, timeline.jsonl, units.jsonl, logs/attempt_N,
-rollouts, residuals, pair_cards, checkpoints, weights, evaluation, exchange, endpoints, keys, rendezvous, requests,
-crash, report.html. A folder appears whole or not at all. It is never overwritten without `clean`, never continued
-without `resume`, and never touched while a supervisor lives in it.
+rollouts, residuals, pair_cards, checkpoints, weights, evaluation, exchange, endpoints, keys, requests, crash,
+report.html. What only processes of one host share lies in that host's local folder. A run folder appears whole or not
+at all. It is never overwritten without `clean`, never continued without `resume`, and never touched while a supervisor
+lives in it.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mrl.config.locks import try_lock
 from mrl.config.resume import check_same_meaning, check_steps_left
 from mrl.config.schema import RunConfig
 from mrl.errors import RunFolderError
 from mrl.files import replace_file
 
 MIB = 1024 * 1024
-RENDEZVOUS = "MRL_RENDEZVOUS"
-"""Environment variable that tells the ranks of a learner the folder in which they meet."""
+LOCAL_FOLDER = "MRL_LOCAL_FOLDER"
+"""Environment variable that tells the processes of a run on one host the folder that they have in common there."""
 SUBFOLDERS = (
     "logs", "rollouts", "checkpoints", "weights", "evaluation", "exchange", "endpoints", "keys", "crash"
 )  # fmt: skip
@@ -110,11 +111,6 @@ class RunFolder:
         return self.path / "pair_cards"
 
     @property
-    def rendezvous(self) -> Path:
-        """Where the ranks of a learner meet (mode 0700)."""
-        return self.path / "rendezvous"
-
-    @property
     def lock(self) -> Path:
         """Held by the supervisor while it lives."""
         return self.path / "lock"
@@ -198,42 +194,46 @@ def start_attempt(folder: RunFolder) -> Path:
     return attempt
 
 
-def renew_rendezvous(folder: RunFolder) -> None:
-    """Empty the folder in which the ranks of learners meet; what lies there is trusted, so it is private."""
-    shutil.rmtree(folder.rendezvous, ignore_errors=True)
-    folder.rendezvous.mkdir(mode=0o700, exist_ok=True)
+def local_folder() -> Path | None:
+    """The folder of the run on this host; None in a process that no supervisor started."""
+    named = os.environ.get(LOCAL_FOLDER)
+    return Path(named) if named else None
 
 
 def lock_run_folder(folder: RunFolder) -> Callable[[], None]:
     """Mark the folder as in use until the returned function is called or the process ends, however it ends.
 
-    Raises RunFolderError when another supervisor lives in it.
+    Raises RunFolderError when another supervisor lives in it, or its file system takes no locks.
     """
     file = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        holder = os.pread(file, 32, 0).decode(errors="replace").strip()
+        if not try_lock(file, folder.path):
+            raise _in_use(folder.path, _holder(file))
+    except BaseException:
         os.close(file)
-        raise _in_use(folder.path, holder) from None
+        raise
     os.ftruncate(file, 0)
     os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
     return lambda: os.close(file)
 
 
 def supervisor_of(path: Path) -> str | None:
-    """The process id of the supervisor that lives in a run folder, as text; None when there is none."""
+    """The process id of the supervisor that lives in a run folder, as text; None when there is none.
+
+    Raises RunFolderError where that cannot be told, for want of locks.
+    """
     try:
         file = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return os.pread(file, 32, 0).decode(errors="replace").strip()
+        return None if try_lock(file, path) else _holder(file)
     finally:
         os.close(file)
-    return None
+
+
+def _holder(lock: int) -> str:
+    return os.pread(lock, 32, 0).decode(errors="replace").strip()
 
 
 def dump_config(config: RunConfig) -> dict[str, Any]:
@@ -330,6 +330,7 @@ def _make(path: Path, config: dict[str, Any], *, replace: bool) -> None:
             (building / name).mkdir(parents=True)
         (building / "keys").chmod(0o700)
         write_json(building / "config.json", config)
+        lock_run_folder(RunFolder(building))()  # it takes locks, or nothing is left of it
         if replace and path.exists():
             path.rename(doomed)
         building.rename(path)

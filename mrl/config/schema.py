@@ -20,6 +20,10 @@ class RunTable(Table):
     """Name of the run; its folder is `<folder>/<name>`."""
     folder: str = "runs"
     """Folder that holds the runs."""
+    local_folder: str = ""
+    """Folder on each host's own disk or in its memory, for what only the processes there share: sockets, boards, places
+    to meet. The run makes a private one in it, and removes that in the end. Empty: the user's runtime folder
+    (XDG_RUNTIME_DIR), or the temporary one."""
     seed: int = Field(default=1, ge=0, lt=2**31)
     """Seeds prompt order, sampling and minibatches."""
     steps: int = Field(..., ge=1)
@@ -220,6 +224,9 @@ class LaunchTable(Table):
     """The other hosts are not started from the first one; on each somebody starts `mrl join` (jobs of their own)."""
     policies_on_first_host: bool = True
     """Whether policies live on the first host too, or only the daemons."""
+    gpus_per_host: int = Field(default=0, ge=0)
+    """GPUs that each host with policies shows at least, by which the first one decides what goes where; 0: as many as
+    the first host shows."""
     join_s: float = Field(default=3600.0, gt=0)
     """The run ends when a host that joins by itself has been awaited for this long, at the start or after a loss.
 

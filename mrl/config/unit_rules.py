@@ -110,6 +110,7 @@ def _check_policy(config: RunConfig, name: str, units: tuple[Unit, ...], where: 
             wanted="no url: the worker on a unit starts its server there",
             cure="or no allocation.units",
         )
+    _check_gpus(config, name, units, where)
     slots = table.slots // len(units)
     if slots < policy.rollout.group_size:
         raise ConfigError(
@@ -117,4 +118,26 @@ def _check_policy(config: RunConfig, name: str, units: tuple[Unit, ...], where: 
             where=where,
             got=f"{table.slots} slots / {len(units)} units = {slots}",
             wanted=f"slots >= {policy.rollout.group_size * len(units)}, group_size * units",
+        )
+
+
+def _check_gpus(config: RunConfig, name: str, units: tuple[Unit, ...], where: str) -> None:
+    """A server takes all GPUs of its unit, and the embedded engine one."""
+    rollout, fitting = config.policies[name].rollout, fitting_units(config, name)
+    if rollout.gpus > 1:
+        raise ConfigError(
+            f"policies.{name}.rollout.gpus: on leased units the unit says how many",
+            where=where,
+            got=rollout.gpus,
+            cure=f"leave it out, and name units of {rollout.gpus} GPUs, such as gpu:"
+            + ",".join(map(str, range(rollout.gpus))),
+        )
+    wide = [unit for unit in units if unit.kind == "gpu" and len(unit.devices) > 1 and unit.name in fitting]
+    if wide and rollout.engine == "embedded":
+        raise ConfigError(
+            f"allocation.units: the embedded engine of {name} uses one GPU of a unit",
+            where=where,
+            got=wide[0].name,
+            wanted="units of one GPU",
+            cure=f"units of one GPU each, or policies.{name}.rollout.unit_types without this unit's type",
         )

@@ -48,6 +48,8 @@ class Launch:
     """Further command-line words, passed on unchanged."""
     adapters: AdapterShape | None = None
     """Of those that it will be given; None where it is given whole weights."""
+    gpus: int = 1
+    """GPUs over which it shares out the model; they are all that its environment shows."""
     may_sleep: bool = False
     """Whether it has to be able to free a GPU's memory and take it again."""
 

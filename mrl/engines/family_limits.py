@@ -6,6 +6,7 @@ Seen on vLLM 0.32 and SGLang 0.5.23 by tests/engines/test_families.py.
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from mrl.engines.tensor_folder import tensor_names
 from mrl.errors import EngineError
@@ -46,4 +47,28 @@ def check_names(server: str, folder: Path, published: Iterable[str]) -> None:
             got=f"{odd[0]}, which holds several experts",
             wanted="an expert per tensor, as in the folder",
             cure='the embedded engine, or weights = "adapters"' if server == "vllm" else "the embedded engine",
+        )
+
+
+def check_parts(server: str, where: str, described: Any, gpus: int) -> None:
+    """Raises EngineError for a model that does not come apart into as many equal parts as its server has GPUs.
+
+    `described`: what its config.json says of its text part, by attribute. Both servers want that of attention heads
+    and of the inner width; of key-value heads there is one for each GPU, or several GPUs have the same one.
+    """
+    heads = int(getattr(described, "num_attention_heads", None) or 1)
+    cached = int(getattr(described, "num_key_value_heads", None) or heads)
+    inner = int(getattr(described, "intermediate_size", None) or 0)
+
+    def fits(parts: int) -> bool:
+        return not heads % parts and not inner % parts and (not cached % parts or not parts % cached)
+
+    if not fits(gpus):
+        counts = ", ".join(str(parts) for parts in range(1, heads + 1) if fits(parts))
+        raise EngineError(
+            f"{server} cannot share out this model over the GPUs of one server",
+            where=where,
+            got=f"{gpus} GPUs for {heads} attention heads, {cached} key-value heads, intermediate_size {inner}",
+            wanted=f"one of {counts}",
+            cure="rollout.gpus, or on leased units as many GPUs in a unit",
         )

@@ -3,7 +3,7 @@
 import os
 
 from mrl.engines.dialect import Launch
-from mrl.engines.family_limits import check_family
+from mrl.engines.family_limits import check_family, check_parts
 from mrl.models.skeleton import PreTrainedConfig, config_of_folder, most_positions
 from mrl.transport.endpoints import HOST
 
@@ -33,6 +33,9 @@ def command(launch: Launch) -> list[str]:
         words += ["--max-total-tokens", str(launch.max_running * context_tokens), "--sleep-on-idle"]
     elif launch.may_sleep:  # a CPU has no memory saver, and asleep the server keeps what it has
         words += ["--enable-memory-saver"]
+    if launch.gpus > 1:
+        check_parts("sglang", str(launch.model_folder / "config.json"), config, launch.gpus)
+        words += ["--tp-size", str(launch.gpus)]
     return [*words, *launch.options]
 
 
@@ -51,7 +54,7 @@ def environment(launch: Launch) -> dict[str, str]:
         "SGLANG_REQUEST_STATE_WAIT_TIMEOUT": "1",  # seconds until it sees that a caller has gone
     }
     if HOST not in os.environ:  # a run on this host alone: its processes, and the learner's broadcast, meet on loopback
-        variables["GLOO_SOCKET_IFNAME"] = "lo"
+        variables |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     if launch.device == "cpu":
         variables |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}  # compiling takes seconds at each size
     return variables

@@ -18,15 +18,18 @@ LOCK = "owner.lock"
 class TemporaryFolder:
     """A new folder of this process, with a short path: those of sockets may have 107 characters."""
 
-    def __init__(self) -> None:
-        """Make it, and remove those that nobody owns any more. Raises OSError."""
-        for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    def __init__(self, *, parent: Path | None = None, prefix: str = PREFIX) -> None:
+        """Make it in `parent`, by default the temporary folder; remove those there that nobody owns any more.
+
+        Raises OSError.
+        """
+        for left in Path(parent or tempfile.gettempdir()).glob(f"{prefix}*"):
             with suppress(OSError):  # another user's, say
                 if (lock := _lock(left, "r+b")) is not None:
                     _remove(left, lock)
         made = None
         while made is None:  # somebody who removes what is left may have locked it first
-            self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
             made = _lock(self.path, "x+b")
         self._owned = made
 

@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 
 from mrl.engines.dialect import Launch
-from mrl.engines.family_limits import check_family
+from mrl.engines.family_limits import check_family, check_parts
 from mrl.errors import ConfigError, EngineError
 from mrl.models.skeleton import PreTrainedConfig, config_of_folder, head_dim, most_positions
+from mrl.transport.endpoints import HOST
 
 INSIDE = Path(__file__).parent / "inside"
 CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
@@ -42,6 +43,9 @@ def command(launch: Launch) -> list[str]:
         words += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(READ_AT_ONCE, context_tokens))]
     elif launch.may_sleep:  # on a CPU vLLM does not start with it, and /sleep gives up what runs and frees nothing
         words += ["--enable-sleep-mode"]
+    if launch.gpus > 1:
+        check_parts("vllm", str(launch.model_folder / "config.json"), config, launch.gpus)
+        words += ["--tensor-parallel-size", str(launch.gpus)]
     return [*words, *launch.options]
 
 
@@ -55,6 +59,8 @@ def environment(launch: Launch) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": str(launch.threads),
     }
+    if launch.gpus > 1 and HOST not in os.environ:  # its processes are on this host, as all of the run
+        variables |= {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
     if launch.adapters is not None:
         variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if launch.device == "cpu":

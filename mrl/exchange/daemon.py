@@ -76,8 +76,12 @@ class ExchangeDaemon:
         limits: Limits,
         clock: Callable[[], float],
         endpoint: str = ENDPOINT,
+        sockets: Path | None = None,
     ) -> None:
-        """Replay the log, listen, and publish where. Raises RunFolderError or AddressError when that cannot be done."""
+        """Replay the log, listen, and publish where; `sockets` has its socket file, by default a folder of `endpoints`.
+
+        Raises RunFolderError or AddressError when that cannot be done.
+        """
         self.undelivered = 0
         """Messages whose receiver was gone or did not keep up."""
         self.unreadable = 0
@@ -103,7 +107,7 @@ class ExchangeDaemon:
         self.unreadable += self.core.memory.restore(self._snapshot(), self.log.replay())
         self._writer = LogWriter(self.log)
         previous = port_of(read_endpoint(endpoints, endpoint))
-        self._server = _bind(keys, host, port, previous=previous, ipc_path=endpoints / "ipc" / endpoint)
+        self._server = _bind(keys, host, port, previous=previous, ipc_path=(sockets or endpoints / "ipc") / endpoint)
         self._server.wake_on(self._writer.wake_fd)
         publish_endpoint(endpoints, endpoint, self._server.address, self._server.ipc_path)
 

@@ -1,65 +1,98 @@
-"""Which GPUs each process sees, as values of CUDA_VISIBLE_DEVICES; every process then calls its device "cuda"."""
+"""Which GPUs this host shows, by the names that CUDA_VISIBLE_DEVICES takes; every process calls its own "cuda"."""
 
-from collections.abc import Collection, Mapping, Sequence
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
-from mrl.config.schema import RunConfig
-from mrl.errors import ConfigError
+import structlog
+
+DRIVER_S = 10.0
+"""A driver that is not well never answers."""
+ABANDON_S = 1.0
+DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+"""By itself CUDA counts the fastest GPU first, and nvidia-smi by their place on the bus."""
+_GPU = re.compile(r"GPU \d+:.*\(UUID: (GPU-[^)\s]+)\)")
+_MIG = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)\s]+)\)")
+
+log = structlog.get_logger()
 
 
 def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
-    """The GPUs that this host offers: CUDA_VISIBLE_DEVICES if set, else one per /dev/nvidiaN."""
-    if "CUDA_VISIBLE_DEVICES" in environment:
-        return [name for name in environment["CUDA_VISIBLE_DEVICES"].split(",") if name.strip()]
-    numbers = [path.name[6:] for path in devices.glob("nvidia*") if path.name[6:].isdigit()]
-    return sorted(numbers, key=int)
+    """The GPUs that this host offers: the names in CUDA_VISIBLE_DEVICES if it is set, else the driver's ids.
 
-
-def planned_workers(config: RunConfig, policy: str) -> int:
-    """Workers of a policy that the plan starts; where units are leased, a lease starts those of whoever learns."""
-    table = config.policies[policy]
-    return 0 if config.allocation.units and not table.frozen else table.rollout.workers
-
-
-def place(
-    config: RunConfig, gpus: Sequence[str], *, names: Collection[str] | None = None, num_leased: int = 0
-) -> dict[tuple[str, str, int], tuple[str, ...]]:
-    """(role, policy, index) -> its GPUs on one host, for the policies in `names` (default all) that are on "cuda".
-
-    Learners come first, one GPU per rank; workers take what is left and, once all are taken, begin again with the
-    first. `num_leased` GPUs of the host are units, and not among `gpus`. Raises ConfigError when a learner needs more
-    than are left.
+    Where the driver says nothing they are numbers, one for each /dev/nvidiaN: CUDA counts from 0 whatever N is.
     """
-    placed: dict[tuple[str, str, int], tuple[str, ...]] = {}
-    taken = 0
-    here = config.policies if names is None else names
-    on_gpu = {name: policy for name, policy in config.policies.items() if policy.device == "cuda" and name in here}
-    if on_gpu and not gpus:
-        raise _no_gpu(next(iter(on_gpu)), num_leased)
-    for name, policy in on_gpu.items():
-        ranks = 0 if policy.frozen else policy.learner.processes
-        if ranks > len(gpus):
-            raise ConfigError(f"policies.{name}.learner.processes: too few GPUs", got=ranks, wanted=f"<= {len(gpus)}")
-        if ranks:
-            placed["learner", name, 0] = tuple(gpus[(taken + rank) % len(gpus)] for rank in range(ranks))
-        taken += ranks
-    for name in on_gpu:
-        for index in range(planned_workers(config, name)):
-            placed["worker", name, index] = (gpus[taken % len(gpus)],)
-            taken += 1
-    return placed
+    if "CUDA_VISIBLE_DEVICES" in environment:
+        return [name.strip() for name in environment["CUDA_VISIBLE_DEVICES"].split(",") if name.strip()]
+    return list(_shown(environment.get("PATH", ""), devices))
 
 
-def _no_gpu(policy: str, num_leased: int) -> ConfigError:
-    if num_leased:
-        return ConfigError(
-            "allocation.units: the units leave no GPU to learners and frozen policies",
-            got=f"units of all {num_leased} GPUs that this host shows",
-            wanted=f'at least one that is no unit\'s, for policies.{policy}.device = "cuda"',
-            cure="leave one out of allocation.units, or make more GPUs visible",
-        )
-    return ConfigError(
-        f"policies.{policy}.device: this host shows no GPU",
-        got="cuda",
-        cure='set device = "cpu", or make the GPUs visible',
-    )
+@cache
+def _shown(path: str, devices: Path) -> tuple[str, ...]:
+    num_devices = sum(found.name[6:].isdigit() for found in devices.glob("nvidia*"))
+    said, why_not = ask_driver(["-L"], path=path)
+    if said is not None and (gpus := listed_gpus(said)):
+        return tuple(gpus)
+    if num_devices:
+        why = why_not or "nvidia-smi -L lists none"
+        log.warning("GPUs by number", gpus=num_devices, reason=f"{why}; CUDA_VISIBLE_DEVICES names them without it")
+    return tuple(map(str, range(num_devices)))
+
+
+def listed_gpus(lines: Iterable[str]) -> list[str]:
+    """Ids in the answer of `nvidia-smi -L`; of a GPU that is cut into parts (MIG) those of its parts."""
+    found: list[list[str]] = []
+    for line in lines:
+        if whole := _GPU.match(line):
+            found.append([whole[1]])
+        elif (part := _MIG.match(line)) and found:
+            found[-1].append(part[1])
+    return [name for whole, *parts in found for name in (parts or [whole])]
+
+
+def sizes_mib(gpus: Sequence[str]) -> dict[str, float]:
+    """Memory of these GPUs, as their driver tells it; without those that it does not tell."""
+    said, _ = ask_driver(["--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"])
+    found: dict[str, float] = {}
+    for index, uuid, mib in (map(str.strip, line.split(",")) for line in said or () if line.count(",") == 2):
+        if mib.isdigit():
+            found |= {name: float(mib) for name in gpus if name == index or (name != "" and uuid.startswith(name))}
+    return found
+
+
+def ask_driver(
+    words: Sequence[str], *, path: str | None = None, within_s: float = DRIVER_S
+) -> tuple[list[str] | None, str]:
+    """The lines that nvidia-smi prints, or None and why there are none."""
+    program = shutil.which("nvidia-smi", path=os.environ.get("PATH", "") if path is None else path)
+    if program is None:
+        return None, "there is no nvidia-smi"
+    pipe = subprocess.PIPE
+    try:
+        process = subprocess.Popen([program, *words], stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    except OSError as error:
+        return None, f"nvidia-smi: {error.strerror}"
+    try:
+        said, complaint = process.communicate(timeout=within_s)
+    except subprocess.TimeoutExpired:
+        _abandon(process)
+        return None, f"nvidia-smi does not answer within {within_s:g} s"
+    if process.returncode:
+        return None, f"nvidia-smi ends with {process.returncode}: {' '.join((complaint or said).split())[:200]}"
+    return said.splitlines(), ""
+
+
+def _abandon(process: subprocess.Popen[str]) -> None:
+    """Kill it with what it started; inside a driver that hangs it does not end by that, and is not waited for."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for pipe in filter(None, (process.stdout, process.stderr)):
+        pipe.close()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(ABANDON_S)

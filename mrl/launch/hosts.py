@@ -12,9 +12,11 @@ from mrl.errors import ConfigError
 from mrl.transport.endpoints import ADDRESS, HOST
 
 SRUN = (
-    "srun", "--nodes=1", "--ntasks=1", "--overlap", "--nodelist={host}", "--export=ALL", "--kill-on-bad-exit=1"
+    "srun", "--nodes=1", "--ntasks=1", "--overlap", "--nodelist={host}", "--export=ALL", "--kill-on-bad-exit=1",
+    "--cpu-bind=none",
 )  # fmt: skip
 """One step on one host of the SLURM job that the first supervisor runs in."""
+CPUS = "SLURM_CPUS_PER_TASK"
 HOST_WORD = "{host}"
 WILDCARDS = ("0.0.0.0", "*", "::")
 
@@ -48,6 +50,14 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     return tuple(hosts)
 
 
+def srun_words(cpus: int | str, *words: str) -> list[str]:
+    """SRUN with `words` of one's own, for a step that may use so many cores of its host.
+
+    From its job it inherits no number of them since SLURM 22.05: it would have one, and all that it starts with it.
+    """
+    return [SRUN[0], *words, *SRUN[1:], *([f"--cpus-per-task={cpus}"] if cpus else [])]
+
+
 def host_environment(host: Host) -> dict[str, str]:
     """What the processes of a host know of where they are."""
     return {HOST: host.name} | ({ADDRESS: host.address} if host.address else {})
@@ -68,7 +78,7 @@ def remote_words(config: RunConfig, hosts: Sequence[Host], environ: Mapping[str,
     """
     if len(hosts) < 2 or config.launch.hosts_join:
         return []
-    words = config.launch.remote or (list(SRUN) if "SLURM_JOB_ID" in environ else [])
+    words = config.launch.remote or (srun_words(environ.get(CPUS, "")) if "SLURM_JOB_ID" in environ else [])
     if not words:
         raise ConfigError(
             "launch.remote: no way to start a command on another host outside a SLURM job",
@@ -88,14 +98,6 @@ def check_hosts(config: RunConfig, hosts: Sequence[str], *, where: str) -> None:
             key = "hosts_join" if config.launch.hosts_join else "policies_on_first_host"
             raise ConfigError(f"launch.{key}: there is one host only", where=where, cure="name more by --hosts")
         return
-    room = len(hosts) - (not config.launch.policies_on_first_host)
-    if room > len(config.policies):
-        raise ConfigError(
-            "more hosts than policies; a policy lives whole on one host",
-            where=where,
-            got=room,
-            wanted=f"<= {len(config.policies)}",
-        )
     if config.exchange.host not in WILDCARDS:
         raise ConfigError(
             "exchange.host: every host has to listen on an address of its own",
@@ -104,3 +106,10 @@ def check_hosts(config: RunConfig, hosts: Sequence[str], *, where: str) -> None:
             wanted="0.0.0.0, all addresses (every link is encrypted and needs a key of the run)",
             cure="--exchange.host 0.0.0.0",
         )
+
+
+def counting_gpus(config: RunConfig, hosts: Sequence[Host], num_gpus: int) -> RunConfig:
+    """The configuration that all hosts go by: where it does not say how many GPUs each shows, as the first one does."""
+    if len(hosts) < 2 or config.launch.gpus_per_host or not num_gpus:
+        return config
+    return config.model_copy(update={"launch": config.launch.model_copy(update={"gpus_per_host": num_gpus})})

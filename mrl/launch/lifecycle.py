@@ -30,7 +30,7 @@ class Lifecycle:
     stopped: set[str] = field(default_factory=set)
     """Policies that a person ended before the run."""
     ended: set[str] = field(default_factory=set)
-    """Those of them whose processes are gone."""
+    """Those of them whose processes on this host are gone."""
     _since_s: float = 0.0
     _hurried: bool = False
 

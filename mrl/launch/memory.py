@@ -130,13 +130,17 @@ def engine_need(size: ModelSize, policy: PolicyTable, *, answers_at_once: int, p
     )
 
 
-def server_need(size: ModelSize, policy: PolicyTable, *, cached_tokens: int, vllm_cache_gib: int) -> Need:
+def server_need(
+    size: ModelSize, policy: PolicyTable, *, cached_tokens: int, vllm_cache_gib: int, gpus: int = 1
+) -> Need:
     """A server without its processes: weights, and on cores the cache; a GPU's cache is what its own options say.
+
+    Of several `gpus` it is what lies on each of them.
 
     vLLM on cores loads new weights, float32 as they are published, beside those that it serves.
     """
     per_element = element_bytes(policy)
-    parts = {"server's weights": float(per_element * size.parameters)}
+    parts = {"server's weights": per_element * size.parameters / gpus}
     if policy.device == "cpu" and policy.rollout.engine == "vllm" and policy.rollout.weights != "adapters":
         parts[NEW_WEIGHTS] = float((per_element + FLOAT_BYTES) * size.parameters)
     if policy.device == "cpu":

@@ -1,12 +1,13 @@
 """The processes of a run: their names, hosts, commands and environments. Starts nothing.
 
-Every policy lives whole on one host, so that its process group never crosses a network. The first host has the daemons;
-for every other host its supervisor starts one process, `mrl join`, which is the supervisor there.
+The learner of a policy lives whole on one host, so that its process group never crosses a network; its workers may live
+on others. The first host has the daemons; for every other host its supervisor starts one process, `mrl join`, which is
+the supervisor there.
 """
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -16,10 +17,11 @@ from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.config.unit_rules import fitting_units, may_sleep
 from mrl.config.units import Unit, parse_units
+from mrl.errors import ConfigError
 from mrl.exchange.shards import role_of
-from mrl.launch.devices import place, planned_workers
 from mrl.launch.hosts import Host, host_environment, join_argv
-from mrl.launch.torchrun import allocator_environment, nccl_environment, torchrun_argv, torchrun_environment
+from mrl.launch.placement import Key, Seat, seats
+from mrl.launch.torchrun import LOCAL, allocator_environment, nccl_environment, torchrun_argv, torchrun_environment
 from mrl.launch.unit_workers import (
     KEEPS_ENVIRONMENT,
     UNIT,
@@ -29,6 +31,7 @@ from mrl.launch.unit_workers import (
     UNIT_RUN,
     not_leased,
     unit_hosts,
+    units_of,
 )
 from mrl.parent_death import CORES
 
@@ -91,8 +94,11 @@ class Plan:
         return tuple(host.name for host in self.hosts[1:] if host.name in used)
 
     def spares(self, host: str) -> bool:
-        """Whether the run can go on without a host: it has nothing but engines."""
-        return all(spec.role == "worker" for spec in self.processes if spec.host == host)
+        """Whether the run can go on without a host: it has nothing but engines, and whoever learns has others."""
+        learning = {spec.policy for spec in self.processes if spec.role == "learner"}
+        served = {spec.policy for spec in self.processes if spec.role == "worker" and spec.host != host}
+        here = [spec for spec in self.processes if spec.host == host]
+        return all(spec.role == "worker" and spec.policy not in learning - served for spec in here)
 
     def started_by(self, host: str) -> tuple[ProcessSpec, ...]:
         """What the supervisor of a host starts; on the first one also the supervisors of the others."""
@@ -119,24 +125,23 @@ def build_plan(
     """
     first = hosts[0].name if hosts else ""
     here = here or first
-    lives_on = homes(config, [host.name for host in hosts])
     shown, gpus = gpus, not_leased(config, gpus, here, is_first=here == first)
-    names = [name for name, at in lives_on.items() if at == here]
-    placement = place(config, gpus, names=names, num_leased=len(shown) - len(gpus))
+    seated = _seats(config, [host.name for host in hosts], here=here, shown=shown)
     specs = [_shard(index, run_folder, python) for index in range(config.exchange.shards)]
     specs.append(_daemon("allocator", run_folder, python))
-    for name, policy in config.policies.items():
-        if not policy.frozen:
-            specs.append(_learner(name, policy, run_folder, python, placement.get(("learner", name, 0), ())))
-    for name, policy in config.policies.items():
-        for index in range(planned_workers(config, name)):
-            specs.append(_worker(name, policy, index, run_folder, python, placement.get(("worker", name, index), ())))
+    for (role, name, index), seat in sorted(seated.items(), key=lambda item: (item[0][0], *_order(config, item[0]))):
+        own = _gpus_of(seat, gpus, here, name)
+        if role == "learner":
+            reaches_out = _broadcasts_far(config, name, seated)
+            specs.append(_learner(name, config.policies[name], run_folder, python, own, reaches_out=reaches_out))
+        else:
+            specs.append(_worker(name, config.policies[name], index, run_folder, python, own))
     by_name = {host.name: host for host in hosts}
     placed = []
     for spec in specs:
-        at = lives_on.get(spec.policy, first)
-        own = host_environment(by_name[at]) if at in by_name else {}
-        placed.append(replace(spec, host=at, env=spec.env | own))
+        at = seated[spec.role, spec.policy, spec.index].host if spec.policy else first  # type: ignore[index]
+        own_host = host_environment(by_name[at]) if at in by_name else {}
+        placed.append(replace(spec, host=at, env=spec.env | own_host))
     plan = Plan(tuple(placed), tuple(hosts), unit_hosts(config, [host.name for host in hosts]))
     joins = [
         _join(by_name[name], run_folder, remote, python, is_spared=plan.spares(name))
@@ -159,10 +164,84 @@ def _leased(
                 yield replace(spec, host=host)
 
 
-def homes(config: RunConfig, hosts: Sequence[str]) -> dict[str, str]:
-    """Policy -> the host that it lives on; "" on a run without named hosts."""
-    offered = list(hosts) if config.launch.policies_on_first_host or len(hosts) < 2 else list(hosts[1:])
-    return {name: offered[index % len(offered)] if offered else "" for index, name in enumerate(config.policies)}
+def _seats(config: RunConfig, hosts: Sequence[str], *, here: str, shown: Sequence[str]) -> dict[Key, Seat]:
+    """Hosts that show other GPUs than this one are told of by `launch.gpus_per_host`."""
+    first = hosts[0] if hosts else ""
+    offered = hosts if config.launch.policies_on_first_host or len(hosts) < 2 else hosts[1:]
+    num_gpus = config.launch.gpus_per_host if len(hosts) > 1 else 0
+    units = {host: units_of(config, host, is_first=host == first) for host in offered or [""]}
+    leased = {host: sum(len(unit.devices) for unit in found if unit.kind == "gpu") for host, found in units.items()}
+    room = {host: max(0, (num_gpus or len(shown)) - leased[host]) for host in units}
+    on_gpu = next((name for name, policy in config.policies.items() if policy.device == "cuda"), None)
+    if on_gpu and not any(room.values()):
+        raise _no_gpu(on_gpu, leased.get(here, 0), "" if here in room else here)
+    seated = seats(config, room, {host: len(found) for host, found in units.items()})
+    idle = [host for host in offered if not units[host] and all(seat.host != host for seat in seated.values())]
+    if idle:
+        raise ConfigError(
+            "--hosts: nothing is left for some",
+            got=", ".join(idle),
+            wanted=f"{len(hosts) - len(idle)} hosts, for {len(seated)} learners and workers",
+            cure="fewer hosts, a larger rollout.workers, or allocation.units of these hosts",
+        )
+    return seated
+
+
+def _order(config: RunConfig, key: Key) -> tuple[int, int]:
+    return list(config.policies).index(key[1]), key[2]
+
+
+def _gpus_of(seat: Seat, gpus: Sequence[str], here: str, policy: str) -> tuple[str, ...]:
+    """By their names, where these are known: on this host."""
+    if seat.host != here:
+        return ()
+    if any(place >= len(gpus) for place in seat.gpus):
+        raise ConfigError(
+            f"policies.{policy}: host {here} shows fewer GPUs than the plan counts on",
+            got=f"{len(gpus)} that are no unit's",
+            wanted=f"at least {max(seat.gpus) + 1}",
+            cure="launch.gpus_per_host = what every host with policies shows",
+        )
+    return tuple(gpus[place] for place in seat.gpus)
+
+
+def _no_gpu(policy: str, num_leased: int, first: str) -> ConfigError:
+    if first:
+        return ConfigError(
+            "launch.gpus_per_host: the first host, which has the daemons alone, shows no GPU",
+            got=0,
+            wanted="how many GPUs each of the other hosts shows",
+            cure="--launch.gpus_per_host 8, say",
+        )
+    if num_leased:
+        return ConfigError(
+            "allocation.units: the units leave no GPU to learners and frozen policies",
+            got=f"units of all {num_leased} GPUs that this host shows",
+            wanted=f'at least one that is no unit\'s, for policies.{policy}.device = "cuda"',
+            cure="leave one out of allocation.units, or make more GPUs visible",
+        )
+    return ConfigError(
+        f"policies.{policy}.device: this host shows no GPU",
+        got="cuda",
+        cure='set device = "cpu", or make the GPUs visible',
+    )
+
+
+def _broadcasts_far(config: RunConfig, policy: str, seated: Mapping[Key, Seat]) -> bool:
+    """Whether a learner broadcasts weights to workers of other hosts."""
+    hosts = {seat.host for (_, name, _), seat in seated.items() if name == policy}
+    return config.policies[policy].rollout.weights == "broadcast" and len(hosts) > 1
+
+
+def shared_gpus(plan: Plan) -> Iterator[str]:
+    """A line for every GPU of this host that several processes of the plan are on."""
+    users: dict[str, list[str]] = {}
+    for spec in plan.processes:
+        for gpu in filter(None, spec.env.get("CUDA_VISIBLE_DEVICES", "").split(",")):
+            users.setdefault(gpu, []).append(spec.name)
+    for gpu, names in users.items():
+        if len(names) > 1:
+            yield f"GPU {gpu} is shared by {', '.join(names)}: its memory has to hold all of them"
 
 
 def role_argv(role: Role, run_folder: Path, *, python: str, policy: str = "", index: int = 0) -> tuple[str, ...]:
@@ -174,8 +253,8 @@ def role_argv(role: Role, run_folder: Path, *, python: str, policy: str = "", in
 
 
 def learner_argv(run_folder: Path, *, python: str, policy: str, processes: int) -> tuple[str, ...]:
-    """The command of one learner: torchrun on this host, with `LIFE` to be filled in at every start."""
-    torchrun = torchrun_argv(RunFolder(run_folder).rendezvous, python=python, policy=policy, processes=processes)
+    """The command of one learner: torchrun on this host, with `LIFE` and `LOCAL` to be filled in at every start."""
+    torchrun = torchrun_argv(Path(LOCAL), python=python, policy=policy, processes=processes)
     return (*torchrun, "-m", "mrl", "learner", "--run-folder", str(run_folder), "--policy", policy)
 
 
@@ -212,16 +291,21 @@ def _shard(index: int, run_folder: Path, python: str) -> ProcessSpec:
     return replace(_daemon("exchange", run_folder, python), name=role_of(index), index=index, argv=argv)
 
 
-def _learner(name: str, policy: PolicyTable, run_folder: Path, python: str, gpus: tuple[str, ...]) -> ProcessSpec:
+def _learner(
+    name: str, policy: PolicyTable, run_folder: Path, python: str, gpus: tuple[str, ...], *, reaches_out: bool
+) -> ProcessSpec:
     folder = RunFolder(run_folder)
-    of_gpu = nccl_environment(folder.crash, name) | allocator_environment(os.environ) if policy.device == "cuda" else {}
+    env = environment(policy.learner.threads, gpus)
+    env |= torchrun_environment(reaches_out=reaches_out)
+    if policy.device == "cuda":
+        env |= nccl_environment(folder.crash, name) | allocator_environment(os.environ)
     return ProcessSpec(
         name=f"learner/{name}",
         role="learner",
         policy=name,
         index=0,
         argv=learner_argv(run_folder, python=python, policy=name, processes=policy.learner.processes),
-        env=environment(policy.learner.threads, gpus) | torchrun_environment(folder.rendezvous) | of_gpu,
+        env=env,
         restart="until_done",
     )
 

@@ -1,20 +1,20 @@
 """How torchrun starts the ranks of one learner without a listener that other machines can reach.
 
 `--standalone` opens two stores on all interfaces, without authentication, and torch unpickles what lies in a store.
-Here agent and ranks meet in files below the run folder instead, and collectives stay on the loopback interface: the
-ranks of one policy live on one host.
+Here agent and ranks meet in files of the host's local folder instead, and collectives stay on the loopback interface:
+the ranks of one policy live on one host.
 """
 
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from mrl.config.run_folder import RENDEZVOUS
-
 LIFE = "{life}"
 """Stands in a command for a word that differs in every life of a process; a rendezvous is never used twice."""
 ALLOCATOR_WORDS = frozenset({"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"})
 """The variable's name, and the one that torch knew it by before, and still reads."""
+LOCAL = "{local}"
+"""Stands in a command for the host's local folder, which there is only once the run begins."""
 # The file only grows, by one record per interval; nobody else's heartbeat is ever looked at.
 _STORE = "store_type=file,keep_alive_interval=600"
 
@@ -27,11 +27,16 @@ def torchrun_argv(rendezvous: Path, *, python: str, policy: str, processes: int)
     return (python, "-m", "torch.distributed.run", *where, *options)
 
 
-def torchrun_environment(rendezvous: Path) -> dict[str, str]:
-    """What agent and ranks need in their environment."""
-    variables = {RENDEZVOUS: str(rendezvous), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    loopback = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-    return variables | loopback
+def torchrun_environment(*, reaches_out: bool = False) -> dict[str, str]:
+    """What agent and ranks need in their environment.
+
+    `reaches_out`: the learner broadcasts to other hosts. NCCL chooses its interface once in a process, so that it may
+    not be loopback then; gloo is told one for each group.
+    """
+    variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    if sys.platform == "linux":
+        variables |= {"GLOO_SOCKET_IFNAME": "lo"} | ({} if reaches_out else {"NCCL_SOCKET_IFNAME": "lo"})
+    return variables
 
 
 def nccl_environment(crash: Path, policy: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mrl.config.run_folder import RENDEZVOUS
+from mrl.config.run_folder import local_folder
 from mrl.learner.stall import ProgressBoard, StallWatch
 
 
@@ -116,8 +116,8 @@ def _board(rank: int, size: int) -> ProgressBoard | None:
 
 def _meeting_file(kind: str) -> Path | None:
     """A file that the ranks of this life of the learner have in common; None where the environment names no folder."""
-    folder, life = os.environ.get(RENDEZVOUS), os.environ.get("TORCHELASTIC_RUN_ID")
-    return Path(folder) / f"{life}.{kind}" if folder and life else None
+    folder, life = local_folder(), os.environ.get("TORCHELASTIC_RUN_ID")
+    return folder / f"{life}.{kind}" if folder and life else None
 
 
 def _file_store(size: int, patience: timedelta) -> dist.Store | None:

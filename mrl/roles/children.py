@@ -13,11 +13,13 @@ from pathlib import Path
 
 import psutil
 
+from mrl.config.run_folder import LOCAL_FOLDER
 from mrl.launch import sleep_line
+from mrl.launch.devices import DEVICE_ORDER
 from mrl.launch.log_lines import rank_code, reason_in
 from mrl.launch.plan import ProcessSpec
 from mrl.launch.restarts import USER_ERROR
-from mrl.launch.torchrun import LIFE
+from mrl.launch.torchrun import LIFE, LOCAL
 from mrl.parent_death import SUPERVISOR_PID, command
 
 MAX_READ_BYTES = 1024 * 1024
@@ -68,8 +70,9 @@ class Child:
         self.tail.clear()
         self._num_lives += 1
         life = f"{self._life}-{self._num_lives}"
-        argv = tuple(word.replace(LIFE, life) for word in self.spec.argv)
-        bound = {**environment, **self.spec.env, SUPERVISOR_PID: str(os.getpid())}
+        local = environment.get(LOCAL_FOLDER, "")
+        argv = tuple(word.replace(LIFE, life).replace(LOCAL, local) for word in self.spec.argv)
+        bound = {**DEVICE_ORDER, **environment, **self.spec.env, SUPERVISOR_PID: str(os.getpid())}
         self.sleeps = False
         with self.log.open("ab") as log, self._stdin() as stdin:
             self._process = subprocess.Popen(

@@ -9,6 +9,7 @@ from mrl.config.policy_tables import PolicyTable
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.config.unit_rules import may_sleep
+from mrl.config.units import parse_units
 from mrl.engines.bounds import bounds_of
 from mrl.engines.dialect import AdapterShape, Dialect, Launch
 from mrl.engines.embedded import EmbeddedEngine
@@ -20,6 +21,7 @@ from mrl.engines.sglang import SGLang
 from mrl.engines.sglang_launch import SPARE_TOKENS
 from mrl.engines.vllm import VLLM
 from mrl.errors import ConfigError
+from mrl.launch.unit_workers import UNIT
 from mrl.models.skeleton import adapted_layers, config_of_folder, most_positions, published_names
 from mrl.tasks.pool import TaskPool
 
@@ -113,6 +115,14 @@ def _adapters(table: PolicyTable) -> AdapterShape | None:
     return AdapterShape(lora.rank, adapted_layers(config_of_folder(Path(table.model)), lora))
 
 
+def _gpus(table: PolicyTable) -> int:
+    """Those of a server: all of the unit that its worker is on, or what the policy's table says."""
+    if UNIT not in os.environ:
+        return table.rollout.gpus
+    (unit,) = parse_units([os.environ[UNIT]], where=UNIT)
+    return len(unit.devices) if unit.kind == "gpu" else 1
+
+
 def _launch(config: RunConfig, policy: str) -> Launch:
     table = config.policies[policy]
     server = table.rollout.server
@@ -128,6 +138,7 @@ def _launch(config: RunConfig, policy: str) -> Launch:
         max_context_tokens=server.context_tokens,
         seed=config.run.seed,
         options=tuple(server.options),
+        gpus=_gpus(table),
         adapters=_adapters(table),
         may_sleep=may_sleep(config, policy),
     )

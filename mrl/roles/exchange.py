@@ -19,7 +19,7 @@ from pathlib import Path
 
 import structlog
 
-from mrl.config.run_folder import RunFolder
+from mrl.config.run_folder import RunFolder, local_folder
 from mrl.config.schema import RunConfig
 from mrl.exchange.daemon import MIB, ExchangeDaemon, Limits
 from mrl.exchange.exposition import Exposition
@@ -90,6 +90,7 @@ def _open(config: RunConfig, folder: RunFolder, shard: int) -> ExchangeDaemon:
         ),
         clock=time.monotonic,
         endpoint=endpoint_of(shard),
+        sockets=local_folder(),
     )
     log.info(
         "exchange replayed its log",

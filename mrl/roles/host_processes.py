@@ -111,6 +111,11 @@ class HostProcesses:
         """Whether the process of this name failed so often that it is left alone for now."""
         return now_s < self._out_until_s.get(name, 0.0)
 
+    def without(self, policies: Iterable[str]) -> list[str]:
+        """Those of these policies that have no process here, or have had one and were ended."""
+        served = {child.spec.policy for child in self._children.values()}
+        return [policy for policy in policies if policy not in served or policy in self._lifecycle.ended]
+
     def dismiss(self, name: str, number: signal.Signals) -> None:
         """End a process that was placed: its end is no failure."""
         self._due_s.pop(name, None)

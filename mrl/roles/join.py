@@ -23,6 +23,7 @@ from mrl.errors import PeerLost, RecordError
 from mrl.launch.devices import visible_gpus
 from mrl.launch.hosts import host_environment, parse_hosts
 from mrl.launch.lifecycle import Lifecycle
+from mrl.launch.local_folder import local_folder_of
 from mrl.launch.plan import HOST_ROLE, Plan, build_plan
 from mrl.launch.unit_workers import check_cores, units_of
 from mrl.metrics.telemetry import Telemetry
@@ -78,7 +79,7 @@ def _await_run(folder: RunFolder, signals: list[int], deadline_s: float, wait_s:
     """A job that joins may start before the one that makes the run."""
     while not signals and not (folder.endpoints / "telemetry.json").exists():
         if time.monotonic() > deadline_s:
-            raise PeerLost(f"{folder.path}: no run was started here within {wait_s:g} s")
+            raise PeerLost(f"{folder.path}: no run was seen here within {wait_s:g} s; its hosts share that folder")
         time.sleep(POLL_S)
 
 
@@ -156,8 +157,9 @@ class JoinedHost:
     def __init__(
         self, folder: RunFolder, host: str, uplink: Uplink, order: HostOrder, signals: list[int], closing: ExitStack
     ) -> None:
-        """Raises ConfigError when the plan needs GPUs that this host does not show, or a unit cores that it lacks."""
+        """Raises ConfigError when this host lacks GPUs of the plan, cores of a unit, or room for a local folder."""
         config = read_run_config(folder.path)
+        closing.enter_context(local_folder_of(config))
         check_cores(units_of(config, host, is_first=False), where=f"host {host}")
         self._uplink, self._signals, self._alone_s = uplink, signals, config.launch.alone_s
         self._plan = plan = _plan(config, folder, host, order)
@@ -250,7 +252,7 @@ class JoinedHost:
             host=self._uplink.host,
             session=self._uplink.session,
             done=sorted(lifecycle.done & self._own),
-            ended=sorted(lifecycle.ended),
+            ended=sorted(self._processes.without(lifecycle.stopped)),
             is_over=is_last,
             end_code=failed,
             end_reason=lifecycle.reason[:MAX_LINE_CHARS] if failed else "",

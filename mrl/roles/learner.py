@@ -27,7 +27,7 @@ from mrl.checkpoint.store import Checkpoint, CheckpointStore
 from mrl.checkpoint.together import MIN_KEPT, newest_common_step
 from mrl.checkpoint.training_state import restore_training
 from mrl.config.policy_tables import LearnerTable, PolicyTable
-from mrl.config.run_folder import RunFolder
+from mrl.config.run_folder import RunFolder, local_folder
 from mrl.config.schema import RunConfig
 from mrl.engines.bounds import bounds_of
 from mrl.errors import CheckpointError
@@ -248,7 +248,7 @@ def _first_rank(
         load_keys(folder.keys),
         admits=lambda grant: grant == workers,
         host=config.exchange.host,
-        ipc_path=folder.endpoints / "ipc" / f"learner-{policy}",
+        ipc_path=local / f"learner-{policy}" if (local := local_folder()) else None,
     )
     publish_endpoint(folder.endpoints, f"learner-{policy}", server.address, server.ipc_path)
     intake = Intake(server, ledger, held_out=HeldOutLedger(policy), evaluates_alone=config.run.sync, courier=courier)

@@ -22,6 +22,8 @@ class _Known:
     was_lost: bool = False
     is_spared: bool = False
     """The run goes on without it."""
+    ended: frozenset[str] = frozenset()
+    """Stopped policies of which it has no process."""
     is_missed: bool = False
     """It was told that the run goes on without it."""
 
@@ -72,10 +74,14 @@ class OtherHosts:
         """Whether no host that was heard of lately has processes."""
         return all(known.is_over or now_s - known.heard_s > SILENCE_S for known in self._hosts.values())
 
+    def have_ended(self, policy: str) -> bool:
+        """Whether no host that has joined has processes of a policy that was stopped."""
+        return all(known.is_over or policy in known.ended for known in self._hosts.values())
+
     def _note(self, report: HostReport, now_s: float) -> None:
         for learner in report.done:
             self._lifecycle.finished(learner, now_s)
-        self._lifecycle.ended |= set(report.ended) & self._lifecycle.stopped
+        self._hosts[report.host].ended = frozenset(report.ended)
         for line in report.lines:
             self._told.line(f"[{report.host}] {line}")
         if report.end_code:

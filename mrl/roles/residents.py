@@ -1,10 +1,10 @@
 """What is still on a unit: processes of an engine, wherever they went, and memory that a GPU has not given back."""
 
-import shutil
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 
 import psutil
+
+from mrl.launch.devices import ask_driver
 
 ASK_S = 5.0
 
@@ -44,13 +44,10 @@ def gpu_models(gpus: Sequence[str]) -> list[str]:
 
 
 def _asked(gpus: Sequence[str], what: str) -> list[str] | None:
-    if not gpus or not shutil.which("nvidia-smi"):
+    if not gpus:
         return None
-    ask = ["nvidia-smi", f"--id={','.join(gpus)}", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
-    try:
-        return subprocess.run(ask, capture_output=True, text=True, timeout=ASK_S, check=True).stdout.splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return None
+    ask = [f"--id={','.join(gpus)}", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
+    return ask_driver(ask, within_s=ASK_S)[0]
 
 
 def read_used_mib(lines: Iterable[str]) -> list[int] | None:

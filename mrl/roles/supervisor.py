@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
-from mrl.config.run_folder import RunFolder, renew_rendezvous, start_attempt
+from mrl.config.run_folder import RunFolder, start_attempt
 from mrl.config.schema import RunConfig
 from mrl.config.stop_request import StopRequest, clear_requests, is_ended, note_ended, take_requests
 from mrl.errors import RecordError
@@ -91,7 +91,6 @@ class Supervisor:
         self._folder, self._inbox, self._display = folder, inbox, display
         self._policies = set(config.policies)
         self._attempt = start_attempt(folder)
-        renew_rendezvous(folder)
         clear_requests(folder.path)
         self._lifecycle = Lifecycle(
             learners=frozenset(spec.name for spec in plan.processes if spec.restart == "until_done"),
@@ -203,8 +202,8 @@ class Supervisor:
         self._look_s = now_s + REQUESTS_EVERY_S
         for request in take_requests(self._folder.path):
             self._obey(request, now_s)
-        for policy in self._lifecycle.ended:
-            if not is_ended(self._folder.path, policy):
+        for policy in self._processes.without(self._lifecycle.stopped):
+            if self._hosts.have_ended(policy) and not is_ended(self._folder.path, policy):
                 note_ended(self._folder.path, policy)
 
     def _obey(self, request: StopRequest, now_s: float) -> None:

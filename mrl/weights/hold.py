@@ -3,11 +3,11 @@
 The kernel lets go when the reader dies.
 """
 
-import fcntl
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from mrl.config.locks import try_lock
 from mrl.errors import WeightsError
 
 FILES = "*.safetensors"
@@ -23,8 +23,9 @@ def hold(folder: Path) -> Iterator[None]:
         try:
             for path in sorted(folder.glob(FILES)):
                 file = closing.enter_context(path.open("rb"))
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except (FileNotFoundError, BlockingIOError) as error:
+                if not try_lock(file.fileno(), path, is_shared=True):
+                    raise WeightsError(f"{folder}: has been pruned")
+        except FileNotFoundError as error:
             raise WeightsError(f"{folder}: has been pruned") from error
         except PermissionError as error:
             raise WeightsError(f"{error.filename}: in the memory of a process that is not this user's") from error
@@ -37,8 +38,6 @@ def is_held(folder: Path) -> bool:
     """Whether somebody holds a published version."""
     for path in folder.glob(FILES):
         with suppress(FileNotFoundError), path.open("r+b") as file:  # NFS locks for one alone who may write
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not try_lock(file.fileno(), path):
                 return True
     return False

@@ -80,7 +80,7 @@ def test_check_plans_gpu_memory_before_the_weights_are_there(config: Path, capsy
     told = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("GPU memory"))
     gib = {part.split()[1]: float(part.split()[2]) for part in told.split(": ")[1].split(", ")}
     assert 2e9 * 16 / 2**30 < gib["0"] < 2e9 * 16 / 2**30 + 80
-    assert gib["3"] == gib["4"] > 2e9 * 4 / 2**30
+    assert gib["3"] == gib["5"] > 2e9 * 4 / 2**30
     assert 1e9 * 16 / 2**30 < gib["1"] == gib["2"] < gib["0"]
 
 
@@ -111,6 +111,48 @@ def test_check_names_the_setting_that_would_let_a_run_fit(
     (cure,) = [line for line in lines if line.startswith("  cure: policies.one: ")]
     assert re.search(r"learner\.\S+ = \S+ would (still )?need \d+ MiB", cure)
     assert not any(line.startswith("cuda 1: ") for line in lines)
+
+
+SERVERS = ["--policies.one.rollout.engine", "vllm", "--policies.one.rollout.gpus", "2"]
+
+
+def test_servers_that_lack_gpus_are_told_with_what_would_fit(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three ranks and two servers of two GPUs are seven; five hold one server. Train refuses in one line."""
+    monkeypatch.setattr("mrl.cli.check.memory_plan", lambda *_: [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
+    assert main(["check", str(config), *SERVERS]) == 0
+    out = capsys.readouterr().out
+    assert "GPUs: at least 7, at best 9; this host shows 5\n    policies.one.rollout.workers = 1\n" in out
+    assert "weights     the canary alone proves those of one: parts on 2 GPUs" in out
+    assert main(["train", str(config), *SERVERS]) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert "policies.one.rollout.workers: no GPU is left for it, and a server shares one with nobody" in line
+
+
+def test_gpus_that_are_shared_are_named(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Embedded engines on one GPU with learners: allowed, and said."""
+    monkeypatch.setattr("mrl.cli.check.memory_plan", lambda *_: [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    assert main(["check", str(config)]) == 0
+    told = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("GPU GPU-a is shared by"))
+    assert "learner/one, learner/two, " in told
+
+
+def test_a_model_that_a_server_cannot_share_out_is_refused(
+    config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """By what its folder says, before anything starts."""
+    fetch(tmp_path)
+    shape = {"model_type": "qwen3", "num_attention_heads": 15, "num_key_value_heads": 5, "intermediate_size": 30}
+    (tmp_path / "one" / "config.json").write_text(json.dumps(shape))
+    assert main(["check", str(config), *SERVERS]) == 2
+    assert "one/config.json: vllm cannot share out this model" in (line := capsys.readouterr().err)
+    assert "wanted one of 1, 5, 15; " in line
 
 
 SMALL_PASSES = ["--policies.one.learner.activation_checkpointing", "true"]

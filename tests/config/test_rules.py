@@ -1,4 +1,4 @@
-"""Rules that span several keys of the exchange's table."""
+"""Rules that span several keys: of the exchange's table, and of GPUs and engines."""
 
 import pytest
 
@@ -55,3 +55,38 @@ def test_every_shard_has_its_own_port_for_pages():
     table = config_with(metrics_port=9000, shards=3).exchange
     assert [table.metrics_port_of(shard) for shard in range(3)] == [9000, 9001, 9002]
     assert config_with(shards=3).exchange.metrics_port_of(2) == 0
+
+
+def config_with_policy(device, rollout):
+    """One policy."""
+    tables = {
+        "run": {"name": "r", "steps": 1},
+        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
+        "policies": {"qwen": {"model": "/nowhere", "device": device, "rollout": rollout}},
+    }
+    config = validate(tables, where="test")
+    check_rules(config, where="test")
+    return config
+
+
+@pytest.mark.parametrize(
+    ("device", "rollout", "words"),
+    [
+        ("cuda", {"gpus": 2}, "takes several; got '2 for embedded on cuda'.*cure: .*workers = 2: engines on one GPU"),
+        ("cpu", {"gpus": 2, "engine": "vllm"}, "got '2 for vllm on cpu'"),
+        ("cuda", {"gpus": 2, "engine": "sglang", "server": {"url": "http://h:1"}}, "2 for sglang on cuda by its url"),
+        ("cuda", {"engine": "vllm", "server": {"options": ["--tensor-parallel-size=2"]}}, "rollout.gpus says it"),
+        ("cuda", {"engine": "sglang", "server": {"options": ["--tp-size", "2"]}}, "rollout.gpus says it"),
+        ("cuda", {"gpus": 0}, "gpus: not valid; got 0"),
+    ],
+)
+def test_several_gpus_are_for_servers_that_the_run_starts(device, rollout, words):
+    """In one line that names the key."""
+    with pytest.raises(ConfigError, match=words):
+        config_with_policy(device, rollout)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_server_on_gpus_takes_several(engine):
+    """As many as the engine can share the model out over is for its model to say."""
+    assert config_with_policy("cuda", {"engine": engine, "gpus": 8}).policies["qwen"].rollout.gpus == 8

@@ -12,7 +12,6 @@ from mrl.config.run_folder import (
     create_run_folder,
     lock_run_folder,
     read_run_config,
-    renew_rendezvous,
     start_attempt,
     write_json,
 )
@@ -195,16 +194,6 @@ def test_resume_refuses_an_end_before_the_step_that_it_goes_on_from(
     assert f"{folder.path}: run.steps: the run is past that, " in line
     assert refused in line
     assert read_run_config(folder.path).run.steps == 99
-
-
-def test_the_meeting_place_of_ranks_is_private_and_new_in_every_attempt(tmp_path: Path) -> None:
-    """What an earlier attempt left there is gone, and nobody else may write there."""
-    folder = create_run_folder(config_in(tmp_path))
-    renew_rendezvous(folder)
-    (folder.rendezvous / "a-attempt_1-1").touch()
-    renew_rendezvous(folder)
-    assert list(folder.rendezvous.iterdir()) == []
-    assert folder.rendezvous.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_run_that_is_going_on_is_not_touched(tmp_path: Path) -> None:

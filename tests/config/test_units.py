@@ -115,6 +115,7 @@ def test_a_unit_without_a_type_is_what_its_host_sees(name: str, models: list[str
 def test_a_good_configuration_passes() -> None:
     check(["cpu:0", "cpu:1", "gpu:0"], devices=("cpu", "cuda", "cpu"))
     check(["cpu:0"], floor_units=0)
+    check(["gpu:0,1", "gpu:2"], devices=("cuda", "cuda"), rollout={"engine": "vllm"})
     check(["cpu:0", "cpu:1"], unit_types={"slow": ["cpu:1"]})
     check(["cpu:0", "cpu:1"], residency="sleep", rollout={"engine": "vllm"})  # stopped, which is sleep on cores
 
@@ -173,6 +174,16 @@ def test_a_good_configuration_passes() -> None:
             ["cpu:0", "cpu:1"],
             {"rollout": {"engine": "vllm", "server": {"url": "http://h:1"}}},
             "p0.rollout.server.url: .*on no unit; got 'http://h:1'",
+        ),
+        (
+            ["gpu:0,1", "gpu:2"],
+            {"devices": ("cuda", "cuda")},
+            "the embedded engine of p0 uses one GPU of a unit; got 'gpu:0,1'",
+        ),
+        (
+            ["gpu:0,1", "gpu:2,3"],
+            {"devices": ("cuda", "cuda"), "rollout": {"engine": "vllm", "gpus": 2}},
+            "p0.rollout.gpus: on leased units the unit says how many; got 2; cure: .*such as gpu:0,1",
         ),
     ],
 )

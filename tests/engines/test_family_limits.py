@@ -3,13 +3,14 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from family_rig import FAMILIES, MIXTURES, make_family
 
 from mrl.engines import sglang_launch, vllm_launch
 from mrl.engines.dialect import Launch
-from mrl.engines.family_limits import check_names
+from mrl.engines.family_limits import check_names, check_parts
 from mrl.errors import EngineError
 from mrl.models.skeleton import config_of_folder, published_names
 
@@ -60,3 +61,23 @@ def test_experts_that_servers_know_by_other_names_are_refused(tmp_path, family):
         check_names("vllm", folder, names)
     with pytest.raises(EngineError, match=r"sglang cannot be given .*the embedded engine$"):
         check_names("sglang", folder, names)
+
+
+@pytest.mark.parametrize(
+    ("heads", "cached", "inner", "gpus", "wanted"),
+    [
+        (14, 2, 4864, 4, "one of 1, 2"),  # Qwen2.5-0.5B
+        (32, 8, 14336, 3, "one of 1, 2, 4, 8, 16, 32"),
+        (12, 8, 1200, 6, "one of 1, 2, 4"),  # key-value heads neither shared out nor alike
+        (32, 32, 1000, 16, "one of 1, 2, 4, 8"),
+    ],
+)
+@pytest.mark.parametrize("server", ["vllm", "sglang"])
+def test_a_model_that_does_not_come_apart_is_refused(server, heads, cached, inner, gpus, wanted):
+    """With the counts that it does come apart into."""
+    config = SimpleNamespace(num_attention_heads=heads, num_key_value_heads=cached, intermediate_size=inner)
+
+    with pytest.raises(EngineError, match=f"config.json: {server} cannot share out.*{gpus} GPUs for.*wanted {wanted};"):
+        check_parts(server, "config.json", config, gpus)
+    for count in wanted.removeprefix("one of ").split(", "):
+        check_parts(server, "config.json", config, int(count))

@@ -8,6 +8,7 @@ import pytest
 
 from mrl.engines import sglang_launch
 from mrl.engines.dialect import Launch
+from mrl.errors import EngineError
 
 
 @pytest.fixture
@@ -82,3 +83,13 @@ def test_it_can_free_the_memory_of_a_gpu_where_it_may_sleep(launch, device, may_
     words = sglang_launch.command(dataclasses.replace(launch, device=device, may_sleep=may_sleep))
 
     assert ("--enable-memory-saver" in words) == (device == "cuda" and may_sleep)
+
+
+def test_a_server_of_several_gpus_shares_out_its_model(launch):
+    """Llama's own 32 heads and 11008 inner channels come apart into four."""
+    one = dataclasses.replace(launch, device="cuda")
+
+    assert "--tp-size" not in sglang_launch.command(one)
+    assert option(sglang_launch.command(dataclasses.replace(one, gpus=4)), "--tp-size") == "4"
+    with pytest.raises(EngineError, match="cannot share out this model"):
+        sglang_launch.command(dataclasses.replace(one, gpus=3))

@@ -72,7 +72,7 @@ def test_who_loses_its_folder_to_a_sweep_makes_another(monkeypatch):
     """It was swept between its making and its locking."""
     made, removed, made_as_ever = [], [], tempfile.mkdtemp
 
-    def make_and_lose(prefix: str) -> str:
+    def make_and_lose(prefix: str, dir: None) -> str:
         folder = made_as_ever(prefix=prefix)
         made.append(Path(folder))
         if not removed:

@@ -1,16 +1,21 @@
 """vLLM's routes, with answers as vLLM 0.32 gave them; test_conformance.py asks the real server."""
 
 import asyncio
+import hashlib
 import json
 import math
+import struct
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import xxhash
 from aiohttp import web
+from safetensors.torch import save_file
 
-from mrl.engines.dialect import Segment
+from mrl.engines.dialect import Launch, Segment
 from mrl.engines.engine import EngineUsage, Sampling
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.vllm import VLLM
@@ -208,6 +213,30 @@ def test_without_the_extension_vllm_reloads_itself_and_tells_no_checksums(server
         "/collective_rpc",
         {"method": "reload_weights", "args": [], "kwargs": {"weights_path": "/w"}},
     )
+
+
+def test_digests_of_several_ranks_are_no_ones(server, ask, tmp_path):
+    """vLLM's own names begin with the rank; each rank has a part of a tensor, of which the folder knows no digest."""
+    server.answers["/openapi.json"]["paths"]["/weight_checker"] = {}
+    server.answers["/collective_rpc"] = lambda body: (
+        web.Response(status=500) if body["method"].startswith("mrl") else {"results": [None]}
+    )
+    config = {"model_type": "llama", "num_attention_heads": 2, "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
+    sha256 = hashlib.sha256(struct.pack("2f", 1, 1)).hexdigest()
+    launched = Launch(Path("py"), tmp_path, "127.0.0.1", 0, "cuda", "float32", 1, 8, 64, 0)
+
+    def held(*ranks: int):
+        async def call(dialect, http):
+            dialect.command(launched)
+            return await dialect.checksums(http)
+
+        server.answers["/weight_checker"] = {"checksums": {f"0:0:0:{rank}:a": sha256 for rank in ranks}}
+        return ask(call)
+
+    assert held(0) == {"a": xxhash.xxh3_128_hexdigest(struct.pack("2f", 1, 1))}
+    assert held(0, 1) is None
 
 
 def test_weights_that_a_worker_refuses_are_refused(server, ask):

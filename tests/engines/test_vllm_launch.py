@@ -120,3 +120,19 @@ def test_adapters_of_a_rank_that_vllm_does_not_take_are_refused(tmp_path):
     """Its largest is 512."""
     with pytest.raises(EngineError, match=r"learner\.lora\.rank.*got 513; wanted <= 512"):
         vllm_launch.command(dataclasses.replace(launch(tmp_path), adapters=AdapterShape(513, ("q_proj",))))
+
+
+def test_a_server_of_several_gpus_shares_out_its_model(tmp_path, monkeypatch):
+    """Its processes meet on loopback, unless the run has other hosts."""
+    monkeypatch.delenv("MRL_HOST", raising=False)
+    one = launch(tmp_path, device="cuda")
+    two = dataclasses.replace(one, gpus=2)
+
+    assert "--tensor-parallel-size" not in vllm_launch.command(one)
+    assert value_of(vllm_launch.command(two), "--tensor-parallel-size") == "2"
+    assert "NCCL_SOCKET_IFNAME" not in vllm_launch.environment(one)
+    assert vllm_launch.environment(two)["NCCL_SOCKET_IFNAME"] == "lo"
+    monkeypatch.setenv("MRL_HOST", "n1")
+    assert "NCCL_SOCKET_IFNAME" not in vllm_launch.environment(two)
+    with pytest.raises(EngineError, match="cannot share out this model"):
+        vllm_launch.command(dataclasses.replace(one, gpus=4))

@@ -55,7 +55,11 @@ def test_a_command_gets_to_a_host_as_the_template_says() -> None:
 def test_srun_is_the_way_within_a_slurm_job_and_only_there() -> None:
     """Without another host, or where hosts join by themselves, nothing is started anywhere."""
     hosts = parse_hosts("a,b")
-    assert remote_words(config_of("x", "y"), hosts, {"SLURM_JOB_ID": "7"}, where="t") == list(SRUN)
+    job = {"SLURM_JOB_ID": "7"}
+    assert remote_words(config_of("x", "y"), hosts, job, where="t") == list(SRUN)
+    with_cores = remote_words(config_of("x", "y"), hosts, job | {"SLURM_CPUS_PER_TASK": "6"}, where="t")
+    assert with_cores == [*SRUN, "--cpus-per-task=6"]
+    assert "--cpu-bind=none" in SRUN
     own = config_of("x", "y", remote=["ssh", "{host}"])
     assert remote_words(own, hosts, {"SLURM_JOB_ID": "7"}, where="t") == ["ssh", "{host}"]
     assert remote_words(own, hosts[:1], {}, where="t") == []
@@ -69,12 +73,10 @@ def test_srun_is_the_way_within_a_slurm_job_and_only_there() -> None:
 @pytest.mark.parametrize(
     ("hosts", "config", "part"),
     [
-        (["h0", "h1", "h2"], config_of("a", "b"), "more hosts than policies"),
         (["h0", "h1"], config_of("a", "b", exchange="127.0.0.1"), "exchange.host: every host"),
         (["h0", "h1"], config_of("a", "b", exchange="10.0.0.1"), "exchange.host: every host"),
         (["h0"], config_of("a", hosts_join=True), "one host only"),
         ([], config_of("a", policies_on_first_host=False), "one host only"),
-        (["h0", "h1", "h2"], config_of("a", policies_on_first_host=False), "got 2; wanted <= 1"),
     ],
 )
 def test_hosts_that_contradict_the_configuration_are_refused(hosts: list[str], config: RunConfig, part: str) -> None:

@@ -149,6 +149,13 @@ def test_vllm_on_cores_holds_new_weights_beside_the_old(
     assert mib(server_need(SIZE, policy, cached_tokens=100, vllm_cache_gib=2).parts) == wanted
 
 
+def test_a_server_of_several_gpus_needs_its_part_on_each() -> None:
+    """Heads, inner width and vocabulary are cut."""
+    policy = PolicyTable.model_validate({"rollout": {"engine": "vllm", "gpus": 4}, "device": "cuda"})
+    need = server_need(SIZE, policy, cached_tokens=100, vllm_cache_gib=2, gpus=4)
+    assert mib(need.parts) == {"server's weights": 1000}
+
+
 def test_malloc_keeps_a_share_of_what_a_pass_needs() -> None:
     """More of it where blocks come and go; and what was read whole before it was shared out."""
     whole = rank_needs(SIZE, HUGE, LearnerTable(), **ALONE)[0]

@@ -103,7 +103,7 @@ def test_separate_jobs_join_through_the_run_folder() -> None:
         ({"minutes": 1}, "--minutes: nothing is left"),
         ({"shape": "heterogeneous", "num_hosts": 1}, "--heterogeneous needs a host"),
         ({"shape": "separate", "num_hosts": 3}, "--separate makes a job per policy"),
-        ({"num_hosts": 3}, "more hosts than policies"),
+        ({"num_hosts": 7}, "--hosts: nothing is left for some; got 'host-4, host-5, host-6'"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], part: str) -> None:

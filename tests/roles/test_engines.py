@@ -51,6 +51,16 @@ def launched(monkeypatch) -> Callable[..., Launch]:
     return lambda **allocation: engines._launch(config_of("vllm", **allocation), "a")
 
 
+def test_a_server_is_told_how_many_gpus_it_has(launched, monkeypatch):
+    """Those of its table, or all of the unit that its worker is on."""
+    monkeypatch.delenv("MRL_UNIT", raising=False)
+    assert launched().gpus == 1
+    monkeypatch.setenv("MRL_UNIT", "n2/gpu:0,3")
+    assert launched(units=["gpu:0,1", "n2/gpu:0,3"]).gpus == 2
+    monkeypatch.setenv("MRL_UNIT", "cpu:0-3")
+    assert launched(units=["cpu:0-3"]).gpus == 1
+
+
 def test_a_server_is_started_so_that_it_can_sleep_where_it_may_and_nowhere_else(launched):
     """Sleep has its price: another allocator, another package."""
     assert launched(**UNITS, residency="sleep").may_sleep

@@ -60,10 +60,14 @@ def test_what_a_host_reports_counts_for_the_run() -> None:
     world.lifecycle.stop("b", 0.5)
     world.hosts.answer(HostReport(host="h9", session="s", done=["learner/a"]), 1.0)
     assert world.lifecycle.phase == "running"
-    world.report("s", 1.0, done=["learner/a"], ended=["a", "b"], lines=["worker/b/0 fell"])
+    assert world.hosts.have_ended("b"), "it has not joined"
+    world.report("s", 1.0, done=["learner/a"], lines=["worker/b/0 fell"])
     assert world.lifecycle.phase == "draining"
-    assert world.lifecycle.ended == {"b"}
-    assert world.said.texts[-1] == "[h1] worker/b/0 fell"
+    assert not world.hosts.have_ended("b")
+    world.report("s", 1.0, ended=["b"])
+    assert world.hosts.have_ended("b")
+    assert not world.hosts.have_ended("a")
+    assert "[h1] worker/b/0 fell" in world.said.texts
 
 
 def test_a_host_that_cannot_go_on_ends_the_run_with_its_reason() -> None:

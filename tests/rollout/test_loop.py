@@ -303,7 +303,7 @@ def test_a_worker_says_whether_it_loads_and_how_far_it_is(make_loop, learner, mo
     assert [one for one in seen if one.is_loading] == [
         WorkerProgress(0, is_loading=True)
     ] * 2  # at the start, and in `load`
-    counts = [one.count for one in seen]
+    counts = [one.num_done for one in seen]
     assert counts == sorted(counts)
     assert counts[-1] > 0
 

@@ -24,7 +24,8 @@ AuthInfo=socket={folder}/munge.socket,cred_expire=5
 SlurmUser=root
 SlurmdUser=root
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/affinity
+TaskPluginParam=Cores
 JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1

@@ -1,5 +1,9 @@
 """Rendered scripts on a real SLURM: equal hosts, a requeue in mid-run, a heterogeneous job, a job per policy."""
 
+import os
+from contextlib import suppress
+
+import psutil
 import pytest
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
@@ -11,9 +15,24 @@ def steps_of(run, policy: str) -> list[int]:
     return [record["step"] for record in run.metrics(f"learner/{policy}")]
 
 
+def titled(title: str) -> list[psutil.Process]:
+    """Processes of that name, on whichever node."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if f"mrl::{title}" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
 def test_a_run_on_two_nodes_completes(submit):
-    """One supervisor per node; every policy lives on its own, and the first node has the run folder."""
+    """One supervisor per node; every policy lives on its own, and the first node has the run folder.
+
+    A step that names no cores is bound to one here; the joined host has all that its job has, as far as they are there.
+    """
     job = submit("--hosts", "2", steps=6)
+    job.until(lambda: titled("supervisor/n2"), "a supervisor on the second node")
+    assert set(titled("supervisor/n2")[0].cpu_affinity()) == os.sched_getaffinity(0)
     job.finish()
 
     run, nodes = job.run, job.cluster.job(job.jobs[0])["NodeList"]

@@ -1,0 +1,84 @@
+"""The folder of one run on one host, for what only its processes there share: sockets, boards and meeting places.
+
+It lies on a file system of the host's own, apart from the run folder, which other hosts may see through a network. Its
+path is short, as those of sockets have to be. It is private (0700), for what lies there is trusted.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from mrl.config.run_folder import LOCAL_FOLDER
+from mrl.config.schema import RunConfig
+from mrl.engines.temporary_folder import TemporaryFolder
+from mrl.errors import ConfigError
+from mrl.exchange.shards import endpoint_of
+from mrl.transport.server import MAX_IPC_PATH_BYTES
+
+PREFIX = "mrl-run-"
+RANDOM_CHARS = 8
+"""That `tempfile.mkdtemp` puts behind the prefix."""
+
+
+@contextmanager
+def local_folder_of(config: RunConfig) -> Iterator[Path]:
+    """A new one, which children of this process find by their environment, and which is removed in the end.
+
+    What a supervisor that was killed left behind goes when the next run begins. Raises ConfigError as `parent_of`.
+    """
+    parent = parent_of(config, os.environ)
+    try:
+        made = TemporaryFolder(parent=parent, prefix=PREFIX)
+    except OSError as error:
+        raise _refusal(config, parent, f"cannot be used ({error.strerror})") from None
+    os.environ[LOCAL_FOLDER] = str(made.path)
+    try:
+        yield made.path
+    finally:
+        os.environ.pop(LOCAL_FOLDER, None)
+        made.remove()
+
+
+def parent_of(config: RunConfig, environment: Mapping[str, str]) -> Path:
+    """The folder to make it in: `run.local_folder`, or the first of the user's runtime and temporary folders that can
+    be written and is short enough.
+
+    Raises ConfigError where there is none.
+    """
+    if config.run.local_folder:
+        parent = Path(config.run.local_folder).expanduser().absolute()
+        why = why_not(config, parent)
+        if why:
+            raise _refusal(config, parent, why)
+        return parent
+    # A batch system may hand down the runtime folder of another host.
+    named = (environment.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp")
+    candidates = [Path(name) for name in named if name]
+    refused = {parent: why_not(config, parent) for parent in candidates}
+    usable = [parent for parent, why in refused.items() if not why]
+    if not usable:
+        raise _refusal(config, candidates[-1], refused[candidates[-1]])
+    return usable[0]
+
+
+def why_not(config: RunConfig, parent: Path) -> str:
+    """Why no local folder can be made there; empty where it can."""
+    if not parent.is_dir():
+        return "is no folder of this host"
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return "cannot be written"
+    names = [f"learner-{name}" for name in config.learning] + [endpoint_of(config.exchange.shards - 1)]
+    longest = parent / (PREFIX + "x" * RANDOM_CHARS) / max(names, key=len)
+    too_many = len(os.fsencode(longest)) - MAX_IPC_PATH_BYTES
+    return f"makes paths of sockets {too_many} bytes longer than the {MAX_IPC_PATH_BYTES} that may be" * (too_many > 0)
+
+
+def _refusal(config: RunConfig, parent: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"run.local_folder: {why}",
+        got=str(parent),
+        wanted="a folder of each host's own, with a short path, for sockets and files in memory",
+        cure="--run.local_folder /dev/shm, say",
+    )
