@@ -170,15 +170,15 @@ class SGLang:
     async def resume(self, http: Http) -> None:
         """See Dialect. It was never paused."""
 
-    async def score(self, http: Http, token_ids: Sequence[int], temperature: float) -> list[float]:
+    async def score(self, http: Http, token_ids: Sequence[int], temperature: float) -> list[float] | None:
         """See Dialect. SGLang scores prompts at temperature 1 alone."""
         if temperature != 1.0:
             what, cure = "SGLang scores given texts at temperature 1 alone", "temperature = 1.0, or the embedded engine"
             raise EngineError(what, where="rollout.temperature", got=temperature, wanted="1.0", cure=cure)
-        while True:  # an update that begins meanwhile gives it up; asked again it waits for the new weights
-            meta = (await _ask(http, token_ids, {"max_new_tokens": 0}, logprob_start_len=0))["meta_info"]
-            if meta["finish_reason"]["type"] != "abort":
-                return [entry[0] for entry in meta["input_token_logprobs"][1:]]
+        meta = (await _ask(http, token_ids, {"max_new_tokens": 0}, logprob_start_len=0))["meta_info"]
+        if meta["finish_reason"]["type"] == "abort":
+            return None
+        return [entry[0] for entry in meta["input_token_logprobs"][1:]]
 
     async def checksums(self, http: Http) -> dict[str, str] | None:
         """See Dialect. SGLang hashes the bytes it computes with, by its own names; on a GPU in a way of its own."""
