@@ -66,7 +66,7 @@ class PausingVLLM:
             "/reset_prefix_cache": lambda body: {"success": True},
         }
         gets = {
-            "/openapi.json": {"paths": dict.fromkeys([*posts, "/is_paused", "/metrics", "/get_world_size"], {})},
+            "/openapi.json": {"paths": dict.fromkeys([*posts, "/is_paused", "/metrics", "/get_world_size"])},
             "/get_world_size": {"world_size": 1},
             "/is_paused": {"is_paused": False},
             "/health": {},
