@@ -1,0 +1,297 @@
+"""What mrl relies on in SGLang; one distribution, 0.5.23, is pinned for CPUs and GPUs. See vllm_contract.py."""
+
+from contract_checks import Contract, Field, Means, Route, Says, Takes, Uses
+
+SRT = "sglang/srt"
+HTTP = f"{SRT}/entrypoints/http_server.py"
+FIELDS = f"{SRT}/arg_groups/fields"
+IO = f"{SRT}/managers/io_struct.py"
+TOKENIZER = f"{SRT}/managers/tokenizer_manager.py"
+SCHEDULER = f"{SRT}/managers/scheduler.py"
+UPDATER = f"{SRT}/managers/scheduler_components/weight_updater.py"
+SERVING = "mrl/engines/sglang.py"
+LAUNCHING = "mrl/engines/sglang_launch.py"
+BROADCAST = "mrl/engines/sglang_broadcast.py"
+UPDATES = f"{SERVING}, _load_when_idle, and tests/engines/test_sglang_updates.py"
+
+ROUTES = [
+    Contract(f"mrl asks {method} {path} to {why}", HTTP, Route(method, path), SERVING)
+    for method, path, why in (
+        ("GET", "/ready", "learn whether it takes requests"),
+        ("GET", "/server_info", "learn what it serves, and whether its scheduler lives"),
+        ("GET", "/model_info", "learn which folder it has loaded"),
+        ("POST", "/abort_request", "give up what runs"),
+        ("POST", "/flush_cache", "wait until nothing runs"),
+        ("POST", "/update_weights_from_disk", "load weights"),
+        ("POST", "/weights_checker", "hash weights"),
+        ("POST", "/release_memory_occupation", "free a GPU"),
+        ("POST", "/resume_memory_occupation", "take it again"),
+        ("POST", "/init_weights_update_group", "join a broadcast"),
+        ("POST", "/begin_weight_update", "begin one"),
+        ("POST", "/update_weights_from_distributed", "receive a bucket"),
+        ("POST", "/end_weight_update", "end one"),
+        ("POST", "/destroy_weights_update_group", "leave it"),
+    )
+] + [
+    Contract("mrl asks POST /generate to sample and to score", HTTP, Says(("/generate",)), SERVING),
+    Contract("mrl reads the routes from /openapi.json", HTTP, Says(("/openapi.json",)), f"{SERVING}, probe"),
+    Contract("mrl reads /metrics", f"{SRT}/utils/common.py", Says(("/metrics",)), f"{SERVING}, usage"),
+]
+
+FLAGS = [
+    Contract(
+        f"mrl starts SGLang with --{field.replace('_', '-')}",
+        f"{FIELDS}/{file}.py",
+        Field(owner, field, default),
+        LAUNCHING,
+    )
+    for file, owner, field, default in (
+        ("model", "Model", "model_path", ...),
+        ("model", "Model", "load_format", "auto"),
+        ("model", "Model", "context_length", None),
+        ("model", "Model", "dtype", "auto"),
+        ("serving", "Serving", "host", "127.0.0.1"),
+        ("serving", "Serving", "port", 30000),
+        ("serving", "Serving", "skip_tokenizer_init", False),
+        ("serving", "Serving", "skip_server_warmup", False),
+        ("serving", "Serving", "sampling_defaults", "model"),
+        ("schedule", "Schedule", "mem_fraction_static", None),
+        ("schedule", "Schedule", "max_running_requests", None),
+        ("schedule", "Schedule", "max_total_tokens", None),
+        ("schedule", "Schedule", "disable_overlap_schedule", False),
+        ("memory", "Memory", "disable_radix_cache", False),
+        ("device", "Device", "device", None),
+        ("device", "Device", "random_seed", None),
+        ("device", "Device", "sleep_on_idle", False),
+        ("observability", "Observability", "log_level", "info"),
+        ("observability", "Observability", "enable_metrics", False),
+        ("observability", "Observability", "decode_log_interval", 40),
+        ("exec_", "ExecFeatures", "enable_memory_saver", False),
+        ("exec_", "ExecKernel", "attention_backend", None),
+        ("exec_", "ExecKernel", "sampling_backend", None),
+        ("exec_", "ExecKernel", "grammar_backend", None),
+        ("parallel", "Parallel", "tp_size", 1),
+    )
+] + [
+    Contract(
+        "a field of the configuration is a word of the command line, with dashes",
+        f"{SRT}/arg_groups/arg_utils.py",
+        Means(("_field_to_cli_name",), "22754edcdb29"),
+        LAUNCHING,
+    ),
+    Contract(
+        "seeds count with --enable-deterministic-inference alone, which is off unless it is asked for",
+        f"{FIELDS}/exec_.py",
+        Field("ExecDeterministic", "enable_deterministic_inference", False),
+        f"{SERVING}, and docs/engine-contracts.md",
+    ),
+]
+
+VARIABLES = [
+    Contract(f"SGLang reads {name}", file, check, LAUNCHING)
+    for name, file, check in (
+        (
+            "SGLANG_REQUEST_STATE_WAIT_TIMEOUT",
+            f"{SRT}/environ.py",
+            Uses(("SGLANG_REQUEST_STATE_WAIT_TIMEOUT",), "Envs"),
+        ),
+        ("SGLANG_USE_CPU_ENGINE", f"{SRT}/platforms/__init__.py", Says(("SGLANG_USE_CPU_ENGINE",))),
+        ("SGLANG_RETURN_ORIGINAL_LOGPROB", f"{SRT}/layers/sampler.py", Says(("SGLANG_RETURN_ORIGINAL_LOGPROB",))),
+    )
+]
+
+REQUESTS = (
+    [
+        Contract(f"a request has {field}", IO, Field("GenerateReqInput", field), f"{SERVING}, _ask")
+        for field in ("input_ids", "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num")
+    ]
+    + [
+        Contract(
+            f"sampling has {field}",
+            f"{SRT}/sampling/sampling_params.py",
+            Field("SamplingParams", field, default),
+            f"{SERVING}, _ask",
+        )
+        for field, default in (
+            *(("max_new_tokens", ...), ("temperature", 1.0), ("top_p", 1.0), ("top_k", ...), ("min_p", 0.0)),
+            *(
+                ("repetition_penalty", 1.0),
+                ("frequency_penalty", 0.0),
+                ("presence_penalty", 0.0),
+                ("min_new_tokens", 0),
+            ),
+            *(("stop_token_ids", None), ("sampling_seed", None), ("ignore_eos", False)),
+        )
+    ]
+    + [
+        Contract(f"{owner} has {field}", IO, Field(owner, field), look_at)
+        for owner, look_at, fields in (
+            ("UpdateWeightFromDiskReqInput", f"{SERVING}, load", ("model_path", "weight_version", "flush_cache")),
+            ("AbortReq", f"{SERVING}, abort_all", ("abort_all",)),
+            ("CheckWeightsReqInput", f"{SERVING}, checksums", ("action",)),
+            (
+                "InitWeightsUpdateGroupReqInput",
+                f"{BROADCAST}, meet",
+                ("master_address", "master_port", "rank_offset", "world_size", "group_name", "backend"),
+            ),
+            (
+                "UpdateWeightsFromDistributedReqInput",
+                f"{BROADCAST}, load",
+                ("names", "dtypes", "shapes", "group_name", "load_format", "flush_cache", "weight_version"),
+            ),
+            ("DestroyWeightsUpdateGroupReqInput", f"{BROADCAST}, leave", ("group_name",)),
+        )
+        for field in fields
+    ]
+)
+
+ANSWERS = [
+    Contract(
+        "an answer has output_ids and meta_info",
+        TOKENIZER,
+        Says(("output_ids", "meta_info", "finish_reason"), "TokenizerManager"),
+        f"{SERVING}, generate",
+    ),
+    Contract(
+        "it has log-probabilities of tokens and prompts",
+        TOKENIZER,
+        Says(("output_token_logprobs", "input_token_logprobs", "output_top_logprobs")),
+        f"{SERVING}, generate and score",
+    ),
+    Contract(
+        "tokens name their weights by spans",
+        f"{SRT}/utils/weight_versions.py",
+        Means(("add_weight_versions_to_meta_info",), "cf240c6cb447"),
+        f"{SERVING}, generate",
+    ),
+    Contract("/weights_checker answers with ranks", HTTP, Says(("ranks",), "check_weights"), f"{SERVING}, checksums"),
+    *(
+        Contract(
+            f"SGLang counts {name}", f"{SRT}/observability/metrics_collector.py", Says((name,)), f"{SERVING}, usage"
+        )
+        for name in (
+            *("sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage", "sglang:realtime_tokens_total"),
+            "sglang:generation_tokens_total",
+        )
+    ),
+]
+
+UPDATING = [
+    Contract(
+        "a request that comes while weights change waits for them, whatever it asks",
+        TOKENIZER,
+        Means(("TokenizerManager.generate_request",), "95dabe2b61c7"),
+        f"{SERVING}, abort_all and load",
+    ),
+    Contract(
+        "what is aborted has finish reason abort, and no status of a failure",
+        f"{SRT}/managers/schedule_batch.py",
+        Means(("FINISH_ABORT.__init__", "FINISH_ABORT.to_json"), "e0f091eb9717"),
+        f"{SERVING}, _ask",
+    ),
+    Contract(
+        "an abort with a status becomes an HTTP failure, one without is an answer",
+        TOKENIZER,
+        Means(("TokenizerManager._handle_abort_finish_reason",), "b0eab46bc8d7"),
+        f"{SERVING}, _ask",
+    ),
+    Contract(
+        "abort_all reaches whatever runs or waits, and does not wait for it",
+        TOKENIZER,
+        Means(("TokenizerManager.abort_request",), "3ce6bf7dcb94"),
+        f"{SERVING}, abort_all",
+    ),
+    Contract(
+        "running requests end behind one more step, with what they have",
+        SCHEDULER,
+        Means(("Scheduler.abort_request",), "24c0cfce733b"),
+        f"{SERVING}, abort_all",
+    ),
+    Contract(
+        "a load waits for all that run, and requests that come meanwhile wait for it",
+        TOKENIZER,
+        Means(("TokenizerManager.update_weights_from_disk",), "3ba70f190cd2"),
+        f"{SERVING}, load",
+    ),
+    Contract(
+        "a load whose cache was not flushed is a failure, although the weights are new",
+        UPDATER,
+        Means(
+            (
+                "SchedulerWeightUpdaterManager.flush_cache_after_weight_update",
+                "SchedulerWeightUpdaterManager.update_weights_from_disk",
+            ),
+            "852c668838f3",
+        ),
+        UPDATES,
+    ),
+    Contract(
+        "that failure says that the cache was not flushed",
+        UPDATER,
+        Says(("cache was not flushed",), "SchedulerWeightUpdaterManager.flush_cache_after_weight_update"),
+        f"{SERVING}, NOT_FLUSHED",
+    ),
+    Contract(
+        "/flush_cache with a timeout waits until the scheduler is idle, and fails if it never is",
+        f"{SRT}/managers/scheduler_components/flush_wrapper.py",
+        Means(("SchedulerFlushWrapper.handle", "SchedulerFlushWrapper.check_pending"), "9b2f6cc99ad7"),
+        UPDATES,
+    ),
+    Contract("/flush_cache takes a timeout", HTTP, Takes("flush_cache", ("timeout",)), UPDATES),
+    Contract(
+        "the cache is flushed when nothing runs, and else not",
+        SCHEDULER,
+        Means(("Scheduler.flush_cache",), "78dd50305bfa"),
+        UPDATES,
+    ),
+    Contract(
+        "a folder that does not load leaves the old weights where its iterator fails, else reads it once more",
+        f"{SRT}/model_executor/model_runner_components/weight_updater.py",
+        Means(("WeightUpdater.update_weights_from_disk",), "167dfc3ff85d"),
+        f"{SERVING}, NOT_BEGUN and check_same_tensors",
+    ),
+    Contract(
+        "a failed load has status 400", HTTP, Means(("update_weights_from_disk",), "72c987ea7b04"), f"{SERVING}, load"
+    ),
+    Contract(
+        "memory is released when nothing runs; else the scheduler ends",
+        UPDATER,
+        Means(("SchedulerWeightUpdaterManager.release_memory_occupation",), "3ced6314fa66"),
+        f"{SERVING}, sleep",
+    ),
+    Contract(
+        "a bucket is one flat tensor",
+        f"{SRT}/model_executor/model_runner_components/weight_updater.py",
+        Says(("flattened_bucket",)),
+        BROADCAST,
+    ),
+]
+
+SAMPLING = [
+    Contract(
+        "log-probabilities are those behind temperature unless SGLANG_RETURN_ORIGINAL_LOGPROB is set",
+        f"{SRT}/layers/sampler.py",
+        Means(("Sampler.forward",), "9dfc55ed31d5"),
+        f"{SERVING}, and the canary's noise",
+    ),
+    Contract(
+        "seven tokens of the context are given to nobody",
+        f"{SRT}/managers/tp_worker.py",
+        Means(("TpModelWorker.get_worker_info",), "0ca6d06a9523"),
+        f"{LAUNCHING}, SPARE_TOKENS",
+    ),
+    Contract(
+        "its processes are spawned, so each imports sitecustomize and dies with its parent",
+        f"{SRT}/entrypoints/engine.py",
+        Says(("spawn",)),
+        "mrl/engines/inside/sitecustomize.py",
+    ),
+    Contract(
+        "weights are hashed by SHA-256",
+        f"{SRT}/utils/weight_checker.py",
+        Uses(("sha256",)),
+        f"{SERVING}, checksums",
+    ),
+]
+
+CONTRACTS = [*ROUTES, *FLAGS, *VARIABLES, *REQUESTS, *ANSWERS, *UPDATING, *SAMPLING]
