@@ -223,6 +223,14 @@ class Means:
         return "" if digest == self.digest else f"{', '.join(self.functions)} became {digest}, was {self.digest}"
 
 
+def meaning(
+    what: str, file: str, functions: tuple[str, ...], look_at: str, *, cpu: str = "", gpu: str = ""
+) -> list[Contract]:
+    """Contracts of functions in one file, for the pins whose digests are given."""
+    pins = (("cpu", cpu), ("gpu", gpu))
+    return [Contract(what, file, Means(functions, digest), look_at, (pin,)) for pin, digest in pins if digest]
+
+
 def digest_of(module: ast.Module, functions: Sequence[str]) -> str:
     """What `Means` compares; the same for every layout of the text, and in every version of Python."""
     digest = hashlib.sha256()

