@@ -82,7 +82,7 @@ PLANTED = [
         "vllm/v1/engine/core.py",
         'self.reject_new_requests = mode != "keep"',
         "pass",
-        "a pause that aborts",
+        "a user's pause is one that refuses",
     ),
     (
         "vllm",
