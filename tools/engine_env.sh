@@ -4,6 +4,8 @@
 #   bash tools/engine_env.sh vllm|sglang          for an NVIDIA GPU, the official packages
 #   bash tools/engine_env.sh vllm|sglang --cpu    without a GPU, for tests (see tools/engines/)
 #   bash tools/engine_env.sh vllm|sglang --path   only says where its python is, or would be
+#   bash tools/engine_env.sh vllm|sglang --check  only says whether the index has what the list for GPUs names, and
+#                                                 whether that fits together; it reads some MB (by uv, UV_INDEX_URL)
 # Environments lie in $MRL_ENGINE_HOME (default ~/.cache/mrl/engines), named by a hash of constraints and recipe.
 # PYTHON names the interpreter (3.11); the default is the first suitable one on PATH.
 set -euo pipefail
@@ -23,6 +25,23 @@ find_python() {  # the pinned packages are those of one minor version
     die "no Python 3.11 found (looked for ${PYTHON:-python3.11 python3}); install it, or name it: PYTHON=/path/to/python3.11"
 }
 
+check() {  # uv asks an index for metadata alone, where pip would download wheels of several GB
+    local list="$1" python="$2" making
+    making=$(mktemp -d)
+    # shellcheck disable=SC2064
+    trap "rm -rf '$making'" EXIT
+    "$python" -m pip install --quiet --no-input --target "$making/uv" uv || die "pip has no uv, which asks for metadata alone"
+    sed -n 's/^# relaxed: \([^ ]*\).*/\1/p' "$list" >"$making/relaxed"
+    if ! "$making/uv/bin/uv" pip compile --quiet --no-header --only-binary :all: --override "$making/relaxed" \
+        --python-version 3.11 --python-platform x86_64-manylinux_2_34 "$list" >"$making/resolved"; then
+        die "$list does not resolve"
+    fi
+    if ! diff <(grep -oE '^[^# ]+' "$list") <(grep -oE '^[^# ]+' "$making/resolved") >&2; then
+        die "$list (<) is not what it resolves to (>)"
+    fi
+    say "$(grep -cE '^[^#]' "$list") packages resolve"
+}
+
 install() {  # one line every 15 s while the recipe works, its whole output only when it fails
     local log="$1" start=$SECONDS recipe
     shift
@@ -40,18 +59,24 @@ install() {  # one line every 15 s while the recipe works, its whole output only
 }
 
 main() {  # read as a whole before it begins, so that the file may change meanwhile
-    local engine="" device=gpu only_path="" word python folder
+    local engine="" device=gpu only_path="" only_check="" word python folder
     for word in "$@"; do
         case "$word" in
             vllm | sglang) engine=$word ;;
             --cpu) device=cpu ;;
             --path) only_path=yes ;;
-            *) die "unknown argument '$word'; wanted vllm or sglang, --cpu, --path" ;;
+            --check) only_check=yes ;;
+            *) die "unknown argument '$word'; wanted vllm or sglang, --cpu, --path, --check" ;;
         esac
     done
     [ -n "$engine" ] || die "no engine named; wanted vllm or sglang"
 
     python=$(find_python) || exit 2
+    if [ -n "$only_check" ]; then
+        if [ "$device" = cpu ]; then die "--check is for the lists for GPUs; those for CPUs leave out what their packages name"; fi
+        check "$root/tools/engines/$engine-gpu.txt" "$python"
+        exit 0
+    fi
     folder=$(cd "$root" && "$python" -m mrl.engines.environment "$engine" "$device") || exit 2
     if [ -n "$only_path" ] || [ -x "$folder/bin/python" ]; then
         echo "$folder/bin/python"

@@ -5,7 +5,7 @@ import importlib.metadata
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import psutil
@@ -17,6 +17,7 @@ import mrl
 from mrl.cli.engine_examination import Finding, Subject, examine
 from mrl.config.load import load_config
 from mrl.config.schema import RunConfig
+from mrl.engines.wheel_limits import GLIBC, lacks, this_machine
 from mrl.errors import ConfigError
 from mrl.launch.devices import visible_gpus
 from mrl.roles.engines import DIALECTS
@@ -42,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
             cure = f"mrl doctor --config {name}" if name.endswith(".toml") else ""
             raise ConfigError("no such engine", where="mrl doctor", got=name, wanted=", ".join(ENGINES), cure=cure)
     subjects = _subjects(arguments)
-    print("\n".join(machine()))
+    print("\n".join([*machine(), *unfit(subjects.values())]))
     findings = []
     for name, subject in subjects.items():
         print(f"examining {name} ...", file=sys.stderr, flush=True)
@@ -79,6 +80,12 @@ def machine() -> list[str]:
         f"{len(os.sched_getaffinity(0))} cores, {memory_gib:.0f} GiB of memory, {free_gib:.0f} GiB of disk free, "
         + (f"{len(gpus)} GPUs" if gpus else "no GPU"),
     ]
+
+
+def unfit(subjects: Iterable[Subject]) -> list[str]:
+    """What keeps the pinned wheels from running on this machine's GPUs, of the engines that mrl would start there."""
+    engines = {one.engine for one in subjects if one.device == "cuda" and not one.python and not one.url}
+    return [line for engine in sorted(engines & set(GLIBC)) for line in lacks(engine, this_machine())]
 
 
 def table(findings: list[Finding]) -> Table:

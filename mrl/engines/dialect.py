@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mrl.engines.engine import EngineUsage, Sampling
-from mrl.engines.http import Http
+from mrl.engines.http import Http, HttpFailure
 from mrl.errors import PeerLost
 from mrl.models.tensor_broadcast import Incoming, Seats
 from mrl.records.finish import FinishReason
@@ -66,6 +66,10 @@ class Segment:
     """The distinct weight versions that the server itself reports for these tokens; empty where it reports none."""
 
 
+class Paused(HttpFailure):
+    """The server refuses what comes until it is told to go on; nothing of the request has been computed."""
+
+
 class HalfUpdated(PeerLost):
     """An update failed half-way: the server holds weights of no version until it loads one."""
 
@@ -108,7 +112,7 @@ class Dialect(Protocol):
     ) -> Segment:
         """Sample behind `token_ids`; ends at an EOS (its last token then), at the limit, or when it is aborted.
 
-        The server gives it up when the call is cancelled, which closes its connection.
+        The server gives it up when the call is cancelled, which closes its connection. Raises Paused.
         """
 
     async def abort_all(self, http: Http) -> None:
@@ -144,10 +148,10 @@ class Dialect(Protocol):
     async def resume(self, http: Http) -> None:
         """Take requests again."""
 
-    async def score(self, http: Http, token_ids: Sequence[int], temperature: float) -> list[float]:
-        """Log-probabilities of every token after the first.
+    async def score(self, http: Http, token_ids: Sequence[int], temperature: float) -> list[float] | None:
+        """Log-probabilities of every token after the first; None when it was aborted.
 
-        Raises EngineError for a temperature that the server does not score at.
+        Raises Paused, and EngineError for a temperature that the server does not score at.
         """
 
     async def checksums(self, http: Http) -> dict[str, str] | None:

@@ -33,8 +33,13 @@ def environment_folder(engine: str, device: str, *, recipes: Path = RECIPES) -> 
         raise EngineError("no recipe for this engine", where=str(recipes), got=f"{engine}-{device}", wanted=known)
     digest = hashlib.sha256()
     for file in (constraints, recipe, *sorted((recipes / f"{engine}_{device}").glob("*.py"))):
-        digest.update(file.read_bytes())
+        digest.update(_without_comments(file.read_text()) if file == constraints else file.read_bytes())
     return engines_home() / f"{engine}-{device}-{digest.hexdigest()[:HASH_DIGITS]}"
+
+
+def _without_comments(constraints: str) -> bytes:
+    """What is installed; a word about it makes no other environment."""
+    return "\n".join(line for line in constraints.splitlines() if not line.startswith("#")).encode()
 
 
 def engine_python(engine: str, *, device: str, configured: str = "") -> Path:

@@ -1,18 +1,19 @@
 """Answers of a server in segments: each is one call, sampled by one version, and a new version begins a new one.
 
 While weights change a gate is closed: what runs is given up with the tokens that it has, and handed in again behind
-them once the gate is open. So spans are exact on every server, whatever it does to requests in flight, and no cached
-state of old weights meets new ones.
+them once the gate is open; scores are asked for again. So spans are exact on every server, whatever it does to requests
+in flight or to those that come meanwhile, and no cached state of old weights meets new ones.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from mrl.engines.dialect import Dialect, HalfUpdated, Segment
+from mrl.engines.dialect import Dialect, HalfUpdated, Paused, Segment
 from mrl.engines.engine import Finished, Generation, GenerationRequest, Sampling
 from mrl.engines.http import Http, HttpFailure
 from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
@@ -42,7 +43,7 @@ class Segments:
         self._gate.set()
         self._calls: dict[str, int] = {}
         """Those in flight, the oldest first -> how many tokens had come before."""
-        self._most_calls = 0
+        self._most_calls = self._num_scores = 0
         self._no_calls = asyncio.Event()
         self._no_calls.set()
         self._version: Version | None = None
@@ -87,6 +88,20 @@ class Segments:
             self.generated_tokens += len(segment.token_ids)
             self._check_remembered()
         return Finished(request.request_id, index, answer.generation())
+
+    async def score(self, token_ids: Sequence[int], temperature: float) -> list[float]:
+        """Log-probabilities of every token after the first, all by one version. The caller bounds the wait for it."""
+        scored: list[float] | None = None
+        while scored is None:
+            await self._gate.wait()
+            self._num_scores += 1
+            with self._in_flight(f"score/{self._num_scores}"):
+                try:
+                    scored = await self._dialect.score(self._http, token_ids, temperature)
+                except Paused:
+                    if self._gate.is_set():
+                        raise
+        return scored
 
     async def load(self, folder: Path, version: Version) -> None:
         """Change the weights. Raises WeightsError, EngineLost; the gate is open again unless the engine is lost."""
@@ -154,17 +169,28 @@ class Segments:
                 await self._dialect.abort_all(self._http)
 
     async def _call(self, token_ids: list[int], max_new_tokens: int, *, seed: int, name: str) -> Segment:
+        with self._in_flight(name):
+            try:
+                return await self._dialect.generate(
+                    self._http, token_ids, self._sampling, max_new_tokens=max_new_tokens, seed=seed, request_id=name
+                )
+            except Paused:
+                if self._gate.is_set():  # it opens behind every call that an update has met: this pause is not ours
+                    raise
+                return Segment([], [], FinishReason.ABORT)
+            except HttpFailure as failure:
+                if 400 <= failure.status < 500 and failure.status not in PASSING:
+                    raise self._refused(failure, len(token_ids), max_new_tokens) from failure
+                raise
+
+    @contextmanager
+    def _in_flight(self, name: str) -> Iterator[None]:
+        """A call that an update waits for, until it has ended."""
         self._calls[name] = self.generated_tokens
         self._most_calls = max(self._most_calls, len(self._calls))
         self._no_calls.clear()
         try:
-            return await self._dialect.generate(
-                self._http, token_ids, self._sampling, max_new_tokens=max_new_tokens, seed=seed, request_id=name
-            )
-        except HttpFailure as failure:
-            if 400 <= failure.status < 500 and failure.status not in PASSING:
-                raise self._refused(failure, len(token_ids), max_new_tokens) from failure
-            raise
+            yield
         finally:
             del self._calls[name]
             if not self._calls:

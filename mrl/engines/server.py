@@ -138,7 +138,7 @@ class ServerEngine:
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
         """See Engine."""
-        return [row or [] for row in self._run(self._score(token_ids, 1.0), ASKED_S)]
+        return [row or [] for row in self._run_scores(token_ids, 1.0)]
 
     def score_answers(self, request: ScoringRequest) -> Sequence[npt.NDArray[np.float32] | None]:
         """See Engine. Raises EngineError for a temperature that the server does not score at."""
@@ -146,7 +146,7 @@ class ServerEngine:
             raise WeightsError("the engine has no weights to score with")
         prompt = request.prompt_token_ids.tolist()
         rows = [prompt + answer.tolist() for answer in request.answers]
-        scored = self._run(self._score(rows, self._sampling.temperature), ASKED_S)
+        scored = self._run_scores(rows, self._sampling.temperature)
         return [None if row is None else np.array(row[len(prompt) - 1 :], dtype=np.float32) for row in scored]
 
     def checksums(self) -> dict[str, str] | None:
@@ -285,7 +285,7 @@ class ServerEngine:
     async def _score_row(self, row: Sequence[int], temperature: float) -> list[float] | None:
         """None when the server refuses to look at it: no other server would take it."""
         try:
-            return await self._dialect.score(self._link(), row, temperature)
+            return await self._current().score(row, temperature)
         except HttpFailure as failure:
             if failure.status not in REFUSALS:
                 raise
@@ -358,6 +358,10 @@ class ServerEngine:
             raise EngineLost(f"{self._dialect.name}: {error}") from error
         finally:
             self._awaited.discard(future)
+
+    def _run_scores(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float] | None]:
+        """What an update meanwhile takes counts beside."""
+        return self._run(self._score(rows, temperature), ASKED_S + self._bounds.load_s)
 
     def _check(self) -> None:
         if self._lost is not None:

@@ -32,9 +32,13 @@ FIRST_WEIGHTS = "default"
 DTYPES = ("float32", "bfloat16", "float16")
 WHOLE_DISTRIBUTION = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 NOT_BEGUN = "Failed to get weights iterator"
+NOT_FLUSHED = "cache was not flushed"
+"""SGLang has loaded, and answers that its last step was not over."""
+IDLE_S = 20.0
+MAX_LOADS = 3
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 NEEDED = ("/generate", "/server_info")
-CONTROLS = ("/abort_request", "/update_weights_from_disk")
+CONTROLS = ("/abort_request", "/flush_cache", "/update_weights_from_disk")
 BROADCASTS = ("/init_weights_update_group", "/begin_weight_update", "/update_weights_from_distributed")
 
 
@@ -133,7 +137,7 @@ class SGLang:
         body = {"model_path": str(folder), "weight_version": label, "flush_cache": True}
         self._sums = None
         try:
-            await http.post("/update_weights_from_disk", body, within_s=None)
+            await _load_when_idle(http, body)
         except HttpFailure as failure:
             if NOT_BEGUN in failure.text:
                 raise WeightsError(f"{folder}: SGLang does not take these weights: {failure}") from failure
@@ -175,15 +179,15 @@ class SGLang:
     async def resume(self, http: Http) -> None:
         """See Dialect. It was never paused."""
 
-    async def score(self, http: Http, token_ids: Sequence[int], temperature: float) -> list[float]:
+    async def score(self, http: Http, token_ids: Sequence[int], temperature: float) -> list[float] | None:
         """See Dialect. SGLang scores prompts at temperature 1 alone."""
         if temperature != 1.0:
             what, cure = "SGLang scores given texts at temperature 1 alone", "temperature = 1.0, or the embedded engine"
             raise EngineError(what, where="rollout.temperature", got=temperature, wanted="1.0", cure=cure)
-        while True:  # an update that begins meanwhile gives it up; asked again it waits for the new weights
-            meta = (await _ask(http, token_ids, {"max_new_tokens": 0}, logprob_start_len=0))["meta_info"]
-            if meta["finish_reason"]["type"] != "abort":
-                return [entry[0] for entry in meta["input_token_logprobs"][1:]]
+        meta = (await _ask(http, token_ids, {"max_new_tokens": 0}, logprob_start_len=0))["meta_info"]
+        if meta["finish_reason"]["type"] == "abort":
+            return None
+        return [entry[0] for entry in meta["input_token_logprobs"][1:]]
 
     async def checksums(self, http: Http) -> dict[str, str] | None:
         """See Dialect. SGLang hashes the bytes it computes with, by its own names; on a GPU in a way of its own."""
@@ -211,7 +215,8 @@ class SGLang:
         )
 
     async def sleep(self, http: Http) -> None:
-        """See Dialect."""
+        """See Dialect. A server that still ends a step would end itself."""
+        await _await_idle(http)
         await http.post("/release_memory_occupation", {})
 
     async def wake(self, http: Http) -> None:
@@ -234,6 +239,23 @@ async def _ask(http: Http, token_ids: Sequence[int], sampling_params: dict[str, 
     if reason.get("status_code"):
         raise HttpFailure("/generate", int(reason["status_code"]), str(reason))
     return answer
+
+
+async def _await_idle(http: Http) -> None:
+    """Until the step is over in which the last answers were given up; on a GPU that is after they have come."""
+    await http.post("/flush_cache", timeout=f"{IDLE_S:g}", within_s=IDLE_S + ANSWER_S)
+
+
+async def _load_when_idle(http: Http, body: dict[str, Any]) -> None:
+    """One update from a folder; again where SGLang loaded it and something still ran, for the cache is the old one."""
+    for number in range(MAX_LOADS):
+        await _await_idle(http)
+        try:
+            await http.post("/update_weights_from_disk", body, within_s=None)
+            return
+        except HttpFailure as failure:
+            if NOT_FLUSHED not in failure.text or number + 1 == MAX_LOADS:
+                raise
 
 
 async def _lead_nats(http: Http, temperature: float) -> float:

@@ -1,7 +1,8 @@
 """vLLM as a server (routes of 0.32 and 0.33): token ids in, token ids and log-probabilities out, weights from a folder.
 
 Seen on vLLM 0.32 for CPU. Requests that are aborted, by `/pause?mode=abort` too, return what they have sampled with
-finish reason "abort"; while paused new ones wait. An EOS that is given as a stop token is the last of `token_ids`.
+finish reason "abort"; while paused 0.32 lets new ones wait, and 0.33 refuses them with status 503. An EOS that is given
+as a stop token is the last of `token_ids`.
 `/health` answers for the HTTP process alone; `/is_paused` asks the process that samples.
 On a GPU vLLM reloads weights itself; that way was seen on a CPU, where nothing was packed. A broadcast reaches the CPU
 alone: vLLM's own transfers need NCCL of its own making, and vLLM on this side. Sleeping, written from the sources of
@@ -91,6 +92,8 @@ class VLLM:
         """See Dialect. Control routes may be missing in somebody else's server: what needs one raises EngineError."""
         self._routes = frozenset((await http.get_json("/openapi.json"))["paths"])
         self._need(http, GENERATE, "/metrics", cure="vLLM 0.32 or newer, started with --enable-scale-out --tokens-only")
+        if "/resume" in self._routes:  # of somebody else's server, which an earlier life of ours may have left paused
+            await http.post("/resume")
         if hides_temperature([await lead_nats(http, temperature=one) for one in PROBED_TEMPERATURES]):
             what = "the server's log-probabilities are not those of the sampling distribution"
             raise EngineError(what, where=f"vllm at {http.base_url}", cure="--logprobs-mode processed_logprobs")
@@ -206,15 +209,16 @@ class VLLM:
         self._need(http, "/resume")
         await http.post("/resume")
 
-    async def score(self, http: Http, token_ids: Sequence[int], temperature: float) -> list[float]:
+    async def score(self, http: Http, token_ids: Sequence[int], temperature: float) -> list[float] | None:
         """See Dialect."""
         if temperature != 1.0:
             what = "vLLM scores given texts at temperature 1 only"
             cure = "temperature 1, or the embedded engine, for a policy that scores for its peers"
             raise EngineError(what, got=temperature, wanted="1.0", cure=cure)
-        scored, adapters = None, self._adapters[0] if self._adapters else ""
-        while scored is None:  # given up by an update that began meanwhile: asked again, it waits for the new weights
-            scored = (await ask(http, token_ids, adapters=adapters, max_tokens=1, prompt_logprobs=0))["prompt_logprobs"]
+        adapters = self._adapters[0] if self._adapters else ""
+        scored = (await ask(http, token_ids, adapters=adapters, max_tokens=1, prompt_logprobs=0))["prompt_logprobs"]
+        if scored is None:
+            return None
         return [row[str(token_id)]["logprob"] for token_id, row in zip(token_ids[1:], scored[1:], strict=True)]
 
     async def checksums(self, http: Http) -> dict[str, str] | None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from mrl.engines.dialect import Paused
 from mrl.engines.http import Http, HttpFailure
 from mrl.errors import EngineLost, WeightsError
 from mrl.models.tensor_broadcast import MEET_S, STALL_S, Incoming, buckets_of
@@ -11,6 +12,8 @@ from mrl.models.tensor_file import TYPES
 from mrl.transport.endpoints import own_host
 
 GENERATE = "/inference/v1/generate"
+RETRYABLE = "ServiceUnavailableError"
+"""What vLLM calls a refusal with status 503 that passes: it is paused. A full queue has another name."""
 ANSWER_S = 5.0
 
 
@@ -19,7 +22,7 @@ async def ask(
 ) -> Any:
     """One generation or scoring, with `adapters` of this name.
 
-    Where `sampling` is silent vLLM's own values are neutral: top_p 1, no penalties.
+    Where `sampling` is silent vLLM's own values are neutral: top_p 1, no penalties. Raises Paused, HttpFailure.
     """
     parameters = {"detokenize": False, "ignore_eos": True, **sampling}
     body = {"token_ids": list(token_ids), "sampling_params": parameters}
@@ -27,7 +30,19 @@ async def ask(
         body["model"] = adapters
     if request_id:
         body["request_id"] = request_id
-    return await http.post_json(GENERATE, body, within_s=None)
+    try:
+        return await http.post_json(GENERATE, body, within_s=None)
+    except HttpFailure as failure:
+        if _is_pause(failure):
+            raise Paused(failure.route, failure.status, failure.text) from failure
+        raise
+
+
+def _is_pause(failure: HttpFailure) -> bool:
+    try:
+        return failure.status == 503 and json.loads(failure.text)["error"]["type"] == RETRYABLE
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 async def lead_nats(http: Http, *, temperature: float) -> float:

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from mrl.cli.doctor import add_arguments, run, subjects_of
+from mrl.cli import doctor as doctor_module
+from mrl.cli.doctor import add_arguments, run, subjects_of, unfit
 from mrl.cli.engine_examination import Subject, examine
 from mrl.config.load import load_config
 from mrl.engines.bounds import Bounds
+from mrl.engines.wheel_limits import Machine
 from mrl.errors import ConfigError
 
 TABLES = """
@@ -68,6 +70,16 @@ def test_the_engines_of_a_configuration_are_looked_at_as_it_has_them(config: Pat
         "sglang of c": Subject("sglang", "cpu", url="http://h:1"),
         "embedded of d": Subject("embedded", "cuda"),
     }
+
+
+def test_wheels_that_this_machine_cannot_run_are_told_of_the_engines_that_it_would_start(monkeypatch) -> None:
+    """Not of one on a CPU, one that is somebody else's, or one from an environment of the user's own."""
+    monkeypatch.setattr(doctor_module, "this_machine", lambda: Machine(570, (2, 36), True))
+    elsewhere = [Subject("vllm", "cpu"), Subject("vllm", "cuda", "/env/bin/python"), Subject("embedded", "cuda")]
+
+    assert unfit([*elsewhere, Subject("sglang", "cuda", url="http://h:1")]) == []
+    (line,) = unfit([*elsewhere, Subject("vllm", "cuda")])
+    assert line.startswith("vllm on GPUs: driver 570; wanted >= 580")
 
 
 def test_policies_with_the_same_engine_share_one_look(tmp_path: Path) -> None:

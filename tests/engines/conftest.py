@@ -1,9 +1,13 @@
 """What the tests of all engines share: two sets of weights of one small model, and what they say to a text."""
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from engine_rig import Weights, export_trained, make_weights
+
+sys.path.append(str(Path(__file__).parent / "contracts"))
 
 
 @pytest.fixture(scope="session")

