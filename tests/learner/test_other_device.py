@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.optim import optimizer
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mrl.config.policy_tables import LearnerTable
+from mrl.learner import sharding
 from mrl.learner.order import StepOrder
 from mrl.learner.tally import Tally
 from mrl.learner.trainer import Trainer, check_forward
@@ -138,6 +141,36 @@ def test_every_term_keeps_a_step_on_its_device(tiny_model, make_rows, monkeypatc
     assert train(
         tiny_model, make_rows, monkeypatch, keys={}, own=Component("own", OWN_TERMS[term], 1.0, "rows", "own")
     )
+
+
+@pytest.fixture
+def lone_shard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """FSDP2 on a rank of its own that takes the stand-in for a device which computes."""
+
+    def mesh(*arguments: Any) -> Any:
+        with unset_fake_temporarily():
+            return make_mesh(*arguments)
+
+    fully_shard, make_mesh = "torch.distributed.fsdp._fully_shard", sharding._mesh
+    monkeypatch.setattr(sharding, "_mesh", mesh)
+    monkeypatch.setattr(torch, "meta", torch.cpu, raising=False)  # its streams
+    monkeypatch.setattr(f"{fully_shard}._fully_shard._get_device_from_mesh", lambda _: STAND_IN)
+    monkeypatch.setattr(f"{fully_shard}._fsdp_param_group.FSDPParamGroup._validate_no_meta_params", lambda _: None)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("no_data", "lone_shard")
+def test_bfloat16_keeps_a_step_on_its_device(tiny_model, make_rows, monkeypatch):
+    """Parameters that FSDP2 gathers and casts."""
+    own = Component("own", GRPO, 1.0, "rows", "own", Regularizer(0.05, "k3", 0.02))
+
+    def there(**how: Any) -> nn.Module:
+        return moved(tiny_model(**how), STAND_IN)
+
+    assert train(there, make_rows, monkeypatch, keys={"precision": "bfloat16"}, own=own)
 
 
 @pytest.mark.usefixtures("no_data")

@@ -1,0 +1,106 @@
+"""Wheels for a machine that has torch and no network: fetched here into one folder, installed there from it.
+
+What is fetched is what a run needs beside torch and what torch itself brings, in the versions of constraints.txt, and
+pytest with what the tests in `tests/gpu` need.
+"""
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / ".gpu_hour"
+PYTHON = "3.12"
+MAX_BYTES = 60_000_000
+GLIBC = (17, 24, 26, 27, 28, 31, 34)
+"""Minor versions of glibc 2 whose wheels the other machine can take; a name for each, as pip matches them exactly."""
+ROOTS = ("mrl[tasks,lora]", "pytest", "pytest-timeout")
+THERE = ("torch", "triton", "numpy", "setuptools", "pip")
+"""Of the machine, with all that torch needs."""
+INSTALLED = "MRL_GPU_HOUR_SITE"
+
+
+def carry(folder: Path = FOLDER, python: str = PYTHON) -> int:
+    """Fetch the wheels; 1 when they are more than 60 MB."""
+    wheels = folder / "wheels"
+    shutil.rmtree(wheels, ignore_errors=True)
+    wheels.mkdir(parents=True)
+    pins = [f"{name}=={importlib.metadata.version(name)}" for name in sorted(needed(ROOTS, beside=needed(THERE)))]
+    platforms = [word for minor in GLIBC for word in ("--platform", f"manylinux_2_{minor}_x86_64")]
+    platforms += ["--platform", "manylinux2014_x86_64", "--platform", "manylinux1_x86_64"]
+    target = ("--only-binary=:all:", "--implementation", "cp", "--python-version", python, *platforms)
+    pip = (sys.executable, "-m", "pip")
+    for pin in pins:
+        done = _said((*pip, "download", "-q", "--no-deps", "-d", str(wheels), *target, pin))
+        if done.returncode:  # no wheel of it: sources that may be pure Python
+            done = _said((*pip, "wheel", "-q", "--no-deps", "-w", str(wheels), pin))
+        if done.returncode:
+            print(f"gpu_hour: {pin} cannot be fetched: {done.stderr.strip()[-300:]}", file=sys.stderr)
+    found = sorted(wheels.glob("*.whl"))
+    size = sum(wheel.stat().st_size for wheel in found)
+    print(f"gpu_hour: {len(found)} of {len(pins)} wheels, {size / 1e6:.1f} MB, for Python {python} in {wheels}")
+    if foreign := [wheel.name for wheel in found if not _fits(wheel.name, python)]:
+        print(f"gpu_hour: built for this machine alone: {', '.join(foreign)}", file=sys.stderr)
+    if size > MAX_BYTES:
+        print(f"gpu_hour: more than {MAX_BYTES / 1e6:.0f} MB", file=sys.stderr)
+    return int(size > MAX_BYTES or len(found) < len(pins) or bool(foreign))
+
+
+def needed(roots: Iterable[str], beside: Iterable[str] = ()) -> set[str]:
+    """The distributions of this environment that some need, themselves included, `mrl` and those `beside` not."""
+    from packaging.requirements import Requirement
+
+    found: set[str] = set()
+    seen: set[tuple[str, str]] = set()
+    left = [Requirement(root) for root in roots]
+    while left:
+        one = left.pop()
+        name = re.sub(r"[-_.]+", "-", one.name).lower()
+        for extra in {"", *one.extras}:
+            if (name, extra) in seen or name in beside:
+                continue
+            seen.add((name, extra))
+            try:
+                requires = importlib.metadata.requires(name) or []
+            except importlib.metadata.PackageNotFoundError:  # for another system or Python
+                continue
+            found.add(name)
+            wanted = map(Requirement, requires)
+            left += [need for need in wanted if need.marker is None or need.marker.evaluate({"extra": extra})]
+    return found - {"mrl"}
+
+
+def install(argv: list[str]) -> None:
+    """Where wheels were carried: install them into a folder of this call's own, and begin anew with it."""
+    wheels = sorted(map(str, (FOLDER / "wheels").glob("*.whl")))
+    if not wheels or os.environ.get(INSTALLED) or _has_environment():
+        return
+    site = Path(tempfile.gettempdir()) / f"mrl-gpu-hour-{os.getuid()}"
+    options = ("--no-index", "--no-deps", "--no-compile", "--upgrade", "--target", str(site))
+    done = _said((sys.executable, "-m", "pip", "install", "-q", *options, *wheels))
+    if done.returncode:
+        sys.exit(f"gpu_hour: the carried wheels cannot be installed: {done.stderr.strip()[-500:]}")
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(site)])
+    os.execve(
+        sys.executable, [sys.executable, "-m", "gpu_hour", *argv], os.environ | {"PYTHONPATH": path, INSTALLED: "1"}
+    )
+
+
+def _has_environment() -> bool:
+    """Whether this is the environment that `tools/setup.sh` makes, which lacks nothing."""
+    return Path(sys.prefix) == ROOT / ".venv"
+
+
+def _fits(wheel: str, python: str) -> bool:
+    tags = wheel.removesuffix(".whl").split("-")[-3:]
+    return tags[0] in ("py3", "py2.py3", f"cp{python.replace('.', '')}") or tags[1] == "abi3"
+
+
+def _said(words: tuple[str, ...]) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(words, capture_output=True, text=True, check=False)
