@@ -1,7 +1,9 @@
 """The words of `gpu_hour.sh`."""
 
 import argparse
+import importlib.util
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +19,19 @@ STAGES = {
     "vllm": "a vLLM server beside a learner's model: start, tokens/s, new weights, restart; 5 minutes",
 }
 ALL = "all"
+MODULES = (
+    "torch",
+    "transformers",
+    "zmq",
+    "msgspec",
+    "pydantic",
+    "structlog",
+    "tomli_w",
+    "setproctitle",
+    "xxhash",
+    "psutil",
+)
+"""Without one of these no stage begins."""
 
 
 def main(argv: list[str]) -> int:
@@ -30,6 +45,12 @@ def main(argv: list[str]) -> int:
         print(f"{ALL:9}these, in order; with --cpu on a CPU with tiny shapes: a few minutes together")
         return 0
     install(argv)
+    if missing := [name for name in MODULES if importlib.util.find_spec(name) is None]:
+        cure = (
+            "bash tools/setup.sh; without network: bash tools/gpu_hour.sh --carry where there is one, and take it along"
+        )
+        print(f"gpu_hour: {sys.executable} lacks {', '.join(missing)}; {cure}", file=sys.stderr)
+        return 2
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     if asked.cpu:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -81,6 +102,7 @@ def run(wanted: str, device: str, folder: Path) -> int:
     if not name:
         print("gpu_hour: torch sees no GPU; make one visible, or use --cpu", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # what was started ends, files go
     folder.mkdir(parents=True, exist_ok=True)
     bench = Bench("", "", device, name, folder.absolute(), folder, time.monotonic(), os.dup(1))
     ended_well = [run_stage(stage, found, bench) for stage, found in parts.items()]

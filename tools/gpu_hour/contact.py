@@ -28,6 +28,8 @@ TINY_RUN = (
     "--pool.held_out_prompts=16",
     *(f"--policies.{name}.make.warm_start_steps=4" for name in ("qwen", "llama")),
     *(f"--policies.{name}.make.num_layers=1" for name in ("qwen", "llama")),
+    # Answers that all fail are trained on for its sake alone.
+    *(f"--policies.{name}.objective.entropy_coefficient=0.001" for name in ("qwen", "llama")),
 )
 POLICIES = ("qwen", "llama")
 
@@ -87,7 +89,7 @@ def run_quickstart(bench: Bench) -> None:
     records = read_metrics(metrics) if metrics.exists() else []
     for policy in POLICIES:
         learned = [
-            one for one in records if one["role"] == f"learner/{policy}" and "reward/mean" in one.get("values", {})
+            one for one in records if one["role"] == f"learner/{policy}" and "tokens/trained" in one.get("values", {})
         ]
         bench.tell(f"{policy}: steps", len(learned), "steps")
         if learned:
@@ -97,6 +99,8 @@ def run_quickstart(bench: Bench) -> None:
             bench.tell(
                 f"{policy}: mean reward of the last tenth", _mean(rewards[-(len(rewards) // 10 or 1) :]), "reward"
             )
+            trained = sum(one["values"]["tokens/trained"] for one in learned)
+            bench.tell(f"{policy}: trained tokens", trained, "tokens")
             mismatch = _mean([one["values"]["mismatch/k3_nats"] for one in learned])
             bench.tell(f"{policy}: learner against engine", mismatch, "nats")
     if code:

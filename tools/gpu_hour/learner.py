@@ -65,9 +65,10 @@ def learner_parts() -> dict[str, Callable[[Bench], None]]:
 def _measure(shape: str, keys: dict[str, Any], bench: Bench) -> None:
     config = config_of(bench.of(shape, "tiny"))
     policy = _policy(keys, bench)
-    need, room_mib = plan_of(config, policy, bench), _room_mib(bench)
+    need = plan_of(config, policy, bench)
     bench.tell("planned memory", need.mib, "MiB", moment=need.moment)
-    _check(policy, need, room_mib, bench)
+    _check_room(config, policy, need, bench)
+    _check(policy, bench)
     world = World(0, 1, torch.device(bench.device, 0) if bench.device == "cuda" else torch.device("cpu"))
     began_s = time.monotonic()
     trainer = Trainer(
@@ -89,15 +90,17 @@ def _measure(shape: str, keys: dict[str, Any], bench: Bench) -> None:
         trainer.train(order, step)
     bench.settle()
     seconds = (time.monotonic() - began_s) / TIMED_STEPS
-    _tell(bench, trainer, order, seconds, need)
+    _tell(bench, trainer, order, seconds, need=need, settings=policy.learner.model_dump(exclude_defaults=True))
     world.close()
 
 
-def _tell(bench: Bench, trainer: Trainer, order: StepOrder, seconds: float, need: Need) -> None:
+def _tell(
+    bench: Bench, trainer: Trainer, order: StepOrder, seconds: float, *, need: Need, settings: dict[str, Any]
+) -> None:
     measured = trainer.take_measurements(order)
     prompts = {example.prompt_id: example.prompt_token_ids.size for example in order.examples}
     tokens = sum(prompts.values()) + sum(example.answer_token_ids.size for example in order.examples)
-    bench.tell("speed", tokens / seconds, "tokens/s", tokens_a_step=tokens, attention=VARLEN)
+    bench.tell("speed", tokens / seconds, "tokens/s", tokens_a_step=tokens, settings=settings)
     bench.tell("step", seconds, "s", **{name: measured[name] / TIMED_STEPS for name in measured if "time/" in name})
     bench.tell("work", training_flops(trainer.model, order.examples, tokens) / seconds / 1e12, "TFLOP/s")
     if "rate/mfu" in measured:
@@ -160,21 +163,25 @@ def rows(policy: PolicyTable, vocab_size: int, bench: Bench) -> list[TrainingExa
     return made
 
 
-def _check(policy: PolicyTable, need: Need, room_mib: float, bench: Bench) -> None:
-    """Raises SkippedError for what would not fit, lacks a package, or would not be done in time."""
+def _check_room(config: Any, policy: PolicyTable, need: Need, bench: Bench) -> None:
+    """Raises SkippedError for what would not fit."""
+    room_mib = host_mib = psutil.virtual_memory().available / MIB
+    if bench.device == "cuda":
+        room_mib = torch.cuda.mem_get_info()[0] / MIB - CONTEXT_MIB
     if need.mib > room_mib:
         raise SkippedError(f"the plan says {need.mib:.0f} MiB, and {room_mib:.0f} MiB are free")
+    moments_mib = 8 * model_size(config, policy.learner.lora).trained / MIB
+    if policy.learner.optimizer_memory == "host" and moments_mib > host_mib:
+        raise SkippedError(f"{moments_mib:.0f} MiB of moments, and {host_mib:.0f} MiB of main memory are free")
+
+
+def _check(policy: PolicyTable, bench: Bench) -> None:
+    """Raises SkippedError for what lacks a package, or would not be done in time."""
     if bench.left_s < bench.of(RESERVED_S, 0.0):
         raise SkippedError("the stage's time is used up")
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if policy.learner.logprob_kernel == "liger" and missing:
         raise SkippedError(f"the package {missing[0]} is not there (extra `liger`)")
-
-
-def _room_mib(bench: Bench) -> float:
-    if bench.device == "cuda":
-        return torch.cuda.mem_get_info()[0] / MIB - CONTEXT_MIB
-    return psutil.virtual_memory().available / MIB
 
 
 def _in_mib(need: Need) -> dict[str, int]:

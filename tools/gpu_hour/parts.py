@@ -94,6 +94,7 @@ def _in_a_process(bench: Bench, part: Part) -> Outcome:
 def _work(bench: Bench, part: Part, sender: Connection) -> None:
     """In the child: what it and its libraries say goes to a file."""
     die_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setsid()
     with (bench.folder / f"{bench.stage}.log").open("ab", buffering=0) as log:
         log.write(f"--- {bench.stage}/{bench.part}\n".encode())

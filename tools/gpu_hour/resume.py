@@ -55,6 +55,7 @@ def compare(memory: str, bench: Bench, *, again: bool) -> None:
     resumed.argv = (*resumed.argv, f"--run.steps={steps}")
     spent_s = _to_its_end(resumed, bench)
     bench.tell("resumed run", spent_s, "s", steps=steps)
+    bench.tell("trained tokens of a step", _trained(resumed), "tokens")
     whole = [_unbroken(config, f"whole-{memory}-{number}", steps, bench) for number in range(1 + again)]
     gap = _apart(_tensors(resumed, steps), _tensors(whole[0], steps))
     noise = _apart(_tensors(whole[1], steps), _tensors(whole[0], steps)) if again else 0.0
@@ -87,6 +88,7 @@ def write_config(bench: Bench, learner: dict[str, Any], *, is_sync: bool) -> Pat
         "device": bench.device,
         "make": RECIPE,
         "rollout": {"max_new_tokens": 16, "group_size": 4},
+        "objective": {"entropy_coefficient": 0.001},  # so that answers which all fail are trained on too
         "learner": {"prompts_per_step": 8, "checkpoint_every": 1} | learner,
     }
     tables = {
@@ -103,9 +105,21 @@ def write_config(bench: Bench, learner: dict[str, Any], *, is_sync: bool) -> Pat
 
 def last_step(run: Trial) -> int:
     """That its learner has reported."""
+    return max((one["step"] for one in _reports(run)), default=0)
+
+
+def _trained(run: Trial) -> float:
+    """Raises RuntimeError where nothing was trained, and equal parameters would say nothing."""
+    found = min(one["values"]["tokens/trained"] for one in _reports(run))
+    if not found:
+        raise RuntimeError("a step trained nothing")
+    return found
+
+
+def _reports(run: Trial) -> list[dict[str, Any]]:
     path = run.folder / "metrics.jsonl"
     records = read_metrics(path) if path.exists() else []
-    return max((one["step"] for one in records if one["role"] == LEARNER and "values" in one), default=0)
+    return [one for one in records if one["role"] == LEARNER and "tokens/trained" in one.get("values", {})]
 
 
 def _unbroken(config: Path, name: str, steps: int, bench: Bench) -> Trial:
