@@ -1,16 +1,21 @@
 """First contact: what the machine has, the tests that need a GPU, the noise of one set of weights, a whole run."""
 
+import importlib.util
 import os
 import platform
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 from xml.etree import ElementTree
 
 import psutil
+import tomli_w
 import torch
 
 from gpu_hour.bench import Bench
@@ -19,7 +24,7 @@ from mrl import parent_death
 from mrl.metrics.jsonl import read_metrics
 
 ROOT = Path(__file__).parents[2]
-CONFIG = ROOT / "configs" / "quickstart.toml"
+QUICKSTART = ROOT / "configs" / "quickstart.toml"
 GIB = 1024**3
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "pyzmq", "peft", "liger-kernel")
 TINY_RUN = (
@@ -32,6 +37,8 @@ TINY_RUN = (
     *(f"--policies.{name}.objective.entropy_coefficient=0.001" for name in ("qwen", "llama")),
 )
 POLICIES = ("qwen", "llama")
+TOO_LATE = 124
+"""In place of the exit code of a command that was ended for the stage's time, as of `timeout`."""
 
 
 def contact_parts() -> dict[str, Callable[[Bench], None]]:
@@ -78,39 +85,50 @@ def run_tests(bench: Bench) -> None:
 
 
 def run_quickstart(bench: Bench) -> None:
-    """The configuration of the quickstart, both policies and their engines on this device. Raises RuntimeError."""
+    """The configuration of the quickstart, both policies and their engines on this device. Raises RuntimeError.
+
+    Where reasoning-gym is not there, the run goes without its tasks.
+    """
+    tables = tomllib.loads(QUICKSTART.read_text())
+    if importlib.util.find_spec("reasoning_gym") is None:
+        tables["tasks"] = {name: task for name, task in tables["tasks"].items() if task["source"] != "reasoning_gym"}
+    config = bench.scratch / "quickstart.toml"
+    config.write_text(tomli_w.dumps(tables))
+    bench.tell("tasks", len(tables["tasks"]), "tasks")
     name = "gpu-hour-quickstart"
     where = (f"--run.folder={bench.scratch}", f"--run.name={name}")
     devices = [f"--policies.{policy}.device={bench.device}" for policy in POLICIES]
     began_s = time.monotonic()
-    code = _call(bench, ("-m", "mrl", "train", str(CONFIG), *where, *devices, *bench.of((), TINY_RUN)))
+    code = _call(bench, ("-m", "mrl", "train", str(config), *where, *devices, *bench.of((), TINY_RUN)))
     bench.tell("whole run, policies made first", time.monotonic() - began_s, "s")
     metrics = bench.scratch / name / "metrics.jsonl"
     records = read_metrics(metrics) if metrics.exists() else []
     for policy in POLICIES:
-        learned = [
-            one for one in records if one["role"] == f"learner/{policy}" and "tokens/trained" in one.get("values", {})
-        ]
-        bench.tell(f"{policy}: steps", len(learned), "steps")
-        if learned:
-            rewards = [one["values"]["reward/mean"] for one in learned]
-            seconds = learned[-1]["time_unix_s"] - learned[0]["time_unix_s"]
-            bench.tell(f"{policy}: a step", seconds / max(1, len(learned) - 1), "s")
-            bench.tell(
-                f"{policy}: mean reward of the last tenth", _mean(rewards[-(len(rewards) // 10 or 1) :]), "reward"
-            )
-            trained = sum(one["values"]["tokens/trained"] for one in learned)
-            bench.tell(f"{policy}: trained tokens", trained, "tokens")
-            mismatch = _mean([one["values"]["mismatch/k3_nats"] for one in learned])
-            bench.tell(f"{policy}: learner against engine", mismatch, "nats")
+        of_policy = [one["values"] | one for one in records if one["role"] == f"learner/{policy}" and "values" in one]
+        _tell_policy(bench, policy, [one for one in of_policy if "tokens/trained" in one])
     if code:
         raise RuntimeError(f"mrl train ended with {code}; see {bench.stage}.log")
+
+
+def _tell_policy(bench: Bench, policy: str, steps: list[dict[str, Any]]) -> None:
+    bench.tell(f"{policy}: steps", len(steps), "steps")
+    if not steps:
+        return
+    seconds = steps[-1]["time_unix_s"] - steps[0]["time_unix_s"]
+    last_tenth = steps[-(len(steps) // 10 or 1) :]
+    bench.tell(f"{policy}: a step", seconds / max(1, len(steps) - 1), "s")
+    bench.tell(f"{policy}: reward at the end", fmean(one["reward/mean"] for one in last_tenth), "reward")
+    bench.tell(f"{policy}: trained tokens", sum(one["tokens/trained"] for one in steps), "tokens")
+    bench.tell(f"{policy}: learner against engine", fmean(one["mismatch/k3_nats"] for one in steps), "nats")
 
 
 def _call(bench: Bench, words: tuple[str, ...]) -> int:
     """A command of this Python, which ends with this process or the stage's time; what it says is logged."""
     argv = parent_death.command(os.getpid(), (sys.executable, *words))
-    return subprocess.run(argv, cwd=ROOT, timeout=max(1.0, bench.left_s - 5.0), check=False).returncode
+    try:
+        return subprocess.run(argv, cwd=ROOT, timeout=max(1.0, bench.left_s - 10.0), check=False).returncode
+    except subprocess.TimeoutExpired:
+        return TOO_LATE
 
 
 def _driver() -> str:
@@ -131,7 +149,3 @@ def _version(name: str) -> str:
 def _pins() -> dict[str, str]:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return {name.lower(): pin for name, mark, pin in (line.partition("==") for line in lines) if mark}
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
