@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -77,11 +76,11 @@ def needed(roots: Iterable[str], beside: Iterable[str] = ()) -> set[str]:
 
 
 def install(argv: list[str]) -> None:
-    """Where wheels were carried: install them into a folder of this call's own, and begin anew with it."""
+    """Where wheels were carried: install them beside them, and begin anew with what is there."""
     wheels = sorted(map(str, (FOLDER / "wheels").glob("*.whl")))
     if not wheels or os.environ.get(INSTALLED) or _has_environment():
         return
-    site = Path(tempfile.gettempdir()) / f"mrl-gpu-hour-{os.getuid()}"
+    site = FOLDER / f"site-{sys.version_info.major}.{sys.version_info.minor}"
     options = ("--no-index", "--no-deps", "--no-compile", "--upgrade", "--target", str(site))
     done = _said((sys.executable, "-m", "pip", "install", "-q", *options, *wheels))
     if done.returncode:
