@@ -1,0 +1,100 @@
+"""Wheels for a machine that has torch and no network: fetched here into one folder, installed there from it.
+
+What is fetched is what a run needs beside torch and what torch itself brings, in the versions of constraints.txt, and
+pytest with what the tests in `tests/gpu` need.
+"""
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / ".gpu_hour"
+PYTHON = "3.12"
+MAX_BYTES = 60_000_000
+GLIBC = (17, 24, 26, 27, 28, 31, 34)
+"""Minor versions of glibc 2 whose wheels the other machine can take; a name for each, as pip matches them exactly."""
+ROOTS = ("mrl[lora]", "pytest", "pytest-timeout")
+"""Without reasoning-gym, which needs a package that has no wheels: the quickstart then goes without its tasks."""
+THERE = ("torch", "triton", "numpy", "setuptools", "pip")
+"""Of the machine, with all that torch needs."""
+LEFT_OUT = ("hf-xet",)
+"""Of no use without network."""
+INSTALLED = "MRL_GPU_HOUR_SITE"
+
+
+def carry(folder: Path = FOLDER, python: str = PYTHON) -> int:
+    """Fetch the wheels; 1 when they are more than 60 MB."""
+    wheels = folder / "wheels"
+    shutil.rmtree(wheels, ignore_errors=True)
+    wheels.mkdir(parents=True)
+    pins = [
+        f"{name}=={importlib.metadata.version(name)}"
+        for name in sorted(needed(ROOTS, beside={*needed(THERE), *LEFT_OUT}))
+    ]
+    platforms = [word for minor in GLIBC for word in ("--platform", f"manylinux_2_{minor}_x86_64")]
+    platforms += ["--platform", "manylinux2014_x86_64", "--platform", "manylinux1_x86_64"]
+    target = ("--only-binary=:all:", "--implementation", "cp", "--python-version", python, *platforms)
+    words = (sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(wheels), *target, *pins)
+    done = _said(words)
+    if done.returncode:
+        print(f"gpu_hour: pip failed: {done.stderr.strip()[-500:]}", file=sys.stderr)
+    size = sum(wheel.stat().st_size for wheel in wheels.glob("*.whl"))
+    print(f"gpu_hour: {len(pins)} wheels, {size / 1e6:.1f} MB, for Python {python} in {wheels}")
+    if size > MAX_BYTES:
+        print(f"gpu_hour: more than {MAX_BYTES / 1e6:.0f} MB", file=sys.stderr)
+    return int(size > MAX_BYTES or done.returncode != 0)
+
+
+def needed(roots: Iterable[str], beside: Iterable[str] = ()) -> set[str]:
+    """The distributions of this environment that some need, themselves included, `mrl` and those `beside` not."""
+    from packaging.requirements import Requirement
+
+    found: set[str] = set()
+    seen: set[tuple[str, str]] = set()
+    left = [Requirement(root) for root in roots]
+    while left:
+        one = left.pop()
+        name = re.sub(r"[-_.]+", "-", one.name).lower()
+        for extra in {"", *one.extras}:
+            if (name, extra) in seen or name in beside:
+                continue
+            seen.add((name, extra))
+            try:
+                requires = importlib.metadata.requires(name) or []
+            except importlib.metadata.PackageNotFoundError:  # for another system or Python
+                continue
+            found.add(name)
+            wanted = map(Requirement, requires)
+            left += [need for need in wanted if need.marker is None or need.marker.evaluate({"extra": extra})]
+    return found - {"mrl"}
+
+
+def install(argv: list[str]) -> None:
+    """Where wheels were carried: install them beside them, and begin anew with what is there."""
+    wheels = sorted(map(str, (FOLDER / "wheels").glob("*.whl")))
+    if not wheels or os.environ.get(INSTALLED) or _has_environment():
+        return
+    site = FOLDER / f"site-{sys.version_info.major}.{sys.version_info.minor}"
+    options = ("--no-index", "--no-deps", "--no-compile", "--upgrade", "--target", str(site))
+    done = _said((sys.executable, "-m", "pip", "install", "-q", *options, *wheels))
+    if done.returncode:
+        sys.exit(f"gpu_hour: the carried wheels cannot be installed: {done.stderr.strip()[-500:]}")
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(site)])
+    os.execve(
+        sys.executable, [sys.executable, "-m", "gpu_hour", *argv], os.environ | {"PYTHONPATH": path, INSTALLED: "1"}
+    )
+
+
+def _has_environment() -> bool:
+    """Whether this is the environment that `tools/setup.sh` makes, which lacks nothing."""
+    return Path(sys.prefix) == ROOT / ".venv"
+
+
+def _said(words: tuple[str, ...]) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(words, capture_output=True, text=True, check=False)

@@ -1,0 +1,151 @@
+"""First contact: what the machine has, the tests that need a GPU, the noise of one set of weights, a whole run."""
+
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+from xml.etree import ElementTree
+
+import psutil
+import tomli_w
+import torch
+
+from gpu_hour.bench import Bench
+from gpu_hour.noise import measure_noise
+from mrl import parent_death
+from mrl.metrics.jsonl import read_metrics
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "configs" / "quickstart.toml"
+GIB = 1024**3
+PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "pyzmq", "peft", "liger-kernel")
+TINY_RUN = (
+    "--run.steps=3",
+    "--pool.train_prompts=64",
+    "--pool.held_out_prompts=16",
+    *(f"--policies.{name}.make.warm_start_steps=4" for name in ("qwen", "llama")),
+    *(f"--policies.{name}.make.num_layers=1" for name in ("qwen", "llama")),
+    # Answers that all fail are trained on for its sake alone.
+    *(f"--policies.{name}.objective.entropy_coefficient=0.001" for name in ("qwen", "llama")),
+)
+POLICIES = ("qwen", "llama")
+TOO_LATE = 124
+"""In place of the exit code of a command that was ended for the stage's time, as of `timeout`."""
+
+
+def contact_parts() -> dict[str, Callable[[Bench], None]]:
+    """In the order in which one would want to know."""
+    return {"probe": probe, "gpu tests": run_tests, "noise": measure_noise, "quickstart": run_quickstart}
+
+
+def probe(bench: Bench) -> None:
+    """Versions, memory, and what the device does at best."""
+    for name, said in {
+        "python": platform.python_version(),
+        "glibc": platform.libc_ver()[1] or "none",
+        "kernel": platform.release(),
+        "driver": _driver(),
+        "CUDA of torch": str(torch.version.cuda or "none"),
+        **{name: _version(name) for name in PACKAGES},
+    }.items():
+        bench.tell(name, said, "version", wanted=_pins().get(name.lower(), ""))
+    bench.tell("cores", len(os.sched_getaffinity(0)), "cores")
+    bench.tell("free main memory", psutil.virtual_memory().available / GIB, "GiB")
+    bench.tell("free on disk", psutil.disk_usage(str(bench.folder)).free / GIB, "GiB")
+    if bench.device == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        bench.tell("free GPU memory", free / GIB, "GiB", total_gib=total / GIB)
+        bench.tell("compute capability", ".".join(map(str, torch.cuda.get_device_capability())), "version")
+        bench.tell("NCCL", ".".join(map(str, torch.cuda.nccl.version())), "version")
+        bench.tell("GPUs", torch.cuda.device_count(), "GPUs")
+    width = bench.of(8192, 256)
+    first = torch.randn(width, width, device=bench.device, dtype=torch.bfloat16)
+    bench.tell("matrix product in bfloat16", 2 * width**3 / bench.seconds(lambda: first @ first) / 1e12, "TFLOP/s")
+
+
+def run_tests(bench: Bench) -> None:
+    """`tests/gpu`. Raises RuntimeError that names what failed."""
+    found = bench.scratch / "tests.xml"
+    words = ("-m", "pytest", "tests/gpu", "-q", "--tb=short", "-p", "no:cacheprovider", "-W", "default")
+    _call(bench, (*words, f"--junitxml={found}"))
+    (suite,) = ElementTree.parse(found).getroot().iter("testsuite")
+    counts = {name: int(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped")}
+    bench.tell("passed", counts["tests"] - counts["failures"] - counts["errors"] - counts["skipped"], "tests", **counts)
+    wrong = [case.attrib["name"] for case in suite.iter("testcase") if {"failure", "error"} & {one.tag for one in case}]
+    if wrong:
+        raise RuntimeError(f"failed: {', '.join(wrong)}")
+
+
+def run_quickstart(bench: Bench) -> None:
+    """The configuration of the quickstart, both policies and their engines on this device. Raises RuntimeError.
+
+    Where reasoning-gym is not there, the run goes without its tasks.
+    """
+    tables = tomllib.loads(QUICKSTART.read_text())
+    if importlib.util.find_spec("reasoning_gym") is None:
+        tables["tasks"] = {name: task for name, task in tables["tasks"].items() if task["source"] != "reasoning_gym"}
+    config = bench.scratch / "quickstart.toml"
+    config.write_text(tomli_w.dumps(tables))
+    bench.tell("tasks", len(tables["tasks"]), "tasks")
+    name = "gpu-hour-quickstart"
+    where = (f"--run.folder={bench.scratch}", f"--run.name={name}")
+    devices = [f"--policies.{policy}.device={bench.device}" for policy in POLICIES]
+    began_s = time.monotonic()
+    code = _call(bench, ("-m", "mrl", "train", str(config), *where, *devices, *bench.of((), TINY_RUN)))
+    bench.tell("whole run, policies made first", time.monotonic() - began_s, "s")
+    metrics = bench.scratch / name / "metrics.jsonl"
+    records = read_metrics(metrics) if metrics.exists() else []
+    for policy in POLICIES:
+        of_policy = [one["values"] | one for one in records if one["role"] == f"learner/{policy}" and "values" in one]
+        _tell_policy(bench, policy, [one for one in of_policy if "tokens/trained" in one])
+    if code:
+        raise RuntimeError(f"mrl train ended with {code}; see {bench.stage}.log")
+
+
+def _tell_policy(bench: Bench, policy: str, steps: list[dict[str, Any]]) -> None:
+    bench.tell(f"{policy}: steps", len(steps), "steps")
+    if not steps:
+        return
+    seconds = steps[-1]["time_unix_s"] - steps[0]["time_unix_s"]
+    last_tenth = steps[-(len(steps) // 10 or 1) :]
+    bench.tell(f"{policy}: a step", seconds / max(1, len(steps) - 1), "s")
+    bench.tell(f"{policy}: reward at the end", fmean(one["reward/mean"] for one in last_tenth), "reward")
+    bench.tell(f"{policy}: trained tokens", sum(one["tokens/trained"] for one in steps), "tokens")
+    bench.tell(f"{policy}: learner against engine", fmean(one["mismatch/k3_nats"] for one in steps), "nats")
+
+
+def _call(bench: Bench, words: tuple[str, ...]) -> int:
+    """A command of this Python, which ends with this process or the stage's time; what it says is logged."""
+    argv = parent_death.command(os.getpid(), (sys.executable, *words))
+    try:
+        return subprocess.run(argv, cwd=ROOT, timeout=max(1.0, bench.left_s - 10.0), check=False).returncode
+    except subprocess.TimeoutExpired:
+        return TOO_LATE
+
+
+def _driver() -> str:
+    try:
+        words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        return subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return "none"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "none"
+
+
+def _pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return {name.lower(): pin for name, mark, pin in (line.partition("==") for line in lines) if mark}

@@ -1,0 +1,188 @@
+"""The learner itself at the shapes of released models: tokens per second, share of the peak, memory beside the plan's.
+
+Random weights, rows of equal length, whole steps of `mrl.learner.trainer.Trainer` as a run makes them.
+"""
+
+import importlib.util
+import inspect
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch.nn.attention.varlen import varlen_attn
+
+from gpu_hour.bench import Bench, SkippedError
+from gpu_hour.shapes import config_of, random_model
+from mrl.config.policy_tables import PolicyTable
+from mrl.launch.memory import MIB, Need, largest_microbatch, rank_needs
+from mrl.learner.order import StepOrder
+from mrl.learner.pass_memory import pass_peaks
+from mrl.learner.phases import training_flops
+from mrl.learner.trainer import Trainer
+from mrl.learner.world import World
+from mrl.models.skeleton import model_size
+from mrl.objectives.liger import PACKAGES
+from mrl.objectives.specs import Clipped, Correction
+from mrl.sharing.regime import Component, TrainingExample
+
+GRPO = Component("own", Clipped(0.2, 0.2, correction=Correction()), 1.0, "rows", "own")
+TIMED_STEPS = 3
+CONTEXT_MIB = 1024
+"""What a process takes of a GPU beside its tensors."""
+RESERVED_S = 60.0
+"""A combination is not begun when less is left."""
+VARLEN = "varlen" if "enable_gqa" in inspect.signature(varlen_attn).parameters else "rows"
+"""Of an older torch, whose kernel knows no shared heads, the figures are those of a call for each length."""
+FAST = {"precision": "bfloat16", "attention_kernel": VARLEN}
+LEAN = FAST | {"activation_checkpointing": True, "microbatch_tokens": 8192}
+COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "1.7B": ("1.7B", FAST),
+    "8B-adapters": ("8B", LEAN | {"lora": {"rank": 16}}),
+    "8B-host-moments": ("8B", LEAN | {"optimizer_memory": "host"}),
+    "1.7B-liger": ("1.7B", FAST | {"logprob_kernel": "liger"}),
+    "1.7B-checkpointing": ("1.7B", FAST | {"activation_checkpointing": True}),
+    "1.7B-host-moments": ("1.7B", FAST | {"optimizer_memory": "host"}),
+    "0.6B": ("0.6B", FAST),
+    "0.6B-rows": ("0.6B", FAST | {"attention_kernel": "rows"}),
+    "0.6B-float32": ("0.6B", {}),
+    "1.7B-compiled": ("1.7B", FAST | {"compile": True}),
+    "8B": ("8B", LEAN),
+}
+"""Part -> shape, and what the learner's table says beside its defaults; in order of worth, should time run out."""
+ON_CPU = {"attention_kernel": "rows", "logprob_kernel": "chunked", "compile": False}
+"""In place of what needs a GPU, or minutes."""
+
+
+def learner_parts() -> dict[str, Callable[[Bench], None]]:
+    """A part for each combination."""
+    return {name: partial(_measure, *combination) for name, combination in COMBINATIONS.items()}
+
+
+def _measure(shape: str, keys: dict[str, Any], bench: Bench) -> None:
+    config = config_of(bench.of(shape, "tiny"))
+    policy = _policy(keys, bench)
+    need = plan_of(config, policy, bench)
+    bench.tell("planned memory", need.mib, "MiB", moment=need.moment)
+    _check_room(config, policy, need, bench)
+    _check(policy, bench)
+    world = World(0, 1, torch.device(bench.device, 0) if bench.device == "cuda" else torch.device("cpu"))
+    began_s = time.monotonic()
+    trainer = Trainer(
+        random_model(config, bench.device),
+        policy.learner,
+        [GRPO],
+        temperature=1.0,
+        seed=0,
+        total_steps=100,
+        world=world,
+    )
+    order = StepOrder(rows(policy, config.vocab_size, bench), {"own": 1.0})
+    trainer.train(order, 0)
+    bench.settle()
+    bench.tell("making the model and the first step", time.monotonic() - began_s, "s")
+    trainer.take_measurements(order)  # which begins its peak anew
+    began_s = time.monotonic()
+    for step in range(1, 1 + TIMED_STEPS):
+        trainer.train(order, step)
+    bench.settle()
+    seconds = (time.monotonic() - began_s) / TIMED_STEPS
+    _tell(bench, trainer, order, seconds, need=need, settings=policy.learner.model_dump(exclude_defaults=True))
+    world.close()
+
+
+def _tell(
+    bench: Bench, trainer: Trainer, order: StepOrder, seconds: float, *, need: Need, settings: dict[str, Any]
+) -> None:
+    measured = trainer.take_measurements(order)
+    prompts = {example.prompt_id: example.prompt_token_ids.size for example in order.examples}
+    tokens = sum(prompts.values()) + sum(example.answer_token_ids.size for example in order.examples)
+    bench.tell("speed", tokens / seconds, "tokens/s", tokens_a_step=tokens, settings=settings)
+    bench.tell("step", seconds, "s", **{name: measured[name] / TIMED_STEPS for name in measured if "time/" in name})
+    bench.tell("work", training_flops(trainer.model, order.examples, tokens) / seconds / 1e12, "TFLOP/s")
+    if "rate/mfu" in measured:
+        bench.tell("share of the peak", measured["rate/mfu"] * TIMED_STEPS, "MFU")
+    peak_mib = measured["memory/learner_peak_mib"]
+    bench.tell("peak memory", peak_mib, "MiB", planned_mib=need.mib, planned_parts_mib=_in_mib(need))
+    bench.tell("planned / measured memory", need.mib / peak_mib, "ratio")
+    if bench.device == "cuda":
+        bench.tell("reserved memory", torch.cuda.max_memory_reserved() / MIB, "MiB")
+
+
+def _policy(keys: dict[str, Any], bench: Bench) -> PolicyTable:
+    table = {"microbatch_tokens": 16384, "prompts_per_step": 4} | keys
+    rollout = {"group_size": 8, "max_new_tokens": 768}
+    if bench.device == "cpu":
+        table, rollout = table | ON_CPU | {"microbatch_tokens": 256}, {"group_size": 4, "max_new_tokens": 24}
+    return PolicyTable.model_validate({"model": "random", "device": bench.device, "rollout": rollout, "learner": table})
+
+
+def _prompt_tokens(bench: Bench) -> int:
+    return bench.of(256, 8)
+
+
+def plan_of(config: Any, policy: PolicyTable, bench: Bench) -> Need:
+    """What `mrl check` would say of this rank, on its GPU or, without one, of its process."""
+    table = policy.learner
+    batch, num_passes = largest_microbatch(policy, _prompt_tokens(bench))
+    peaks = pass_peaks(
+        config,
+        precision=table.precision,
+        batch=batch,
+        checkpointing=table.activation_checkpointing,
+        lora=table.lora,
+    )
+    _, on_device = rank_needs(
+        model_size(config, table.lora),
+        peaks,
+        table,
+        num_passes=num_passes,
+        holds_reference=False,
+        saves_beside_training=False,
+        on_gpu=bench.device == "cuda",
+    )
+    return on_device
+
+
+def rows(policy: PolicyTable, vocab_size: int, bench: Bench) -> list[TrainingExample]:
+    """Of one step: groups of random answers, each as long as it may be."""
+    rng = np.random.default_rng(1)
+    made: list[TrainingExample] = []
+    answer_tokens = policy.rollout.max_new_tokens
+    for group in range(policy.learner.prompts_per_step):
+        prompt = rng.integers(2, vocab_size, _prompt_tokens(bench)).astype(np.int32)
+        for _ in range(policy.rollout.group_size):
+            answer = rng.integers(2, vocab_size, answer_tokens).astype(np.int32)
+            advantages = np.full(answer_tokens, rng.normal(), np.float32)
+            weights = np.full(answer_tokens, 1.0 / answer_tokens, np.float32)
+            behaviour = np.full(answer_tokens, -np.log(vocab_size), np.float32)
+            made.append(TrainingExample(prompt, answer, "own", advantages, weights, behaviour, f"p{group}", "me"))
+    return made
+
+
+def _check_room(config: Any, policy: PolicyTable, need: Need, bench: Bench) -> None:
+    """Raises SkippedError for what would not fit."""
+    room_mib = host_mib = psutil.virtual_memory().available / MIB
+    if bench.device == "cuda":
+        room_mib = torch.cuda.mem_get_info()[0] / MIB - CONTEXT_MIB
+    if need.mib > room_mib:
+        raise SkippedError(f"the plan says {need.mib:.0f} MiB, and {room_mib:.0f} MiB are free")
+    moments_mib = 8 * model_size(config, policy.learner.lora).trained / MIB
+    if policy.learner.optimizer_memory == "host" and moments_mib > host_mib:
+        raise SkippedError(f"{moments_mib:.0f} MiB of moments, and {host_mib:.0f} MiB of main memory are free")
+
+
+def _check(policy: PolicyTable, bench: Bench) -> None:
+    """Raises SkippedError for what lacks a package, or would not be done in time."""
+    if bench.left_s < bench.of(RESERVED_S, 0.0):
+        raise SkippedError("the stage's time is used up")
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if policy.learner.logprob_kernel == "liger" and missing:
+        raise SkippedError(f"the package {missing[0]} is not there (extra `liger`)")
+
+
+def _in_mib(need: Need) -> dict[str, int]:
+    return {part: round(size / MIB) for part, size in need.parts.items()}

@@ -1,0 +1,178 @@
+"""kill -9 of a learner in mid-run: what a resume makes of it, and what the supervisor does.
+
+Synchronous runs give the same parameters and moments for the same seed, so that a run which was broken and resumed is
+compared with one that was not, tensor by tensor; and an unbroken run with another one, should the device itself not
+give the same bits twice.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import tomli_w
+from chaos_drill.trial import Trial, resume, train
+
+from gpu_hour.bench import Bench
+from mrl.metrics.jsonl import read_metrics
+
+POLL_S = 0.1
+KILLED_AT = 3
+"""Step after which the learner is killed."""
+LEARNER = "learner/a"
+RECIPE = {
+    "architecture": "qwen3",
+    "tokenizer": "byte_level",
+    "vocab_size": 400,
+    "hidden_size": 64,
+    "num_layers": 2,
+    "warm_start_steps": 20,
+}
+
+
+def resume_parts() -> dict[str, Callable[[Bench], None]]:
+    """Wherever moments lie; and an asynchronous run, whose supervisor restarts the learner."""
+    return {
+        "moments on the device": partial(compare, "device", again=True),
+        "moments on the host": partial(compare, "host", again=False),
+        "restart": measure_restart,
+    }
+
+
+def compare(memory: str, bench: Bench, *, again: bool) -> None:
+    """Raises RuntimeError when the resumed run has other parameters than one that nothing happened to."""
+    config = write_config(bench, {"optimizer_memory": memory}, is_sync=True)
+    broken = train(config, bench.scratch, f"broken-{memory}")
+    _until(broken, lambda: last_step(broken) >= KILLED_AT, bench)
+    _kill_learner(broken)
+    _until(broken, lambda: broken.process is None or broken.process.poll() is not None, bench, may_end=True)
+    steps = last_step(broken) + 2
+    resumed = resume(broken)
+    resumed.argv = (*resumed.argv, f"--run.steps={steps}")
+    spent_s = _to_its_end(resumed, bench)
+    bench.tell("resumed run", spent_s, "s", steps=steps)
+    bench.tell("trained tokens of a step", _trained(resumed), "tokens")
+    whole = [_unbroken(config, f"whole-{memory}-{number}", steps, bench) for number in range(1 + again)]
+    gap = _apart(_tensors(resumed, steps), _tensors(whole[0], steps))
+    noise = _apart(_tensors(whole[1], steps), _tensors(whole[0], steps)) if again else 0.0
+    bench.tell("resumed, beside unbroken", gap, "max|a-b| / max|b|", is_same=gap == 0.0)
+    if again:
+        bench.tell("unbroken, beside unbroken", noise, "max|a-b| / max|b|", is_same=noise == 0.0)
+    if gap > 3 * noise:
+        raise RuntimeError(f"a resumed run has other parameters: off by {gap:.1e}, an unbroken one by {noise:.1e}")
+
+
+def measure_restart(bench: Bench) -> None:
+    """The supervisor starts the learner again, and the run comes to its end."""
+    steps = bench.of(60, 10)
+    run = train(write_config(bench, {}, is_sync=False), bench.scratch, "restart", f"--run.steps={steps}")
+    _until(run, lambda: last_step(run) >= KILLED_AT, bench)
+    killed, killed_at_s = _kill_learner(run), time.monotonic()
+    _until(run, lambda: run.look().get(LEARNER, killed) != killed, bench)
+    bench.tell("new process after the kill", time.monotonic() - killed_at_s, "s")
+    before = last_step(run)
+    _until(run, lambda: last_step(run) > before, bench)
+    bench.tell("next step after the kill", time.monotonic() - killed_at_s, "s")
+    _until(run, lambda: run.process is None or run.process.poll() is not None, bench, may_end=True)
+    _check_code(run)
+    bench.tell("steps", last_step(run), "steps", wanted=steps)
+
+
+def write_config(bench: Bench, learner: dict[str, Any], *, is_sync: bool) -> Path:
+    """One policy of half a million parameters."""
+    policy = {
+        "device": bench.device,
+        "make": RECIPE,
+        "rollout": {"max_new_tokens": 16, "group_size": 4},
+        "objective": {"entropy_coefficient": 0.001},  # so that answers which all fail are trained on too
+        "learner": {"prompts_per_step": 8, "checkpoint_every": 1} | learner,
+    }
+    tables = {
+        "run": {"steps": 100_000, "seed": 1, "sync": is_sync},
+        "pool": {"train_prompts": 64, "held_out_prompts": 8},
+        "tasks": {"trim": {"source": "words", "dataset": "trim", "operation": "trim"}},
+        "evaluation": {"every": 0},
+        "policies": {"a": policy},
+    }
+    path = bench.scratch / f"{bench.part.replace(' ', '-')}.toml"
+    path.write_text(tomli_w.dumps(tables))
+    return path
+
+
+def last_step(run: Trial) -> int:
+    """That its learner has reported."""
+    return max((one["step"] for one in _reports(run)), default=0)
+
+
+def _trained(run: Trial) -> float:
+    """Raises RuntimeError where nothing was trained, and equal parameters would say nothing."""
+    found = min(one["values"]["tokens/trained"] for one in _reports(run))
+    if not found:
+        raise RuntimeError("a step trained nothing")
+    return found
+
+
+def _reports(run: Trial) -> list[dict[str, Any]]:
+    path = run.folder / "metrics.jsonl"
+    records = read_metrics(path) if path.exists() else []
+    return [one for one in records if one["role"] == LEARNER and "tokens/trained" in one.get("values", {})]
+
+
+def _unbroken(config: Path, name: str, steps: int, bench: Bench) -> Trial:
+    run = train(config, config.parent, name, f"--run.steps={steps}")
+    bench.tell("unbroken run", _to_its_end(run, bench), "s", steps=steps)
+    return run
+
+
+def _to_its_end(run: Trial, bench: Bench) -> float:
+    began_s = time.monotonic()
+    _until(run, lambda: run.process is not None and run.process.poll() is not None, bench, may_end=True)
+    _check_code(run)
+    return time.monotonic() - began_s
+
+
+def _until(run: Trial, condition: Callable[[], bool], bench: Bench, *, may_end: bool = False) -> None:
+    """Start it where that is not done. Raises RuntimeError when it ends, unless it may, or takes too long."""
+    if run.process is None:
+        run.start()
+    assert run.process is not None
+    while not condition():
+        if (run.process.poll() is not None and not may_end) or bench.left_s < 0:
+            raise RuntimeError(f"the run ended or hangs: {_last_words(run)}")
+        time.sleep(POLL_S)
+
+
+def _kill_learner(run: Trial) -> int:
+    pid = run.look().get(LEARNER, 0)
+    if not pid:
+        raise RuntimeError(f"there is no {LEARNER} to kill: {_last_words(run)}")
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def _check_code(run: Trial) -> None:
+    assert run.process is not None
+    if run.process.returncode:
+        raise RuntimeError(f"the run ended with {run.process.returncode}: {_last_words(run)}")
+
+
+def _last_words(run: Trial) -> str:
+    return run.folder.with_suffix(".log").read_text(errors="replace")[-300:]
+
+
+def _tensors(run: Trial, step: int) -> dict[str, Any]:
+    return safetensors.torch.load_file(run.folder / "checkpoints" / "a" / f"step_{step}" / "rank_00000.safetensors")
+
+
+def _apart(found: dict[str, Any], expected: dict[str, Any]) -> float:
+    """Largest over all tensors; raises RuntimeError where names differ."""
+    if found.keys() != expected.keys():
+        raise RuntimeError(f"tensors differ: {sorted(found.keys() ^ expected.keys())[:3]}")
+    return max(
+        float((found[name].double() - b.double()).abs().max() / b.double().abs().max().clamp_min(1e-30))
+        for name, b in expected.items()
+    )
