@@ -138,9 +138,7 @@ def test_every_layout_keeps_a_step_on_its_device(tiny_model, make_rows, monkeypa
 @pytest.mark.parametrize("term", OWN_TERMS)
 def test_every_term_keeps_a_step_on_its_device(tiny_model, make_rows, monkeypatch, term):
     """What it computes of own rows."""
-    assert train(
-        tiny_model, make_rows, monkeypatch, keys={}, own=Component("own", OWN_TERMS[term], 1.0, "rows", "own")
-    )
+    assert train(tiny_model, make_rows, monkeypatch, keys={}, own=Component("own", OWN_TERMS[term], 1.0, "rows", "own"))
 
 
 @pytest.fixture
