@@ -7,6 +7,6 @@
 - `own_folder` the manifest of a policy that does not learn
 - `canary`    texts with the learner's own log-probabilities, and what rounding makes of them (`canary_texts`: which)
 
-An engine that serves other weights than it claims holds other bytes; where nobody can tell its bytes, the canary decides.
+An engine that serves other weights than it claims holds other bytes; where nobody can tell them, the canary decides.
 Tokens of a version are released only after its proof.
 """
