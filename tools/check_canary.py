@@ -13,8 +13,9 @@ late       the second half of the layers is the one before
 q swapped  the query projections of two layers are exchanged
 gate / up  two projections of one layer are exchanged
 
-At a learning rate of 1e-5 every fault has to be found. At 1e-6 a step is smaller than rounding in bfloat16 by far:
-there a fault may also be told as "untold", but never be believed. With --vllm also a real server in bfloat16.
+At a learning rate of 1e-5, and of 1e-6 in float32, every fault has to be found. At 1e-6 a step is smaller than rounding
+in bfloat16 by far, and so is the first one of a model that was released in 16 bits (the last rows): there a fault may
+also be told as "untold", but never be believed. With --vllm also a real server in bfloat16.
 
 "off by" is the mean difference of healthy engines as a multiple of the noise that the learner measured. Exit code 1
 when a healthy engine was refused or a faulty one believed. Ends with one line of JSON.
@@ -32,7 +33,7 @@ from pathlib import Path
 
 import structlog
 from bench_row import Row
-from canary_check.cases import LEARNING_RATES, Case, cases
+from canary_check.cases import LR, Case, cases
 from canary_check.engines import FAULTS, HEALTHY, InProcess, vllm_server
 from canary_check.learner import FIRST, SECOND, Published, publish_two
 from transformers.utils import logging
@@ -60,7 +61,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="mrl-canary-") as folder:
             totals += judge(case, publish_two(case, Path(folder)))
     if arguments.vllm:
-        case = Case("float32", "bfloat16", num_layers=8, logit_std=3.0, lr=LEARNING_RATES[0])
+        case = Case("float32", "bfloat16", num_layers=8, logit_std=3.0, lr=LR)
         with tempfile.TemporaryDirectory(prefix="mrl-canary-") as folder, ExitStack() as closing:
             published = publish_two(case, Path(folder))
             totals += judge(case, published, vllm_server(published, Path(folder), closing))

@@ -117,7 +117,8 @@ def _examine(found: Finding, subject: Subject, folder: Path, log: Path) -> None:
         tokens = sum(answer.token_ids.size for answer in answers)
         found.samples = f"{tokens} tokens in {time.monotonic() - began_s:.1f} s"
         ids = [answer.token_ids for answer in answers]
-        exact_T, rounded_T = (_wanted(first, ids, subject.dtype, values) for values in ("float32", subject.dtype))
+        exact_T = _wanted(first, ids, subject.dtype, "float32")
+        rounded_T = _wanted(first, ids, subject.dtype, subject.dtype)
         off_T = np.concatenate([answer.logprobs for answer in answers]) - exact_T
         found.logprob_gap = f"{np.abs(off_T).max():.0e} nats"
         _check_gap(excess(off_T, rounded_T - exact_T), subject)

@@ -44,7 +44,7 @@ class ServerTable(Table):
     python: str = ""
     """Interpreter of the engine's environment; empty: what `tools/engine_env.sh` made."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Number format of the weights in the server; the learner's canary allows its rounding. Left out on "cuda":
+    """Number format of the weights in the server; the learner measures its rounding for the canary. Left out on "cuda":
     "bfloat16"."""
     context_tokens: int = Field(default=2048, ge=16)
     """Prompt and answer together, at most."""

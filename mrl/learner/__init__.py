@@ -13,6 +13,7 @@
 - `loss`      the components' terms on them, divided by what is known before
 - `step`      one optimizer update over packed batches
 - `trainer`   all updates of a step, and what they say (`tally`, `peer_logprobs`, `phases`)
+- `references` the scores of its own that go with a version, and those of the version before
 - `pass_memory` what a pass needs in memory, found without data
 - `skipped`   the rows of updates that were left out, kept to be looked at
 - `loop`      the learner's life

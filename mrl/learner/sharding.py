@@ -85,7 +85,8 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
 
 def _wrap(model: nn.Module, blocks: list[nn.Module], table: LearnerTable, world: World) -> nn.Module:
     compute = None if table.precision == "float32" else getattr(torch, table.precision)
-    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+    # What goes into a block is made of such parameters and has their format; where it has another, that is meant.
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
     mesh = _mesh(table.num_shards, world)
     whole = {name: parameter.detach() for name, parameter in model.named_parameters()} if world.is_first else {}
     for module in (*blocks, model):

@@ -2,6 +2,7 @@
 
 - `load`       a folder becomes a causal language model
 - `heads`      how families turn hidden states into logits
+- `number_formats` forwards in other number formats than the parameters have
 - `lora`       low-rank adapters: put in, switched off, merged, written
 - `skeleton`   models that have shapes and no data; `size` their numbers
 - `prompting`  the text of a prompt becomes token ids

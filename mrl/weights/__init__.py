@@ -5,8 +5,8 @@
 - `broadcast` the newest version kept in memory, and sent to the engines that ask for it (`meetings`: who with whom)
 - `manifest`  what was published; every tensor is compared with it before an engine is given the folder
 - `own_folder` the manifest of a policy that does not learn
-- `canary`    fixed token sequences with the learner's own log-probabilities
+- `canary`    texts with the learner's own log-probabilities, and what rounding makes of them (`canary_texts`: which)
 
-An engine that serves other weights than it claims disagrees with the canary, or, where the difference is smaller than
-rounding, with the digests. Tokens of a version are released only after both have passed.
+An engine that serves other weights than it claims holds other bytes; where nobody can tell them, the canary decides.
+Tokens of a version are released only after its proof.
 """

@@ -13,8 +13,11 @@ from transformers import (
     MistralForCausalLM,
 )
 
+from mrl.config.policy_tables import LearnerTable
 from mrl.errors import ModelFolderError
+from mrl.learner.sharding import place
 from mrl.learner.trainer import check_forward
+from mrl.learner.world import World
 from mrl.models.heads import HeadShape, head_shape
 from mrl.models.row_attention import use_row_attention
 from mrl.weights.canary import canary_sequences
@@ -87,3 +90,54 @@ def test_a_head_that_is_not_as_described_is_found_out(make_family, family):
 
     with pytest.raises(ModelFolderError, match="does not compute what"):
         check_forward(model, canary_sequences(64, num_tokens=12))
+
+
+def scaled(tiny_model, *, std: float, precision: str) -> torch.nn.Module:
+    """A model whose logits have this standard deviation, as a learner holds it."""
+    model = tiny_model("llama", seed=3, tied=False)
+    texts = torch.tensor(canary_sequences(64, num_tokens=12))
+    with torch.no_grad():
+        model.lm_head.weight *= std / model(texts).logits.std(-1).mean()
+    return place(model, LearnerTable(precision=precision), World(0, 1, torch.device("cpu")))
+
+
+def bend_head(model: torch.nn.Module) -> None:
+    """A bias, which training leaves out."""
+    bias = 0.5 * torch.randn(64, generator=torch.Generator().manual_seed(0))
+    model.register_forward_hook(lambda _module, _inputs, output: setattr(output, "logits", output.logits + bias))
+
+
+def look_ahead(model: torch.nn.Module) -> None:
+    """Attention of the model itself that is not causal."""
+    for layer in model.model.layers:
+        attend = layer.self_attn.forward
+
+        def see_all(*args, attend=attend, attention_mask=None, **kwargs):
+            packed = "packed_rows" in kwargs and kwargs["packed_rows"] is not None
+            mask = attention_mask if packed or attention_mask is None else torch.zeros_like(attention_mask)
+            return attend(*args, attention_mask=mask, **kwargs)
+
+        layer.self_attn.forward = see_all
+
+
+@pytest.mark.parametrize("std", [1.0, 4.0])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fault", [None, bend_head, look_ahead])
+def test_training_is_held_to_the_rounding_of_the_model(tiny_model, precision, std, fault):
+    """Large logits in 16 bits are no fault, and hide none."""
+    model = scaled(tiny_model, std=std, precision=precision)
+    texts = canary_sequences(64, num_sequences=8, num_tokens=24)
+    if fault is None:
+        check_forward(model, texts, precision)
+        return
+    fault(model)
+    with pytest.raises(ModelFolderError, match="does not compute what"):
+        check_forward(model, texts, precision)
+
+
+def test_texts_may_have_any_lengths(make_family):
+    """As prompts of a pool have."""
+    model = make_family("mistral")
+    use_row_attention(model)
+
+    check_forward(model, [[5, 9, 3, 7, 1, 2, 8, 30, 4, 4, 17], [7, 1, 2, 8], [60, 2, 9, 11, 33, 12]])

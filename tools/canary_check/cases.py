@@ -8,12 +8,14 @@ from mrl.models.number_formats import NumberFormat
 
 LOGIT_STDS = (1.0, 2.0, 3.0, 4.0)
 LAYERS = (4, 8, 16, 32)
-LEARNING_RATES = (1e-5, 1e-6)
-FORMATS: tuple[tuple[NumberFormat, NumberFormat], ...] = (
-    ("float32", "float32"),
-    ("float32", "bfloat16"),
-    ("bfloat16", "bfloat16"),
+LR, SMALL_LR = 1e-5, 1e-6
+LEARNERS: tuple[tuple[NumberFormat, NumberFormat, float], ...] = (
+    ("float32", "float32", SMALL_LR),
+    ("float32", "bfloat16", LR),
+    ("bfloat16", "bfloat16", LR),
+    ("bfloat16", "bfloat16", SMALL_LR),
 )
+"""Number formats of learner and engine, and the learning rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Case:
     @property
     def is_small_step(self) -> bool:
         """Whether the step changes less than rounding does."""
-        return (self.is_released or self.lr < LEARNING_RATES[0]) and self.engine != "float32"
+        return (self.is_released or self.lr < LR) and self.engine != "float32"
 
 
 def cases(*, quick: bool) -> Iterator[Case]:
@@ -40,7 +42,7 @@ def cases(*, quick: bool) -> Iterator[Case]:
         yield Case("float32", "bfloat16", num_layers=4, logit_std=4.0, lr=1e-5)
         yield Case("bfloat16", "bfloat16", num_layers=4, logit_std=1.0, lr=1e-6)
         return
-    for (precision, engine), layers, std, lr in product(FORMATS, LAYERS, LOGIT_STDS, LEARNING_RATES):
+    for layers, std, (precision, engine, lr) in product(LAYERS, LOGIT_STDS, LEARNERS):
         yield Case(precision, engine, layers, std, lr)
     for std in LOGIT_STDS:
-        yield Case("bfloat16", "bfloat16", 8, std, LEARNING_RATES[0], is_released=True)
+        yield Case("bfloat16", "bfloat16", 8, std, LR, is_released=True)

@@ -1,6 +1,7 @@
 """A learner that publishes, takes one step, and publishes again: trainer, canary and publisher are those of runs."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,7 @@ def publish_two(case: Case, folder: Path) -> Published:
     start = _save(case, folder / "start")
     table = LearnerTable(precision=case.precision, lr=case.lr, max_grad_norm=1e9)
     world = World(0, 1, torch.device("cpu"))
-    examples = _rows(start)
+    examples = _rows(case.num_layers, case.logit_std, case.is_released)
     trainer = Trainer(load_policy(start), table, (OWN,), temperature=1.0, seed=3, total_steps=10, world=world)
     prompts = [example.prompt_token_ids.tolist() for example in examples]
     references = CanaryReferences(trainer, prompts, engine_format=case.engine)
@@ -63,11 +64,17 @@ def publish_two(case: Case, folder: Path) -> Published:
 
 
 def _save(case: Case, folder: Path) -> Path:
-    torch.manual_seed(case.num_layers)
+    _policy(case.num_layers, case.logit_std, case.is_released).save_pretrained(folder)
+    Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0")).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def _policy(num_layers: int, logit_std: float, is_released: bool) -> Qwen3ForCausalLM:
+    torch.manual_seed(num_layers)
     config = Qwen3Config(
         vocab_size=VOCAB_SIZE,
         hidden_size=HIDDEN_SIZE,
-        num_hidden_layers=case.num_layers,
+        num_hidden_layers=num_layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=32,
@@ -78,18 +85,17 @@ def _save(case: Case, folder: Path) -> Path:
     )
     model = Qwen3ForCausalLM(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters() if case.is_released else ():
+        for parameter in model.parameters() if is_released else ():
             parameter.copy_(parameter.to(torch.bfloat16))
         found = model(torch.randint(0, VOCAB_SIZE, (8, 32))).logits.std(-1).mean()
-        model.lm_head.weight *= 2.0 ** float(torch.log2(case.logit_std / found))
-    model.save_pretrained(folder)
-    Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0")).save(str(folder / "tokenizer.json"))
-    return folder
+        model.lm_head.weight *= 2.0 ** float(torch.log2(logit_std / found))
+    return model
 
 
-def _rows(start: Path) -> list[TrainingExample]:
+@lru_cache(maxsize=1)
+def _rows(num_layers: int, logit_std: float, is_released: bool) -> list[TrainingExample]:
     """Answers that the policy samples, with random advantages."""
-    model, rng = load_policy(start), np.random.default_rng(0)
+    model, rng = _policy(num_layers, logit_std, is_released), np.random.default_rng(0)
     torch.manual_seed(1)
     prompts = torch.randint(0, VOCAB_SIZE, (NUM_ROWS, PROMPT_TOKENS))
     sampled = model.generate(
