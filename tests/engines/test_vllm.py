@@ -15,7 +15,7 @@ import xxhash
 from aiohttp import web
 from safetensors.torch import save_file
 
-from mrl.engines.dialect import Launch, Segment
+from mrl.engines.dialect import Launch, Paused, Segment
 from mrl.engines.engine import EngineUsage, Sampling
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.vllm import VLLM
@@ -383,6 +383,34 @@ def test_a_score_that_an_update_gave_up_is_none(server, ask):
     assert ask(lambda dialect, http: dialect.score(http, [7, 8, 9], 1.0)) == [-0.5, -2.0]
     with pytest.raises(EngineError, match=r"temperature 1 only; got 0.7"):
         ask(lambda dialect, http: dialect.score(http, [7, 8, 9], 0.7))
+
+
+PAUSED = {"message": "Generation is paused.", "type": "ServiceUnavailableError", "param": None, "code": 503}
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "is_pause"),
+    [
+        (503, json.dumps({"error": PAUSED}), True),
+        (503, json.dumps({"error": {**PAUSED, "type": "Service Unavailable"}}), False),
+        (503, json.dumps({"error": "paused"}), False),
+        (503, json.dumps(["paused"]), False),
+        (503, "<html>no upstream</html>", False),
+        (500, json.dumps({"error": PAUSED}), False),
+    ],
+)
+def test_a_refusal_is_a_pause_when_vllm_calls_it_retryable(server, ask, status, text, is_pause):
+    """A full queue, a proxy, and a failing engine are not; all keep their status and words."""
+    asked = {"seed", "prompt_logprobs"}  # not by the probe
+    server.answers["/inference/v1/generate"] = lambda body: (
+        web.Response(status=status, text=text) if asked & set(body["sampling_params"]) else server._generate(body)
+    )
+
+    for call in (generate, lambda dialect, http: dialect.score(http, [7, 8], 1.0)):
+        with pytest.raises(HttpFailure) as caught:
+            ask(call)
+        assert isinstance(caught.value, Paused) == is_pause
+        assert (caught.value.status, caught.value.text) == (status, text)
 
 
 def test_usage_is_read_from_its_metrics(server, ask):

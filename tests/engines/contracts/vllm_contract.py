@@ -307,9 +307,23 @@ WEIGHTS = [
     Contract(
         "a GPU worker reloads a folder into the parameters that it serves",
         "vllm/v1/worker/gpu/model_runner.py",
-        Takes("GPUModelRunner.reload_weights", ("weights_path",)),
+        Takes("GPUModelRunner.reload_weights", ("weights_path", "weights_iterator", "is_checkpoint_format")),
         f"{SERVING}, load",
         GPU,
+    ),
+    *meaning(
+        "a reload writes into the tensors that captured graphs read, and forgets what was made of old weights",
+        "vllm/v1/worker/gpu/model_runner.py",
+        ("GPUModelRunner.reload_weights",),
+        f"{SERVING}, load",
+        gpu="9a9fd47347b1",
+    ),
+    *meaning(
+        "a reload is in place",
+        "vllm/model_executor/model_loader/reload/inplace.py",
+        ("reload_weights",),
+        f"{SERVING}, load",
+        gpu="4c0debeb1ca6",
     ),
     *meaning(
         "a worker hashes every parameter's bytes by SHA-256",
