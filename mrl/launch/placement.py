@@ -144,7 +144,7 @@ class _Hall:
         self._load[host] += 1
         self._take(("worker", name, index), host, gpus)
 
-    def _shared(self, name: str) -> tuple[str, Sequence[int]]:
+    def _shared(self, name: str) -> tuple[str, list[int]]:
         """A GPU for an embedded engine that others use as well, of its policy's host before all."""
         hosts = sorted(self._room, key=lambda host: host != self._homes[name])
         for host in hosts:
