@@ -34,7 +34,7 @@ MAX_BATCH_BYTES = 4 * 1024 * 1024
 class Progress(NamedTuple):
     """How far a worker is; see `WorkRequest`."""
 
-    count: int
+    made: int
     is_loading: bool
 
 
@@ -218,7 +218,7 @@ class WorkerLink:
             max_groups=max(0, self._wanted - len(self._fresh())),
             holding=[*self._work, *self._undelivered],
             serving=self._serving,
-            progress=progress.count,
+            progress=progress.made,
             is_loading=progress.is_loading,
         )
         self._post(encode(request))

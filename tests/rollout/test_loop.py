@@ -301,7 +301,7 @@ def test_a_worker_says_whether_it_loads_and_how_far_it_is(make_loop, learner, mo
     play(loop, script())
 
     assert [one for one in seen if one.is_loading] == [Progress(0, is_loading=True)] * 2  # at the start, and in `load`
-    counts = [one.count for one in seen]
+    counts = [one.made for one in seen]
     assert counts == sorted(counts)
     assert counts[-1] > 0
 
