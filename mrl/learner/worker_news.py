@@ -19,6 +19,8 @@ class WorkerNews:
     """When one last sampled or judged something, delivered it, or was in the middle of loading."""
     worked_s: float
     """The same without loading."""
+    has_spoken: bool = False
+    """Whether any worker was heard at all."""
     has_served: bool = False
     """Whether any worker has proved weights of this life."""
     _progress: dict[str, int] = field(default_factory=dict)
@@ -30,7 +32,7 @@ class WorkerNews:
 
     def asked(self, request: WorkRequest, now_s: float, *, serves: bool) -> None:
         """A worker asks for work, and says how far it is; whether it `serves` what it may sample under."""
-        self.heard_s = now_s
+        self.heard_s, self.has_spoken = now_s, True
         before = self._progress.get(request.worker)
         self._progress[request.worker] = request.progress
         if request.is_loading:
@@ -41,6 +43,7 @@ class WorkerNews:
 
     def delivered(self, now_s: float) -> None:
         """A worker gets on, if only with groups that come again."""
+        self.has_spoken = True
         self.heard_s = self.moved_s = self.worked_s = now_s
 
 
@@ -49,16 +52,19 @@ class WaitBounds:
     """How long a learner waits for groups, in seconds."""
 
     data_timeout_s: float
-    """While no worker is heard, or none gets on."""
+    """While no worker is heard any more, or none gets on."""
+    first_word_s: float
+    """Until the first word of any: its process starts, which the supervisor bounds."""
     loading_s: float
     """While all that workers do is to start engines and to load weights, which they bound themselves."""
 
     def given_up(self, news: WorkerNews, began_s: float, now_s: float) -> str:
         """Why a wait since `began_s` is over; empty while it is not."""
-        if now_s - max(news.heard_s, began_s) > self.data_timeout_s:
-            return f"nothing was heard for {self.data_timeout_s:g} s"
-        if now_s - max(news.moved_s, began_s) > self.data_timeout_s:
+        silence_s = self.data_timeout_s if news.has_spoken else max(self.first_word_s, self.data_timeout_s)
+        if now_s - max(news.heard_s, began_s) > silence_s:
+            return f"nothing was heard for {silence_s:g} s"
+        if news.has_spoken and now_s - max(news.moved_s, began_s) > self.data_timeout_s:
             return f"nothing was sampled, judged or loaded for {self.data_timeout_s:g} s"
-        if now_s - max(news.worked_s, began_s) > max(self.loading_s, self.data_timeout_s):
+        if news.has_spoken and now_s - max(news.worked_s, began_s) > max(self.loading_s, self.data_timeout_s):
             return f"engines were started and weights loaded for {self.loading_s:g} s, and no token was sampled"
         return ""

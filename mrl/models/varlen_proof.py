@@ -86,10 +86,11 @@ def _states(device: torch.device, heads: Heads) -> list[Tensor]:
 
 
 def _row_by_row(query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor) -> Tensor:
-    rows = zip(*(states.split(LENGTHS) for states in (query_RHD, key_RKD, value_RKD)), strict=True)
-    heads_first = (tuple(states.transpose(0, 1).unsqueeze(0) for states in row) for row in rows)
-    attended = [
-        functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-        for query, key, value in heads_first
-    ]
-    return torch.cat([row_1HLD[0].transpose(0, 1) for row_1HLD in attended])
+    attended = []
+    for query, key, value in zip(*(states.split(LENGTHS) for states in (query_RHD, key_RKD, value_RKD)), strict=True):
+        query_1HLD, key_1KLD, value_1KLD = (states.transpose(0, 1).unsqueeze(0) for states in (query, key, value))
+        found_1HLD = functional.scaled_dot_product_attention(
+            query_1HLD, key_1KLD, value_1KLD, is_causal=True, enable_gqa=True
+        )
+        attended.append(found_1HLD[0].transpose(0, 1))
+    return torch.cat(attended)

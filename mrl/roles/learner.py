@@ -29,7 +29,7 @@ from mrl.checkpoint.training_state import restore_training
 from mrl.config.policy_tables import LearnerTable, PolicyTable
 from mrl.config.run_folder import RunFolder, local_folder
 from mrl.config.schema import RunConfig
-from mrl.engines.bounds import bounds_of
+from mrl.engines.bounds import bounds_of, load_bound_s
 from mrl.errors import CheckpointError
 from mrl.exchange.shards import Exchange
 from mrl.launch.memory import all_cures
@@ -69,6 +69,8 @@ from mrl.weights.publish import Publisher
 
 GROUP_TIMEOUT_MARGIN_S = 600.0
 """Other ranks wait in a broadcast while the first one publishes and saves too."""
+PUBLISHED_AND_SAVED = 4
+"""Times the bytes of the weights, in the number format that they lie on the disk in, once published and once saved."""
 ENGINE_STARTS = 4
 """How often a worker starts an engine that is lost again and again, first start included, before it ends."""
 STOPPED_EARLY = 143
@@ -195,9 +197,10 @@ def _candidates(config: RunConfig, folder: RunFolder, store: CheckpointStore) ->
 
 
 def _group_timeout_s(config: RunConfig, policy: str) -> float:
-    """How long other ranks wait for the first one: as long as it may wait itself, and the margin."""
-    sync_s = 3 * config.run.sync_timeout_s if config.run.sync else 0.0
-    return config.policies[policy].learner.data_timeout_s + sync_s + GROUP_TIMEOUT_MARGIN_S
+    """How long other ranks wait for a word of the first one: as long as it may be busy without them, and the margin."""
+    sync_s, table = 3 * config.run.sync_timeout_s if config.run.sync else 0.0, config.policies[policy]
+    publish_s = PUBLISHED_AND_SAVED * load_bound_s(Path(table.model))
+    return table.learner.data_timeout_s + sync_s + publish_s + GROUP_TIMEOUT_MARGIN_S
 
 
 def _canary(config: RunConfig, policy: str, trainer: Trainer, first: FirstRank | None) -> CanaryReferences:
@@ -338,7 +341,7 @@ def _gathering(
     peers: Exchange | None,
     telemetry: Telemetry,
 ) -> Gathering:
-    bounds = _wait_bounds(config.policies[policy])
+    bounds = _wait_bounds(config.policies[policy], start_s=config.supervision.start_s)
     if not config.run.sync:
         return FreeGathering(intake, regime, peers, telemetry, bounds=bounds)
     return LockstepGathering(
@@ -352,11 +355,14 @@ def _gathering(
     )
 
 
-def _wait_bounds(table: PolicyTable) -> WaitBounds:
-    """A worker gives up on an engine by itself, after some starts; its learner does so a little later."""
+def _wait_bounds(table: PolicyTable, *, start_s: float) -> WaitBounds:
+    """A worker gives up on an engine by itself, after some starts; its learner does so a little later.
+
+    `start_s`: until a process is heard for the first time.
+    """
     engine = bounds_of(table.rollout.server, Path(table.model))
-    loading_s = ENGINE_STARTS * (engine.start_s + engine.load_s)
-    return WaitBounds(table.learner.data_timeout_s, table.learner.data_timeout_s + loading_s)
+    loading_s, data_timeout_s = ENGINE_STARTS * (engine.start_s + engine.load_s), table.learner.data_timeout_s
+    return WaitBounds(data_timeout_s, start_s + data_timeout_s, loading_s + data_timeout_s)
 
 
 def _connect_allocator(folder: RunFolder, policy: str, closing: ExitStack) -> ReportSender:

@@ -24,6 +24,7 @@ from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.allocation.lease import LeaseHolder, Used
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import NO_EVALUATION, RunConfig
+from mrl.engines.bounds import load_bound_s
 from mrl.engines.engine import Engine
 from mrl.errors import PeerLost, RoleFailed
 from mrl.exchange.shards import Exchange
@@ -126,7 +127,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         telemetry,
         duties,
         group_size=table.rollout.group_size,
-        learner_bound_s=2 * table.learner.data_timeout_s + (3 * config.run.sync_timeout_s if config.run.sync else 0.0),
+        learner_bound_s=_learner_bound_s(config, policy),
     )
     _connect_allocator(folder, role, lease, loop, closing)
     loop.run(lambda: stop.is_set() or lease.has_lost_unit)
@@ -147,6 +148,13 @@ def _own_folder(config: RunConfig, policy: str) -> Manifest:
     server = table.rollout.server
     texts = texts_of_prompts(prompts, max_row_tokens=longest_row(server.context_tokens))
     return describe_folder(Path(table.model), policy, FROZEN, texts, server.dtype)
+
+
+def _learner_bound_s(config: RunConfig, policy: str) -> float:
+    """Longer than its learner may take to give up, to start again and to load its model."""
+    table, sync_s = config.policies[policy], 3 * config.run.sync_timeout_s if config.run.sync else 0.0
+    start_s = config.supervision.start_s + load_bound_s(Path(table.model))
+    return 2 * table.learner.data_timeout_s + start_s + sync_s
 
 
 class _UnitRest:

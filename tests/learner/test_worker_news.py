@@ -5,7 +5,7 @@ import pytest
 from mrl.learner.worker_news import WaitBounds, WorkerNews
 from mrl.records.rollouts import WorkRequest
 
-BOUNDS = WaitBounds(data_timeout_s=10.0, loading_s=100.0)
+BOUNDS = WaitBounds(data_timeout_s=10.0, first_word_s=40.0, loading_s=100.0)
 
 
 def asks(worker: str = "w", *, progress: int = 0, is_loading: bool = False) -> WorkRequest:
@@ -37,7 +37,15 @@ def test_one_of_several_workers_is_enough():
 
 
 def test_silence_is_told_from_standing_still():
-    assert why_after(WorkerNews.since(0.0), 10.1) == "nothing was heard for 10 s"
+    news = WorkerNews.since(0.0)
+    news.asked(asks(), 1.0, serves=True)
+    assert why_after(news, 11.1) == "nothing was heard for 10 s"
+
+
+def test_a_process_may_take_longer_to_its_first_word_than_to_any_other():
+    """On a slow machine its imports alone take minutes."""
+    assert not why_after(WorkerNews.since(0.0), 39.9)
+    assert why_after(WorkerNews.since(0.0), 40.1) == "nothing was heard for 40 s"
 
 
 def test_loading_is_waited_for_as_long_as_the_engine_may_take():
@@ -63,4 +71,6 @@ def test_weights_count_once_they_are_proved(serves: bool, is_loading: bool, serv
 def test_nothing_counts_that_was_before_the_wait():
     """While the learner trained its workers had nothing to do."""
     news = WorkerNews.since(0.0)
+    news.asked(asks(), 1.0, serves=True)
     assert not why_after(news, 1005.0, began_s=1000.0)
+    assert why_after(news, 1011.0, began_s=1000.0)

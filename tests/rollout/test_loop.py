@@ -300,9 +300,8 @@ def test_a_worker_says_whether_it_loads_and_how_far_it_is(make_loop, learner, mo
 
     play(loop, script())
 
-    assert [one for one in seen if one.is_loading] == [
-        WorkerProgress(0, is_loading=True)
-    ] * 2  # at the start, and in `load`
+    loading = [one for one in seen if one.is_loading]
+    assert loading == [WorkerProgress(0, is_loading=True)] * 2  # at the start, and in `load`
     counts = [one.num_done for one in seen]
     assert counts == sorted(counts)
     assert counts[-1] > 0

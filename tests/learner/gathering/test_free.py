@@ -18,7 +18,7 @@ def never() -> bool:
 
 
 def free(books, regime, peers, telemetry, data_timeout_s: float = 30.0) -> FreeGathering:
-    bounds = WaitBounds(data_timeout_s, data_timeout_s)
+    bounds = WaitBounds(data_timeout_s, data_timeout_s, data_timeout_s)
     return FreeGathering(books.intake, regime, peers, telemetry, bounds=bounds)
 
 

@@ -30,7 +30,7 @@ def lockstep(books, regime, peers, policy="a", *, members=("a", "b"), sync_timeo
         peers,
         voice(policy),
         members=members,
-        bounds=WaitBounds(30.0, 30.0),
+        bounds=WaitBounds(30.0, 30.0, 30.0),
         sync_timeout_s=sync_timeout_s,
     )
 
