@@ -299,3 +299,36 @@ def test_in_a_synchronous_run_groups_and_held_out_prompts_are_never_in_the_engin
     assert [one.result and (one.version.step, one.result.own_token_share) for one in learner.evaluated] == [
         (0, 1.0), (1, 1.0)
     ]  # fmt: skip
+
+
+def test_a_worker_stays_with_a_version_while_prompts_of_it_wait_and_groups_stay_fresh(site):
+    """With the learner one version ahead; two ahead it takes the newest, and begins with it what waits."""
+    learner, loop = site(max_new_tokens=40)
+    learner.publish(0, evaluates=True)
+    served_behind_one, ahead = [], []
+
+    def script() -> Iterator[bool]:
+        while not loop._flights.num_held_out:
+            yield False
+        learner.publish(1)
+        for _ in range(6):
+            loop._link.take_work(0, 0.2)  # the worker hears of the new version
+            served_behind_one.append((loop._engine.version, loop._link.held_out_waiting))
+            yield False
+        learner.publish(2)
+        while loop._engine.version != Version(0, 2):
+            loop._link.take_work(0, 0.2)
+            yield False
+        ahead.append(loop._link.held_out_waiting)
+        while not learner.has(evaluations=1):
+            yield False
+
+    turns = script()
+    loop._engine.collect, collect = (lambda timeout_s: collect(0.0)), loop._engine.collect
+    loop.run(lambda: next(turns, True))
+
+    assert {version for version, waiting in served_behind_one if waiting} == {Version(0, 0)}
+    assert ahead == [Version(0, 0)], "prompts waited when it went on"
+    (one,) = learner.evaluated
+    assert one.result is not None
+    assert (one.result.oldest, one.result.newest, one.result.missing) == (Version(0, 0), Version(0, 2), 0)

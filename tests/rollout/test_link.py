@@ -270,11 +270,11 @@ def test_held_out_prompts_come_before_groups_and_in_their_places() -> None:
     """Room for three groups of two; three prompts leave one. The rest is given when there is room."""
     wire = Wire()
     items = [WorkItem(ticket=t, position=0, prompt_id="p", group_size=2, step=0) for t in "abc"]
-    grant = WorkGrant(items=items, weights=NOTICE, held_out=held_out("x", "y", "z"), held_out_waiting=7)
+    grant = WorkGrant(items=items, weights=NOTICE, held_out=held_out("x", "y", "z"), held_out_waiting=Version(0, 4))
     wire.link.on_message(encode(grant))
 
     assert [item.ticket for item in wire.link.take_work(3, 0.0)] == ["x", "y", "z", "a"]
-    assert wire.link.held_out_waiting == 7
+    assert wire.link.held_out_waiting == Version(0, 4)
     assert [item.ticket for item in wire.link.take_work(0, 0.0)] == []
     assert [item.ticket for item in wire.link.take_work(2, 0.0)] == ["b", "c"]
 
