@@ -182,7 +182,7 @@ class WorkerLink:
             self._notice = message.weights
             if isinstance(message, WorkGrant):
                 self._is_unanswered = False
-                items = [*message.held_out, *message.items]
+                items: list[WorkItem | HeldOutItem] = [*message.held_out, *message.items]
                 self._work.update({item.ticket: item for item in items if item.ticket not in self._undelivered})
                 self.held_out_waiting = message.held_out_waiting
             elif isinstance(message, WeightsRoute):
