@@ -185,7 +185,8 @@ class EvaluationTable(Table):
     prompts: int = Field(default=0, ge=0)
     """Held-out prompts of the evaluations in between; 0 takes all. Start and end always take all."""
     share: float = Field(default=0.5, gt=0, le=1)
-    """Part of a worker's places that held-out answers may take while it has other work, at least one of them."""
+    """Part of a worker's places that held-out answers may take while it has other work, at least one of them. With 1
+    nothing else is begun before all of them are: almost all of their tokens are of the evaluated version."""
 
 
 class SupervisionTable(Table):

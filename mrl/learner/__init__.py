@@ -2,6 +2,8 @@
 
 - `ledger`    who samples which prompt, within the staleness budget; pure
 - `intake`    the socket thread around the ledger
+- `held_out_ledger` which evaluations are under way, and who answers their prompts; pure
+- `evaluations` when a version is evaluated, and what is told of it
 - `peers`     what a learner needs of the exchange
 - `gather`    how the groups of a step come together, each policy at its own pace; `lockstep` where all step together
 - `batches`   groups and what peers say become the order of a step

@@ -52,9 +52,9 @@ class HeldOutLedger:
         return self._newest is not None
 
     @property
-    def num_waiting(self) -> int:
-        """Prompts that nobody has been granted yet."""
-        return 0 if self._newest is None else self._newest.num_waiting
+    def waiting(self) -> Version | None:
+        """The version of which prompts wait that nobody has been granted yet."""
+        return self._newest.version if self._newest is not None and self._newest.num_waiting else None
 
     def ask(self, version: Version, prompts: Sequence[Prompt], now_s: float) -> None:
         """Evaluate a version from now on; one that is under way begins no more prompts."""
@@ -77,7 +77,7 @@ class HeldOutLedger:
         if self._newest is None:
             return HeldOutRoom([], 0)
         if request.serving is None:
-            return HeldOutRoom([], min(request.max_held_out, self.num_waiting))
+            return HeldOutRoom([], min(request.max_held_out, self._newest.num_waiting))
         items = self._grant(request, request.max_held_out)
         return HeldOutRoom(items, len(items))
 

@@ -257,7 +257,7 @@ class Intake:
         items = self._ledger.grant(less, now_s)
         if is_alone or not (items or self._ledger.capacity(request.serving)):
             room.items.extend(held_out.grant_alone(request, len(room.items)))
-        return WorkGrant(items=items, weights=notice, held_out=room.items, held_out_waiting=held_out.num_waiting)
+        return WorkGrant(items=items, weights=notice, held_out=room.items, held_out_waiting=held_out.waiting)
 
     def _check(self) -> None:
         if self._failure is not None:

@@ -6,6 +6,7 @@
 - `jsonl`     `metrics.jsonl` and `rollouts/step_N/<policy>.jsonl`, written by the supervisor alone
 - `residuals` `residuals/<policy>.jsonl`, bounded in bytes, likewise
 - `timeline`  `timeline.jsonl`, the spans of all roles, bounded in bytes, likewise
+- `evaluation` what an evaluation found, as metrics, samples and a file
 - `logging`   structlog for every process
 
 A name that is not in the table is never emitted. Nothing here blocks, and nothing here knows a socket.

@@ -99,12 +99,11 @@ class Telemetry:
         completion: str,
         reward: float,
         source: str = "",
-        policy: str | None = None,
     ) -> None:
         """Emit one answer for people to read; kind is "rollout", "rescue" or "evaluation". Long texts are cut."""
         self._sink(
             SampleRecord(
-                policy=self.policy if policy is None else policy,
+                policy=self.policy,
                 step=step,
                 kind=kind,
                 task=task,

@@ -7,7 +7,7 @@ refused.
 
 - `version`    (run_epoch, step) of a policy
 - `finish`     why an answer has no further token
-- `evaluation` requests and results of held-out evaluation, as files
+- `evaluation` results of held-out evaluation, as files
 - `experience` what crosses between policies through the exchange
 - `tags`       what the exchange reads of it
 - `rollouts`   own answers on the direct link from worker to learner

@@ -170,8 +170,8 @@ class WorkGrant(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
     items: list[WorkItem]
     weights: WeightsNotice
     held_out: list[HeldOutItem] = []
-    held_out_waiting: Count = 0
-    """Held-out prompts that nobody has been granted yet."""
+    held_out_waiting: Version | None = None
+    """The version of which held-out prompts wait that nobody has been granted yet."""
 
 
 class GroupsAck(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="groups_ack"):

@@ -146,7 +146,7 @@ def _take_evaluation(data: RunData, policy: str, step: int, name: str, value: fl
         data.accuracy.setdefault(policy, {}).setdefault(task, {})[step] = value
     elif what == "own_token_share":
         data.own_token_share.setdefault(policy, {})[step] = value
-    elif what == "missing_answers":
+    elif what in ("missing", "missing_answers"):
         data.missing_answers.setdefault(policy, {})[step] = value
 
 
@@ -179,10 +179,13 @@ def _take_evaluations(data: RunData, run: RunFolder) -> None:
             policy, step = str(result["policy"]), int(result["step"])
             found = {ALL_TASKS: float(result["accuracy"])}
             found |= {str(task): float(entry["accuracy"]) for task, entry in result.get("per_task", {}).items()}
+            told = {name: float(result[name]) for name in ("own_token_share", "missing") if name in result}
             answers = [answer for answer in result.get("answers", []) if isinstance(answer, dict)]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             data.problems.append(f"{path.name} cannot be read ({type(error).__name__})")
             continue
         for task, accuracy in found.items():
             data.accuracy.setdefault(policy, {}).setdefault(task, {})[step] = accuracy
+        for name, value in told.items():
+            _take_evaluation(data, policy, step, name, value)
         data.samples += [{"policy": policy, "step": step, "kind": "evaluation", **answer} for answer in answers]

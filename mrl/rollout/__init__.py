@@ -9,5 +9,7 @@
 - `scoring`   what this policy gives to answers of its peers
 - `frozen`    the life of a worker whose policy does not learn
 - `totals`    what a worker counts
-- `evaluate`  held-out accuracy of one published version
+- `rest`      who tells a worker to sleep
+- `held_out`  the share of a worker's places that held-out prompts have
+- `frozen_evaluation` the evaluation of a policy that does not learn
 """

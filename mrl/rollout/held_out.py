@@ -1,6 +1,6 @@
 """How many held-out prompts a worker takes beside its groups: before them, within a bounded share of its places.
 
-Where no group would fit beside that share, evaluation and groups have the places in turns.
+A worker whose places hold a single group gives them to held-out prompts and to groups in turns.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,10 @@ class HeldOutShare:
     """The bounded share of one worker."""
 
     def __init__(self, share: float, group_size: int) -> None:
-        """At most `share` of the places, at least one of them, while groups are to be sampled."""
+        """At most `share` of the places, at least one of them, while groups are to be sampled.
+
+        Below 1 it leaves room for a group.
+        """
         self._share, self._group_size = share, group_size
         self._had_a_turn = False
 
@@ -35,7 +38,9 @@ class HeldOutShare:
         free = max(0, max_answers - in_flight.of_groups - in_flight.held_out)
         alone = 0 if in_flight.of_groups else free
         bound = max(1, int(self._share * max_answers))
-        if max_answers - bound < self._group_size:
+        if self._share < 1:
+            bound = min(bound, max_answers - self._group_size)
+        if bound < 1:
             return HeldOutRoom(0 if self._had_a_turn else alone, alone)
         return HeldOutRoom(max(0, min(free, bound - in_flight.held_out)), alone)
 

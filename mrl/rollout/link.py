@@ -63,8 +63,8 @@ class WorkerLink:
         """Tickets of work that the worker's thread has already got."""
         self._undelivered: dict[str, Delivery] = {}
         self._wanted, self._wanted_held_out = 0, HeldOutRoom()
-        self.held_out_waiting = 0
-        """Held-out prompts that nobody had been granted when the learner answered last."""
+        self.held_out_waiting: Version | None = None
+        """The version of which held-out prompts waited when the learner answered last."""
         self._serving: Version | None = None
         """What the engine would sample under, as the worker's thread said last."""
         self._progress: Callable[[], WorkerProgress] = lambda: STARTING

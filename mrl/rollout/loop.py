@@ -9,7 +9,6 @@ together is delivered together, in the order of its items; the learner grants it
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 
@@ -21,6 +20,7 @@ from mrl.records.version import Version
 from mrl.rollout.flights import Custody, Flight, Flights, Item
 from mrl.rollout.held_out import HeldOutRoom, HeldOutShare, InFlight
 from mrl.rollout.link import ASLEEP, WorkerLink, WorkerProgress
+from mrl.rollout.rest import Rest
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.scoring import Scorer
 from mrl.rollout.totals import WorkerTotals
@@ -44,22 +44,6 @@ REST_S = 1.0
 FULL_CACHE_SHARE = 0.9
 
 log = structlog.get_logger()
-
-
-class Rest(Protocol):
-    """Who tells a worker to sleep, and wakes it up."""
-
-    def is_due(self) -> bool:
-        """Whether the worker is to sleep."""
-
-    def refuse(self) -> None:
-        """The engine cannot sleep; the worker is told to end."""
-
-    def sleep(self) -> bool:
-        """Until the worker is woken up; False when it is to end. The engine is asleep."""
-
-    def awake(self) -> None:
-        """The engine can sample again."""
 
 
 @dataclass(frozen=True)
@@ -192,9 +176,9 @@ class RolloutLoop:
 
     def _follow_weights(self, *, to_the_end: bool) -> None:
         notice = self._link.notice
-        if notice is None or (
-            self._refused and notice.version == self._refused[0] and self._clock() < self._refused[1]
-        ):
+        if notice is None or self._is_kept(notice.version):
+            return
+        if self._refused and notice.version == self._refused[0] and self._clock() < self._refused[1]:
             return
         outcome = self._updates.follow(notice, to_its_end=to_the_end)
         if isinstance(outcome, Installed):
@@ -213,6 +197,14 @@ class RolloutLoop:
             log.warning("weights refused", version=str(outcome.version), reason=outcome.reason)
             pause_s = min(MAX_REFUSED_PAUSE_S, REFUSED_PAUSE_S * 2.0 ** (self._refused_in_a_row - 1))
             self._refused = outcome.version, self._clock() + pause_s
+
+    def _is_kept(self, newest: Version) -> bool:
+        """Whether to stay with what is served: an evaluation of it is to be begun, and groups are fresh enough yet."""
+        served = self._engine.version
+        if served is None or self._link.held_out_waiting != served or not self._custody.is_good(served):
+            return False
+        is_same_life = newest.run_epoch == served.run_epoch
+        return is_same_life and newest.step - served.step < self._duties.max_staleness_versions
 
     def _may_sample(self) -> bool:
         if self._duties.in_step:

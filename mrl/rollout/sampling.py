@@ -31,9 +31,11 @@ class Sampler:
     def request(self, item: WorkItem | HeldOutItem, request_id: str) -> GenerationRequest:
         """What the engine is asked for. A held-out prompt has the same seed in every evaluation, and may be refused."""
         prompt = self.prompt_token_ids(self.pool.prompt(item.prompt_id).text)
-        name, step = ("held-out|" + item.prompt_id, 0) if isinstance(item, HeldOutItem) else (item.prompt_id, item.step)
-        seeds = answer_seeds(self.run_seed, self.policy, name, step, item.group_size)
-        return GenerationRequest(request_id, prompt, seeds, may_be_refused=isinstance(item, HeldOutItem))
+        if isinstance(item, HeldOutItem):
+            seeds = answer_seeds(self.run_seed, self.policy, "held-out|" + item.prompt_id, 0, 1)
+            return GenerationRequest(request_id, prompt, seeds, may_be_refused=True)
+        seeds = answer_seeds(self.run_seed, self.policy, item.prompt_id, item.step, item.group_size)
+        return GenerationRequest(request_id, prompt, seeds)
 
     def held_out(self, item: HeldOutItem, generation: Generation, verdict: Verdict) -> HeldOutAnswer:
         """The answer to a held-out prompt."""

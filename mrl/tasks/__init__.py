@@ -12,6 +12,7 @@
 - `verify`               the verdict on a completion
 - `verifier_pool`        verification in processes of its own (`verifier_process`), with hard limits
 - `pool`                 the finite training pool in seeded order, and the held-out split
+- `held_out`             the books of one evaluation
 - `split`                which part of the data a prompt belongs to
 - `warm_start`           supervised examples with a skewed choice of operation
 

@@ -64,6 +64,14 @@ def test_seeds_may_be_listed_and_pace_be_free(tmp_path):
     assert not plan_runs(asked)[0].config.run.sync, "also where the configuration says otherwise"
 
 
+def test_runs_that_evaluate_nothing_are_not_compared(tmp_path):
+    """Refused before the first of them is begun."""
+    asked = arguments(tmp_path, "--regimes", "sgt", "--seeds", "1")
+    asked.overrides = [*asked.overrides, "--evaluation.every", "-1"]
+    with pytest.raises(ConfigError, match=r"evaluation\.every: runs that evaluate nothing cannot be compared; got -1"):
+        plan_runs(asked)
+
+
 @pytest.mark.parametrize("seeds", ["", "three", "0", "-1", "1,x"])
 def test_what_is_no_number_of_seeds_is_refused(tmp_path, seeds):
     """In one line that says what is wanted."""

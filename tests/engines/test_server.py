@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -583,3 +584,24 @@ def test_what_a_person_has_to_cure_is_told_as_it_is(tmp_path):
             collect(engine, 1)
     finally:
         engine.close()
+
+
+def test_a_request_that_may_be_refused_costs_itself_alone(tmp_path):
+    """Its answer has no token; the server goes on with the others."""
+
+    class Refusing(Toy):
+        async def generate(self, http, token_ids, sampling, **named) -> Segment:
+            if token_ids[0] == 1:
+                raise HttpFailure("/generate", 400, "This model's maximum context length is 4 tokens.")
+            return await super().generate(http, token_ids, sampling, **named)
+
+    engine = ServerEngine(Refusing(), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=BOUNDS)
+    try:
+        engine.label(Version(0, 0))
+        engine.submit([replace(ask("a", 1), may_be_refused=True), ask("b", 8)])
+        found = {one.request_id: one.generation for one in collect(engine, 2)}
+    finally:
+        engine.close()
+
+    assert (found["a"].token_ids.size, found["a"].versions, found["a"].finished) == (0, [], False)
+    assert found["b"].token_ids.size > 0

@@ -29,7 +29,7 @@ def test_which_steps_are_evaluated_on_how_many_prompts(every, asked):
 
 
 class Workers:
-    """In place of the intake and the workers behind it: books without a socket, a worker that answers when asked."""
+    """In place of the intake and the workers behind it: books without a socket, and a worker that answers."""
 
     def __init__(self, *, answers_at_once: int) -> None:
         self.books, self.answers_at_once = HeldOutLedger("a"), answers_at_once

@@ -54,7 +54,7 @@ def test_places_are_kept_for_a_worker_that_has_no_weights_yet(books):
 def test_an_evaluation_is_over_with_its_last_answer(books):
     """From two workers; the result is given once."""
     items = books.grant(ask(4)).items + books.grant(ask(4, worker="other")).items
-    assert (len(items), books.num_waiting) == (6, 0)
+    assert (len(items), books.waiting) == (6, None)
     books.accept(answers(items[:5]), 3.0)
     assert books.is_open
     books.accept(answers(items[5:]), 4.5)

@@ -138,7 +138,7 @@ def test_held_out_prompts_come_first_and_take_the_places_of_groups(tmp_path):
         second = link.take_work(2, 10.0, V0)
 
         assert (kinds(first), kinds(second)) == ("hhhg", "gg")
-        assert link.held_out_waiting == 2
+        assert link.held_out_waiting == V0
 
 
 def test_a_worker_without_other_work_answers_with_all_its_places(tmp_path, make_group):

@@ -61,7 +61,7 @@ def test_other_records_make_no_step_line(make_config: Callable[..., Any]) -> Non
 
 def test_evaluation_line_is_exact(make_config: Callable[..., Any]) -> None:
     """An evaluation makes one line with the accuracy of every task."""
-    values = {"eval/accuracy": 0.381, "eval/accuracy/spell": 0.15, "eval/accuracy/chain_sum": 0.61}
+    values = {"eval/accuracy": 0.381, "eval/accuracy/spell": 0.15, "eval/accuracy/chain_sum": 0.61, "eval/time_s": 9.0}
     line = Board(make_config()).step_line(metrics("learner/qwen", "qwen", 40, values))
     assert line == "qwen step 40 held-out 0.38 chain_sum 0.61 spell 0.15"
 

@@ -208,6 +208,20 @@ def test_evaluation_files_hold_over_metrics(make_run: Callable[..., Path]) -> No
     assert read_run(run).accuracies("qwen")[-1] == (40.0, 0.125)
 
 
+def test_an_evaluation_says_what_other_weights_sampled_and_what_it_lacks(make_run: Callable[..., Path]) -> None:
+    """The step that was overtaken most; nothing where all is its own."""
+    run = make_run(policies=1, steps=40)
+    assert "overtook" not in " ".join(outline(write_report(run)).texts)
+    for step, told in ((0, {"own_token_share": 0.371}), (40, {"own_token_share": 0.9, "missing": 3})):
+        path = run / "evaluation" / f"qwen-{step}.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | told))
+
+    text = " ".join(outline(write_report(run)).texts)
+
+    assert "at step 0, the most, the step's own weights sampled 37% of their tokens" in text
+    assert "held-out prompts without an answer: 3 at step 40" in text
+
+
 def test_missing_values_are_nan_in_a_series_and_a_missing_metric_is_empty(make_run: Callable[..., Path]) -> None:
     """A series keeps its steps; a metric that no step has makes no series."""
     data = read_run(make_run(policies=1, steps=60))

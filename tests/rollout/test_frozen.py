@@ -1,7 +1,9 @@
 """An engine of a policy that does not learn proves, after every start, that it serves the policy's own folder."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +13,9 @@ from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Sampling
 from mrl.errors import EngineError, EngineLost, RoleFailed, WeightsError
 from mrl.metrics.telemetry import Telemetry
+from mrl.records.telemetry import MetricsRecord
 from mrl.rollout.frozen import FROZEN, MAX_LOST_IN_A_ROW, FrozenLife
+from mrl.rollout.frozen_evaluation import FrozenEvaluation
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.scoring import Scorer
 from mrl.weights.canary import canary_sequences
@@ -154,3 +158,55 @@ def test_an_engine_that_does_not_come_up_at_once_is_started_again_a_few_times(li
     else:
         teacher.run(times(9))
         assert (engine.version, left, len(restarts)) == (FROZEN, [], 1)
+
+
+@pytest.fixture
+def evaluated_life(folder, pool, receiver, tmp_path) -> Callable[..., SimpleNamespace]:
+    """A frozen policy's worker that evaluates it; between two turns somebody looks at `scored`."""
+
+    def make() -> SimpleNamespace:
+        own = folder("own", seed=1)
+        engine = EmbeddedEngine(own, Sampling(1.0, 8, (1,)), device="cpu", max_running=4)
+        sampler = Sampler(
+            "teacher", 1, engine, pool, lambda text: np.array([3, 5, 9], dtype=np.int32), receiver.completion_bytes
+        )
+        scorer = Scorer(sampler, receiver, Silence(), max_answer_tokens=64, keeps_step=False)
+        told: list[object] = []
+        telemetry = Telemetry("worker/teacher/0", "teacher", told.append)
+        evaluation = FrozenEvaluation(sampler, telemetry, FROZEN, pool.held_out, folder=tmp_path, max_answers=1)
+        life = FrozenLife(scorer, engine, telemetry, evaluation=evaluation)
+        return SimpleNamespace(life=life, engine=engine, told=told, result=tmp_path / "teacher-0.json")
+
+    return make
+
+
+def test_a_frozen_policy_is_evaluated_once_between_score_requests(evaluated_life):
+    """It goes on scoring meanwhile, and is idle afterwards."""
+    here = evaluated_life()
+    serve, served = here.life._scorer.serve, []
+    here.life._scorer.serve = lambda: served.append(here.result.exists()) or serve()
+
+    here.life.run(lambda: here.result.exists() and len(served) > 20)
+
+    assert served.count(False) > 1
+    result = json.loads(here.result.read_text())
+    assert (result["policy"], result["step"], result["missing"], result["own_token_share"]) == ("teacher", 0, 0, 1.0)
+    values = [record.values for record in here.told if isinstance(record, MetricsRecord)]
+    assert [one["eval/accuracy"] for one in values if "eval/accuracy" in one] == [result["accuracy"]]
+
+
+def test_an_engine_that_is_lost_with_held_out_prompts_costs_them_and_not_the_worker(evaluated_life, monkeypatch):
+    """The last prompt of the two takes it down each time; then it is given up."""
+    here, collect = evaluated_life(), EmbeddedEngine.collect
+
+    def lost(engine, timeout_s):
+        evaluation = here.life._evaluation
+        if any(flight.item.ticket.endswith(".1") for flight in evaluation._flights._flying.values()):
+            raise EngineLost("the server ended with code 1")
+        return collect(engine, timeout_s)
+
+    monkeypatch.setattr(EmbeddedEngine, "collect", lost)
+
+    here.life.run(here.result.exists)
+
+    assert json.loads(here.result.read_text())["missing"] == 1

@@ -16,10 +16,14 @@ from mrl.rollout.held_out import HeldOutRoom, HeldOutShare, InFlight
         (0.5, InFlight(40, 0), HeldOutRoom(0, 0)),
         (0.01, InFlight(8, 0), HeldOutRoom(1, 0)),
         (0.01, InFlight(8, 1), HeldOutRoom(0, 0)),
+        (0.99, InFlight(0, 20), HeldOutRoom(8, 12)),
+        (1.0, InFlight(0, 20), HeldOutRoom(12, 12)),
+        (1.0, InFlight(4, 20), HeldOutRoom(8, 0)),
     ],
     ids=[
         "idle", "nearly full", "within the share", "beyond it, as after being alone", "alone", "a smaller lease",
         "at least one", "and no more",
+        "all but a group", "all", "all that others leave",
     ],
 )  # fmt: skip
 def test_the_share_bounds_what_is_in_flight(share, in_flight, room):

@@ -10,6 +10,9 @@ from mrl.records.rollouts import (
     Answer,
     Groups,
     GroupsAck,
+    HeldOutAnswer,
+    HeldOutAnswers,
+    HeldOutItem,
     ScoredGroup,
     StaleGroup,
     WeightsNotice,
@@ -19,7 +22,8 @@ from mrl.records.rollouts import (
     worker_message_decoder,
 )
 from mrl.records.version import Version, VersionSpan
-from mrl.rollout.link import WorkerLink, WorkerProgress
+from mrl.rollout.held_out import HeldOutRoom
+from mrl.rollout.link import MAX_BATCH, WorkerLink, WorkerProgress
 
 NOTICE = WeightsNotice(version=Version(0, 4), manifest_path="m")
 
@@ -265,3 +269,60 @@ def test_a_worker_whose_learner_is_away_goes_to_sleep_all_the_same() -> None:
     wire.link.begin_anew()
     wire.tick(2.0)
     assert any(isinstance(sent, Groups) for sent in wire.sent[2:]), "what is not acknowledged is sent again"
+
+
+def held_out(*tickets: str) -> list[HeldOutItem]:
+    return [HeldOutItem(ticket=ticket, prompt_id="p", version=Version(0, 4)) for ticket in tickets]
+
+
+def test_held_out_prompts_come_before_groups_and_in_their_places() -> None:
+    """Room for three groups of two; three prompts leave one. The rest is given when there is room."""
+    wire = Wire()
+    items = [WorkItem(ticket=t, position=0, prompt_id="p", group_size=2, step=0) for t in "abc"]
+    grant = WorkGrant(items=items, weights=NOTICE, held_out=held_out("x", "y", "z"), held_out_waiting=Version(0, 4))
+    wire.link.on_message(encode(grant))
+
+    assert [item.ticket for item in wire.link.take_work(3, 0.0)] == ["x", "y", "z", "a"]
+    assert wire.link.held_out_waiting == Version(0, 4)
+    assert [item.ticket for item in wire.link.take_work(0, 0.0)] == []
+    assert [item.ticket for item in wire.link.take_work(2, 0.0)] == ["b", "c"]
+
+
+def test_room_for_held_out_prompts_is_asked_for_once() -> None:
+    """Not in the requests that only say what is held."""
+    wire = Wire()
+    wire.link.take_work(2, 0.0, Version(0, 4), HeldOutRoom(3, 5))
+    asked = wire.sent[-1]
+    assert isinstance(asked, WorkRequest)
+    assert (asked.max_groups, asked.max_held_out, asked.max_held_out_alone) == (2, 3, 5)
+    wire.grant()
+
+    wire.tick(1.5)
+
+    told = wire.sent[-1]
+    assert isinstance(told, WorkRequest)
+    assert (told.max_groups, told.max_held_out, told.max_held_out_alone) == (0, 0, 0)
+
+
+def test_held_out_answers_are_sent_again_until_acknowledged() -> None:
+    """In a message of their own."""
+    wire = Wire()
+    answer = HeldOutAnswer(ticket="x", versions=[VersionSpan(1, Version(0, 4))], reward=1.0)
+    wire.link.deliver([group("a"), answer])
+    wire.tick(1.5)
+    assert [type(message) for message in wire.sent] == [Groups, HeldOutAnswers, Groups, HeldOutAnswers, WorkRequest]
+    assert wire.sent[1].answers == [answer]  # type: ignore[union-attr]
+
+    wire.link.on_message(encode(GroupsAck(tickets=["a", "x"], weights=NOTICE)))
+    wire.tick(3.0)
+
+    assert wire.sent[-1].holding == []  # type: ignore[union-attr]
+    assert sum(isinstance(message, HeldOutAnswers) for message in wire.sent) == 2
+
+
+def test_a_flood_of_held_out_answers_goes_in_parts_that_the_learner_takes() -> None:
+    """As after a learner that was away for long."""
+    wire = Wire()
+    answers = [HeldOutAnswer(ticket=f"x{number}") for number in range(2 * MAX_BATCH + 1)]
+    wire.link.deliver(answers)
+    assert [len(message.answers) for message in wire.sent] == [MAX_BATCH, MAX_BATCH, 1]  # type: ignore[union-attr]

@@ -1,5 +1,7 @@
 """What a worker counts."""
 
+import pytest
+
 from mrl.rollout.held_out import InFlight
 from mrl.rollout.totals import WorkerTotals
 
@@ -19,3 +21,18 @@ def test_an_engine_is_full_with_what_it_had_when_it_took_no_more() -> None:
         totals.in_flight(answers, is_full=is_full)
         seen.append(totals.full_answers)
     assert seen == [0, 12, 12, 14, 10]
+
+
+def test_held_out_answers_are_no_part_of_what_the_allocator_learns_from() -> None:
+    """Two seconds with six answers of groups and two others, then one with these alone; 800 and 50 tokens."""
+    totals = WorkerTotals(0.0)
+    totals.passed(2.0, InFlight(6, 2), InFlight(6, 2))
+    totals.sampled(800, InFlight(6, 2))
+    totals.passed(1.0, InFlight(0, 2), InFlight(0, 2))
+    totals.sampled(850, InFlight(0, 2))
+    totals.passed(4.0, InFlight(0, 0), InFlight(0, 0))
+
+    assert (totals.slot_seconds, totals.held_out_slot_seconds) == (12.0, 6.0)
+    assert totals.sampled_tokens == 600
+    assert (totals.busy_s, totals.idle_s) == (3.0, 4.0)
+    assert totals.values(7.0)["rollout/held_out_share"] == pytest.approx(1 / 3)

@@ -2,6 +2,8 @@
 
 import os
 import time
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +11,17 @@ import pytest
 
 from mrl.config.schema import PoolTable, TaskTable
 from mrl.engines.engine import Generation
+from mrl.errors import RoleFailed
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.finish import FinishReason
-from mrl.records.rollouts import ScoredGroup, WorkItem
+from mrl.records.rollouts import HeldOutItem, ScoredGroup, WorkItem
 from mrl.records.telemetry import SpansRecord
 from mrl.records.version import Version, VersionSpan
 from mrl.rollout.flights import Flight
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.verifying import Verifying
 from mrl.tasks.pool import build_pool
+from mrl.tasks.verify import Verdict
 
 VERIFIER = """
 import os
@@ -104,3 +108,34 @@ def test_all_that_was_handed_in_comes_in_its_order_where_it_is_waited_for(sample
 
     assert [group.ticket for group in early] == ["0.1"]
     assert [group.ticket for group in verifying.done(to_the_last=True)] == ["0.0", "0.2"]
+
+
+def held_out(sampler: Sampler, number: int, text: str) -> Flight:
+    """An answer to the held-out prompt; one without a token was refused."""
+    one = flight(sampler, number, text)
+    prompt_id = sampler.pool.held_out[0].prompt_id
+    return replace(one, item=HeldOutItem(ticket=f"h{number}", prompt_id=prompt_id, version=Version(0, 0)))
+
+
+def test_held_out_answers_that_cannot_be_judged_cost_themselves(sampler, monkeypatch):
+    """One that the engine refused, and one whose verifier does not start, which ends the worker of a group."""
+    verifying = Verifying(sampler, Telemetry("worker/a/0", "a", lambda record: True))
+    verifying.hand_in([held_out(sampler, 0, "right"), held_out(sampler, 1, ""), held_out(sampler, 2, "wrong")])
+    found = verifying.done(to_the_last=True)
+    assert [(one.ticket, one.reward, one.failure) for one in found] == [
+        ("h0", 1.0, ""), ("h1", 0.0, "refused by the engine"), ("h2", 0.0, "")
+    ]  # fmt: skip
+    assert (found[0].completion, found[0].versions) == (b"right", [VersionSpan(4, Version(0, 0))])
+
+    def unjudged(_self, _prompt_id, _generations, *, rank):
+        failed: Future[list[Verdict]] = Future()
+        failed.set_exception(RoleFailed("the verifier does not start"))
+        return failed
+
+    monkeypatch.setattr(Sampler, "verdicts", unjudged)
+    verifying.hand_in([held_out(sampler, 3, "right")])
+    (lost,) = verifying.done(to_the_last=True)
+    assert (lost.ticket, lost.failure) == ("h3", "the verifier does not start")
+    verifying.hand_in([flight(sampler, 4, "right")])
+    with pytest.raises(RoleFailed, match="does not start"):
+        verifying.done(to_the_last=True)

@@ -112,6 +112,10 @@ class Run:
         found = [record for record in records if "values" in record and record["role"].startswith(role)]
         return [record for record in found if not role.startswith("learner") or "loss/total" in record["values"]]
 
+    def result(self, policy: str, step: int) -> dict[str, Any]:
+        """An evaluation result of the run."""
+        return json.loads((self.folder / "evaluation" / f"{policy}-{step}.json").read_text())
+
     def step(self, policy: str) -> int:
         """Newest step of a learner."""
         return max((record["step"] for record in self.metrics(f"learner/{policy}")), default=0)
@@ -195,8 +199,3 @@ def make_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     yield make
     for run in runs:
         run.kill()
-
-
-def load_result(run: Run, policy: str, step: int) -> dict[str, Any]:
-    """An evaluation result of the run."""
-    return json.loads((run.folder / "evaluation" / f"{policy}-{step}.json").read_text())

@@ -17,7 +17,7 @@ SHARDED = ["--policies.llama.learner.processes", "2", "--policies.llama.learner.
 
 @pytest.mark.slow
 def test_workers_follow_by_adapters_also_those_that_are_started_anew(make_run):
-    """Every version is proved whole; evaluations read adapters, too; no weights are written."""
+    """Every version is proved whole and evaluated; no weights are written."""
     run = make_run(steps=12)
     run.start(*ADAPTERS, *SHARDED)
     run.until(lambda: run.step("qwen") >= 2, "two steps", 200)

@@ -27,7 +27,9 @@ def test_reward_rises_and_peers_are_heard(make_run):
         assert sum(record["values"]["sharing/asked_prompts"] for record in records) > 0
         assert max(record["values"]["staleness/max_versions"] for record in records) <= 2
         assert max(record["values"]["weights/canary_max_abs_nats"] for record in run.metrics(f"worker/{policy}")) < 1e-4
-        assert (run.folder / "evaluation" / f"{policy}-40.json").exists()
+        first, last = (run.result(policy, step) for step in (0, 40))
+        assert (first["missing"], last["missing"], last["own_token_share"]) == (0, 0, 1.0)
+        assert sum(task["prompts"] for task in last["per_task"].values()) == 64
     assert sum(record["values"]["sharing/rescues"] for record in run.metrics("learner/qwen")) >= 5
     page = (run.folder / "report.html").read_text()
     assert "trim" in page
