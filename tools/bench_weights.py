@@ -305,7 +305,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--gigabytes", type=float, default=1.5)
-    parser.add_argument("--million-parameters", type=float, default=100.0)
+    parser.add_argument("--million-parameters", type=float, default=100.0, help="0: without the embedded engine")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -314,8 +314,9 @@ def main() -> int:
         folder = Path(place)
         try:
             size_bytes = measure_server(times, folder, arguments.gigabytes, arguments.rounds)
-            arguments.million_parameters and measure_embedded(times, folder, arguments.million_parameters, arguments.rounds)
-            measure_adapters(times, folder, arguments.rounds)
+            if arguments.million_parameters:
+                measure_embedded(times, folder, arguments.million_parameters, arguments.rounds)
+                measure_adapters(times, folder, arguments.rounds)
         except ImportError as error:
             lacking.append(str(error))
     for reason in lacking:

@@ -27,10 +27,12 @@ from mrl.launch.memory import (
     Need,
     at_worst_turn,
     engine_need,
+    is_in_memory,
     largest_microbatch,
     rank_needs,
     server_need,
     shortest_cure,
+    staged_bytes,
 )
 from mrl.launch.plan import Plan, ProcessSpec
 from mrl.launch.unit_workers import UNIT
@@ -217,7 +219,7 @@ class _Policy:
                 saves_beside_training=0 < table.checkpoint_every < self._config.run.steps,
                 on_gpu=policy.device == "cuda",
                 is_first=is_first,
-                broadcasts=policy.rollout.weights == "broadcast",
+                staged=staged_bytes(size, policy, is_first=is_first, in_memory=is_in_memory(self._config, self.name)),
             )
             for is_first in (True, False)
         ]

@@ -30,7 +30,7 @@ from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.errors import CheckpointError
 from mrl.exchange.shards import Exchange
-from mrl.launch.memory import all_cures
+from mrl.launch.memory import all_cures, is_in_memory
 from mrl.learner.batches import BatchMaker, PreparedStep
 from mrl.learner.gather import FreeGathering, Gathering
 from mrl.learner.intake import Courier, Intake
@@ -51,7 +51,7 @@ from mrl.sharing.regime import Regime
 from mrl.sharing.regimes import build_regime, shares
 from mrl.sharing.setting import policy_setting
 from mrl.tasks.pool import TaskPool, build_pool
-from mrl.transport.endpoints import WILDCARDS, publish_endpoint
+from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.grants import Grant
 from mrl.transport.keys import load_keys
 from mrl.transport.server import ServerSocket
@@ -262,8 +262,7 @@ def _publisher(
         model_folder=Path(table.model),
         adapters=adapters,
         dtype=dtype,
-        # A run of one host: every engine that it starts sees the memory of its learner.
-        in_memory=config.exchange.host not in WILDCARDS and not table.rollout.server.url and not broadcasts,
+        in_memory=is_in_memory(config, policy) and not broadcasts,
         on_gpu=world.device.type == "cuda",
         rank=world.rank,
         num_ranks=1 if table.rollout.weights == "broadcast" else world.size,
