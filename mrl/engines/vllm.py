@@ -134,6 +134,8 @@ class VLLM:
 
     async def prepare_load(self, http: Http, folder: Path, digests: Mapping[str, str]) -> None:
         """See Dialect. The worker reads it in a thread of its own, and writes it beside what it serves."""
+        if self._launch is not None and self._launch.device == "cuda":  # there it cannot go back
+            await asyncio.to_thread(check_same_tensors, folder, self._launch.model_folder)
         if not self._swaps_tensors:
             await asyncio.to_thread(read_folder, folder, wanted=digests)
             return

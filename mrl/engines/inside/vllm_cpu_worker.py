@@ -5,7 +5,7 @@ nothing to write into: `reload_weights` answers OK and the packed copies of the 
 is packed; layers compute with their parameters as they are, and so there is one copy of the weights to be right.
 
 This replaces a private function of vLLM (seen in 0.32) and is for CPU only. If vLLM moves that function, the import
-fails and the server does not start; if it no longer calls it, parameters are empty and `mrl_load` refuses.
+fails and the server does not start; if it no longer calls it, parameters are empty and the first weights are refused.
 """
 
 from collections.abc import Iterable, Iterator
@@ -65,12 +65,13 @@ class WeightsExtension(ArrivingWeights):
         """Written where they belong, if that is known."""
         places = getattr(self, "mrl_places", {})
         parameters = {name: one.data for name, one in self.model_runner.get_model().named_parameters()}
-        spare = {name: self._spare(name, parameter) for name, parameter in parameters.items()}
-        owners = {_storage(parameter): spare[name] for name, parameter in parameters.items()}
+        living = {_storage(parameter) for parameter in parameters.values()}
         with self.mrl_folders.open(folder) as files:
             fits = places.keys() == files.keys() and all(places[name].suits(file) for name, file in files.items())
-            if not fits or not all(place.is_whole(owners) for place in places.values()):
+            if not fits or not all(place.is_whole(living) for place in places.values()):
                 return super()._taken(folder, digests)
+            spare = {name: self._spare(name, parameter) for name, parameter in parameters.items()}
+            owners = {_storage(parameter): spare[name] for name, parameter in parameters.items()}
             moved = {name: places[name].moved(owners) for name in files}
             found = in_threads(_Place.fill, moved.values(), files.values())
         check(dict(zip(moved, found, strict=True)), digests)
@@ -136,7 +137,7 @@ class _Place:
         """Whether the elements of this tensor go where those of the former one went."""
         return list(self._shape) == file.shape
 
-    def is_whole(self, living: Any) -> bool:
+    def is_whole(self, living: set[int]) -> bool:
         """Whether all of it lies in parameters that layers still compute with: `living` storages."""
         held = sum(target.numel() for _, target in self._pieces if _storage(target) in living)
         return held == self._shape.numel()
