@@ -22,6 +22,7 @@ from mrl.launch.memory import (
     FLOAT_BYTES,
     MIB,
     NEW_WEIGHTS,
+    SERVER_BYTES,
     SERVER_MIB,
     TORCH_MIB,
     Need,
@@ -251,7 +252,10 @@ class _Policy:
         rollout = self.table.rollout
         if rollout.engine == "embedded" or rollout.server.url:
             return {}
-        return {"server's processes": float(SERVER_MIB[rollout.engine] * MIB)}
+        parts = {"server's processes": float(SERVER_MIB[rollout.engine] * MIB)}
+        if rollout.engine == "vllm" and self.table.device == "cuda" and rollout.weights != "adapters":
+            parts[NEW_WEIGHTS] = float(SERVER_BYTES[rollout.server.dtype] * self._size.parameters)
+        return parts
 
     def resting(self, *, is_asleep: bool) -> Need:
         """What is left of that on the host while another policy has its unit: a GPU is given back.

@@ -42,10 +42,8 @@ def command(launch: Launch) -> list[str]:
         words += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(READ_AT_ONCE, context_tokens))]
     else:
         words += ["--worker-extension-cls", "vllm_gpu_worker.WeightsExtension"]
-    if (
-        launch.may_sleep and launch.device != "cpu"
-    ):  # on a CPU vLLM does not start with it, and /sleep gives up what runs and frees nothing
-        words += ["--enable-sleep-mode"]
+        # On a CPU vLLM does not start with it, and /sleep gives up what runs and frees nothing.
+        words += ["--enable-sleep-mode"] if launch.may_sleep else []
     return [*words, *launch.options]
 
 
