@@ -44,7 +44,7 @@ class ServerTable(Table):
     python: str = ""
     """Interpreter of the engine's environment; empty: what `tools/engine_env.sh` made."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Number format of the weights in the server; the learner's canary allows its rounding."""
+    """Number format of the weights in the server, in which they are published for it."""
     context_tokens: int = Field(default=2048, ge=16)
     """Prompt and answer together, at most."""
     options: list[str] = Field(default=[])
@@ -65,8 +65,8 @@ class RolloutTable(Table):
     engine: Literal["embedded", "vllm", "sglang"] = "embedded"
     """Engine that generates: transformers in the worker's process, or a server of its own environment."""
     weights: Literal["files", "broadcast", "adapters"] = "files"
-    """How new weights reach the engines: in files of the run folder, broadcast from the learner's memory, or, of a
-    learner with `lora`, as files of the adapters alone."""
+    """How new weights reach the engines: in files, which lie in the learner's memory in a run of one host and else in
+    the run folder; broadcast from the learner's memory; or, of a learner with `lora`, as files of the adapters alone."""
     server: ServerTable = ServerTable()
     workers: int = Field(default=1, ge=0)
     """Worker processes."""

@@ -3,9 +3,9 @@
 Seen on vLLM 0.32 for CPU. Requests that are aborted, by `/pause?mode=abort` too, return what they have sampled with
 finish reason "abort"; while paused new ones wait. An EOS that is given as a stop token is the last of `token_ids`.
 `/health` answers for the HTTP process alone; `/is_paused` asks the process that samples.
-On a GPU vLLM reloads weights itself; that way was seen on a CPU, where nothing was packed. A broadcast reaches the CPU
-alone: vLLM's own transfers need NCCL of its own making, and vLLM on this side. Sleeping, written from the sources of
-0.33, has not run. Adapters come by vLLM's own routes; requests name those that they want.
+Its workers have an extension of ours (`inside/`), which reads and checks new weights beside their steps. That of a GPU
+gives them to vLLM's own reload; it was written from the sources of 0.33, as sleeping was, and has run on CPUs alone. A
+broadcast reaches the CPU alone: vLLM's own transfers need NCCL of its own making, and vLLM on this side. Adapters come by vLLM's own routes; requests name those that they want.
 """
 
 import asyncio

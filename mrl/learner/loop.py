@@ -146,7 +146,8 @@ class Learner:
             self._save()
         if self._saver:
             self._saver.wait()
-        self._publisher.finish()
+        if finished:
+            self._publisher.finish()
         return finished
 
     def _step(self, stopping: Callable[[], bool]) -> bool:

@@ -33,6 +33,7 @@ PARTS = ".parts-"
 INDEX = "model.safetensors.index.json"
 WHOLE_S = 1800.0
 """Longest time until a version that was copied is a folder, with the parts of all ranks."""
+CLOSE_S = 5.0
 POLL_S = 0.005
 
 WhenWhole = Callable[[Path], None]
@@ -145,7 +146,9 @@ class Publisher:
     def close(self) -> None:
         """Give memory back. Versions that lie in it are gone for whoever has not opened them."""
         if self._thread is not None:
-            self._thread.join(WHOLE_S)
+            self._thread.join(CLOSE_S)
+            if self._thread.is_alive():  # it ends with the process, and so does the memory
+                return
         for manifest in self.folder.glob(f"[0-9]*/{MANIFEST}") if self._rank == 0 else ():
             if any(path.is_symlink() for path in manifest.parent.glob(FILES)):
                 remove(manifest)
