@@ -133,7 +133,7 @@ def measure_server(times: Times, folder: Path, gigabytes: float, rounds: int) ->
     learner = {name: torch.randn(shape) * 0.02 for name, shape in shapes.items()}
     worker = make_worker(shapes)
     size_bytes = 2 * sum(tensor.numel() for tensor in learner.values())
-    publisher = Publisher(folder / "server", "bench", in_memory=True, dtype=torch.bfloat16)
+    publisher = Publisher(folder / "server", "bench", in_memory=True, dtype="bfloat16")
     source, target = (np.ones(size_bytes, np.uint8) for _ in range(2))
 
     def publish(step: int) -> Path:
@@ -177,7 +177,7 @@ def send(source: int, target: int) -> None:
 
 
 def measure_embedded(times: Times, folder: Path, million_parameters: float, rounds: int) -> None:
-    """A learner and an embedded engine of this process; by files in memory and by broadcast in turn."""
+    """To an engine of this process; by files in memory and by broadcast in turn."""
     from mrl.engines.embedded import EmbeddedEngine
     from mrl.engines.engine import Sampling
     from mrl.models.parameters import weight_sources
@@ -232,11 +232,9 @@ def measure_embedded(times: Times, folder: Path, million_parameters: float, roun
 
             seen.measure("broadcast: meet and receive", receive)
 
-        for number in range(rounds + 2):
-            seen = Times() if number < 2 else times
-            for offset, update in enumerate((by_files, by_broadcast)):
-                change(model)
-                update(seen, Version(0, 2 * number + offset))
+        for number in range(2 * rounds + 4):
+            change(model)
+            (by_files, by_broadcast)[number % 2](Times() if number < 4 else times, Version(0, number))
 
 
 def measure_adapters(times: Times, folder: Path, rounds: int) -> None:

@@ -65,8 +65,8 @@ class RolloutTable(Table):
     engine: Literal["embedded", "vllm", "sglang"] = "embedded"
     """Engine that generates: transformers in the worker's process, or a server of its own environment."""
     weights: Literal["files", "broadcast", "adapters"] = "files"
-    """How new weights reach the engines: in files, which lie in the learner's memory in a run of one host and else in
-    the run folder; broadcast from the learner's memory; or, of a learner with `lora`, as files of the adapters alone."""
+    """How new weights reach the engines: in files (in a run of one host in the learner's memory, else in the run
+    folder), broadcast from the learner's memory, or, of a learner with `lora`, as files of the adapters alone."""
     server: ServerTable = ServerTable()
     workers: int = Field(default=1, ge=0)
     """Worker processes."""

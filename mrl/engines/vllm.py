@@ -5,7 +5,8 @@ finish reason "abort"; while paused new ones wait. An EOS that is given as a sto
 `/health` answers for the HTTP process alone; `/is_paused` asks the process that samples.
 Its workers have an extension of ours (`inside/`), which reads and checks new weights beside their steps. That of a GPU
 gives them to vLLM's own reload; it was written from the sources of 0.33, as sleeping was, and has run on CPUs alone. A
-broadcast reaches the CPU alone: vLLM's own transfers need NCCL of its own making, and vLLM on this side. Adapters come by vLLM's own routes; requests name those that they want.
+broadcast reaches the CPU alone: vLLM's own transfers need NCCL of its own making, and vLLM on this side. Adapters come
+by vLLM's own routes; requests name those that they want.
 """
 
 import asyncio

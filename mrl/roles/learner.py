@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import structlog
-import torch
 
 from mrl.alignment.receiver import load_receiver
 from mrl.allocation.report import ReportSender
@@ -255,7 +254,7 @@ def _publisher(
     if table.rollout.weights == "adapters":
         assert table.learner.lora is not None, "a rule of the configuration"
         adapters = AdapterFormat(table.learner.lora, Path(table.model))
-    dtype = None if table.rollout.engine == "embedded" else getattr(torch, table.rollout.server.dtype)
+    dtype = "" if table.rollout.engine == "embedded" else table.rollout.server.dtype
     files = Publisher(
         folder.weights(policy),
         policy,

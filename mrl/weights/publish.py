@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-import torch
 from torch import Tensor, nn
 
 from mrl.errors import RoleFailed
@@ -60,14 +59,14 @@ class Publisher:
         *,
         model_folder: Path | None = None,
         adapters: AdapterFormat | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: str = "",
         in_memory: bool = False,
         on_gpu: bool = False,
         rank: int = 0,
         num_ranks: int = 1,
         keep: int = 2,
     ) -> None:
-        """Weights are published as `dtype`, with the configuration and tokenizer files of `model_folder` beside them.
+        """Weights are published as they are, or as torch's `dtype`; the other files of `model_folder` lie beside them.
 
         With `adapters` what is published are adapters alone, as they are. What is published `in_memory` can be read as
         long as this process lives. A rank beyond `num_ranks`, which all have to gather with, adds nothing.
@@ -77,7 +76,7 @@ class Publisher:
         self._rank, self._num_ranks = rank, 1 if adapters else num_ranks
         self._staging = Staging(
             f"weights of {policy}",
-            dtype=None if adapters else dtype,
+            dtype="" if adapters else dtype,
             rank=rank,
             num_ranks=self._num_ranks,
             pinned=on_gpu,

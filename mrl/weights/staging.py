@@ -37,11 +37,10 @@ class Staged:
 class Staging:
     """The part of one rank. Files that nobody reads any more are written over."""
 
-    def __init__(
-        self, name: str, *, dtype: torch.dtype | None, rank: int, num_ranks: int, pinned: bool, num_kept: int
-    ) -> None:
+    def __init__(self, name: str, *, dtype: str, rank: int, num_ranks: int, pinned: bool, num_kept: int) -> None:
         """Floating-point tensors become `dtype`, if it is given; the newest `num_kept` files stay as they are."""
-        self._name, self._dtype, self._rank, self._num_ranks = name, dtype, rank, num_ranks
+        self._name, self._rank, self._num_ranks = name, rank, num_ranks
+        self._dtype: torch.dtype | None = getattr(torch, dtype) if dtype else None
         self._pinned, self._num_kept = pinned, num_kept
         self._files: list[MemoryFile] = []
         """In the order in which they were written."""
