@@ -27,10 +27,12 @@ from mrl.launch.memory import (
     at_worst_turn,
     element_bytes,
     engine_need,
+    is_in_memory,
     largest_microbatch,
     rank_needs,
     server_need,
     shortest_cure,
+    staged_bytes,
 )
 from mrl.launch.plan import Plan, ProcessSpec
 from mrl.launch.unit_workers import UNIT
@@ -211,7 +213,7 @@ class _Policy:
                 saves_beside_training=0 < table.checkpoint_every < self._config.run.steps,
                 on_gpu=policy.device == "cuda",
                 is_first=is_first,
-                broadcasts=policy.rollout.weights == "broadcast",
+                staged=staged_bytes(size, policy, is_first=is_first, in_memory=is_in_memory(self._config, self.name)),
             )
             for is_first in (True, False)
         ]
@@ -248,7 +250,10 @@ class _Policy:
         rollout = self.table.rollout
         if rollout.engine == "embedded" or rollout.server.url:
             return {}
-        return {"server's processes": float((SERVER_MIB[rollout.engine] + (gpus - 1) * TORCH_MIB) * MIB)}
+        parts = {"server's processes": float((SERVER_MIB[rollout.engine] + (gpus - 1) * TORCH_MIB) * MIB)}
+        if rollout.engine == "vllm" and self.table.device == "cuda" and rollout.weights != "adapters":
+            parts[NEW_WEIGHTS] = float(element_bytes(self.table) * self._size.parameters)
+        return parts
 
     def resting(self, *, is_asleep: bool) -> Need:
         """What is left of that on the host while another policy has its unit: a GPU is given back.

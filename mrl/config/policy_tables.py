@@ -44,8 +44,7 @@ class ServerTable(Table):
     python: str = ""
     """Interpreter of the engine's environment; empty: what `tools/engine_env.sh` made."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Number format of the weights in the server; the learner measures its rounding for the canary. Left out on "cuda":
-    "bfloat16"."""
+    """Number format of the weights in the server, in which they are published. Left out on "cuda": "bfloat16"."""
     context_tokens: int = Field(default=2048, ge=16)
     """Prompt and answer together, at most."""
     options: list[str] = Field(default=[])
@@ -68,8 +67,8 @@ class RolloutTable(Table):
     engine: Literal["embedded", "vllm", "sglang"] = "embedded"
     """Engine that generates: transformers in the worker's process, or a server of its own environment."""
     weights: Literal["files", "broadcast", "adapters"] = "files"
-    """How new weights reach the engines: in files of the run folder, broadcast from the learner's memory, or, of a
-    learner with `lora`, as files of the adapters alone."""
+    """How new weights reach the engines: in files (in a run of one host in the learner's memory, else in the run
+    folder), broadcast from the learner's memory, or, of a learner with `lora`, as files of the adapters alone."""
     embedded_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights in the embedded engine. Left out on "cuda": "bfloat16"."""
     server: ServerTable = ServerTable()

@@ -4,9 +4,10 @@ Seen on vLLM 0.32 for CPU. Requests that are aborted, by `/pause?mode=abort` too
 finish reason "abort"; while paused 0.32 lets new ones wait, and 0.33 refuses them with status 503. An EOS that is given
 as a stop token is the last of `token_ids`.
 `/health` answers for the HTTP process alone; `/is_paused` asks the process that samples.
-On a GPU vLLM reloads weights itself; that way was seen on a CPU, where nothing was packed. A broadcast reaches the CPU
-alone: vLLM's own transfers need NCCL of its own making, and vLLM on this side. Sleeping, written from the sources of
-0.33, has not run. Adapters come by vLLM's own routes; requests name those that they want.
+Its workers have an extension of ours (`inside/`), which reads and checks new weights beside their steps. That of a GPU
+gives them to vLLM's own reload; it was written from the sources of 0.33, as sleeping was, and has run on CPUs alone. A
+broadcast reaches the CPU alone: vLLM's own transfers need NCCL of its own making, and vLLM on this side. Adapters come
+by vLLM's own routes; requests name those that they want.
 """
 
 import asyncio
@@ -137,6 +138,8 @@ class VLLM:
 
     async def prepare_load(self, http: Http, folder: Path, digests: Mapping[str, str]) -> None:
         """See Dialect. The worker reads it in a thread of its own, and writes it beside what it serves."""
+        if self._launch is not None and self._launch.device == "cuda":  # there it cannot go back
+            await asyncio.to_thread(check_same_tensors, folder, self._launch.model_folder)
         if not self._swaps_tensors:
             await asyncio.to_thread(read_folder, folder, wanted=digests)
             return

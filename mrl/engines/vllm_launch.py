@@ -41,8 +41,10 @@ def command(launch: Launch) -> list[str]:
         words += ["--worker-extension-cls", "vllm_cpu_worker.WeightsExtension"]
         # A prompt that is read in parts ends vLLM where its request has a seed: it winds back what torch's CPU cannot.
         words += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(READ_AT_ONCE, context_tokens))]
-    elif launch.may_sleep:  # on a CPU vLLM does not start with it, and /sleep gives up what runs and frees nothing
-        words += ["--enable-sleep-mode"]
+    else:
+        words += ["--worker-extension-cls", "vllm_gpu_worker.WeightsExtension"]
+        # On a CPU vLLM does not start with it, and /sleep gives up what runs and frees nothing.
+        words += ["--enable-sleep-mode"] if launch.may_sleep else []
     if launch.gpus > 1:
         check_parts("vllm", str(launch.model_folder / "config.json"), config, launch.gpus)
         words += ["--tensor-parallel-size", str(launch.gpus)]

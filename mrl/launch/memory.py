@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mrl.config.policy_tables import LearnerTable, PolicyTable
+from mrl.config.schema import RunConfig
+from mrl.launch.hosts import WILDCARDS
 from mrl.models.size import Microbatch, ModelSize, PassPeaks
 
 MIB = 1024 * 1024
@@ -38,8 +40,10 @@ LEAST_MICROBATCH_TOKENS = 256
 """Of a pass that may be recommended: smaller ones do not keep a processor busy."""
 FEW_LOGITS = 1 << 25
 """Of a chunk of the head: fewer save next to nothing."""
-PUBLISHED_AT_ONCE = 2 * 1024**3
-"""Bytes of gathered weights that are in memory while a version is written (`mrl.weights.publish.SHARD_BYTES`)."""
+PUBLISHED_AT_ONCE = 512 * 1024**2
+"""Bytes of gathered weights that wait to be copied (`mrl.weights.staging.GATHERED_BYTES`)."""
+COPIES_IN_MEMORY, COPIES_FOR_DISK, COPIES_TO_SEND = 3, 1, 2
+"""Versions in a learner's memory: the newest, the next one, and one that an engine still reads."""
 
 VISITING_MOMENTS = 128 * 1024**2
 """Bytes of moments that are on the device at once where they lie on the host (`mrl.learner.host_moments`)."""
@@ -78,25 +82,23 @@ def rank_needs(
     saves_beside_training: bool,
     on_gpu: bool = False,
     is_first: bool = True,
-    broadcasts: bool = False,
+    staged: float = 0.0,
 ) -> tuple[Need, Need]:
     """What one rank of a learner needs on its host, and on its device; they are the same memory without a GPU.
 
-    Where ranks have shards, the first one alone reads the model, and gives the others theirs. Where it broadcasts
-    weights, it holds the newest version on the host, and the one before while that is sent.
+    Where ranks have shards, the first one alone reads the model, and gives the others theirs. `staged` are bytes of
+    published versions (`staged_bytes`).
     """
     rank = _Rank(size, peaks, table, num_passes, holds_reference, is_first, on_gpu)
     copies = {"checkpoint copy": rank.trained + rank.moments}
     process: dict[str, float] = {"process": TORCH_MIB * MIB}
-    if broadcasts and is_first:
-        process |= {"held for broadcasts": 2 * rank.whole}
+    process |= {"published weights": staged}
     loading = Need("loading", {"parameters": (rank.read or rank.held) * (1 + holds_reference)})
     gathered = {"gathered weights": min(PUBLISHED_AT_ONCE, rank.whole) if rank.is_sharded else 0.0}
     beside = copies if saves_beside_training and copies["checkpoint copy"] > SOON_WRITTEN else {}
     if on_gpu:
-        written = Need("publishing", {"gathered weights": min(PUBLISHED_AT_ONCE, rank.whole)})
         process |= {"optimizer": rank.moments - rank.moments_on_device}
-        host = [loading, Need("saving", copies), written]
+        host = [loading, Need("saving", copies)]
         return _with(process, host), _with({}, [*rank.training(), rank.update()])
     together = [
         loading,
@@ -112,6 +114,25 @@ def rank_needs(
 def element_bytes(policy: PolicyTable) -> int:
     """Of a number in the weights and the cache of the policy's engines."""
     return ELEMENT_BYTES[policy.rollout.engine_dtype]
+
+
+def is_in_memory(config: RunConfig, policy: str) -> bool:
+    """Whether engines read new weights in the memory of their learner, and not on a disk.
+
+    In a run of one host they do, unless the server is somebody else's, who may be elsewhere.
+    """
+    return config.exchange.host not in WILDCARDS and not config.policies[policy].rollout.server.url
+
+
+def staged_bytes(size: ModelSize, policy: PolicyTable, *, is_first: bool, in_memory: bool) -> float:
+    """Bytes of versions that a rank of a learner has copied for the engines, in their number format."""
+    rollout = policy.rollout
+    copies = COPIES_IN_MEMORY if in_memory else COPIES_FOR_DISK
+    if rollout.weights == "adapters":
+        return float(copies * FLOAT_BYTES * size.trained) if is_first else 0.0
+    if rollout.weights == "broadcast":
+        return float(COPIES_TO_SEND * element_bytes(policy) * size.parameters) if is_first else 0.0
+    return copies * element_bytes(policy) * size.parameters / policy.learner.processes
 
 
 def engine_need(size: ModelSize, policy: PolicyTable, *, answers_at_once: int, prompt_tokens: int) -> Need:
@@ -137,12 +158,12 @@ def server_need(
 
     Of several `gpus` it is what lies on each of them.
 
-    vLLM on cores loads new weights, float32 as they are published, beside those that it serves.
+    vLLM on cores reads new weights beside those that it serves, and places the first of them there once more.
     """
     per_element = element_bytes(policy)
     parts = {"server's weights": per_element * size.parameters / gpus}
     if policy.device == "cpu" and policy.rollout.engine == "vllm" and policy.rollout.weights != "adapters":
-        parts[NEW_WEIGHTS] = float((per_element + FLOAT_BYTES) * size.parameters)
+        parts[NEW_WEIGHTS] = float(2 * per_element * size.parameters)
     if policy.device == "cpu":
         of_sglang = per_element * size.cached_per_token * cached_tokens
         parts["key-value cache"] = float(vllm_cache_gib * 1024 * MIB if policy.rollout.engine == "vllm" else of_sglang)

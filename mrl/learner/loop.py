@@ -148,7 +148,8 @@ class Learner:
             self._save()
         if self._saver:
             self._saver.wait()
-        self._publisher.finish()
+        if finished:
+            self._publisher.finish()
         return finished
 
     def await_evaluation(self, stopping: Callable[[], bool]) -> None:

@@ -13,12 +13,10 @@ If it dies: the supervisor starts it again from its newest checkpoint, under a n
 
 import json
 import os
-from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import structlog
-import torch
 
 from mrl.alignment.receiver import load_receiver
 from mrl.allocation.report import ReportSender
@@ -32,8 +30,8 @@ from mrl.config.schema import RunConfig
 from mrl.engines.bounds import bounds_of, load_bound_s
 from mrl.errors import CheckpointError
 from mrl.exchange.shards import Exchange
-from mrl.launch.memory import all_cures
-from mrl.learner.batches import BatchMaker, PreparedStep
+from mrl.launch.memory import all_cures, is_in_memory
+from mrl.learner.batches import BatchMaker
 from mrl.learner.evaluations import EvaluationPlan, Evaluations
 from mrl.learner.gather import FreeGathering, Gathering
 from mrl.learner.held_out_ledger import HeldOutLedger
@@ -43,6 +41,7 @@ from mrl.learner.lockstep import LockstepGathering
 from mrl.learner.loop import FirstRank, Learner, Milestones, next_run_epoch
 from mrl.learner.loss import needs_reference
 from mrl.learner.references import CanaryReferences
+from mrl.learner.samples import sample_writer
 from mrl.learner.sharding import read_policy
 from mrl.learner.trainer import Trainer
 from mrl.learner.worker_news import WaitBounds
@@ -58,7 +57,7 @@ from mrl.sharing.regime import Regime
 from mrl.sharing.regimes import build_regime, shares
 from mrl.sharing.setting import policy_setting
 from mrl.tasks.pool import TaskPool, build_pool
-from mrl.transport.endpoints import WILDCARDS, publish_endpoint
+from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.grants import Grant
 from mrl.transport.keys import load_keys
 from mrl.transport.server import ServerSocket
@@ -270,7 +269,7 @@ def _first_rank(
         crash_folder=folder.crash,
         telemetry=telemetry,
         allocator=_connect_allocator(folder, policy, closing),
-        on_step=_sample_writer(pool, telemetry),
+        on_step=sample_writer(pool, telemetry),
         canary_prompts=_canary_prompts(pool, Path(config.policies[policy].model)),
     )
 
@@ -297,15 +296,14 @@ def _publisher(
     if table.rollout.weights == "adapters":
         assert table.learner.lora is not None, "a rule of the configuration"
         adapters = AdapterFormat(table.learner.lora, Path(table.model))
-    dtype = getattr(torch, table.rollout.engine_dtype)
+    dtype = table.rollout.engine_dtype
     files = Publisher(
         folder.weights(policy),
         policy,
         model_folder=Path(table.model),
         adapters=adapters,
         dtype=dtype,
-        # A run of one host: every engine that it starts sees the memory of its learner.
-        in_memory=config.exchange.host not in WILDCARDS and not table.rollout.server.url and not broadcasts,
+        in_memory=is_in_memory(config, policy) and not broadcasts,
         on_gpu=world.device.type == "cuda",
         rank=world.rank,
         num_ranks=1 if table.rollout.weights == "broadcast" else world.size,
@@ -377,28 +375,3 @@ def _connect_allocator(folder: RunFolder, policy: str, closing: ExitStack) -> Re
     )
     sender.open(client.post, client.request_reconnect)
     return sender
-
-
-def _sample_writer(pool: TaskPool, telemetry: Telemetry) -> Callable[[int, PreparedStep], None]:
-    def write(step: int, prepared: PreparedStep) -> None:
-        group = prepared.groups[step % len(prepared.groups)]
-        answer = group.answers[0]
-        text = answer.completion.decode("utf-8", errors="replace")
-        prompt = pool.prompt(group.prompt_id)
-        telemetry.sample(
-            step, kind="rollout", task=prompt.task, prompt=prompt.text, completion=text, reward=answer.reward
-        )
-        for rescue in prepared.rescued[:1]:
-            prompt = pool.prompt(rescue.prompt_id)
-            text = rescue.completion.decode("utf-8", errors="replace")
-            telemetry.sample(
-                step,
-                kind="rescue",
-                task=prompt.task,
-                prompt=prompt.text,
-                completion=text,
-                reward=1.0,
-                source=rescue.source,
-            )
-
-    return write

@@ -37,10 +37,11 @@ from mrl.records.experience import ExperienceRecord
 from mrl.records.rollouts import ScoredGroup
 from mrl.roles import wiring
 from mrl.roles.engines import answers_at_once, build_engine, check_lengths
+from mrl.rollout.duties import Duties
 from mrl.rollout.frozen import FROZEN, FrozenLife
 from mrl.rollout.frozen_evaluation import FrozenEvaluation
 from mrl.rollout.link import WorkerLink
-from mrl.rollout.loop import Duties, RolloutLoop
+from mrl.rollout.loop import RolloutLoop
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.scoring import Scorer
 from mrl.sharing.regime import Author, Regime

@@ -7,8 +7,7 @@ together is delivered together, in the order of its items; the learner grants it
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import structlog
 
@@ -17,12 +16,12 @@ from mrl.errors import EngineError, EngineLost, PeerLost, RoleFailed
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import HeldOutAnswer, ScoredGroup, WorkItem
 from mrl.records.version import Version
+from mrl.rollout.duties import Duties
 from mrl.rollout.flights import Custody, Flight, Flights, Item
 from mrl.rollout.held_out import HeldOutRoom, HeldOutShare, InFlight
 from mrl.rollout.link import ASLEEP, WorkerLink, WorkerProgress
 from mrl.rollout.rest import Rest
 from mrl.rollout.sampling import Sampler
-from mrl.rollout.scoring import Scorer
 from mrl.rollout.totals import WorkerTotals
 from mrl.rollout.updates import Installed, Missed, Refused, Updates
 from mrl.rollout.verifying import Verifying
@@ -44,31 +43,6 @@ REST_S = 1.0
 FULL_CACHE_SHARE = 0.9
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True)
-class Duties:
-    """What a worker has to keep to beside sampling."""
-
-    max_answers: Callable[[int], int]
-    """Answers that may be in flight, told how many are: what its lease allows, or the batch of a synchronous run."""
-    publish: Callable[[Sequence[ScoredGroup]], None]
-    """Gives to the peers what the regime shares of finished groups; called before the learner gets them."""
-    max_staleness_versions: int
-    """Groups in flight that can only end staler than this are given up."""
-    held_out_share: float = 0.5
-    """Part of the places that held-out prompts may have while there are groups to sample."""
-    scorer: Scorer | None = None
-    """Answers what peers ask of the engine, between all else."""
-    rest: Rest | None = None
-    """Whether the worker is to sleep, where it may."""
-    has_lost_lease: Callable[[], bool] = lambda: False
-    """Whether the lease of what is in flight ran out while this process stood still: others may have its places."""
-    rests_unleased: bool = False
-    """Whether the engine samples only when it is collected from: what is in flight when the lease is lost then rests,
-    and goes on under the next one. A server's answers run on by themselves, and are given up."""
-    in_step: bool = False
-    """Sample under the newest announced version or not at all, and batch by batch, as a synchronous run must."""
 
 
 class RolloutLoop:

@@ -38,12 +38,12 @@ log = structlog.get_logger()
 class BroadcastPublisher:
     """Publishes versions of one policy to engines that take part in broadcasts."""
 
-    def __init__(self, files: Publisher, *, host: str, device: str = "cpu", dtype: torch.dtype | None = None) -> None:
+    def __init__(self, files: Publisher, *, host: str, device: str = "cpu", dtype: str = "") -> None:
         """`files` writes folders; manifests lie beside them. Members meet at `host`; `device` is the learner's.
 
         Weights are published as `dtype`, if it is given.
         """
-        self._dtype = dtype
+        self._dtype: torch.dtype | None = getattr(torch, dtype) if dtype else None
         self._files, self._host, self._device = files, host, numbered(device)
         self._held, self._meetings = HeldWeights(), Meetings()
         self._number = 0

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-import torch
 from torch import Tensor, nn
 
 from mrl.errors import RoleFailed
@@ -33,6 +32,7 @@ PARTS = ".parts-"
 INDEX = "model.safetensors.index.json"
 WHOLE_S = 1800.0
 """Longest time until a version that was copied is a folder, with the parts of all ranks."""
+CLOSE_S = 5.0
 POLL_S = 0.005
 
 WhenWhole = Callable[[Path], None]
@@ -59,14 +59,14 @@ class Publisher:
         *,
         model_folder: Path | None = None,
         adapters: AdapterFormat | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: str = "",
         in_memory: bool = False,
         on_gpu: bool = False,
         rank: int = 0,
         num_ranks: int = 1,
         keep: int = 2,
     ) -> None:
-        """Weights are published as `dtype`, with the configuration and tokenizer files of `model_folder` beside them.
+        """Weights are published as they are, or as torch's `dtype`; the other files of `model_folder` lie beside them.
 
         With `adapters` what is published are adapters alone, as they are. What is published `in_memory` can be read as
         long as this process lives. A rank beyond `num_ranks`, which all have to gather with, adds nothing.
@@ -76,7 +76,7 @@ class Publisher:
         self._rank, self._num_ranks = rank, 1 if adapters else num_ranks
         self._staging = Staging(
             f"weights of {policy}",
-            dtype=None if adapters else dtype,
+            dtype="" if adapters else dtype,
             rank=rank,
             num_ranks=self._num_ranks,
             pinned=on_gpu,
@@ -152,7 +152,9 @@ class Publisher:
     def close(self) -> None:
         """Give memory back. Versions that lie in it are gone for whoever has not opened them."""
         if self._thread is not None:
-            self._thread.join(WHOLE_S)
+            self._thread.join(CLOSE_S)
+            if self._thread.is_alive():  # it ends with the process, and so does the memory
+                return
         for manifest in self.folder.glob(f"[0-9]*/{MANIFEST}") if self._rank == 0 else ():
             if any(path.is_symlink() for path in manifest.parent.glob(FILES)):
                 remove(manifest)

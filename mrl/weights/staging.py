@@ -5,6 +5,7 @@ its host read them, or from which they are written to a disk while training goes
 is computed of it: on a CPU as its bytes are copied, on a GPU beside training.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,8 +16,8 @@ from mrl.models.memory_file import MemoryFile
 from mrl.models.parameters import Source
 from mrl.models.tensor_file import DTYPES, MOST_THREADS, TYPES, TensorShape, copy_tensor, digest
 
-AHEAD = 4
-"""Gathered tensors for each thread that wait to be copied."""
+GATHERED_BYTES = 512 * 1024**2
+"""Of gathered tensors that wait to be copied, beside one more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,10 @@ class Staged:
 class Staging:
     """The part of one rank. Files that nobody reads any more are written over."""
 
-    def __init__(
-        self, name: str, *, dtype: torch.dtype | None, rank: int, num_ranks: int, pinned: bool, num_kept: int
-    ) -> None:
+    def __init__(self, name: str, *, dtype: str, rank: int, num_ranks: int, pinned: bool, num_kept: int) -> None:
         """Floating-point tensors become `dtype`, if it is given; the newest `num_kept` files stay as they are."""
-        self._name, self._dtype, self._rank, self._num_ranks = name, dtype, rank, num_ranks
+        self._name, self._rank, self._num_ranks = name, rank, num_ranks
+        self._dtype: torch.dtype | None = getattr(torch, dtype) if dtype else None
         self._pinned, self._num_kept = pinned, num_kept
         self._files: list[MemoryFile] = []
         """In the order in which they were written."""
@@ -55,7 +55,7 @@ class Staging:
         shapes = self._own_shapes(sources)
         file = self._free_file()
         views = file.lay_out(shapes)
-        staged = Staged(file, list(views))
+        staged, waiting = Staged(file, list(views)), deque[tuple[Future[str], int]]()
         for source in sources:
             whole = source.whole()
             if source.name not in views:
@@ -64,9 +64,10 @@ class Staging:
             if whole.is_cuda:
                 view.copy_(whole.to(view.dtype), non_blocking=True)
                 continue
-            if len(staged.digests) >= AHEAD * MOST_THREADS:
-                list(staged.digests.values())[-AHEAD * MOST_THREADS].result()
             staged.digests[source.name] = self._threads.submit(copy_tensor, whole, view)
+            waiting.append((staged.digests[source.name], whole.nbytes))
+            while sum(nbytes for _, nbytes in waiting) > GATHERED_BYTES:
+                waiting.popleft()[0].result()
         if len(staged.digests) < len(views):
             torch.cuda.synchronize()
             staged.digests.update({name: self._threads.submit(digest, view) for name, view in views.items()})

@@ -90,7 +90,8 @@ def test_nothing_is_reported_or_fetched(tmp_path):
     assert variables["OMP_NUM_THREADS"] == "3"
     inside = Path(variables["PYTHONPATH"])
     modules = {file.stem for file in inside.glob("*.py")}
-    assert modules == {"__init__", "sitecustomize", "vllm_cpu_worker", "vllm_adapters", "broadcast_member"}
+    of_vllm = {"vllm_cpu_worker", "vllm_gpu_worker", "vllm_adapters", "arriving_weights", "broadcast_member"}
+    assert modules == {"__init__", "sitecustomize"} | of_vllm
 
 
 @pytest.mark.parametrize(("device", "may_sleep"), [("cuda", True), ("cuda", False), ("cpu", True), ("cpu", False)])
@@ -99,6 +100,9 @@ def test_it_can_free_the_memory_of_a_gpu_where_it_may_sleep(tmp_path, device, ma
     words = vllm_launch.command(dataclasses.replace(launch(tmp_path, device=device), may_sleep=may_sleep))
 
     assert ("--enable-sleep-mode" in words) == (device == "cuda" and may_sleep)
+    assert (words[words.index("--worker-extension-cls") + 1] == "vllm_gpu_worker.WeightsExtension") == (
+        device == "cuda"
+    )
 
 
 def test_room_for_adapters_is_made_at_the_start(tmp_path):

@@ -19,6 +19,7 @@ from mrl.launch.memory import (
     rank_needs,
     server_need,
     shortest_cure,
+    staged_bytes,
 )
 from mrl.learner.host_moments import PIECE_ELEMENTS
 from mrl.models.size import ModelSize, PassPeaks
@@ -57,15 +58,28 @@ def test_small_passes_leave_the_checkpoint_on_top() -> None:
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
-def test_the_first_rank_holds_what_it_broadcasts(on_gpu: bool) -> None:
-    """On the host, twice: the newest version, and the one that is being sent."""
-    first, other = (
-        rank_needs(SIZE, SMALL, LearnerTable(), **ALONE, on_gpu=on_gpu, is_first=is_first, broadcasts=True)
-        for is_first in (True, False)
-    )
-    assert mib(first[0].parts)["held for broadcasts"] == 8000
-    assert "held for broadcasts" not in other[0].parts
-    assert ("held for broadcasts" in first[1].parts) == (not on_gpu)
+def test_copies_for_the_engines_lie_on_the_host(on_gpu: bool) -> None:
+    """Whatever the device of the learner is."""
+    host, device = rank_needs(SIZE, SMALL, LearnerTable(), **ALONE, on_gpu=on_gpu, staged=70.0 * MIB)
+    assert mib(host.parts)["published weights"] == 70
+    assert ("published weights" in device.parts) == (not on_gpu)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "in_memory", "wanted"),
+    [
+        ({}, True, (6000, 6000)),
+        ({}, False, (2000, 2000)),
+        ({"engine": "vllm", "server": {"dtype": "bfloat16"}}, True, (3000, 3000)),
+        ({"weights": "broadcast"}, False, (8000, 0)),
+        ({"weights": "adapters"}, True, (12000, 0)),
+    ],
+)
+def test_versions_are_copied_in_the_engines_format_by_all_ranks_together(rollout, in_memory, wanted) -> None:
+    """Three in memory, one for the disk, two to be sent; of what is sent or small, by the first rank."""
+    table = PolicyTable(model="m", learner=LearnerTable(processes=2), rollout=RolloutTable(**rollout))
+    found = [staged_bytes(SIZE, table, is_first=is_first, in_memory=in_memory) for is_first in (True, False)]
+    assert tuple(round(one / MIB) for one in found) == wanted
 
 
 def test_gradients_count_when_they_are_there() -> None:
@@ -135,7 +149,7 @@ def test_adapters_need_gradients_and_moments_alone() -> None:
     ("engine", "dtype", "device", "wanted"),
     [
         ("vllm", "float32", "cpu", {"server's weights": 4000, "new weights": 8000, "key-value cache": 2048}),
-        ("vllm", "bfloat16", "cpu", {"server's weights": 2000, "new weights": 6000, "key-value cache": 2048}),
+        ("vllm", "bfloat16", "cpu", {"server's weights": 2000, "new weights": 4000, "key-value cache": 2048}),
         ("sglang", "float32", "cpu", {"server's weights": 4000, "key-value cache": 0}),
         ("vllm", "float32", "cuda", {"server's weights": 4000}),
     ],

@@ -19,8 +19,9 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
 from mrl.records.rollouts import ScoredGroup, WeightsNotice, worker_message_decoder
 from mrl.records.version import Version
+from mrl.rollout.duties import Duties
 from mrl.rollout.link import WorkerLink
-from mrl.rollout.loop import Duties, RolloutLoop
+from mrl.rollout.loop import RolloutLoop
 from mrl.rollout.sampling import Sampler
 from mrl.tasks.held_out import MAX_GRANTS
 from mrl.tasks.pool import TaskPool, build_pool

@@ -27,8 +27,9 @@ from mrl.records.rollouts import (
 from mrl.records.telemetry import Span, SpansRecord, TelemetryRecord
 from mrl.records.version import Version
 from mrl.rollout import loop as rollout_loop
+from mrl.rollout.duties import Duties
 from mrl.rollout.link import WorkerLink, WorkerProgress
-from mrl.rollout.loop import Duties, RolloutLoop
+from mrl.rollout.loop import RolloutLoop
 from mrl.rollout.sampling import Sampler
 from mrl.weights.canary import canary_sequences
 from mrl.weights.publish import Publisher

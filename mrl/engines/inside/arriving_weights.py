@@ -4,17 +4,25 @@ Methods of workers are called by name through /collective_rpc with strings. The 
 """
 
 import json
+import mmap
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 import torch
-from broadcast_member import digest, receive  # type: ignore[import-not-found]
-from safetensors import safe_open
+import xxhash
+from broadcast_member import receive  # type: ignore[import-not-found]
 
 MOST_THREADS = 8
+CHUNK_BYTES = 256 * 1024
+TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+TYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
+TYPES["BOOL"] = torch.bool
 
 Tensors = dict[str, torch.Tensor]
 
@@ -24,6 +32,11 @@ class ArrivingWeights:
 
     mrl_arriving: Future[Any]
     mrl_looking: Future[dict[str, str]]
+
+    @cached_property
+    def mrl_folders(self) -> "OpenFolders":
+        """Of this worker."""
+        return OpenFolders()
 
     def mrl_take(self, order: str) -> None:
         """Begin to look at the tensors of a Hugging Face folder, beside what is served; `mrl_arrival` tells the rest.
@@ -58,9 +71,11 @@ class ArrivingWeights:
         return self.mrl_looking.result() if self.mrl_looking.done() else {"awaited": ""}
 
     def _taken(self, folder: Path, digests: dict[str, str]) -> Any:
-        """Views of the files, all of whose bytes are right."""
-        tensors = mapped(folder)
-        check(dict(zip(tensors, in_threads(digest, tensors.values()), strict=True)), digests)
+        """All tensors of a folder, whose bytes are right."""
+        with self.mrl_folders.open(folder) as files:
+            tensors = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in files.items()}
+            found = in_threads(InFile.read_into, files.values(), tensors.values())
+        check(dict(zip(tensors, found, strict=True)), digests)
         return tensors
 
     def _held(self) -> dict[str, str]:
@@ -81,11 +96,6 @@ def in_threads(work: Callable[..., Any], *items: Any) -> list[Any]:
         return list(threads.map(work, *items))
 
 
-def mapped(folder: Path) -> Tensors:
-    """Name -> view of the file that holds it, which stays open as long as there is one. Raises OSError."""
-    return dict(_opened(folder))
-
-
 def check(found: dict[str, str], wanted: dict[str, str]) -> None:
     """Raises ValueError unless all that are wanted were found so."""
     wrong = [name for name, its_digest in wanted.items() if found.get(name) != its_digest]
@@ -93,12 +103,69 @@ def check(found: dict[str, str], wanted: dict[str, str]) -> None:
         raise ValueError(f"other bytes than were published, of {', '.join(wrong[:5])}")
 
 
-def _opened(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(f"{folder}: no *.safetensors")
-    with ExitStack() as closing:
-        for path in files:
-            file = closing.enter_context(safe_open(path, framework="pt"))
-            for name in file.keys():  # noqa: SIM118 - no mapping
-                yield name, file.get_tensor(name)
+class InFile(NamedTuple):
+    """A tensor of an open safetensors file."""
+
+    file: BinaryIO
+    mapped: np.ndarray | None
+    """The bytes of a file in memory."""
+    dtype: torch.dtype
+    shape: list[int]
+    start: int
+
+    def read_into(self, target: torch.Tensor) -> str:
+        """Read it into a contiguous tensor like it; returns its digest. Raises EOFError."""
+        raw = target.reshape(-1).view(torch.uint8).numpy()
+        hashing = xxhash.xxh3_128()
+        for done in range(0, len(raw), CHUNK_BYTES):
+            chunk, start = raw[done : done + CHUNK_BYTES], self.start + done
+            if self.mapped is not None:
+                np.copyto(chunk, self.mapped[start : start + len(chunk)])
+            elif os.preadv(self.file.fileno(), [chunk.data], start) < len(chunk):
+                raise EOFError(f"{self.file.name}: is cut")
+            hashing.update(chunk.data)
+        return hashing.hexdigest()
+
+
+class OpenFolders:
+    """Folders of safetensors files. What of them lies in memory stays mapped, for its process to write over.
+
+    To map memory anew for every version would cost more than to copy it.
+    """
+
+    def __init__(self) -> None:
+        self._mapped: dict[str, tuple[int, np.ndarray]] = {}
+        """Where a process has a file -> its number, and its bytes."""
+
+    @contextmanager
+    def open(self, folder: Path) -> Iterator[dict[str, InFile]]:
+        """Name -> tensor. Raises OSError, and ValueError for what is no safetensors file."""
+        paths = sorted(folder.glob("*.safetensors"))
+        if not paths:
+            raise FileNotFoundError(f"{folder}: no *.safetensors")
+        with ExitStack() as closing:
+            found: dict[str, InFile] = {}
+            for path in paths:
+                file = closing.enter_context(path.open("rb", buffering=0))
+                size = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(size))
+                header.pop("__metadata__", None)
+                mapped = self._map(path, file)
+                for name, entry in header.items():
+                    start = 8 + size + entry["data_offsets"][0]
+                    found[name] = InFile(file, mapped, TYPES[entry["dtype"]], entry["shape"], start)
+            yield found
+
+    def _map(self, path: Path, file: BinaryIO) -> np.ndarray | None:
+        place = os.readlink(path) if path.is_symlink() else ""
+        if not place.startswith("/proc/"):
+            return None
+        self._mapped = {known: kept for known, kept in self._mapped.items() if Path(known).exists()}
+        number, size = os.fstat(file.fileno()).st_ino, os.fstat(file.fileno()).st_size
+        known, mapped = self._mapped.get(place, (0, np.empty(0, np.uint8)))
+        if known != number or len(mapped) != size:
+            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+            view = mmap.mmap(file.fileno(), size, flags=flags, prot=mmap.PROT_READ)
+            mapped = np.frombuffer(view, np.uint8)
+            self._mapped[place] = number, mapped
+        return mapped

@@ -5,7 +5,7 @@ nothing to write into: `reload_weights` answers OK and the packed copies of the 
 is packed; layers compute with their parameters as they are, and so there is one copy of the weights to be right.
 
 This replaces a private function of vLLM (seen in 0.32) and is for CPU only. If vLLM moves that function, the import
-fails and the server does not start; if it no longer calls it, parameters are empty and `mrl_load` refuses.
+fails and the server does not start; if it no longer calls it, parameters are empty and the first weights are refused.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from arriving_weights import (  # type: ignore[import-not-found]
     ArrivingWeights,
+    InFile,
     Tensors,
     check,
     in_threads,
-    mapped,
 )
 from broadcast_member import digest  # type: ignore[import-not-found]
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -63,17 +63,18 @@ class WeightsExtension(ArrivingWeights):
 
     def _taken(self, folder: Path, digests: dict[str, str]) -> "Tensors | _Filled":
         """Written where they belong, if that is known."""
-        tensors, places = mapped(folder), getattr(self, "mrl_places", {})
+        places = getattr(self, "mrl_places", {})
         parameters = {name: one.data for name, one in self.model_runner.get_model().named_parameters()}
-        if places.keys() != tensors.keys() or not all(places[name].suits(tensors[name]) for name in tensors):
-            return super()._taken(folder, digests)
-        spare = {name: self._spare(name, parameter) for name, parameter in parameters.items()}
-        owners = {_storage(parameter): spare[name] for name, parameter in parameters.items()}
-        if not all(place.is_whole(owners) for place in places.values()):
-            return super()._taken(folder, digests)
-        moved = {name: place.moved(owners) for name, place in places.items()}
-        found = in_threads(lambda name: moved[name].fill(tensors[name]), tensors)
-        check(dict(zip(tensors, found, strict=True)), digests)
+        living = {_storage(parameter) for parameter in parameters.values()}
+        with self.mrl_folders.open(folder) as files:
+            fits = places.keys() == files.keys() and all(places[name].suits(file) for name, file in files.items())
+            if not fits or not all(place.is_whole(living) for place in places.values()):
+                return super()._taken(folder, digests)
+            spare = {name: self._spare(name, parameter) for name, parameter in parameters.items()}
+            owners = {_storage(parameter): spare[name] for name, parameter in parameters.items()}
+            moved = {name: places[name].moved(owners) for name in files}
+            found = in_threads(_Place.fill, moved.values(), files.values())
+        check(dict(zip(moved, found, strict=True)), digests)
         return _Filled(moved, spare)
 
     def _spare(self, name: str, like: torch.Tensor) -> torch.Tensor:
@@ -132,11 +133,11 @@ class _Place:
     def is_used(self) -> bool:
         return bool(self._pieces)
 
-    def suits(self, tensor: torch.Tensor) -> bool:
+    def suits(self, file: InFile) -> bool:
         """Whether the elements of this tensor go where those of the former one went."""
-        return self._shape == tensor.shape and tensor.is_contiguous()
+        return list(self._shape) == file.shape
 
-    def is_whole(self, living: Any) -> bool:
+    def is_whole(self, living: set[int]) -> bool:
         """Whether all of it lies in parameters that layers still compute with: `living` storages."""
         held = sum(target.numel() for _, target in self._pieces if _storage(target) in living)
         return held == self._shape.numel()
@@ -150,16 +151,20 @@ class _Place:
             place._pieces.append((geometry, there.as_strided(*layout)))
         return place
 
-    def fill(self, tensor: torch.Tensor) -> str:
-        """Write a tensor to its place; returns its digest. Raises ValueError for what is not a number."""
-        if not tensor.sum(dtype=torch.float32).isfinite():
+    def fill(self, file: InFile) -> str:
+        """Read a tensor into its place; returns its digest. Raises ValueError for what is not a number."""
+        whole = self._contiguous()
+        if whole is None or whole.dtype != file.dtype:
+            read = torch.empty(file.shape, dtype=file.dtype)
+            its_digest = file.read_into(read)
+            for geometry, target in self._pieces:
+                target.copy_(read.as_strided(*geometry))
+            self.settle(read)
+        else:
+            read, its_digest = whole, file.read_into(whole)
+        if read.numel() and not all(bound.isfinite() for bound in read.aminmax()):  # the quickest look for NaN
             raise ValueError("not a number")
-        for geometry, target in self._pieces:
-            target.copy_(tensor.as_strided(*geometry))
-        if self._pieces[0][1].dtype != tensor.dtype:
-            self.settle(tensor)
-            return self._published
-        return self.held_digest()
+        return its_digest
 
     def settle(self, tensor: torch.Tensor) -> None:
         """Learn what the engine has to hold of `tensor`, where that is of another type."""
@@ -168,19 +173,18 @@ class _Place:
             self._rounded, self._published = digest(tensor.to(self._dtype)), digest(tensor)
 
     def held_digest(self) -> str:
-        whole = self._whole()
+        whole: Any = self._contiguous()
+        if whole is None:
+            whole = torch.empty(self._shape, dtype=self._dtype)
+            for geometry, target in self._pieces:
+                whole.as_strided(*geometry).copy_(target)
         held = digest(whole)
         return self._published if held == self._rounded else held
 
-    def _whole(self) -> torch.Tensor:
-        """Read from where it is, or put together."""
-        geometry, target = self._pieces[0]
-        if len(self._pieces) == 1 and target.is_contiguous() and geometry[0] == target.shape and geometry[2] == 0:
-            return target
-        whole: Any = torch.empty(self._shape, dtype=self._dtype)
-        for geometry, target in self._pieces:
-            whole.as_strided(*geometry).copy_(target)
-        return whole
+    def _contiguous(self) -> torch.Tensor | None:
+        """Where it lies in one piece, as rows of a fused parameter do; None where it was cut."""
+        (shape, _, offset), target = self._pieces[0]
+        return target if shape == self._shape and offset == 0 and target.is_contiguous() else None
 
 
 class _Watch(TorchDispatchMode):

@@ -17,8 +17,9 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import unpack_array
 from mrl.records.rollouts import ScoredGroup, WeightsNotice
 from mrl.records.version import Version
+from mrl.rollout.duties import Duties
 from mrl.rollout.link import WorkerLink
-from mrl.rollout.loop import Duties, RolloutLoop
+from mrl.rollout.loop import RolloutLoop
 from mrl.rollout.sampling import Sampler
 from mrl.tasks.pool import build_pool
 from mrl.transport.background import BackgroundClient

@@ -1,0 +1,92 @@
+"""What lets vLLM on a GPU take new weights without reading a disk or hashing in its steps (read in 0.33, run on CPUs).
+
+They are read and checked beside the steps into memory that the GPU copies from by itself; vLLM's own reload then puts
+them in place, whatever its kernels have made of the layout, so that captured graphs stay. Afterwards, beside the steps
+again, what layers compute with is compared on the GPU with what was read: bytes that are equal have its XXH3.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from arriving_weights import ArrivingWeights, InFile, Tensors, check, in_threads  # type: ignore[import-not-found]
+from broadcast_member import digest  # type: ignore[import-not-found]
+
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+COMPARED_BYTES = 64 * 1024**2
+"""On the GPU beside what vLLM has there."""
+
+
+class WeightsExtension(ArrivingWeights):
+    """Methods added to vLLM's worker."""
+
+    model_runner: Any
+    device: torch.device
+    reload_weights: Callable[..., None]
+    mrl_host: Tensors
+    """What came last, on the host; written over by what comes next."""
+    mrl_found: dict[str, str]
+    """Its digests."""
+    mrl_is_served: bool
+
+    def mrl_serve_arrived(self) -> dict[str, str]:
+        """Serve what has arrived. Raises whatever vLLM raises: nobody knows what it serves then."""
+        self.reload_weights(weights_iterator=iter(self.mrl_arriving.result().items()), is_checkpoint_format=True)
+        self.mrl_is_served = True
+        return {}
+
+    def _taken(self, folder: Path, digests: dict[str, str]) -> Tensors:
+        self.mrl_is_served = False
+        with self.mrl_folders.open(folder) as files:
+            kept = getattr(self, "mrl_host", {})
+            is_like = {name: (one.dtype, one.shape) for name, one in files.items()}
+            if {name: (one.dtype, list(one.shape)) for name, one in kept.items()} != is_like:
+                pinned = self.device.type == "cuda"
+                kept = {name: torch.empty(one.shape, dtype=one.dtype, pin_memory=pinned) for name, one in files.items()}
+            found = in_threads(InFile.read_into, files.values(), (kept[name] for name in files))
+        self.mrl_host, self.mrl_found = kept, dict(zip(files, found, strict=True))
+        check(self.mrl_found, digests)
+        return kept
+
+    def _held(self) -> dict[str, str]:
+        if not getattr(self, "mrl_is_served", False):
+            return {}
+        parameters = self.model_runner.get_model().named_parameters()
+        held = {name.replace(".base_layer.", "."): one.data for name, one in parameters}
+        rows: dict[str, int] = {}
+        found = {}
+        for name in sorted(self.mrl_host, key=_order):
+            served, tensor = _served(name, held), self.mrl_host[name]
+            first = rows.get(served, 0)
+            rows[served] = first + (len(tensor) if tensor.ndim else 0)
+            there = held.get(served)
+            if there is not None and there.ndim == tensor.ndim and there.shape[1:] == tensor.shape[1:]:
+                part = there[first : rows[served]] if tensor.ndim else there
+                if part.shape == tensor.shape:  # else it is split over several GPUs
+                    found[name] = self.mrl_found[name] if _is_equal(part, tensor) else digest(part.cpu())
+        return found
+
+
+def _served(name: str, held: Tensors) -> str:
+    """The parameter whose rows are those of this tensor, and of others."""
+    fused = (name.replace(f".{part}.", f".{into}.") for into, parts in FUSED.items() for part in parts)
+    return name if name in held else next((one for one in fused if one != name and one in held), name)
+
+
+def _order(name: str) -> int:
+    """Of rows within one parameter."""
+    parts = [part for into in FUSED.values() for part in into]
+    return next((parts.index(part) for part in parts if f".{part}." in name), -1)
+
+
+def _is_equal(part: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether a parameter on the device is the rounding of a tensor on the host; in a stream of its own."""
+    stream = torch.cuda.Stream(part.device) if part.is_cuda else None
+    with torch.cuda.stream(stream):
+        flat, wanted = part.reshape(-1), tensor.reshape(-1)
+        size = COMPARED_BYTES // part.element_size()
+        return all(
+            torch.equal(flat[start : start + size], wanted[start : start + size].to(flat.device).to(flat.dtype))
+            for start in range(0, len(flat), size)
+        )

@@ -1,0 +1,138 @@
+"""How weights come into vLLM's worker on a GPU: its reload is a stand-in here, and the device a CPU."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from mrl.models.tensor_file import digest
+
+INSIDE = Path(__file__).parents[2] / "mrl" / "engines" / "inside"
+MODULES = ("vllm_gpu_worker", "arriving_weights", "broadcast_member")
+QKV, MLP, HEAD = "layers.0.attn.qkv_proj.weight", "layers.0.mlp.gate_up_proj.weight", "lm_head.weight"
+SHAPES = {QKV: (8, 3), MLP: (6, 3), HEAD: (64, 3), "layers.0.norm.weight": (3,)}
+PLACES = {
+    "lm_head.weight": (HEAD, 0, 5),  # filled up with zeros
+    "layers.0.mlp.up_proj.weight": (MLP, 3, 3),
+    "layers.0.mlp.gate_proj.weight": (MLP, 0, 3),
+    "layers.0.attn.v_proj.weight": (QKV, 6, 2),
+    "layers.0.attn.k_proj.weight": (QKV, 4, 2),
+    "layers.0.attn.q_proj.weight": (QKV, 0, 4),
+    "layers.0.norm.weight": ("layers.0.norm.weight", 0, 3),
+}
+
+
+class Served(nn.Module):
+    """Fused parameters, some below adapters."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.parts = {name: nn.Parameter(torch.zeros(shape, dtype=dtype)) for name, shape in SHAPES.items()}
+
+    def named_parameters(self, *arguments, **named):
+        return [(name.replace(".weight", ".base_layer.weight"), part) for name, part in self.parts.items()]
+
+    def load(self, tensors) -> None:
+        for name, tensor in tensors:
+            served, first, count = PLACES[name]
+            self.parts[served].data[first : first + count].copy_(tensor)
+
+
+@pytest.fixture
+def worker(monkeypatch):
+    """Makes the extension around a model, as vLLM's worker inherits it."""
+    monkeypatch.syspath_prepend(str(INSIDE))
+    for name in MODULES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    module = importlib.import_module("vllm_gpu_worker")
+    monkeypatch.setattr(module, "COMPARED_BYTES", 16)
+
+    def make(dtype: torch.dtype = torch.float32):
+        made, model = module.WeightsExtension(), Served(dtype)
+        made.model_runner, made.device = SimpleNamespace(get_model=lambda: model), torch.device("cpu")
+        made.reload_weights = lambda weights_iterator, is_checkpoint_format: model.load(weights_iterator)
+        return made
+
+    yield make
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+def drawn(seed: int) -> dict[str, torch.Tensor]:
+    torch.manual_seed(seed)
+    return {name: torch.randn(count, *SHAPES[served][1:]) for name, (served, _, count) in PLACES.items()}
+
+
+def digests(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+    return {name: digest(tensor) for name, tensor in tensors.items()}
+
+
+def taken(worker, folder: Path, tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    worker.mrl_take(json.dumps({"folder": str(folder), "digests": digests(tensors)}))
+    worker.mrl_arriving.exception(20.0)
+    return worker.mrl_arrival()
+
+
+def held(worker) -> dict[str, str]:
+    worker.mrl_look()
+    worker.mrl_looking.result(20.0)
+    return worker.mrl_checksums()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_reloaded_is_told_with_the_digests_of_what_was_read(worker, tmp_path, dtype):
+    """Before, nothing is known; the host's memory is used again."""
+    one = worker(dtype)
+    assert held(one) == {}
+    places = set()
+    for number in (1, 2, 3):
+        tensors = drawn(number)
+        assert taken(one, tmp_path / str(number), tensors) == {}
+        assert held(one) == {}, "what has arrived is not served yet"
+        assert one.mrl_serve_arrived() == {}
+        assert held(one) == digests(tensors)
+        places.add(one.mrl_host[HEAD].data_ptr())
+    assert len(places) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "wrong"),
+    [
+        (lambda parts: parts[QKV].data[4].add_(1e-6), {"layers.0.attn.k_proj.weight"}),
+        (lambda parts: parts[MLP].data.copy_(parts[MLP].data.roll(3, 0)), {"gate_proj", "up_proj"}),
+        (lambda parts: parts[HEAD].data[:5].zero_(), {"lm_head.weight"}),
+        (lambda parts: parts["layers.0.norm.weight"].data.zero_(), {"layers.0.norm.weight"}),
+    ],
+    ids=["one element", "swapped", "stale", "half"],
+)
+def test_planted_faults_are_named(worker, tmp_path, fault, wrong):
+    """Whatever vLLM's reload did, what layers compute with is looked at."""
+    one, tensors = worker(), drawn(1)
+    assert taken(one, tmp_path / "1", tensors) == {}
+    assert one.mrl_serve_arrived() == {}
+
+    fault(one.model_runner.get_model().parts)
+
+    found, wanted = held(one), digests(tensors)
+    assert {name for name in wanted if found[name] != wanted[name]} == {
+        name for name in wanted if name in wrong or name.split(".")[-2] in wrong
+    }
+
+
+def test_what_is_split_over_gpus_is_left_out(worker, tmp_path):
+    """Half of the rows prove nothing; the rest is told."""
+    one, tensors = worker(), drawn(1)
+    assert taken(one, tmp_path / "1", tensors) == {}
+    assert one.mrl_serve_arrived() == {}
+    parts = one.model_runner.get_model().parts
+    parts[HEAD] = nn.Parameter(parts[HEAD].data[:3])
+
+    assert held(one).keys() == digests(tensors).keys() - {HEAD}
