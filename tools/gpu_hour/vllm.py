@@ -3,6 +3,7 @@
 The server comes from its own environment (`tools/engine_env.sh vllm`); where that is not there, one line says so.
 """
 
+import os
 import time
 from collections.abc import Callable
 
@@ -40,6 +41,7 @@ def measure_server(bench: Bench) -> None:
         python = engine_python("vllm", device=bench.device)
     except EngineError as error:
         raise SkippedError(" ".join(str(error).split())) from None
+    os.environ.pop("PYTORCH_ALLOC_CONF", None)  # what is good for the learner, and not known to be for the server
     config = config_of(bench.of("0.6B", "tiny"), max_position_embeddings=4096)
     model = random_model(config, bench.device)
     folder = bench.scratch / "model"
