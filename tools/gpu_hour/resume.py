@@ -24,6 +24,8 @@ POLL_S = 0.1
 KILLED_AT = 3
 """Step after which the learner is killed."""
 LEARNER = "learner/a"
+NOISES = 3
+"""Times what two unbroken runs differ by that a resumed one may."""
 RECIPE = {
     "architecture": "qwen3",
     "tokenizer": "byte_level",
@@ -37,14 +39,18 @@ RECIPE = {
 def resume_parts() -> dict[str, Callable[[Bench], None]]:
     """Wherever moments lie; and an asynchronous run, whose supervisor restarts the learner."""
     return {
-        "moments on the device": partial(compare, "device", again=True),
-        "moments on the host": partial(compare, "host", again=False),
+        "moments on the device": partial(compare, "device"),
+        "moments on the host": partial(compare, "host"),
         "restart": measure_restart,
     }
 
 
-def compare(memory: str, bench: Bench, *, again: bool) -> None:
-    """Raises RuntimeError when the resumed run has other parameters than one that nothing happened to."""
+def compare(memory: str, bench: Bench) -> None:
+    """Raises RuntimeError when the resumed run has other parameters than one that nothing happened to.
+
+    The noise of the device is measured by a second unbroken run; a CPU gives the same bits.
+    """
+    again = bench.of(True, False)
     config = write_config(bench, {"optimizer_memory": memory}, is_sync=True)
     broken = train(config, bench.scratch, f"broken-{memory}")
     _until(broken, lambda: last_step(broken) >= KILLED_AT, bench)
@@ -57,12 +63,12 @@ def compare(memory: str, bench: Bench, *, again: bool) -> None:
     bench.tell("resumed run", spent_s, "s", steps=steps)
     bench.tell("trained tokens of a step", _trained(resumed), "tokens")
     whole = [_unbroken(config, f"whole-{memory}-{number}", steps, bench) for number in range(1 + again)]
-    gap = _apart(_tensors(resumed, steps), _tensors(whole[0], steps))
-    noise = _apart(_tensors(whole[1], steps), _tensors(whole[0], steps)) if again else 0.0
+    gap = apart(_tensors(resumed, steps), _tensors(whole[0], steps))
+    noise = apart(_tensors(whole[1], steps), _tensors(whole[0], steps)) if again else 0.0
     bench.tell("resumed, beside unbroken", gap, "max|a-b| / max|b|", is_same=gap == 0.0)
     if again:
         bench.tell("unbroken, beside unbroken", noise, "max|a-b| / max|b|", is_same=noise == 0.0)
-    if gap > 3 * noise:
+    if gap > NOISES * noise:
         raise RuntimeError(f"a resumed run has other parameters: off by {gap:.1e}, an unbroken one by {noise:.1e}")
 
 
@@ -168,7 +174,7 @@ def _tensors(run: Trial, step: int) -> dict[str, Any]:
     return safetensors.torch.load_file(run.folder / "checkpoints" / "a" / f"step_{step}" / "rank_00000.safetensors")
 
 
-def _apart(found: dict[str, Any], expected: dict[str, Any]) -> float:
+def apart(found: dict[str, Any], expected: dict[str, Any]) -> float:
     """Largest over all tensors; raises RuntimeError where names differ."""
     if found.keys() != expected.keys():
         raise RuntimeError(f"tensors differ: {sorted(found.keys() ^ expected.keys())[:3]}")

@@ -3,11 +3,12 @@
 The server comes from its own environment (`tools/engine_env.sh vllm`); where that is not there, one line says so.
 """
 
+import os
 import time
 from collections.abc import Callable
 
 import numpy as np
-from torch import nn
+from transformers import PreTrainedModel
 
 from gpu_hour.bench import Bench, SkippedError
 from gpu_hour.shapes import config_of, random_model
@@ -17,10 +18,11 @@ from mrl.engines.engine import GenerationRequest, Sampling, generate_all
 from mrl.engines.environment import engine_python
 from mrl.engines.server import ServerEngine
 from mrl.errors import EngineError
+from mrl.models.parameters import named_weights
 from mrl.records.version import Version
 from mrl.roles.engines import DIALECTS
 from mrl.rollout.updates import install
-from mrl.weights.canary import canary_sequences
+from mrl.weights.canary import canary_sequences, make_canary
 from mrl.weights.publish import Publisher
 
 START_S = 400.0
@@ -39,6 +41,7 @@ def measure_server(bench: Bench) -> None:
         python = engine_python("vllm", device=bench.device)
     except EngineError as error:
         raise SkippedError(" ".join(str(error).split())) from None
+    os.environ.pop("PYTORCH_ALLOC_CONF", None)  # what is good for the learner, and not known to be for the server
     config = config_of(bench.of("0.6B", "tiny"), max_position_embeddings=4096)
     model = random_model(config, bench.device)
     folder = bench.scratch / "model"
@@ -67,7 +70,7 @@ def measure_server(bench: Bench) -> None:
         engine.label(Version(0, 0))
         _sample(bench, engine, groups, group_size, config.vocab_size)
         publisher = Publisher(bench.scratch / "weights", "gpu-hour", model_folder=folder, keep=1)
-        _update(bench, engine, publisher, model, config.vocab_size)
+        _update(bench, engine, publisher, model, launch.dtype)
         began_s = time.monotonic()
         engine.restart()
         bench.tell("restart", time.monotonic() - began_s, "s")
@@ -93,9 +96,10 @@ def _sample(bench: Bench, engine: ServerEngine, groups: int, group_size: int, vo
         bench.tell(name, count / spent_s, "tokens/s", tokens=count, answers_at_once=groups * group_size)
 
 
-def _update(bench: Bench, engine: ServerEngine, publisher: Publisher, model: nn.Module, vocab_size: int) -> None:
+def _update(bench: Bench, engine: ServerEngine, publisher: Publisher, model: PreTrainedModel, dtype: str) -> None:
     began_s = time.monotonic()
-    path = publisher.publish(model, Version(0, 1), canary_sequences(vocab_size))
+    canary = make_canary(model, canary_sequences(model.config.vocab_size), dtype)
+    path = publisher.publish_weights(named_weights(model).items(), Version(0, 1), canary)
     bench.tell("publish", time.monotonic() - began_s, "s")
     installed = install(engine, path, Version(0, 1))
     bench.tell("install and prove", installed.seconds, "s")
