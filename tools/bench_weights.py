@@ -137,7 +137,7 @@ def measure_server(times: Times, folder: Path, gigabytes: float, rounds: int) ->
     source, target = (np.ones(size_bytes, np.uint8) for _ in range(2))
 
     def publish(step: int) -> Path:
-        publisher.begin(plain_sources(learner.items()), Version(0, step), Canary([], [], 0.0))
+        publisher.begin(plain_sources(learner.items()), Version(0, step), Canary([], [], []))
         publisher.finish()
         return folder / "server" / f"0.{step}" / "manifest.json"
 

@@ -143,7 +143,9 @@ def test_servers_are_shown_their_gpus_and_shared_ones_are_told() -> None:
     assert (shown["learner/a"], shown["worker/a/0"]) == ("GPU-a", "GPU-b,GPU-c")
     assert list(shared_gpus(plan)) == []
     alone = build_plan(tables(), Path("/r"), gpus=["GPU-a"])
-    assert list(shared_gpus(alone)) == ["GPU GPU-a is shared by learner/a, worker/a/0"]
+    assert list(shared_gpus(alone)) == [
+        "GPU GPU-a is shared by learner/a, worker/a/0: its memory has to hold all of them"
+    ]
 
 
 def test_workers_may_live_on_other_hosts_than_their_learner() -> None:

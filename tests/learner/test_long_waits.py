@@ -9,6 +9,7 @@ import torch
 
 from mrl.learner import loop
 from mrl.learner.loop import STILL_WAITING, Learner, Milestones
+from mrl.learner.references import CanaryReferences
 from mrl.models.row_attention import use_row_attention
 from mrl.records.version import Version
 
@@ -45,18 +46,21 @@ def test_the_other_ranks_are_told_that_the_batch_is_still_awaited(tiny_model, mo
         for _ in range(3):
             assert not stopping()
 
-    quiet = SimpleNamespace(doing=lambda *about: None, beat=lambda: None)
-    first = SimpleNamespace(allocator=quiet, telemetry=quiet, batches=SimpleNamespace(prepare=prepare))
+    quiet = SimpleNamespace(doing=lambda *about: None, beat=lambda: None, tell=lambda: None, check=lambda: None)
+    batches = SimpleNamespace(prepare=prepare)
+    first = SimpleNamespace(allocator=quiet, telemetry=quiet, evaluations=quiet, batches=batches)
     model = tiny_model()
     use_row_attention(model)
     learners = [
         Learner(
             SimpleNamespace(model=model, precision="float32", kernel="chunked", world=rank),  # type: ignore[arg-type]
-            Milestones(10, 0, 0, 0),
+            Milestones(10, 0),
             Version(0, 0),
             first if rank.is_first else None,  # type: ignore[arg-type]
             None,
             seed=1,
+            canary=CanaryReferences(SimpleNamespace(precision="float32"), [[3, 5, 9, 2, 7]]),  # type: ignore[arg-type]
+            publisher=quiet,  # type: ignore[arg-type]
         )
         for rank in ranks
     ]

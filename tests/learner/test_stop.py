@@ -1,5 +1,6 @@
 """What a learner that is told to end saves: its last step, unless all policies go on from a common one."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from mrl.learner.references import CanaryReferences
 from mrl.learner.world import World
 from mrl.models.row_attention import use_row_attention
 from mrl.records.version import Version
+from mrl.weights.publish import Publisher
 
 
 class Saved:
@@ -45,7 +47,9 @@ class Stopped(Learner):
 @pytest.mark.parametrize(
     ("steps", "save_when_stopped", "saved"), [(3, True, [2, 3]), (2, True, [2]), (0, True, []), (3, False, [2])]
 )
-def test_the_last_step_is_saved_once(tiny_model, steps: int, save_when_stopped: bool, saved: list[int]) -> None:
+def test_the_last_step_is_saved_once(
+    tiny_model, tmp_path: Path, steps: int, save_when_stopped: bool, saved: list[int]
+) -> None:
     """Not again when it was due anyway, not where this life has trained nothing, not where steps are common."""
     model = tiny_model()
     use_row_attention(model)
@@ -54,7 +58,17 @@ def test_the_last_step_is_saved_once(tiny_model, steps: int, save_when_stopped: 
     milestones = Milestones(10, 2, save_when_stopped=save_when_stopped)
     saver = Saved()
     canary = CanaryReferences(trainer, [[3, 5, 9, 2, 7]])  # type: ignore[arg-type]
-    learner = Stopped(trainer, milestones, Version(1, 0), None, saver, seed=1, canary=canary)  # type: ignore[arg-type]
+    publisher = Publisher(tmp_path, "qwen")
+    learner = Stopped(
+        trainer,  # type: ignore[arg-type]
+        milestones,
+        Version(1, 0),
+        None,
+        saver,  # type: ignore[arg-type]
+        seed=1,
+        canary=canary,
+        publisher=publisher,
+    )
     learner.steps_left = steps
 
     assert not learner.run(lambda: True)

@@ -26,7 +26,7 @@ from mrl.weights.hold import hold
 from mrl.weights.manifest import Canary, read_manifest
 from mrl.weights.publish import INDEX, PARTS, Publisher
 
-NO_CANARY = Canary([], [], 0.0)
+NO_CANARY = Canary([], [], [])
 
 
 def drawn(seed: int) -> dict[str, Tensor]:
@@ -205,9 +205,9 @@ from mrl.weights import publish
 from mrl.weights.manifest import Canary
 one = publish.Publisher(Path({str(tmp_path)!r}), "a", in_memory=True)
 tensors = {{"w": torch.ones(9)}}.items()
-one.publish_weights(tensors, Version(0, 1), Canary([], [], 0.0))
+one.publish_weights(tensors, Version(0, 1), Canary([], [], []))
 one._complete = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
-one.publish_weights(tensors, Version(0, 2), Canary([], [], 0.0))
+one.publish_weights(tensors, Version(0, 2), Canary([], [], []))
 """
     ended = subprocess.run([sys.executable, "-c", script], check=False)
     assert ended.returncode == -signal.SIGKILL
