@@ -98,7 +98,7 @@ def _heterogeneous(shape: _Shape, *, daemon_cpus: int) -> list[Job]:
         *_directives(_job_options(shape.config, shape.request) | daemons), "#SBATCH hetjob", *_directives(others)
     ]  # fmt: skip
     srun = ", ".join(f'"{word}"' for word in srun_words(shape.request.cpus_per_host, "--het-group=1"))
-    own = ("--launch.policies_on_first_host", "false", "--launch.remote", f"[{srun}]")
+    own: tuple[str, ...] = ("--launch.policies_on_first_host", "false", "--launch.remote", f"[{srun}]")
     if shape.request.gpus_per_host:
         own = (*own, "--launch.gpus_per_host", str(shape.request.gpus_per_host))
     hosts = f"{_named('_HET_GROUP_0')},{_named('_HET_GROUP_1')}"
