@@ -13,6 +13,7 @@ from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.errors import DeviceError
+from mrl.learner.references import CanaryReferences
 from mrl.objectives.specs import Imitation
 from mrl.roles import learner as learner_role
 from mrl.sharing.regime import Component
@@ -32,6 +33,7 @@ def config(monkeypatch: pytest.MonkeyPatch, tiny_model: Any, tmp_path: Path) -> 
         "build_regime": lambda *_: regime,
         "read_policy": lambda *_: tiny_model(),
         "_first_rank": lambda *_: None,
+        "_canary": lambda _config, _policy, trainer, _first: CanaryReferences(trainer, [[3, 5, 9, 2, 7]]),
     }.items():
         monkeypatch.setattr(f"{learner_role.__name__}.{name}", value)
     tables = {

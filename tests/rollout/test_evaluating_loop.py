@@ -317,10 +317,11 @@ def test_a_worker_stays_with_a_version_while_prompts_of_it_wait_and_groups_stay_
             served_behind_one.append((loop._engine.version, loop._link.held_out_waiting))
             yield False
         learner.publish(2)
+        loop._link.take_work(0, 0.2)
+        ahead.append(loop._link.held_out_waiting)
         while loop._engine.version != Version(0, 2):
             loop._link.take_work(0, 0.2)
             yield False
-        ahead.append(loop._link.held_out_waiting)
         while not learner.has(evaluations=1):
             yield False
 
