@@ -13,9 +13,10 @@ late       the second half of the layers is the one before
 q swapped  the query projections of two layers are exchanged
 gate / up  two projections of one layer are exchanged
 
-At a learning rate of 1e-5, and of 1e-6 in float32, every fault has to be found. At 1e-6 a step is smaller than rounding
-in bfloat16 by far, and so is the first one of a model that was released in 16 bits (the last rows): there a fault may
-also be told as "untold", but never be believed. With --vllm also a real server in bfloat16.
+In float32 every fault has to be found, also at a learning rate of 1e-6. In bfloat16 a stale version has to be found at
+1e-5; half an update may also be told as "untold". At 1e-6 a step is smaller than rounding in bfloat16 by far, and so is
+the first one of a model that was released in 16 bits (the last rows): there a stale version may be untold as well. None
+may ever be believed. With --vllm also a real server in bfloat16.
 
 "off by" is the mean difference of healthy engines as a multiple of the noise that the learner measured. Exit code 1
 when a healthy engine was refused or a faulty one believed. Ends with one line of JSON.
@@ -42,8 +43,6 @@ from mrl.engines.engine import Engine
 from mrl.errors import WeightsUnproved
 from mrl.rollout.updates import install
 from mrl.weights.canary import FLOOR_NATS, CanaryGap
-
-OF_A_STEP = ("stale", "half", "late")
 
 
 def main() -> int:
@@ -97,7 +96,8 @@ def verdict(case: Case, published: Published, number: int, fault: str) -> str:
     gap = served(InProcess(case, kind=kinds[number % len(kinds)], fault=fault), published)
     if gap is None:
         return "found"
-    return "untold" if case.is_small_step and fault in OF_A_STEP and not gap.tells_versions else "BELIEVED"
+    may_be_untold = fault in case.may_be_untold and not gap.tells_versions
+    return "untold" if may_be_untold else "BELIEVED"
 
 
 def served(engine: Engine, published: Published) -> CanaryGap | None:

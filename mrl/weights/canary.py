@@ -30,8 +30,8 @@ SURE_ERRORS = 6.0
 """Standard errors at which a share of the update counts as missing: chance does that once in a billion."""
 MIN_MISSING_SHARE = 0.1
 """Less of an update than this is not looked for."""
-TELLING_SHARE = 0.25
-"""A canary that would not show that so much of the update is missing does not tell whether it was made."""
+TELLING_SHARE, TELLING_ERRORS = 0.2, 3.0
+"""A canary by which so much of the update may be missing, at so many errors, does not tell whether it was made."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -101,8 +101,8 @@ class CanaryGap:
 
     @property
     def tells_versions(self) -> bool:
-        """Whether it would have shown that a part of the last update is missing."""
-        return SURE_ERRORS * self.missing_error <= TELLING_SHARE
+        """Whether it shows that no considerable part of the last update is missing."""
+        return self.missing_share + TELLING_ERRORS * self.missing_error <= TELLING_SHARE
 
 
 def gap_nats(canary: Canary, scored: Sequence[Sequence[float]]) -> CanaryGap:
