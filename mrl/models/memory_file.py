@@ -74,11 +74,11 @@ class MemoryFile:
         flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
         self._mapped = np.frombuffer(mmap.mmap(self._descriptor, size_bytes, flags=flags), np.uint8)
         if self._pinned:
-            code = int(torch.cuda.cudart().cudaHostRegister(self._mapped.ctypes.data, size_bytes, 0))  # type: ignore[attr-defined]
+            code = int(torch.cuda.cudart().cudaHostRegister(self._mapped.ctypes.data, size_bytes, 0))
             if code:
                 log.warning("weights are copied from the GPU through unpinned memory, which is slower", cuda_error=code)
                 self._pinned = False
 
     def _unpin(self) -> None:
         if self._pinned and self._mapped.size:
-            torch.cuda.cudart().cudaHostUnregister(self._mapped.ctypes.data)  # type: ignore[attr-defined]
+            torch.cuda.cudart().cudaHostUnregister(self._mapped.ctypes.data)
