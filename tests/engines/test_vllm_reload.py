@@ -1,0 +1,85 @@
+"""The worker extension of GPUs in a real vLLM, on a CPU: versions in the learner's memory, read back, faults named."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from engine_rig import EOS_IDS, VOCAB_SIZE, Weights, make_weights
+
+from mrl.engines.bounds import Bounds
+from mrl.engines.dialect import Launch
+from mrl.engines.engine import Sampling
+from mrl.engines.environment import engine_python
+from mrl.engines.server import ServerEngine
+from mrl.engines.vllm import VLLM
+from mrl.errors import WeightsError
+from mrl.models.parameters import weight_sources
+from mrl.records.version import Version
+from mrl.rollout.updates import install
+from mrl.weights.canary import canary_sequences, make_canary
+from mrl.weights.manifest import read_manifest
+from mrl.weights.publish import Publisher
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+EXTENSION = "import vllm_cpu_worker  # nothing is packed\nfrom vllm_gpu_worker import WeightsExtension\n"
+GAP_NATS = 0.3
+
+
+class Reloading(VLLM):
+    """Finds the extension of GPUs in a folder beside that of all extensions."""
+
+    folder = Path()
+
+    def environment(self, launch: Launch) -> dict[str, str]:
+        found = super().environment(launch)
+        return found | {"PYTHONPATH": f"{found['PYTHONPATH']}:{self.folder}"}
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory) -> Weights:
+    """What the server is started with."""
+    return make_weights(tmp_path_factory.mktemp("start") / "a", seed=1, family="llama", tied=False)
+
+
+@pytest.fixture(scope="module")
+def engine(start, tmp_path_factory) -> Iterator[ServerEngine]:
+    """In bfloat16, with the extension of GPUs."""
+    folder = tmp_path_factory.mktemp("vllm")
+    (folder / "reloading.py").write_text(EXTENSION)
+    dialect = Reloading()
+    dialect.folder = folder
+    options = ("--worker-extension-cls", "reloading.WeightsExtension")
+    python = engine_python("vllm", device="cpu")
+    launch = Launch(python, start.folder, "127.0.0.1", 0, "cpu", "bfloat16", 1, 8, 64, 0, options)
+    bounds = Bounds(start_s=700.0, load_s=60.0)
+    made = ServerEngine(dialect, Sampling(1.0, 8, EOS_IDS), launch=launch, log=folder / "server.log", bounds=bounds)
+    yield made
+    made.close()
+
+
+def test_versions_in_memory_are_reloaded_and_every_byte_of_them_is_proved(engine, start, tmp_path):
+    """Four, so that memory is written over on both sides; then one that is not what was published is refused."""
+    publisher = Publisher(tmp_path / "weights", "a", model_folder=start.folder, dtype="bfloat16", in_memory=True)
+    canary_ids = canary_sequences(VOCAB_SIZE)
+    paths = []
+    for step in range(1, 5):
+        with torch.no_grad():
+            for tensor in start.model.parameters():
+                tensor.mul_(1.01)
+        canary = make_canary(start.model, canary_ids)
+        publisher.begin(weight_sources(start.model), Version(0, step), canary, paths.append)
+        publisher.finish()
+        assert install(engine, paths[-1], Version(0, step), tolerance_nats=GAP_NATS).compared_share == 1.0
+
+    wanted = read_manifest(paths[-1]).tensors
+    assert engine.checksums() == wanted
+    name = "model.layers.1.mlp.up_proj.weight"
+    with pytest.raises(WeightsError, match=f"other bytes than were published, of {name}"):
+        engine.load(paths[-1].parent, Version(0, 9), wanted | {name: "0" * 32})
+    assert engine.version == Version(0, 4)
+    engine.load(paths[-2].parent, Version(0, 3), read_manifest(paths[-2]).tensors)
+    stale = engine.checksums()
+    assert stale is not None
+    assert all(stale[one] != its_digest for one, its_digest in wanted.items())
+    publisher.close()
