@@ -52,7 +52,6 @@ def main() -> int:
     arguments = parser.parse_args()
     began_s = time.monotonic()
     logging.disable_progress_bar()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
     totals: Counter[str] = Counter()
     print(f"{'learner':<10}{'engine':<10}{'layers':>6}{'std':>5}{'lr':>8}{'healthy: off by':>18}{'':>4}", end="")
     print("".join(f"{fault:>11}" for fault in FAULTS), flush=True)
@@ -130,4 +129,5 @@ def as_rows(totals: Counter[str]) -> list[Row]:
 
 
 if __name__ == "__main__":
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
     sys.exit(main())

@@ -44,6 +44,7 @@ def test_healthy_engines_are_believed_and_faulty_ones_found(last_line):
 def test_a_bound_that_is_wrong_is_told(last_line, monkeypatch, name, value, missed):
     """By what it refuses, or believes."""
     monkeypatch.setattr(canary, name, value)
+    monkeypatch.setattr("mrl.learner.trainer.excess", lambda off_T, noise_T: "")  # the learner's own check stays out
 
     code, rows = last_line()
 
