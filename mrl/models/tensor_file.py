@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mrl.errors import WeightsError
 
-CHUNK_BYTES = 256 * 1024
+CHUNK_BYTES = 1024 * 1024
 MAX_HEADER_BYTES = 100 * 1024 * 1024
 ALIGNMENT_BYTES = 64
 DTYPES = {

@@ -19,7 +19,7 @@ import xxhash
 from broadcast_member import receive  # type: ignore[import-not-found]
 
 MOST_THREADS = 8
-CHUNK_BYTES = 256 * 1024
+CHUNK_BYTES = 1024 * 1024
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 TYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
 TYPES["BOOL"] = torch.bool
