@@ -107,7 +107,7 @@ def test_check_prints_the_plan_and_writes_nothing(
         == 0
     )
     out = capsys.readouterr().out
-    for part in ("is valid", "7 per policy", "learner/qwen", "worker/llama/0", "7 processes", "to be made", "MiB"):
+    for part in ("is valid", "7 per policy", "learner/qwen", "worker/llama/0", "6 processes", "to be made", "MiB"):
         assert part in out
     assert sorted(tmp_path.rglob("*")) == before
 
