@@ -44,7 +44,8 @@ from mrl.objectives.specs import Clipped, Correction, Imitation
 from mrl.sharing.regime import Component, TrainingExample
 from mrl.weights.canary import canary_sequences, make_canary
 
-BOUND, COMPILED_BOUND = 1e-5, 1e-4
+BOUND, COMPILED_BOUND = 3e-5, 1e-4
+"""In float32: another order of sums alone came to 1.2e-5 on one processor."""
 VOCAB = 61
 """Odd, so that shards are of different lengths."""
 TIMEOUT_S = 120.0
