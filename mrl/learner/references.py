@@ -42,12 +42,12 @@ class CanaryReferences:
 
     def before_step(self, order: StepOrder) -> None:
         """Score what is about to be trained on under the weights that were published last; of all ranks."""
-        examples = order.examples
-        self.texts = texts_of_step(
-            [example.prompt_token_ids for example in examples],
-            [example.answer_token_ids for example in examples],
-            max_row_tokens=self._max_row_tokens,
-        )
+        if examples := order.examples:  # else nothing of the step says anything, and the texts before are as good
+            self.texts = texts_of_step(
+                [example.prompt_token_ids for example in examples],
+                [example.answer_token_ids for example in examples],
+                max_row_tokens=self._max_row_tokens,
+            )
         if self._can_compare and self._takes_part:
             self._previous = reference_logprobs(self._trainer.model, self.texts, self._arithmetic)
 

@@ -67,6 +67,22 @@ def test_later_ones_are_of_the_step_and_compare_with_the_version_before(trainer,
     assert references.make().previous == []
 
 
+def test_a_step_of_no_rows_keeps_the_texts(trainer, make_rows):
+    """As when all groups were uniform: the canary is that of the step before, and tells no two versions apart."""
+    references = CanaryReferences(trainer(), PROMPTS)
+    references.before_step(StepOrder(make_rows(4), {}))
+    texts = references.texts
+
+    references.before_step(StepOrder([], {}))
+
+    canary = references.make()
+    assert canary is not None
+    assert references.texts == canary.token_ids == texts
+    gap = gap_nats(canary, canary.rounded)
+    assert not gap.problem
+    assert not gap.tells_versions
+
+
 @pytest.mark.parametrize(
     ("precision", "engine", "merges", "is_compared"),
     [
