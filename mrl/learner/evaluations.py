@@ -14,6 +14,7 @@ import structlog
 from mrl.config.schema import NO_EVALUATION
 from mrl.learner.held_out_ledger import Evaluated
 from mrl.learner.intake import Intake
+from mrl.learner.worker_news import WaitBounds
 from mrl.metrics.evaluation import tell_evaluation
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.evaluation import EvaluationResult, result_name
@@ -50,11 +51,11 @@ class Evaluations:
     """The evaluations of one policy; called by the learner's thread."""
 
     def __init__(
-        self, intake: Intake, plan: EvaluationPlan, folder: Path, telemetry: Telemetry, *, silence_s: float
+        self, intake: Intake, plan: EvaluationPlan, folder: Path, telemetry: Telemetry, *, bounds: WaitBounds
     ) -> None:
-        """Results are files of `folder`. After the last step no answer is awaited for longer than `silence_s`."""
+        """Results are files of `folder`. After the last step answers are awaited within the `bounds` of groups."""
         self._intake, self._plan, self._folder, self._telemetry = intake, plan, folder, telemetry
-        self._silence_s = silence_s
+        self._bounds = bounds
 
     def ask_when_due(self, version: Version) -> None:
         """Have a version evaluated that is about to be announced, where it is due and has no result."""
@@ -68,16 +69,16 @@ class Evaluations:
             self._tell(one)
 
     def await_last(self, stopping: Callable[[], bool]) -> None:
-        """Wait for the evaluation under way, until it is over or its answers stay away; then tell of it.
+        """Wait for the evaluation under way, until it is over or no worker gets on any more; then tell of it.
 
         The steps are done: one that does not come to its end costs itself.
         """
         policy, began_s = self._telemetry.policy, time.monotonic()
         self._telemetry.doing("evaluating")
-        with self._telemetry.awaiting("evaluation", whom=f"worker/{policy}", bound_s=self._silence_s):
+        with self._telemetry.awaiting("evaluation", whom=f"worker/{policy}", bound_s=self._bounds.data_timeout_s):
             while self._intake.is_evaluating and not stopping():
-                if time.monotonic() - max(began_s, self._intake.evaluated_s) > self._silence_s:
-                    log.error("evaluation given up", policy=policy, no_answer_within_s=self._silence_s)
+                if why := self._intake.given_up(self._bounds, began_s):
+                    log.error("evaluation given up", policy=policy, reason=why)
                     break
                 self.tell(WAIT_SLICE_S)
         if not stopping():  # else what came so far would pass for the result

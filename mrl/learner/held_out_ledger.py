@@ -26,7 +26,7 @@ class Evaluated(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOutRoom:
+class HeldOutGrant:
     """Part of a request that held-out prompts take."""
 
     items: list[HeldOutItem]
@@ -43,8 +43,6 @@ class HeldOutLedger:
         self._overtaken: list[HeldOutBook] = []
         """Those whose last answers are still to come."""
         self._over: list[Evaluated] = []
-        self.answered_s = float("-inf")
-        """When the last answer came."""
 
     @property
     def is_open(self) -> bool:
@@ -72,14 +70,14 @@ class HeldOutLedger:
         """What silent workers have waits again; returns how many prompts."""
         return self._lose(lambda who, _: who in workers, now_s)
 
-    def grant(self, request: WorkRequest) -> HeldOutRoom:
+    def grant(self, request: WorkRequest) -> HeldOutGrant:
         """Prompts for a worker that serves the version asked for, or a newer one."""
         if self._newest is None:
-            return HeldOutRoom([], 0)
+            return HeldOutGrant([], 0)
         if request.serving is None:
-            return HeldOutRoom([], min(request.max_held_out, self._newest.num_waiting))
+            return HeldOutGrant([], min(request.max_held_out, self._newest.num_waiting))
         items = self._grant(request, request.max_held_out)
-        return HeldOutRoom(items, len(items))
+        return HeldOutGrant(items, len(items))
 
     def grant_alone(self, request: WorkRequest, granted: int) -> list[HeldOutItem]:
         """More, where there is no other work for the worker; `granted` it has just been granted."""
@@ -88,8 +86,9 @@ class HeldOutLedger:
     def accept(self, answers: Sequence[HeldOutAnswer], now_s: float) -> None:
         """Take answers in; repeated ones and those of an earlier life are ignored."""
         for answer in answers:
-            if any(book.accept(answer) for book in self._books()):
-                self.answered_s = now_s
+            for book in self._books():
+                if book.accept(answer):
+                    break
         self._settle(now_s)
 
     def give_up(self, now_s: float) -> None:

@@ -90,6 +90,7 @@ class Intake:
         with self._changed:
             if self._notice is None:
                 self._news = WorkerNews.since(self._clock())
+            self._news.announced(self._clock())
             self._notice = notice
             self._ledger.announced(notice.version)
         if not self._thread.is_alive() and not self._stopping:
@@ -160,12 +161,6 @@ class Intake:
         with self._changed:
             return self._held_out.is_open
 
-    @property
-    def evaluated_s(self) -> float:
-        """When the last held-out answer came, by the clock."""
-        with self._changed:
-            return self._held_out.answered_s
-
     def stop_evaluating(self) -> None:
         """Await no held-out answer any more: evaluations end with those that came."""
         with self._changed:
@@ -233,8 +228,9 @@ class Intake:
             assert notice is not None, "the link opens with the first weights"
             if isinstance(message, WorkRequest):
                 self._news.asked(message, now_s, serves=self._ledger.may_sample(message.serving))
-                # One whose engine has yet to start is no replica, and holds nothing that it could want to keep.
-                is_starting = message.is_loading and message.serving is None and not message.max_groups
+                # One whose engine has yet to start is no replica, and asks for nothing that it could lose.
+                is_starting = message.is_loading and message.serving is None
+                is_starting = is_starting and not (message.max_groups or message.holding)
                 return WorkGrant(items=[], weights=notice) if is_starting else self._grant(message, notice, now_s)
             self._news.delivered(now_s)
             if isinstance(message, HeldOutAnswers):

@@ -41,6 +41,10 @@ class WorkerNews:
             self.delivered(now_s)
         self.has_served |= serves and not request.is_loading
 
+    def announced(self, now_s: float) -> None:
+        """There are new weights: workers that had nothing to do before have something now."""
+        self.moved_s = self.worked_s = now_s
+
     def delivered(self, now_s: float) -> None:
         """A worker gets on, if only with groups that come again."""
         self.has_spoken = True

@@ -283,8 +283,8 @@ def _evaluations(
     config: RunConfig, folder: RunFolder, policy: str, intake: Intake, pool: TaskPool, telemetry: Telemetry
 ) -> Evaluations:
     plan = EvaluationPlan(pool.held_out, config.evaluation.every, config.evaluation.prompts, config.run.steps)
-    silence_s = config.policies[policy].learner.data_timeout_s
-    return Evaluations(intake, plan, folder.evaluation, telemetry, silence_s=silence_s)
+    bounds = _wait_bounds(config.policies[policy], start_s=config.supervision.start_s)
+    return Evaluations(intake, plan, folder.evaluation, telemetry, bounds=bounds)
 
 
 def _publisher(

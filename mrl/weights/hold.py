@@ -11,6 +11,7 @@ from mrl.config.locks import try_lock
 from mrl.errors import WeightsError
 
 FILES = "*.safetensors"
+CURE = 'where processes may not read each other\'s memory: exchange.host = "0.0.0.0" has versions written to the disk'
 
 
 @contextmanager
@@ -27,8 +28,8 @@ def hold(folder: Path) -> Iterator[None]:
                     raise WeightsError(f"{folder}: has been pruned")
         except FileNotFoundError as error:
             raise WeightsError(f"{folder}: has been pruned") from error
-        except PermissionError as error:
-            raise WeightsError(f"{error.filename}: in the memory of a process that is not this user's") from error
+        except OSError as error:  # a path below /proc that is hidden, or of another process by now
+            raise WeightsError(f"{error.filename}: not to be read ({error.strerror}); {CURE}") from error
         if not folder.is_dir():
             raise WeightsError(f"{folder}: has been pruned")
         yield
@@ -37,7 +38,7 @@ def hold(folder: Path) -> Iterator[None]:
 def is_held(folder: Path) -> bool:
     """Whether somebody holds a published version."""
     for path in folder.glob(FILES):
-        with suppress(FileNotFoundError), path.open("r+b") as file:  # NFS locks for one alone who may write
+        with suppress(OSError), path.open("r+b") as file:  # NFS locks for one alone who may write
             if not try_lock(file.fileno(), path):
                 return True
     return False

@@ -186,8 +186,8 @@ class Publisher:
             elif name:
                 shutil.copyfile(staged.file.path, parts / name)
             part = Part(name, staged.wait())
-        except OSError as error:
-            self._say(parts, Part("", {}, failure=str(error)))
+        except BaseException as error:  # the first rank waits for a word
+            self._say(parts, Part("", {}, failure=repr(error)))
             raise
         staged.file.release()
         self._say(parts, part)

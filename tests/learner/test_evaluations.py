@@ -8,6 +8,7 @@ import pytest
 from mrl.config.schema import NO_EVALUATION
 from mrl.learner.evaluations import EvaluationPlan, Evaluations
 from mrl.learner.held_out_ledger import HeldOutLedger
+from mrl.learner.worker_news import WaitBounds
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import HeldOutAnswer, WorkRequest
 from mrl.records.telemetry import MetricsRecord, SampleRecord
@@ -33,6 +34,7 @@ class Workers:
 
     def __init__(self, *, answers_at_once: int) -> None:
         self.books, self.answers_at_once = HeldOutLedger("a"), answers_at_once
+        self.answered_s = float("-inf")
         self.asked: list[tuple[Version, int]] = []
         self.now_s, self.stopped = 0.0, False
 
@@ -50,6 +52,7 @@ class Workers:
             found = [
                 HeldOutAnswer(ticket=one.ticket, versions=[VersionSpan(1, one.version)], reward=1.0) for one in items
             ]
+            self.answered_s = self.now_s if found else self.answered_s
             self.books.accept(found, self.now_s)
         return self.books.take_over()
 
@@ -57,9 +60,8 @@ class Workers:
     def is_evaluating(self):
         return self.books.is_open
 
-    @property
-    def evaluated_s(self):
-        return self.books.answered_s
+    def given_up(self, bounds, began_s):
+        return "" if self.now_s - max(began_s, self.answered_s) <= bounds.data_timeout_s else "no answer"
 
     def stop_evaluating(self):
         self.stopped = True
@@ -76,7 +78,7 @@ def site(tmp_path, monkeypatch):
         monkeypatch.setattr("mrl.learner.evaluations.time", clock)
         telemetry = Telemetry("learner/a", "a", told.append)
         plan = EvaluationPlan(PROMPTS, 3, num_prompts=4, total_steps=8)
-        made = Evaluations(workers, plan, tmp_path, telemetry, silence_s=10.0)  # type: ignore[arg-type]
+        made = Evaluations(workers, plan, tmp_path, telemetry, bounds=WaitBounds(10.0, 10.0, 10.0))  # type: ignore[arg-type]
         return SimpleNamespace(evaluations=made, workers=workers, told=told, telemetry=telemetry, folder=tmp_path)
 
     return make

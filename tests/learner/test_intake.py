@@ -191,7 +191,6 @@ def test_held_out_answers_are_no_groups(tmp_path):
         assert evaluated[0].result is not None
         assert evaluated[0].result.accuracy == 1.0
         assert not intake.is_evaluating
-        assert intake.evaluated_s > 0
         assert intake.arrivals() == []
         assert intake.take_counts() == {}
         assert intake.unsettled(0) is None
@@ -206,3 +205,18 @@ def test_what_a_worker_gave_up_is_granted_again(tmp_path):
         link.give_up(items)
 
         assert link.take_work(1, 10.0, V0, HeldOutRoom(2, 2)) == items
+
+
+def test_a_worker_that_loads_its_first_weights_keeps_what_it_was_granted(tmp_path):
+    """However long it takes; one whose engine starts, and that asks for nothing, is not counted yet."""
+    with connected(tmp_path) as (intake, _, _):
+        intake.announce(NOTICE)
+        granted = intake._answer(WorkRequest(worker="w", max_groups=2, holding=[])).items
+        first_s = intake._ledger.last_seen_s["w"]
+
+        holding = [item.ticket for item in granted]
+        intake._answer(WorkRequest(worker="w", max_groups=0, holding=holding, is_loading=True))
+        intake._answer(WorkRequest(worker="v", max_groups=0, holding=[], is_loading=True))
+
+        assert intake._ledger.last_seen_s["w"] > first_s
+        assert "v" not in intake._ledger.last_seen_s

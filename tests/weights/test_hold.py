@@ -1,6 +1,7 @@
 """A version that is read is neither written over nor pruned."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -72,3 +73,12 @@ def test_what_was_pruned_cannot_be_held(version):
         path.unlink(missing_ok=True)
         if version.exists():
             version.rmdir()
+
+
+def test_a_link_to_what_is_no_file_any_more_ends_nobody(tmp_path):
+    """Of a former life, whose process id is another process by now: a socket has no bytes to read or to lock."""
+    with socket.socket() as other:
+        (tmp_path / "model.safetensors").symlink_to(f"/proc/{os.getpid()}/fd/{other.fileno()}")
+        assert not is_held(tmp_path)
+        with pytest.raises(WeightsError, match="not to be read"), hold(tmp_path):
+            pass
