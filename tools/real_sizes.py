@@ -11,7 +11,7 @@ like those of a hub: sharded safetensors in bfloat16, a chat template, several E
 `--busy` runs so many processes beside it that do nothing but compute. The run is `configs/real_sizes.toml`.
 
 Prints the peak memory of every process beside what `mrl check` says; the last line is JSON; exit code 1 when a step of
-the way failed, or a prediction is off by more than 15 %. Takes 10 minutes on 2 cores, 16 GiB of memory, 5 GB of disk.
+the way failed, or a prediction is off by more than 15 %. Takes 14 minutes on 2 cores, 17 GiB of memory, 8 GB of disk.
 """
 
 import argparse
