@@ -77,11 +77,6 @@ def seats(config: RunConfig, room: Mapping[str, int], load: Mapping[str, int] | 
         raise _refusal(config, room, full) from None
 
 
-def home_of(seated: Mapping[Key, Seat], policy: str) -> str:
-    """The host of a policy's learner; of a frozen policy that of its first worker."""
-    return (seated.get(("learner", policy, 0)) or seated["worker", policy, 0]).host
-
-
 class _FullError(Exception):
     """There is no room for the learner of a policy, or for one of its workers."""
 
