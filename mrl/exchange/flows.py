@@ -50,7 +50,10 @@ class Flows:
         return [self._row(source, receiver) for source, receiver in sorted(pairs)]
 
     def _pair(self, source: str, receiver: str) -> _Pair:
-        return self._pairs.setdefault((source, receiver), _Pair())
+        pair = self._pairs.get((source, receiver))
+        if pair is None:
+            pair = self._pairs[source, receiver] = _Pair()
+        return pair
 
     def _row(self, source: str, receiver: str) -> PairFlow:
         pair = self._pairs.get((source, receiver), _Pair())

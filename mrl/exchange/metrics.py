@@ -1,28 +1,24 @@
-"""The daemon's account of itself as Prometheus metrics and as a state of health, for readers on another thread.
+"""The daemon's account of itself as Prometheus metrics, collected on the threads of the library's own HTTP server.
 
 The loop hands its last account over and says that it turns; nothing here waits for it, and it waits for nothing here.
-Series are bounded: 1024 policies at most (`memory.MAX_POLICIES`) with a closed set of reasons and record types each,
-1024 streams, and 4096 pairs of policies. Clients are counted, and are no label.
+Series are bounded: 1024 policies at most (`Limits.policies`) with a closed set of reasons and record types each, and
+4096 pairs of policies. Clients are counted, and are no label.
 """
 
-import json
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from mrl.records.exchange import PairFlow, PolicyShelf, Stat, StreamState
+from mrl.exchange.store import DISK_FULL, LOCKED
+from mrl.records.exchange import PairFlow, PolicyShelf, Stat
 
 SILENCE_S = 5.0
 """A loop that has not turned for so long stands still; it turns at least twice a second."""
 SILENT_CLIENT_S = 3.0
 """Living clients are heard every second."""
-MIN_RENDER_S = 1.0
-"""However often somebody asks, the text is made anew no more often than this."""
 MAX_PAIRS = 4096
-STORAGE_STATES = ("well", "disk_full", "draining")
+STORAGE_STATES = ("well", DISK_FULL, LOCKED)
 
 PREFIX = "mrl_exchange_"
 
@@ -30,21 +26,12 @@ Labels = tuple[str, ...]
 Rows = Iterable[tuple[Labels, float]]
 
 
-class Exposition:
+class ExchangeCollector(Collector):
     """The last account of a daemon. `hand_over` and `beat` are for its loop, everything else for any other thread."""
 
     def __init__(self, stat: Stat, clock: Callable[[], float]) -> None:
         self._stat, self._clock = stat, clock
         self._beat_s = clock()
-        self._lock = threading.Lock()
-        self._text, self._rendered_s = b"", -MIN_RENDER_S
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Families(lambda: self))
-
-    @property
-    def stat(self) -> Stat:
-        """What was handed over last."""
-        return self._stat
 
     def hand_over(self, stat: Stat) -> None:
         """The daemon's account by now."""
@@ -54,59 +41,15 @@ class Exposition:
         """The loop has turned once more."""
         self._beat_s = self._clock()
 
-    @property
-    def silence_s(self) -> float:
-        """Since the loop turned last."""
-        return max(0.0, self._clock() - self._beat_s)
-
-    @property
-    def fault(self) -> str:
-        """Why nobody should count on the daemon at the moment; "" when all is well."""
-        if self.silence_s > SILENCE_S:
-            return f"loop silent for {self.silence_s:.0f} s"
-        return self._stat.storage
-
-    def metrics(self) -> bytes:
-        """Everything in Prometheus' text format 0.0.4, at most a second old."""
-        with self._lock:
-            now_s = self._clock()
-            if now_s - self._rendered_s >= MIN_RENDER_S:
-                self._text, self._rendered_s = generate_latest(self._registry), now_s
-            return self._text
-
-    def health(self) -> tuple[int, bytes]:
-        """HTTP status and JSON: 200 when all is well, 503 with the reason otherwise."""
-        stat, fault = self._stat, self.fault
-        content: dict[str, object] = {"status": "unavailable" if fault else "ok"}
-        if fault:
-            content["reason"] = fault
-        content |= {
-            "incarnation": stat.incarnation,
-            "uptime_s": round(stat.uptime_s, 1),
-            "loop_silence_s": round(self.silence_s, 1),
-            "clients": len(stat.clients),
-            "unstored_puts": stat.unstored,
-        }
-        return 503 if fault else 200, json.dumps(content).encode() + b"\n"
-
-
-class _Families(Collector):
-    """What the registry asks for the metrics of an exposition."""
-
-    def __init__(self, of: Callable[[], Exposition]) -> None:
-        self._of = of
-
     def collect(self) -> Iterator[Metric]:
         """All metric families of one account."""
-        exposition = self._of()
-        stat = exposition.stat
-        yield _gauge("healthy", "Whether all is well: the loop turns, and records are stored", not exposition.fault)
-        yield _gauge("loop_silence_seconds", "Time since the loop turned last", exposition.silence_s)
+        stat, silence_s = self._stat, max(0.0, self._clock() - self._beat_s)
+        is_well = silence_s <= SILENCE_S and not stat.storage
+        yield _gauge("healthy", "Whether all is well: the loop turns, and records are stored", is_well)
+        yield _gauge("loop_silence_seconds", "Time since the loop turned last", silence_s)
         yield from _of_daemon(stat)
-        yield from _of_log(stat)
         yield from _of_policies(stat.shelves)
         yield from _of_pairs(stat.flows)
-        yield from _of_streams(stat.streams)
 
 
 def _of_daemon(stat: Stat) -> Iterator[Metric]:
@@ -119,28 +62,23 @@ def _of_daemon(stat: Stat) -> Iterator[Metric]:
         "used_bytes": ("Bytes of records that are held", stat.used_bytes),
         "clients": ("Clients that are known", len(stat.clients)),
         "silent_clients": ("Known clients not heard for 3 s", _num_silent(stat)),
-        "claims": ("Records delivered and not acknowledged", stat.claims),
+        "unacknowledged_records": ("Records delivered and not acknowledged", stat.unacknowledged),
         "unserved_requests": ("Score requests that nobody has been given", stat.unserved),
         "unstored_puts": ("Puts received and not acknowledged", stat.unstored),
-        "parked_puts": ("Of these, Puts that wait for room", stat.parked),
+        "file_bytes": ("Length of the file and of SQLite's log beside it", stat.file_bytes),
     }
     counters = {
-        "abandoned_deliveries": ("Deliveries given up", stat.abandoned),
+        "abandoned_deliveries": ("Records whose delivery was given up", stat.abandoned),
         "dropped_watches": ("Watches dropped because there were too many", stat.dropped_watches),
+        "later_puts": ("Puts that have to come again, because nothing was stored", stat.later),
+        "commits": ("Transactions committed", stat.commits),
+        "commit_seconds": ("Time that transactions took", stat.commit_s),
         "undelivered_messages": ("Messages whose receiver was gone or did not keep up", stat.undelivered),
     }
     yield from (_gauge(name, *told) for name, told in gauges.items())
     yield from (_counter(name, *told) for name, told in counters.items())
     dropped = _by(stat.malformed)
     yield _counters("dropped_input", "Messages and connections that were dropped", ("reason",), dropped)
-
-
-def _of_log(stat: Stat) -> Iterator[Metric]:
-    yield _gauge("log_bytes", "Length of the log", stat.log_bytes)
-    yield _gauge("log_max_bytes", "Length that the log may have", stat.log_max_bytes)
-    yield _gauge("log_damaged_stretches", "Stretches of the log that the replay found damaged", stat.log_damaged)
-    yield _counter("log_syncs", "How often the log waited for the disk", stat.log_syncs)
-    yield _counter("log_sync_seconds", "Time for which the log waited for the disk", stat.log_sync_s)
 
 
 def _of_policies(shelves: list[PolicyShelf]) -> Iterator[Metric]:
@@ -178,17 +116,6 @@ def _of_pairs(flows: list[PairFlow]) -> Iterator[Metric]:
     for name, (help_text, value) in columns.items():
         rows = [((flow.source, flow.receiver), value(flow)) for flow in flows[:MAX_PAIRS]]
         yield _counters(name, help_text, ("source", "receiver"), rows)
-
-
-def _of_streams(streams: list[StreamState]) -> Iterator[Metric]:
-    def column(name: str, help_text: str, value: Callable[[StreamState], float]) -> Metric:
-        return _gauges(name, help_text, ("policy", "stream"), [((s.policy, s.stream), value(s)) for s in streams])
-
-    yield column("stream_has_reader", "Whether anybody reads the stream", lambda state: bool(state.reader))
-    yield column("stream_waiting_records", "Records held behind the last one sent", lambda state: state.waiting)
-    yield column("stream_sent_number", "Number of the last record sent", lambda state: state.sent)
-    yield column("stream_took_number", "Number up to which the reader has all", lambda state: state.took)
-    yield column("stream_committed_number", "Number up to which records may go", lambda state: state.committed)
 
 
 def _num_silent(stat: Stat) -> int:
