@@ -31,7 +31,7 @@ LOCK = "lock"
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x6D726C78
 """What `file` and SQLite tell of the file: "mrlx"."""
-PAGE_BYTES = 16 * 1024
+PAGE_BYTES = 32 * 1024
 CACHE_KIB = 8 * 1024
 CHECKPOINT_BYTES = 2 * 1024 * 1024
 """Length of the write-ahead log at which its pages are copied to their places, when nobody waits. Short, so that who
