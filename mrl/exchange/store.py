@@ -89,6 +89,7 @@ CREATE TABLE versions (
 """
 """`versions` holds the newest step of each run epoch, and with `resumed` the step at which a resume opened it."""
 
+TABLES = ("records", "removed", "counts", "versions")
 RECORD_COLUMNS, REMOVED_COLUMNS = 12, 6
 COUNT = (
     "INSERT INTO counts VALUES (?,?,?,?) "
@@ -157,7 +158,8 @@ class Store:
             connection.executemany(COUNT, [(*key, number) for key, number in sorted(transaction.counts().items())])
             connection.execute("COMMIT")
             self._last_place += len(transaction.removals)
-            self._wal_bytes += sum(len(entry.body) for entry in transaction.inserts) + PAGE_BYTES
+            num_pages = sum(len(entry.body) // PAGE_BYTES + 1 for entry in transaction.inserts)
+            self._wal_bytes += (num_pages + len(TABLES)) * PAGE_BYTES
         except sqlite3.Error as error:
             return self._failure(error)
         return ""
@@ -174,9 +176,12 @@ class Store:
 
     def close(self) -> None:
         """Copy everything to its place, and let go of the file."""
+        if self._lock < 0:
+            return
         with suppress(sqlite3.Error):  # what is committed is in the write-ahead log, which stays then
             self._connection.close()
         os.close(self._lock)
+        self._lock = -1
 
     def _insert(self, table: str, num_columns: int, rows: Iterable[Sequence[Any]]) -> None:
         """Many rows in few statements."""
