@@ -109,16 +109,6 @@ class ServerSocket:
         if ipc_path is not None and self._bind_ipc(ipc_path):
             self.ipc_path = ipc_path
 
-    @property
-    def malformed(self) -> int:
-        """Messages dropped because they had another number of frames than two (routing id and body)."""
-        return self.refusals.count("frames")
-
-    @property
-    def refused_handshakes(self) -> int:
-        """Connections refused: a key that may not connect, no CURVE, or no ZeroMQ at all."""
-        return sum(map(self.refusals.count, ("unknown_key", "revoked_key", "role", "handshake")))
-
     def receive(self, timeout_s: float) -> list[Incoming]:
         """Wait at most `timeout_s` or half a second, then take what is there: at most 512 messages or 4 MiB.
 

@@ -200,7 +200,7 @@ def small_disk(tmp_path):
     if mounted.returncode:
         pytest.skip("mounting a file system needs root")
     yield folder
-    subprocess.run(["umount", folder], check=True)
+    subprocess.run(["umount", "-l", folder], check=True)
 
 
 def test_a_full_disk_fails_a_transaction_and_nothing_before_it(small_disk, rollout):

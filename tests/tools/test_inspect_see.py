@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from inspect_see import main
+from mrl.exchange.shards import endpoint_of, folder_of
 
 from mrl.exchange.client import ExchangeClient
 from mrl.exchange.daemon import ExchangeDaemon, Limits
-from mrl.exchange.shards import endpoint_of, folder_of
 from mrl.records.experience import OutcomeRecord
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version

@@ -2,14 +2,14 @@
 
 import msgspec
 import pytest
-from see_dump import MAX_FRAMES, MAX_LINES, file_lines, find_on_log, record_lines
-
-from mrl.errors import RunFolderError
 from mrl.exchange.entry import Entry
 from mrl.exchange.journal import arrays_of, stored_of, written
 from mrl.exchange.log.frames import HEAD_BYTES
 from mrl.exchange.log.recovery import segments_in
 from mrl.exchange.log.segments import SegmentLog
+from see_dump import MAX_FRAMES, MAX_LINES, file_lines, find_on_log, record_lines
+
+from mrl.errors import RunFolderError
 from mrl.records.codec import encode
 from mrl.records.exchange import Announce
 from mrl.records.experience import OutcomeRecord
