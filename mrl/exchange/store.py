@@ -113,7 +113,7 @@ class Store:
             self._last_place = self._number("SELECT max(place) FROM removed")
         except sqlite3.Error as error:
             os.close(self._lock)
-            raise _damaged(self.path, error) from error
+            raise damaged(self.path, error) from error
 
     @property
     def file_bytes(self) -> int:
@@ -139,7 +139,7 @@ class Store:
                 last_number=last_number,
             )
         except sqlite3.Error as error:
-            raise _damaged(self.path, error) from error
+            raise damaged(self.path, error) from error
 
     def commit(self, transaction: Transaction) -> str:
         """Do a transaction. Returns why it was not done, and then nothing of it was; "" when it was.
@@ -298,7 +298,8 @@ def _row(entry: Entry) -> tuple[Any, ...]:
     )
 
 
-def _damaged(path: Path, error: sqlite3.Error) -> RunFolderError:
+def damaged(path: Path, error: sqlite3.Error) -> RunFolderError:
+    """Says which file cannot be used, why, and what to do."""
     is_damaged = not isinstance(error, sqlite3.OperationalError)
     cure = DAMAGED_CURE if is_damaged else "free the disk, and see who may read and write there"
     return RunFolderError(f"the exchange's file cannot be used ({error})", where=str(path), cure=cure)
