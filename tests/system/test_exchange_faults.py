@@ -37,11 +37,11 @@ def drill(folder, *arguments):
 
 
 def test_what_is_lost_or_doubled_is_seen():
-    """One acknowledged record never came, one came twice, and one came before its acknowledgement."""
+    """Of three that are gone two were evicted; one came twice, and one before its acknowledgement."""
     outcome = Outcome("a fault")
-    add_up(outcome, {"0:0", "0:1", "0:2"}, {"0:0": 1, "0:1": 2, "0:3": 1})
+    add_up(outcome, {f"0:{n}" for n in range(5)}, {"0:0": 1, "0:1": 2, "0:9": 1}, num_gone=3, num_evicted=2)
 
-    assert (outcome.acknowledged, outcome.lost, outcome.doubled) == (3, 1, 1)
+    assert (outcome.acknowledged, outcome.evicted, outcome.lost, outcome.doubled) == (5, 2, 1, 1)
     assert outcome.faults() == ["1 lost", "1 trained on twice"]
 
 

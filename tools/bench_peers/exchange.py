@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from mrl.roles.exchange_memory import compact_heap
+
 from bench_peers.loads import KINDS, SOURCE, Checklist
 from bench_peers.part import DEADLINE_S, Settings, Stamp, stamp
 from mrl.exchange.client import ExchangeClient
 from mrl.exchange.daemon import ENDPOINT, ExchangeDaemon, Limits
 from mrl.records.experience import ExperienceRecord
-from mrl.roles.exchange_memory import compact_heap
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client import ClientSocket
 from mrl.transport.endpoints import is_near, nearest_endpoint, read_endpoint
