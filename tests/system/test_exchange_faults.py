@@ -78,12 +78,12 @@ def test_memory_is_bounded_while_long_records_come_in(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_torn_tail_is_cut_at_every_byte(tmp_path):
-    """What was acknowledged before it is there."""
+def test_a_torn_log_leaves_a_beginning(tmp_path):
+    """Cut or spoiled, wherever that is."""
     code, figures, said = drill(tmp_path, "--faults", "torn")
 
     assert code == 0, said
-    assert figures["tried"]["value"] > 100
+    assert figures["tried"]["value"] >= 60
     assert (figures["lost"]["value"], figures["doubled"]["value"]) == (0, 0)
 
 
