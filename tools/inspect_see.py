@@ -8,8 +8,7 @@ evictions, watched prompts, last barrier), what flows between each pair (rate, h
 waits. Rates are means since the daemon started; with --watch, since the previous look. Where no daemon answers within
 2 s, it prints what the file of the run holds.
 
---dump shows a record by its id: from the daemon that holds it, or else from the file; of one that is held no longer it
-says why.
+--dump shows a record of the file by its id, also while a daemon writes; of one that is held no longer it says why.
 
 Exit code 2 with one line when there is neither a daemon nor a file.
 """
@@ -32,7 +31,7 @@ from see_tables import Rates, rates_per_s, shelf_table, tables
 from mrl.config.run_folder import RunFolder
 from mrl.errors import MRLError, PeerLost, RunFolderError
 from mrl.exchange.store import FILE
-from mrl.records.exchange import Peek, Peeked, Stat, StatRequest
+from mrl.records.exchange import Stat
 
 PLAIN_WIDTH = 120
 
@@ -91,7 +90,7 @@ def act(run: RunFolder, options: argparse.Namespace) -> None:
 def show(daemon: Daemon, options: argparse.Namespace) -> None:
     console, before = _console(), None
     while True:
-        stat = daemon.ask(StatRequest(client=daemon.name), Stat)
+        stat = daemon.ask()
         if options.watch and console.is_terminal and not options.json:
             console.clear()
         rates = rates_per_s(stat, before)
@@ -130,18 +129,7 @@ def as_json(stat: Stat, rates: Rates) -> dict[str, Any]:
 
 def dump(run: RunFolder, record_id: str) -> None:
     """Print a record. Raises RunFolderError when nobody knows of it."""
-    with ExitStack() as closing:
-        try:
-            daemon = Daemon(run)
-            closing.callback(daemon.close)
-            answer = daemon.ask(Peek(client=daemon.name, record_id=record_id), Peeked)
-        except (PeerLost, RunFolderError):
-            answer = Peeked(incarnation="none")
-    if answer.body:
-        where = f"number {answer.number}, held by the daemon, {answer.age_versions} versions old"
-        found = (answer.body, where)
-    else:
-        found = find(run.exchange, record_id)
+    found = find(run.exchange, record_id)
     if found is None:
         raise RunFolderError("no such record", where=str(run.exchange / FILE), got=record_id)
     body, where = found

@@ -2,21 +2,18 @@
 
 import os
 import time
-from typing import TypeVar
 
 from mrl.config.run_folder import RunFolder
 from mrl.errors import PeerLost, RecordError
 from mrl.exchange.daemon import ENDPOINT
 from mrl.records.codec import decode, encode
-from mrl.records.exchange import ClientMessage, Peeked, Stat, daemon_message_decoder
+from mrl.records.exchange import Stat, StatRequest, daemon_message_decoder
 from mrl.transport.client import ClientSocket
 from mrl.transport.endpoints import read_endpoint
 from mrl.transport.grants import Grant
 from mrl.transport.keys import load_client_keys
 
 ANSWER_S = 2.0
-
-Answer = TypeVar("Answer", Stat, Peeked)
 
 
 class Daemon:
@@ -27,15 +24,15 @@ class Daemon:
         keys = load_client_keys(run.keys, Grant("admin"))
         self._socket = ClientSocket(keys, lambda: read_endpoint(run.endpoints, ENDPOINT), identity=self.name)
 
-    def ask(self, question: ClientMessage, kind: type[Answer]) -> Answer:
-        """The answer of this kind. Raises PeerLost when none comes within 2 s."""
+    def ask(self) -> Stat:
+        """Its account. Raises PeerLost when none comes within 2 s."""
         end_s = time.monotonic() + ANSWER_S
         is_asked = False
         while time.monotonic() < end_s:
-            is_asked = is_asked or self._socket.send(encode(question))
+            is_asked = is_asked or self._socket.send(encode(StatRequest(client=self.name)))
             self._socket.wait(0.05, until_sendable=not is_asked)
             for body in self._socket.receive(0.0):
-                if isinstance(answer := _read(body), kind):
+                if isinstance(answer := _read(body), Stat):
                     return answer
         raise PeerLost(f"no exchange daemon of this run answered within {ANSWER_S:.0f} s; is the run still going?")
 

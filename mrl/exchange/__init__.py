@@ -21,7 +21,7 @@ What is held:
 - `store`, `writer`  the SQLite file, and the thread that commits; `contents` is what a new daemon finds in it
 
 Who gets what:
-- `watches`        what answers a question about a prompt, and who waits for what comes later; `flows` counts it
+- `watches`        what answers a question about a prompt, who waits for what comes later, and what went to whom
 - `subscriptions`  requests to a policy, each handed to one of its clients at a time
 - `barriers`       where policies in step wait for each other
 - `sessions`       what was sent to one client and not acknowledged

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 
 from mrl.exchange.barriers import Barriers
 from mrl.exchange.sessions import Session
-from mrl.exchange.shelf import Entry, PolicyRecords, Shelf
+from mrl.exchange.shelf import PolicyRecords, Shelf
 from mrl.exchange.versions import VersionBook
 from mrl.exchange.watches import Watches
-from mrl.records.exchange import ClientState, Peeked, PolicyShelf
+from mrl.records.exchange import ClientState, PolicyShelf
 from mrl.records.version import Version
 
 MAX_SHOWN_CLIENTS = 256
@@ -52,14 +52,6 @@ class Account:
             barrier=self._barriers.reached(policy),
             oldest_age_versions=_oldest_age_versions(held, newest),
         )
-
-
-def peeked(entry: Entry | None, versions: VersionBook, incarnation: str) -> Peeked:
-    """The answer to a Peek."""
-    if entry is None:
-        return Peeked(incarnation=incarnation)
-    age_versions = versions.age(entry.tags)
-    return Peeked(incarnation=incarnation, body=entry.body, number=entry.number, age_versions=age_versions)
 
 
 def client_states(sessions: Mapping[bytes, Session], now_s: float) -> list[ClientState]:

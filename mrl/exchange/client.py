@@ -13,6 +13,7 @@ from functools import partial
 from typing import Protocol
 
 import msgspec
+import structlog
 
 from mrl.errors import RecordError
 from mrl.exchange.inbox import Inbox
@@ -43,6 +44,8 @@ from mrl.transport.requests import Requests
 PING_S = 1.0
 GREET_AGAIN_S = 2.0
 """Between two Hellos to a daemon that does not answer the first."""
+
+log = structlog.get_logger()
 
 
 class Link(Protocol):
@@ -290,9 +293,11 @@ class ExchangeClient:
 
     def _note_storage(self, storage: str, now_s: float) -> None:
         """What the daemon did not take goes again once it can store."""
-        is_back = bool(self.storage) and not storage
-        self.storage = storage
-        if is_back:
+        before, self.storage = self.storage, storage
+        if storage and not before:
+            log.warning("the exchange stores nothing", reason=storage)
+        elif before and not storage:
+            log.info("the exchange stores again")
             self._publisher.start_over(now_s)
 
     def _greet_again(self, now_s: float, *, at_once: bool) -> None:

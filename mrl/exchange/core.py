@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from mrl.errors import RecordError
-from mrl.exchange.account import Account, client_states, peeked
+from mrl.exchange.account import Account, client_states
 from mrl.exchange.barriers import Barriers
 from mrl.exchange.contents import Contents
 from mrl.exchange.intake import Intake
@@ -29,7 +29,6 @@ from mrl.records.exchange import (
     Fetch,
     Hello,
     Later,
-    Peek,
     Ping,
     Put,
     PutAck,
@@ -42,8 +41,8 @@ from mrl.records.exchange import (
 )
 from mrl.transport.grants import Grant
 
-LOOKING_ROLES = {StatRequest: ("admin", "supervisor"), Peek: ("admin",)}
-"""Whose key may look at what."""
+LOOKING_ROLES = ("admin", "supervisor")
+"""Whose key may ask for the account."""
 
 Outgoing = list[tuple[bytes, DaemonMessage]]
 """What to send to whom."""
@@ -102,8 +101,8 @@ class ExchangeCore:
 
         A client speaks for the policy of its grant and for no other.
         """
-        if isinstance(message, (StatRequest, Peek)):
-            return self._look(client, message, grant, now_s)
+        if isinstance(message, StatRequest):
+            return [(client, self.stat(now_s))] if grant.role in LOOKING_ROLES else []
         if isinstance(message, Hello):
             return self._on_hello(client, message, grant, now_s)
         session = self.sessions.get(client)
@@ -255,13 +254,6 @@ class ExchangeCore:
             (other, BarrierState(incarnation=self.incarnation, number=number, missing=missing))
             for other, number, missing in told
         ]
-
-    def _look(self, client: bytes, message: StatRequest | Peek, grant: Grant, now_s: float) -> Outgoing:
-        if grant.role not in LOOKING_ROLES[type(message)]:
-            return []
-        if isinstance(message, StatRequest):
-            return [(client, self.stat(now_s))]
-        return [(client, peeked(self.shelf.get(message.record_id), self.versions, self.incarnation))]
 
     def _forget(self, client: bytes) -> None:
         self.watches.forget(client)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
+import structlog
 
 from mrl.exchange.limits import ClientLimits
 from mrl.records.codec import MAX_MESSAGE_BYTES, encode
@@ -13,6 +14,8 @@ from mrl.transport.requests import Requests
 
 HEAD_BYTES = 1024
 """What a Put has beside its records, at most; a record may be so much shorter than a message."""
+
+log = structlog.get_logger()
 
 
 class Publisher:
@@ -105,5 +108,8 @@ class Publisher:
         """There was time for room; now the oldest make it."""
         while not self.has_room(self._gathered_bytes) and (oldest := self._requests.oldest) is not None:
             self._requests.forget(oldest)
+            before = self._counts["dropped"]
             self._counts["dropped"] += self._records.pop(oldest)
+            if before.bit_length() != self._counts["dropped"].bit_length():  # at first, and whenever they have doubled
+                log.warning("records for peers were dropped: the exchange takes none", records=self._counts["dropped"])
         self.send_off(now_s)

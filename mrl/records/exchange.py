@@ -13,7 +13,6 @@
     Done             ------------------>                 ends deliveries; requests were taken over
     Barrier          ------------------>    BarrierState who is missing; sent again when nobody is
     StatRequest      ------------------>    Stat         what tools/inspect_see.py shows
-    Peek             ------------------>    Peeked       one held record; for the admin's key alone
 
 Flow is bounded in bytes both ways. What a client has put and the daemon has not acknowledged stays within the window
 that the daemon states; what the daemon has delivered and the client has not ended with Done stays within a bound of
@@ -126,12 +125,6 @@ class StatRequest(_FromClient, frozen=True, kw_only=True, tag="stat_request"):
     """Show yourself."""
 
 
-class Peek(_FromClient, frozen=True, kw_only=True, tag="peek"):
-    """Show one held record."""
-
-    record_id: Name
-
-
 class _FromDaemon(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     incarnation: Name
 
@@ -235,15 +228,6 @@ class ClientState(msgspec.Struct, frozen=True, kw_only=True):
     """Records for it that wait for these acknowledgements."""
 
 
-class Peeked(_FromDaemon, frozen=True, kw_only=True, tag="peeked"):
-    """A held record as its source encoded it; without a body it is not held."""
-
-    body: bytes = b""
-    number: Count = 0
-    """Its place in the order in which all records came: its key in the file."""
-    age_versions: Count = 0
-
-
 class Stat(_FromDaemon, frozen=True, kw_only=True, tag="stat"):
     """The daemon's own account of itself."""
 
@@ -280,8 +264,8 @@ class Stat(_FromDaemon, frozen=True, kw_only=True, tag="stat"):
     """Seconds that these took, in all."""
 
 
-ClientMessage = Hello | Ping | Put | Announce | Fetch | Unwatch | Subscribe | Done | Barrier | StatRequest | Peek
-DaemonMessage = Welcome | PutAck | Later | Deliver | BarrierState | Stat | Peeked
+ClientMessage = Hello | Ping | Put | Announce | Fetch | Unwatch | Subscribe | Done | Barrier | StatRequest
+DaemonMessage = Welcome | PutAck | Later | Deliver | BarrierState | Stat
 
 client_message_decoder: msgspec.msgpack.Decoder[ClientMessage] = decoder(ClientMessage)
 daemon_message_decoder: msgspec.msgpack.Decoder[DaemonMessage] = decoder(DaemonMessage)

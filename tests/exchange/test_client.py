@@ -7,6 +7,7 @@ import msgpack
 import msgspec
 import pytest
 from stored_core import StoredCore, put_of_bodies
+from structlog.testing import capture_logs
 
 from mrl.exchange.client import ExchangeClient
 from mrl.exchange.inbox import Inbox
@@ -710,3 +711,20 @@ def test_what_fills_no_message_waits_for_room_too(network, rollout):
     assert [kind_of(body) for _, body in network.under_way].count("Put") == 1
     network.run()
     assert (worker.counts["stored"], worker.counts.get("dropped", 0)) == (2, 0)
+
+
+def test_a_daemon_that_stores_nothing_is_told_of_once(network, pair, outcome):
+    """When it begins and when it ends, and that records are dropped: in the log of who publishes."""
+    worker, _ = pair
+    failures = ["disk_full"]
+    network.restart("two", failure=lambda: failures[0])
+    with capture_logs() as logs:
+        for number in range(200):
+            worker.publish([outcome(f"r{number}", completion=bytes(100_000))])
+            network.pass_time(0.5)
+        failures[0] = ""
+        network.pass_time(60)
+    events = [entry["event"] for entry in logs]
+    assert (events.count("the exchange stores nothing"), events.count("the exchange stores again")) == (1, 1)
+    dropped = [entry["records"] for entry in logs if "dropped" in entry["event"]]
+    assert 0 < len(dropped) <= worker.counts["dropped"].bit_length()

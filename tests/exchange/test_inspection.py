@@ -1,24 +1,13 @@
-"""What the admin alone may ask of the daemon: one record, and who waits."""
+"""What the daemon says of itself: who waits, how old what it holds is, and what flows."""
 
 import pytest
 from stored_core import StoredCore, put_message
 
 from mrl.exchange.account import MAX_SHOWN_CLIENTS, client_states
-from mrl.exchange.core import ExchangeCore
 from mrl.exchange.limits import Limits
 from mrl.exchange.sessions import Allowance, Session, Shipment
-from mrl.records.codec import encode
-from mrl.records.exchange import Announce, Fetch, Hello, Peek, Peeked
+from mrl.records.exchange import Announce, Fetch, Hello
 from mrl.records.version import Version
-from mrl.transport.grants import Grant
-
-ADMIN = Grant("admin")
-OTHERS = [Grant("worker", "qwen"), Grant("learner", "qwen"), Grant("supervisor")]
-
-
-def ask(core, message, grant=ADMIN, now_s=0.0):
-    """The messages that a client with this key is answered."""
-    return [answer for _, answer in ExchangeCore.handle(core, b"admin/1", message, grant, now_s)]
 
 
 @pytest.fixture
@@ -28,22 +17,6 @@ def core():
     for policy in ("qwen", "llama"):
         core.handle(policy.encode(), Hello(client=f"worker/{policy}/0", policy=policy), 0.0)
     return core
-
-
-def test_a_held_record_is_shown_as_it_came(core, outcome):
-    """With its place and its age in versions; one that is not held has no body."""
-    core.handle(b"qwen", put_message(outcome("r1"), outcome("r2", prompt_id="p2")), 0.0)
-    core.handle(b"qwen", Announce(client="w", policy="qwen", version=Version(0, 7)), 0.0)
-    [shown] = ask(core, Peek(client="a", record_id="r2"))
-    assert shown == Peeked(incarnation="one", body=encode(outcome("r2", prompt_id="p2")), number=2, age_versions=7)
-    assert ask(core, Peek(client="a", record_id="r3")) == [Peeked(incarnation="one")]
-
-
-@pytest.mark.parametrize("grant", OTHERS, ids=lambda grant: grant.role)
-def test_only_the_admin_peeks(core, outcome, grant):
-    """Anybody else gets no answer."""
-    core.handle(b"qwen", put_message(outcome("r1")), 0.0)
-    assert ask(core, Peek(client="a", record_id="r1"), grant) == []
 
 
 def test_the_account_says_for_whom_something_is_open(core, outcome):

@@ -15,7 +15,6 @@ from mrl.records.exchange import (
     Done,
     Fetch,
     Hello,
-    Peek,
     Ping,
     Put,
     StatRequest,
@@ -53,7 +52,6 @@ def conversations() -> dict[str, bytes]:
         "stat": [(QWEN_WORKER, _put(1, outcome)), (ADMIN, StatRequest(client="a"))],
         "fetch": [(QWEN_WORKER, _put(1, outcome, value)), (LLAMA_LEARNER, ask), _done(1), _unwatch("p1")],
         "watch": [(LLAMA_LEARNER, ask), (QWEN_WORKER, _put(1, outcome)), _done(1)],
-        "peek": [(QWEN_WORKER, _put(1, outcome, _outcome("r2"))), (ADMIN, Peek(client="a", record_id="r2"))],
         "twice": [(QWEN_WORKER, _put(1, outcome)), (QWEN_WORKER, _put(1, outcome)), (QWEN_WORKER, _put(2, outcome))],
         "score": [
             (LLAMA_WORKER, Subscribe(client="w", kinds=["score_request"])),

@@ -15,7 +15,6 @@ from mrl.records.exchange import (
     ClientMessage,
     Deliver,
     Hello,
-    Peek,
     Put,
     StatRequest,
     client_message_decoder,
@@ -43,8 +42,7 @@ class StoredCore(ExchangeCore):
     def handle(self, client: bytes, message: ClientMessage, now_s: float, *, policy: str = "") -> Outgoing:
         """Act, and let the file finish. The client's key is of `policy`, or of whatever policy it says it is."""
         told = message.policy if isinstance(message, Hello) else "any"
-        is_look = isinstance(message, StatRequest | Peek)
-        grant = Grant("admin") if is_look else Grant("worker", policy or told)
+        grant = Grant("admin") if isinstance(message, StatRequest) else Grant("worker", policy or told)
         return super().handle(client, message, grant, now_s) + self.commit_all(now_s)
 
     def receive_body(self, client: bytes, body: bytes, now_s: float) -> Outgoing:
