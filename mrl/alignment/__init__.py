@@ -12,9 +12,10 @@ tokenizer.json, a tekken.json or a rank file, and says which token ends an answe
 
 >>> from pathlib import Path
 >>> import numpy as np
->>> from mrl.alignment import SPREADING, FinishReason, describe_answers, load_receiver, summarise, translate_batch
+>>> from mrl.alignment import SPREADING, FinishReason, describe_answers, load_receiver, summarise
+>>> from mrl.alignment import translate_batch, translate_texts
 >>> peer, receiver = load_receiver(Path("models/peer")), load_receiver(Path("models/receiver"))
->>> sampled = peer.retokenize(b"12 + 34 = 46", finished=True, max_tokens=64).token_ids   # what the peer's engine gave
+>>> sampled = translate_texts([b"12 + 34 = 46"], [True], peer, max_tokens=64).row(0).token_ids   # as if sampled
 >>> logprobs = np.full(len(sampled), -0.25, dtype=np.float32)
 >>> answers = describe_answers(peer, [sampled], [logprobs], [FinishReason.STOP])   # text and log-probs: goes anywhere
 >>> batch = translate_batch(answers, receiver, max_tokens=4096)

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from compared_runs import arguments
 
 from mrl.cli import compare_train
 from mrl.cli.compare_plan import plan_runs
 from mrl.cli.compare_train import Machine, RunNeed, lanes, run_need, train_missing
 from mrl.config.load import load_config
+from tests.support.compared_runs import arguments
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 CPU = RunNeed(policies=2, host_mib=1_000, least_gpus=0, most_gpus=0)

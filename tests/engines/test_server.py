@@ -27,7 +27,7 @@ from mrl.records.finish import FinishReason
 from mrl.records.version import Version, VersionSpan
 
 pytestmark = pytest.mark.system
-SCRIPT = Path(__file__).with_name("toy_server.py")
+SCRIPT = Path(__file__).parents[1] / "support" / "toy_server.py"
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=50, eos_ids=tuple(range(0, 1000, 10)))
 BOUNDS = Bounds(start_s=30.0, silence_s=1.5, stall_s=60.0, load_s=20.0)
 

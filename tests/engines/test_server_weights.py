@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from engine_rig import EOS_IDS, VOCAB_SIZE, Weights, make_weights
 from safetensors.torch import load_file, save_file
 
 from mrl.engines.bounds import Bounds
@@ -29,6 +28,7 @@ from mrl.rollout.updates import prove
 from mrl.weights.canary import canary_sequences
 from mrl.weights.manifest import Manifest
 from mrl.weights.own_folder import describe_folder
+from tests.support.engine_rig import EOS_IDS, VOCAB_SIZE, Weights, make_weights
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 LOAD_S = 10.0

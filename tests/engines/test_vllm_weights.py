@@ -9,7 +9,6 @@ import psutil
 import pytest
 import safetensors.torch
 import torch
-from engine_rig import EOS_IDS, VOCAB_SIZE, Weights, full_forward, make_weights
 
 from mrl.engines.bounds import Bounds
 from mrl.engines.dialect import Launch
@@ -20,6 +19,7 @@ from mrl.engines.vllm import VLLM
 from mrl.errors import WeightsError
 from mrl.records.version import Version
 from mrl.weights.canary import canary_sequences
+from tests.support.engine_rig import EOS_IDS, VOCAB_SIZE, Weights, full_forward, make_weights
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 TEXTS = canary_sequences(VOCAB_SIZE)

@@ -17,7 +17,6 @@ from mrl.weights.publish import Publisher
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 

@@ -23,7 +23,6 @@ from mrl.transport.grants import Grant
 from mrl.transport.keys import create_keys
 from mrl.transport.server import ServerSocket
 
-pytestmark = [pytest.mark.timeout(60)]
 FOREVER = "import time\nwhile True: time.sleep(60)"
 
 

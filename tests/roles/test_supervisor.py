@@ -38,7 +38,6 @@ from mrl.transport.grants import Grant, grant_of
 from mrl.transport.keys import load_client_keys
 from mrl.transport.server import Incoming
 
-pytestmark = [pytest.mark.timeout(60)]
 T = TypeVar("T")
 FOREVER = "import time\nwhile True: time.sleep(60)"
 

@@ -5,7 +5,6 @@ from contextlib import closing
 
 import pytest
 import reasoning_gym.factory
-from data_sets import FOLLOW_SETS
 from reasoning_gym.dataset import ProceduralDataset
 
 from mrl.config.schema import TaskTable
@@ -13,6 +12,7 @@ from mrl.tasks.reasoning_gym_source import COMPARE_TEXTS, VERIFIER, ReasoningGym
 from mrl.tasks.sources import open_source
 from mrl.tasks.verifier_pool import Outcome, VerifierPool
 from mrl.tasks.verify import Judge, Question
+from tests.support.data_sets import FOLLOW_SETS
 
 SCORERS = sorted(
     name
@@ -87,7 +87,7 @@ def test_only_scorers_that_compare_texts_run_without_limits():
 
 def test_a_verifier_of_ones_own_gets_what_the_data_set_states():
     """The right answer, not the place of the entry."""
-    table = TaskTable(source="reasoning_gym", dataset="countdown", verifier="hard_verifiers:by_text")
+    table = TaskTable(source="reasoning_gym", dataset="countdown", verifier="tests.support.hard_verifiers:by_text")
     source = open_source("t", table, seed=1)
     [item] = source.items(1)
     with closing(Judge({"t": table})) as judge:

@@ -38,7 +38,10 @@ def test_only_a_full_score_is_rewarded(score, reward):
 
 def test_verdicts_keep_the_order_of_mixed_tasks(verifiers):
     """Quick answers are judged here, the others in processes, and every verdict stands at its question's place."""
-    words, outside = WordSource("rotate", {}, seed=1, where=""), Scores(0.5, verifier="hard_verifiers:by_text")
+    words, outside = (
+        WordSource("rotate", {}, seed=1, where=""),
+        Scores(0.5, verifier="tests.support.hard_verifiers:by_text"),
+    )
     questions = [
         Question("slow", outside, Item("p", "", "", 0, reference="right"), "right"),
         Question("quick", words, Item("p", "abc", "", 0, "bca"), "<answer>bca</answer>"),

@@ -1,6 +1,6 @@
 """What mrl relies on in SGLang; one distribution, 0.5.23, is pinned for CPUs and GPUs. See vllm_contract.py."""
 
-from contract_checks import Contract, Field, Route, Says, Takes, Uses, meaning
+from tests.support.contract_checks import Contract, Field, Route, Says, Takes, Uses, meaning
 
 SRT = "sglang/srt"
 HTTP = f"{SRT}/entrypoints/http_server.py"

@@ -6,15 +6,22 @@ from random import Random
 
 import numpy as np
 
-from alignment_properties.definitions import readable, slow_spans
-from alignment_properties.generated import FRAGMENTS, PLAIN, make_answer, make_batch, make_lengths, make_text
-from alignment_properties.kinds import ENDLESS, FAST, KINDS, Receivers, can_write
 from mrl.alignment.flags import Flag
 from mrl.alignment.normalization import normalize_nfc
 from mrl.alignment.peer_answer import PeerAnswer
 from mrl.alignment.receiver import Receiver
 from mrl.alignment.translate import AlignedTrace, translate_batch
 from mrl.records.finish import FinishReason
+from tests.support.alignment_properties.definitions import readable, slow_spans
+from tests.support.alignment_properties.generated import (
+    FRAGMENTS,
+    PLAIN,
+    make_answer,
+    make_batch,
+    make_lengths,
+    make_text,
+)
+from tests.support.alignment_properties.kinds import ENDLESS, FAST, KINDS, Receivers, can_write
 
 EXAMPLES = 25
 NO_LIMIT = 10_000

@@ -5,7 +5,10 @@ from random import Random
 
 import numpy as np
 
-from alignment_properties.generated import (
+from mrl.alignment.peer_answer import PeerAnswer, validate
+from mrl.alignment.receiver import Receiver
+from mrl.alignment.translate import translate_batch
+from tests.support.alignment_properties.generated import (
     as_stranger,
     canonical_ids,
     described,
@@ -16,12 +19,9 @@ from alignment_properties.generated import (
     text_for,
     text_of,
 )
-from alignment_properties.kinds import FAST, KINDS, METASPACE, PREFIXED, Receivers, can_write, usual
-from alignment_properties.own_tokenizer import expect_untouched
-from alignment_properties.rows_of_text import expect_row
-from mrl.alignment.peer_answer import PeerAnswer, validate
-from mrl.alignment.receiver import Receiver
-from mrl.alignment.translate import translate_batch
+from tests.support.alignment_properties.kinds import FAST, KINDS, METASPACE, PREFIXED, Receivers, can_write, usual
+from tests.support.alignment_properties.own_tokenizer import expect_untouched
+from tests.support.alignment_properties.rows_of_text import expect_row
 
 NO_LIMIT = 10_000
 

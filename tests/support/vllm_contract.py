@@ -4,7 +4,18 @@
 does what its line says, write down the new digest.
 """
 
-from contract_checks import Argument, Constant, Contract, Field, Returns, Route, Says, Takes, Uses, meaning
+from tests.support.contract_checks import (
+    Argument,
+    Constant,
+    Contract,
+    Field,
+    Returns,
+    Route,
+    Says,
+    Takes,
+    Uses,
+    meaning,
+)
 
 CPU, GPU = ("cpu",), ("gpu",)
 ONLINE = "vllm/entrypoints/rl/online/api_router.py"

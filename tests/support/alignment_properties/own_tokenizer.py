@@ -4,7 +4,11 @@ from random import Random
 
 import numpy as np
 
-from alignment_properties.generated import (
+from mrl.alignment.flags import Flag
+from mrl.alignment.peer_answer import PeerAnswer
+from mrl.alignment.receiver import Receiver
+from mrl.alignment.translate import AlignedTrace, translate_batch
+from tests.support.alignment_properties.generated import (
     as_stranger,
     canonical_ids,
     described,
@@ -14,12 +18,8 @@ from alignment_properties.generated import (
     sampled_answer,
     text_for,
 )
-from alignment_properties.kinds import KINDS, METASPACE, SILENT, Receivers, usual
-from alignment_properties.raising import never_raises
-from mrl.alignment.flags import Flag
-from mrl.alignment.peer_answer import PeerAnswer
-from mrl.alignment.receiver import Receiver
-from mrl.alignment.translate import AlignedTrace, translate_batch
+from tests.support.alignment_properties.kinds import KINDS, METASPACE, SILENT, Receivers, usual
+from tests.support.alignment_properties.raising import never_raises
 
 NO_LIMIT = 10_000
 

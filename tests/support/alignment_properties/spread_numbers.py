@@ -5,12 +5,12 @@ from random import Random
 
 import numpy as np
 
-from alignment_properties.batches_and_limits import mixed_batch
-from alignment_properties.generated import make_batch
-from alignment_properties.kinds import KINDS, Receivers
-from alignment_properties.raising import never_raises
 from mrl.alignment.spreading import SPREADING, advantages_to_receiver
 from mrl.alignment.translate import AlignedBatch, translate_batch
+from tests.support.alignment_properties.batches_and_limits import mixed_batch
+from tests.support.alignment_properties.generated import make_batch
+from tests.support.alignment_properties.kinds import KINDS, Receivers
+from tests.support.alignment_properties.raising import never_raises
 
 
 def make_batch_of(random: Random, receivers: Receivers, kind: str) -> AlignedBatch:

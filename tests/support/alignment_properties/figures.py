@@ -8,16 +8,16 @@ from random import Random
 
 import numpy as np
 
-from alignment_properties.generated import make_batch, make_text
-from alignment_properties.kinds import KINDS, METASPACE, Receivers
-from alignment_properties.raising import never_raises
-from alignment_properties.spread_numbers import make_batch_of
 from mrl.alignment.flags import Flag
 from mrl.alignment.pair_card import coverage_of, span_texts, translated
 from mrl.alignment.peer_answer import bare_text
 from mrl.alignment.residual import KINDS as SPAN_KINDS
 from mrl.alignment.residual import effective_share, row_residuals, summarise
 from mrl.alignment.translate import AlignedBatch, translate_batch
+from tests.support.alignment_properties.generated import make_batch, make_text
+from tests.support.alignment_properties.kinds import KINDS, METASPACE, Receivers
+from tests.support.alignment_properties.raising import never_raises
+from tests.support.alignment_properties.spread_numbers import make_batch_of
 
 
 def close(one: float, other: float) -> bool:

@@ -7,14 +7,21 @@ from random import Random
 
 import numpy as np
 
-from alignment_properties.generated import canonical_ids, is_whole, make_batch, make_text, sampled_answer, text_for
-from alignment_properties.kinds import KINDS, METASPACE, Receivers, can_write
-from alignment_properties.raising import never_raises
 from mrl.alignment.flags import Flag
 from mrl.alignment.peer_answer import PeerAnswer
 from mrl.alignment.receiver import Receiver
 from mrl.alignment.translate import AlignedTrace, _chunks, translate_batch, translate_texts
 from mrl.records.finish import FinishReason
+from tests.support.alignment_properties.generated import (
+    canonical_ids,
+    is_whole,
+    make_batch,
+    make_text,
+    sampled_answer,
+    text_for,
+)
+from tests.support.alignment_properties.kinds import KINDS, METASPACE, Receivers, can_write
+from tests.support.alignment_properties.raising import never_raises
 
 NO_LIMIT = 10_000
 

@@ -1,11 +1,10 @@
-"""What must hold for every alignment, as checks over generated answers; `test_mutants` shows that each can fail.
+"""What must hold for every alignment, as checks over generated answers.
 
 A check takes the receivers of all kinds and a source of chance, and fails by an assertion. Expectations are computed
-slowly, one token at a time, from the definitions (`definitions`). Nothing here imports a test tool, so that the whole
-package can be imported again beside a changed copy of `mrl.alignment`.
+slowly, one token at a time, from the definitions (`definitions`).
 """
 
-from alignment_properties import (
+from tests.support.alignment_properties import (
     answers_told_by_sources,
     batches_and_limits,
     figures,

@@ -9,10 +9,10 @@ from random import Random
 
 import numpy as np
 
-from alignment_properties.kinds import KINDS
-from alignment_properties.raising import never_raises
 from mrl.alignment.exact_tries import Floor, NotMeasurable, WordSource, measure_floor, span_residuals, trace_texts
 from mrl.alignment.pair_card import cut_words
+from tests.support.alignment_properties.kinds import KINDS
+from tests.support.alignment_properties.raising import never_raises
 
 WORDS = ("sun", "sunset", "sunsets", "hay", "1", "12", "123", "129", "a")
 PATTERNS = {

@@ -5,9 +5,9 @@ from random import Random
 
 import numpy as np
 
-from alignment_properties.definitions import Places, slow_spans
-from alignment_properties.generated import make_lengths
 from mrl.alignment.spans import align_batch
+from tests.support.alignment_properties.definitions import Places, slow_spans
+from tests.support.alignment_properties.generated import make_lengths
 
 EXAMPLES = 60
 Row = tuple[list[int], list[int]]

@@ -14,10 +14,6 @@ from typing import Any
 import numpy as np
 from tokenizers import Regex, pre_tokenizers
 
-from alignment_properties.definitions import slow_rank_encoding
-from alignment_properties.generated import canonical_ids, make_text
-from alignment_properties.kinds import BYTE_LEVEL, FAST, METASPACE, PREFIXED, RANK_SPECIALS, Receivers
-from alignment_properties.raising import never_raises
 from mrl.alignment.encoders import FileEncoder
 from mrl.alignment.eos import find_eos
 from mrl.alignment.probes import PROBES
@@ -26,6 +22,10 @@ from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.alignment.tiktoken_encoder import build_tiktoken_encoder
 from mrl.alignment.tokenizer_file import TokenizerFile, read_tokenizer_file
 from mrl.errors import ModelFolderError
+from tests.support.alignment_properties.definitions import slow_rank_encoding
+from tests.support.alignment_properties.generated import canonical_ids, make_text
+from tests.support.alignment_properties.kinds import BYTE_LEVEL, FAST, METASPACE, PREFIXED, RANK_SPECIALS, Receivers
+from tests.support.alignment_properties.raising import never_raises
 
 FOLDERS = (*BYTE_LEVEL[:3], *METASPACE)
 Change = Callable[[dict[str, Any]], None]

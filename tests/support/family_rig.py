@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from engine_rig import EOS_IDS, VOCAB_SIZE, save_word_tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -24,6 +23,7 @@ from mrl.sharing.regime import Component, TrainingExample
 from mrl.weights.adapters import AdapterFormat
 from mrl.weights.canary import canary_sequences, make_canary
 from mrl.weights.publish import Publisher
+from tests.support.engine_rig import EOS_IDS, VOCAB_SIZE, save_word_tokenizer
 
 WINDOW = 8
 """Shorter than a canary, so that an engine that sees further is found out."""

@@ -4,16 +4,16 @@ from random import Random
 
 import numpy as np
 
-from alignment_properties.answers_told_by_sources import expect_survives_the_wire
-from alignment_properties.batches_and_limits import mixed_batch, same_rows
-from alignment_properties.generated import fields_of, make_answer, make_logprobs, sampled_answer, text_for
-from alignment_properties.kinds import KINDS, METASPACE, Receivers
-from alignment_properties.raising import never_raises
-from alignment_properties.rows_of_text import expect_booked, expect_row
 from mrl.alignment.flags import Rejected
 from mrl.alignment.peer_answer import FREE_TOKENS, MAX_TOKENS_PER_BYTE, PeerAnswer, validate
 from mrl.alignment.translate import AlignedTrace, translate_batch
 from mrl.records.finish import FinishReason
+from tests.support.alignment_properties.answers_told_by_sources import expect_survives_the_wire
+from tests.support.alignment_properties.batches_and_limits import mixed_batch, same_rows
+from tests.support.alignment_properties.generated import fields_of, make_answer, make_logprobs, sampled_answer, text_for
+from tests.support.alignment_properties.kinds import KINDS, METASPACE, Receivers
+from tests.support.alignment_properties.raising import never_raises
+from tests.support.alignment_properties.rows_of_text import expect_booked, expect_row
 
 NO_LIMIT = 10_000
 

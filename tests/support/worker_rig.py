@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from engine_rig import VOCAB_SIZE, Rig, Weights
 
 from mrl.config.schema import PoolTable, TaskTable
 from mrl.engines.engine import Finished, Generation, GenerationRequest
@@ -29,6 +28,7 @@ from mrl.transport.keys import create_keys, load_client_keys
 from mrl.transport.server import ServerSocket
 from mrl.weights.canary import canary_sequences
 from mrl.weights.publish import Publisher
+from tests.support.engine_rig import VOCAB_SIZE, Rig, Weights
 
 GROUP_SIZE = 8
 WORKER = Grant("worker", "a")
