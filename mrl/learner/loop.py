@@ -17,8 +17,6 @@ import numpy as np
 import structlog
 from torch import nn
 
-from mrl.checkpoint.saver import Saver
-from mrl.checkpoint.training_state import training_tensors
 from mrl.errors import RoleFailed
 from mrl.files import replace_file
 from mrl.learner.batches import BatchMaker, PreparedStep
@@ -38,7 +36,9 @@ from mrl.sharing.cost import gap_values
 from mrl.sharing.regime import Regime
 from mrl.sharing.row_cost import row_residuals_of
 from mrl.weights.broadcast import BroadcastPublisher
+from mrl.weights.checkpoint_saver import Saver
 from mrl.weights.publish import Publisher
+from mrl.weights.training_state import training_tensors
 
 MAX_SKIPPED_UPDATES = 5
 STILL_WAITING, SAY_SO_S = b"wait", 60.0

@@ -20,10 +20,6 @@ import structlog
 
 from mrl.alignment.receiver import load_receiver
 from mrl.allocation.report import ReportSender
-from mrl.checkpoint.saver import Saver
-from mrl.checkpoint.store import Checkpoint, CheckpointStore
-from mrl.checkpoint.together import MIN_KEPT, newest_common_step
-from mrl.checkpoint.training_state import restore_training
 from mrl.config.policy_tables import LearnerTable, PolicyTable
 from mrl.config.run_folder import RunFolder, local_folder
 from mrl.config.schema import RunConfig
@@ -64,7 +60,10 @@ from mrl.transport.server import ServerSocket
 from mrl.weights.adapters import AdapterFormat
 from mrl.weights.broadcast import BroadcastPublisher
 from mrl.weights.canary_texts import NUM_PROMPTS, longest_row
+from mrl.weights.checkpoint_saver import Saver
+from mrl.weights.checkpoint_store import MIN_KEPT, Checkpoint, CheckpointStore, newest_common_step
 from mrl.weights.publish import Publisher
+from mrl.weights.training_state import restore_training
 
 GROUP_TIMEOUT_MARGIN_S = 600.0
 """Other ranks wait in a broadcast while the first one publishes and saves too."""

@@ -7,7 +7,6 @@ import check_layouts
 import pytest
 import torch
 
-from mrl.checkpoint.training_state import training_tensors
 from mrl.config.policy_tables import LearnerTable, MakeTable
 from mrl.learner.order import StepOrder
 from mrl.learner.trainer import Trainer
@@ -18,6 +17,7 @@ from mrl.models.parameters import named_weights, whole_weights
 from mrl.objectives.regularizer import Regularizer
 from mrl.objectives.specs import Clipped
 from mrl.sharing.regime import Component
+from mrl.weights.training_state import training_tensors
 
 ROOT = Path(__file__).parents[2]
 LORA = {"lora": {"rank": 4, "alpha": 8}}

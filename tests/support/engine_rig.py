@@ -19,9 +19,6 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from mrl.checkpoint.pieces import Piece
-from mrl.checkpoint.store import CheckpointStore
-from mrl.checkpoint.training_state import training_tensors
 from mrl.cli.main import main
 from mrl.config.load import validate
 from mrl.config.run_folder import create_run_folder
@@ -31,6 +28,9 @@ from mrl.models.tensor_broadcast import BroadcastGroup, Incoming, buckets_of, op
 from mrl.models.tensor_file import digest, shape_of
 from mrl.records.rollouts import Meeting
 from mrl.records.version import Version
+from mrl.weights.checkpoint_store import CheckpointStore
+from mrl.weights.tensor_pieces import Piece
+from mrl.weights.training_state import training_tensors
 
 VOCAB_SIZE = 480
 EOS_IDS = tuple(range(5, VOCAB_SIZE, 24))

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
-from mrl.checkpoint.pieces import Piece, held_piece
-from mrl.checkpoint.store import CheckpointStore
 from mrl.errors import CheckpointError
+from mrl.weights.checkpoint_store import CheckpointStore
+from mrl.weights.tensor_pieces import Piece, held_piece
 
 TIMEOUT_S = 1800.0
 """Longest time for one checkpoint to come to the disk, all ranks together."""

@@ -2,9 +2,8 @@
 
 import pytest
 
-from mrl.checkpoint.store import CheckpointStore
-from mrl.checkpoint.together import newest_common_step
 from mrl.errors import CheckpointError
+from mrl.weights.checkpoint_store import CheckpointStore, newest_common_step
 
 
 def stores(folder, **steps: list[int]) -> dict[str, CheckpointStore]:

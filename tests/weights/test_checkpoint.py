@@ -10,12 +10,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-from mrl.checkpoint import store as store_module
-from mrl.checkpoint.pieces import Piece, held_piece
-from mrl.checkpoint.saver import Saver
-from mrl.checkpoint.store import CheckpointStore
-from mrl.checkpoint.training_state import restore_training, training_tensors
 from mrl.errors import CheckpointError
+from mrl.weights import checkpoint_store as store_module
+from mrl.weights.checkpoint_saver import Saver
+from mrl.weights.checkpoint_store import CheckpointStore
+from mrl.weights.tensor_pieces import Piece, held_piece
+from mrl.weights.training_state import restore_training, training_tensors
 
 
 def save(store: CheckpointStore, step: int, tensors: dict[str, torch.Tensor] | None = None, life: int = 0) -> Path:

@@ -1,4 +1,13 @@
-"""The folders of checkpoints: written piece by piece, completed at once, checked before anything of them is used."""
+"""Checkpoints: everything that a learner needs to go on, in folders that exist whole or not at all.
+
+    checkpoints/<policy>/step_N/   rank_00000.safetensors  rank_00001.safetensors ...  state.json  manifest.json
+
+Every rank writes the rows that it holds, without a word to the others; the manifest says which rows of which tensor lie
+in which file, with their checksums, so that any other number of ranks can read them. The files are those of torch's
+distributed checkpoints (DCP) as safetensors, and `torch.distributed.checkpoint.load` reads them into any layout by its
+`HuggingFaceStorageReader`. They are not written by it: DCP's own writer describes a checkpoint by a pickle, neither
+writer keeps checksums nor syncs the folder, and both need collectives for every checkpoint, beside those of training.
+"""
 
 import hashlib
 import os
@@ -14,15 +23,20 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from mrl.checkpoint.pieces import Piece, dcp_metadata
 from mrl.errors import CheckpointError, WeightsError
 from mrl.files import replace_file
 from mrl.models.tensor_file import read_tensors, write_tensors
+from mrl.weights.tensor_pieces import Piece, dcp_metadata
 
 FORMAT = 2
 MANIFEST, STATE = "manifest.json", "state.json"
 UNFINISHED = ".incomplete-"
 POLL_S = 0.05
+MIN_KEPT = 3
+"""Checkpoints that every policy keeps at least.
+
+One may have saved a step that another has yet to save, while that one's last save is still on its way to the disk.
+"""
 
 
 class StoredPiece(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +201,21 @@ class CheckpointStore:
     def _prune(self) -> None:
         for step in self.steps()[: -self._keep]:
             shutil.rmtree(self._folder / f"step_{step}", ignore_errors=True)
+
+
+def newest_common_step(stores: Mapping[str, CheckpointStore]) -> int | None:
+    """The newest step of which every policy has a checkpoint; None when one of them has none at all.
+
+    Raises CheckpointError when all have some, but of different steps.
+    """
+    steps = {policy: set(store.steps()) for policy, store in stores.items()}
+    if not all(steps.values()):
+        return None
+    common = set.intersection(*steps.values())
+    if not common:
+        found = "; ".join(f"{policy} has {sorted(own)}" for policy, own in steps.items())
+        raise CheckpointError(f"no step of which every policy has a checkpoint: {found}")
+    return max(common)
 
 
 def _check_file(checkpoint: Checkpoint, file: str) -> None:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mrl.checkpoint.pieces import held_piece
-from mrl.checkpoint.store import Checkpoint
 from mrl.errors import CheckpointError
 from mrl.models.parameters import trained_weights
+from mrl.weights.checkpoint_store import Checkpoint
+from mrl.weights.tensor_pieces import held_piece
 
 MODEL, OPTIMIZER = "model/", "optimizer/"
 
