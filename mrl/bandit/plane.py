@@ -7,9 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mrl.bandit.labels import HALO, in_axes, label_points
+from mrl.bandit.method_looks import LOOKS
 from mrl.bandit.methods import Row
-from mrl.bandit.style import GHOST, INK, LOOKS, SOFT, sheet
 from mrl.bandit.sweeps import Residual, Sweep
+from mrl.plots import GHOST, INK, SOFT, sheet
 
 SUPPORT = "support S\n(rise of log p per unit step, nats)"
 VARIANCE = "variance V (squared gradient length)"

@@ -1,42 +1,15 @@
-"""How every picture looks: one colour and one mark per method, quiet axes, no global state of matplotlib.
-
-Colours are Okabe and Ito's, darkened for a white ground, which most eyes tell apart; labels stand at the data, so that
-no picture depends on colour alone. (The report has the same palette; a room of this rank cannot import it.)
-"""
+"""How pictures of matplotlib look: quiet axes, fixed margins, no global state; needs the extra `plots`."""
 
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
 INK, SOFT, RULE, GHOST = "#1c2128", "#5b6470", "#dfe3e8", "#c4cad2"
 DPI = 160
-
-
-class Look(NamedTuple):
-    """Colour and mark of a method."""
-
-    colour: str
-    mark: str
-    dashes: str = "-"
-
-
-LOOKS: dict[str, Look] = {
-    "GRPO": Look("#222222", "o"),
-    "GRPO, fixed b": Look("#626a74", "o", "--"),
-    "XGRPO": Look("#0072b2", "s"),
-    "XGRPO pooled": Look("#0072b2", "s"),
-    "XGRPO peer-only": Look("#2a7fb5", "s", "--"),
-    "SGT": Look("#00805d", "D"),
-    "PRP exact": Look("#d55e00", "^"),
-    "PRP behaviour": Look("#d55e00", "^"),
-    "PRP truncated": Look("#9a6700", "v", "--"),
-    "PRP residual": Look("#7a5c3a", "<", ":"),
-    "PRP recompute": Look("#a5447b", "P", "-."),
-}
 
 SETTINGS: dict[Any, dict[str, Any]] = {
     "font": {"family": "DejaVu Sans", "size": 10.5},
