@@ -4,7 +4,7 @@
     .venv/bin/python tools/mutate.py mrl/alignment/spans.py tests/alignment
 
 TESTS default to the folder of `tests/` that mirrors the module's room; the fewer they are, the sooner it ends. They run
-on a copy of the files that git tracks, so that nothing here is changed. Prints each unnoticed change as a diff, then how
+on a copy of the files that git tracks: nothing here is changed. Prints each unnoticed change as a diff, then how
 many there were. A change that makes no difference (another text of an error, a bound that cannot be met) is no fault of
 the tests: exit code 0 says that the run was made, not that nothing survived. Needs the extra `mutation`.
 """
