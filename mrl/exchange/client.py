@@ -20,7 +20,7 @@ from mrl.exchange.publisher import Publisher
 from mrl.exchange.questions import MAX_IDS, Question, Questions, slices
 from mrl.exchange.shared_files import Locate, SharedFiles
 from mrl.records.codec import decode, encode
-from mrl.records.exchange import (
+from mrl.records.exchange_messages import (
     Announce,
     Barrier,
     BarrierState,

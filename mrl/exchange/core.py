@@ -19,7 +19,7 @@ from mrl.exchange.postings import Postings
 from mrl.exchange.sessions import MAX_SESSIONS, Session, unacknowledged
 from mrl.exchange.watches import Watches
 from mrl.records.codec import MAX_MESSAGE_BYTES, decode
-from mrl.records.exchange import (
+from mrl.records.exchange_messages import (
     Announce,
     Barrier,
     BarrierState,

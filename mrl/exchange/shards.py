@@ -22,7 +22,7 @@ from typing import TypeVar
 import msgspec
 
 from mrl.exchange.client import ExchangeClient
-from mrl.records.exchange import RequestKind
+from mrl.records.exchange_messages import RequestKind
 from mrl.records.experience import ExperienceRecord, Received, RecordKind
 from mrl.records.version import Version
 

@@ -15,9 +15,9 @@ from mrl.config.schema import NO_EVALUATION
 from mrl.learner.held_out_ledger import Evaluated
 from mrl.learner.intake import Intake
 from mrl.learner.worker_news import WaitBounds
-from mrl.metrics.evaluation import tell_evaluation
+from mrl.metrics.evaluation_results import tell_evaluation
 from mrl.metrics.telemetry import Telemetry
-from mrl.records.evaluation import EvaluationResult, result_name
+from mrl.records.evaluation_messages import EvaluationResult, result_name
 from mrl.records.version import Version
 from mrl.tasks.pool import Prompt
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mrl.records.evaluation import EvaluationResult
+from mrl.records.evaluation_messages import EvaluationResult
 from mrl.records.rollouts import HeldOutAnswer, HeldOutItem, WorkRequest
 from mrl.records.version import Version
 from mrl.tasks.held_out import HeldOutBook

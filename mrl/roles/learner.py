@@ -34,12 +34,12 @@ from mrl.learner.held_out_ledger import HeldOutLedger
 from mrl.learner.intake import Courier, Intake
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.learner.lockstep import LockstepGathering
-from mrl.learner.loop import FirstRank, Learner, Milestones, next_run_epoch
 from mrl.learner.loss import needs_reference
 from mrl.learner.references import CanaryReferences
 from mrl.learner.samples import sample_writer
 from mrl.learner.sharding import read_policy
 from mrl.learner.trainer import Trainer
+from mrl.learner.training_loop import FirstRank, Learner, Milestones, next_run_epoch
 from mrl.learner.worker_news import WaitBounds
 from mrl.learner.world import World, join_world
 from mrl.metrics.telemetry import Telemetry

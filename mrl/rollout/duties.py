@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mrl.records.rollouts import ScoredGroup
+from mrl.rollout.peer_scoring import Scorer
 from mrl.rollout.rest import Rest
-from mrl.rollout.scoring import Scorer
 
 
 @dataclass(frozen=True)

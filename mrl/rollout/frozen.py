@@ -16,7 +16,7 @@ from mrl.errors import EngineError, EngineLost, RoleFailed, WeightsUnproved
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.version import Version
 from mrl.rollout.frozen_evaluation import FrozenEvaluation
-from mrl.rollout.scoring import Scorer
+from mrl.rollout.peer_scoring import Scorer
 from mrl.rollout.updates import prove
 from mrl.weights.manifest import Manifest
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import structlog
 
 from mrl.errors import EngineLost
-from mrl.metrics.evaluation import tell_evaluation
+from mrl.metrics.evaluation_results import tell_evaluation
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import HeldOutAnswer
 from mrl.records.version import Version

@@ -28,7 +28,7 @@ from mrl.records.rollouts import (
     learner_message_decoder,
 )
 from mrl.records.version import Version
-from mrl.rollout.held_out import HeldOutRoom
+from mrl.rollout.held_out_answers import HeldOutRoom
 
 REPEAT_S = 1.0
 """A worker that samples for long says so as often, or the learner would grant its work to others."""

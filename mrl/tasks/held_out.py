@@ -7,7 +7,7 @@ down with it costs itself.
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 
-from mrl.records.evaluation import EvaluatedAnswer, EvaluationResult, TaskAccuracy
+from mrl.records.evaluation_messages import EvaluatedAnswer, EvaluationResult, TaskAccuracy
 from mrl.records.rollouts import HeldOutAnswer, HeldOutItem
 from mrl.records.version import Version
 from mrl.tasks.pool import Prompt

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mrl.errors import RoleFailed
 from mrl.models.lora import FILE
 from mrl.models.number_formats import NumberFormat
-from mrl.models.parameters import Source, named_weights, plain_sources
+from mrl.models.parameters import TensorSource, named_weights, plain_sources
 from mrl.models.tensor_file import write_tensors
 from mrl.records.version import Version
 from mrl.weights.adapters import AdapterFormat
@@ -110,7 +110,7 @@ class Publisher:
 
     def begin(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[TensorSource],
         version: Version,
         canary: Canary | None,
         when_whole: WhenWhole | None = None,

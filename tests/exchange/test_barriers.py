@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from logged_core import LoggedCore
 
 from mrl.exchange.barriers import Barriers
-from mrl.records.exchange import Announce, Barrier, BarrierState, Hello, StatRequest, Welcome
+from mrl.records.exchange_messages import Announce, Barrier, BarrierState, Hello, StatRequest, Welcome
 from mrl.records.version import Version
 
 POLICIES = ["gemma", "llama", "qwen"]

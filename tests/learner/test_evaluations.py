@@ -11,7 +11,7 @@ from mrl.learner.held_out_ledger import HeldOutLedger
 from mrl.learner.worker_news import WaitBounds
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import HeldOutAnswer, WorkRequest
-from mrl.records.telemetry import MetricsRecord, SampleRecord
+from mrl.records.telemetry_messages import MetricsRecord, SampleRecord
 from mrl.records.version import Version, VersionSpan
 from mrl.tasks.pool import Prompt
 
@@ -166,7 +166,7 @@ def test_a_disk_without_room_costs_the_result_alone(site, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("mrl.metrics.evaluation.replace_file", full)
+    monkeypatch.setattr("mrl.metrics.evaluation_results.replace_file", full)
     here = site()
     here.evaluations.ask_when_due(Version(0, 8))
     here.evaluations.await_last(lambda: False)

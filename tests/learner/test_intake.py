@@ -12,7 +12,7 @@ from mrl.learner.intake import Intake
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.records.rollouts import HeldOutAnswer, HeldOutItem, StaleGroup, WeightsNotice, WorkItem, WorkRequest
 from mrl.records.version import Version, VersionSpan
-from mrl.rollout.held_out import HeldOutRoom
+from mrl.rollout.held_out_answers import HeldOutRoom
 from mrl.rollout.link import WorkerLink
 from mrl.tasks.pool import Prompt
 from mrl.transport.background import BackgroundClient

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from mrl.learner import loop
-from mrl.learner.loop import STILL_WAITING, Learner, Milestones
+from mrl.learner import training_loop as loop
 from mrl.learner.references import CanaryReferences
+from mrl.learner.training_loop import STILL_WAITING, Learner, Milestones
 from mrl.models.row_attention import use_row_attention
 from mrl.records.version import Version
 

@@ -53,9 +53,9 @@ def learn(config: RunConfig, folder: Path) -> int:
     ("planted", "during"),
     [
         ("mrl.learner.trainer.place", "at the start of the learner"),
-        ("mrl.learner.loop.check_forward", "at the start of the learner"),
-        ("mrl.learner.loop.Learner._publish", "in a step"),
-        ("mrl.learner.loop.Learner._step", "in a step"),
+        ("mrl.learner.training_loop.check_forward", "at the start of the learner"),
+        ("mrl.learner.training_loop.Learner._publish", "in a step"),
+        ("mrl.learner.training_loop.Learner._step", "in a step"),
     ],
 )
 def test_memory_that_runs_out_ends_a_learner_with_its_cures(

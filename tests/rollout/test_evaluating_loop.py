@@ -10,7 +10,7 @@ import pytest
 from mrl.config.schema import PoolTable, TaskTable
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import GenerationRequest, Sampling, generate_all
-from mrl.engines.sampling import answer_seeds
+from mrl.engines.token_sampling import answer_seeds
 from mrl.errors import EngineLost
 from mrl.learner.held_out_ledger import Evaluated, HeldOutLedger
 from mrl.learner.intake import Intake
@@ -21,8 +21,8 @@ from mrl.records.rollouts import ScoredGroup, WeightsNotice, worker_message_deco
 from mrl.records.version import Version
 from mrl.rollout.duties import Duties
 from mrl.rollout.link import WorkerLink
-from mrl.rollout.loop import RolloutLoop
 from mrl.rollout.sampling import Sampler
+from mrl.rollout.worker_loop import RolloutLoop
 from mrl.tasks.held_out import MAX_GRANTS
 from mrl.tasks.pool import TaskPool, build_pool
 from mrl.weights.canary import canary_sequences

@@ -13,11 +13,11 @@ from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Sampling
 from mrl.errors import EngineError, EngineLost, RoleFailed, WeightsError
 from mrl.metrics.telemetry import Telemetry
-from mrl.records.telemetry import MetricsRecord
+from mrl.records.telemetry_messages import MetricsRecord
 from mrl.rollout.frozen import FROZEN, MAX_LOST_IN_A_ROW, FrozenLife
 from mrl.rollout.frozen_evaluation import FrozenEvaluation
+from mrl.rollout.peer_scoring import Scorer
 from mrl.rollout.sampling import Sampler
-from mrl.rollout.scoring import Scorer
 from mrl.weights.canary import canary_sequences
 from mrl.weights.own_folder import describe_folder
 

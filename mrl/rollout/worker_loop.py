@@ -18,7 +18,7 @@ from mrl.records.rollouts import HeldOutAnswer, ScoredGroup, WorkItem
 from mrl.records.version import Version
 from mrl.rollout.duties import Duties
 from mrl.rollout.flights import Custody, Flight, Flights, Item
-from mrl.rollout.held_out import HeldOutRoom, HeldOutShare, InFlight
+from mrl.rollout.held_out_answers import HeldOutRoom, HeldOutShare, InFlight
 from mrl.rollout.link import ASLEEP, WorkerLink, WorkerProgress
 from mrl.rollout.rest import Rest
 from mrl.rollout.sampling import Sampler

@@ -28,7 +28,7 @@ from mrl.learner.references import CanaryReferences
 from mrl.learner.skipped import keep_batch
 from mrl.learner.trainer import Trainer, check_forward
 from mrl.metrics.telemetry import Telemetry
-from mrl.models.parameters import Source, weight_sources
+from mrl.models.parameters import TensorSource, weight_sources
 from mrl.records.leases import LearnerReport
 from mrl.records.rollouts import WeightsNotice
 from mrl.records.version import Version
@@ -44,7 +44,7 @@ MAX_SKIPPED_UPDATES = 5
 STILL_WAITING, SAY_SO_S = b"wait", 60.0
 """What the first rank tells the others, and how often, while it waits for a batch: it takes as long as it takes."""
 
-SourcesOf = Callable[[nn.Module], Sequence[Source]]
+SourcesOf = Callable[[nn.Module], Sequence[TensorSource]]
 """What is published of a model."""
 
 log = structlog.get_logger()
