@@ -92,7 +92,7 @@ class FirstRank:
     batches: BatchMaker
     regime: Regime
     peers: PeerSource | None
-    evaluations: Evaluations
+    evaluations: Evaluations | None
     crash_folder: Path
     telemetry: Telemetry
     allocator: AllocatorLine
@@ -154,7 +154,7 @@ class Learner:
 
     def await_evaluation(self, stopping: Callable[[], bool]) -> None:
         """Behind the last step: wait within a bound for what is being evaluated. Other ranks have no part in it."""
-        if self._first:
+        if self._first and self._first.evaluations:
             self._first.evaluations.await_last(self._telling_of_life(self._first, stopping))
 
     def _step(self, stopping: Callable[[], bool]) -> bool:
@@ -221,7 +221,8 @@ class Learner:
 
         def stopping_at_a_beat() -> bool:
             first.allocator.beat()
-            first.evaluations.tell()
+            if first.evaluations:
+                first.evaluations.tell()
             self._publisher.check()  # else it would wait for groups of a version that nobody was told of
             return stopping()
 
@@ -278,7 +279,8 @@ class Learner:
         first.telemetry.metrics(step, prepared.values | values | gaps | {"mismatch/alarms": self._alarms})
         rows = row_residuals_of(prepared.tried, prepared.shared, self._trainer.peer_logprobs)
         first.telemetry.residuals(step, rows)
-        first.evaluations.tell()
+        if first.evaluations:
+            first.evaluations.tell()
 
     def _publish(self, *, resumed: bool) -> None:
         """All ranks copy a version; it is announced when it is whole, which takes its time beside training."""
@@ -292,7 +294,8 @@ class Learner:
         first.telemetry.doing("publishing")
         with first.telemetry.awaiting("the version before", whom="its folder"):
             self._publisher.finish()
-        first.evaluations.ask_when_due(version)  # before any worker may sample other things under it
+        if first.evaluations:
+            first.evaluations.ask_when_due(version)  # before any worker may sample other things under it
         announce = partial(self._announce, first, version)
         self._publisher.begin(self._published(model), version, canary, announce, lasts=lasts)
         if first.peers:

@@ -26,7 +26,7 @@ from mrl.checkpoint.together import MIN_KEPT, newest_common_step
 from mrl.checkpoint.training_state import restore_training
 from mrl.config.policy_tables import LearnerTable, PolicyTable
 from mrl.config.run_folder import RunFolder, local_folder
-from mrl.config.schema import RunConfig
+from mrl.config.schema import NO_EVALUATION, RunConfig
 from mrl.engines.bounds import bounds_of, load_bound_s
 from mrl.errors import CheckpointError
 from mrl.exchange.shards import Exchange
@@ -253,7 +253,8 @@ def _first_rank(
         ipc_path=local / f"learner-{policy}" if (local := local_folder()) else None,
     )
     publish_endpoint(folder.endpoints, f"learner-{policy}", server.address, server.ipc_path)
-    intake = Intake(server, ledger, held_out=HeldOutLedger(policy), evaluates_alone=config.run.sync, courier=courier)
+    held_out = None if config.evaluation.every == NO_EVALUATION else HeldOutLedger(policy)
+    intake = Intake(server, ledger, held_out=held_out, evaluates_alone=config.run.sync, courier=courier)
     closing.callback(intake.close)
     is_sharing = shares(config.sharing)
     shards = config.exchange.shards
@@ -265,7 +266,7 @@ def _first_rank(
         batches=BatchMaker(intake, regime, peers, gathering),
         regime=regime,
         peers=peers,
-        evaluations=_evaluations(config, folder, policy, intake, pool, telemetry),
+        evaluations=_evaluations(config, folder, policy, intake, pool, telemetry) if held_out is not None else None,
         crash_folder=folder.crash,
         telemetry=telemetry,
         allocator=_connect_allocator(folder, policy, closing),

@@ -25,12 +25,13 @@ NOTICE = WeightsNotice(version=Version(0, 0), manifest_path="m")
 
 
 @contextmanager
-def connected(folder: Path, *, evaluates_alone: bool = False):
+def connected(folder: Path, *, evaluates: bool = True, evaluates_alone: bool = False):
     """An intake and one worker's link to it."""
     keys = create_keys(folder / "keys", [Grant("worker", "a")])
     server = ServerSocket(keys)
     ledger = WorkLedger(Pace(2, 2, 1, 100), lambda position: f"p{position}", Version(0, 0))
-    intake = Intake(server, ledger, held_out=HeldOutLedger("a"), evaluates_alone=evaluates_alone)
+    held_out = HeldOutLedger("a") if evaluates else None
+    intake = Intake(server, ledger, held_out=held_out, evaluates_alone=evaluates_alone)
     link = WorkerLink("worker/a/0")
     own = load_client_keys(keys.folder, Grant("worker", "a"))
     socket = ClientSocket(own, lambda: server.address, identity="worker/a/0")
@@ -139,6 +140,27 @@ def test_held_out_prompts_come_first_and_take_the_places_of_groups(tmp_path):
 
         assert (kinds(first), kinds(second)) == ("hhhg", "gg")
         assert link.held_out_waiting == V0
+
+
+def test_a_worker_that_has_no_weights_yet_keeps_all_its_places_for_groups(tmp_path):
+    """An evaluation that waits for proved weights takes none of them: it would be room for nobody."""
+    with connected(tmp_path) as (intake, link, _):
+        intake.evaluate(V0, HELD_OUT)
+        intake.announce(NOTICE)
+
+        assert kinds(link.take_work(3, 10.0, None, HeldOutRoom(3, 6))) == "ggg"
+
+
+def test_a_learner_that_never_evaluates_has_no_books_of_it(tmp_path, make_group):
+    """Its workers are told of no prompts, and what an earlier life that evaluated had asked for is taken and dropped."""
+    with connected(tmp_path, evaluates=False) as (intake, link, _):
+        intake.announce(NOTICE)
+        items = link.take_work(3, 10.0, V0, HeldOutRoom(3, 6))
+        link.deliver([HeldOutAnswer(ticket="0.0.held-out.1", versions=[VersionSpan(1, V0)], reward=1.0)])
+        with link._changed:
+            assert link._changed.wait_for(lambda: not link._undelivered, 10.0), "it is not acknowledged"
+
+        assert (kinds(items), link.held_out_waiting, intake._held_out) == ("ggg", None, None)
 
 
 def test_a_worker_without_other_work_answers_with_all_its_places(tmp_path, make_group):
