@@ -199,6 +199,7 @@ def _frozen_evaluation(
         sampler.pool.held_out,
         folder=folder.evaluation,
         max_answers=answers_at_once(config, sampler.policy),
+        share=config.evaluation.share,
     )
 
 
