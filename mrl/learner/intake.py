@@ -86,16 +86,34 @@ class Intake:
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="intake", daemon=True)
 
+    def open(self) -> None:
+        """Answer workers from now on. Before the first weights are announced they hear that their learner is there."""
+        if self._thread.ident is None and not self._stopping:
+            self._thread.start()
+
     def announce(self, notice: WeightsNotice) -> None:
-        """Tell workers of these weights from now on; the first call opens the link."""
+        """Tell workers of these weights from now on; opens the link where that has not been done."""
         with self._changed:
-            if self._notice is None:
-                self._news = WorkerNews.since(self._clock())
             self._news.announced(self._clock())
             self._notice = notice
             self._ledger.announced(notice.version)
-        if not self._thread.is_alive() and not self._stopping:
-            self._thread.start()
+        self.open()
+
+    def publishing(self, progress: int) -> None:
+        """New weights are on their way, so far: another number whenever they have got on."""
+        with self._changed:
+            self._news.publishing(progress, self._clock())
+
+    def got_on(self) -> None:
+        """The learner itself has got on, for example with its training."""
+        with self._changed:
+            self._news.num_moves += 1
+
+    @property
+    def num_moves(self) -> int:
+        """How often workers, new weights for them, or the learner itself have got on since it began."""
+        with self._changed:
+            return self._news.num_moves
 
     def arrivals(self) -> list[ScoredGroup]:
         """Groups that came in since the last call, whether or not they will be fresh enough to train on."""
@@ -232,7 +250,8 @@ class Intake:
         now_s = self._clock()
         with self._changed:
             notice = self._notice
-            assert notice is not None, "the link opens with the first weights"
+            if notice is None:
+                return self._answer_early(message, now_s)
             if isinstance(message, WorkRequest):
                 self._news.asked(message, now_s, serves=self._ledger.may_sample(message.serving))
                 # One whose engine has yet to start is no replica, and asks for nothing that it could lose.
@@ -249,6 +268,13 @@ class Intake:
             self._ledger.write_off(message.stale, message.worker, now_s)
             tickets = [group.ticket for group in message.groups] + [group.ticket for group in message.stale]
             return GroupsAck(tickets=tickets, weights=notice)
+
+    def _answer_early(self, message: WorkRequest | Groups | HeldOutAnswers, now_s: float) -> LearnerMessage:
+        """Before there are weights to tell of nothing is granted or taken over: it comes again."""
+        if not isinstance(message, WorkRequest):
+            return GroupsAck(tickets=[])
+        self._news.asked(message, now_s, serves=False)
+        return WorkGrant(items=[])
 
     def _grant(self, request: WorkRequest, notice: WeightsNotice, now_s: float) -> WorkGrant:
         """Held-out prompts first, groups in what places are left, and more held-out prompts where there is no group."""

@@ -137,9 +137,11 @@ class Learner:
     def run(self, stopping: Callable[[], bool]) -> bool:
         """Train until the last step; returns False when `stopping` ended it early."""
         log.info("learning", start=str(self._version), steps=self._milestones.total)
+        if self._first:
+            self._first.intake.open()
         self._publish(resumed=self._version.run_epoch > 0)
         if self._first:
-            self._trainer.at_each_phase(self._first.allocator.beat)
+            self._trainer.at_each_phase(partial(self._train_on, self._first))
             self._first.batches.begin()
         finished = True
         while finished and self._version.step < self._milestones.total:
@@ -151,6 +153,11 @@ class Learner:
         if finished:
             self._publisher.finish()
         return finished
+
+    def progress(self) -> int:
+        """A number that changes whenever this policy gets on: workers, training, weights on their way. Any thread."""
+        assert self._first is not None, "the first rank speaks to peers"
+        return self._first.intake.num_moves + self._publisher.progress
 
     def await_evaluation(self, stopping: Callable[[], bool]) -> None:
         """Behind the last step: wait within a bound for what is being evaluated. Other ranks have no part in it."""
@@ -224,9 +231,14 @@ class Learner:
             if first.evaluations:
                 first.evaluations.tell()
             self._publisher.check()  # else it would wait for groups of a version that nobody was told of
+            first.intake.publishing(self._publisher.progress)
             return stopping()
 
         return stopping_at_a_beat
+
+    def _train_on(self, first: FirstRank) -> None:
+        first.intake.got_on()
+        first.allocator.beat()
 
     def _encode(self, prepared: PreparedStep | None) -> bytes | None:
         if prepared is None:
@@ -318,6 +330,7 @@ class Learner:
             return
         if self._first:
             self._first.telemetry.doing("saving a checkpoint")
+            self._first.intake.got_on()
         tensors = training_tensors(self._trainer.model, self._trainer.optimizer)
         self._saver.save(step, tensors, self._state(self._first) if self._first else {})
         log.info("checkpoint", step=step)

@@ -65,6 +65,8 @@ class Ping(_FromClient, frozen=True, kw_only=True, tag="ping"):
 
     has_spool: bool = False
     """As in Hello; it may come later."""
+    progress: Count = 0
+    """Another number whenever the client's policy has got on; 0 from a client that does not say."""
 
 
 class Put(_FromClient, frozen=True, kw_only=True, tag="put"):
@@ -254,6 +256,8 @@ class BarrierState(_FromDaemon, frozen=True, kw_only=True, tag="barrier_state"):
 
     number: Count
     missing: Policies
+    progress: Annotated[list[Count], msgspec.Meta(max_length=1024)] = []
+    """Of those who are missing, in their order: what they said last in a Ping."""
 
 
 class PairFlow(msgspec.Struct, frozen=True, kw_only=True):

@@ -119,6 +119,8 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
         )
     if checkpoint:
         learner.restore(checkpoint.state)
+    if config.run.sync and first is not None and first.peers is not None:
+        first.peers.tell(learner.progress)
     world.watch(bound_s=table.learner.collective_timeout_s, slow_bound_s=_group_timeout_s(config, policy))
     with _enough_memory("in a step", policy, table):
         finished = learner.run(stop.is_set)

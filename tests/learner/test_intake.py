@@ -10,6 +10,7 @@ import pytest
 from mrl.learner.held_out_ledger import HeldOutLedger
 from mrl.learner.intake import Intake
 from mrl.learner.ledger import Pace, WorkLedger
+from mrl.learner.worker_news import WaitBounds
 from mrl.records.rollouts import HeldOutAnswer, HeldOutItem, StaleGroup, WeightsNotice, WorkItem, WorkRequest
 from mrl.records.version import Version, VersionSpan
 from mrl.rollout.held_out import HeldOutRoom
@@ -57,6 +58,21 @@ def test_work_goes_out_and_groups_come_in(tmp_path, make_group):
     assert [item.prompt_id for item in items] == ["p0", "p1"]
     assert sorted(group.ticket for group in arrived) == sorted(item.ticket for item in items)
     assert link.notice == NOTICE
+
+
+def test_workers_hear_that_their_learner_is_there_before_its_first_weights(tmp_path, make_group):
+    """It may take long to publish them; nothing is granted or taken over meanwhile."""
+    with connected(tmp_path) as (intake, link, _):
+        intake.open()
+        link.deliver([make_group("of an earlier life")])
+        while link.answered_s == float("-inf"):
+            assert link.take_work(2, timeout_s=0.5) == []
+        assert (link.notice, len(link._undelivered)) == (None, 1)
+        assert not intake.given_up(WaitBounds(30.0, 30.0, 30.0), began_s=0.0)
+
+        intake.announce(NOTICE)
+        assert len(link.take_work(2, timeout_s=10.0)) == 2
+        assert link.notice == NOTICE
 
 
 def test_new_weights_open_the_work_of_their_step(tmp_path, make_group):
@@ -152,7 +168,7 @@ def test_a_worker_that_has_no_weights_yet_keeps_all_its_places_for_groups(tmp_pa
 
 
 def test_a_learner_that_never_evaluates_has_no_books_of_it(tmp_path, make_group):
-    """Its workers are told of no prompts, and what an earlier life that evaluated had asked for is taken and dropped."""
+    """Its workers are told of no prompts; what an earlier life that evaluated had asked for is taken and dropped."""
     with connected(tmp_path, evaluates=False) as (intake, link, _):
         intake.announce(NOTICE)
         items = link.take_work(3, 10.0, V0, HeldOutRoom(3, 6))

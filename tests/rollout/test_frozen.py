@@ -173,7 +173,9 @@ def evaluated_life(folder, pool, receiver, tmp_path) -> Callable[..., SimpleName
         scorer = Scorer(sampler, receiver, Silence(), max_answer_tokens=64, keeps_step=False)
         told: list[object] = []
         telemetry = Telemetry("worker/teacher/0", "teacher", told.append)
-        evaluation = FrozenEvaluation(sampler, telemetry, FROZEN, pool.held_out, folder=tmp_path, max_answers=max_answers, share=0.5)
+        evaluation = FrozenEvaluation(
+            sampler, telemetry, FROZEN, pool.held_out, folder=tmp_path, max_answers=max_answers, share=0.5
+        )
         life = FrozenLife(scorer, engine, telemetry, evaluation=evaluation)
         at_once, submit = [], engine.submit
 
