@@ -97,10 +97,11 @@ class LockstepGathering:
                 if not missing:
                     return True
                 progress = {policy: peers.progress_of(policy) for policy in missing}
-                late = standstill.of(progress, time.monotonic(), bound_s=self._sync_timeout_s)
+                lost = " (the exchange does not answer)" if peers.lost_s() else ""
+                first_word_s = 0.0 if lost else self._bounds.first_word_s
+                late = standstill.of(progress, time.monotonic(), self._sync_timeout_s, first_word_s=first_word_s)
                 if late:
-                    lost = " (the exchange does not answer)" if peers.lost_s() else ""
-                    stood = f"and stood still for {self._sync_timeout_s:g} s"
+                    stood = f"and stood still for {min(late.values()):g} s"
                     raise PeerLost(f"{', '.join(late)} did not come to step {step}, {stood}{lost}")
         return False
 
@@ -136,7 +137,7 @@ class LockstepGathering:
                 unsettled = {group.prompt_id for group in groups if not self._regime.is_settled(group)}
                 if not unsettled:
                     return
-                if standstill.of({how.scorer: len(unsettled)}, time.monotonic(), bound_s=self._sync_timeout_s):
+                if standstill.of({how.scorer: len(unsettled)}, time.monotonic(), self._sync_timeout_s):
                     lacking = f"{how.scorer} did not score {len(unsettled)} of {len(groups)} groups of step {step}"
                     raise PeerLost(f"{lacking} within {self._sync_timeout_s:g} s")
                 self._intake.wait_for_change(ASK_AGAIN_S)
@@ -149,10 +150,17 @@ class Standstill:
     def __init__(self) -> None:
         self._since_s: dict[tuple[str, int], float] = {}
 
-    def of(self, progress: Mapping[str, int], now_s: float, *, bound_s: float) -> list[str]:
-        """Who has said the same for longer than the bound, of all who are awaited now; counted from the first look."""
+    def of(
+        self, progress: Mapping[str, int], now_s: float, bound_s: float, *, first_word_s: float = 0.0
+    ) -> dict[str, float]:
+        """Who has said the same for longer than a bound -> that bound in seconds; of all who are awaited now.
+
+        Who has said nothing yet (0) may be starting: for that one it is the greater of `bound_s` and `first_word_s`.
+        Counted from the first look.
+        """
         self._since_s = {said: self._since_s.get(said, now_s) for said in progress.items()}
-        return [who for (who, _), since_s in self._since_s.items() if now_s - since_s > bound_s]
+        bounds_s = {who: bound_s if said else max(bound_s, first_word_s) for who, said in progress.items()}
+        return {who: bounds_s[who] for (who, _), since_s in self._since_s.items() if now_s - since_s > bounds_s[who]}
 
 
 def _by_prompt(group: ScoredGroup) -> tuple[str, str]:

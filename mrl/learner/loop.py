@@ -155,9 +155,9 @@ class Learner:
         return finished
 
     def progress(self) -> int:
-        """A number that changes whenever this policy gets on: workers, training, weights on their way. Any thread."""
+        """A number above 0 that changes as this policy gets on: workers, training, weights on their way. Any thread."""
         assert self._first is not None, "the first rank speaks to peers"
-        return self._first.intake.num_moves + self._publisher.progress
+        return 1 + self._first.intake.num_moves + self._publisher.progress
 
     def await_evaluation(self, stopping: Callable[[], bool]) -> None:
         """Behind the last step: wait within a bound for what is being evaluated. Other ranks have no part in it."""

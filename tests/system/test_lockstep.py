@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,28 @@ def test_equal_seeds_give_equal_bits_under_every_regime(make_run, regime):
     for policy in POLICIES if HEARD[regime] else ():
         assert sum(values[HEARD[regime]] for values in step_values(runs[0], policy).values()) > 0
     assert_equal_runs(*runs, STEPS)
+
+
+def test_a_policy_that_is_only_slow_ends_no_run(make_run):
+    """Its evaluations take longer than the bound of the meeting at which its peer waits, whose own are long over.
+
+    Its worker runs a tenth of the time, and never stands still for as long as the bound.
+    """
+    run, bound_s, waits = make_run(steps=2, name="slow"), 5.0, list[float]()
+    run.start("--run.sync=true", f"--run.sync_timeout_s={bound_s}", "--evaluation.every=1", "--evaluation.share=1")
+    run.until((run.folder / "evaluation" / "qwen-0.json").exists, "the first evaluation of qwen", 200)
+
+    while run.process.poll() is None and max(waits, default=0.0) <= 2 * bound_s:
+        if worker := run.pid("worker/llama/0"):
+            os.kill(worker, signal.SIGSTOP)
+            time.sleep(1.8)
+            os.kill(worker, signal.SIGCONT)
+        time.sleep(0.2)
+        waits = [record["values"]["time/wait_for_peers_s"] for record in run.metrics("learner/qwen")]
+
+    assert run.finish(200) == 0, run.tail()
+    assert max(waits) > 2 * bound_s
+    assert {run.result(policy, step)["missing"] for policy in POLICIES for step in range(3)} == {0}
 
 
 def test_equal_seeds_give_equal_bits_also_across_the_loss_of_a_learner(make_run):

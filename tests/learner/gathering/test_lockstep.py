@@ -24,14 +24,16 @@ def voice(policy: str) -> Telemetry:
     return Telemetry(f"learner/{policy}", policy, lambda record: True)
 
 
-def lockstep(books, regime, peers, policy="a", *, members=("a", "b"), sync_timeout_s=30.0) -> LockstepGathering:
+def lockstep(
+    books, regime, peers, policy="a", *, members=("a", "b"), sync_timeout_s=30.0, first_word_s=0.0
+) -> LockstepGathering:
     return LockstepGathering(
         books.intake,
         regime,
         peers,
         voice(policy),
         members=members,
-        bounds=WaitBounds(30.0, 30.0, 30.0),
+        bounds=WaitBounds(30.0, first_word_s, 30.0),
         sync_timeout_s=sync_timeout_s,
     )
 
@@ -117,6 +119,17 @@ def test_a_peer_that_gets_on_is_waited_for_until_it_stands_still(make_books, mak
     assert time.monotonic() - began_s > 40 * 0.05 + 0.6
 
 
+def test_a_peer_that_was_not_heard_yet_may_be_starting(make_books, make_regime, exchange):
+    """It has the time of a start; nobody has where the exchange is what is silent."""
+    books = make_books()
+    books.sample(2)
+    peers, began_s = exchange.connect("a"), time.monotonic()
+
+    with pytest.raises(PeerLost, match=r"^b did not come to step 0, and stood still for 1 s$"):
+        lockstep(books, make_regime(), peers, sync_timeout_s=0.3, first_word_s=1.0).gather(0, never)
+    assert time.monotonic() - began_s >= 1.0
+
+
 def test_a_peer_that_stands_still_is_named_though_another_gets_on(make_books, make_regime, exchange):
     """It is alive, and says the same all the time."""
     books = make_books()
@@ -161,7 +174,7 @@ def test_an_exchange_that_does_not_answer_ends_the_run(make_books, make_regime, 
     with pytest.raises(PeerLost, match="the exchange did not answer in step 0"):
         lockstep(books, make_regime(), alone, members=("a",), sync_timeout_s=0.3).gather(0, never)
     with pytest.raises(PeerLost, match=r"did not come to step 1, .* \(the exchange does not answer\)"):
-        lockstep(books, make_regime(), peers, sync_timeout_s=0.3).gather(1, never)
+        lockstep(books, make_regime(), peers, sync_timeout_s=0.3, first_word_s=600.0).gather(1, never)
 
 
 def test_without_sharing_nobody_is_met(make_books, make_regime):
