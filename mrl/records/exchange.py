@@ -13,7 +13,7 @@
     Stream           ------------------>    Batch        all that comes of some types, sources and tasks, in order
     Took             ------------------>                 everything of a stream up to a number is here
     Commit           ------------------>                 ... and its effect is in a durable checkpoint
-    Barrier          ------------------>    BarrierState who is missing; sent again when nobody is
+    Barrier          ------------------>    BarrierState who is missing, and how far; sent again when nobody is
     StatRequest      ------------------>    Stat         what tools/inspect_see.py shows
     Peek             ------------------>    Peeked       one held record; for the admin's key alone
     Drain            ------------------>    Stat         no more Puts are taken, or again; for the admin's key alone

@@ -5,7 +5,7 @@ Speaks: grants and acknowledgements to its workers, fetches and version announce
     allocator, published weights and checkpoints to the run folder; its ranks speak torch.distributed among themselves.
 Waits for: groups of its own workers, as long as one of them gets on, and `learner.data_timeout_s` more; after its last
     step their held-out answers, each for at most as long; peers only where the regime has patience, and in a
-    synchronous run the other learners, at most `run.sync_timeout_s`.
+    synchronous run the other learners, as long as they get on, and `run.sync_timeout_s` more.
 Unblocked by: its workers; in a synchronous run the other learners.
 If it dies: the supervisor starts it again from its newest checkpoint, under a new run epoch; peers go on. A synchronous
     run ends with it, and `--resume` takes all policies back to their newest common step.
