@@ -164,7 +164,12 @@ def unasked(config: RunConfig, *, where: str) -> list[str]:
 
 
 def check_model_folder(folder: Path, *, key: str) -> None:
-    """Raises ModelFolderError unless `folder` looks like a Hugging Face folder of a causal language model."""
+    """Raises ModelFolderError unless `folder` looks like a Hugging Face folder of a causal language model.
+
+    Its tokenizer is read as every process of the policy reads it, which refuses what cannot be used (TokenizerRefused).
+    """
+    from mrl.alignment.receiver import load_receiver
+
     where = f"{key} = {str(folder)!r}"
     if not folder.is_dir():
         raise ModelFolderError(
@@ -184,3 +189,4 @@ def check_model_folder(folder: Path, *, key: str) -> None:
         raise ModelFolderError("config.json names no model_type", where=where, wanted="a Hugging Face model folder")
     if not any(folder.glob("*.safetensors")):
         raise ModelFolderError("no weights", where=where, wanted="*.safetensors")
+    load_receiver(folder, use_tiktoken=False)

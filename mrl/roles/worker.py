@@ -118,7 +118,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         publish=_publisher(regime, receiver, policy, _sender(config, exchange, telemetry, stop)),
         scorer=scorer,
         max_staleness_versions=table.learner.max_staleness_versions,
-        held_out_share=config.evaluation.share,
+        held_out_share=None if config.evaluation.every == NO_EVALUATION else config.evaluation.share,
         in_step=config.run.sync,
     )
     assert link is not None, "a policy that learns"
@@ -199,6 +199,7 @@ def _frozen_evaluation(
         sampler.pool.held_out,
         folder=folder.evaluation,
         max_answers=answers_at_once(config, sampler.policy),
+        share=config.evaluation.share,
     )
 
 

@@ -198,7 +198,7 @@ class WorkerLink:
             return
         with self._changed:
             self._heard_s = self.answered_s = self._clock()
-            self._notice = message.weights
+            self._notice = message.weights or self._notice
             if isinstance(message, WorkGrant):
                 self._is_unanswered = False
                 items: list[WorkItem | HeldOutItem] = [*message.held_out, *message.items]

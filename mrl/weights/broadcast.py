@@ -85,6 +85,11 @@ class BroadcastPublisher:
         if self._failure is not None:
             raise RoleFailed(f"weights can no longer be sent: {self._failure!r}") from self._failure
 
+    @property
+    def progress(self) -> int:
+        """As `Publisher.progress`, of a version on its way into files."""
+        return self._files.progress
+
     @torch.no_grad()
     def publish_weights(self, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> Path:
         """Keep a copy of weights as they come; returns the path of the manifest. Raises OSError, RoleFailed."""

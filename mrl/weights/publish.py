@@ -149,6 +149,19 @@ class Publisher:
         if self._failure is not None:
             raise self._failure
 
+    @property
+    def progress(self) -> int:
+        """Bytes of the version on its way that lie in its folder, of all ranks; any thread may ask.
+
+        They change as long as it gets on.
+        """
+        if self._thread is None or not self._thread.is_alive():
+            return 0
+        try:
+            return sum(path.stat().st_size for path in self.folder.glob(f"{PARTS}*/*"))
+        except OSError:  # it has just become whole
+            return 0
+
     def close(self) -> None:
         """Give memory back. Versions that lie in it are gone for whoever has not opened them."""
         if self._thread is not None:

@@ -47,8 +47,9 @@ def test_the_other_ranks_are_told_that_the_batch_is_still_awaited(tiny_model, mo
             assert not stopping()
 
     quiet = SimpleNamespace(doing=lambda *about: None, beat=lambda: None, tell=lambda: None, check=lambda: None)
+    quiet.publishing, quiet.progress = lambda progress: None, 0
     batches = SimpleNamespace(prepare=prepare)
-    first = SimpleNamespace(allocator=quiet, telemetry=quiet, evaluations=quiet, batches=batches)
+    first = SimpleNamespace(allocator=quiet, telemetry=quiet, evaluations=quiet, batches=batches, intake=quiet)
     model = tiny_model()
     use_row_attention(model)
     learners = [
