@@ -119,9 +119,12 @@ def element_bytes(policy: PolicyTable) -> int:
 def is_in_memory(config: RunConfig, policy: str) -> bool:
     """Whether engines read new weights in the memory of their learner, and not on a disk.
 
-    In a run of one host they do, unless the server is somebody else's, who may be elsewhere.
+    Where nobody says, they do in a run of one host, unless the server is somebody else's, who may be elsewhere.
     """
-    return config.exchange.host not in WILDCARDS and not config.policies[policy].rollout.server.url
+    rollout = config.policies[policy].rollout
+    if rollout.weights_in != "auto":
+        return rollout.weights_in == "memory"
+    return config.exchange.host not in WILDCARDS and not rollout.server.url
 
 
 def staged_bytes(size: ModelSize, policy: PolicyTable, *, is_first: bool, in_memory: bool) -> float:

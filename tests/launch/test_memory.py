@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from mrl.config.policy_tables import LearnerTable, LoraTable, PolicyTable, RolloutTable
+from mrl.config.schema import RunConfig
 from mrl.launch.memory import (
     FLOAT_BYTES,
     MIB,
@@ -15,6 +16,7 @@ from mrl.launch.memory import (
     all_cures,
     at_worst_turn,
     engine_need,
+    is_in_memory,
     largest_microbatch,
     rank_needs,
     server_need,
@@ -80,6 +82,22 @@ def test_versions_are_copied_in_the_engines_format_by_all_ranks_together(rollout
     table = PolicyTable(model="m", learner=LearnerTable(processes=2), rollout=RolloutTable(**rollout))
     found = [staged_bytes(SIZE, table, is_first=is_first, in_memory=in_memory) for is_first in (True, False)]
     assert tuple(round(one / MIB) for one in found) == wanted
+
+
+@pytest.mark.parametrize(
+    ("rollout", "host", "wanted"),
+    [
+        ({}, "127.0.0.1", True),
+        ({}, "0.0.0.0", False),
+        ({"engine": "vllm", "server": {"url": "http://h:1"}}, "127.0.0.1", False),
+        ({"weights_in": "disk"}, "127.0.0.1", False),
+        ({"weights_in": "memory"}, "0.0.0.0", True),
+    ],
+)
+def test_files_lie_in_memory_on_one_host_unless_somebody_says_otherwise(rollout, host, wanted) -> None:
+    tables = {"policies": {"a": {"rollout": rollout}}, "exchange": {"host": host}, "run": {"name": "r", "steps": 1}}
+    config = RunConfig.model_validate(tables | {"tasks": {"trim": {"source": "words", "dataset": "trim"}}})
+    assert is_in_memory(config, "a") == wanted
 
 
 def test_gradients_count_when_they_are_there() -> None:
