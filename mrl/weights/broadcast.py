@@ -79,8 +79,8 @@ class BroadcastPublisher:
         assert canary is not None, "it is the first rank's"
         if lasts:
             held = self._copied(((source.name, source.whole()) for source in sources), version, canary)
-            self._lasts = threading.Event()
-            self._begin(lambda: self._write_last(held, self._lasts, when_whole))
+            written = self._lasts = threading.Event()
+            self._begin(lambda: self._write_last(held, written, when_whole))
             return
         path = self.publish_weights(((source.name, source.whole()) for source in sources), version, canary)
         if when_whole is not None:
