@@ -105,6 +105,19 @@ def test_what_is_posted_after_a_reconnect_request_waits_for_the_new_link(until):
     assert calls == [b"one", "reconnect", b"two"]
 
 
+def test_a_restart_drops_what_is_queued_and_keeps_what_is_posted_after_it(make_server, make_client, opened, until):
+    """Whoever awaits an answer posts again: a server that comes back is not told everything as often as it was asked."""
+    addresses = [None]
+    background, _ = start(opened, make_client(lambda: addresses[-1]), max_queued_bytes=100)
+    for number in range(20):
+        assert background.post(b"%050d" % number), "what was dropped takes no room"
+        background.restart()
+    background.post(b"newest")
+    server = make_server()
+    addresses.append(server.address)
+    assert until(lambda: server.receive(0.05))[0].body == b"newest"
+
+
 def test_close_sends_what_is_queued(make_server, make_client, until):
     """A message posted just before a close with time to spare still arrives."""
     server = make_server()
