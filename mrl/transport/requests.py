@@ -7,6 +7,7 @@ answers those before it. The receiver ignores what it has already: every request
 `Requests` is the pure core, with neither socket nor clock. `RequestLink` is its shell.
 """
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,7 +51,6 @@ class Requests:
 
     def __init__(
         self,
-        now_s: float,
         *,
         first_number: int = 1,
         window_requests: int = WINDOW_REQUESTS,
@@ -72,8 +72,8 @@ class Requests:
         self._sent_bytes = 0
         self._reports: dict[int, float] = {}
         """Unanswered reports: when each was made."""
-        self._heard_s = self._reconnected_s = now_s
-        self._newest_answer = (first_number - 1, now_s)
+        self._heard_s = self._reconnected_s = -math.inf
+        self._newest_answer = (first_number - 1, -math.inf)
 
     def __len__(self) -> int:
         return len(self._unanswered)
@@ -193,10 +193,10 @@ class RequestLink:
 
     def __init__(self, whom: str, requests: Requests) -> None:
         """`whom` names the server in the log."""
-        self.requests = requests
+        self.core = requests
         """The core itself, for an owner whose own lock guards all that it does here."""
         self._whom = whom
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # an answer may come while the request is posted
         self._post: Callable[[bytes], object] = lambda _: None
         self._reconnect: Callable[[], object] = lambda: None
         self._has_heard, self._told_s = False, 0.0
@@ -212,14 +212,14 @@ class RequestLink:
     def post(self, body: bytes, now_s: float) -> int:
         """Send a request until it is answered; returns its number."""
         with self._lock:
-            number = self.requests.post(body, now_s)
-            self._send(self.requests.first(now_s))
+            number = self.core.post(body, now_s)
+            self._send(self.core.first(now_s))
         return number
 
     def report(self, body: bytes, now_s: float) -> int:
         """Send a report once; returns its number."""
         with self._lock:
-            number = self.requests.report(now_s)
+            number = self.core.report(now_s)
             self._send([body])
         return number
 
@@ -227,17 +227,17 @@ class RequestLink:
         """See `Requests.answered`."""
         with self._lock:
             if self._told_s:
-                log.info("answers again", whom=self._whom, after_s=round(self.requests.waited_s(now_s), 1))
+                log.info("answers again", whom=self._whom, after_s=round(self.core.waited_s(now_s), 1))
             self._has_heard, self._told_s = True, 0.0
-            is_new = self.requests.answered(number, now_s)
-            self._send(self.requests.first(now_s))
+            is_new = self.core.answered(number, now_s)
+            self._send(self.core.first(now_s))
         return is_new
 
     def on_tick(self, now_s: float) -> None:
         """Send what is due; after silence, over a new link."""
         with self._lock:
-            waited_s = self.requests.waited_s(now_s)
-            due = self.requests.due(now_s)
+            waited_s = self.core.waited_s(now_s)
+            due = self.core.due(now_s)
             if due.reconnects:
                 self._tell(waited_s)
                 self._reconnect()
@@ -252,4 +252,4 @@ class RequestLink:
         if waited_s >= 2 * self._told_s:
             self._told_s = waited_s
             say = log.warning if self._has_heard else log.info  # one that starts has yet to answer
-            say("no answer", whom=self._whom, for_s=round(waited_s, 1), requests=len(self.requests))
+            say("no answer", whom=self._whom, for_s=round(waited_s, 1), requests=len(self.core))

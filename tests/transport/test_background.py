@@ -106,7 +106,7 @@ def test_what_is_posted_after_a_reconnect_request_waits_for_the_new_link(until):
 
 
 def test_a_restart_drops_what_is_queued_and_keeps_what_is_posted_after_it(make_server, make_client, opened, until):
-    """Whoever awaits an answer posts again: a server that comes back is not told everything as often as it was asked."""
+    """Whoever awaits an answer posts again: a server that comes back is told everything once."""
     addresses = [None]
     background, _ = start(opened, make_client(lambda: addresses[-1]), max_queued_bytes=100)
     for number in range(20):

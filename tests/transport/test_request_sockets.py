@@ -15,12 +15,12 @@ class Asker:
 
     def __init__(self, client, **options) -> None:
         self.answers: Counter[int] = Counter()
-        self.link = RequestLink("the server", Requests(time.monotonic(), **options))
+        self.link = RequestLink("the server", Requests(**options))
         self._client = BackgroundClient(client, on_message=self._take, on_tick=self.link.on_tick, tick_s=0.02)
         self.link.open(self._client.post, self._client.restart)
 
     def ask(self) -> None:
-        self.link.post(b"%d" % self.link.requests.next_number, time.monotonic())
+        self.link.post(b"%d" % self.link.core.next_number, time.monotonic())
 
     def close(self) -> None:
         self._client.close(0.0)
@@ -57,8 +57,8 @@ def test_every_request_is_answered_once_though_servers_drop_some_and_move(
 
     assert asker.answers == Counter(range(1, NUM_REQUESTS + 1))
     assert set(seen) == set(asker.answers)
-    assert asker.link.requests.reconnects >= 2
-    assert asker.link.requests.repeats > 0
+    assert asker.link.core.reconnects >= 2
+    assert asker.link.core.repeats > 0
 
 
 def test_over_a_link_that_works_nothing_is_sent_twice(make_server, make_client, opened, until) -> None:
@@ -79,4 +79,4 @@ def test_over_a_link_that_works_nothing_is_sent_twice(make_server, make_client, 
 
     until(serve)
     assert seen == list(range(1, 101))
-    assert asker.link.requests.repeats == asker.link.requests.reconnects == 0
+    assert asker.link.core.repeats == asker.link.core.reconnects == 0

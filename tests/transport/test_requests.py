@@ -14,14 +14,14 @@ A, B, C = b"a", b"bb", b"ccc"
 
 def asked(*bodies: bytes, **options) -> Requests:
     """Requests handed in, and sent as far as the window allows, at 0 s. They are numbers 1, 2, ..."""
-    requests = Requests(0.0, **options)
+    requests = Requests(**options)
     assert [requests.post(body, 0.0) for body in bodies] == list(range(1, len(bodies) + 1))
     requests.first(0.0)
     return requests
 
 
 def test_a_request_is_sent_at_once_and_until_it_is_answered_is_kept() -> None:
-    requests = Requests(0.0)
+    requests = Requests()
     assert requests.post(A, 0.0) == 1
     assert requests.first(0.0) == [A]
     assert requests.first(0.1) == []
@@ -59,7 +59,7 @@ def test_a_server_that_says_nothing_gets_no_second_copy_but_a_new_link() -> None
 
 def test_silence_counts_from_the_first_request_and_from_the_last_word() -> None:
     """A link on which nothing is asked may be silent for ever."""
-    requests = Requests(0.0)
+    requests = Requests()
     assert not requests.due(1000.0).reconnects
     requests.post(A, 1000.0)
     requests.answered(None, 1002.0)
@@ -85,7 +85,7 @@ def test_what_stands_behind_an_answered_request_waits_on_and_what_stood_before_i
 )
 def test_a_window_bounds_what_is_under_way(options: dict[str, int], sent: list[bytes]) -> None:
     """In requests and in bytes; an answer makes room."""
-    requests = Requests(0.0, **options)  # type: ignore[arg-type]
+    requests = Requests(**options)  # type: ignore[arg-type]
     for body in (A, B, C):
         requests.post(body, 0.0)
     assert requests.first(0.0) == sent
@@ -141,7 +141,7 @@ def test_a_report_is_sent_once_and_a_later_answer_is_one_to_it_too() -> None:
 
 
 def test_unanswered_reports_date_the_silence_and_are_bounded() -> None:
-    requests = Requests(0.0)
+    requests = Requests()
     for second in range(10 * MAX_REPORTS):
         requests.report(float(second))
     assert requests.waited_s(1000.0) == 1000.0
@@ -152,7 +152,7 @@ def test_unanswered_reports_date_the_silence_and_are_bounded() -> None:
 
 
 def test_numbers_begin_where_no_earlier_life_of_the_sender_was() -> None:
-    requests = Requests(0.0, first_number=1000)
+    requests = Requests(first_number=1000)
     assert (requests.next_number, requests.post(A, 0.0), requests.report(0.0)) == (1000, 1000, 1001)
 
 
@@ -161,7 +161,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.did: list[bytes | str] = []
-        self.link = RequestLink("the server", Requests(0.0, window_requests=1))
+        self.link = RequestLink("the server", Requests(window_requests=1))
         self.link.open(self.did.append, lambda: self.did.append("reconnect"))
 
 
@@ -201,7 +201,7 @@ class Network:
 
     def __init__(self, window_requests: int, window_bytes: int) -> None:
         self.now_s = 0.0
-        self.requests = Requests(0.0, window_requests=window_requests, window_bytes=window_bytes)
+        self.requests = Requests(window_requests=window_requests, window_bytes=window_bytes)
         self.bodies: dict[int, bytes] = {}
         self.to_server: list[int] = []
         self.to_client: list[int] = []
