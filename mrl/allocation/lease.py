@@ -5,8 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mrl.errors import RecordError
-from mrl.records.codec import decode, encode
+from mrl.records.codec import encode
 from mrl.records.leases import LeaseGrant, LeaseRequest, LeaseReturn, allocator_reply_decoder
 from mrl.transport.requests import RequestLink, Requests
 
@@ -49,8 +48,6 @@ class LeaseHolder:
         self._asked_s = self._ticked_s = -math.inf
         self._stood_s, self._stood_until_s = 0.0, -math.inf
         """How long it stood still since the renewal that was answered last, and when the last such time ended."""
-        self.malformed = 0
-        """Answers that could not be read."""
         self.times_lost = 0
         """How often the lease was lost because this process stood still."""
 
@@ -87,7 +84,7 @@ class LeaseHolder:
             self._is_resting, self._is_lost = True, False
             self._lease = self._acting = (0, 0)
             self._valid_until_s = self._ttl_s = math.inf
-            self._forget_renewals()
+            self._requests.core.forget(self._requests.core.newest_report)
 
     def wake(self, unit_epoch: int, now_s: float) -> None:
         """The worker is woken under a new epoch, as if it were started."""
@@ -105,10 +102,8 @@ class LeaseHolder:
 
     def on_message(self, body: bytes, now_s: float) -> None:
         """Take an answer of the allocator; what is older than the lease at hand, or for somebody else, is ignored."""
-        try:
-            reply = decode(body, allocator_reply_decoder)
-        except RecordError:
-            self.malformed += 1
+        reply = self._requests.read(body, allocator_reply_decoder)
+        if reply is None:
             return
         with self._lock:
             self._check_stopped(now_s)
@@ -132,10 +127,6 @@ class LeaseHolder:
         stood_s, self._ticked_s = now_s - self._ticked_s, now_s
         if RENEW_S < stood_s < math.inf:
             self._stood_s, self._stood_until_s = self._stood_s + stood_s, now_s
-
-    def _forget_renewals(self) -> None:
-        """An answer to any of them is none from now on."""
-        self._requests.core.forget(self._requests.core.next_number - 1)
 
     def _renewal(self, used: Used) -> LeaseRequest:
         return LeaseRequest(
@@ -175,7 +166,7 @@ class LeaseHolder:
             # The epoch stays: answers to earlier requests must not bring an older lease back.
             self._lease = (self._lease[0], 0)
             self._ttl_s = self._valid_until_s = math.inf
-            self._forget_renewals()
+            self._requests.core.forget(self._requests.core.newest_report)
             self._stood_s = 0.0
             self._is_lost = True
             self.times_lost += 1

@@ -22,13 +22,11 @@ class ReportSender:
         self._newest = LearnerReport(policy=policy, trained_tokens=0, busy_s=0.0, data_wait_s=0.0)
         self._said_s = -math.inf
         self.requests = RequestLink("allocator", Requests())
-        self._number = 0
-        """Of the newest report."""
 
     def report(self, report: LearnerReport) -> None:
         """Send the totals of now; never waits."""
         self._newest, self._said_s = report, self._clock()
-        self._number = self.requests.report(encode(report), self._said_s)
+        self.requests.report(encode(report), self._said_s)
 
     def beat(self) -> None:
         """Say that the learner is alive, if it has said nothing for a second: the totals that it said last.
@@ -40,4 +38,4 @@ class ReportSender:
 
     def on_message(self, _body: bytes) -> None:
         """Take an acknowledgement: of the newest totals, or of some that these replace."""
-        self.requests.answered(self._number, self._clock())
+        self.requests.answered_without_number(self._clock())

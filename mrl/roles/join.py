@@ -92,7 +92,7 @@ class Uplink:
         self._lines: deque[str] = deque(maxlen=MAX_LINES)
         self._reported_s = -REPORT_S
         identity = f"{HOST_ROLE}/{host}/{self.session}"
-        self._requests, self._number = RequestLink("the first host", Requests()), 0
+        self._requests = RequestLink("the first host", Requests())
         self.client: BackgroundClient = wiring.link(
             folder,
             "telemetry",
@@ -133,7 +133,7 @@ class Uplink:
         self._reported_s = now_s
         lines, self._lines = list(self._lines), deque(maxlen=MAX_LINES)
         fields = {name: getattr(report, name) for name in report.__struct_fields__}
-        self._number = self._requests.report(encode(HostReport(**fields | {"lines": lines})), now_s)
+        self._requests.report(encode(HostReport(**fields | {"lines": lines})), now_s)
         self.client.post(encode(self._telemetry.beat()))
 
     def measure(self, num_restarts: int) -> None:
@@ -147,12 +147,10 @@ class Uplink:
         self._telemetry.metrics(0, values)
 
     def _take(self, body: bytes) -> None:
-        try:
-            self.order = decode(body, host_order_decoder)
-        except RecordError:
-            return
-        self.heard_s = time.monotonic()
-        self._requests.answered(self._number, self.heard_s)
+        order = self._requests.read(body, host_order_decoder)
+        if order is not None:
+            self.order, self.heard_s = order, time.monotonic()
+            self._requests.answered_without_number(self.heard_s)
 
 
 class JoinedHost:

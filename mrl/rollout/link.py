@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mrl.errors import RecordError, RoleFailed
-from mrl.records.codec import MAX_MESSAGE_BYTES, decode, encode
+from mrl.errors import RoleFailed
+from mrl.records.codec import MAX_MESSAGE_BYTES, encode
 from mrl.records.rollouts import (
     Groups,
     HeldOutAnswer,
@@ -57,7 +57,7 @@ class WorkerLink:
         self._worker, self._clock = worker, clock
         self._changed = threading.Condition()
         # Numbers are none that an earlier life of this worker had: one may still be on its way to an answer.
-        self._requests = RequestLink(learner, Requests(first_number=secrets.randbits(40)))
+        self._requests = RequestLink(learner, Requests(first_number=1 + secrets.randbits(40)))
         self._work: dict[str, WorkItem | HeldOutItem] = {}
         self._taken: set[str] = set()
         """Tickets of work that the worker's thread has already got."""
@@ -69,14 +69,11 @@ class WorkerLink:
         self._serving: Version | None = None
         """What the engine would sample under, as the worker's thread said last."""
         self._progress: Callable[[], WorkerProgress] = lambda: STARTING
-        self._asked, self._asked_s = 0, float("-inf")
-        """Number and time of the newest request for work."""
-        self.answered_s = float("-inf")
-        """When the learner answered last."""
+        self._asked_s = self.answered_s = float("-inf")
+        """When the learner was asked for work last, and when it answered last."""
         self._notice: WeightsNotice | None = None
         self._weights_route: WeightsRoute | None = None
         self._ended = False
-        self.malformed = 0
 
     def open(self, post: Callable[[bytes], object], reconnect: Callable[[], object]) -> None:
         """Give the link its voice: `post` sends a message, `reconnect` looks the learner's address up again."""
@@ -158,7 +155,7 @@ class WorkerLink:
         """Begin as a new worker would: what was told of weights before is old."""
         with self._changed:
             self._notice, self._ended = None, False
-            self._requests.core.forget(self._asked)
+            self._requests.core.forget(self._requests.core.newest_report)
             self._asked_s = self._clock()
 
     def ask_weights(
@@ -199,16 +196,14 @@ class WorkerLink:
 
     def on_message(self, body: bytes) -> None:
         """Take an answer of the learner."""
-        try:
-            message = decode(body, learner_message_decoder)
-        except RecordError:
-            self.malformed += 1
+        message = self._requests.read(body, learner_message_decoder)
+        if message is None:
             return
         with self._changed:
             now_s = self.answered_s = self._clock()
             self._notice = message.weights
             if isinstance(message, WorkGrant):
-                self._requests.answered(self._asked, now_s)
+                self._requests.answered_without_number(now_s)
                 items: list[WorkItem | HeldOutItem] = [*message.held_out, *message.items]
                 self._work.update({item.ticket: item for item in items if item.ticket not in self._undelivered})
                 self.held_out_waiting = message.held_out_waiting
@@ -229,11 +224,11 @@ class WorkerLink:
 
     @property
     def _is_asking(self) -> bool:
-        """Whether the newest request for work is unanswered."""
-        return self._requests.core.asked_s(self._asked) is not None
+        """Whether a request for work is unanswered."""
+        return self._requests.core.newest_report > 0
 
     def _ask(self) -> None:
-        self._asked, self._asked_s = self._requests.core.next_number, self._clock()
+        self._asked_s = self._clock()
         fresh, progress = self._fresh(), self._progress()
         num_held_out = sum(isinstance(item, HeldOutItem) for item in fresh)
         request = WorkRequest(

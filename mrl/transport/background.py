@@ -24,8 +24,6 @@ class BackgroundClient:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_message(body)` and `on_tick(now_s)` run on the thread; they may call `post` and `request_reconnect`."""
-        self.refused_posts = 0
-        """Messages that `post` refused: queue full, message too large, or closed."""
         self._client, self._on_message, self._on_tick = client, on_message, on_tick
         self._max_queued_bytes, self._tick_s, self._clock = max_queued_bytes, tick_s, clock
         self._lock = threading.Lock()
@@ -37,18 +35,12 @@ class BackgroundClient:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    @property
-    def alive(self) -> bool:
-        """Whether the thread still runs."""
-        return self._thread.is_alive()
-
     def post(self, body: bytes) -> bool:
         """Queue `body` and return at once; False when it does not fit or the client is closed. Safe from any thread."""
         too_large = len(body) > self._client.max_message_bytes
         with self._lock:
             full = self._queued_bytes + len(body) > self._max_queued_bytes
             if too_large or full or self._close_at_s is not None:
-                self.refused_posts += 1
                 return False
             self._queue.append(body)
             self._queued_bytes += len(body)

@@ -11,9 +11,13 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+import msgspec
 import structlog
+
+from mrl.errors import RecordError
+from mrl.records.codec import decode
 
 SILENCE_S = 3.0
 """After so long without a word, while an answer is awaited, the server's address is looked up again."""
@@ -22,6 +26,8 @@ MAX_REPEAT_S = 16.0
 WINDOW_REQUESTS = 256
 WINDOW_BYTES = 4 * 1024 * 1024
 MAX_REPORTS = 64
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -83,6 +89,11 @@ class Requests:
         """Number of the oldest unanswered request."""
         return next(iter(self._unanswered), None)
 
+    @property
+    def newest_report(self) -> int:
+        """Number of the newest report, while it is unanswered; else 0."""
+        return next(reversed(self._reports), 0)
+
     def post(self, body: bytes, now_s: float) -> int:
         """Keep a request until it is answered; returns its number."""
         number, request = self._take_number(), _Request(body, now_s, wait_s=self._repeat_s)
@@ -113,11 +124,6 @@ class Requests:
             return False
         self._newest_answer = (number, now_s)
         return True
-
-    def answered_upto(self, number: int, now_s: float) -> None:
-        """All requests up to this number are answered."""
-        for other in [other for other in self._unanswered if other <= number]:
-            self.answered(other, now_s)
 
     def forget(self, number: int) -> bool:
         """Await no answer any more to a request, or to a report and those before it; whether one was awaited."""
@@ -194,7 +200,7 @@ class RequestLink:
     def __init__(self, whom: str, requests: Requests) -> None:
         """`whom` names the server in the log."""
         self.core = requests
-        """The core itself, for an owner whose own lock guards all that it does here."""
+        """For an owner whose own lock guards all that it does here."""
         self._whom = whom
         self._lock = threading.RLock()  # an answer may come while the request is posted
         self._post: Callable[[bytes], object] = lambda _: None
@@ -232,6 +238,19 @@ class RequestLink:
             is_new = self.core.answered(number, now_s)
             self._send(self.core.first(now_s))
         return is_new
+
+    def answered_without_number(self, now_s: float) -> None:
+        """An answer came that says to no report in particular that it is one: all are answered."""
+        with self._lock:
+            self.answered(self.core.newest_report, now_s)
+
+    def read(self, body: bytes, using: msgspec.msgpack.Decoder[T]) -> T | None:
+        """Decode what the server said; what cannot be read leaves a line in the log."""
+        try:
+            return decode(body, using)
+        except RecordError as error:
+            log.warning("unreadable answer", whom=self._whom, error=str(error))
+            return None
 
     def on_tick(self, now_s: float) -> None:
         """Send what is due; after silence, over a new link."""

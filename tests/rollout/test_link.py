@@ -4,6 +4,7 @@ import threading
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from mrl.errors import RoleFailed
 from mrl.records.codec import decode, encode, pack_array
@@ -209,12 +210,14 @@ def test_work_given_up_is_no_longer_held():
     assert wire.sent[-1].holding == []
 
 
-def test_garbage_from_the_learner_is_counted():
+def test_garbage_from_the_learner_is_said_and_is_no_answer():
     """Bytes that are no message change nothing."""
     wire = Wire()
-    wire.link.on_message(b"\xc1")
+    with capture_logs() as logs:
+        wire.link.on_message(b"\xc1")
 
-    assert wire.link.malformed == 1
+    assert [line["event"] for line in logs] == ["unreadable answer"]
+    assert wire.link.answered_s == float("-inf")
 
 
 def test_a_worker_that_samples_for_long_says_what_it_holds():

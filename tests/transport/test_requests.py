@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from mrl.records.units import node_orders_decoder
 from mrl.transport.requests import MAX_REPEAT_S, MAX_REPORTS, Due, RequestLink, Requests
 
 A, B, C = b"a", b"bb", b"ccc"
@@ -116,12 +117,6 @@ def test_a_new_link_keeps_to_the_window_too() -> None:
     assert requests.due(3.2) == Due(False, [C])
 
 
-def test_many_requests_are_answered_at_once() -> None:
-    requests = asked(A, B, C)
-    requests.answered_upto(2, 0.1)
-    assert (len(requests), requests.oldest) == (1, 3)
-
-
 def test_what_is_given_up_is_sent_no_more_and_says_nothing_of_the_server() -> None:
     requests = asked(A, B)
     assert requests.forget(1)
@@ -147,7 +142,7 @@ def test_unanswered_reports_date_the_silence_and_are_bounded() -> None:
     assert requests.waited_s(1000.0) == 1000.0
     assert sum(requests.asked_s(number) is not None for number in range(1, 10 * MAX_REPORTS + 1)) == MAX_REPORTS
     assert requests.due(1000.0).reconnects
-    requests.forget(requests.next_number - 1)
+    requests.forget(requests.newest_report)
     assert not requests.due(2000.0).reconnects
 
 
@@ -194,6 +189,25 @@ def test_a_silent_server_is_named_with_how_long_it_has_been_silent_each_time_tha
         ("answers again", "the server", 30.0),
     ]
     assert [line["log_level"] for line in logs] == ["warning"] * 4 + ["info"]
+
+
+def test_an_answer_without_a_number_answers_all_reports_and_no_request() -> None:
+    wire = Wire()
+    wire.link.post(A, 0.0)
+    for second in (0.5, 1.0):
+        wire.link.report(C, second)
+    assert wire.link.core.newest_report == 3
+    wire.link.answered_without_number(1.5)
+    assert (wire.link.core.newest_report, len(wire.link.core), wire.link.core.asked_s(2)) == (0, 1, None)
+
+
+def test_what_cannot_be_read_is_said_and_is_no_answer() -> None:
+    wire = Wire()
+    wire.link.post(A, 0.0)
+    with capture_logs() as logs:
+        assert wire.link.read(b"\xc1", node_orders_decoder) is None
+    assert [(line["event"], line["whom"]) for line in logs] == [("unreadable answer", "the server")]
+    assert wire.link.core.waited_s(1.0) == 1.0
 
 
 class Network:

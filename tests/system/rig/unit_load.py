@@ -67,7 +67,7 @@ def generate(folder: Path, scratch: Path, policy: str, index: int, tokens_per_s:
         on_message=lambda body: lease.on_message(body, time.monotonic()),
         on_tick=lambda now_s: lease.on_tick(now_s, Used(*totals)),
     )
-    lease.open(client.post, client.request_reconnect)
+    lease.open(client.post, client.restart)
     stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: stop.append(number))
     out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
