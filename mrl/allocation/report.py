@@ -38,4 +38,4 @@ class ReportSender:
 
     def on_message(self, _body: bytes) -> None:
         """Take an acknowledgement: of the newest totals, or of some that these replace."""
-        self.requests.answered_without_number(self._clock())
+        self.requests.answered(self.requests.core.newest_report, self._clock())

@@ -150,7 +150,7 @@ class Uplink:
         order = self._requests.read(body, host_order_decoder)
         if order is not None:
             self.order, self.heard_s = order, time.monotonic()
-            self._requests.answered_without_number(self.heard_s)
+            self._requests.answered(self._requests.core.newest_report, self.heard_s)
 
 
 class JoinedHost:

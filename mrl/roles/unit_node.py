@@ -107,7 +107,7 @@ class UnitNode:
         orders = self._requests.read(body, node_orders_decoder)
         if orders is not None:  # else the allocator says it again
             self._orders.append(orders)
-            self._requests.answered_without_number(time.monotonic())
+            self._requests.answered(self._requests.core.newest_report, time.monotonic())
 
     def _act(self, actions: Sequence[Action], now_s: float) -> None:
         for action in actions:

@@ -203,7 +203,7 @@ class WorkerLink:
             now_s = self.answered_s = self._clock()
             self._notice = message.weights
             if isinstance(message, WorkGrant):
-                self._requests.answered_without_number(now_s)
+                self._requests.answered(self._requests.core.newest_report, now_s)
                 items: list[WorkItem | HeldOutItem] = [*message.held_out, *message.items]
                 self._work.update({item.ticket: item for item in items if item.ticket not in self._undelivered})
                 self.held_out_waiting = message.held_out_waiting
@@ -225,7 +225,7 @@ class WorkerLink:
     @property
     def _is_asking(self) -> bool:
         """Whether a request for work is unanswered."""
-        return self._requests.core.newest_report > 0
+        return self._requests.core.asked_s(self._requests.core.newest_report) is not None
 
     def _ask(self) -> None:
         self._asked_s = self._clock()

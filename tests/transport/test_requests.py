@@ -133,6 +133,8 @@ def test_a_report_is_sent_once_and_a_later_answer_is_one_to_it_too() -> None:
     assert requests.answered(3, 3.2)
     assert not requests.answered(2, 3.2)
     assert [requests.asked_s(number) for number in (1, 2, 3, 4)] == [0.0, None, None, 2.5]
+    assert requests.answered(requests.newest_report, 3.3), "where answers carry no number"
+    assert [requests.asked_s(number) for number in (1, 4)] == [0.0, None]
 
 
 def test_unanswered_reports_date_the_silence_and_are_bounded() -> None:
@@ -189,16 +191,6 @@ def test_a_silent_server_is_named_with_how_long_it_has_been_silent_each_time_tha
         ("answers again", "the server", 30.0),
     ]
     assert [line["log_level"] for line in logs] == ["warning"] * 4 + ["info"]
-
-
-def test_an_answer_without_a_number_answers_all_reports_and_no_request() -> None:
-    wire = Wire()
-    wire.link.post(A, 0.0)
-    for second in (0.5, 1.0):
-        wire.link.report(C, second)
-    assert wire.link.core.newest_report == 3
-    wire.link.answered_without_number(1.5)
-    assert (wire.link.core.newest_report, len(wire.link.core), wire.link.core.asked_s(2)) == (0, 1, None)
 
 
 def test_what_cannot_be_read_is_said_and_is_no_answer() -> None:
