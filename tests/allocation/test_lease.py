@@ -217,6 +217,22 @@ def test_a_lease_that_may_run_out_before_it_is_renewed_is_lost_after_a_stop(
     assert holder.is_lost(now_s) == lost
 
 
+def test_an_answer_to_what_was_asked_before_a_stop_or_a_sleep_is_none() -> None:
+    """However long its time has yet to run: others may have been promised the slots meanwhile."""
+    stopped, resting = connected(), connected()
+    for holder, wire in (stopped, resting):
+        holder.on_message(grant(1, 5, 64), 0.1)
+        for tick in range(1, 40):
+            holder.on_tick(0.1 * tick, Used())
+        assert len(wire.posted) == 4
+    assert stopped[0].is_lost(7.0)
+    resting[0].rest()
+    resting[0].wake(9, 7.0)
+    for holder, _ in (stopped, resting):
+        holder.on_message(grant(4, 5, 64), 7.0)
+        assert holder.slots(7.0) == 0
+
+
 def test_short_stops_are_one_long_one_until_a_renewal_is_answered() -> None:
     """Of two, after each of which a request was sent and lost, the allocator saw one; an answer ends the count."""
     answered, unanswered = connected(), connected()

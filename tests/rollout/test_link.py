@@ -19,6 +19,8 @@ from mrl.records.rollouts import (
     ScoredGroup,
     StaleGroup,
     WeightsNotice,
+    WeightsRequest,
+    WeightsRoute,
     WorkGrant,
     WorkItem,
     WorkRequest,
@@ -307,8 +309,37 @@ def test_a_worker_whose_learner_is_away_goes_to_sleep_all_the_same() -> None:
     wire.link.deliver([group("0.1")])
     wire.link.rest(0.01)
     wire.link.begin_anew()
+    assert wire.link.take_work(2, 0.0) == []
+    asked = wire.sent[-1]
+    assert isinstance(asked, WorkRequest)
+    assert asked.max_groups == 2, "what was not answered before is not awaited"
     wire.tick(3.1)
     assert any(isinstance(sent, Groups) for sent in wire.sent[2:]), "what is not acknowledged is sent again"
+
+
+def test_weights_are_asked_for_until_there_is_an_answer_or_nobody_waits() -> None:
+    """Each time by the same attempt; an answer that comes too late is none."""
+    wire = Wire()
+
+    def learner() -> None:
+        wire.tick(1.1)
+        wire.grant()
+        wire.tick(1.2)
+        [first, again] = [message for message in wire.sent if isinstance(message, WeightsRequest)]
+        assert first == again
+        wire.link.on_message(encode(WeightsRoute(attempt=first.attempt, weights=NOTICE, folder="f")))
+
+    timer = threading.Timer(0.05, learner)
+    timer.start()
+    route = wire.link.ask_weights(Version(0, 4), num_ranks=0, within_s=10.0)
+    assert route is not None
+    assert route.folder == "f"
+
+    assert wire.link.ask_weights(Version(0, 5), num_ranks=0, within_s=0.0) is None
+    asked = sum(isinstance(message, WeightsRequest) for message in wire.sent)
+    wire.grant()
+    wire.tick(9.0)
+    assert sum(isinstance(message, WeightsRequest) for message in wire.sent) == asked
 
 
 def held_out(*tickets: str) -> list[HeldOutItem]:

@@ -110,11 +110,29 @@ def test_a_window_that_shrinks_and_grows_is_kept_from_then_on() -> None:
     assert requests.first(0.2) == [A, A]
 
 
-def test_a_new_link_keeps_to_the_window_too() -> None:
-    requests = asked(A, B, C, window_requests=2)
+@pytest.mark.parametrize("options", [{"window_requests": 2}, {"window_bytes": 4}])
+def test_a_new_link_keeps_to_the_window_too_and_has_all_of_it(options: dict[str, int]) -> None:
+    requests = asked(A, B, C, **options)
     assert requests.due(3.1) == Due(True, [A, B])
-    requests.answered(1, 3.2)
+    requests.answered(2, 3.2)
     assert requests.due(3.2) == Due(False, [C])
+
+
+def test_what_is_given_up_before_it_was_sent_makes_no_room() -> None:
+    requests = asked(A, B, C, window_bytes=3)
+    requests.forget(3)
+    requests.post(A, 0.1)
+    assert requests.first(0.1) == []
+
+
+def test_on_a_new_link_the_pauses_are_short_again() -> None:
+    requests = asked(A)
+    for second in (1.0, 3.0, 4.0):
+        requests.answered(None, second)
+        requests.due(second)
+    assert requests.due(7.5) == Due(True, [A])
+    requests.answered(None, 8.5)
+    assert requests.due(8.5) == Due(False, [A])
 
 
 def test_what_is_given_up_is_sent_no_more_and_says_nothing_of_the_server() -> None:
@@ -181,7 +199,10 @@ def test_a_silent_server_is_named_with_how_long_it_has_been_silent_each_time_tha
         for quarter in range(40, 160):
             wire.link.on_tick(quarter / 4)
         wire.link.answered(1, 40.0)
+        wire.link.answered(None, 41.0)
         wire.link.on_tick(100.0)
+        wire.link.report(B, 100.0)
+        wire.link.on_tick(104.0)
     told = [(line["event"], line["whom"], line.get("for_s") or line["after_s"]) for line in logs]
     assert told == [
         ("no answer", "the server", 3.2),
@@ -189,8 +210,9 @@ def test_a_silent_server_is_named_with_how_long_it_has_been_silent_each_time_tha
         ("no answer", "the server", 13.0),
         ("no answer", "the server", 26.0),
         ("answers again", "the server", 30.0),
+        ("no answer", "the server", 4.0),
     ]
-    assert [line["log_level"] for line in logs] == ["warning"] * 4 + ["info"]
+    assert [line["log_level"] for line in logs] == ["warning"] * 4 + ["info", "warning"]
 
 
 def test_what_cannot_be_read_is_said_and_is_no_answer() -> None:
