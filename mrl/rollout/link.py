@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mrl.errors import RoleFailed
+from mrl.errors import ConfigError
 from mrl.records.codec import MAX_MESSAGE_BYTES, encode
 from mrl.records.rollouts import (
     Groups,
@@ -118,15 +118,18 @@ class WorkerLink:
     def deliver(self, groups: Sequence[Delivery]) -> None:
         """Send finished groups and held-out answers, or say that groups are given up; repeated until acknowledged.
 
-        Raises RoleFailed for a group that no message has room for.
+        Raises ConfigError for a group that no message has room for.
         """
         with self._changed:
             for group in groups:
                 body = encode(self._message(group))
                 if len(body) > MAX_MESSAGE_BYTES:
-                    raise RoleFailed(
-                        f"a group of {len(body)} bytes is longer than a message may be ({MAX_MESSAGE_BYTES}): "
-                        "lower rollout.group_size or rollout.max_new_tokens"
+                    raise ConfigError(
+                        "a group is longer than a message may be",
+                        where=self._worker,
+                        got=f"{len(body)} bytes",
+                        wanted=f"at most {MAX_MESSAGE_BYTES}",
+                        cure="lower rollout.group_size or rollout.max_new_tokens of its policy",
                     )
                 self._forget(group.ticket)
                 self._undelivered[group.ticket] = self._requests.core.next_number

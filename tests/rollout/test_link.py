@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from mrl.errors import RoleFailed
+from mrl.errors import ConfigError
 from mrl.records.codec import decode, encode, pack_array
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import (
@@ -250,7 +250,7 @@ def test_a_group_that_no_message_has_room_for_ends_the_worker_with_the_cure():
     """It could never be delivered."""
     wire = Wire()
     answer = msgspec.structs.replace(group("a").answers[0], completion=bytes(1024 * 1024))
-    with pytest.raises(RoleFailed, match=r"lower rollout.group_size or rollout.max_new_tokens"):
+    with pytest.raises(ConfigError, match=r"lower rollout.group_size or rollout.max_new_tokens"):
         wire.link.deliver([msgspec.structs.replace(group("a"), answers=[answer] * 9)])
     assert wire.sent == []
 

@@ -108,8 +108,8 @@ def send(out: socket.socket, learner: Path, number: int) -> None:
 
 def learner(folder: Path, scratch: Path, policy: str, group_tokens: int, groups: int, step_s: float) -> int:
     sender = ReportSender(policy)
-    client = link(folder, f"learner/{policy}", on_message=lambda body: sender.on_message(body), on_tick=sender.on_tick)
-    sender.open(client.post, client.request_reconnect)
+    client = link(folder, f"learner/{policy}", on_message=sender.on_message, on_tick=sender.requests.on_tick)
+    sender.requests.open(client.post, client.restart)
     path = scratch / f"{policy}.learner"
     path.unlink(missing_ok=True)
     inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
