@@ -142,6 +142,7 @@ def test_a_first_host_that_moved_is_found_and_what_was_relayed_meanwhile_comes_w
     """One that answers is never looked for."""
     first = FirstHost(folder)
     with capture_logs() as logs, ExitStack() as closing:
+        closing.callback(first.close)
         uplink = join.Uplink(folder, "h1", closing)
 
         def report_until(condition: Callable[[], object]) -> None:
