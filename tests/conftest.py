@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-# What several test files need of the exchange and of engines lies there and is imported by name.
-sys.path += [str(Path(__file__).parent / room / "rig") for room in ("exchange", "engines")]
+sys.path.append(str(Path(__file__).parent / "exchange" / "rig"))
 
 
 @pytest.fixture

@@ -31,9 +31,6 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from mrl.checkpoint.saver import Saver
-from mrl.checkpoint.store import CheckpointStore
-from mrl.checkpoint.training_state import restore_training, training_tensors
 from mrl.config.policy_tables import LearnerTable, MakeTable
 from mrl.learner.order import StepOrder
 from mrl.learner.trainer import Trainer
@@ -43,6 +40,9 @@ from mrl.models.parameters import whole_weights
 from mrl.objectives.specs import Clipped, Correction, Imitation
 from mrl.sharing.regime import Component, TrainingExample
 from mrl.weights.canary import canary_sequences, make_canary
+from mrl.weights.checkpoint_saver import Saver
+from mrl.weights.checkpoint_store import CheckpointStore
+from mrl.weights.training_state import restore_training, training_tensors
 
 BOUND, COMPILED_BOUND = 3e-5, 1e-4
 """In float32: another order of sums alone came to 1.2e-5 on one processor."""

@@ -31,7 +31,7 @@ from see_tables import Rates, rates_per_s, shelf_table, tables
 from mrl.config.run_folder import RunFolder
 from mrl.errors import MRLError, PeerLost, RunFolderError
 from mrl.exchange.store import FILE
-from mrl.records.exchange import Stat
+from mrl.records.exchange_messages import Stat
 
 PLAIN_WIDTH = 120
 

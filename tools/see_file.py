@@ -11,7 +11,7 @@ from mrl.errors import RecordError
 from mrl.exchange.archive import open_file
 from mrl.exchange.store import FILE
 from mrl.records.codec import decode
-from mrl.records.exchange import PolicyShelf, Stat
+from mrl.records.exchange_messages import PolicyShelf, Stat
 from mrl.records.experience import experience_decoder
 from mrl.records.version import Version
 

@@ -12,9 +12,10 @@ tokenizer.json, a tekken.json or a rank file, and says which token ends an answe
 
 >>> from pathlib import Path
 >>> import numpy as np
->>> from mrl.alignment import SPREADING, FinishReason, describe_answers, load_receiver, summarise, translate_batch
+>>> from mrl.alignment import SPREADING, FinishReason, describe_answers, load_receiver, summarise
+>>> from mrl.alignment import translate_batch, translate_texts
 >>> peer, receiver = load_receiver(Path("models/peer")), load_receiver(Path("models/receiver"))
->>> sampled = peer.retokenize(b"12 + 34 = 46", finished=True, max_tokens=64).token_ids   # what the peer's engine gave
+>>> sampled = translate_texts([b"12 + 34 = 46"], [True], peer, max_tokens=64).row(0).token_ids   # as if sampled
 >>> logprobs = np.full(len(sampled), -0.25, dtype=np.float32)
 >>> answers = describe_answers(peer, [sampled], [logprobs], [FinishReason.STOP])   # text and log-probs: goes anywhere
 >>> batch = translate_batch(answers, receiver, max_tokens=4096)
@@ -36,9 +37,9 @@ reading tokenizers
 - `receiver`       bytes -> own token ids, own token ids -> bytes; `rank_file` from a rank file and what it leaves open
 
 carrying traces over
-- `peer_answer`, `source`          the wire form, checked; written from sampled tokens
+- `peer_answer`, `sampled_answers`  the wire form, checked; written from sampled tokens
 - `peer_rows`, `normalization`     what of it can be read: cut to UTF-8, put into NFC
-- `own_rows`, `spans`, `ragged`    own tokens, common spans, flat rows
+- `own_rows`, `shared_spans`, `ragged`  own tokens, shared spans, flat rows
 - `translate`, `aligned_batch`     the whole path and its result; `selection` some rows of it
 - `flags`          what happened to a row, and why one was refused
 - `spreading`      per-token numbers from span numbers
@@ -55,7 +56,7 @@ from mrl.alignment.peer_answer import PeerAnswer, validate
 from mrl.alignment.rank_file import load_tekken, load_tiktoken_ranks
 from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.alignment.residual import Residual, RowResiduals, row_residuals, summarise
-from mrl.alignment.source import describe_answers
+from mrl.alignment.sampled_answers import describe_answers
 from mrl.alignment.spreading import DEFAULT_SPREADING, SPREADING, advantages_to_receiver
 from mrl.alignment.translate import translate_batch, translate_texts
 from mrl.records.finish import FinishReason

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mrl.alignment.byte_table import ByteTable, build_byte_table
 from mrl.alignment.encoders import Encoder, FileEncoder
 from mrl.alignment.eos import find_eos
-from mrl.alignment.flags import Flag, Reason, Rejected
+from mrl.alignment.flags import Reason
 from mrl.alignment.probes import CUTTING_PROBES, PROBES
 from mrl.alignment.ragged import offsets_of, row_sums
 from mrl.alignment.refusals import text_fault
@@ -26,13 +26,6 @@ from mrl.errors import TokenizerRefused
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
 Int64s: TypeAlias = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Retokenized:
-    """A text in own tokens: [T] int32, the own EOS included when the text was finished."""
-
-    token_ids: Int32s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,22 +66,6 @@ class Receiver:
         if not self.eos_ids:
             raise ValueError("this tokenizer has no EOS")
         return self.eos_ids[0]
-
-    def retokenize(self, completion: bytes, *, finished: bool, max_tokens: int) -> Retokenized | Rejected:
-        """Own token ids of one text: `translate_texts` of it alone, whole or not at all.
-
-        Literals of special tokens in the text stay text, and an NFC reader gets it in NFC. Rejected with "empty";
-        "utf8" for bytes that are no valid UTF-8, as an answer cut inside a character; "special_out" when a special id
-        would come out nevertheless; "bytes_differ" when the ids do not stand for the text (another normalizer changed
-        it, or it holds a literal metaspace character); "too_long" when there are more than `max_tokens` ids, the own
-        EOS of a `finished` text included, where there is one; "size" for more than a peer may send.
-        """
-        from mrl.alignment.translate import translate_texts  # which imports this module
-
-        row = translate_texts([completion], [finished], self, max_tokens=max_tokens).row(0)
-        if row.reject_reason:
-            return Rejected(row.reject_reason)
-        return Rejected("too_long") if row.flags & Flag.RECV_TRUNC else Retokenized(row.token_ids)
 
     def completion_bytes(self, token_ids: Sequence[int] | npt.NDArray[np.integer]) -> bytes:
         """The bytes of own ids; specials and EOS are zero-width, and a phantom space is taken off.

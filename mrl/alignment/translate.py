@@ -22,7 +22,7 @@ from mrl.alignment.peer_answer import PeerAnswer, bare_text
 from mrl.alignment.peer_rows import PeerRows, read_peer_rows
 from mrl.alignment.ragged import offsets_of, spread_positions, sums_at
 from mrl.alignment.receiver import Receiver
-from mrl.alignment.spans import Spans, align_batch
+from mrl.alignment.shared_spans import Spans, align_batch
 
 CHUNK_BYTES = 2 << 20
 BYTES_PER_TOKEN = 2

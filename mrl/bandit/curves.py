@@ -5,11 +5,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mrl.bandit.labels import HALO, label_ends
+from mrl.bandit.method_looks import LOOKS
 from mrl.bandit.overlap import rescue_probability, sequence_growth
 from mrl.bandit.plane import SUPPORT, VARIANCE
-from mrl.bandit.style import GHOST, INK, LOOKS, SOFT, sheet
 from mrl.bandit.sweeps import Sweep
 from mrl.bandit.toy import Curve
+from mrl.plots import GHOST, INK, SOFT, sheet
 
 BLUES = ("#ffffff", "#f3f8fc", "#e4eff8", "#d0e3f2", "#b3d1e9", "#8fbbdd", "#69a3cf", "#4a8cc0")
 """Light to dark, so that dark writing stays readable on all of them."""

@@ -10,8 +10,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
 
+from mrl.bandit.method_looks import LOOKS
 from mrl.bandit.problem import Floats
-from mrl.bandit.style import INK, LOOKS
+from mrl.plots import INK
 
 HALO = withStroke(linewidth=3, foreground="white")
 CHARACTER, LINE, GAP = 0.027, 0.062, 0.028

@@ -18,7 +18,7 @@ from mrl.config.schema import RunConfig
 from mrl.errors import CheckpointError, ConfigError, RunFolderError
 
 if TYPE_CHECKING:
-    from mrl.checkpoint.store import Checkpoint
+    from mrl.weights.checkpoint_store import Checkpoint
 
 CARD = "README.md"
 ADAPTER = "adapter"
@@ -52,7 +52,7 @@ def export(config: RunConfig, folder: RunFolder, policy: str, step: int | None, 
 
     Raises RunFolderError when there is no such step or the place is taken, CheckpointError when it is not sound.
     """
-    from mrl.checkpoint.store import CheckpointStore  # imports torch
+    from mrl.weights.checkpoint_store import CheckpointStore  # imports torch
 
     store = CheckpointStore(folder.checkpoints(policy), policy)
     step = _step(store.steps(), step, folder.checkpoints(policy))
@@ -79,11 +79,11 @@ def export(config: RunConfig, folder: RunFolder, policy: str, step: int | None, 
 
 
 def _write_weights(folder: Path, table: PolicyTable, checkpoint: "Checkpoint") -> None:
-    from mrl.checkpoint.training_state import restore_weights, saved_weights
-    from mrl.models.load import load_policy
+    from mrl.models.load_policy import load_policy
     from mrl.models.lora import add_adapters, write_adapters
     from mrl.models.parameters import trained_weights, whole_weights
     from mrl.weights.publish import write_weights
+    from mrl.weights.training_state import restore_weights, saved_weights
 
     lora = table.learner.lora
     if lora is None:

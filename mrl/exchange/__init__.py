@@ -1,7 +1,7 @@
 """Exchange (SEE in the paper, arXiv 2605.07244): the daemon through which policies pass each other their experience.
 
-Protocol: `mrl.records.exchange`. Learners and workers speak to it through `client`, which blocks them only where they
-ask for it, and with a bound. The file in which everything stands: `store`, and docs/exchange.md.
+Protocol: `mrl.records.exchange_messages`. Learners and workers speak to it through `client`, which blocks them only
+where they ask for it, and with a bound. The file in which everything stands: `store`, and docs/exchange.md.
 
 Invariants: what was acknowledged is committed, and is found, or was evicted and counted; nothing is stored or delivered
 that is older than allowed, counted in versions of its source and never by a clock; memory, file, queues and tables are

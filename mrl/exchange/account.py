@@ -8,7 +8,7 @@ from mrl.exchange.sessions import Session
 from mrl.exchange.shelf import PolicyRecords, Shelf
 from mrl.exchange.versions import VersionBook
 from mrl.exchange.watches import Watches
-from mrl.records.exchange import ClientState, PolicyShelf
+from mrl.records.exchange_messages import ClientState, PolicyShelf
 from mrl.records.version import Version
 
 MAX_SHOWN_CLIENTS = 256

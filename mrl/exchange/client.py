@@ -21,7 +21,7 @@ from mrl.exchange.limits import ClientLimits, Limits
 from mrl.exchange.publisher import Publisher
 from mrl.exchange.questions import Question, Questions, slices
 from mrl.records.codec import decode, encode
-from mrl.records.exchange import (
+from mrl.records.exchange_messages import (
     Announce,
     Barrier,
     BarrierState,
@@ -54,8 +54,8 @@ class Link(Protocol):
     def post(self, body: bytes) -> bool:
         """Queue a message."""
 
-    def request_reconnect(self) -> None:
-        """Look up the daemon's address again."""
+    def restart(self) -> None:
+        """Look up the daemon's address again, and drop what is queued."""
 
     def close(self, timeout_s: float) -> None:
         """End the link."""
@@ -96,6 +96,8 @@ class ExchangeClient:
         self._subscription: Subscribe | None = None
         self._barrier: Barrier | None = None
         self._missing: list[str] = []
+        self._progress: Callable[[], int] = lambda: 0
+        self._progress_of: dict[str, int] = {}
         self._newest: Announce | None = None
         self._resumed: Announce | None = None
         self._last_ping = 0
@@ -217,6 +219,18 @@ class ExchangeClient:
             self._changed.wait_for(lambda: not self._missing, timeout_s)
             return list(self._missing)
 
+    def tell(self, progress: Callable[[], int]) -> None:
+        """Say with every Ping how far this policy is, to those who wait for it at a barrier.
+
+        The link's thread asks: a number that changes whenever the policy gets on.
+        """
+        self._progress = progress
+
+    def progress_of(self, policy: str) -> int:
+        """How far a policy that is missing at the barrier said that it was; 0 where it said nothing."""
+        with self._lock:
+            return self._progress_of.get(policy, 0)
+
     def unwatch(self, prompt_ids: Iterable[str]) -> None:
         """No longer interested in these prompts."""
         with self._lock:
@@ -267,25 +281,27 @@ class ExchangeClient:
                     self._note_storage(message.storage, now_s)
                 case BarrierState() if self._barrier is not None and message.number == self._barrier.number:
                     self._missing = message.missing
+                    self._progress_of.update(zip(message.missing, message.progress, strict=False))
             if is_restarted or (isinstance(message, Welcome) and not message.known):
                 self._greet_again(now_s, at_once=is_restarted)
             self._changed.notify_all()
 
     def on_tick(self, now_s: float) -> None:
         """Ping, send again what is unanswered, and look for a daemon that fell silent; the link's thread calls this."""
+        progress = self._progress() if now_s - self._pinged_s >= PING_S else 0  # it may wait for what others hold
         with self._lock:
             if self._link is None:
                 return
             asked = self._asked.due(now_s)
             if asked.reconnects:
                 self._counts["reconnects"] += 1
-                self._link.request_reconnect()
+                self._link.restart()
                 self._pinged_s = -math.inf
                 self._publisher.start_over(now_s)
             if now_s - self._pinged_s >= PING_S:
                 self._pinged_s = now_s
                 self._last_ping = self._asked.report(now_s)
-                self._post(Ping(client=self._client))
+                self._post(Ping(client=self._client, progress=progress))
                 self._repeat_standing()
             for body in asked.bodies:
                 self._send(body)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mrl.exchange.shelf import Entry
-from mrl.records.exchange import Announce
+from mrl.records.exchange_messages import Announce
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from mrl.exchange.transaction import Transaction
 from mrl.exchange.versions import VersionBook
 from mrl.exchange.watches import Watches
 from mrl.records.codec import decode
-from mrl.records.exchange import (
+from mrl.records.exchange_messages import (
     Announce,
     Barrier,
     BarrierState,
@@ -206,6 +206,7 @@ class ExchangeCore:
         return [(client, self._welcome(known=client in self.sessions))]
 
     def _on_ping(self, client: bytes, session: Session, message: Ping, now_s: float) -> Outgoing:
+        self.barriers.got_on(session.policy, message.progress)
         return [(client, self._welcome(known=True))]
 
     def _on_put(self, client: bytes, session: Session, message: Put, now_s: float) -> Outgoing:
@@ -251,8 +252,9 @@ class ExchangeCore:
         # Of the policy that the key has proved, whatever the message says.
         told = self.barriers.arrive(client, session.policy, message.number, message.members)
         return [
-            (other, BarrierState(incarnation=self.incarnation, number=number, missing=missing))
+            (other, BarrierState(incarnation=self.incarnation, number=number, missing=missing, progress=progress))
             for other, number, missing in told
+            for progress in [self.barriers.progress(missing)]
         ]
 
     def _forget(self, client: bytes) -> None:

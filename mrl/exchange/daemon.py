@@ -15,7 +15,7 @@ from mrl.exchange.limits import Limits
 from mrl.exchange.store import Store
 from mrl.exchange.writer import Writer
 from mrl.records.codec import encode
-from mrl.records.exchange import Stat
+from mrl.records.exchange_messages import Stat
 from mrl.transport.endpoints import port_of, publish_endpoint, read_endpoint
 from mrl.transport.grants import Grant
 from mrl.transport.keys import RunKeys

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from mrl.errors import RecordError
 from mrl.exchange.limits import ClientLimits
 from mrl.records.codec import decode
-from mrl.records.exchange import Deliver
+from mrl.records.exchange_messages import Deliver
 from mrl.records.experience import Received, ScoreRequestRecord, experience_decoder
 
 MAX_REMEMBERED_IDS = 256

@@ -11,7 +11,7 @@ from mrl.exchange.limits import Limits
 from mrl.exchange.shelf import Entry, Shelf
 from mrl.exchange.transaction import Judged, Removal, Transaction
 from mrl.exchange.versions import VersionBook
-from mrl.records.exchange import Announce, Put
+from mrl.records.exchange_messages import Announce, Put
 from mrl.records.tags import Tags, tags_of
 
 RETRY_S = 1.0

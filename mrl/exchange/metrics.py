@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from mrl.exchange.store import DISK_FULL, LOCKED
-from mrl.records.exchange import PairFlow, PolicyShelf, Stat
+from mrl.records.exchange_messages import PairFlow, PolicyShelf, Stat
 
 SILENCE_S = 5.0
 """A loop that has not turned for so long stands still; it turns at least twice a second."""

@@ -8,7 +8,7 @@ import structlog
 
 from mrl.exchange.limits import ClientLimits
 from mrl.records.codec import MAX_MESSAGE_BYTES, encode
-from mrl.records.exchange import MAX_PUT_RECORDS, Put, PutAck
+from mrl.records.exchange_messages import MAX_PUT_RECORDS, Put, PutAck
 from mrl.records.experience import ExperienceRecord
 from mrl.transport.requests import Requests
 

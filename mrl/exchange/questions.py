@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mrl.exchange.limits import ClientLimits
 from mrl.records.codec import encode
-from mrl.records.exchange import Deliver, Fetch, Unwatch
+from mrl.records.exchange_messages import Deliver, Fetch, Unwatch
 from mrl.records.experience import RecordKind
 from mrl.transport.requests import Requests
 

@@ -22,7 +22,7 @@ from mrl.exchange.contents import Contents
 from mrl.exchange.limits import Durability, Limits
 from mrl.exchange.shelf import Entry
 from mrl.exchange.transaction import Transaction
-from mrl.records.exchange import Announce
+from mrl.records.exchange_messages import Announce
 from mrl.records.tags import mean_reward_of, tags_of
 from mrl.records.version import Version
 

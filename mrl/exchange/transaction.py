@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mrl.exchange.shelf import Entry
-from mrl.records.exchange import Announce
+from mrl.records.exchange_messages import Announce
 
 
 class Judged(NamedTuple):

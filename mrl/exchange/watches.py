@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from mrl.exchange.limits import WATCH_OVERHEAD_BYTES, Limits
 from mrl.exchange.shelf import Entry, Shelf
 from mrl.exchange.versions import VersionBook
-from mrl.records.exchange import Fetch, PairFlow
+from mrl.records.exchange_messages import Fetch, PairFlow
 from mrl.records.experience import RecordKind
 
 MAX_IDLE_PAIRS = 10_000

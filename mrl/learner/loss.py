@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from mrl.learner.packing import PackedBatch
-from mrl.objectives.inputs import TermInputs
+from mrl.objectives.ratios import spread
 from mrl.objectives.regularizer import regularizer_losses
-from mrl.objectives.spreading import spread
-from mrl.objectives.terms import term_losses
+from mrl.objectives.terms import TermInputs, term_losses
 from mrl.sharing.regime import Component
 
 

@@ -7,25 +7,12 @@ never carry gradient.
 
 Shapes: T packed tokens, V vocabulary, D hidden width.
 
-What a term is
-- `specs`          the terms as plain values, without torch
-- `inputs`         what a term sees of its tokens
-- `terms`          spec -> function, one dict
-
-The terms
-- `clipped`        PPO, GRPO, Dr.GRPO, DAPO, GSPO
-- `cispo`, `dppo`  clipped weights; a trust region of probabilities
-- `imitation`      the log-likelihood term of SGT's rescues
-- `cross_sequence` HACPO's rows of another agent
-- `grafted`        GRAFT's rows of a peer
-- `trrd`           RLAD's ratio to old policy and teacher
-- `shaped`         LUFFY's off-policy rows
-
-Their parts
-- `logprobs`       log-probability and entropy of given tokens from hidden states, in checkpointed chunks
-- `ratios`, `rows` bounded ratios of tokens and rows; sums and means over rows
-- `spreading`      a peer's log-probs of spans, divided over their tokens
-- `correction`     detached weights against staleness and engine mismatch
-- `kl`, `regularizer`  divergence from a reference, entropy bonus
-- `diagnostics`    numbers to look at, without gradient
+- `specs`        the terms as plain values, without torch
+- `terms`        one function per spec: PPO, GRPO, Dr.GRPO, DAPO, GSPO, CISPO, DPPO; the terms of SGT, HACPO, GRAFT,
+                 RLAD, LUFFY
+- `ratios`       bounded ratios of tokens and rows, corrections against staleness, a peer's spans divided over tokens
+- `regularizer`  divergence from a reference, entropy bonus
+- `logprobs`     log-probability and entropy of given tokens from hidden states, in checkpointed chunks
+- `liger`        the same by Liger's fused kernel
+- `diagnostics`  numbers to look at, without gradient
 """

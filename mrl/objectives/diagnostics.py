@@ -8,10 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mrl.objectives.inputs import TermInputs
 from mrl.objectives.ratios import bounded_ratio
 from mrl.objectives.specs import Cispo, Clipped, Dppo, Grafted, Term, Trrd
-from mrl.objectives.terms import term_losses
+from mrl.objectives.terms import TermInputs, term_losses
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 Level = Literal["token", "sequence", "geometric"]
 
 Spreading = Literal["receiver_multiplicative", "receiver_additive", "none"]
-"""How a peer's log-prob of a span is read at the span's tokens, by own log-probs (`mrl.objectives.spreading`)."""
+"""How a peer's log-prob of a span is read at the span's tokens, by own log-probs (`mrl.objectives.ratios`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,24 +1,24 @@
-"""Which function computes which term: the one place where specs become numbers.
+"""The loss terms: what one token of a component contributes, and which function computes which spec.
+
+Every term is returned per token, unmasked and unnormalised. Advantages, proximal, behaviour and teacher values carry no
+gradient.
 
 Shapes: T tokens.
 """
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from mrl.objectives.cispo import cispo
-from mrl.objectives.clipped import clipped
-from mrl.objectives.cross_sequence import cross_sequence
-from mrl.objectives.dppo import dppo
-from mrl.objectives.grafted import grafted
-from mrl.objectives.imitation import imitation
-from mrl.objectives.inputs import TermInputs
-from mrl.objectives.shaped import shaped
+from mrl.objectives.ratios import bounded_exp, bounded_ratio, correction_weight, row_mean, sequence_ratio
 from mrl.objectives.specs import (
     Cispo,
     Clipped,
+    Correction,
     CrossSequence,
     Dppo,
     Grafted,
@@ -27,7 +27,188 @@ from mrl.objectives.specs import (
     Term,
     Trrd,
 )
-from mrl.objectives.trrd import trrd
+
+
+@dataclass(frozen=True, slots=True)
+class TermInputs:
+    """Log-probabilities in nats, advantages and rows of T tokens. Only `logprobs_T` carries gradient.
+
+    A row is never cut: all its tokens are here, in any order.
+    """
+
+    logprobs_T: Tensor
+    """Under the policy in training."""
+    proximal_T: Tensor
+    """Under the same policy at the start of the step."""
+    behaviour_T: Tensor
+    """Under the policy that sampled."""
+    advantages_T: Tensor
+    row_T: Tensor
+    """int64 row of each token, 0..R-1."""
+    teacher_T: Tensor
+    """Under a policy that only scored; NaN where it said nothing."""
+    update_index: int = 0
+    """Optimizer updates already made in this step."""
+
+
+def corrected(term_T: Tensor, spec: Correction | None, inputs: TermInputs) -> Tensor:
+    """The term times its weight; unchanged without a correction. Returns [T]."""
+    if spec is None:
+        return term_T
+    return correction_weight(spec, inputs.proximal_T, inputs.behaviour_T, inputs.row_T) * term_T
+
+
+def clipped(spec: Clipped, inputs: TermInputs) -> Tensor:
+    """`clipped_surrogate` of the ratio that `spec` names, times its correction.
+
+    With pi_prox recomputed at the start of the step and a token correction it is decoupled PPO (arXiv 2110.00641, eq.
+    7); with the sampler as base and without correction, PPO on rows of whoever sampled them. Returns [T].
+    """
+    base_T = inputs.proximal_T if spec.base == "proximal" else inputs.behaviour_T
+    if spec.ratio == "sequence":
+        ratio_T = sequence_ratio(inputs.logprobs_T, base_T, inputs.row_T)
+    else:
+        ratio_T = bounded_ratio(inputs.logprobs_T, base_T)
+    term_T = clipped_surrogate(
+        ratio_T, inputs.advantages_T, clip_low=spec.clip_low, clip_high=spec.clip_high, dual_clip=spec.dual_clip
+    )
+    return corrected(term_T, spec.correction, inputs)
+
+
+def clipped_surrogate(
+    ratio_T: Tensor, advantages_T: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> Tensor:
+    """Per-token clipped surrogate, as a loss.
+
+        L_t = -min(r_t A_t, clip(r_t, 1 - low, 1 + high) A_t);   where A_t < 0:  L_t <- min(L_t, -dual A_t)
+
+    With r = pi_theta / pi_prox, equal clips give PPO (arXiv 1707.06347, eq. 7) and, with group-normalised advantages,
+    GRPO (arXiv 2402.03300, eq. 3); a larger `clip_high` is DAPO's clip-higher (arXiv 2503.14476, eq. 8); a ratio of
+    whole rows is GSPO (arXiv 2507.18071, eq. 5). The dual clip bounds what one unlikely token of a bad answer can cost
+    (arXiv 1912.09729). Gradient flows through `ratio_T` only; it is exactly 0 where A_t = 0. Returns [T].
+    """
+    advantages_T = advantages_T.detach()
+    clipped_T = ratio_T.clamp(1 - clip_low, 1 + clip_high)
+    loss_T = -torch.minimum(ratio_T * advantages_T, clipped_T * advantages_T)
+    if dual_clip is None:
+        return loss_T
+    return torch.where(advantages_T < 0, torch.minimum(loss_T, -dual_clip * advantages_T), loss_T)
+
+
+def cispo(spec: Cispo, inputs: TermInputs) -> Tensor:
+    """Per-token likelihood term with a detached, clipped ratio as its weight.
+
+        L_t = -sg[ clip(r_t, 1 - low, 1 + high) ] A_t log pi_theta(y_t),   r_t = pi_theta(y_t) / pi_prox(y_t)
+
+    arXiv 2506.13585, eqs. 4 and 5. No token loses its gradient. A ratio is never negative, so `clip_low` >= 1 clips
+    nothing. Gradient flows through log pi_theta only: -clip(r_t) A_t. Returns [T].
+    """
+    ratio_T = bounded_ratio(inputs.logprobs_T, inputs.proximal_T).detach()
+    weight_T = ratio_T.clamp(1 - spec.clip_low, 1 + spec.clip_high)
+    return corrected(-weight_T * inputs.advantages_T.detach() * inputs.logprobs_T, spec.correction, inputs)
+
+
+def dppo(spec: Dppo, inputs: TermInputs) -> Tensor:
+    """Policy-gradient term of the tokens whose probability has not yet moved too far, and a pull back for all.
+
+        L_t = -keep_t A_t r_t + penalty (log r_t)^2,   r_t = pi_theta(y_t) / pi_behaviour(y_t)
+        keep_t = 0  where A_t > 0 and pi_theta - pi_behaviour >  gap
+                 or where A_t < 0 and pi_theta - pi_behaviour < -gap,  else 1
+
+    The rule of prime-rl (total-variation mask, squared log-ratio penalty). A rare token may grow by a large factor, a
+    likely one may not. Gradient flows through log pi_theta in both summands, none through keep. Returns [T].
+    """
+    logprobs_T, behaviour_T, advantages_T = inputs.logprobs_T, inputs.behaviour_T.detach(), inputs.advantages_T.detach()
+    gap_T = logprobs_T.detach().exp() - behaviour_T.exp()
+    moved_T = torch.where(advantages_T > 0, gap_T, -gap_T)
+    keep_T = (moved_T <= spec.max_probability_gap).to(logprobs_T.dtype)
+    reward_T = keep_T * advantages_T * bounded_ratio(logprobs_T, behaviour_T)
+    return spec.penalty * (logprobs_T - behaviour_T).square() - reward_T
+
+
+def imitation(spec: Imitation, inputs: TermInputs) -> Tensor:
+    """Per-token negative log-likelihood of given tokens.
+
+        L_t = -log pi_theta(y*_t | x, y*_<t)
+
+    The residual term of success-gated transfer (SGT, arXiv 2605.07244) is the mean of it over the tokens of one
+    verified peer answer: no ratio, no clip, no advantage. Gradient flows through `logprobs_T`. Returns [T].
+    """
+    return -inputs.logprobs_T
+
+
+def cross_sequence(spec: CrossSequence, inputs: TermInputs) -> Tensor:
+    """Stepwise clipped sequence ratio times advantage, without a min.
+
+        L_t = -c(s_t) sg[c(s_t)]^alpha A,   c(s) = clip(s, min(1, lower + m lower_step), 1)
+        s   = exp( mean_t log pi_theta(y_t) - mean_t log pi_source(y_t) )
+
+    arXiv 2603.02604, cross-agent part of the objective; A holds the capability ratio. `behaviour_T` is the source's
+    mean over its own tokens, at every token of the row; m is the number of updates already made in this step. Where s
+    lies outside the clip the gradient is exactly 0, whatever the sign of A. The token form of GSPO gives each token its
+    share of the gradient, -s^(alpha + 1) A. Returns [T].
+    """
+    lower = min(1.0, spec.lower + inputs.update_index * spec.lower_step)
+    ratio_T = sequence_ratio(inputs.logprobs_T, inputs.behaviour_T, inputs.row_T).clamp(lower, 1.0)
+    return -ratio_T * ratio_T.detach().pow(spec.alpha) * inputs.advantages_T.detach()
+
+
+def grafted(spec: Grafted, inputs: TermInputs) -> Tensor:
+    """`graft_weight` times the clipped term, whose ratio is the receiver's own pi_theta / pi_prox.
+
+    From "Learning beyond what you sample" (GRAFT). Gradient flows through the clipped term only. Returns [T].
+    """
+    weight_T = graft_weight(inputs.proximal_T, inputs.behaviour_T, inputs.row_T, floor=spec.floor)
+    return weight_T * clipped(spec.clipped, inputs)
+
+
+def graft_weight(proximal_logprobs_T: Tensor, behaviour_logprobs_T: Tensor, row_T: Tensor, *, floor: float) -> Tensor:
+    """Weight of each token's row, from the parameters at the start of the step.
+
+        w = 1[s > floor] min(s, 1),   s = exp( mean_t log pi_prox(y_t) - mean_t log pi_source(y_t) )
+
+    `behaviour_logprobs_T` is the source's mean over its own tokens, at every token of the row. No gradient flows.
+    Returns [T].
+    """
+    ratio_T = bounded_exp(row_mean(proximal_logprobs_T - behaviour_logprobs_T, row_T))
+    return torch.where(ratio_T > floor, ratio_T.clamp(max=1.0), 0.0)
+
+
+def trrd(spec: Trrd, inputs: TermInputs) -> Tensor:
+    """Clipped surrogate of the ratio to a mixture of the old policy and the teacher.
+
+        log r_t = alpha (log pi_theta - log pi_prox) + (1 - alpha) clamp(log pi_theta - log pi_teacher)
+
+    arXiv 2602.22495, eq. 3 (alpha = 1 is GRPO); the clamp to +-`teacher_clamp` is its appendix B, read as a plain one:
+    outside it the teacher's part has no gradient. Where the teacher's number is not finite, the ratio is pi_theta /
+    pi_prox. Gradient flows through log pi_theta only. Returns [T].
+    """
+    ratio_T = bounded_exp(mixed_log_ratio(spec, inputs.logprobs_T, inputs.proximal_T, inputs.teacher_T))
+    term_T = clipped_surrogate(
+        ratio_T, inputs.advantages_T, clip_low=spec.clip_low, clip_high=spec.clip_high, dual_clip=spec.dual_clip
+    )
+    return corrected(term_T, spec.correction, inputs)
+
+
+def mixed_log_ratio(spec: Trrd, logprobs_T: Tensor, proximal_T: Tensor, teacher_T: Tensor) -> Tensor:
+    """log r of `trrd` in nats, not yet bounded; gradient through `logprobs_T` only. Returns [T]."""
+    own_T = logprobs_T - proximal_T.detach()
+    teacher_gap_T = logprobs_T - teacher_T.detach()
+    if spec.teacher_clamp is not None:
+        teacher_gap_T = teacher_gap_T.clamp(-spec.teacher_clamp, spec.teacher_clamp)
+    return torch.where(teacher_T.isfinite(), spec.alpha * own_T + (1 - spec.alpha) * teacher_gap_T, own_T)
+
+
+def shaped(spec: Shaped, inputs: TermInputs) -> Tensor:
+    """Per-token shaped likelihood, neither ratio nor clip.
+
+        L_t = -A_t f(pi_theta(y_t)),   f(p) = p / (p + gamma) = sigmoid(log p - log gamma)
+
+    arXiv 2504.14945, off-policy part. f'(p) p = gamma p / (p + gamma)^2 is largest at p = gamma, where the plain
+    policy gradient would favour tokens that are likely already. Gradient flows through `logprobs_T`. Returns [T].
+    """
+    return -inputs.advantages_T.detach() * torch.sigmoid(inputs.logprobs_T - math.log(spec.gamma))
+
 
 TERMS: dict[type[Any], Callable[[Any, TermInputs], Tensor]] = {
     Clipped: clipped,

@@ -3,7 +3,7 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mrl.bandit.style import SOFT, png, quiet_style
+from mrl.plots import SOFT, png, quiet_style
 from mrl.report.comparison import AVERAGE, Comparison
 from mrl.report.palette import colour_of
 

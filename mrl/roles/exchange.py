@@ -28,7 +28,7 @@ from mrl.exchange.daemon import ExchangeDaemon
 from mrl.exchange.limits import MIB, Limits
 from mrl.exchange.metrics import ExchangeCollector
 from mrl.metrics.telemetry import Telemetry
-from mrl.records.exchange import Stat
+from mrl.records.exchange_messages import Stat
 from mrl.roles import wiring
 from mrl.transport.endpoints import port_of, publish_endpoint, read_endpoint
 from mrl.transport.keys import load_keys

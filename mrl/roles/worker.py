@@ -32,7 +32,7 @@ from mrl.launch.sleep_line import WorkerLine
 from mrl.launch.unit_workers import UNIT, UNIT_EPOCH
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.prompting import PromptEncoder
-from mrl.records.evaluation import result_name
+from mrl.records.evaluation_messages import result_name
 from mrl.records.experience import ExperienceRecord
 from mrl.records.rollouts import ScoredGroup
 from mrl.roles import wiring
@@ -41,9 +41,9 @@ from mrl.rollout.duties import Duties
 from mrl.rollout.frozen import FROZEN, FrozenLife
 from mrl.rollout.frozen_evaluation import FrozenEvaluation
 from mrl.rollout.link import WorkerLink
-from mrl.rollout.loop import RolloutLoop
+from mrl.rollout.peer_scoring import Scorer
 from mrl.rollout.sampling import Sampler
-from mrl.rollout.scoring import Scorer
+from mrl.rollout.worker_loop import RolloutLoop
 from mrl.sharing.regime import Author, Regime
 from mrl.sharing.regimes import build_regime, scorers
 from mrl.sharing.setting import policy_setting
@@ -118,7 +118,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         publish=_publisher(regime, receiver, policy, _sender(config, exchange, telemetry, stop)),
         scorer=scorer,
         max_staleness_versions=table.learner.max_staleness_versions,
-        held_out_share=config.evaluation.share,
+        held_out_share=None if config.evaluation.every == NO_EVALUATION else config.evaluation.share,
         in_step=config.run.sync,
     )
     assert link is not None, "a policy that learns"
@@ -136,7 +136,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         raise RoleFailed("it was stopped for longer than its lease: its unit may be somebody else's by now")
     if UNIT not in os.environ:  # a unit is free once its node has seen this process end
         sampler.engine.close()
-        lease.give_back()
+        lease.give_back(time.monotonic())
     return 0
 
 
@@ -199,6 +199,7 @@ def _frozen_evaluation(
         sampler.pool.held_out,
         folder=folder.evaluation,
         max_answers=answers_at_once(config, sampler.policy),
+        share=config.evaluation.share,
     )
 
 
@@ -271,11 +272,11 @@ def _sender(
 
 
 def _connect_learner(folder: RunFolder, policy: str, role: str, closing: ExitStack) -> WorkerLink:
-    work = WorkerLink(role)
+    work = WorkerLink(role, learner=f"learner/{policy}")
     client = wiring.link(
         folder, f"learner-{policy}", identity=role, on_message=work.on_message, on_tick=work.on_tick, closing=closing
     )
-    work.open(client.post, client.request_reconnect)
+    work.open(client.post, client.restart)
     return work
 
 
@@ -292,7 +293,7 @@ def _connect_allocator(folder: RunFolder, role: str, lease: LeaseHolder, loop: R
         on_tick=lambda now_s: lease.on_tick(now_s, used()),
         closing=closing,
     )
-    lease.open(client.post, client.request_reconnect)
+    lease.open(client.post, client.restart)
 
 
 def _publisher(

@@ -14,7 +14,7 @@ from mrl.alignment.aligned_batch import AlignedBatch, AlignedTrace
 from mrl.alignment.flags import Rejected
 from mrl.alignment.peer_answer import PeerAnswer, bare_text, validate
 from mrl.alignment.receiver import Receiver
-from mrl.alignment.source import describe_answers
+from mrl.alignment.sampled_answers import describe_answers
 from mrl.alignment.translate import translate_batch
 from mrl.records.codec import unpack_array
 from mrl.records.experience import RolloutRecord, SharedAnswer, TokenTrace

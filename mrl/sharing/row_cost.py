@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mrl.alignment.flags import Flag
 from mrl.alignment.residual import RowResiduals, row_residuals
 from mrl.alignment.selection import select_rows
-from mrl.records.telemetry import RowResidual
+from mrl.records.telemetry_messages import RowResidual
 from mrl.sharing.cost import SharedRows, Tried, usable_rows
 
 Logprobs = Mapping[int, npt.NDArray[np.float32]]

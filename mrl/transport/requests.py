@@ -11,17 +11,21 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+import msgspec
 import structlog
+
+from mrl.errors import RecordError
+from mrl.records.codec import decode
 
 SILENCE_S = 3.0
 """After so long without a word, while an answer is awaited, the server's address is looked up again."""
-REPEAT_S = 1.0
-MAX_REPEAT_S = 16.0
-WINDOW_REQUESTS = 256
-WINDOW_BYTES = 4 * 1024 * 1024
+REPEAT_S, MAX_REPEAT_S = 1.0, 16.0
+WINDOW_REQUESTS, WINDOW_BYTES = 256, 4 * 1024 * 1024
 MAX_REPORTS = 64
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -61,10 +65,10 @@ class Requests:
         self.window_requests, self.window_bytes = window_requests, window_bytes
         """Requests that may be under way at once. One always may, whatever its length."""
         self.next_number = first_number
-        self.num_bytes = 0
-        """Length of all unanswered requests."""
+        self.newest_report = self.num_bytes = 0
+        """Number of the newest report, and length of all unanswered requests."""
         self.repeats = self.reconnects = 0
-        """Requests that were sent again, and links that were given up, since the start."""
+        """Requests that were sent again, and links that were given up."""
         self._repeat_s, self._silence_s = repeat_s, silence_s
         self._unanswered: dict[int, _Request] = {}
         self._unsent: dict[int, _Request] = {}
@@ -85,15 +89,16 @@ class Requests:
 
     def post(self, body: bytes, now_s: float) -> int:
         """Keep a request until it is answered; returns its number."""
-        number, request = self._take_number(), _Request(body, now_s, wait_s=self._repeat_s)
+        number, self.next_number = self.next_number, self.next_number + 1
+        request = _Request(body, now_s, wait_s=self._repeat_s)
         self._unanswered[number] = self._unsent[number] = request
         self.num_bytes += len(body)
         return number
 
     def report(self, now_s: float) -> int:
         """A report is sent now, by the caller, beside any window; returns its number."""
-        number = self._take_number()
-        self._reports[number] = now_s
+        number, self.next_number = self.next_number, self.next_number + 1
+        self.newest_report, self._reports[number] = number, now_s
         if len(self._reports) > MAX_REPORTS:
             del self._reports[list(self._reports)[1]]  # the first one dates the silence
         return number
@@ -114,11 +119,6 @@ class Requests:
         self._newest_answer = (number, now_s)
         return True
 
-    def answered_upto(self, number: int, now_s: float) -> None:
-        """All requests up to this number are answered."""
-        for other in [other for other in self._unanswered if other <= number]:
-            self.answered(other, now_s)
-
     def forget(self, number: int) -> bool:
         """Await no answer any more to a request, or to a report and those before it; whether one was awaited."""
         if number in self._reports:
@@ -134,12 +134,13 @@ class Requests:
 
     def waited_s(self, now_s: float) -> float:
         """For how long an answer has been awaited without a word from the server; 0 when none is awaited."""
-        return max(0.0, now_s - max(self._heard_s, self._asked_first_s(now_s)))
+        first = next(iter(self._unanswered.values()), None)
+        first_s = min(now_s if first is None else first.asked_s, next(iter(self._reports.values()), now_s))
+        return max(0.0, now_s - max(self._heard_s, first_s))
 
     def due(self, now_s: float) -> Due:
         """What is due by the time: a new link after silence, and what is sent again."""
-        silent_s = now_s - max(self._heard_s, self._reconnected_s, self._asked_first_s(now_s))
-        if reconnects := silent_s > self._silence_s:
+        if reconnects := min(self.waited_s(now_s), now_s - self._reconnected_s) > self._silence_s:
             self._reconnected_s = now_s
             self.reconnects += 1
             self.start_over()
@@ -171,10 +172,6 @@ class Requests:
         for request in self._unanswered.values():
             request.wait_s = self._repeat_s
 
-    def _take_number(self) -> int:
-        self.next_number += 1
-        return self.next_number - 1
-
     def _is_lost(self, number: int, request: _Request, now_s: float) -> bool:
         """Whether to send it again. A server that has said nothing since needs another link, not another copy."""
         if number in self._unsent or self._heard_s <= request.sent_s:
@@ -183,10 +180,6 @@ class Requests:
         waits_since_s = max(request.sent_s, answered_s) if number > newest else request.sent_s
         return now_s - waits_since_s >= request.wait_s
 
-    def _asked_first_s(self, now_s: float) -> float:
-        requests, reports = next(iter(self._unanswered.values()), None), next(iter(self._reports.values()), now_s)
-        return reports if requests is None else min(requests.asked_s, reports)
-
 
 class RequestLink:
     """Shared between its owner's thread and the link's: posts what is due, and says aloud when nobody answers."""
@@ -194,9 +187,8 @@ class RequestLink:
     def __init__(self, whom: str, requests: Requests) -> None:
         """`whom` names the server in the log."""
         self.core = requests
-        """The core itself, for an owner whose own lock guards all that it does here."""
-        self._whom = whom
-        self._lock = threading.RLock()  # an answer may come while the request is posted
+        """For an owner whose own lock guards all that it does here."""
+        self._whom, self._lock = whom, threading.RLock()  # an answer may come while the request is posted
         self._post: Callable[[bytes], object] = lambda _: None
         self._reconnect: Callable[[], object] = lambda: None
         self._has_heard, self._told_s = False, 0.0
@@ -214,14 +206,14 @@ class RequestLink:
         with self._lock:
             number = self.core.post(body, now_s)
             self._send(self.core.first(now_s))
-        return number
+            return number
 
     def report(self, body: bytes, now_s: float) -> int:
         """Send a report once; returns its number."""
         with self._lock:
             number = self.core.report(now_s)
-            self._send([body])
-        return number
+            self._post(body)
+            return number
 
     def answered(self, number: int | None, now_s: float) -> bool:
         """See `Requests.answered`."""
@@ -231,25 +223,28 @@ class RequestLink:
             self._has_heard, self._told_s = True, 0.0
             is_new = self.core.answered(number, now_s)
             self._send(self.core.first(now_s))
-        return is_new
+            return is_new
+
+    def read(self, body: bytes, using: msgspec.msgpack.Decoder[T]) -> T | None:
+        """Decode what the server said; what cannot be read leaves a line in the log."""
+        try:
+            return decode(body, using)
+        except RecordError as error:
+            log.warning("unreadable answer", whom=self._whom, error=str(error))
+            return None
 
     def on_tick(self, now_s: float) -> None:
         """Send what is due; after silence, over a new link."""
         with self._lock:
-            waited_s = self.core.waited_s(now_s)
-            due = self.core.due(now_s)
+            waited_s, due = self.core.waited_s(now_s), self.core.due(now_s)
             if due.reconnects:
-                self._tell(waited_s)
+                if waited_s >= 2 * self._told_s:  # first, and whenever the silence is twice as long
+                    self._told_s = waited_s
+                    say = log.warning if self._has_heard else log.info  # one that starts has yet to answer
+                    say("no answer", whom=self._whom, for_s=round(waited_s, 1), reconnects=self.core.reconnects)
                 self._reconnect()
             self._send(due.bodies)
 
     def _send(self, bodies: list[bytes]) -> None:
         for body in bodies:
             self._post(body)
-
-    def _tell(self, waited_s: float) -> None:
-        """At the first reconnect, and whenever the silence is twice as long."""
-        if waited_s >= 2 * self._told_s:
-            self._told_s = waited_s
-            say = log.warning if self._has_heard else log.info  # one that starts has yet to answer
-            say("no answer", whom=self._whom, for_s=round(waited_s, 1), requests=len(self.core))

@@ -18,14 +18,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mrl.errors import PeerLost, RoleFailed
-from mrl.models.parameters import Source
+from mrl.models.parameters import TensorSource
 from mrl.models.tensor_broadcast import BroadcastGroup, gpu_id, numbered, open_store
 from mrl.records.rollouts import Meeting, WeightsNotice, WeightsRequest, WeightsRoute
 from mrl.records.version import Version
 from mrl.transport.endpoints import reachable_host
 from mrl.weights.held import Held, HeldWeights
 from mrl.weights.manifest import Canary, Manifest
-from mrl.weights.meetings import Asking, Meetings, backend_of
+from mrl.weights.meetings import Meetings, WaitingWorker, backend_of
 from mrl.weights.publish import Publisher, WhenWhole
 
 KEPT = 3
@@ -49,6 +49,8 @@ class BroadcastPublisher:
         self._number = 0
         self._last: tuple[BroadcastGroup, dist.Store] | None = None
         self._failure: Exception | None = None
+        self._lasts: threading.Event | None = None
+        """Set when the version that lasts is there."""
         self._writing = threading.Lock()
         self._written: tuple[Version, Path] | None = None
         """The version written last, and its manifest."""
@@ -63,21 +65,31 @@ class BroadcastPublisher:
 
     def begin(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[TensorSource],
         version: Version,
         canary: Canary | None,
         when_whole: WhenWhole | None = None,
         *,
         lasts: bool = False,
     ) -> None:
-        """Keep a copy of a version; its manifest is there at once. Raises OSError, RoleFailed."""
+        """Keep a copy of a version; its manifest is there at once. Raises OSError, RoleFailed.
+
+        One that `lasts` is written as files, by the thread that sends: who wants it later finds nobody to send it.
+        """
         assert canary is not None, "it is the first rank's"
+        if lasts:
+            held = self._copied(((source.name, source.whole()) for source in sources), version, canary)
+            written = self._lasts = threading.Event()
+            self._begin(lambda: self._write_last(held, written, when_whole))
+            return
         path = self.publish_weights(((source.name, source.whole()) for source in sources), version, canary)
         if when_whole is not None:
             when_whole(path)
 
     def finish(self) -> None:
-        """Nothing is left to wait for. Raises RoleFailed."""
+        """Wait for a version that `lasts`; for others there is nothing to wait. Raises RoleFailed."""
+        while self._lasts is not None and not self._lasts.wait(CLOSE_S):
+            self.check()  # what its thread does meanwhile has bounds of its own
         self.check()
 
     def check(self) -> None:
@@ -85,11 +97,16 @@ class BroadcastPublisher:
         if self._failure is not None:
             raise RoleFailed(f"weights can no longer be sent: {self._failure!r}") from self._failure
 
+    @property
+    def progress(self) -> int:
+        """As `Publisher.progress`, of a version on its way into files."""
+        return self._files.progress
+
     @torch.no_grad()
     def publish_weights(self, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> Path:
         """Keep a copy of weights as they come; returns the path of the manifest. Raises OSError, RoleFailed."""
         self.check()
-        held = self._held.take(((name, self._rounded(tensor)) for name, tensor in weights), version, canary)
+        held = self._copied(weights, version, canary)
         manifest = Manifest(
             policy=self._files.policy,
             version=version,
@@ -109,6 +126,9 @@ class BroadcastPublisher:
         """Send no more; what is under way and does not end soon ends before the process does, within its own bounds."""
         self._jobs.put(None)
         self._thread.join(CLOSE_S)
+
+    def _copied(self, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> Held:
+        return self._held.take(((name, self._rounded(tensor)) for name, tensor in weights), version, canary)
 
     def _rounded(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._dtype) if self._dtype is not None and tensor.is_floating_point() else tensor
@@ -139,7 +159,7 @@ class BroadcastPublisher:
             self._begin(lambda: self._write_if_newest(newest.version))
         return found
 
-    def _call_together(self, party: list[Asking], notice: WeightsNotice) -> list[tuple[bytes, WeightsRoute]]:
+    def _call_together(self, party: list[WaitingWorker], notice: WeightsNotice) -> list[tuple[bytes, WeightsRoute]]:
         held = self._held.use(party[0].request.version)
         if held is None:  # there has been a newer one for a moment: they will be told of it
             return [_route(one, notice) for one in party]
@@ -204,6 +224,16 @@ class BroadcastPublisher:
         finally:
             self._held.release(held)
 
+    def _write_last(self, held: Held, written: threading.Event, when_whole: WhenWhole | None) -> None:
+        """Raises RoleFailed: nobody will offer this version again."""
+        try:
+            path = self._write(held)
+        except OSError as error:
+            raise RoleFailed(f"version {held.version}, the last one, cannot be written: {error}") from error
+        if when_whole is not None:
+            when_whole(path)
+        written.set()
+
     def _write(self, held: Held) -> Path:
         with self._writing:
             if self._written is None or self._written[0] != held.version:
@@ -217,7 +247,7 @@ class BroadcastPublisher:
 
 
 def _route(
-    asking: Asking, notice: WeightsNotice, *, meeting: Meeting | None = None, folder: str = ""
+    asking: WaitingWorker, notice: WeightsNotice, *, meeting: Meeting | None = None, folder: str = ""
 ) -> tuple[bytes, WeightsRoute]:
     route = WeightsRoute(attempt=asking.request.attempt, weights=notice, meeting=meeting, folder=folder)
     return asking.client, route

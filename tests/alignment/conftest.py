@@ -2,7 +2,6 @@
 
 import base64
 import json
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -10,9 +9,6 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from mrl.alignment.byte_table import piece_bytes
-
-# `alignment_properties` lies beside the tests and is imported by name, anew for every planted bug.
-sys.path.append(str(Path(__file__).parent))
 
 CORPUS = [
     "reverse: yah sun nus hay lamp pmal",

@@ -4,13 +4,13 @@ import unicodedata
 from random import Random
 
 import pytest
-from alignment_properties.generated import as_stranger, make_answer, sampled_answer
-from alignment_properties.kinds import KINDS, METASPACE, load
-from alignment_properties.rows_of_text import expect_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrl.alignment.translate import translate_batch
+from tests.support.alignment_properties.generated import as_stranger, make_answer, sampled_answer
+from tests.support.alignment_properties.kinds import KINDS, METASPACE, load
+from tests.support.alignment_properties.rows_of_text import expect_row
 
 # Characters without a meaning yet may combine in one edition of Unicode and not in another.
 combining = st.characters(categories=("Mn", "Mc")) | st.sampled_from("aeu\u0301\u0323\u0308\u1112\u1161\u11ab\uac00")

@@ -4,11 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 import pytest
-from alignment_properties import CHECKS
-from alignment_properties.generated import ADDED, CLASSES, ONLY_ANY_SEGMENTATION, make_answer, sampled_answer, text_for
-from alignment_properties.kinds import KINDS, METASPACE, Receivers, load
 
 from mrl.alignment.peer_answer import PeerAnswer
+from tests.support.alignment_properties import CHECKS
+from tests.support.alignment_properties.generated import (
+    ADDED,
+    CLASSES,
+    ONLY_ANY_SEGMENTATION,
+    make_answer,
+    sampled_answer,
+    text_for,
+)
+from tests.support.alignment_properties.kinds import KINDS, METASPACE, Receivers, load
 
 SEEDS = range(2)
 MIN_SHARE = 0.02

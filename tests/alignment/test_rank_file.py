@@ -6,8 +6,8 @@ import pytest
 
 from mrl.alignment.byte_table import byte_piece, piece_bytes
 from mrl.alignment.rank_file import PATTERNS, load_tekken, load_tiktoken_ranks
-from mrl.alignment.receiver import Retokenized
 from mrl.errors import ModelFolderError
+from tests.support.retokenizing import Retokenized, retokenize
 
 SPECIALS = {"<|endoftext|>": 9000, "<|im_end|>": 9001}
 UNJOINED = b"WYV"
@@ -47,7 +47,7 @@ def tekken_file(ranks, tmp_path):
 def test_ids_are_ranks(ranks, tiktoken_file):
     """Ids are the ranks of the file, join to the text, and specials stay silent."""
     receiver = load_tiktoken_ranks(tiktoken_file, pattern="llama3", special_tokens=SPECIALS, eos="<|im_end|>")
-    result = receiver.retokenize(TEXT.encode(), finished=True, max_tokens=999)
+    result = retokenize(receiver, TEXT.encode(), finished=True, max_tokens=999)
     assert isinstance(result, Retokenized)
     assert result.token_ids[-1] == receiver.eos_id == 9001
     data = {rank: piece for piece, rank in ranks.items()}
@@ -64,7 +64,7 @@ def test_ids_are_those_of_tiktoken(ranks, tiktoken_file):
     words = [piece.decode() for piece in ranks if piece.isascii() and len(piece) > 1]
     texts = [TEXT, *("".join(random.choice(words) for _ in range(6)) for _ in range(200))]
     for text in texts:
-        result = receiver.retokenize(text.encode(), finished=False, max_tokens=999)
+        result = retokenize(receiver, text.encode(), finished=False, max_tokens=999)
         assert result.token_ids.tolist() == encoding.encode_ordinary(text)
     assert receiver.encodes_with == "tokenizers"
 
@@ -75,7 +75,7 @@ def test_tekken_ids_follow_its_specials(ranks, tekken_file):
     assert receiver.eos_id == 2
     assert receiver.table.special_ids == set(range(10))
     assert receiver.table.pieces[10:] == tuple(ranks)
-    result = receiver.retokenize(TEXT.encode(), finished=False, max_tokens=999)
+    result = retokenize(receiver, TEXT.encode(), finished=False, max_tokens=999)
     assert receiver.completion_bytes(result.token_ids) == TEXT.encode()
 
 

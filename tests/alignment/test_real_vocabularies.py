@@ -1,7 +1,6 @@
 """Real vocabularies, read from the packages that carry them, against the libraries that define them."""
 
 import hashlib
-import importlib.util
 import unicodedata
 from pathlib import Path
 from random import Random
@@ -17,16 +16,12 @@ from mrl.alignment.residual import KINDS
 
 for package in ("tiktoken", "sentencepiece", "mistral_common", "dashscope"):
     pytest.importorskip(package)
+import real_vocabularies  # noqa: E402
 import sentencepiece  # noqa: E402
 import tiktoken  # noqa: E402
 
-# Reading a vocabulary takes seconds of CPU, which a busy machine stretches.
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.thorough
 
-TOOL = Path(__file__).parents[2] / "tools" / "real_vocabularies.py"
-SPEC = importlib.util.spec_from_file_location("real_vocabularies", TOOL)
-REAL = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(REAL)
 
 # Peer, receiver -> 1:1 share of receiver tokens in percent on worked word problems, as measured on other such texts.
 MEASURED = {
@@ -40,8 +35,11 @@ MEASURED = {
 @pytest.fixture(scope="module")
 def folders(request) -> dict[str, Path]:
     """Folders of three families; made once and kept by pytest's cache."""
-    root = Path(request.config.cache.mkdir("vocabularies")) / hashlib.sha256(TOOL.read_bytes()).hexdigest()[:16]
-    return {name: REAL.make_folder(name, root) for name in ("qwen", "tekken", "mistral_spm")}
+    root = (
+        Path(request.config.cache.mkdir("vocabularies"))
+        / hashlib.sha256(Path(real_vocabularies.__file__).read_bytes()).hexdigest()[:16]
+    )
+    return {name: real_vocabularies.make_folder(name, root) for name in ("qwen", "tekken", "mistral_spm")}
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +55,7 @@ def texts() -> list[str]:
 @pytest.mark.parametrize("name", ["qwen", "tekken"])
 def test_byte_table_is_that_of_tiktoken(receivers, name):
     """Every rank stands for the bytes that tiktoken gives it."""
-    ranks, pattern, shift = REAL.read_ranks(name)
+    ranks, pattern, shift = real_vocabularies.read_ranks(name)
     encoding = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     pieces = receivers[name].table.pieces
     assert len(ranks) > 100_000
@@ -67,7 +65,7 @@ def test_byte_table_is_that_of_tiktoken(receivers, name):
 @pytest.mark.parametrize("name", ["qwen", "tekken"])
 def test_ids_are_those_of_tiktoken(receivers, name):
     """Texts without literals of added tokens get the ids that tiktoken gives them."""
-    ranks, pattern, shift = REAL.read_ranks(name)
+    ranks, pattern, shift = real_vocabularies.read_ranks(name)
     encoding = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     receiver = receivers[name]
     plain = [text for text in texts() if "<think>" not in text]
@@ -80,7 +78,7 @@ def test_ids_are_those_of_tiktoken(receivers, name):
 
 def test_byte_table_is_that_of_sentencepiece(receivers):
     """Byte pieces are their byte, other pieces what SentencePiece decodes them to behind another piece."""
-    model = sentencepiece.SentencePieceProcessor(model_file=str(REAL.source_file("mistral_spm")))
+    model = sentencepiece.SentencePieceProcessor(model_file=str(real_vocabularies.source_file("mistral_spm")))
     receiver = receivers["mistral_spm"]
     x = model.piece_to_id("x")
     for index in range(model.get_piece_size()):
@@ -95,7 +93,7 @@ def test_byte_table_is_that_of_sentencepiece(receivers):
 
 def test_ids_are_those_of_sentencepiece(receivers):
     """Texts without the literal metaspace mark get SentencePiece's own ids."""
-    model = sentencepiece.SentencePieceProcessor(model_file=str(REAL.source_file("mistral_spm")))
+    model = sentencepiece.SentencePieceProcessor(model_file=str(real_vocabularies.source_file("mistral_spm")))
     plain = [text for text in texts() if "\u2581" not in text]
     cut = receivers["mistral_spm"].cut_texts(plain, [text.encode() for text in plain])
     assert not cut.faults
@@ -104,7 +102,7 @@ def test_ids_are_those_of_sentencepiece(receivers):
 
 def test_tekken_file_and_folder_are_one_tokenizer(receivers):
     """Read raw or as a tokenizer.json, the ranks give the same bytes and ids."""
-    raw, folder = load_tekken(REAL.source_file("tekken"), use_tiktoken=False), receivers["tekken"]
+    raw, folder = load_tekken(real_vocabularies.source_file("tekken"), use_tiktoken=False), receivers["tekken"]
     some = texts()
     ours, theirs = (r.cut_texts(some, [text.encode() for text in some]) for r in (raw, folder))
     assert ours.token_ids.tolist() == theirs.token_ids.tolist()
@@ -113,7 +111,7 @@ def test_tekken_file_and_folder_are_one_tokenizer(receivers):
 
 def test_a_rank_file_of_a_known_family_is_its_tokenizer(receivers):
     """The file alone gives the ids and the end of a turn that the tokenizer.json of the family gives."""
-    raw, folder = load_receiver(REAL.source_file("qwen"), use_tiktoken=False), receivers["qwen"]
+    raw, folder = load_receiver(real_vocabularies.source_file("qwen"), use_tiktoken=False), receivers["qwen"]
     assert raw.eos_id == folder.eos_id == 151_645
     plain = [text for text in texts() if "<think>" not in text]
     ours, theirs = (r.cut_texts(plain, [text.encode() for text in plain]) for r in (raw, folder))

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from mrl.alignment.flags import Rejected
-from mrl.alignment.receiver import Receiver, Retokenized, load_receiver
+from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.alignment.tokenizer_file import read_tokenizer_file
 from mrl.errors import ModelFolderError
+from tests.support.retokenizing import Retokenized, retokenize
 
 KINDS = ["byte_level", "byte_level_nfc", "byte_level_prefix_space"]
 KINDS += ["metaspace", "metaspace_prepend", "metaspace_first", "metaspace_always"]
@@ -35,7 +36,7 @@ def receiver(request, folders):
 @pytest.mark.parametrize("text", TEXTS)
 def test_retokenized_text_joins_to_the_same_bytes(receiver, text):
     """What is emitted stands for exactly the bytes that were given, leading spaces and special literals included."""
-    result = receiver.retokenize(text.encode(), finished=False, max_tokens=1000)
+    result = retokenize(receiver, text.encode(), finished=False, max_tokens=1000)
     assert isinstance(result, Retokenized)
     assert result.token_ids.dtype == np.int32
     assert receiver.completion_bytes(result.token_ids) == text.encode()
@@ -50,7 +51,7 @@ def test_any_text_is_exact_or_rejected(folders):
     @given(st.text(min_size=1, max_size=40))
     def check(text):
         for kind, receiver in receivers.items():
-            result = receiver.retokenize(text.encode("utf-8", "surrogatepass"), finished=False, max_tokens=10_000)
+            result = retokenize(receiver, text.encode("utf-8", "surrogatepass"), finished=False, max_tokens=10_000)
             if isinstance(result, Retokenized):
                 read = unicodedata.normalize("NFC", text) if receiver.reads_nfc else text
                 assert receiver.completion_bytes(result.token_ids) == read.encode()
@@ -64,35 +65,35 @@ def test_any_text_is_exact_or_rejected(folders):
 def test_ids_are_those_of_the_tokenizer(folders, tokenizers_by_kind, kind):
     """A plain text gets the ids that the unchanged tokenizer gives it."""
     text = "reverse: yah and 12 + 34"
-    result = load_receiver(folders[kind]).retokenize(text.encode(), finished=False, max_tokens=100)
+    result = retokenize(load_receiver(folders[kind]), text.encode(), finished=False, max_tokens=100)
     assert result.token_ids.tolist() == tokenizers_by_kind[kind].encode(text, add_special_tokens=False).ids
 
 
 def test_finished_text_gets_own_eos(receiver):
     """The own EOS closes a finished text, counts towards the limit, and has no bytes."""
-    open_ids = receiver.retokenize(b"reverse: yah", finished=False, max_tokens=100).token_ids
-    closed_ids = receiver.retokenize(b"reverse: yah", finished=True, max_tokens=100).token_ids
+    open_ids = retokenize(receiver, b"reverse: yah", finished=False, max_tokens=100).token_ids
+    closed_ids = retokenize(receiver, b"reverse: yah", finished=True, max_tokens=100).token_ids
     assert closed_ids.tolist() == [*open_ids.tolist(), receiver.eos_id]
     assert receiver.completion_bytes(closed_ids) == b"reverse: yah"
-    assert isinstance(receiver.retokenize(b"reverse: yah", finished=True, max_tokens=len(closed_ids)), Retokenized)
-    assert receiver.retokenize(b"reverse: yah", finished=True, max_tokens=len(open_ids)) == Rejected("too_long")
+    assert isinstance(retokenize(receiver, b"reverse: yah", finished=True, max_tokens=len(closed_ids)), Retokenized)
+    assert retokenize(receiver, b"reverse: yah", finished=True, max_tokens=len(open_ids)) == Rejected("too_long")
 
 
 def test_empty_text_is_rejected(receiver):
     """There is nothing to imitate in an empty answer."""
-    assert receiver.retokenize(b"", finished=True, max_tokens=10) == Rejected("empty")
+    assert retokenize(receiver, b"", finished=True, max_tokens=10) == Rejected("empty")
 
 
 def test_cut_character_is_rejected(receiver):
     """Bytes that end inside a character are no text."""
-    assert receiver.retokenize("ok \U0001f469".encode()[:-1], finished=False, max_tokens=99) == Rejected("utf8")
+    assert retokenize(receiver, "ok \U0001f469".encode()[:-1], finished=False, max_tokens=99) == Rejected("utf8")
 
 
 @pytest.mark.parametrize(("kind", "read"), [("byte_level_nfc", "caf\u00e9"), ("byte_level", "cafe\u0301")])
 def test_nfc_receiver_reads_nfc(folders, kind, read):
     """A decomposed e-acute is composed for an NFC tokenizer, and only for it."""
     receiver = load_receiver(folders[kind])
-    result = receiver.retokenize("cafe\u0301".encode(), finished=False, max_tokens=99)
+    result = retokenize(receiver, "cafe\u0301".encode(), finished=False, max_tokens=99)
     assert isinstance(result, Retokenized)
     assert receiver.completion_bytes(result.token_ids) == read.encode()
 
@@ -107,7 +108,7 @@ def test_finished_text_without_an_own_eos_is_the_text(folders):
     """A receiver that has no EOS gives the ids of the text alone."""
     endless = Receiver(read_tokenizer_file(folders["byte_level"]), eos_ids=())
     open_ids, closed_ids = (
-        endless.retokenize(b"yah", finished=finished, max_tokens=9).token_ids.tolist() for finished in (False, True)
+        retokenize(endless, b"yah", finished=finished, max_tokens=9).token_ids.tolist() for finished in (False, True)
     )
     assert open_ids == closed_ids
     with pytest.raises(ValueError, match="no EOS"):
@@ -116,7 +117,7 @@ def test_finished_text_without_an_own_eos_is_the_text(folders):
 
 def test_literal_metaspace_is_rejected(folders):
     """A literal metaspace character would come back as a space."""
-    result = load_receiver(folders["metaspace"]).retokenize("a\u2581b".encode(), finished=False, max_tokens=99)
+    result = retokenize(load_receiver(folders["metaspace"]), "a\u2581b".encode(), finished=False, max_tokens=99)
     assert result == Rejected("bytes_differ")
 
 
@@ -124,8 +125,8 @@ def test_silent_id_in_the_result_is_rejected(folders, tokenizers_by_kind):
     """A special id or an EOS that the model itself would emit for plain text never comes out."""
     file = read_tokenizer_file(folders["byte_level"])
     receiver = Receiver(file, eos_ids=(tokenizers_by_kind["byte_level"].token_to_id("y"),))
-    assert receiver.retokenize(b"y", finished=True, max_tokens=9) == Rejected("special_out")
-    assert isinstance(receiver.retokenize(b"a", finished=True, max_tokens=9), Retokenized)
+    assert retokenize(receiver, b"y", finished=True, max_tokens=9) == Rejected("special_out")
+    assert isinstance(retokenize(receiver, b"a", finished=True, max_tokens=9), Retokenized)
 
 
 def test_own_ids_become_bytes_through_the_table(folders, tokenizers_by_kind):
@@ -150,7 +151,7 @@ def test_phantom_space_is_taken_off_once(folders):
 def test_non_special_added_token_is_used(folders, tokenizers_by_kind):
     """A non-special added token stands for its literal UTF-8, not for the character map."""
     receiver = load_receiver(folders["byte_level"])
-    result = receiver.retokenize("<th\u00efnk>".encode(), finished=False, max_tokens=9)
+    result = retokenize(receiver, "<th\u00efnk>".encode(), finished=False, max_tokens=9)
     assert result.token_ids.tolist() == [tokenizers_by_kind["byte_level"].token_to_id("<th\u00efnk>")]
 
 
@@ -161,7 +162,7 @@ def test_truncation_and_padding_of_the_file_are_ignored(folders, tmp_path):
     tokenizer.enable_padding(length=64)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text((folders["byte_level"] / "config.json").read_text())
-    result = load_receiver(tmp_path).retokenize(b"reverse: yah", finished=False, max_tokens=99)
+    result = retokenize(load_receiver(tmp_path), b"reverse: yah", finished=False, max_tokens=99)
     assert result.token_ids.size > 2
     assert load_receiver(tmp_path).fingerprint == load_receiver(folders["byte_level"]).fingerprint
 

@@ -8,10 +8,11 @@ import pytest
 from mrl.alignment.pair_card import written_by
 from mrl.alignment.peer_answer import bare_text
 from mrl.alignment.receiver import load_receiver
+from mrl.alignment.sampled_answers import describe_answers
 from mrl.alignment.selection import first_tokens, select_rows
-from mrl.alignment.source import describe_answers
 from mrl.alignment.translate import translate_batch
 from mrl.records.finish import FinishReason
+from tests.support.retokenizing import retokenize
 
 TEXTS = ["reverse: yah 12 + 34", "def f(x): return x\n", "na\u00efve caf\u00e9", "hay"]
 
@@ -35,7 +36,7 @@ def test_selecting_is_translating_these_alone(folders, rows):
 def finished_answers(folders):
     """Finished answers of a metaspace peer in byte-level tokens, a rejected one among them."""
     peer, receiver = load_receiver(folders["metaspace"]), load_receiver(folders["byte_level"])
-    ids = [peer.retokenize(text.encode(), finished=True, max_tokens=99).token_ids for text in TEXTS]
+    ids = [retokenize(peer, text.encode(), finished=True, max_tokens=99).token_ids for text in TEXTS]
     logprobs = [-np.arange(1, len(one) + 1, dtype=np.float32) / 8 for one in ids]
     answers = describe_answers(peer, ids, logprobs, [FinishReason.STOP] * len(ids))
     return translate_batch([*answers, bare_text(b"\xff", finished=True)], receiver, max_tokens=99)

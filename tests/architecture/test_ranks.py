@@ -11,10 +11,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 RANK = {
-    "errors": 0, "files": 0, "parent_death": 0, "records": 0,
-    "config": 1, "metrics": 1, "objectives": 1, "alignment": 1, "transport": 1,
+    "errors": 0, "files": 0, "host_memory": 0, "parent_death": 0, "records": 0,
+    "plots": 1, "config": 1, "metrics": 1, "objectives": 1, "alignment": 1, "transport": 1,
     "tasks": 2, "models": 2, "exchange": 2, "allocation": 2, "sharing": 2, "bandit": 2,
-    "engines": 3, "weights": 3, "checkpoint": 3,
+    "engines": 3, "weights": 3,
     "learner": 4, "rollout": 4, "report": 4, "launch": 4,
     "roles": 5,
     "cli": 6,
@@ -25,7 +25,7 @@ INSIDE = ROOT / "mrl" / "engines" / "inside"
 """Files that run in the environments of other engines, where there is no mrl."""
 HOMES = {
     "zmq": {"transport"},
-    "torch": {"objectives", "models", "engines", "weights", "checkpoint", "learner"},
+    "torch": {"objectives", "models", "engines", "weights", "learner"},
     "transformers": {"models", "engines"},
     "peft": {"models"},
     "aiohttp": {"engines"},

@@ -14,7 +14,6 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(240)
 def test_quick_study_writes_everything(tmp_path: Path, capsys) -> None:
     """Table, page, numbers, pictures; an old page is replaced, the new one needs no other file, no half file stays."""
     folder = tmp_path / "new" / "bandit"

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from compared_runs import CONFIG, TEACHER, arguments, finish
 
 from mrl.cli.compare import notes
 from mrl.cli.compare_plan import check_earlier, plan_runs
@@ -11,6 +10,7 @@ from mrl.config.load import load_config
 from mrl.config.run_folder import dump_config
 from mrl.config.toml_text import config_toml
 from mrl.errors import ConfigError
+from tests.support.compared_runs import CONFIG, TEACHER, arguments, finish
 
 
 def test_every_regime_meets_every_seed_and_seeds_come_first(tmp_path):

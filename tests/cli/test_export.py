@@ -8,16 +8,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mrl.checkpoint.pieces import Piece
-from mrl.checkpoint.store import CheckpointStore
-from mrl.checkpoint.training_state import training_tensors
 from mrl.cli.main import main
 from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder
-from mrl.models.load import load_policy
+from mrl.models.load_policy import load_policy
 from mrl.models.lora import add_adapters
 from mrl.models.parameters import named_weights, trained_weights
 from mrl.models.probe import save_probe
+from mrl.weights.checkpoint_store import CheckpointStore
+from mrl.weights.tensor_pieces import Piece
+from mrl.weights.training_state import training_tensors
 
 
 @pytest.fixture(scope="module")

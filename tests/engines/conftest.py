@@ -1,13 +1,10 @@
 """What the tests of all engines share: two sets of weights of one small model, and what they say to a text."""
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from engine_rig import Weights, export_trained, make_weights
 
-sys.path.append(str(Path(__file__).parent / "contracts"))
+from tests.support.engine_rig import Weights, export_trained, make_weights
 
 
 @pytest.fixture(scope="session")

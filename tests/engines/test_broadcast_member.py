@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from engine_rig import Sender
 
 from mrl.engines import vllm_calls
 from mrl.engines.vllm_calls import seat_of
 from mrl.models import tensor_broadcast
 from mrl.models.tensor_file import digest
+from tests.support.engine_rig import Sender
 
 FILE = Path(__file__).parents[2] / "mrl" / "engines" / "inside" / "broadcast_member.py"
 TENSORS = {

@@ -18,16 +18,14 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from engine_rig import EOS_IDS, VOCAB_SIZE, Rig, Sender, Weights, full_forward
 from safetensors.torch import load_file, save_file
-from worker_rig import WorkerRig
 
 from mrl.engines.bounds import Bounds
 from mrl.engines.dialect import Dialect, Launch
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Engine, EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest
 from mrl.engines.environment import engine_python
-from mrl.engines.server import ServerEngine
+from mrl.engines.server_engine import ServerEngine
 from mrl.engines.sglang import SGLang
 from mrl.engines.vllm import VLLM
 from mrl.errors import PeerLost, WeightsError, WeightsUnproved
@@ -38,6 +36,8 @@ from mrl.records.version import Version
 from mrl.rollout.updates import prove
 from mrl.weights.canary import canary_sequences
 from mrl.weights.own_folder import describe_folder
+from tests.support.engine_rig import EOS_IDS, VOCAB_SIZE, Rig, Sender, Weights, full_forward
+from tests.support.worker_rig import WorkerRig
 
 pytestmark = pytest.mark.timeout(600)
 TOLERANCE_NATS = 1e-4

@@ -3,7 +3,8 @@
 import ast
 
 import pytest
-from contract_checks import (
+
+from tests.support.contract_checks import (
     Argument,
     Constant,
     Contract,

@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import sglang_contract
-import vllm_contract
-from contract_checks import Contract, Modules, broken
-from wheel_sources import NoWheel, pinned, sources
+
+from tests.support import sglang_contract, vllm_contract
+from tests.support.contract_checks import Contract, Modules, broken
+from tests.support.wheel_sources import NoWheel, pinned, sources
 
 CONTRACTS = {"vllm": vllm_contract.CONTRACTS, "sglang": sglang_contract.CONTRACTS}
 PINS = [(engine, pin) for engine in CONTRACTS for pin in ("cpu", "gpu")]

@@ -107,7 +107,6 @@ def test_the_script_refuses_what_it_does_not_know(home):
 
 
 @pytest.mark.engines
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_the_index_has_all_of_the_lists_for_gpus_and_they_fit_together(engine):
     """By metadata alone. Where no index answers the test is left out, but not in CI."""

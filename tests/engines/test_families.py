@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine_rig import EOS_IDS, Rig, Weights
-from family_rig import FAMILIES, MIXTURES, Learner, Learnt, make_family
 
 from mrl.engines.bounds import Bounds
 from mrl.engines.dialect import Dialect, Launch
@@ -15,13 +13,15 @@ from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Engine, Sampling
 from mrl.engines.environment import engine_python
 from mrl.engines.family_limits import check_names
-from mrl.engines.server import ServerEngine
+from mrl.engines.server_engine import ServerEngine
 from mrl.engines.sglang import SGLang
 from mrl.engines.vllm import VLLM
 from mrl.errors import EngineError
 from mrl.models.parameters import named_weights
 from mrl.models.skeleton import config_of_folder, published_names
 from mrl.rollout.updates import install
+from tests.support.engine_rig import EOS_IDS, Rig, Weights
+from tests.support.family_rig import FAMILIES, MIXTURES, Learner, Learnt, make_family
 
 TOLERANCE_NATS = 1e-4
 SAMPLING = Sampling(0.7, 24, EOS_IDS)
@@ -119,7 +119,6 @@ def test_a_server_is_not_started_for_a_family_that_it_computes_otherwise(tmp_pat
 
 @pytest.mark.engines
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("dialect", "family"), SERVED)
 def test_a_server_serves_what_a_learner_of_the_family_publishes(learnt, serve, family, dialect):
     """As the embedded engine does."""

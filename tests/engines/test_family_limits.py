@@ -6,13 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from family_rig import FAMILIES, MIXTURES, make_family
 
 from mrl.engines import sglang_launch, vllm_launch
 from mrl.engines.dialect import Launch
 from mrl.engines.family_limits import check_names, check_parts
 from mrl.errors import EngineError
 from mrl.models.skeleton import config_of_folder, published_names
+from tests.support.family_rig import FAMILIES, MIXTURES, make_family
 
 SERVERS = {"vllm": vllm_launch, "sglang": sglang_launch}
 

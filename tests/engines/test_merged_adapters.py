@@ -6,8 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from engine_rig import EOS_IDS, Rig, Weights, full_forward
-from family_rig import Learner, Learnt, make_family
 
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Sampling
@@ -15,6 +13,8 @@ from mrl.errors import WeightsError, WeightsUnproved
 from mrl.models.parameters import named_weights
 from mrl.rollout.updates import Route, install, prove
 from mrl.weights.manifest import read_manifest
+from tests.support.engine_rig import EOS_IDS, Rig, Weights, full_forward
+from tests.support.family_rig import Learner, Learnt, make_family
 
 LORA = {"rank": 3, "alpha": 7}
 ADAPTED = "model.layers.1.mlp.up_proj.weight"

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pausing_vllm import PausingVLLM
 
 from mrl.engines.bounds import Bounds
 from mrl.engines.engine import Finished, GenerationRequest, Sampling, ScoringRequest
-from mrl.engines.server import ServerEngine
+from mrl.engines.server_engine import ServerEngine
 from mrl.engines.vllm import VLLM
 from mrl.errors import EngineLost
 from mrl.records.version import Version, VersionSpan
+from tests.support.pausing_vllm import PausingVLLM
 
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=4, eos_ids=(0,))
 BOUNDS = Bounds(start_s=30.0, silence_s=20.0, stall_s=60.0, load_s=20.0)

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from engine_rig import EOS_IDS, Rig, Weights
-from family_rig import ADAPTER_FILE, Learner, Learnt, make_family
 from safetensors.torch import load_file
 
 from mrl.config.policy_tables import LoraTable
@@ -15,12 +13,14 @@ from mrl.engines.bounds import Bounds
 from mrl.engines.dialect import AdapterShape, Launch
 from mrl.engines.engine import Sampling
 from mrl.engines.environment import engine_python
-from mrl.engines.server import ServerEngine
+from mrl.engines.server_engine import ServerEngine
 from mrl.engines.vllm import VLLM
 from mrl.errors import WeightsError, WeightsUnproved
 from mrl.models.skeleton import adapted_layers, config_of_folder
 from mrl.rollout.updates import Route, install, prove
 from mrl.weights.manifest import read_manifest
+from tests.support.engine_rig import EOS_IDS, Rig, Weights
+from tests.support.family_rig import ADAPTER_FILE, Learner, Learnt, make_family
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 TOLERANCE_NATS = 1e-4

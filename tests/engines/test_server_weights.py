@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from engine_rig import EOS_IDS, VOCAB_SIZE, Weights, make_weights
 from safetensors.torch import load_file, save_file
 
 from mrl.engines.bounds import Bounds
@@ -20,7 +19,7 @@ from mrl.engines.dialect import Dialect, Launch
 from mrl.engines.engine import Sampling
 from mrl.engines.environment import engine_python
 from mrl.engines.http import Http
-from mrl.engines.server import ServerEngine
+from mrl.engines.server_engine import ServerEngine
 from mrl.engines.sglang import SGLang
 from mrl.engines.vllm import VLLM
 from mrl.errors import EngineLost, WeightsUnproved
@@ -29,6 +28,7 @@ from mrl.rollout.updates import prove
 from mrl.weights.canary import canary_sequences
 from mrl.weights.manifest import Manifest
 from mrl.weights.own_folder import describe_folder
+from tests.support.engine_rig import EOS_IDS, VOCAB_SIZE, Weights, make_weights
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 LOAD_S = 10.0

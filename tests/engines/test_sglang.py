@@ -5,19 +5,19 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from engine_rig import EOS_IDS, Rig, Weights, full_forward, make_weights
 from safetensors.torch import save_file
 
 from mrl.engines.bounds import Bounds
 from mrl.engines.dialect import Launch
 from mrl.engines.engine import Sampling, generate_all
 from mrl.engines.environment import engine_python
-from mrl.engines.server import ServerEngine
+from mrl.engines.server_engine import ServerEngine
 from mrl.engines.sglang import SGLang
 from mrl.errors import EngineError, WeightsError
 from mrl.models.tensor_file import digest
+from tests.support.engine_rig import EOS_IDS, Rig, Weights, full_forward, make_weights
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.engines
 TOLERANCE_NATS = 1e-4
 TEXT = [7, 8, 9, 300]
 

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_rig import EOS_IDS, VOCAB_SIZE, Weights, make_weights
 
 from mrl.engines.bounds import Bounds
 from mrl.engines.dialect import Launch
 from mrl.engines.engine import Sampling
 from mrl.engines.environment import engine_python
-from mrl.engines.server import ServerEngine
+from mrl.engines.server_engine import ServerEngine
 from mrl.engines.vllm import VLLM
 from mrl.errors import WeightsError
 from mrl.models.parameters import weight_sources
@@ -20,6 +19,7 @@ from mrl.rollout.updates import install
 from mrl.weights.canary import canary_sequences, make_canary
 from mrl.weights.manifest import read_manifest
 from mrl.weights.publish import Publisher
+from tests.support.engine_rig import EOS_IDS, VOCAB_SIZE, Weights, make_weights
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 EXTENSION = "import vllm_cpu_worker  # nothing is packed\nfrom vllm_gpu_worker import WeightsExtension\n"

@@ -9,17 +9,17 @@ import psutil
 import pytest
 import safetensors.torch
 import torch
-from engine_rig import EOS_IDS, VOCAB_SIZE, Weights, full_forward, make_weights
 
 from mrl.engines.bounds import Bounds
 from mrl.engines.dialect import Launch
 from mrl.engines.engine import Sampling
 from mrl.engines.environment import engine_python
-from mrl.engines.server import ServerEngine
+from mrl.engines.server_engine import ServerEngine
 from mrl.engines.vllm import VLLM
 from mrl.errors import WeightsError
 from mrl.records.version import Version
 from mrl.weights.canary import canary_sequences
+from tests.support.engine_rig import EOS_IDS, VOCAB_SIZE, Weights, full_forward, make_weights
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 TEXTS = canary_sequences(VOCAB_SIZE)

@@ -13,7 +13,7 @@ from mrl.exchange.intake import BUSY, RETRY_S
 from mrl.exchange.limits import HELD_OVERHEAD_BYTES, MIB, Limits
 from mrl.exchange.sessions import CLAIM_S, FORGET_AFTER_S, MAX_TRIES
 from mrl.records.codec import decode, encode
-from mrl.records.exchange import (
+from mrl.records.exchange_messages import (
     Announce,
     Barrier,
     Deliver,

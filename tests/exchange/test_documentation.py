@@ -10,7 +10,7 @@ from stored_core import StoredCore, put_message
 
 from mrl.exchange.limits import Limits
 from mrl.exchange.store import FILE, SCHEMA, SCHEMA_VERSION, Store
-from mrl.records.exchange import Hello
+from mrl.records.exchange_messages import Hello
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exchange.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

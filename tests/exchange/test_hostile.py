@@ -2,23 +2,19 @@
 
 import gc
 import struct
-import sys
 import time
 import tracemalloc
 from pathlib import Path
 
+import fuzz_exchange
 import msgspec
 import pytest
+from exchange_drill.seeds import conversations, mutated
+from exchange_drill.stage import BUDGET_BYTES, CLIENTS, MAX_PIECES, Stage, joined, pieces, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrl.records.codec import MAX_MESSAGE_BYTES
-
-sys.path.append(str(Path(__file__).parents[2] / "tools"))
-
-import fuzz_exchange
-from exchange_drill.seeds import conversations, mutated
-from exchange_drill.stage import BUDGET_BYTES, CLIENTS, MAX_PIECES, Stage, joined, pieces, play
 
 CORPUS = Path(__file__).parent / "corpus"
 MIB = 1024 * 1024

@@ -6,7 +6,7 @@ from stored_core import StoredCore, put_message
 from mrl.exchange.account import MAX_SHOWN_CLIENTS, client_states
 from mrl.exchange.limits import Limits
 from mrl.exchange.sessions import Allowance, Session, Shipment
-from mrl.records.exchange import Announce, Fetch, Hello
+from mrl.records.exchange_messages import Announce, Fetch, Hello
 from mrl.records.version import Version
 
 

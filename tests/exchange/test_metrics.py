@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stored_core import StoredCore, put_message
 
 from mrl.exchange.metrics import MAX_PAIRS, SILENCE_S, STORAGE_STATES, ExchangeCollector
-from mrl.records.exchange import (
+from mrl.records.exchange_messages import (
     Announce,
     Barrier,
     Done,

@@ -19,7 +19,7 @@ from mrl.exchange.shelf import Entry
 from mrl.exchange.store import CHECKPOINT_BYTES, DISK_FULL, FILE, LOCKED, MAX_WAL_BYTES, ROWS_AT_ONCE, Store
 from mrl.exchange.transaction import Judged, Removal, Transaction
 from mrl.records.codec import encode
-from mrl.records.exchange import Announce, Hello
+from mrl.records.exchange_messages import Announce, Hello
 from mrl.records.tags import tags_of
 from mrl.records.version import Version
 

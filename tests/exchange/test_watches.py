@@ -8,7 +8,7 @@ from mrl.exchange.limits import WATCH_OVERHEAD_BYTES, Limits
 from mrl.exchange.shelf import Shelf
 from mrl.exchange.versions import VersionBook
 from mrl.exchange.watches import Watches
-from mrl.records.exchange import Fetch
+from mrl.records.exchange_messages import Fetch
 
 
 def watches(**limits):

@@ -11,7 +11,6 @@ from mrl.learner.host_moments import HostMomentsAdamW
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1}

@@ -1,9 +1,8 @@
 """On GPUs too, every layout trains the same parameters: NCCL ranks, one GPU each, as many as there are up to four."""
 
-import importlib
 import itertools
-from pathlib import Path
 
+import check_layouts
 import pytest
 import torch
 
@@ -14,10 +13,8 @@ pytestmark = [
 ]
 
 
-def test_every_layout_trains_the_same_parameters_on_gpus(monkeypatch, tmp_path):
+def test_every_layout_trains_the_same_parameters_on_gpus(tmp_path):
     """In float32 to 1e-5, exactly between ranks and for the same layout again; bfloat16 agrees between ranks."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "tools"))
-    check_layouts = importlib.import_module("check_layouts")
     num_ranks = min(4, torch.cuda.device_count())
     wanted, handed = check_layouts.layouts(num_ranks), check_layouts.handovers(num_ranks)
 

@@ -1,14 +1,12 @@
 """A learner of adapters: the weights below them stay, ranks and shards train the same, and the reference is free."""
 
-import importlib
 import itertools
-import sys
 from pathlib import Path
 
+import check_layouts
 import pytest
 import torch
 
-from mrl.checkpoint.training_state import training_tensors
 from mrl.config.policy_tables import LearnerTable, MakeTable
 from mrl.learner.order import StepOrder
 from mrl.learner.trainer import Trainer
@@ -19,6 +17,7 @@ from mrl.models.parameters import named_weights, whole_weights
 from mrl.objectives.regularizer import Regularizer
 from mrl.objectives.specs import Clipped
 from mrl.sharing.regime import Component
+from mrl.weights.training_state import training_tensors
 
 ROOT = Path(__file__).parents[2]
 LORA = {"lora": {"rank": 4, "alpha": 8}}
@@ -67,17 +66,8 @@ def test_the_reference_is_the_model_without_its_adapters(make_rows) -> None:
     assert all(torch.equal(tensor, weights[name]) for name, tensor in whole_weights(own.model))
 
 
-@pytest.fixture(scope="module")
-def check_layouts():
-    """The tool that trains layouts; spawned ranks import it by name."""
-    sys.path.append(str(ROOT / "tools"))
-    yield importlib.import_module("check_layouts")
-    sys.path.remove(str(ROOT / "tools"))
-
-
 @pytest.mark.system
-@pytest.mark.timeout(240)  # new processes, on a machine that may be busy
-def test_ranks_and_shards_train_the_same_adapters(check_layouts, tmp_path) -> None:
+def test_ranks_and_shards_train_the_same_adapters(tmp_path) -> None:
     """To 1e-5, exactly between ranks; a resume gives the same bits, and may be on other ranks."""
     alone = check_layouts.Layout(1, LORA)
     shards = check_layouts.Layout(2, LORA | {"sharding": "shard", "activation_checkpointing": True})

@@ -19,10 +19,10 @@ from torch.optim import AdamW
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mrl.checkpoint.pieces import held_piece
-from mrl.checkpoint.store import CheckpointStore
-from mrl.checkpoint.training_state import restore_training, training_tensors
 from mrl.learner.host_moments import HostMomentsAdamW
+from mrl.weights.checkpoint_store import CheckpointStore
+from mrl.weights.tensor_pieces import held_piece
+from mrl.weights.training_state import restore_training, training_tensors
 
 SETTINGS: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1}
 SHAPES = ((7, 33), (100, 51), (5,), (), (0, 4))

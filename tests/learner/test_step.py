@@ -260,7 +260,6 @@ def _saved(path: str) -> tuple[torch.Tensor, list[dict[str, float]]]:
 
 
 @pytest.mark.system
-@pytest.mark.timeout(240)  # two new interpreters import torch and transformers, on a machine that may be busy
 def test_two_ranks_train_the_parameters_that_one_trains(tiny_model, make_rows, tmp_path: Path, monkeypatch):
     """On gloo ranks parameters and metrics agree with one process, and exactly between ranks; an empty step included.
 

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from mrl.objectives.inputs import TermInputs
 from mrl.objectives.specs import Term
-from mrl.objectives.terms import term_losses
+from mrl.objectives.terms import TermInputs, term_losses
 
 # Log-ratios below, inside and above every clip, and beyond the exponents' bounds.
 EDGES = [math.log(edge) for edge in (0.5, 0.8, 0.9997, 1.0004, 1.2, 1.28)]

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mrl.objectives.clipped import clipped_surrogate
 from mrl.objectives.specs import Clipped, Correction
-from mrl.objectives.terms import term_losses
+from mrl.objectives.terms import clipped_surrogate, term_losses
 
 SPECS = [
     Clipped(0.2, 0.2),

@@ -6,8 +6,9 @@ from itertools import product
 import pytest
 import torch
 
-from mrl.objectives.correction import corrected, correction_weight
+from mrl.objectives.ratios import correction_weight
 from mrl.objectives.specs import Correction
+from mrl.objectives.terms import corrected
 
 
 def slow_weights(spec, prox, mu, rows):

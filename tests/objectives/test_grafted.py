@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mrl.objectives.grafted import graft_weight
 from mrl.objectives.specs import Clipped, Grafted
-from mrl.objectives.terms import term_losses
+from mrl.objectives.terms import graft_weight, term_losses
 
 SPEC = Grafted(Clipped(0.2, 0.28), floor=0.8)
 

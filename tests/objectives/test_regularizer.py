@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from mrl.objectives.kl import reference_divergence
-from mrl.objectives.regularizer import regularizer_losses
+from mrl.objectives.regularizer import reference_divergence, regularizer_losses
 from mrl.objectives.specs import Regularizer
 
 # Differences log ref - log theta inside every bound, at k3's bound, and beyond the exponent's.

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mrl.objectives.rows import row_mean, row_sum
+from mrl.objectives.ratios import row_mean, row_sum
 
 ROWS = torch.tensor([2, 0, 2, 1, 0, 2])
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from mrl.alignment.spreading import SPREADING
-from mrl.objectives.rows import row_sum
+from mrl.objectives.ratios import row_sum, spread
 from mrl.objectives.specs import Spreading
-from mrl.objectives.spreading import spread
 
 SPANS = [0, 0, 1, 2, 2, 2, 3, 4, 4, 5, 5]
 OWN = [-1.0, -3.0, -123.4, -0.1, 0.2, -2.0, 0.0, 0.0, 0.0, float("-inf"), -1.0]

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from mrl.objectives.specs import Clipped, Correction, Trrd
-from mrl.objectives.terms import term_losses
-from mrl.objectives.trrd import mixed_log_ratio
+from mrl.objectives.terms import mixed_log_ratio, term_losses
 
 SPECS = [
     Trrd(),

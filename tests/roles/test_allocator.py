@@ -15,7 +15,7 @@ from mrl.allocation.core import AllocationSettings, AllocatorCore, Decision
 from mrl.allocation.lease import LeaseHolder, Used
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode
-from mrl.records.telemetry import MetricsRecord, TelemetryRecord, telemetry_decoder
+from mrl.records.telemetry_messages import MetricsRecord, TelemetryRecord, telemetry_decoder
 from mrl.roles.allocator import report
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client import ClientSocket
@@ -96,7 +96,7 @@ def connect(run: Path, keys: RunKeys) -> Iterator[Callable[[str], LeaseHolder]]:
             on_message=lambda body: holder.on_message(body, time.monotonic()),
             on_tick=lambda now_s: holder.on_tick(now_s, Used()),
         )
-        holder.open(client.post, client.request_reconnect)
+        holder.open(client.post, client.restart)
         clients.append(client)
         return holder
 

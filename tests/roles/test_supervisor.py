@@ -29,7 +29,14 @@ from mrl.launch.plan import Plan, ProcessSpec
 from mrl.metrics.jsonl import read_metrics
 from mrl.metrics.timeline import read_timeline
 from mrl.records.codec import encode
-from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, SampleRecord, Span, SpansRecord, TelemetryRecord
+from mrl.records.telemetry_messages import (
+    HeartbeatRecord,
+    MetricsRecord,
+    SampleRecord,
+    Span,
+    SpansRecord,
+    TelemetryRecord,
+)
 from mrl.roles.children import Child
 from mrl.roles.display import Display
 from mrl.roles.host_processes import STACKS_S
@@ -38,7 +45,6 @@ from mrl.transport.grants import Grant, grant_of
 from mrl.transport.keys import load_client_keys
 from mrl.transport.server import Incoming
 
-pytestmark = [pytest.mark.timeout(60)]
 T = TypeVar("T")
 FOREVER = "import time\nwhile True: time.sleep(60)"
 

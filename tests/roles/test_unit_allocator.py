@@ -17,7 +17,7 @@ from mrl.config.run_folder import RunFolder, create_run_folder
 from mrl.config.schema import RunConfig
 from mrl.errors import DeviceError
 from mrl.metrics.telemetry import Telemetry
-from mrl.records.telemetry import MetricsRecord, TelemetryRecord
+from mrl.records.telemetry_messages import MetricsRecord, TelemetryRecord
 from mrl.records.units import NodeReport, UnitReport
 from mrl.roles import unit_allocator
 from mrl.roles.unit_allocator import (
@@ -54,7 +54,6 @@ def run_of_one_unit(path: Path, **launch: object) -> tuple[RunConfig, RunFolder,
     return config, folder, create_keys(folder.keys)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("launch", "bound_s"), [({}, 600.0), ({"hosts_join": True, "join_s": 900.0}, 900.0)])
 def test_a_policy_whose_units_all_fail_ends_the_run_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: dict[str, object], bound_s: float
@@ -80,7 +79,6 @@ def test_a_policy_whose_units_all_fail_ends_the_run_in_one_line(
         serve_units(config, folder, server, telemetry, stop)
 
 
-@pytest.mark.timeout(60)
 def test_the_loop_hands_on_how_long_switching_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the next allocator, in `allocator.json`."""
     config, folder, keys = run_of_one_unit(tmp_path)

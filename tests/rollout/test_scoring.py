@@ -22,9 +22,10 @@ from mrl.records.experience import (
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
 from mrl.rollout.frozen import FROZEN, FrozenLife
+from mrl.rollout.peer_scoring import Scorer
 from mrl.rollout.sampling import Sampler
-from mrl.rollout.scoring import Scorer
 from mrl.tasks.pool import TaskPool
+from tests.support.retokenizing import retokenize
 
 PROMPT_IDS = np.array([3, 5, 9], dtype=np.int32)
 
@@ -111,7 +112,7 @@ def test_scores_are_the_policys_own_logprobs_of_the_text_at_its_temperature(make
     for (text, finished), trace in zip(texts, said.scores, strict=True):
         answer = believed(trace, text, finished)
         assert answer.ends_with_eos == finished
-        ids = receiver.retokenize(text, finished=finished, max_tokens=64).token_ids
+        ids = retokenize(receiver, text, finished=finished, max_tokens=64).token_ids
         row = torch.tensor(np.concatenate([PROMPT_IDS, ids]).astype(np.int64))
         with torch.no_grad():
             logprobs = (model(row[None]).logits[0] / 0.7).log_softmax(-1)

@@ -29,6 +29,7 @@ from mrl.sharing.regime import Author, Regime
 from mrl.sharing.regimes import build_regime
 from mrl.sharing.setting import Setting
 from mrl.sharing.sgt import SgtRegime
+from tests.support.retokenizing import retokenize
 
 _tickets = itertools.count()
 
@@ -91,7 +92,7 @@ def sampled_group(
     texts = texts or [b"reverse: yah %d" % n for n in range(len(rewards))]
     answers = []
     for text, reward in zip(texts, rewards, strict=True):
-        ids = source.retokenize(text, finished=finished, max_tokens=999).token_ids
+        ids = retokenize(source, text, finished=finished, max_tokens=999).token_ids
         told = logprobs(ids) if callable(logprobs) else logprobs
         answers.append(_answer(ids, told, step, text, finished, reward))
     return _group_of(answers, prompt_id)

@@ -8,6 +8,7 @@ from mrl.records.codec import pack_array, unpack_array
 from mrl.records.experience import SharedAnswer
 from mrl.records.finish import FinishReason
 from mrl.sharing.carried import UNTRACED, behaviour_of, carry, ended_text, mean_logprobs, trace_of
+from tests.support.retokenizing import retokenize
 
 TEXT = b"reverse: yah"
 
@@ -51,7 +52,7 @@ def test_answer_with_impossible_log_probs_has_no_trace(peer, sampled):
 
 def test_ids_cut_in_an_unusual_way_are_marked(receiver, sampled):
     """An answer that the own tokenizer would cut otherwise says so; it is traced all the same."""
-    ids = [receiver.retokenize(bytes([byte]), finished=False, max_tokens=9).token_ids[0] for byte in b"yah"]
+    ids = [retokenize(receiver, bytes([byte]), finished=False, max_tokens=9).token_ids[0] for byte in b"yah"]
     odd = structs.replace(
         sampled(b"yah", source=receiver),
         token_ids=pack_array([*ids, receiver.eos_id], "i4"),
@@ -66,7 +67,7 @@ def test_believed_trace_is_aligned(peer, receiver, sampled):
     carried = carry([shared(answer, trace_of(answer, peer))], [peer.fingerprint], receiver, max_tokens=64)
     assert carried.reason(0, needs_trace=True) == ""
     row = carried.batch.row(0)
-    assert row.token_ids.tolist() == receiver.retokenize(TEXT, finished=True, max_tokens=64).token_ids.tolist()
+    assert row.token_ids.tolist() == retokenize(receiver, TEXT, finished=True, max_tokens=64).token_ids.tolist()
     behaviour, spans = behaviour_of(row)
     told, place = [], 0
     for length in row.token_bytes.tolist():
@@ -143,7 +144,7 @@ def test_rejected_text_wins_over_its_trace(peer, receiver, sampled):
 def test_ended_text_leaves_the_end_out_on_both_sides(peer, receiver, sampled, own_source):
     """Own tokens without EOS, and the peer's mean without its EOS."""
     source = receiver if own_source else peer
-    text_tokens = receiver.retokenize(TEXT, finished=False, max_tokens=64).token_ids.size
+    text_tokens = retokenize(receiver, TEXT, finished=False, max_tokens=64).token_ids.size
     answer = sampled(source=source, logprobs=lambda ids: np.r_[np.full(len(ids) - 1, -2.0), -50.0])
     row = carry([shared(answer, trace_of(answer, source))], [source.fingerprint], receiver, max_tokens=64).batch.row(0)
     assert ended_text(row) == (text_tokens, -2.0)

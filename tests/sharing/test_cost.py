@@ -7,6 +7,7 @@ from mrl.alignment.residual import KINDS
 from mrl.metrics.names import is_known
 from mrl.sharing.carried import carry
 from mrl.sharing.cost import GAPS, SharedRows, Tried, gap_values, shared_values, tried_values
+from tests.support.retokenizing import retokenize
 
 TEXT = b"reverse: yah"
 
@@ -21,7 +22,7 @@ def shared(make, peer, receiver):
 
 def test_residual_of_a_shared_answer(receiver, shared):
     """Coverage counts own tokens, and the gap is own minus peer log-prob over the same text, EOS included."""
-    own_ids = receiver.retokenize(TEXT, finished=True, max_tokens=64).token_ids
+    own_ids = retokenize(receiver, TEXT, finished=True, max_tokens=64).token_ids
     values = shared_values(shared)
     assert values["align/receiver_tokens/peer"] == own_ids.size
     shares = [values[f"align/{kind}_tokens/peer"] for kind in KINDS]
@@ -87,4 +88,4 @@ def test_sgt_publishes_the_trace(make_sgt, make, receiver):
     """A published success carries how the own tokenizer cut it."""
     group = make.sampled(receiver, [1.0], texts=[TEXT])
     (record,) = make_sgt().publish(group, make.author())
-    assert len(record.trace.special) == receiver.retokenize(TEXT, finished=True, max_tokens=64).token_ids.size
+    assert len(record.trace.special) == retokenize(receiver, TEXT, finished=True, max_tokens=64).token_ids.size

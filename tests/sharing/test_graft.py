@@ -14,6 +14,7 @@ from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.records.version import Version
 from mrl.sharing.graft import choose_grafts
+from tests.support.retokenizing import retokenize
 
 N = 3
 PASSED = st.integers(0, N)
@@ -95,7 +96,7 @@ def graft(build, make, receiver, peer, lab, step_of):
     """One failed own group and a peer's mixed group, whose sequence ratio is `ratio`."""
     model = lab.model()
     text = b"copy: hay"
-    ids = receiver.retokenize(text, finished=True, max_tokens=64).token_ids
+    ids = retokenize(receiver, text, finished=True, max_tokens=64).token_ids
     mean = float(model.sampler_logprobs(ids).mean())
 
     def graft(ratio: float, **parameters):

@@ -12,6 +12,7 @@ from mrl.learner.order import StepOrder, split_minibatches
 from mrl.objectives.specs import CrossSequence
 from mrl.sharing.cost import gap_values
 from mrl.sharing.hacpo import joint_advantages
+from tests.support.retokenizing import retokenize
 
 REWARD = st.sampled_from([0.0, 0.5, 1.0])
 OMEGA = st.sampled_from([0.1, 0.5, 1.0, 3.0])
@@ -89,7 +90,7 @@ def cross(build, make, receiver, peer, lab, step_of):
     """One own group of failures and a peer's success whose sequence ratio is `ratio`, and its gradient."""
     model = lab.model()
     text = b"copy: hay"
-    ids = receiver.retokenize(text, finished=False, max_tokens=64).token_ids
+    ids = retokenize(receiver, text, finished=False, max_tokens=64).token_ids
     mean = float(model.sampler_logprobs(ids).mean())
 
     def cross(ratio: float, update_index: int = 0, **parameters):

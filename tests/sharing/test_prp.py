@@ -15,6 +15,7 @@ from mrl.learner.packing import pack
 from mrl.objectives.specs import Cispo, Clipped, Correction, Shaped
 from mrl.records.codec import pack_array, unpack_array
 from mrl.sharing.cost import gap_values
+from tests.support.retokenizing import retokenize
 
 
 def slow_joint(own, peers, own_over_peer, peer_over_own):
@@ -115,7 +116,7 @@ def test_gradient_of_every_variant(build, make, receiver, peer, lab, step_of, va
     def slow(model):
         total = 0.0
         for text, advantage in ((b"copy: hay", 1 / deviation), (b"copy: yah", -1 / deviation)):
-            ids = receiver.retokenize(text, finished=True, max_tokens=64).token_ids
+            ids = retokenize(receiver, text, finished=True, max_tokens=64).token_ids
             sizes = [max(1, n) for n in receiver.byte_lengths(ids, np.array([0, len(ids)])).tolist()]
             log_pi, log_old = (one.logprobs(np.array([3]), ids) for one in (model, start))
             log_old = log_old.detach()
@@ -155,7 +156,7 @@ def test_overlong_answers_of_peers_lose_what_own_ones_would(build, make_setting,
     found = [float(row.advantages[0]) for row in absorbed.examples]
 
     def loss(text):
-        ids = receiver.retokenize(text, finished=True, max_tokens=999).token_ids
+        ids = retokenize(receiver, text, finished=True, max_tokens=999).token_ids
         return 0.5 * min(limit, len(ids)) / limit
 
     own_rewards = [1 - loss(b"copy: hay"), 0 - loss(b"reverse: yah")]
@@ -322,9 +323,9 @@ def test_gradient_by_every_rule_of_own_log_probs(build, make, make_setting, rece
     def slow(model):
         total = 0.0
         for text, advantage in ((b"copy: hay", 1 / deviation), (b"reverse: yah", -1 / deviation)):
-            ids = receiver.retokenize(text, finished=True, max_tokens=64).token_ids
+            ids = retokenize(receiver, text, finished=True, max_tokens=64).token_ids
             sizes = [max(1, n) for n in receiver.byte_lengths(ids, np.array([0, len(ids)])).tolist()]
-            log_pi = model.logprobs(np.array([3]), peer.retokenize(text, finished=True, max_tokens=64).token_ids)
+            log_pi = model.logprobs(np.array([3]), retokenize(peer, text, finished=True, max_tokens=64).token_ids)
             assert sum(sizes) == len(log_pi) > len(sizes)
             ratios, place = [], 0
             for size in sizes:

@@ -9,7 +9,7 @@ from msgspec import structs
 from mrl.alignment.residual import summarise
 from mrl.records.codec import decode, encode
 from mrl.records.experience import Received
-from mrl.records.telemetry import ResidualsRecord, RowResidual, telemetry_decoder
+from mrl.records.telemetry_messages import ResidualsRecord, RowResidual, telemetry_decoder
 from mrl.sharing.row_cost import row_residuals_of
 
 TEXTS = [b"reverse: yah", b"copy: hay"]

@@ -12,6 +12,7 @@ from mrl.records.experience import SharedAnswer, TokenTrace
 from mrl.records.finish import FinishReason
 from mrl.sharing.carried import carry
 from mrl.sharing.scored import teacher_view
+from tests.support.retokenizing import retokenize
 
 
 def told(lengths, logprobs=None, special=None) -> TokenTrace:
@@ -31,7 +32,7 @@ def sampled(make, receiver):
         answer = make.sampled(receiver, [1.0], texts=[text], finished=finished).answers[0]
         if pieces is None:
             return answer
-        ids = [i for piece in pieces for i in receiver.retokenize(piece, finished=False, max_tokens=9).token_ids]
+        ids = [i for piece in pieces for i in retokenize(receiver, piece, finished=False, max_tokens=9).token_ids]
         ids += [receiver.eos_id] * finished
         return structs.replace(answer, token_ids=pack_array(ids, "i4"), logprobs=pack_array([-0.5] * len(ids), "f4"))
 
@@ -40,7 +41,7 @@ def sampled(make, receiver):
 
 def test_sampled_ids_are_never_cut_anew(receiver, sampled):
     """The answer was sampled byte by byte: it has four own tokens, though the tokenizer would write it in fewer."""
-    assert receiver.retokenize(b"yah", finished=True, max_tokens=9).token_ids.size < 4
+    assert retokenize(receiver, b"yah", finished=True, max_tokens=9).token_ids.size < 4
     view = teacher_view(sampled(pieces=[b"y", b"a", b"h"]), told([1, 1, 1, 0]), "f", receiver)
     assert view.logprobs.tolist() == [-1, -2, -3, -4]
     assert view.spans.tolist() == [0, 1, 2, 3]
@@ -113,12 +114,12 @@ def test_end_of_the_teacher_alone_is_left_out(receiver, sampled):
 
 def test_answer_cut_inside_a_character(receiver, sampled):
     """Bytes are enough: a score that ends inside the same character is laid on as any other."""
-    whole = receiver.retokenize("\u00e9".encode(), finished=False, max_tokens=9).token_ids
+    whole = retokenize(receiver, "\u00e9".encode(), finished=False, max_tokens=9).token_ids
     assert len(whole) == 2
     cut = structs.replace(
         sampled(b"y", finished=False),
         completion=b"y\xc3",
-        token_ids=pack_array([*receiver.retokenize(b"y", finished=False, max_tokens=9).token_ids, whole[0]], "i4"),
+        token_ids=pack_array([*retokenize(receiver, b"y", finished=False, max_tokens=9).token_ids, whole[0]], "i4"),
         logprobs=pack_array([-1, -1], "f4"),
     )
     view = teacher_view(cut, told([2]), "f", receiver)

@@ -11,6 +11,7 @@ from mrl.records.finish import FinishReason
 from mrl.records.version import Version, VersionSpan
 from mrl.sharing.regime import Author, Rescue
 from mrl.sharing.sgt import MAX_HEARD
+from tests.support.retokenizing import retokenize
 
 ROW_ARRAYS = ("prompt_token_ids", "answer_token_ids", "advantages", "weights", "behaviour_logprobs")
 
@@ -52,7 +53,7 @@ def test_failed_group_is_rescued(make_sgt, make_group, make_success, receiver):
     """A peer success on a failed prompt becomes one imitation row in own tokens, closed by the own EOS."""
     absorbed = absorb_failed(make_sgt(), make_group([0, 0]), [make_success(age=4)])
     (row,) = absorbed.examples
-    expected = receiver.retokenize(b"reverse: yah", finished=True, max_tokens=64).token_ids
+    expected = retokenize(receiver, b"reverse: yah", finished=True, max_tokens=64).token_ids
     assert row.answer_token_ids.tolist() == expected.tolist()
     assert row.prompt_token_ids.tolist() == [1, 2, 3]
     assert (row.component, row.source, row.behaviour_logprobs) == ("rescue", "peer", None)

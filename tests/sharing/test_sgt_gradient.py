@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.retokenizing import retokenize
+
 
 @pytest.mark.parametrize(("normaliser", "z"), [("rescues", 1), ("prompts", 2)])
 def test_gradient_on_failed_groups_is_the_score_of_the_peer_answer(
@@ -16,7 +18,7 @@ def test_gradient_on_failed_groups_is_the_score_of_the_peer_answer(
     assert lab.is_zero(lab.gradient(step_of(regime, groups), regime, model))
 
     absorbed = step_of(regime, groups, [make.success()])
-    y = receiver.retokenize(b"reverse: yah", finished=True, max_tokens=64).token_ids
+    y = retokenize(receiver, b"reverse: yah", finished=True, max_tokens=64).token_ids
     mean_score = lab.score_of(model, lambda model: model.logprobs(np.array([3]), y).mean())
     lab.assert_same(lab.gradient(absorbed, regime, model), [-(0.3 / z) * score for score in mean_score])
 
@@ -35,7 +37,7 @@ def test_gradient_of_several_rescues(make_sgt, make, receiver, lab, step_of, nor
         total, num_tokens = 0.0, 0
         for answers in by_prompt.values():
             for text in answers:
-                ids = receiver.retokenize(text, finished=True, max_tokens=64).token_ids
+                ids = retokenize(receiver, text, finished=True, max_tokens=64).token_ids
                 log_pi = model.logprobs(np.array([3]), ids)
                 total = total - (log_pi.sum() if normaliser == "tokens" else log_pi.mean() / len(answers))
                 num_tokens += len(ids)

@@ -8,14 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "tools"))
-
 from exchange_drill.outcome import Outcome
 from exchange_drill.rig import add_up
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.system
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="a small file system or a network namespace can only be made by root"
 )

@@ -16,7 +16,7 @@ from mrl.config.run_folder import LOCAL_FOLDER
 from mrl.launch.plan import environment
 from mrl.launch.torchrun import LIFE, torchrun_argv, torchrun_environment
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.system
 ROOT = Path(__file__).parents[2]
 RANK = """
 import sys

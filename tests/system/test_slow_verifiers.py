@@ -10,7 +10,7 @@ import pytest
 
 from mrl.metrics.timeline import FiledSpan, read_timeline
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.system
 POLICIES, TASKS = ("qwen", "llama"), ("trim", "letter_counting")
 STEPS, PROMPTS_PER_STEP, GROUP_SIZE = 6, 8, 8
 VERIFIERS = """

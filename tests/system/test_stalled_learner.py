@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.system
 TINY = ["--evaluation.every=0", "--pool.held_out_prompts=8", "--policies.llama.learner.processes=1"]
 BOUND_S = 6.0
 

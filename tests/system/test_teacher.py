@@ -2,7 +2,6 @@
 
 import pytest
 
-pytestmark = pytest.mark.timeout(300)
 STEPS = 4
 RLAD = """
 [sharing]

@@ -7,7 +7,7 @@ import numpy as np
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.system
 POLICIES = ("qwen", "llama")
 
 

@@ -28,9 +28,9 @@ from mrl.roles.host_processes import HostProcesses
 from mrl.transport.grants import Grant
 from mrl.transport.keys import create_keys
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.system
 
-LOAD = Path(__file__).parent / "rig" / "unit_load.py"
+LOAD = Path(__file__).parents[1] / "support" / "unit_load.py"
 PERIOD_S, HUNG_S, TTL_S = 0.5, 1.5, 2.0
 UNITS = [f"cpu:{number}" for number in range(8)]
 

@@ -1,14 +1,10 @@
 """Task tables that the tests of this room share."""
 
-import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from mrl.config.schema import PoolTable, TaskTable
-
-sys.path.insert(0, str(Path(__file__).parent))  # math_problems and hard_verifiers, beside the tests
 
 
 @pytest.fixture
@@ -34,6 +30,5 @@ def pool_table() -> PoolTable:
 
 @pytest.fixture
 def verifiers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verifier processes find `hard_verifiers`, and this checkout of mrl."""
-    here = Path(__file__).parent
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(here), str(here.parents[1])]))
+    """Verifier processes find this checkout: `tests.support.hard_verifiers`, and mrl."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))

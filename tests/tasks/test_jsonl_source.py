@@ -79,8 +79,8 @@ def test_the_user_s_verifier_judges_in_place_of_the_source_s(write, verifiers):
     """On a file, and on words: it gets the reference and the answer; what it does badly is a failed answer."""
     rows = [{"prompt": f"p{n}", "reference": "right"} for n in range(40)]
     tables = {
-        "own": TaskTable(source="jsonl", dataset=str(write(rows)), verifier="hard_verifiers:by_text"),
-        "words": TaskTable(source="words", dataset="trim", verifier="hard_verifiers:by_text"),
+        "own": TaskTable(source="jsonl", dataset=str(write(rows)), verifier="tests.support.hard_verifiers:by_text"),
+        "words": TaskTable(source="words", dataset="trim", verifier="tests.support.hard_verifiers:by_text"),
     }
     pool = build_pool(tables, PoolTable(train_prompts=8, held_out_prompts=2))
     try:
@@ -99,8 +99,8 @@ def test_the_user_s_verifier_judges_in_place_of_the_source_s(write, verifiers):
 @pytest.mark.parametrize(
     ("verifier", "reason"),
     [("no_such_module:judge", "No module named 'no_such_module'"),
-     ("hard_verifiers:no_such_function", "has no attribute 'no_such_function'"),
-     ("hard_verifiers:os", "hard_verifiers:os is no function")],
+     ("tests.support.hard_verifiers:no_such_function", "has no attribute 'no_such_function'"),
+     ("tests.support.hard_verifiers:os", "tests.support.hard_verifiers:os is no function")],
 )  # fmt: skip
 def test_a_verifier_that_cannot_start_is_refused_with_the_reason(verifier, reason, verifiers):
     """Before a run begins."""
@@ -110,4 +110,4 @@ def test_a_verifier_that_cannot_start_is_refused_with_the_reason(verifier, reaso
 
 def test_a_verifier_that_starts_is_accepted(verifiers):
     """Nothing of it is left."""
-    check_verifier("t", TaskTable(source="words", dataset="trim", verifier="hard_verifiers:by_text"))
+    check_verifier("t", TaskTable(source="words", dataset="trim", verifier="tests.support.hard_verifiers:by_text"))

@@ -1,10 +1,10 @@
 from contextlib import closing
 
 import pytest
-from math_problems import HARD, MALFORMED, PROBLEMS
 
 from mrl.tasks.math_answers import score
 from mrl.tasks.verifier_pool import Outcome, VerifierPool
+from tests.support.math_problems import HARD, MALFORMED, PROBLEMS
 
 
 @pytest.mark.parametrize("reference", [reference for _, reference, _, _ in PROBLEMS])

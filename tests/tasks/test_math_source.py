@@ -5,12 +5,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from math_problems import PROBLEMS
 
 from mrl.config.schema import PoolTable, TaskTable
 from mrl.errors import MissingError, TaskError
 from mrl.tasks.math_source import PROMPT, MathSource
 from mrl.tasks.pool import build_pool
+from tests.support.math_problems import PROBLEMS
 
 ROWS = [{"problem": problem, "solution": rf"We find \boxed{{{reference}}}."} for problem, reference, _, _ in PROBLEMS]
 

@@ -4,11 +4,11 @@ import sys
 import textwrap
 
 import pytest
-from data_sets import FOLLOW_SETS
 
 from mrl.errors import MissingError, TaskError
 from mrl.launch.plan import environment
 from mrl.tasks.reasoning_gym_source import ReasoningGymSource
+from tests.support.data_sets import FOLLOW_SETS
 
 
 def test_unknown_data_set_names_near_ones():

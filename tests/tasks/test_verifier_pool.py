@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("verifiers")
 def make_pool(**settings) -> VerifierPool:
     """One process with 256 MiB, and time enough for every answer that ends by itself, however loaded the machine."""
     settings = {"processes": 1, "timeout_s": 60.0, "memory_bytes": 256 * 1024**2} | settings
-    return VerifierPool("hard_verifiers:by_text", **settings)
+    return VerifierPool("tests.support.hard_verifiers:by_text", **settings)
 
 
 def outcomes(pool: VerifierPool, *answers: str) -> list[Outcome]:
@@ -108,7 +108,7 @@ def test_no_process_is_left_when_the_parent_is_killed(answer, tmp_path, monkeypa
     monkeypatch.setenv("HANGING", str(hanging))
     code = f"""
         from mrl.tasks.verifier_pool import VerifierPool
-        pool = VerifierPool("hard_verifiers:by_text", processes=2, timeout_s=0.3)
+        pool = VerifierPool("tests.support.hard_verifiers:by_text", processes=2, timeout_s=0.3)
         pool.verify([("right", "pid")] * 40)
         print(*[child.process.pid for child in pool.children()], flush=True)
         pool.verify([("right", {answer!r})])

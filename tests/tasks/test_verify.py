@@ -4,7 +4,7 @@ import pytest
 
 from mrl.config.schema import TaskTable
 from mrl.tasks.source import Item
-from mrl.tasks.verify import Judge, Question, Verdict, judge
+from mrl.tasks.verify import Judge, Verdict, VerificationRequest, judge
 from mrl.tasks.words import WordSource
 
 
@@ -38,14 +38,17 @@ def test_only_a_full_score_is_rewarded(score, reward):
 
 def test_verdicts_keep_the_order_of_mixed_tasks(verifiers):
     """Quick answers are judged here, the others in processes, and every verdict stands at its question's place."""
-    words, outside = WordSource("rotate", {}, seed=1, where=""), Scores(0.5, verifier="hard_verifiers:by_text")
+    words, outside = (
+        WordSource("rotate", {}, seed=1, where=""),
+        Scores(0.5, verifier="tests.support.hard_verifiers:by_text"),
+    )
     questions = [
-        Question("slow", outside, Item("p", "", "", 0, reference="right"), "right"),
-        Question("quick", words, Item("p", "abc", "", 0, "bca"), "<answer>bca</answer>"),
-        Question("slow", outside, Item("p", "", "", 0, reference="right"), "die"),
-        Question("quick", words, Item("p", "abc", "", 0, "bca"), "<answer>abc</answer>"),
-        Question("slow", outside, Item("p", "", "", 0, reference="right"), "  "),
-        Question("slow", outside, Item("p", "", "", 0, reference="right"), "wrong"),
+        VerificationRequest("slow", outside, Item("p", "", "", 0, reference="right"), "right"),
+        VerificationRequest("quick", words, Item("p", "abc", "", 0, "bca"), "<answer>bca</answer>"),
+        VerificationRequest("slow", outside, Item("p", "", "", 0, reference="right"), "die"),
+        VerificationRequest("quick", words, Item("p", "abc", "", 0, "bca"), "<answer>abc</answer>"),
+        VerificationRequest("slow", outside, Item("p", "", "", 0, reference="right"), "  "),
+        VerificationRequest("slow", outside, Item("p", "", "", 0, reference="right"), "wrong"),
     ]
     table = TaskTable(source="math", dataset="", verifier_processes=1)
     judges = Judge({"slow": table, "quick": table})
@@ -69,5 +72,5 @@ def test_quick_tasks_start_no_process():
     """The quickstart pays nothing for verifiers that it does not use."""
     words = WordSource("rotate", {}, seed=1, where="")
     judges = Judge({})
-    assert judges.judge([Question("quick", words, Item("p", "abc", "", 0, "bca"), "bca")])[0].reward == 1.0
+    assert judges.judge([VerificationRequest("quick", words, Item("p", "abc", "", 0, "bca"), "bca")])[0].reward == 1.0
     assert judges.values() == {}

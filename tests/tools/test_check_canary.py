@@ -8,7 +8,7 @@ from canary_check.cases import cases
 
 from mrl.weights import canary
 
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.thorough
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from mrl.exchange.archive import read_records
 from mrl.exchange.limits import Limits
 from mrl.exchange.store import Store
 from mrl.records.codec import encode
-from mrl.records.exchange import Announce, Hello
+from mrl.records.exchange_messages import Announce, Hello
 from mrl.records.experience import OutcomeRecord
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version

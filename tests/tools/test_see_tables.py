@@ -8,7 +8,7 @@ from rich.console import Console
 from see_tables import rates_per_s, tables
 from stored_core import StoredCore
 
-from mrl.records.exchange import ClientState, PairFlow, PolicyShelf
+from mrl.records.exchange_messages import ClientState, PairFlow, PolicyShelf
 from mrl.records.version import Version
 
 

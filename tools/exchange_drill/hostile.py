@@ -16,7 +16,7 @@ import zmq
 from exchange_drill.clients import BareClient
 from exchange_drill.workload import READER
 from mrl.records.codec import encode
-from mrl.records.exchange import (
+from mrl.records.exchange_messages import (
     Announce,
     Barrier,
     ClientMessage,

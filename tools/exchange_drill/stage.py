@@ -12,7 +12,7 @@ from mrl.exchange.core import ExchangeCore, Outgoing
 from mrl.exchange.limits import Limits
 from mrl.exchange.shelf import Entry
 from mrl.records.codec import MAX_MESSAGE_BYTES, decode, encode
-from mrl.records.exchange import Announce, Hello, daemon_message_decoder
+from mrl.records.exchange_messages import Announce, Hello, daemon_message_decoder
 from mrl.transport.grants import Grant
 
 BUDGET_BYTES = 16 * 1024

@@ -11,7 +11,7 @@ from mrl.exchange.core import ExchangeCore, Outgoing
 from mrl.exchange.limits import Limits
 from mrl.exchange.transaction import Transaction
 from mrl.records.codec import decode, encode
-from mrl.records.exchange import (
+from mrl.records.exchange_messages import (
     ClientMessage,
     Deliver,
     Hello,

@@ -78,7 +78,7 @@ class _Link:
         self._post(body)
         return True
 
-    def request_reconnect(self) -> None:
+    def restart(self) -> None:
         """The thread carries everything anyway."""
 
     def close(self, timeout_s: float) -> None:

@@ -6,7 +6,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.system
 POLICIES = ("qwen", "llama")
 
 

@@ -1,0 +1,387 @@
+"""An inference server as an engine: started as a child from its own environment, or found at a URL.
+
+A thread of its own runs the event loop of all calls. A watchdog looks once a second whether the server lives, answers,
+and gets on; when it does not, every method raises EngineLost until `restart`.
+"""
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import structlog
+
+from mrl.engines.bounds import USUAL, Bounds
+from mrl.engines.dialect import Dialect, Launch
+from mrl.engines.engine import EngineUsage, Finished, Generation, GenerationRequest, Sampling, ScoringRequest
+from mrl.engines.http import Http, HttpFailure
+from mrl.engines.segments import Segments
+from mrl.engines.server_process import ServerProcess, free_port
+from mrl.engines.server_start import PortTaken, await_ready, check_answers, why_ended
+from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
+from mrl.models.tensor_broadcast import IncomingTensors, Seats
+from mrl.models.tensor_file import read_folder
+from mrl.records.finish import FinishReason
+from mrl.records.version import Version
+
+T = TypeVar("T")
+WATCH_S = 1.0
+MAX_STARTS = 3
+ASKED_S = 600.0
+"""For scores and checksums; the watchdog looks meanwhile."""
+REFUSALS = (400, 413, 422)
+"""HTTP statuses that say: not this request."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _GivenUp:
+    """The last word about a request that was aborted: so many of its answers never come."""
+
+    request_id: str
+    num_answers: int
+
+
+class ServerEngine:
+    """An engine that is a server of one dialect."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        sampling: Sampling,
+        *,
+        launch: Launch | None,
+        log: Path | None = None,
+        url: str = "",
+        bounds: Bounds = USUAL,
+    ) -> None:
+        """With a `launch` the server is a child that writes to `log`; without one it is somebody else's at `url`.
+
+        Raises EngineError, with the server's last log lines, when it does not come up.
+        """
+        assert (launch is None) == bool(url), "a child or a URL"
+        self._dialect, self._sampling, self._launch, self._log = dialect, sampling, launch, log
+        self._url, self._bounds = url, bounds
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"{dialect.name}-calls", daemon=True)
+        self._thread.start()
+        self._process: ServerProcess | None = None
+        self._http: Http | None = None
+        self._segments: Segments | None = None
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def version(self) -> Version | None:
+        """See Engine."""
+        return None if self._segments is None else self._segments.version
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """See Engine."""
+        self._check()
+        if self.version is None:
+            raise WeightsError("the engine has no weights to sample with")
+        self._loop.call_soon_threadsafe(self._hand_in, list(requests))
+        self._in_flight += sum(request.seeds.size for request in requests)
+
+    def collect(self, timeout_s: float) -> list[Finished]:
+        """See Engine."""
+        found: list[Finished] = []
+        with contextlib.suppress(queue.Empty):
+            if self._in_flight:
+                self._keep(self._finished.get(timeout=timeout_s), found)
+            while True:
+                self._keep(self._finished.get_nowait(), found)
+        self._check()
+        return found
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """See Engine."""
+        names = set(request_ids)
+        self._forgotten |= names
+        self._loop.call_soon_threadsafe(self._cancel, names)
+
+    def load(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
+        """See Engine."""
+        if digests is not None:
+            self._run(self._dialect.prepare_load(self._link(), folder, digests), self._bounds.load_s)
+        self._run(self._current().load(folder, version), self._bounds.load_s)
+
+    def load_adapters(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
+        """See Engine."""
+        if digests is not None:
+            read_folder(folder, wanted=digests)
+        self._run(self._current().load_adapters(folder, version), self._bounds.load_s)
+
+    def broadcast_seats(self) -> Seats:
+        """See Engine."""
+        return self._run(self._dialect.broadcast_seats(self._link()), self._bounds.silence_s)
+
+    def receive(self, incoming: IncomingTensors, version: Version) -> None:
+        """See Engine."""
+        self._run(self._current().receive(incoming, version), self._bounds.load_s)
+
+    def label(self, version: Version) -> None:
+        """See Engine."""
+        self._current().label(version, "")
+
+    def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
+        """See Engine."""
+        return [row or [] for row in self._run_scores(token_ids, 1.0)]
+
+    def score_answers(self, request: ScoringRequest) -> Sequence[npt.NDArray[np.float32] | None]:
+        """See Engine. Raises EngineError for a temperature that the server does not score at."""
+        if self.version is None:
+            raise WeightsError("the engine has no weights to score with")
+        prompt = request.prompt_token_ids.tolist()
+        rows = [prompt + answer.tolist() for answer in request.answers]
+        scored = self._run_scores(rows, self._sampling.temperature)
+        return [None if row is None else np.array(row[len(prompt) - 1 :], dtype=np.float32) for row in scored]
+
+    def checksums(self) -> dict[str, str] | None:
+        """See Engine."""
+        return self._run(self._current().checksums(), ASKED_S)
+
+    def usage(self) -> EngineUsage:
+        """See Engine."""
+        return replace(self._usage, generated_tokens=self._current().generated_tokens)
+
+    def sleep(self) -> None:
+        """See Engine."""
+        self._run(self._current().sleep(), self._bounds.silence_s)
+
+    def wake(self) -> None:
+        """See Engine."""
+        self._run(self._current().wake(), self._bounds.load_s)
+
+    def restart(self) -> None:
+        """See Engine. What keeps a server that did serve from coming up may pass: it is lost, not unusable."""
+        self._end()
+        try:
+            self._begin()
+        except EngineError as error:
+            raise EngineLost(str(error)) from error
+
+    def close(self) -> None:
+        """See Engine."""
+        self._end()
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    # Life of the server; called from the thread that made the engine.
+
+    def _begin(self) -> None:
+        for attempt in range(1, MAX_STARTS + 1):
+            self._forget()
+            try:
+                self._start()
+                return
+            except PortTaken:
+                self._end()
+                if attempt == MAX_STARTS:
+                    raise
+            except BaseException:
+                self._end()
+                raise
+
+    def _forget(self) -> None:
+        self._lost: EngineLost | EngineError | None = None
+        self._in_flight = 0
+        self._forgotten: set[str] = set()
+        self._finished: queue.Queue[Finished | _GivenUp] = queue.Queue()
+        self._tasks: dict[str, set[asyncio.Task[None]]] = {}
+        self._usage = EngineUsage(0, 0, 0.0, 0)
+        self._awaited: set[Future[Any]] = set()
+
+    def _start(self) -> None:
+        url, port = self._url, 0
+        if self._launch is not None:
+            assert self._log is not None
+            launch = replace(self._launch, port=self._launch.port or free_port(self._launch.host))
+            self._process = ServerProcess(self._dialect.command(launch), self._dialect.environment(launch), self._log)
+            url, port = f"http://{launch.host}:{launch.port}", launch.port
+        self._run(self._connect(url), self._bounds.silence_s)
+        start_s = self._bounds.start_s
+        ready = await_ready(self._dialect, self._link(), self._process, port, start_s=start_s)
+        self._run(ready, start_s + self._bounds.silence_s)
+        self._run(check_answers(self._dialect, self._link()), start_s)  # some compile for the first tokens
+        self._loop.call_soon_threadsafe(self._spawn, self._watchdog())
+
+    async def _connect(self, url: str) -> None:
+        self._http = Http(url)
+        self._segments = Segments(self._dialect, self._http, self._sampling, drain_s=self._bounds.silence_s)
+
+    def _end(self) -> None:
+        if self._http is not None:
+            self._lost = self._lost or EngineLost("the engine is closed")
+            asyncio.run_coroutine_threadsafe(self._disconnect(), self._loop).result()
+            self._http = self._segments = None
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+
+    async def _disconnect(self) -> None:
+        me = asyncio.current_task()
+        tasks = [task for task in asyncio.all_tasks() if task is not me]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert self._http is not None
+        await self._http.close()
+
+    # In the event loop.
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin it in the loop; whatever ends it but its own end is the end of the engine."""
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(lambda done: None if done.cancelled() else self._lose_by(done.exception()))
+        return task
+
+    def _hand_in(self, requests: Sequence[GenerationRequest]) -> None:
+        for request in requests:
+            tasks = {self._spawn(self._answer(request, index)) for index in range(request.seeds.size)}
+            self._tasks[request.request_id] = tasks
+
+    async def _answer(self, request: GenerationRequest, index: int) -> None:
+        self._finished.put(await self._finish(request, index))
+        tasks = self._tasks[request.request_id]
+        tasks.remove(asyncio.current_task())  # type: ignore[arg-type]
+        if not tasks:
+            del self._tasks[request.request_id]
+
+    async def _finish(self, request: GenerationRequest, index: int) -> Finished:
+        try:
+            return await self._current().answer(request, index)
+        except EngineError as error:
+            if not request.may_be_refused:
+                raise
+            log.warning("request refused", reason=str(error))
+            nothing = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), [], FinishReason.ABORT)
+            return Finished(request.request_id, index, nothing)
+
+    def _cancel(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            tasks = self._tasks.pop(request_id, set())
+            for task in tasks:
+                task.cancel()
+            self._finished.put(_GivenUp(request_id, len(tasks)))
+
+    async def _score(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float] | None]:
+        return list(await asyncio.gather(*(self._score_row(row, temperature) for row in rows)))
+
+    async def _score_row(self, row: Sequence[int], temperature: float) -> list[float] | None:
+        """None when the server refuses to look at it: no other server would take it."""
+        try:
+            return await self._current().score(row, temperature)
+        except HttpFailure as failure:
+            if failure.status not in REFUSALS:
+                raise
+            log.warning("text not scored", reason=str(failure))
+            return None
+
+    async def _watchdog(self) -> None:
+        clock = self._loop.time
+        heard_s = moved_s = clock()
+        tokens = -1
+        while self._lost is None:
+            await asyncio.sleep(WATCH_S)
+            if self._process is not None and (code := self._process.exit_code()) is not None:
+                self._lose(EngineLost(str(why_ended(self._dialect, self._process, code))))
+            updating = self._current().is_updating  # a server may be deaf while it loads, which has a bound of its own
+            lives = updating or await self._asked(self._dialect.alive(self._link()))
+            self._usage = await self._asked(self._dialect.usage(self._link())) or self._usage
+            updating |= self._current().is_updating  # asleep since: this process may have been stopped meanwhile
+            if lives or updating:
+                heard_s = clock()
+            if clock() - heard_s > self._bounds.silence_s:
+                self._lose(f"the server has been silent for {self._bounds.silence_s:g} s")
+            if updating or not self._tasks or self._usage.generated_tokens != tokens:
+                tokens, moved_s = self._usage.generated_tokens, clock()
+            if clock() - moved_s > self._bounds.stall_s:
+                self._lose(f"answers are in flight and no token came for {self._bounds.stall_s:g} s")
+
+    async def _asked(self, call: Coroutine[Any, Any, T]) -> T | None:
+        """What a quick question brings; None when nothing comes in time."""
+        with contextlib.suppress(HttpFailure, TimeoutError):
+            return await asyncio.wait_for(call, max(WATCH_S, self._bounds.silence_s / 4))
+        return None
+
+    def _lose_by(self, error: BaseException | None) -> None:
+        if error is not None:
+            known = isinstance(error, HttpFailure | EngineLost | EngineError)
+            self._lose(error if known else f"{type(error).__name__}: {error}")
+
+    def _lose(self, why: object) -> None:
+        """From now on every call raises, and whoever waits is woken."""
+        if self._lost is None:
+            # What a person has to cure is told as it is: another start would end in the same way.
+            self._lost = (
+                why if isinstance(why, EngineError | EngineLost) else EngineLost(f"{self._dialect.name}: {why}")
+            )
+            self._finished.put(_GivenUp("", 0))
+            for future in tuple(self._awaited):
+                future.cancel()
+
+    # From any thread.
+
+    def _run(self, work: Coroutine[Any, Any, T], within_s: float) -> T:
+        """The result of a coroutine in the loop. Raises EngineLost when it fails, or lasts too long."""
+        if self._lost is not None:
+            work.close()
+            raise self._lost
+        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, within_s), self._loop)
+        self._awaited.add(future)
+        try:
+            return future.result()
+        except PeerLost:  # a member of a broadcast, of which the server knows
+            raise
+        except TimeoutError as error:
+            self._lose(f"no answer within {within_s:g} s")
+            raise EngineLost(f"{self._dialect.name}: no answer within {within_s:g} s") from error
+        except CancelledError as error:
+            raise self._lost or EngineLost(f"{self._dialect.name}: the engine is closed") from error
+        except (HttpFailure, EngineLost) as error:
+            self._lose(error)
+            raise EngineLost(f"{self._dialect.name}: {error}") from error
+        finally:
+            self._awaited.discard(future)
+
+    def _run_scores(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float] | None]:
+        """What an update meanwhile takes counts beside."""
+        return self._run(self._score(rows, temperature), ASKED_S + self._bounds.load_s)
+
+    def _check(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+
+    def _current(self) -> Segments:
+        if self._segments is None:
+            raise self._lost or EngineLost(f"{self._dialect.name}: the engine is closed")
+        return self._segments
+
+    def _link(self) -> Http:
+        if self._http is None:
+            raise self._lost or EngineLost(f"{self._dialect.name}: the engine is closed")
+        return self._http
+
+    def _keep(self, item: Finished | _GivenUp, found: list[Finished]) -> None:
+        if isinstance(item, _GivenUp):
+            self._in_flight -= item.num_answers
+            self._forgotten.discard(item.request_id)
+            return
+        self._in_flight -= 1
+        if item.request_id not in self._forgotten:
+            found.append(item)

@@ -1,0 +1,359 @@
+"""The life of a learner: prepare, train, publish, and again, until its steps are done.
+
+The first rank speaks to the other roles; the others follow the orders that it broadcasts. Peers are optional at every
+step: what they sent in time is in the order, and no wait for them is without a bound. In a synchronous run nothing that
+is trained on or saved depends on time, on the number of lives, or on who was first.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import structlog
+from torch import nn
+
+from mrl.errors import RoleFailed
+from mrl.files import replace_file
+from mrl.learner.batches import BatchMaker, PreparedStep
+from mrl.learner.evaluations import Evaluations
+from mrl.learner.intake import Intake
+from mrl.learner.order import StepOrder, decode_order, encode_order
+from mrl.learner.peers import PeerSource
+from mrl.learner.references import CanaryReferences
+from mrl.learner.skipped import keep_batch
+from mrl.learner.trainer import Trainer, check_forward
+from mrl.metrics.telemetry import Telemetry
+from mrl.models.parameters import TensorSource, weight_sources
+from mrl.records.leases import LearnerReport
+from mrl.records.rollouts import WeightsNotice
+from mrl.records.version import Version
+from mrl.sharing.cost import gap_values
+from mrl.sharing.regime import Regime
+from mrl.sharing.row_cost import row_residuals_of
+from mrl.weights.broadcast import BroadcastPublisher
+from mrl.weights.checkpoint_saver import Saver
+from mrl.weights.publish import Publisher
+from mrl.weights.training_state import training_tensors
+
+MAX_SKIPPED_UPDATES = 5
+STILL_WAITING, SAY_SO_S = b"wait", 60.0
+"""What the first rank tells the others, and how often, while it waits for a batch: it takes as long as it takes."""
+
+SourcesOf = Callable[[nn.Module], Sequence[TensorSource]]
+"""What is published of a model."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Milestones:
+    """The steps at which a learner saves, and ends; and when it gives the alarm."""
+
+    total: int
+    checkpoint_every: int
+    mismatch_alarm_nats: float = float("inf")
+    """Divergence between learner and engine above which a step is warned of."""
+    save_when_stopped: bool = False
+    """Whether a learner that is stopped early saves its last step, which no other policy need have."""
+
+
+@dataclass
+class Totals:
+    """What a learner reports to the allocator: totals since it started."""
+
+    trained_tokens: int = 0
+    busy_s: float = 0.0
+    data_wait_s: float = 0.0
+    trained_groups: int = 0
+    dropped_groups: int = 0
+
+
+class AllocatorLine(Protocol):
+    """What a learner says to the allocator."""
+
+    def report(self, report: LearnerReport) -> None:
+        """The totals of now."""
+
+    def beat(self) -> None:
+        """Alive, and nothing new."""
+
+
+@dataclass
+class FirstRank:
+    """What only the first rank has: its links to the other roles."""
+
+    policy: str
+    intake: Intake
+    batches: BatchMaker
+    regime: Regime
+    peers: PeerSource | None
+    evaluations: Evaluations | None
+    crash_folder: Path
+    telemetry: Telemetry
+    allocator: AllocatorLine
+    on_step: Callable[[int, PreparedStep], None]
+    """Called after every step, for samples."""
+    canary_prompts: list[list[int]]
+    """Prompts of the pool, in the policy's tokens."""
+    totals: Totals = field(default_factory=Totals)
+
+
+class Learner:
+    """Trains one policy from `start` to its last step. Ranks that hold nothing to save have no `saver`."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        milestones: Milestones,
+        start: Version,
+        first: FirstRank | None,
+        saver: Saver | None,
+        seed: int,
+        *,
+        canary: CanaryReferences,
+        publisher: Publisher | BroadcastPublisher,
+        published: SourcesOf = weight_sources,
+    ) -> None:
+        """What is `published` of a model all ranks gather, and give to their `publisher`."""
+        self._publisher, self._published = publisher, published
+        self._trainer, self._milestones, self._first, self._saver = trainer, milestones, first, saver
+        self._version, self._seed = start, seed
+        self._saved_step = start.step
+        self._rng = np.random.default_rng([seed, 0, 1])
+        self._canary = canary
+        check_forward(trainer.model, canary.texts, trainer.precision, trainer.kernel)
+        self._skipped = self._alarms = 0
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue the random stream and the counts of a checkpoint."""
+        self._rng.bit_generator.state = state["rng"]
+        self._skipped, self._alarms = state["skipped"], state["alarms"]
+
+    def run(self, stopping: Callable[[], bool]) -> bool:
+        """Train until the last step; returns False when `stopping` ended it early."""
+        log.info("learning", start=str(self._version), steps=self._milestones.total)
+        if self._first:
+            self._first.intake.open()
+        self._publish(resumed=self._version.run_epoch > 0)
+        if self._first:
+            self._trainer.at_each_phase(partial(self._train_on, self._first))
+            self._first.batches.begin()
+        finished = True
+        while finished and self._version.step < self._milestones.total:
+            finished = self._step(stopping)
+        if not finished and self._milestones.save_when_stopped and self._version.step > self._saved_step:
+            self._save()
+        if self._saver:
+            self._saver.wait()
+        if finished:
+            self._publisher.finish()
+        return finished
+
+    def progress(self) -> int:
+        """A number above 0 that changes as this policy gets on: workers, training, weights on their way. Any thread."""
+        assert self._first is not None, "the first rank speaks to peers"
+        return 1 + self._first.intake.num_moves + self._publisher.progress
+
+    def await_evaluation(self, stopping: Callable[[], bool]) -> None:
+        """Behind the last step: wait within a bound for what is being evaluated. Other ranks have no part in it."""
+        if self._first and self._first.evaluations:
+            self._first.evaluations.await_last(self._telling_of_life(self._first, stopping))
+
+    def _step(self, stopping: Callable[[], bool]) -> bool:
+        """One step; False when `stopping` ended it before it was trained."""
+        started_s = time.monotonic()
+        prepared = self._prepare(stopping)
+        order = self._trainer.world.broadcast_bytes(self._encode(prepared))
+        while order == STILL_WAITING:
+            self._trainer.world.note("forming a batch")
+            order = self._trainer.world.broadcast_bytes(None)
+        if not order:
+            return False
+        step_order = prepared.order if prepared else decode_order(order)
+        trained_s = time.monotonic()
+        self._canary.before_step(step_order)
+        values = self._trainer.train(step_order, self._version.step)
+        values |= self._trainer.take_measurements(step_order)
+        self._check_skipped(values, step_order)
+        self._version = Version(self._version.run_epoch, self._version.step + 1)
+        structlog.contextvars.bind_contextvars(version=str(self._version))
+        published_s = time.monotonic()
+        self._publish(resumed=False)
+        saved_s = time.monotonic()
+        self._save_when_due()
+        if self._first and prepared:
+            end_s = time.monotonic()
+            values |= {
+                "time/step_s": end_s - started_s,
+                "time/train_s": published_s - trained_s,
+                "time/publish_s": saved_s - published_s,
+                "time/checkpoint_s": end_s - saved_s,
+                "rate/trained_tokens_s": values["tokens/trained"] / (end_s - started_s),
+                "rate/steps_per_hour": 3600.0 / (end_s - started_s),
+            }
+            self._report(self._first, prepared, values, busy_s=end_s - trained_s)
+        return True
+
+    def _prepare(self, stopping: Callable[[], bool]) -> PreparedStep | None:
+        self._trainer.world.note("forming a batch")
+        if self._first is None:
+            return None
+        self._first.telemetry.doing("forming a batch")
+        stopping = self._telling_ranks(self._telling_of_life(self._first, stopping))
+        prepared = self._first.batches.prepare(self._version.step, self._rng, stopping)
+        self._first.telemetry.doing("training")
+        return prepared
+
+    def _telling_ranks(self, stopping: Callable[[], bool]) -> Callable[[], bool]:
+        """`stopping`, telling the other ranks meanwhile that the batch they wait for is not there yet."""
+        world, told_s = self._trainer.world, time.monotonic()
+
+        def stopping_and_saying_so() -> bool:
+            nonlocal told_s
+            if time.monotonic() - told_s > SAY_SO_S:
+                told_s = time.monotonic()
+                world.broadcast_bytes(STILL_WAITING)
+                world.note("forming a batch")
+            return stopping()
+
+        return stopping_and_saying_so
+
+    def _telling_of_life(self, first: FirstRank, stopping: Callable[[], bool]) -> Callable[[], bool]:
+        """`stopping`, which is looked at all the time in a wait, telling others meanwhile what there is to tell."""
+
+        def stopping_at_a_beat() -> bool:
+            first.allocator.beat()
+            if first.evaluations:
+                first.evaluations.tell()
+            self._publisher.check()  # else it would wait for groups of a version that nobody was told of
+            first.intake.publishing(self._publisher.progress)
+            return stopping()
+
+        return stopping_at_a_beat
+
+    def _train_on(self, first: FirstRank) -> None:
+        first.intake.got_on()
+        first.allocator.beat()
+
+    def _encode(self, prepared: PreparedStep | None) -> bytes | None:
+        if prepared is None:
+            return None
+        return encode_order(prepared.order) if self._trainer.world.size > 1 else b"here"
+
+    def _check_skipped(self, values: dict[str, float], order: StepOrder) -> None:
+        if not values["optim/skipped"]:
+            self._skipped = 0
+            return
+        self._skipped += 1
+        kept = ""
+        if self._first:
+            kept = str(keep_batch(self._first.crash_folder, self._first.policy, self._version.step, order))
+            log.warning("update skipped", reason="loss or gradient is not finite", rows=kept)
+        if self._skipped >= MAX_SKIPPED_UPDATES:
+            raise RoleFailed(
+                f"{self._skipped} steps in a row had a loss or gradient that is not finite; "
+                f"the rows of the last one are in {kept or 'the crash folder'}; lower learner.lr"
+            )
+
+    def _watch_mismatch(self, values: dict[str, float]) -> None:
+        """Learner and engine see the same tokens differently: by staleness, or because one of them is wrong."""
+        k3_nats, bound = values["mismatch/k3_nats"], self._milestones.mismatch_alarm_nats
+        if not k3_nats <= bound:
+            self._alarms += 1
+            log.warning("mismatch", k3_nats=k3_nats, bound_nats=bound, max_ratio=values["mismatch/max_ratio"])
+
+    def _report(self, first: FirstRank, prepared: PreparedStep, values: dict[str, float], *, busy_s: float) -> None:
+        first.telemetry.doing("reporting")
+        step, totals = self._version.step, first.totals
+        first.on_step(step, prepared)
+        totals.trained_tokens += prepared.tokens
+        totals.busy_s += busy_s
+        totals.data_wait_s += prepared.values["time/wait_for_groups_s"]
+        totals.trained_groups += len(prepared.groups)
+        totals.dropped_groups += int(prepared.values["staleness/dropped_groups"])
+        first.allocator.report(
+            LearnerReport(
+                policy=first.policy,
+                trained_tokens=totals.trained_tokens,
+                busy_s=totals.busy_s,
+                data_wait_s=totals.data_wait_s,
+                trained_groups=totals.trained_groups,
+                dropped_groups=totals.dropped_groups,
+            )
+        )
+        self._watch_mismatch(values)
+        gaps = gap_values(prepared.shared, self._trainer.peer_logprobs)
+        first.telemetry.metrics(step, prepared.values | values | gaps | {"mismatch/alarms": self._alarms})
+        rows = row_residuals_of(prepared.tried, prepared.shared, self._trainer.peer_logprobs)
+        first.telemetry.residuals(step, rows)
+        if first.evaluations:
+            first.evaluations.tell()
+
+    def _publish(self, *, resumed: bool) -> None:
+        """All ranks copy a version; it is announced when it is whole, which takes its time beside training."""
+        self._trainer.world.note("publishing")
+        model, first, version = self._trainer.model.eval(), self._first, self._version
+        canary = self._canary.make()
+        lasts = version.step == self._milestones.total  # nobody knows when it is read
+        if first is None:
+            self._publisher.begin(self._published(model), version, None, lasts=lasts)
+            return
+        first.telemetry.doing("publishing")
+        with first.telemetry.awaiting("the version before", whom="its folder"):
+            self._publisher.finish()
+        if first.evaluations:
+            first.evaluations.ask_when_due(version)  # before any worker may sample other things under it
+        announce = partial(self._announce, first, version)
+        self._publisher.begin(self._published(model), version, canary, announce, lasts=lasts)
+        if first.peers:
+            first.peers.announce(version, resumed=resumed)
+
+    def _announce(self, first: FirstRank, version: Version, manifest: Path) -> None:
+        """Called by the thread that publishes."""
+        first.intake.announce(WeightsNotice(version=version, manifest_path=str(manifest)))
+
+    def _save_when_due(self) -> None:
+        step = self._version.step
+        due = step == self._milestones.total or _due(step, self._milestones.checkpoint_every)
+        if due:
+            self._save()
+
+    def _save(self) -> None:
+        self._trainer.world.note("saving a checkpoint")
+        self._saved_step = step = self._version.step
+        if self._saver is None:
+            return
+        if self._first:
+            self._first.telemetry.doing("saving a checkpoint")
+            self._first.intake.got_on()
+        tensors = training_tensors(self._trainer.model, self._trainer.optimizer)
+        self._saver.save(step, tensors, self._state(self._first) if self._first else {})
+        log.info("checkpoint", step=step)
+
+    def _state(self, first: FirstRank) -> dict[str, Any]:
+        return {
+            "version": msgspec.to_builtins(self._version),
+            "ledger": first.intake.state(),
+            "regime": first.regime.state(),
+            "rng": self._rng.bit_generator.state,
+            "skipped": self._skipped,
+            "alarms": self._alarms,
+        }
+
+
+def next_run_epoch(folder: Path) -> int:
+    """Count a new life of this policy's learner, durably, so that no version is ever used twice."""
+    folder.mkdir(parents=True, exist_ok=True)
+    counter = folder / "run_epoch"
+    epoch = int(counter.read_text()) + 1 if counter.exists() else 0
+    replace_file(counter, str(epoch).encode())
+    return epoch
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

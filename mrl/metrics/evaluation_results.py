@@ -1,0 +1,31 @@
+"""What an evaluation found, told in the run folder and by telemetry."""
+
+from pathlib import Path
+
+import msgspec
+
+from mrl.files import replace_file
+from mrl.metrics.telemetry import Telemetry
+from mrl.records.evaluation_messages import EvaluationResult
+
+
+def tell_evaluation(result: EvaluationResult, folder: Path, telemetry: Telemetry) -> None:
+    """Emit the result's numbers and the answers that are shown, and write its file into `folder`. Raises OSError."""
+    values = {
+        "eval/accuracy": result.accuracy,
+        "eval/own_token_share": result.own_token_share,
+        "eval/missing_answers": result.missing,
+        "eval/time_s": result.seconds,
+    }
+    values |= {f"eval/accuracy/{task}": found.accuracy for task, found in result.per_task.items()}
+    telemetry.metrics(result.step, values)
+    for answer in result.answers:
+        telemetry.sample(
+            result.step,
+            kind="evaluation",
+            task=answer.task,
+            prompt=answer.prompt,
+            completion=answer.completion,
+            reward=answer.reward,
+        )
+    replace_file(folder / result.file_name, msgspec.json.encode(result))

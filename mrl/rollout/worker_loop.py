@@ -1,0 +1,388 @@
+"""The life of a rollout worker: keep the engine full, follow the weights, verify beside it, publish, deliver.
+
+Groups complete out of order; a long answer holds up its own group alone. When new weights come, what is in flight goes
+on under them. Held-out prompts are answered beside the groups, ahead of them, in a bounded share of the places. A
+synchronous run differs in two things: nothing is handed in before the newest weights are served, and what was handed in
+together is delivered together, in the order of its items; the learner grants it groups or held-out prompts.
+"""
+
+import time
+from collections.abc import Callable
+
+import structlog
+
+from mrl.engines.engine import Finished
+from mrl.errors import EngineError, EngineLost, PeerLost, RoleFailed
+from mrl.metrics.telemetry import Telemetry
+from mrl.records.rollouts import HeldOutAnswer, ScoredGroup, WorkItem
+from mrl.records.version import Version
+from mrl.rollout.duties import Duties
+from mrl.rollout.flights import Custody, Flight, Flights, Item
+from mrl.rollout.held_out_answers import HeldOutRoom, HeldOutShare, InFlight
+from mrl.rollout.link import ASLEEP, WorkerLink, WorkerProgress
+from mrl.rollout.rest import Rest
+from mrl.rollout.sampling import Sampler
+from mrl.rollout.totals import WorkerTotals
+from mrl.rollout.updates import Installed, Missed, Refused, Updates
+from mrl.rollout.verifying import Verifying
+
+IDLE_SLICE_S = 0.5
+"""How long a worker without work waits before it asks again."""
+QUICK_SLICE_S = 0.05
+"""The same where a learner waits for every batch, where peers ask, and while answers are in flight."""
+PROOF_SLICE_S = 0.005
+REFUSED_PAUSE_S, MAX_REFUSED_PAUSE_S = 0.5, 10.0
+"""Weights that were refused are tried again after the first, and after twice as long each time.
+
+All tries together take less than the learner's patience (`learner.data_timeout_s`): the worker knows the reason.
+"""
+MAX_REFUSED_IN_A_ROW = 20
+MAX_LOST_IN_A_ROW = 3
+REST_S = 1.0
+"""How long a worker that is to sleep waits for its learner to hear of it."""
+FULL_CACHE_SHARE = 0.9
+
+log = structlog.get_logger()
+
+
+class RolloutLoop:
+    """One worker around one engine."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        link: WorkerLink,
+        telemetry: Telemetry,
+        duties: Duties,
+        *,
+        group_size: int,
+        learner_bound_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sampler, self._engine, self._link = sampler, sampler.engine, link
+        self._telemetry, self._duties, self._clock = telemetry, duties, clock
+        self._group_size = group_size
+        self._learner, self._learner_bound_s = f"learner/{sampler.policy}", learner_bound_s
+        self._idle_slice_s = QUICK_SLICE_S if duties.scorer or duties.in_step else IDLE_SLICE_S
+        self._flights, self._custody = Flights(sampler), Custody()
+        share = duties.held_out_share
+        self._held_out = None if share is None else HeldOutShare(share, group_size)
+        self._updates = Updates(sampler.engine, telemetry, link=link)
+        self._verifying = Verifying(sampler, telemetry)
+        self._again: list[WorkItem] = []
+        self._refused_in_a_row = self._lost_in_a_row = 0
+        self._refused: tuple[Version, float] | None = None
+        """The version that was refused last, and when it may be tried again."""
+        self._is_resting = False
+        """What is in flight has no lease, and waits for one."""
+        self._turned_s = self._worked_s = clock()
+        self.totals = WorkerTotals(clock())
+        link.tell(self._progress)
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Work until `stopping`. Raises PeerLost, RoleFailed."""
+        self._turned_s = self._worked_s = self._clock()
+        try:
+            while not stopping():
+                try:
+                    self._turn()
+                except EngineLost as error:
+                    self._recover(error)
+        finally:
+            self._telemetry.doing("stopping")
+            self._link.end()
+            self._updates.close()
+
+    def _turn(self) -> None:
+        if self._duties.rest is not None and self._duties.rest.is_due():
+            self._sleep(self._duties.rest)
+            return
+        self._keep_lease()
+        self._follow_weights(to_the_end=self._duties.in_step or self._engine.version is None)
+        if self._duties.scorer is not None and self._custody.is_good(self._engine.version):
+            self._telemetry.doing("scoring")
+            self._duties.scorer.serve(self._custody.is_good)
+        self._hand_in()
+        began_with = self._in_flight
+        self._custody.hold(self._flights.arrive(self._collect()))
+        self._give_up_stale()
+        if not (self._duties.in_step and self._flights):
+            self._verifying.hand_in(self._in_order(self._custody.release()))
+        self._deliver(self._verifying.done(to_the_last=self._duties.in_step))
+        self._account(began_with)
+
+    def _sleep(self, rest: Rest) -> None:
+        """Deliver what is complete, give up the rest, and sleep. Woken up, begin like a worker that was just started.
+
+        Groups in flight are given up and not kept: the learner counts them as on their way, and would wait for them.
+        """
+        self._telemetry.doing("falling asleep")
+        self._link.end()
+        self._updates.abandon()
+        self._verifying.hand_in(self._custody.release())
+        self._deliver(self._verifying.done(to_the_last=True))
+        self._again.clear()
+        self._custody.refuse()
+        self._engine.abort(self._flights.requests)
+        self._flights.lose()
+        self._link.rest(REST_S)
+        try:
+            self._engine.sleep()
+        except (EngineError, EngineLost) as error:
+            log.warning("the engine cannot sleep", reason=str(error))
+            rest.refuse()
+            return
+        self._link.tell(lambda: ASLEEP)
+        if rest.sleep():
+            self._wake(rest)
+
+    def _wake(self, rest: Rest) -> None:
+        try:
+            self._engine.wake()
+        except (EngineError, EngineLost) as error:
+            raise RoleFailed(f"the engine did not wake up: {error}") from error
+        self._link.tell(self._progress)
+        self._link.begin_anew()
+        self._refused = None
+        self._turned_s = self._worked_s = self._clock()
+        rest.awake()
+
+    # Weights.
+
+    def _follow_weights(self, *, to_the_end: bool) -> None:
+        notice = self._link.notice
+        if notice is None or self._is_kept(notice.version):
+            return
+        if self._refused and notice.version == self._refused[0] and self._clock() < self._refused[1]:
+            return
+        outcome = self._updates.follow(notice, to_its_end=to_the_end)
+        if isinstance(outcome, Installed):
+            self._refused_in_a_row, self._refused = 0, None
+            self._custody.passed(outcome.version)
+            structlog.contextvars.bind_contextvars(version=str(outcome.version))
+            self.totals.installed(outcome)
+        elif isinstance(outcome, Missed):
+            self.totals.missed(outcome)
+            log.info("weights not offered", version=str(outcome.version), reason=outcome.reason)
+        elif isinstance(outcome, Refused):
+            self._refused_in_a_row += 1
+            self.totals.weights_refused += 1
+            if self._refused_in_a_row > MAX_REFUSED_IN_A_ROW:
+                raise RoleFailed(f"weights were refused {MAX_REFUSED_IN_A_ROW} times in a row: {outcome.reason}")
+            log.warning("weights refused", version=str(outcome.version), reason=outcome.reason)
+            pause_s = min(MAX_REFUSED_PAUSE_S, REFUSED_PAUSE_S * 2.0 ** (self._refused_in_a_row - 1))
+            self._refused = outcome.version, self._clock() + pause_s
+
+    def _is_kept(self, newest: Version) -> bool:
+        """Whether to stay with what is served: an evaluation of it is to be begun, and groups are fresh enough yet."""
+        served = self._engine.version
+        if served is None or self._link.held_out_waiting != served or not self._custody.is_good(served):
+            return False
+        is_same_life = newest.run_epoch == served.run_epoch
+        return is_same_life and newest.step - served.step < self._duties.max_staleness_versions
+
+    def _may_sample(self) -> bool:
+        if self._duties.in_step:
+            notice = self._link.notice
+            return not self._busy and notice is not None and notice.version == self._engine.version
+        return self._engine.version is not None
+
+    # Work.
+
+    @property
+    def _busy(self) -> int:
+        return len(self._flights) + len(self._custody) + len(self._verifying)
+
+    def _keep_lease(self) -> None:
+        """Say what is in use. After a loss it rests until there is another lease, or ends and is granted anew."""
+        if self._duties.has_lost_lease():
+            self._is_resting = self._duties.rests_unleased
+            told = {"groups": len(self._flights), "given_up": not self._is_resting}
+            log.warning("the lease ran out while this process stood still", **told)
+            if not self._is_resting:
+                self._engine.abort(self._flights.requests)
+                self._link.give_up([*self._flights.lose(), *self._again])
+                self._again.clear()
+        leased = self._max_answers()
+        if self._is_resting and leased:
+            self._is_resting = False
+            beyond = self._flights.give_up_beyond(leased)
+            self._engine.abort(beyond)
+            self._link.give_up(list(beyond.values()))
+
+    def _max_answers(self) -> int:
+        return self._duties.max_answers(0 if self._is_resting else self._flights.num_answers)
+
+    def _hand_in(self) -> None:
+        items: list[Item] = []
+        if not self._busy:
+            items = self._await_work()
+        elif self._may_sample():
+            items = self._take(0.0)
+        if items:
+            if self._held_out is not None:
+                self._held_out.departed(groups=any(isinstance(item, WorkItem) for item in items))
+            self._engine.submit(self._flights.depart(items))
+
+    def _await_work(self) -> list[Item]:
+        """Work for an idle worker, within a slice of time. Raises PeerLost when the learner was silent for too long.
+
+        One that answers may train or publish for as long as it takes; whether it hangs is watched on its own host.
+        """
+        if self._clock() - max(self._worked_s, self._link.answered_s) > self._learner_bound_s:
+            raise PeerLost(f"no word from {self._learner} within {self._learner_bound_s:.0f} s")
+        if self._refused and (self._duties.in_step or self._engine.version is None):
+            with self._telemetry.awaiting("weights that can be taken", whom=self._learner):
+                time.sleep(IDLE_SLICE_S)  # and then ask all the same: the answer tells of newer ones
+        what, whom = ("work", self._learner) if self._room() else ("lease", "allocator")
+        with self._telemetry.awaiting(what, whom=whom, bound_s=self._learner_bound_s):
+            if not self._room():
+                time.sleep(QUICK_SLICE_S)
+                return []
+            # Where nothing more is to be had under what is still served, there is as soon as the newer is loaded.
+            items = self._take(QUICK_SLICE_S if self._updates.is_loading else self._idle_slice_s)
+        if items and not self._may_sample():  # the grant told of weights that are not served yet
+            self._follow_weights(to_the_end=True)
+            if not self._may_sample():
+                self._link.give_up(items)
+                return []
+        return items
+
+    def _take(self, timeout_s: float) -> list[Item]:
+        places = self._places()
+        room = places // self._group_size
+        again, self._again = self._again[:room], self._again[room:]
+        held_out = self._held_out_room() if places and not again else HeldOutRoom()
+        if not room and not (any(held_out) and self._link.held_out_waiting):
+            return []
+        if again:
+            return list(again)
+        return self._link.take_work(room, timeout_s, self._engine.version, held_out)
+
+    def _held_out_room(self) -> HeldOutRoom:
+        """None under weights that are not proved: an evaluation is begun by a version, not by what may be one."""
+        if self._held_out is None or not self._custody.is_good(self._engine.version):
+            return HeldOutRoom()
+        return self._held_out.room(self._max_answers(), self._in_flight)
+
+    def _room(self) -> int:
+        """Groups that may be handed in now."""
+        return self._places() // self._group_size
+
+    def _places(self) -> int:
+        """Answers that may be handed in now: within the lease, and only while the engine samples all that it holds.
+
+        A server whose cache is full throws out what it has begun and begins it again. What it says is up to a second
+        old: of those that waited then, no more wait now than are in flight beyond what it runs at once.
+        """
+        usage = self._engine.usage()
+        waiting = min(usage.waiting, self._flights.num_answers - usage.running)
+        is_full = bool(self._flights) and (waiting > self._group_size or usage.cache_share > FULL_CACHE_SHARE)
+        self.totals.sampled(usage.generated_tokens, self._in_flight)
+        self.totals.in_flight(self._flights.num_answers, is_full=is_full)
+        if is_full or self._is_resting:
+            return 0
+        return max(0, self._max_answers() - self._flights.num_answers)
+
+    def _collect(self) -> list[Finished]:
+        if self._is_resting:
+            with self._telemetry.awaiting("lease", whom="allocator"):
+                time.sleep(QUICK_SLICE_S)
+        elif self._flights:
+            self._telemetry.doing("sampling")
+            return self._engine.collect(QUICK_SLICE_S)
+        elif self._busy:
+            what, whom = ("verdicts", "verifiers") if len(self._verifying) else ("proof", "new weights")
+            with self._telemetry.awaiting(what, whom=whom):
+                time.sleep(PROOF_SLICE_S)
+        return []
+
+    def _give_up_stale(self) -> None:
+        """Free the engine of what nobody can train on any more: the longest answers, mostly."""
+        notice = self._link.notice
+        if notice is None:
+            return
+        stale = self._flights.give_up_stale(notice.version, self._duties.max_staleness_versions)
+        if stale:
+            self._engine.abort(stale)
+            self._link.deliver(list(stale.values()))
+
+    def _in_order(self, flights: list[Flight]) -> list[Flight]:
+        return sorted(flights, key=lambda flight: flight.number) if self._duties.in_step else flights
+
+    def _deliver(self, found: list[ScoredGroup | HeldOutAnswer]) -> None:
+        if not found:
+            return
+        self._lost_in_a_row = 0
+        self._telemetry.doing("delivering")
+        if groups := [one for one in found if isinstance(one, ScoredGroup)]:
+            self._duties.publish(groups)
+        self._link.deliver(found)
+        self.totals.delivered(groups)
+        held_out = (span.version.step for one in found if isinstance(one, HeldOutAnswer) for span in one.versions)
+        self._report(max((group.newest.step for group in groups), default=max(held_out, default=0)))
+
+    def _recover(self, error: EngineLost) -> None:
+        """Start the engine anew and sample again what it had, and what it may have sampled under wrong weights."""
+        self._updates.abandon()
+        lost = self._custody.refuse() + self._flights.lose()
+        self._again += [item for item in lost if isinstance(item, WorkItem)]
+        self._link.give_up([item for item in lost if not isinstance(item, WorkItem)])  # the learner counts their losses
+        self._max_answers()  # its places are free until there is an engine again
+        self._again.sort(key=lambda item: item.position)  # as they were granted, and would be without the loss
+        reason: EngineLost | None = error
+        while reason is not None:
+            self._lost_in_a_row += 1
+            self.totals.engine_restarts += 1
+            if self._lost_in_a_row > MAX_LOST_IN_A_ROW:
+                raise RoleFailed(
+                    f"the engine was lost {MAX_LOST_IN_A_ROW} times without one group: {reason}"
+                ) from reason
+            log.warning("engine lost", reason=str(reason), groups_to_sample_again=len(self._again))
+            reason = self._restart()
+        self._worked_s = self._clock()  # the learner had no part in what the engine took to start
+
+    def _restart(self) -> EngineLost | None:
+        """Why the engine did not come up again, None when it did."""
+        with self._telemetry.awaiting("engine", whom="its restart"):
+            try:
+                self._engine.restart()
+            except EngineLost as error:
+                return error
+        return None
+
+    # Accounts.
+
+    def _progress(self) -> WorkerProgress:
+        """For the learner; another thread asks, also while this one waits for its engine."""
+        is_loading = self._updates.is_loading or not self._custody.is_good(self._engine.version)
+        judged = self._sampler.pool.verifier_values().get("verify/answers", 0.0)
+        return WorkerProgress(self.totals.engine_tokens + int(judged), is_loading)
+
+    @property
+    def _in_flight(self) -> InFlight:
+        """Nothing while it rests."""
+        if self._is_resting:
+            return InFlight(0, 0)
+        num_held_out = self._flights.num_held_out
+        return InFlight(self._flights.num_answers - num_held_out, num_held_out)
+
+    def _account(self, began_with: InFlight) -> None:
+        """A turn is over, which began with so many answers in flight."""
+        now_s, before_s = self._clock(), self._turned_s
+        self._turned_s = now_s
+        self.totals.passed(now_s - before_s, began_with, self._in_flight)
+        if self._busy:
+            self._worked_s = now_s
+
+    def _report(self, step: int) -> None:
+        usage = self._engine.usage()
+        values = self.totals.values(self._clock()) | {
+            "rollout/slots": self._max_answers(),
+            "rollout/running": usage.running,
+            "rollout/waiting": usage.waiting,
+            "rollout/cache_share": usage.cache_share,
+        }
+        values |= self._sampler.pool.verifier_values()
+        values |= self._duties.scorer.values() if self._duties.scorer else {}
+        self._telemetry.metrics(step, values)

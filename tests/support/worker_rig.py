@@ -1,0 +1,128 @@
+"""A whole worker around an engine under test: the real loop, and a learner's real books at the other end of a link."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mrl.config.schema import PoolTable, TaskTable
+from mrl.engines.engine import Finished, Generation, GenerationRequest
+from mrl.learner.intake import Intake
+from mrl.learner.ledger import Pace, WorkLedger
+from mrl.metrics.telemetry import Telemetry
+from mrl.records.codec import unpack_array
+from mrl.records.rollouts import ScoredGroup, WeightsNotice
+from mrl.records.version import Version
+from mrl.rollout.duties import Duties
+from mrl.rollout.link import WorkerLink
+from mrl.rollout.sampling import Sampler
+from mrl.rollout.worker_loop import RolloutLoop
+from mrl.tasks.pool import build_pool
+from mrl.transport.background import BackgroundClient
+from mrl.transport.client import ClientSocket
+from mrl.transport.grants import Grant
+from mrl.transport.keys import create_keys, load_client_keys
+from mrl.transport.server import ServerSocket
+from mrl.weights.canary import canary_sequences
+from mrl.weights.publish import Publisher
+from tests.support.engine_rig import VOCAB_SIZE, Rig, Weights
+
+GROUP_SIZE = 8
+WORKER = Grant("worker", "a")
+
+
+class WorkerRig:
+    """One worker, of which a learner wants `num_groups` groups; four of them are in flight at most."""
+
+    def __init__(self, rig: Rig, folder: Path, *, run_epoch: int, num_groups: int) -> None:
+        self.rig, self._run_epoch, self._num_groups = rig, run_epoch, num_groups
+        self._folder, self._step = folder, 0
+        self.groups: list[ScoredGroup] = []
+        self.published: Counter[str] = Counter()
+        """How often the peers were given what is in the group of a ticket."""
+        self._closing = ExitStack()
+        self._pool = build_pool(
+            {"trim": TaskTable(source="words", dataset="trim")}, PoolTable(train_prompts=num_groups, held_out_prompts=1)
+        )
+        self._intake = self._open_learner()
+        self.loop = self._make_loop()
+
+    def publish(self, weights: Weights) -> Version:
+        """Announce these weights as the next version."""
+        self._step += 1
+        version = Version(self._run_epoch, self._step)
+        self.rig.served[version] = weights
+        publisher = Publisher(self._folder / "weights", "a", model_folder=weights.folder)
+        path = publisher.publish(weights.model, version, canary_sequences(VOCAB_SIZE))
+        self._intake.announce(WeightsNotice(version=version, manifest_path=str(path)))
+        return version
+
+    def run(self, script: Callable[[], Iterator[None]]) -> dict[str, int]:
+        """Work, looking into the script at every turn, until the learner has all groups; returns what it counted."""
+        turns = script()
+
+        def done() -> bool:
+            self.groups += self._intake.arrivals()
+            next(turns, None)
+            return len(self.groups) >= self._num_groups
+
+        self.loop.run(done)
+        return self._intake.take_counts()
+
+    def close(self) -> None:
+        """End the link and the pool; the engine stays."""
+        self._closing.close()
+
+    def as_answers(self) -> tuple[list[GenerationRequest], list[Finished]]:
+        """What came to the learner, in the engine's words."""
+        requests = [
+            GenerationRequest(group.ticket, unpack_array(group.prompt_token_ids, "i4"), np.zeros(0, np.uint64))
+            for group in self.groups
+        ]
+        finished = []
+        for group in self.groups:
+            for index, one in enumerate(group.answers):
+                token_ids, logprobs = unpack_array(one.token_ids, "i4"), unpack_array(one.logprobs, "f4")
+                generation = Generation(token_ids, logprobs, one.versions, one.finish_reason)
+                finished.append(Finished(group.ticket, index, generation))
+        return requests, finished
+
+    def _open_learner(self) -> Intake:
+        keys = create_keys(self._folder / "keys", [WORKER])
+        self._server = ServerSocket(keys)
+        pace = Pace(self._num_groups, GROUP_SIZE, max_staleness_versions=0, total_steps=1)
+        ledger = WorkLedger(pace, lambda n: self._pool.prompt_at(n).prompt_id, resumed_at=Version(self._run_epoch, 0))
+        intake = Intake(self._server, ledger)
+        self._closing.callback(intake.close)
+        return intake
+
+    def _make_loop(self) -> RolloutLoop:
+        link = WorkerLink("worker/a/0")
+        own = load_client_keys(self._folder / "keys", WORKER)
+        socket = ClientSocket(own, lambda: self._server.address, identity="worker/a/0")
+        client = BackgroundClient(socket, on_message=link.on_message, on_tick=link.on_tick)
+        self._closing.callback(client.close, 0.2)
+        link.open(client.post, client.restart)
+        return RolloutLoop(
+            Sampler("a", 1, self.rig.engine, self._pool, _token_ids, _text),
+            link,
+            Telemetry("worker/a/0", "a", lambda record: True),
+            Duties(max_answers=lambda in_flight: 4 * GROUP_SIZE, publish=self._publish, max_staleness_versions=9),
+            group_size=GROUP_SIZE,
+            learner_bound_s=30.0,
+        )
+
+    def _publish(self, groups: Sequence[ScoredGroup]) -> None:
+        self.published.update(group.ticket for group in groups)
+
+
+def _token_ids(text: str) -> npt.NDArray[np.int32]:
+    """A prompt's ids: its first bytes."""
+    return np.frombuffer(text.encode()[:12], dtype=np.uint8).astype(np.int32)
+
+
+def _text(token_ids: npt.NDArray[np.int32]) -> bytes:
+    return token_ids.astype(np.uint8).tobytes()
