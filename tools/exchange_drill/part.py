@@ -87,7 +87,8 @@ def check_counts(client: ExchangeClient) -> None:
 class Awaited:
     """The prompts of one producer for which nothing was trained on yet, as far as they are awaited."""
 
-    def __init__(self, producer: int, trained: Iterable[int]) -> None:
+    def __init__(self, run: Path, producer: int, trained: Iterable[int]) -> None:
+        self._path = run / f"producer-{producer}.jsonl"
         self._producer, self._trained = producer, set(trained)
         self._next, self._asked_s, self._newest = 0, dict[int, float](), max(self._trained, default=-1)
 
@@ -102,6 +103,8 @@ class Awaited:
         client.unwatch(record_id(self._producer, number) for number in late)
         for number in late:
             del self._asked_s[number]
+        if self._asked_s and now_s - max(self._asked_s.values()) > GIVE_UP_S:
+            self._skip_evicted()
         new: list[int] = []
         while len(self._asked_s) + len(new) < AWAITED:
             if self._next not in self._trained:
@@ -114,6 +117,13 @@ class Awaited:
         else:
             self._next -= len(new)  # more at once, later
 
+    def _skip_evicted(self) -> None:
+        """Nothing at all came of what is awaited: who comes so late goes on with what was published last."""
+        first = (last_entry(self._path) or {"upto": 0})["upto"] - AWAITED
+        if first > max(self._asked_s):
+            self._asked_s.clear()
+            self._next = first
+
 
 def consume(run: Path, settings: dict[str, Any], stop: threading.Event) -> None:
     """Until told to stop. Raises RuntimeError when a record came damaged."""
@@ -124,7 +134,7 @@ def consume(run: Path, settings: dict[str, Any], stop: threading.Event) -> None:
     for name in trained:
         producer, _, number = name.partition(":")
         by_producer[int(producer)].append(int(number))
-    awaited = {producer: Awaited(producer, numbers) for producer, numbers in by_producer.items()}
+    awaited = {producer: Awaited(run, producer, numbers) for producer, numbers in by_producer.items()}
     journal, rng = Journal(path), random.Random()
     while not stop.is_set():
         for one in awaited.values():
