@@ -14,7 +14,7 @@ from mrl.exchange.limits import Limits
 from mrl.exchange.sessions import Allowance, Session, Shipment, shipments_of
 from mrl.exchange.shelf import Entry, Shelf
 from mrl.exchange.subscriptions import Subscriptions
-from mrl.exchange.transaction import Transaction
+from mrl.exchange.transaction import Judged, Transaction
 from mrl.exchange.versions import VersionBook
 from mrl.exchange.watches import Watches
 from mrl.records.codec import decode
@@ -120,8 +120,7 @@ class ExchangeCore:
         done, failed = self.intake.settle(failure, now_s)
         out: Outgoing = [(put.client, self._later(put.seq, failure)) for put in failed]
         self._account.note(done.counts())
-        for put in done.puts:
-            out.append((put.client, self._ack(put.seq, put.num_stored, put.refused)))
+        out += [(client, self._ack(puts)) for client, puts in grouped(done.puts).items()]
         newcomers: dict[bytes, list[Entry]] = {}
         held = [entry for entry in done.inserts if self._hold(entry)]
         # Of several that came together on a prompt those are passed on that stay.
@@ -271,11 +270,15 @@ class ExchangeCore:
             incarnation=self.incarnation, window_bytes=self._window_bytes, known=known, storage=self.intake.storage
         )
 
-    def _ack(self, seq: int, stored: int, refused: Counter[str]) -> PutAck:
+    def _ack(self, puts: list[Judged]) -> PutAck:
+        """For all Puts of one client that were committed together."""
+        refused: Counter[str] = Counter()
+        for put in puts:
+            refused.update(put.refused)
         return PutAck(
             incarnation=self.incarnation,
-            seq=seq,
-            stored=stored,
+            seqs=[put.seq for put in puts],
+            stored=sum(put.num_stored for put in puts),
             refused=dict(refused),
             window_bytes=self._window_bytes,
         )
@@ -327,6 +330,14 @@ class ExchangeCore:
             part=shipment.part,
             parts=shipment.parts,
         )
+
+
+def grouped(puts: Iterable[Judged]) -> dict[bytes, list[Judged]]:
+    """By client, in their order."""
+    by_client: dict[bytes, list[Judged]] = {}
+    for put in puts:
+        by_client.setdefault(put.client, []).append(put)
+    return by_client
 
 
 def raws_of(entries: Iterable[Entry]) -> list[msgspec.Raw]:

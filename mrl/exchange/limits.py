@@ -36,13 +36,13 @@ class Limits:
 
     window_bytes: int = 4 * MIB
     """Puts that one client may have unacknowledged."""
-    min_window_bytes: int = 256 * KIB
+    min_window_bytes: int = 512 * KIB
     """The same where many clients share `windows_bytes`."""
     windows_bytes: int = 16 * MIB
     """Puts that all clients together may have unacknowledged, as long as they keep to what they are told."""
     unstored_bytes: int = 24 * MIB
     """Puts that are not committed: beyond this a Put is answered with Later, whoever sent it."""
-    deliver_bytes: int = 256 * KIB
+    deliver_bytes: int = 512 * KIB
     """Records of one message, unless a single one is longer."""
     unacknowledged_bytes: int = 4 * MIB
     """Delivered to one client and not acknowledged; one message is always allowed."""
@@ -92,11 +92,11 @@ class Limits:
 class ClientLimits:
     """What a client may take of its process."""
 
-    put_bytes: int = 256 * KIB
+    put_bytes: int = 512 * KIB
     """A Put of this length is sent without waiting for more records."""
     unacknowledged_bytes: int = 16 * MIB
     """Records published and not acknowledged; beyond this the oldest are dropped and counted."""
-    small_puts: int = 4
+    small_puts: int = 2
     """While so many Puts are unanswered, more records are gathered in the next one."""
     gather_s: float = 0.02
     """No record is gathered longer than this."""

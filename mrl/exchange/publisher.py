@@ -90,10 +90,12 @@ class Publisher:
         self.send_first(now_s)
 
     def note_answer(self, message: PutAck, now_s: float) -> None:
-        """The daemon has dealt with a Put."""
+        """The daemon has dealt with some Puts."""
         self._requests.window_bytes = message.window_bytes
-        if self._requests.answered(message.seq, now_s):
-            self._records.pop(message.seq, None)
+        is_new = [self._requests.answered(number, now_s) for number in message.seqs]
+        for number in message.seqs:
+            self._records.pop(number, None)
+        if any(is_new):
             self._counts["stored"] += message.stored
             self._counts.update({f"refused/{reason}": number for reason, number in message.refused.items()})
         self.send_first(now_s)

@@ -144,9 +144,9 @@ class Welcome(_FromDaemon, frozen=True, kw_only=True, tag="welcome"):
 
 
 class PutAck(_FromDaemon, frozen=True, kw_only=True, tag="put_ack"):
-    """`stored` records are in the file; the others were refused, counted by reason (stale, duplicate, ...)."""
+    """Of these Puts `stored` records are in the file; the others were refused, by reason (stale, duplicate, ...)."""
 
-    seq: Count
+    seqs: list[Count]
     stored: Count
     refused: dict[str, int]
     window_bytes: Count
