@@ -12,6 +12,8 @@ Durability = Literal["synced", "written"]
 
 HELD_OVERHEAD_BYTES = 1536
 """Memory that one held record costs beyond its encoded form: tags, keys, indices (a test measures it)."""
+GAP_SHARE = 16
+"""One part in so many of what is held lies in gaps of the heap, where long and short records come and go."""
 WATCH_OVERHEAD_BYTES = 900
 """Memory that one watch costs beside the id of its prompt (a test measures it)."""
 REMEMBERED_BYTES = 250
@@ -85,7 +87,12 @@ class Limits:
 
     def fits(self, num_bytes: int) -> bool:
         """Whether a record of this encoded size can be held at all."""
-        return num_bytes + HELD_OVERHEAD_BYTES <= self.budget_bytes
+        return held_bytes_of(num_bytes) <= self.budget_bytes
+
+
+def held_bytes_of(num_bytes: int) -> int:
+    """What a record of this encoded size counts against the budget."""
+    return num_bytes + num_bytes // GAP_SHARE + HELD_OVERHEAD_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

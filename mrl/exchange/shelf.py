@@ -5,7 +5,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from mrl.exchange.limits import HELD_OVERHEAD_BYTES, Limits
+from mrl.exchange.limits import Limits, held_bytes_of
 from mrl.records.experience import RecordKind
 from mrl.records.tags import Tags
 
@@ -28,7 +28,7 @@ class Entry:
     @property
     def held_bytes(self) -> int:
         """What it counts against the budget."""
-        return len(self.body) + HELD_OVERHEAD_BYTES
+        return held_bytes_of(len(self.body))
 
 
 @dataclass(slots=True)

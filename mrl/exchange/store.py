@@ -32,7 +32,7 @@ SCHEMA_VERSION = 1
 APPLICATION_ID = 0x6D726C78
 """What `file` and SQLite tell of the file: "mrlx"."""
 PAGE_BYTES = 32 * 1024
-CACHE_KIB = 8 * 1024
+CACHE_KIB = 4 * 1024
 CHECKPOINT_BYTES = 2 * 1024 * 1024
 """Length of the write-ahead log at which its pages are copied to their places, when nobody waits. Short, so that who
 comes meanwhile does not wait for long."""

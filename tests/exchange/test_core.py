@@ -10,7 +10,7 @@ from stored_core import StoredCore, put_message, records_of
 
 from mrl.exchange.core import ExchangeCore
 from mrl.exchange.intake import BUSY, RETRY_S
-from mrl.exchange.limits import HELD_OVERHEAD_BYTES, MIB, Limits
+from mrl.exchange.limits import HELD_OVERHEAD_BYTES, MIB, Limits, held_bytes_of
 from mrl.exchange.sessions import CLAIM_S, FORGET_AFTER_S, MAX_TRIES
 from mrl.records.codec import decode, encode
 from mrl.records.exchange_messages import (
@@ -707,7 +707,7 @@ def test_the_core_agrees_with_the_reference_shelf(outcome, per_prompt, actions):
             assert [record_id for record_id, _ in got] == reference.fetch(prompt_id, policy, value)
         account = stat(core)
         held = list(core.shelf.entries())
-        assert account.used_bytes == sum(len(entry.body) + HELD_OVERHEAD_BYTES for entry in held)
+        assert account.used_bytes == sum(held_bytes_of(len(entry.body)) for entry in held)
 
 
 def test_deliver_is_the_only_thing_that_carries_records(outcome):

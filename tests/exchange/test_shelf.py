@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mrl.exchange.limits import HELD_OVERHEAD_BYTES, Limits
+from mrl.exchange.limits import Limits, held_bytes_of
 from mrl.exchange.shelf import Entry, Shelf
 from mrl.records.codec import encode
 from mrl.records.experience import kind_of
@@ -126,7 +126,7 @@ def test_what_leaves_is_told_with_the_reason(make):
 def test_the_oldest_arrivals_make_room(make):
     """Whatever their versions; a newcomer that is alone too large for the budget does not stay."""
     gone = []
-    held_bytes = len(encode(make("value", "r0", "a", "p0", 0))) + HELD_OVERHEAD_BYTES
+    held_bytes = held_bytes_of(len(encode(make("value", "r0", "a", "p0", 0))))
     shelf = shelf_of(gone=gone, budget_bytes=3 * held_bytes + 100)
     for number in range(5):
         assert hold(shelf, number, make("value", f"r{number}", "a", f"p{number}", 9 - number))
