@@ -55,7 +55,7 @@ class Limits:
     watches_bytes: int = 16 * MIB
     clients: int = 4096
     policies: int = 1024
-    remembered_ids: int = 65_536
+    remembered_ids: int = 32_768
     """Ids of records that are held no longer, and are not stored again."""
 
     def __post_init__(self) -> None:

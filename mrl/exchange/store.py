@@ -2,7 +2,7 @@
 
 Schema (`docs/exchange.md` shows how to read it). Records are kept as their sources encoded them, as msgpack maps;
 `number` is the order in which they came. A row goes when its record is held no longer; `removed` says why of the
-newest 65,536 of these, and `counts` adds up everything that was ever stored, refused and removed.
+newest 32,768 of these, and `counts` adds up everything that was ever stored, refused and removed.
 
 A transaction is on the disk when it is committed (`synced`), or in the kernel's hands (`written`); SQLite replays its
 write-ahead log when the file is opened. Writers write over nothing that readers may see: the file can be read by others
