@@ -25,6 +25,8 @@ ENDPOINT = "exchange"
 CLIENT_ROLES = ("learner", "worker", "supervisor", "admin")
 TICK_S = 0.05
 CLOSE_S = 10.0
+MAX_UNREAD_MESSAGES = 2
+"""Of one client: each may be 8 MiB long."""
 
 
 class ExchangeDaemon:
@@ -122,7 +124,9 @@ def _admits(grant: Grant) -> bool:
 
 def _bind(keys: RunKeys, host: str, port: int, *, previous: int, ipc_path: Path) -> ServerSocket:
     """Listen on `port`; when any port will do, on the previous one if it is free, so that clients need not search."""
-    listen = partial(ServerSocket, keys, admits=_admits, host=host, ipc_path=ipc_path)
+    listen = partial(
+        ServerSocket, keys, admits=_admits, host=host, ipc_path=ipc_path, max_unread_messages=MAX_UNREAD_MESSAGES
+    )
     if port == 0 and previous:
         with suppress(AddressError):
             return listen(port=previous)

@@ -13,7 +13,9 @@ from mrl.transport.grants import Grant
 from mrl.transport.keys import load_client_keys
 
 ALLOWED_BYTES = 150_000_000
-"""Beside the budget."""
+"""Beside the budget, under a load of clients of mrl."""
+HARD_LIMIT_BYTES = 512 * MIB
+"""Beside the budget, whatever clients do that have a key: there the role ends."""
 BUDGET_BYTES = 32 * MIB
 LAST_RESORT_BYTES = 3072 * MIB
 """So that a drill which fails does not take the machine with it."""
@@ -36,7 +38,7 @@ TITLES = {
 def attack(folder: Path, settings: Settings, *, name: str) -> Outcome:
     """A hostile client with a good key, beside the load; afterwards everything flows as before."""
     outcome = Outcome(f"memory: {TITLES[name]}", tried=1)
-    outcome.peak_bound_bytes = BUDGET_BYTES + ALLOWED_BYTES
+    outcome.peak_bound_bytes = BUDGET_BYTES + HARD_LIMIT_BYTES
     with opened(Rig(folder, seed=settings.seed, daemon=DAEMON)) as rig:
         rig.start()
         hostile = Process(module_argv("hostile", name, str(folder)), folder / "hostile.log")
