@@ -10,7 +10,7 @@ compared with it; what is in none is asked for once more.
 lost        acknowledged to a producer, in no checkpoint, not to be found, and not counted as evicted by the daemon
 doubled     in the checkpoints twice
 recovery    from the end of the fault (of a death: from its begin) until records are acknowledged and trained on again
-peak        highest resident memory of the daemon, and what it may be: its budget and 150 MB; under attacks its hard limit
+peak        highest resident memory of the daemon, and what it may be: its budget and 150 MB; attacked, its hard limit
 What needs root (network namespaces, a small disk) or a package (libfaketime, nftables) says so when it is missing.
 Exit code 1 when something was lost or doubled, or a bound was missed. Ends with one line of JSON.
 """
