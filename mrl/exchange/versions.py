@@ -39,7 +39,9 @@ class VersionBook:
     def is_void(self, record: Tags) -> bool:
         """Whether any part of the record was sampled by a version that a later resume took back."""
         resumes = self._resumes.get(record.source)
-        return bool(resumes) and any(is_void(record.newest, resume) for resume in resumes.values())
+        if not resumes:
+            return False
+        return any(is_void(record.newest, resume) for resume in resumes.values())
 
     def announcements(self) -> Iterator[Announce]:
         """What has to be announced to a fresh book so that it equals this one."""
