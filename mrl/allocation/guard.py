@@ -5,8 +5,9 @@ Three rules, each of which holds alone against what the others may miss (`tools/
 - evict: it starts only once the unit is proved quiet; until then what is there and awake is killed;
 - verify: the word `cleared` is given only for a unit proved quiet, and from then on older epochs are refused.
 
-A unit is quiet when nothing is on it but engines that sleep: processes which said that they do, and which cannot run
-until this node lets them. One acts again only when it is woken under an epoch of its own, as if it were started.
+A unit is quiet when nothing is on it but engines that sleep: they said that they do, and the memory of their GPUs was
+given back. An engine on cores never sleeps. One that sleeps acts again only when it is woken under an epoch of its own,
+as if it were started.
 
 The shell calls `obey` with what the allocator says and `step` several times a second, and does what `step` answers. It
 alone can see what is on a unit: it started the processes.

@@ -79,8 +79,8 @@ class UnitSettings:
     """An engine that is asked to end is killed after this."""
     clear_s: float = 30.0
     """A unit that is not proved quiet for so long counts as dead until it is."""
-    engines_sleep: bool = False
-    """An engine whose unit another policy gets is asked to sleep; else to end."""
+    sleeping_policies: frozenset[str] = frozenset()
+    """An engine of these policies is asked to sleep when another policy gets its unit; any other is asked to end."""
     slots_per_unit: int = 1
     """Requests that one engine may run at once."""
     unserved_s: float = 600.0
@@ -294,11 +294,12 @@ class UnitCore:
     def _take_back(self, now_s: float) -> None:
         """Ask for the units above the targets, those granted last first."""
         for policy, held in self._held().items():
+            may_sleep = policy in self._settings.sleeping_policies
             above = {kind: count - self._target(policy, kind) for kind, count in held.items()}
             for row in sorted(self._rows_of(policy), key=lambda row: -self._granted_s.get(row.unit, 0.0)):
                 if above[self.types[row.unit]] > 0:
                     above[self.types[row.unit]] -= 1
-                    self._revoke(row, now_s, "another policy needs it more", may_sleep=self._settings.engines_sleep)
+                    self._revoke(row, now_s, "another policy needs it more", may_sleep=may_sleep)
 
     def _give(self, now_s: float) -> None:
         """Grant free units to the policies that are furthest below their targets, and that they fit.

@@ -47,8 +47,13 @@ def fitting_units(config: RunConfig, policy: str) -> frozenset[str]:
 
 
 def may_sleep(config: RunConfig, policy: str) -> bool:
-    """Whether engines of a policy lie on units and sleep there while another policy has them."""
-    return bool(config.allocation.units) and config.allocation.residency == "sleep" and policy in config.learning
+    """Whether engines of a policy sleep on their GPU units while other policies have these units.
+
+    An engine on cores never sleeps: asleep it would keep all its memory, so that it ends instead.
+    """
+    table = config.allocation
+    is_leased = bool(table.units) and policy in config.learning
+    return is_leased and table.residency == "sleep" and config.policies[policy].device == "cuda"
 
 
 def _check_types(config: RunConfig, name: str, where: str) -> None:

@@ -60,7 +60,7 @@ class ProcessSpec:
     host: str = ""
     """Host that it runs on; empty in a run on one host."""
     has_line: bool = False
-    """Its standard input is a line to its supervisor (`mrl.launch.sleep_line`), else nothing."""
+    """Its standard input is a line to its supervisor (`mrl.roles.sleep_line`), else nothing."""
 
     @property
     def log_name(self) -> str:

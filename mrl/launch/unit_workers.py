@@ -12,7 +12,7 @@ UNIT, UNIT_EPOCH, UNIT_RUN, UNIT_POLICY = "MRL_UNIT", "MRL_UNIT_EPOCH", "MRL_UNI
 KEEPS_ENVIRONMENT = "SPT_NOENV"
 """Else `setproctitle` writes the title over a process's environment, where nobody would find these any more."""
 UNIT_LINE = "MRL_UNIT_LINE"
-"""Set where the worker may sleep: its standard input is then the line to its node."""
+"""Set where the worker's engine may sleep: its standard input is then the line to its node."""
 
 
 def units_of(config: RunConfig, host: str, *, is_first: bool) -> tuple[Unit, ...]:

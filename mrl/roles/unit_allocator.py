@@ -17,7 +17,7 @@ from mrl.allocation.units import Transition
 from mrl.allocation.worth import Rule
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
-from mrl.config.unit_rules import KINDS, fitting_units
+from mrl.config.unit_rules import KINDS, fitting_units, may_sleep
 from mrl.config.unit_types import named_types
 from mrl.config.units import Unit, parse_units
 from mrl.errors import DeviceError, RecordError
@@ -78,7 +78,7 @@ def unit_core(config: RunConfig, folder: RunFolder, life: AllocatorLife, now_s: 
         start_s=_start_s(config),
         grace_s=table.grace_s,
         slots_per_unit=table.slots // len(units),
-        engines_sleep=table.residency == "sleep",
+        sleeping_policies=frozenset(name for name in config.learning if may_sleep(config, name)),
         unserved_s=max(UNSERVED_S, config.launch.join_s if config.launch.hosts_join else 0.0),
     )
     types = named_types(table.unit_types, units, where=str(folder.path))

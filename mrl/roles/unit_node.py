@@ -17,23 +17,18 @@ from mrl.errors import RecordError
 from mrl.launch.devices import visible_gpus
 from mrl.launch.lifecycle import Lifecycle
 from mrl.launch.plan import HOST_ROLE, unit_worker
-from mrl.launch.sleep_line import ASLEEP, AWAKE, SLEEP, SLEEPLESS, WAKE
 from mrl.launch.unit_workers import UNIT, UNIT_POLICY, UNIT_RUN, units_of
 from mrl.records.codec import decode, encode
 from mrl.records.units import NodeOrders, NodeReport, node_orders_decoder
 from mrl.roles import wiring
 from mrl.roles.host_processes import HostProcesses
-from mrl.roles.residents import gpu_models, grouped_by, used_gpu_mib
-from mrl.roles.sleepers import Sleepers, send
+from mrl.roles.sleep_line import ASLEEP, AWAKE, SLEEP, SLEEPLESS, WAKE
+from mrl.roles.unit_memory import UnitMemory, gpu_models
+from mrl.roles.unit_processes import grouped_by
 
 REPORT_S = 0.25
 LOOK_AGAIN_S = 3.0
 """After so long without an answer, the allocator's address is looked up again."""
-MEMORY_EVERY_S = 1.0
-SPARE_MIB = 512
-"""What a GPU may hold beyond what it held at first and still count as empty."""
-SLEEPER_MIB = 2048
-"""What an engine that sleeps may hold of a GPU: its context and its graphs, but no weights and no cache."""
 
 
 def lease_units(
@@ -76,8 +71,11 @@ class UnitNode:
         self._guard = NodeGuard(host or HOST_ROLE, self._units, wake_s=config.allocation.wake_s, types=types)
         self._workers: defaultdict[str, dict[str, str]] = defaultdict(dict)
         """Unit -> policy -> the process that was placed there."""
-        self._sleepers = Sleepers()
-        self._memory = {unit.name: _Memory(_gpus_of(unit, gpus)) for unit in units if unit.kind == "gpu"}
+        self._asleep: set[str] = set()
+        """Workers that said that their engines sleep."""
+        self._proved: set[str] = set()
+        """Those of them on whose unit the GPUs' memory was given back since."""
+        self._memory = {unit.name: UnitMemory(_gpus_of(unit, gpus)) for unit in units if unit.kind == "gpu"}
         self._orders: deque[NodeOrders] = deque(maxlen=16)
         self._told: NodeReport | None = None
         self._told_s = self._heard_s = time.monotonic()
@@ -90,7 +88,7 @@ class UnitNode:
         self._end_sleepers(released)
         if self._lifecycle.phase == "stopping":
             return
-        self._listen(now_s)
+        self._listen()
         while self._orders:
             self._act(self._guard.obey(self._orders.popleft(), now_s), now_s)
         self._act(self._guard.step(now_s, self._look), now_s)
@@ -108,26 +106,25 @@ class UnitNode:
                 case "start":
                     self._start(action, now_s)
                 case "wake":
-                    self._wake(action, now_s)
+                    self._wake(action)
                 case "sleep":
                     self._processes.say(self._workers[action.unit][action.policy], SLEEP)
                 case "end":
                     self._processes.dismiss(self._workers[action.unit][action.policy], signal.SIGTERM)
                 case "kill":
-                    self._kill(action.unit)
+                    self._kill(action.unit, now_s)
 
-    def _listen(self, now_s: float) -> None:
+    def _listen(self) -> None:
         """To what workers say about their sleep."""
         for unit, workers in self._workers.items():
             for policy, name in workers.items():
                 for words in self._processes.heard_from(name):
-                    self._hear(unit, policy, words, now_s)
+                    self._hear(unit, policy, words)
 
-    def _hear(self, unit: str, policy: str, words: str, now_s: float) -> None:
+    def _hear(self, unit: str, policy: str, words: str) -> None:
         name, (word, _, epoch) = self._workers[unit][policy], words.partition(" ")
         if word == ASLEEP:
-            self._sleepers.add(name)
-            self._processes.sleeps(name, now_s, sleeps=True)
+            self._asleep.add(name)
         elif word == AWAKE and epoch.isdigit():
             self._guard.woke(unit, int(epoch))
         elif word == SLEEPLESS:
@@ -144,55 +141,63 @@ class UnitNode:
             gpus=self._gpus,
         )
         self._workers[action.unit][action.policy] = spec.name
-        self._sleepers.remove(spec.name)
+        self._forget_sleep(spec.name)
         self._processes.place(spec, now_s)
 
-    def _wake(self, action: Action, now_s: float) -> None:
-        """Only then is it let run; what does not hear it is killed when its time to wake up is over."""
+    def _wake(self, action: Action) -> None:
+        """Tell the engine to wake up; the guard has it killed when its time for that is over."""
         name = self._workers[action.unit][action.policy]
-        self._sleepers.remove(name)
-        self._processes.sleeps(name, now_s, sleeps=False)
+        self._forget_sleep(name)
         self._processes.say(name, WAKE, action.epoch)
-        for pid in self._on_unit(action.unit).get(action.policy, ()):
-            send(pid, signal.SIGCONT)
 
-    def _kill(self, unit: str) -> None:
-        """All that does not sleep: workers' groups and descendants, and whatever else was started from them.
+    def _kill(self, unit: str, now_s: float) -> None:
+        """Kill all that does not sleep: workers' groups and descendants, and whatever else was started from them.
 
-        A sleeper that a stranger lets run is stopped again as soon as it is looked at: it need not be killed.
+        Engines that sleep are spared where the GPUs' memory was given back, and as long as it stays so.
         """
-        spared = {policy for policy, name in self._workers[unit].items() if self._is_sleeper(name)}
+        is_kept = unit in self._memory and self._memory[unit].is_kept(now_s)
+        spared = {policy for policy, name in self._workers[unit].items() if self._is_proved(name) and not is_kept}
         for policy in self._workers[unit].keys() - spared:
             self._end(self._workers[unit][policy])
         for policy, pids in self._on_unit(unit).items():
             for pid in pids if policy not in spared else ():
-                send(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
-    def _is_sleeper(self, name: str) -> bool:
-        return name in self._sleepers and self._processes.is_there(name)
+    def _is_proved(self, name: str) -> bool:
+        return name in self._proved and self._processes.is_there(name)
 
     def _end(self, name: str) -> None:
-        self._sleepers.remove(name)
+        self._forget_sleep(name)
         self._processes.dismiss(name, signal.SIGKILL)
 
+    def _forget_sleep(self, name: str) -> None:
+        self._asleep.discard(name)
+        self._proved.discard(name)
+
     def _end_sleepers(self, released: Sequence[str]) -> None:
-        """Those that nobody will wake any more. They hold nothing that has to be brought to an end."""
+        """End engines that sleep and belong to a released policy: no order will wake them."""
         for workers in self._workers.values():
             for policy, name in workers.items():
-                if name in self._sleepers and policy in released:
+                if name in self._asleep and policy in released:
                     self._end(name)
 
     def _look(self, unit: str) -> Seen:
-        """Quiet: workers that do not sleep are reaped, what descends from them is gone, the GPUs' memory given back."""
+        """Quiet: every worker sleeps or is reaped, its descendants are gone, and the GPUs' memory is given back.
+
+        A worker's own word is no proof that its engine sleeps: the memory has to be free, too.
+        """
         found, workers = self._on_unit(unit), self._workers[unit]
         there = {policy for policy, name in workers.items() if self._processes.is_there(name)}
-        asleep = frozenset(
-            policy for policy in there & found.keys() if self._sleepers.is_stopped(workers[policy], found[policy])
-        )
-        is_quiet = (there | found.keys()) <= asleep and (
-            unit not in self._memory or self._memory[unit].is_free(time.monotonic(), num_sleepers=len(asleep))
-        )
+        asleep = frozenset(policy for policy in there & found.keys() if workers[policy] in self._asleep)
+        is_quiet = (there | found.keys()) <= asleep and self._is_given_back(unit, len(asleep))
+        if is_quiet:
+            self._proved |= {workers[policy] for policy in asleep}
         return Seen(is_quiet, asleep)
+
+    def _is_given_back(self, unit: str, num_sleepers: int) -> bool:
+        memory = self._memory.get(unit)
+        return memory is None or memory.is_given_back(time.monotonic(), num_sleepers=num_sleepers)
 
     def _on_unit(self, unit: str) -> dict[str, list[int]]:
         """Policy -> all processes on a unit."""
@@ -230,29 +235,3 @@ class UnitNode:
 
 def _gpus_of(unit: Unit, gpus: Sequence[str]) -> list[str]:
     return [gpus[device] for device in unit.devices] if unit.kind == "gpu" else []
-
-
-class _Memory:
-    """What a unit's GPUs hold, against what they held at first. A driver that said no is asked again a second later."""
-
-    def __init__(self, gpus: Sequence[str]) -> None:
-        self._gpus = gpus
-        self._first_mib = used_gpu_mib(gpus)
-        self._refused_s = -MEMORY_EVERY_S
-
-    def is_free(self, now_s: float, *, num_sleepers: int) -> bool:
-        """Whether all is given back but what so many sleepers keep.
-
-        Where the driver does not answer, that no process is left, or runs, has to do.
-        """
-        if self._first_mib is None:
-            return True
-        if now_s - self._refused_s < MEMORY_EVERY_S:
-            return False
-        now_mib = used_gpu_mib(self._gpus)
-        spare_mib = SPARE_MIB + num_sleepers * SLEEPER_MIB
-        is_free = now_mib is None or all(
-            held <= first + spare_mib for held, first in zip(now_mib, self._first_mib, strict=True)
-        )
-        self._refused_s = self._refused_s if is_free else now_s
-        return is_free

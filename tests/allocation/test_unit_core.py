@@ -103,7 +103,7 @@ class World:
         """An allocator that knows nothing."""
         self.life += 1
         fits = {policy: frozenset(self.units) for policy in self.policies}
-        settings = replace(SETTINGS, engines_sleep=self.engines_sleep)
+        settings = replace(SETTINGS, sleeping_policies=frozenset(self.policies if self.engines_sleep else ""))
         self.core = UnitCore(fits, self.rule, settings, self.now_s, life=self.life, types=self.types)  # type: ignore[arg-type]
 
     def run(self, seconds: float) -> None:

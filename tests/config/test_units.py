@@ -117,7 +117,7 @@ def test_a_good_configuration_passes() -> None:
     check(["cpu:0"], floor_units=0)
     check(["gpu:0,1", "gpu:2"], devices=("cuda", "cuda"), rollout={"engine": "vllm"})
     check(["cpu:0", "cpu:1"], unit_types={"slow": ["cpu:1"]})
-    check(["cpu:0", "cpu:1"], residency="sleep", rollout={"engine": "vllm"})  # stopped, which is sleep on cores
+    check(["cpu:0", "gpu:0", "gpu:1"], residency="sleep", devices=("cpu", "cuda", "cuda"))
 
 
 @pytest.mark.parametrize(

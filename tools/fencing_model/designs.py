@@ -62,7 +62,7 @@ WITHOUT = (
     (Design("epochs reused", core=SameEpochs), Bounds(messages=2, allocator_restarts=1)),
     (Design("no expiry", expires=False), Bounds(messages=1)),
     (Design("no kill", kills=False), Bounds(messages=1)),
-    (Design("asleep at its word", stops=False), Bounds(messages=1, sleeps=True)),
+    (Design("asleep at its word", proves_sleep=False), Bounds(messages=1, sleeps=True)),
     (Design("wakes by itself", awaits_word=False), Bounds(messages=1, sleeps=True)),
     (Design("no evict of the awake", guard=NoEvict), Bounds(messages=1, node_restarts=1, sleeps=True)),
     (Design("no verify of sleep", core=NoVerify), Bounds(messages=1, sleeps=True)),

@@ -30,7 +30,8 @@ class Process(NamedTuple):
     is_doomed: bool = False
     """SIGKILL is on its way."""
     rest: Literal["", "said", "asleep", "orphaned"] = ""
-    """It says that it sleeps, and could yet act; then it is stopped, and cannot; then the node that saw it has died."""
+    """It says that it sleeps, and could yet act; then its memory is given back, and it cannot; then the node that saw
+    this has died."""
 
     @property
     def may_act(self) -> bool:
@@ -173,10 +174,10 @@ class Design:
     """Whether the allocator acts on silence and on deadlines."""
     kills: bool = True
     """Whether SIGKILL follows SIGTERM."""
-    stops: bool = True
-    """Whether an engine counts as asleep only once it is stopped, and not at its word."""
+    proves_sleep: bool = True
+    """Whether an engine counts as asleep only once its memory is given back, and not at its word."""
     awaits_word: bool = True
-    """Whether an engine that sleeps goes on sleeping when somebody else lets its process run."""
+    """Whether an engine that sleeps goes on sleeping until its node wakes it."""
 
 
 Event = Literal["", "start"]
@@ -265,7 +266,7 @@ class Steps:
                     yield "", self._act(before._replace(guarded=_guarded(guard)), actions)
 
     def _processes(self, world: World) -> Iterator[tuple[Event, World]]:
-        """Each ends by itself, gets stuck, says that it sleeps when it was asked to, and is stopped then."""
+        """Each ends by itself, gets stuck, says that it sleeps when it was asked to, and gives its memory back then."""
         for process in dict.fromkeys(world.processes):
             others = list(world.processes)
             others.remove(process)
@@ -289,7 +290,7 @@ class Steps:
 
     def _seen(self, world: World) -> Seen:
         """What the node finds on the unit."""
-        restful = ("asleep",) if self._design.stops else ("said", "asleep")
+        restful = ("asleep",) if self._design.proves_sleep else ("said", "asleep")
         asleep = [process for process in world.processes if process.rest in restful and not process.is_doomed]
         return Seen(len(asleep) == len(world.processes), frozenset(process.policy for process in asleep))
 

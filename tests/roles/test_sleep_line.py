@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mrl.launch.sleep_line import WorkerLine, heard, line, say
+from mrl.roles.sleep_line import WorkerLine, heard, line, say
 
 Ends = tuple[socket.socket, socket.socket]
 
@@ -75,7 +75,7 @@ def test_a_worker_that_is_to_end_or_whose_node_is_gone_does_not_wait(ends: Ends)
 def test_it_is_the_standard_input_of_a_worker_and_of_nobody_that_this_one_starts(ends: Ends) -> None:
     """They find nothing there."""
     code = (
-        "import subprocess, sys; from mrl.launch.sleep_line import WorkerLine\n"
+        "import subprocess, sys; from mrl.roles.sleep_line import WorkerLine\n"
         "line = WorkerLine.of_this_process()\n"
         "assert subprocess.run([sys.executable, '-c', 'import sys; print(repr(sys.stdin.read()))'],"
         " stdout=subprocess.PIPE, close_fds=False).stdout == b\"''\\n\"\n"

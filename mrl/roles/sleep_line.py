@@ -1,7 +1,8 @@
-"""The line between a node and a worker on one of its units that may sleep: a socket, the worker's standard input.
+"""The line between a node and a worker whose engine may sleep on a GPU unit: a socket, the worker's standard input.
 
 Node -> worker: "sleep"; "wake EPOCH". Worker -> node: "asleep"; "awake EPOCH"; "sleepless" when its engine cannot.
-Nobody else has an end of it, each word is whole or not there, and when one side dies the other finds the line ended.
+No other process has an end of the line. Each word arrives whole or not at all. When one side dies, the other side finds
+the line ended.
 """
 
 import os
@@ -75,9 +76,9 @@ class WorkerLine:
         say(self._end, SLEEPLESS)
 
     def rest(self, stopping: Callable[[], bool]) -> int | None:
-        """Say that it sleeps, and wait to be woken; the epoch under which it was, None when it is to end.
+        """Say that the engine sleeps, and wait for the node's word; the epoch to wake up under, None to end.
 
-        The process is stopped meanwhile. If somebody lets it run, it waits here.
+        The worker samples nothing meanwhile: only this call's return lets it go on.
         """
         self._is_due = False
         say(self._end, ASLEEP)
