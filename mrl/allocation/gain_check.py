@@ -43,8 +43,6 @@ class GainCheck:
             gain = gain_of(moved, record)
         if record.verdict == "moved":
             self._moves[pool] = record
-        elif record.verdict == "trial":  # made to measure and not to gain
-            self._moves.pop(pool, None)
         return gain
 
 

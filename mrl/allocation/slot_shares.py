@@ -164,7 +164,7 @@ class SlotShares:
     def _readings(self) -> list[Reading]:
         measured = {policy: self._measured(policy) for policy in self.meters}
         speeds = foreseen(measured)
-        return [self._reading(policy, measured[policy], speeds[policy]) for policy in self.meters]
+        return [self._reading(policy, speeds[policy]) for policy in self.meters]
 
     def _measured(self, policy: str) -> list[float | None]:
         """Share of its learner that one replica feeds, by type of unit; None on those that were not measured."""
@@ -177,17 +177,15 @@ class SlotShares:
                 break
         return found
 
-    def _reading(self, policy: str, measured: list[float | None], speeds: tuple[float, ...] | None) -> Reading:
+    def _reading(self, policy: str, speeds: tuple[float, ...] | None) -> Reading:
         meter, size = self.meters[policy], self._group[policy]
         unfit = tuple(kind in self.unfit[policy] for kind in self.capacity)
-        untried = tuple(speed is None and not is_unfit for speed, is_unfit in zip(measured, unfit, strict=True))
         if speeds is not None:
             speeds = tuple(0.0 if is_unfit else speed for speed, is_unfit in zip(speeds, unfit, strict=True))
         return Reading(
             policy=policy,
             replicas=tuple(self.shares[policy].get(kind, 0) // size for kind in self.capacity),
             progress_per_replica=speeds,
-            untried=untried if any(measured) and any(untried) else (),
             unfit=unfit if any(unfit) else (),
             supply_progress=meter.supply_progress,
             units_per_replica=size,

@@ -66,8 +66,6 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """Share of its learner that one replica feeds: units per replica / demand; 0 where it cannot run; None: unknown."""
     supply_progress: float | None
     """Share of its learner that was fed since the last decision; None when that cannot be told."""
-    untried: tuple[bool, ...] = ()
-    """Types on which it was never measured, so that its progress there is only foreseen; empty: measured on all."""
     unfit: tuple[bool, ...] = ()
     """Types on which its engine does not fit; empty: it fits all."""
     units_per_replica: int = 1

@@ -89,10 +89,6 @@ def test_a_move_that_another_one_follows_soon_is_not_measured_and_the_other_one_
     assert gains(records) == [pytest.approx(Gain(predicted=0.8 + (0.6 - 0.8) * 0.5 ** (69 / 20) - 0.6, measured=0.4))]
 
 
-def test_a_move_that_a_trial_follows_soon_is_not_measured_nor_is_the_trial() -> None:
-    assert gains([*story()[:2], decision(30.0, 0.5, verdict="trial"), *story()[3:]]) == []
-
-
 def test_policies_that_do_not_compete_are_measured_apart() -> None:
     def renamed(record: DecisionRecord) -> DecisionRecord:
         readings = tuple(msgspec.structs.replace(one, policy=one.policy * 2) for one in record.readings)
