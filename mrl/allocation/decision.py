@@ -1,7 +1,7 @@
-"""The controller's one function: state and readings in, new shares and the record of the decision out.
+"""The decision: state and readings in, new shares and the record of the decision out.
 
-Pure, and the same in the allocator and in the simulator; all that goes in and comes out can be written down, so that a
-run's decisions can be replayed.
+The decision is pure, and the same in the allocator and in the simulator. Its inputs and outputs can be written down, so
+that a run's decisions can be replayed.
 """
 
 import math
@@ -11,28 +11,27 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from mrl.allocation.exchange_search import Counts, Worth, best_typed_split
+from mrl.allocation.allocation_limits import START_PROGRESS
 from mrl.allocation.floors import competing_policies, floors_that_hold
-from mrl.allocation.shares import proportional_split
+from mrl.allocation.objective import Reading, Rule, share_worth
+from mrl.allocation.proportional import fair_parts, is_unmeasured, proportional_split, units_left, with_units_left
 from mrl.allocation.solver import FloatArray, best_split
-from mrl.allocation.unmeasured import fair_parts, is_unmeasured, rest_of, with_rest
-from mrl.allocation.worth import Reading, Rule, share_worth
+from mrl.allocation.typed_split import Counts, Worth, best_typed_split
 
 Shares = dict[str, tuple[int, ...]]
 """Replicas per policy and unit type."""
 
 Verdict = Literal["moved", "best already", "demand unknown", "gain too small", "dwell", "bucket empty"]
-START_PROGRESS = 0.5
 
 
 class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the controller remembers from one decision to the next."""
+    """The memory of a controller between two decisions."""
 
     decided_s: float
     moved_s: float | None = None
     """Time of the last move."""
     bucket_units: float | None = None
-    """Unit moves left; None before the first decision, and where moves are free."""
+    """Unit moves left in the bucket; None before the first decision, and where moves are free."""
     progress: dict[str, float] = {}
     """Windowed supply progress of every policy."""
     unserved_s: dict[str, float] = {}
@@ -42,7 +41,7 @@ class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision with all that led to it."""
+    """One decision with its inputs."""
 
     now_s: float
     rule: Rule
@@ -52,19 +51,19 @@ class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
     progress: dict[str, float]
     candidate: Shares
     shares: Shares
-    """What holds from now on: the candidate, or what was there."""
+    """Shares after the decision: the candidate, or the shares of before."""
     gain: float | None
-    """Relative gain in worth of the candidate; None where what was there broke a floor or the capacity."""
+    """Relative gain in worth of the candidate; None where the shares of before broke a floor or the capacity."""
     moved_units: int
     """Units that the candidate starts."""
     bucket_units: float | None
     """Unit moves left after the decision; None where moves are free."""
     verdict: Verdict
-    """Whether the candidate was taken, and if not, why."""
+    """Whether the decision moves to the candidate, and if not, why."""
 
     @property
     def why(self) -> str:
-        """What a move was made for, in words."""
+        """The reason of a move, in words."""
         if self.urgent:
             return "who takes part has changed"
         return "the split before was not allowed" if self.gain is None else "a better split"
@@ -180,7 +179,7 @@ class Decision:
         gain = gain if self._fits else None
         verdict = self._judge(candidate, gain)
         if is_apart and verdict != "moved":
-            fuller = with_rest(self._before, self._readings, self._capacity_units)
+            fuller = with_units_left(self._before, self._readings, self._capacity_units)
             if fuller != self._before:
                 return fuller, gain, "moved"
         return candidate, gain, verdict
@@ -248,10 +247,10 @@ class Decision:
     def _best_beside_the_unmeasured(self) -> tuple[Shares, float | None]:
         """Fair parts for the unmeasured policies, `_best` of the rest for the others, and what is left over dealt."""
         kept = fair_parts(self._readings, self._capacity_units)
-        rest = rest_of(self._capacity_units, self._readings, kept)
+        rest = units_left(self._capacity_units, self._readings, kept)
         others = [one for one in self._readings if one.policy not in kept]
         shares, gain = self._best(others, rest, fits=self._fits and _fits(others, self._before, rest))
-        found = with_rest(kept | shares, self._readings, self._capacity_units)
+        found = with_units_left(kept | shares, self._readings, self._capacity_units)
         return {policy: found[policy] for policy in self._before}, gain
 
     # The verdict, and the price of a move.

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from mrl.config.keys import nearest
-from mrl.config.units import Unit
+from mrl.config.unit_names import Unit
 from mrl.errors import ConfigError
 
 

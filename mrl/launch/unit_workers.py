@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from mrl.config.schema import RunConfig
-from mrl.config.units import Unit, parse_units
+from mrl.config.unit_names import Unit, parse_units
 from mrl.errors import ConfigError
 
 UNIT, UNIT_EPOCH, UNIT_RUN, UNIT_POLICY = "MRL_UNIT", "MRL_UNIT_EPOCH", "MRL_UNIT_RUN", "MRL_UNIT_POLICY"

@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 import structlog
 
-from mrl.allocation.units import EPOCHS_PER_LIFE
+from mrl.allocation.allocation_limits import EPOCHS_PER_LIFE
 from mrl.errors import RunFolderError
 from mrl.files import replace_file
 

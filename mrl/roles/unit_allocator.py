@@ -10,22 +10,21 @@ import structlog
 
 from mrl.allocation.decision import DecisionRecord
 from mrl.allocation.gain_check import Gain, GainCheck
-from mrl.allocation.lease_counts import LeaseCounts
+from mrl.allocation.objective import Rule
+from mrl.allocation.unit_controller import UnitController
 from mrl.allocation.unit_core import UnitCore, UnitSettings, UnitShare
-from mrl.allocation.unit_rule import UnitShares
-from mrl.allocation.units import Transition
-from mrl.allocation.worth import Rule
+from mrl.allocation.unit_leases import LeaseCounts, Transition
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
+from mrl.config.unit_names import Unit, parse_units
 from mrl.config.unit_rules import KINDS, fitting_units, may_sleep
 from mrl.config.unit_types import named_types
-from mrl.config.units import Unit, parse_units
 from mrl.errors import DeviceError, RecordError
 from mrl.metrics.names import idle_metric, type_metric
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
 from mrl.records.leases import unit_request_decoder
-from mrl.records.units import NodeReport
+from mrl.records.unit_messages import NodeReport
 from mrl.roles.allocator_life import AllocatorLife, begin_life
 from mrl.roles.lease_rights import may_say
 from mrl.transport.keys import load_keys
@@ -44,10 +43,10 @@ def life_of(folder: RunFolder) -> AllocatorLife:
     return begin_life(folder.path / "allocator.json", load_keys(folder.keys).server_public.decode())
 
 
-def unit_rule(config: RunConfig, units: Sequence[Unit], switch_s: Mapping[str, float], now_s: float) -> UnitShares:
+def unit_rule(config: RunConfig, units: Sequence[Unit], switch_s: Mapping[str, float], now_s: float) -> UnitController:
     """What decides about the units of a run. `switch_s`: how long switching to a policy took before."""
     table = config.allocation
-    return UnitShares(
+    return UnitController(
         {name: KINDS[config.policies[name].device] for name in config.learning},
         Counter(unit.kind for unit in units),
         Rule(
@@ -113,12 +112,12 @@ def serve_units(
                 _tell(telemetry, shares, counts)
                 gains = [gain for record in core.rule.records() if (gain := check.see(record))]
                 tell_gains(telemetry, num_reports, gains)
-                _tell_idle(telemetry, num_reports, core.idle.take(time.monotonic()))
+                _tell_idle(telemetry, num_reports, core.idle.shares(time.monotonic()))
                 if config.allocation.residency == "sleep":
                     telemetry.metrics(num_reports, sleep_counts(core.newest.values()))
                 told = _log_verdicts(core.rule.records(), told)
             transitions = core.take_log()
-            counts.take(transitions)
+            counts.add(transitions)
             for line in _lines(transitions, core.types):
                 journal.write(line)
 

@@ -8,18 +8,18 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from mrl.allocation.guard import Action, NodeGuard, Seen
+from mrl.allocation.node_guard import Action, NodeGuard, Seen
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
+from mrl.config.unit_names import Unit
 from mrl.config.unit_types import seen_type
-from mrl.config.units import Unit
 from mrl.errors import RecordError
 from mrl.launch.devices import visible_gpus
 from mrl.launch.lifecycle import Lifecycle
 from mrl.launch.plan import HOST_ROLE, unit_worker
 from mrl.launch.unit_workers import UNIT, UNIT_POLICY, UNIT_RUN, units_of
 from mrl.records.codec import decode, encode
-from mrl.records.units import NodeOrders, NodeReport, node_orders_decoder
+from mrl.records.unit_messages import NodeOrders, NodeReport, node_orders_decoder
 from mrl.roles import wiring
 from mrl.roles.host_processes import HostProcesses
 from mrl.roles.sleep_line import ASLEEP, AWAKE, SLEEP, SLEEPLESS, WAKE

@@ -9,7 +9,7 @@ import pytest
 
 from mrl.allocation.decision import DecisionRecord, Shares, Verdict
 from mrl.allocation.gain_check import Gain, GainCheck
-from mrl.allocation.worth import Reading, Rule
+from mrl.allocation.objective import Reading, Rule
 
 RULE = Rule(period_s=5.0, dwell_s=10.0, window_s=20.0 / math.log(2.0))
 BEFORE: Shares = {"a": (3,), "b": (1,)}

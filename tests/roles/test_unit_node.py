@@ -17,7 +17,7 @@ from mrl.launch import restarts
 from mrl.launch.lifecycle import Lifecycle
 from mrl.launch.plan import ProcessSpec, unit_worker
 from mrl.records.codec import decode, decoder, encode
-from mrl.records.units import NodeOrders, NodeReport, UnitOrder, UnitReport
+from mrl.records.unit_messages import NodeOrders, NodeReport, UnitOrder, UnitReport
 from mrl.roles import unit_memory, unit_node
 from mrl.roles.host_processes import HostProcesses
 from mrl.roles.unit_memory import gpu_models, read_used_mib, used_gpu_mib

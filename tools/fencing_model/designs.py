@@ -3,10 +3,11 @@
 from collections.abc import Callable
 
 from fencing_model.world import Bounds, Design
-from mrl.allocation.guard import Action, GuardedUnit, NodeGuard, Seen
+from mrl.allocation.allocation_limits import EPOCHS_PER_LIFE
+from mrl.allocation.node_guard import Action, GuardedUnit, NodeGuard, Seen
 from mrl.allocation.unit_core import UnitCore
-from mrl.allocation.units import EPOCHS_PER_LIFE, UnitRow
-from mrl.records.units import NodeOrders, NodeReport, UnitReport
+from mrl.allocation.unit_leases import UnitRow
+from mrl.records.unit_messages import NodeOrders, NodeReport, UnitReport
 
 
 class NoToken(NodeGuard):

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from fencing_model.world import Bounds, Design, Steps, World
-from mrl.allocation.units import HELD, UnitState
+from mrl.allocation.unit_leases import HELD, UnitState
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from mrl.allocation.exchange_search import best_typed_split
+from mrl.allocation.objective import Reading, Rule, share_worth
 from mrl.allocation.solver import FloatArray
-from mrl.allocation.worth import Reading, Rule, share_worth
+from mrl.allocation.typed_split import best_typed_split
 
 
 def worth(reading: Reading, counts_NK: np.ndarray) -> FloatArray:

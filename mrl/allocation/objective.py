@@ -1,8 +1,8 @@
-"""What a share is worth to the pool: the objective that the solver maximises, one policy at a time.
+"""The objective that the solver maximises: the worth of a share to the pool, one policy at a time.
 
-Max-min progress is reached in the long run, not in each decision: the worth of a policy falls off exponentially with
-its progress so far, so whoever is behind gains most from one more unit (a gradient scheduler of a concave potential).
-The price of switching is inside: a replica that has to be started serves for less than the hold horizon.
+Max-min progress is reached in the long run, not in each decision. The worth of a policy falls off exponentially with
+its progress so far, so that the policy furthest behind gains most from one more unit (a gradient scheduler of a concave
+potential). The price of switching is inside: a replica that has to be started serves for less than the hold horizon.
 """
 
 from typing import Literal
@@ -11,22 +11,23 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from mrl.allocation.allocation_limits import MIN_DEMAND_REPLICAS, MIN_DEMAND_UNITS
 from mrl.allocation.solver import FloatArray
 
 Objective = Literal["max_min", "weighted", "throughput", "static"]
 
 BELOW_FLOOR = -1e9
+"""Worth of a share below the floor."""
 IDLE_UNIT_COST = 1e-6
-MIN_DEMAND_UNITS = 0.05
-MIN_DEMAND_REPLICAS = 0.05
-"""A smaller demand is taken for this: the price of the one replica that it needs stays below what that feeds."""
+"""Worth that an idle unit costs: of equal splits the split with fewer units wins."""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of the controller; the defaults suit accelerators that take half a minute to switch."""
 
     objective: Objective = "max_min"
-    """Least progress, the same with weights, trained tokens per second over all policies, or a fixed split."""
+    """The quantity to raise: least progress, least progress per weight, trained tokens per second over all policies; or
+    a fixed split."""
     period_s: float = 60.0
     """Time between two decisions."""
     hold_s: float = 600.0
@@ -44,44 +45,45 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     smoothness: float = 12.0
     """Exponent of the smooth min(1, x) that turns supply into progress."""
     moves_per_unit_hour: float | None = None
-    """Unit moves that the bucket gains per unit and hour, and holds at most; None: the dwell alone bounds them.
+    """Unit moves that the bucket gains per unit and hour, and holds at most; None: the dwell alone bounds moves.
 
-    Nothing moves by choice while it is empty; the last move may overdraw it. Free units cost nothing.
+    While the bucket is empty no unit moves by choice. The last move may overdraw it. A free unit costs nothing.
     """
     max_unserved_s: float = 1200.0
-    """In a pool too small for one replica of each policy: who was unserved for longer gets one."""
+    """In a pool too small for one replica of each policy, a policy that was unserved for longer gets one."""
 
 
 SLOTS = Rule(period_s=2.0, hold_s=10.0, window_s=60.0, dwell_s=5.0)
-"""For places in running engines, which move within a fraction of a second."""
+"""For slots of running engines, which move within a fraction of a second."""
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about one policy when a decision is made. Tuples have one entry per type of unit."""
+    """The knowledge about one policy at a decision. Tuples have one entry per type of unit."""
 
     policy: str
     replicas: tuple[int, ...]
-    """Replicas that it has now."""
+    """Replicas that the policy has at the decision."""
     progress_per_replica: tuple[float, ...] | None
-    """Share of its learner that one replica feeds: units per replica / demand; 0 where it cannot run; None: unknown."""
+    """Share of the policy's learner that one replica feeds: units per replica / demand. 0 where its engine cannot run;
+    None: unknown."""
     supply_progress: float | None
-    """Share of its learner that was fed since the last decision; None when that cannot be told."""
+    """Share of the policy's learner that was fed since the last decision; None when that cannot be told."""
     unfit: tuple[bool, ...] = ()
-    """Types on which its engine does not fit; empty: it fits all."""
+    """Types on which the policy's engine does not fit; empty: it fits all."""
     units_per_replica: int = 1
     floor_replicas: int = 1
     silent: bool = False
-    """Its learner hangs, or nobody is there to use a unit: it gets none."""
+    """The policy's learner hangs, or it has no worker: it gets no unit."""
     switch_s: float = 0.0
-    """Time until a replica that is granted serves."""
+    """Time from the grant of a replica until it serves."""
     weight: float = 1.0
-    """Priority, 1 being the highest of the run; with the objective "static" its part of the units."""
+    """Priority, 1 being the highest of the run; with the objective "static" the policy's part of the units."""
     learner_tokens_per_s: float = 0.0
-    """What its learner trains while busy; counts in the objective "throughput" only."""
+    """Tokens that the policy's learner trains per busy second; counts in the objective "throughput" only."""
 
     @property
     def demand_units(self) -> float:
-        """Units of its best type that just keep its learner busy; 0 while unknown or silent."""
+        """Units of the policy's best type that just keep its learner busy; 0 while unknown or silent."""
         best = max(self.progress_per_replica or (0.0,))
         return self.units_per_replica / best if best > 0.0 and not self.silent else 0.0
 
@@ -92,8 +94,8 @@ def share_worth(
     """Worth of N candidate shares of one policy.
 
     counts_NK: replicas per unit type of each candidate.
-    progress: what the policy has reached so far, over the rule's window.
-    reference: the least weighted progress of all policies; it only scales, the same for every policy.
+    progress: progress of the policy so far, over the rule's window.
+    reference: the least weighted progress of all policies; a scale that is the same for every policy.
     """
     total_N: NDArray[np.int64] = counts_NK.sum(axis=1)
     if reading.silent or reading.progress_per_replica is None:
@@ -113,7 +115,7 @@ def share_worth(
         worth_N = -scale * np.exp(-rule.sharpness * (later_N / weight - reference))
     serves_K = np.array(reading.progress_per_replica) > 0.0
     worth_N[counts_NK @ serves_K < reading.floor_replicas] = BELOW_FLOOR
-    # Where it does not fit it must not even stand idle for nothing.
+    # A replica on a type where it makes nothing costs a little, or the search would leave it there for nothing.
     worth_N -= IDLE_UNIT_COST * reading.units_per_replica * (counts_NK @ ~serves_K)
     return worth_N
 

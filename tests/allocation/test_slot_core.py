@@ -2,7 +2,7 @@
 
 import pytest
 
-from mrl.allocation.core import AllocationSettings, AllocatorCore
+from mrl.allocation.slot_core import SlotCore, SlotSettings
 from mrl.errors import ConfigError
 from mrl.records.codec import decode, encode
 from mrl.records.leases import (
@@ -14,16 +14,16 @@ from mrl.records.leases import (
     allocator_reply_decoder,
 )
 
-SETTINGS = AllocationSettings(slots=100, floor_slots=10, ttl_s=10.0)
+SETTINGS = SlotSettings(slots=100, floor_slots=10, ttl_s=10.0)
 
 
-def core(now_s: float = 0.0, *, settling: bool = False) -> AllocatorCore:
+def core(now_s: float = 0.0, *, settling: bool = False) -> SlotCore:
     """An allocator of two policies."""
-    return AllocatorCore(["qwen", "gemma"], SETTINGS, now_s, settling=settling)
+    return SlotCore(["qwen", "gemma"], SETTINGS, now_s, settling=settling)
 
 
 def ask(
-    allocator: AllocatorCore, holder: str, now_s: float, *, acting: tuple[int, int] = (0, 0), tokens: int = 0,
+    allocator: SlotCore, holder: str, now_s: float, *, acting: tuple[int, int] = (0, 0), tokens: int = 0,
     slot_seconds: float = 0.0,
 ) -> LeaseGrant:  # fmt: skip
     """Renew the lease of "<policy>/<index>"; `acting` is the (epoch, slots) that it acts under."""
@@ -42,7 +42,7 @@ def lease(grant: LeaseGrant) -> tuple[int, int]:
     return grant.epoch, grant.slots
 
 
-def report(allocator: AllocatorCore, policy: str, tokens: int, busy_s: float, now_s: float) -> None:
+def report(allocator: SlotCore, policy: str, tokens: int, busy_s: float, now_s: float) -> None:
     """A learner's totals."""
     allocator.handle(LearnerReport(policy=policy, trained_tokens=tokens, busy_s=busy_s, data_wait_s=0.0), now_s)
 
@@ -228,7 +228,7 @@ def test_a_report_is_acknowledged_and_an_unknown_policy_is_not() -> None:
 def test_fewer_slots_than_policies_are_refused() -> None:
     """Each policy needs one slot at least; the message says what to change."""
     with pytest.raises(ConfigError, match=r"allocation\.slots.*raise allocation\.slots"):
-        AllocatorCore(["a", "b"], AllocationSettings(slots=1, floor_slots=1, ttl_s=1.0), 0.0)
+        SlotCore(["a", "b"], SlotSettings(slots=1, floor_slots=1, ttl_s=1.0), 0.0)
 
 
 def test_what_moves_bring_is_measured_and_is_nearly_what_was_predicted() -> None:

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from mrl.allocation.units import HELD, UnitState, UnitTable
+from mrl.allocation.unit_leases import HELD, UnitState, UnitTable
 
 FIRST = 100
 

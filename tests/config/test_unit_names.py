@@ -4,9 +4,9 @@ import pytest
 
 from mrl.config.load import validate
 from mrl.config.rules import check_rules
+from mrl.config.unit_names import Unit, parse_units
 from mrl.config.unit_rules import fitting_units
 from mrl.config.unit_types import named_types, seen_type
-from mrl.config.units import Unit, parse_units
 from mrl.errors import ConfigError
 
 
@@ -123,12 +123,6 @@ def test_a_good_configuration_passes() -> None:
 @pytest.mark.parametrize(
     ("units", "more", "what"),
     [
-        (
-            ["cpu:0"],
-            {},
-            "more floors than cpu units; got '1 \\* 2 policies > 1 units'; wanted floor_units <= 0; cure: 0 lets",
-        ),
-        (["cpu:0", "cpu:1", "gpu:0"], {"floor_units": 2}, "more floors than cpu units"),
         (["gpu:0", "gpu:1"], {}, "none on which an engine of p0 fits"),
         (["cpu:0", "cpu:0"], {}, "stands in two units"),
         (
@@ -150,16 +144,6 @@ def test_a_good_configuration_passes() -> None:
             ["cpu:0", "cpu:1"],
             {"rollout": {"unit_types": ["slow"]}},
             "no such type of unit; got 'slow'; wanted a name in allocation.unit_types, which has none",
-        ),
-        (
-            ["cpu:0", "cpu:1", "cpu:2"],
-            {"unit_types": {"slow": ["cpu:1"]}, "rollout": {"unit_types": ["slow"]}},
-            "more floors than cpu units; got '1 \\* 2 policies > 1 units'",
-        ),
-        (
-            ["cpu:0", "cpu:1", "cpu:2"],
-            {"unit_types": {"slow": ["cpu:1"]}, "rollout": {"unit_types": ["slow"]}, "floor_units": 2},
-            "more floors than cpu units; got '2 \\* 2 policies > 1 units'",
         ),
         (
             ["cpu:0", "cpu:1"],
@@ -195,61 +179,3 @@ def test_mistakes_are_one_clear_line(units: list[str], more: dict[str, object], 
 def test_a_type_has_a_name_that_can_stand_in_a_metric() -> None:
     with pytest.raises(ConfigError, match=r"unit_types"):
         check(["cpu:0", "cpu:1"], unit_types={"slow/one": ["cpu:1"]})
-
-
-def test_floors_of_all_policies_need_units_also_where_some_fit_only_a_few() -> None:
-    """Three floors on three units, one of which fits only the first; two units for three would not do."""
-    tables = {
-        "run": {"name": "r", "steps": 3},
-        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": {
-            "a": {"model": "m", "rollout": {"unit_types": ["slow"]}},
-            "b": {"model": "m"},
-            "c": {"model": "m"},
-        },
-        "allocation": {"units": ["cpu:0", "cpu:1", "cpu:2"], "unit_types": {"slow": ["cpu:1"]}},
-    }
-    check_rules(validate(tables, where=""), where="")
-    tables["allocation"]["units"].pop()  # type: ignore[index]
-    with pytest.raises(ConfigError, match="got '1 \\* 3 policies > 2 units'"):
-        check_rules(validate(tables, where=""), where="")
-
-
-@pytest.mark.parametrize(
-    ("types", "units", "floor", "got", "most"),
-    [
-        (["x y", "y z", "x z", "x y"], "x y z", 1, "1 * 4 policies > 3 units", 0),
-        (["x y", "y z", "x z"], "x y z", 1, "", 0),
-        (["x y", "y z", "x z"], "x x y y z", 2, "2 * 3 policies > 5 units", 1),
-        (["x y", "x"], "x y y", 2, "2 * 1 policies > 1 units", 1),
-        (["x", "x", "y", "y"], "x x x y", 2, "2 * 4 policies > 4 units", 0),
-        (["x", "x", "y"], "x y y y", 10**9, "1000000000 * 3 policies > 4 units", 0),
-        (["x", "x", "y"], "x x x x x y y", 3, "3 * 3 policies > 7 units", 2),
-    ],
-)
-def test_all_floors_have_to_hold_on_the_units_that_the_policies_fit(
-    types: list[str], units: str, floor: int, got: str, most: int
-) -> None:
-    """Where they do not, the line counts those who compete, and names the largest floor that would do."""
-    names = [f"cpu:{index}" for index, _ in enumerate(units.split())]
-    pairs = list(zip(units.split(), names, strict=True))
-    tables = {
-        "run": {"name": "r", "steps": 3},
-        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": {
-            f"p{index}": {"model": "m", "rollout": {"unit_types": row.split()}} for index, row in enumerate(types)
-        },
-        "allocation": {
-            "units": names,
-            "unit_types": {kind: [name for other, name in pairs if other == kind] for kind in "xyz"},
-            "floor_units": floor,
-            "slots": 8 * len(names),
-        },
-    }
-    if not got:
-        check_rules(validate(tables, where=""), where="")
-        return
-    with pytest.raises(ConfigError) as raised:
-        check_rules(validate(tables, where=""), where="")
-    assert f"got '{got}'; wanted floor_units <= {most}" in str(raised.value)
-    assert ("0 lets policies take turns" in str(raised.value)) == (most == 0)

@@ -8,7 +8,7 @@ import pytest
 
 from mrl.config.run_folder import RunFolder
 from mrl.report.page import write_report
-from mrl.report.units import read_units, units_html
+from mrl.report.unit_stays import read_units, units_html
 
 LEASE = [
     (0.0, "cpu:0", "", "free", "proved empty"),

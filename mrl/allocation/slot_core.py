@@ -1,17 +1,18 @@
-"""What the allocator decides, with no socket, clock or file in sight."""
+"""The allocator of slots: leases from requests of workers and reports of learners. No socket, clock or file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from mrl.allocation.allocation_limits import MAX_TOLD_EPOCH
 from mrl.allocation.decision import DecisionRecord
 from mrl.allocation.gain_check import Gain, GainCheck
-from mrl.allocation.ledger import Holding, LeaseLedger
 from mrl.allocation.meter import increments
-from mrl.allocation.shares import split_evenly
-from mrl.allocation.slot_shares import SlotShares
-from mrl.allocation.worth import SLOTS, Rule
+from mrl.allocation.objective import SLOTS, Rule
+from mrl.allocation.proportional import split_evenly
+from mrl.allocation.slot_controller import SlotController
+from mrl.allocation.slot_leases import HolderLeases, SlotLeases
 from mrl.errors import ConfigError
 from mrl.records.leases import (
     AllocatorReply,
@@ -23,13 +24,10 @@ from mrl.records.leases import (
     ReportAck,
 )
 
-MAX_TOLD_EPOCH = 2**40
-"""Beyond any that is reached, and far below the last that fits into a message."""
-
 
 @dataclass(frozen=True, slots=True)
-class AllocationSettings:
-    """The numbers of the allocator."""
+class SlotSettings:
+    """Numbers of the allocator of slots."""
 
     slots: int
     """Requests that may run at once, over all policies."""
@@ -38,46 +36,46 @@ class AllocationSettings:
     ttl_s: float
     """Life of a lease that is not renewed."""
     silent_s: float = 120.0
-    """A learner that was heard of and then not for longer can use no slot."""
+    """The policy of a learner that fell silent for longer can use no slot."""
     rule: Rule = SLOTS
     group_sizes: Mapping[str, int] = field(default_factory=dict)
-    """Answers per group of a policy, 1 where nothing is said: shares are whole groups."""
+    """Answers per group of a policy, by default 1: shares are whole groups."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Priority of a policy, 1 where nothing is said."""
+    """Priority of a policy, by default 1."""
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """What one policy has after a tick."""
+class SlotShare:
+    """The slots of one policy after a tick."""
 
     policy: str
     slots: int
-    """Its target; leases follow it as soon as others have shrunk."""
+    """Target of the policy; leases follow it as soon as other leases have shrunk."""
     held_slots: int
-    """The most that its holders can have running now."""
+    """The most slots that the policy's holders can be using now."""
     demand_slots: float
-    """Slots that would just keep its learner busy; 0 while unknown or when the learner is silent."""
+    """Slots that would just keep the policy's learner busy; 0 while unknown, and when the learner is silent."""
     progress: float
-    """Busy share of its learner."""
+    """Busy share of the policy's learner."""
     epoch: int
     moved_slots: int
-    """By how much the target changed since the last tick."""
+    """Change of the target since the last tick."""
     num_holders: int
     num_reports: int
     supply_progress: float = 0.0
-    """Share of its learner that its engines fed, over the rule's window."""
+    """Share of the learner that the policy's engines fed, over the rule's window."""
     trained_share: float = 1.0
-    """Share of its generated groups that are trained on."""
+    """Share of the policy's generated groups that are trained on."""
 
 
-class AllocatorCore:
+class SlotCore:
     """Shares `settings.slots` between `policies`.
 
-    `settling` says that an earlier allocator may have granted leases: for one ttl, leases are only confirmed.
+    settling: an earlier allocator may have granted leases. For one ttl leases are only confirmed.
     """
 
     def __init__(
-        self, policies: Sequence[str], settings: AllocationSettings, now_s: float, *, settling: bool = False
+        self, policies: Sequence[str], settings: SlotSettings, now_s: float, *, settling: bool = False
     ) -> None:
         """Raises ConfigError when there are fewer slots than policies."""
         if settings.slots < len(policies):
@@ -91,9 +89,9 @@ class AllocatorCore:
         self.epoch = 1
         """Epoch of the newest lease."""
         self.num_unknown = 0
-        """Messages refused because they came from a policy that the run does not have."""
+        """Messages of policies that the run does not have; they were refused."""
         self._settings = settings
-        self._shares = SlotShares(
+        self._shares = SlotController(
             policies,
             settings.rule,
             slots=settings.slots,
@@ -105,7 +103,7 @@ class AllocatorCore:
         )
         self._check, self._gains = GainCheck(), list[Gain]()
         self._policies = tuple(policies)
-        self._ledger = LeaseLedger(settings.ttl_s)
+        self._leases = SlotLeases(settings.ttl_s)
         self._started_s = self._now_s = now_s
         self._settled_s = now_s + settings.ttl_s if settling else now_s
         self._seen: set[str] = set()
@@ -114,18 +112,18 @@ class AllocatorCore:
 
     @property
     def record(self) -> DecisionRecord:
-        """The newest decision with all that led to it."""
+        """The newest decision with its inputs."""
         assert self._shares.record is not None, "the first decision is made at once"
         return self._shares.record
 
     @property
     def bound(self) -> float:
-        """Best least progress of all policies that the demands of the newest decision allow, floors left out."""
+        """The highest least progress that the demands of the newest decision allow, floors left out."""
         demands = sum(reading.demand_units for reading in self.record.readings)
         return min(1.0, self._settings.slots / demands) if demands else 1.0
 
     def handle(self, message: AllocatorRequest, now_s: float) -> list[tuple[str, AllocatorReply]]:
-        """Answer one message: (holder or policy, reply). A policy that the run does not have gets no answer."""
+        """Answer one message by (holder or policy, reply). A policy that the run does not have gets no answer."""
         self._notice_gap(now_s)
         if message.policy not in self._policies:
             self.num_unknown += 1
@@ -135,22 +133,22 @@ class AllocatorCore:
             self._decide(now_s)
             return [(message.policy, ReportAck(policy=message.policy))]
         if isinstance(message, LeaseReturn):
-            self._ledger.give_back(message.holder)
+            self._leases.give_back(message.holder)
             self._decide(now_s)
             return []
         return [(message.holder, self._renew(message, now_s))]
 
-    def tick(self, now_s: float) -> list[Decision]:
-        """Drop silent holders, decide anew, and say what every policy has. To be called more often than ttl / 2."""
+    def tick(self, now_s: float) -> list[SlotShare]:
+        """Drop silent holders and decide anew; returns the share of every policy. Call it more often than ttl / 2."""
         self._notice_gap(now_s)
-        self._ledger.expire(now_s)
+        self._leases.expire(now_s)
         self._decide(now_s)
-        decisions = [self._decision(policy) for policy in self._policies]
+        shares = [self._share(policy) for policy in self._policies]
         self._told = dict(self._shares.targets)
-        return decisions
+        return shares
 
     def take_gains(self) -> list[Gain]:
-        """What moves brought that were measured since the last call."""
+        """Gains of moves measured since the last call."""
         taken, self._gains = self._gains, []
         return taken
 
@@ -158,16 +156,16 @@ class AllocatorCore:
         self._seen.add(request.policy)
         request = self._within_bounds(request)
         self.epoch = max(self.epoch, request.epoch, request.newest_epoch)
-        before = self._ledger.holdings.get(request.holder)
+        before = self._leases.holders.get(request.holder)
         old_totals = before.totals if before else None
-        holding = self._ledger.renew(request, now_s)
+        holder = self._leases.renew(request, now_s)
         if old_totals is not None:
             totals = (float(request.generated_tokens), request.slot_seconds)
             tokens, slot_seconds = increments(totals, old_totals)
-            self._shares.add_worker(request.policy, tokens, slot_seconds, holding.held_slots)
-            holding.totals = totals
+            self._shares.add_worker(request.policy, tokens, slot_seconds, holder.held_slots)
+            holder.totals = totals
         self._decide(now_s)
-        epoch, slots = self._lease(request.holder, holding, now_s)
+        epoch, slots = self._lease(request.holder, holder, now_s)
         return LeaseGrant(
             holder=request.holder,
             policy=request.policy,
@@ -178,7 +176,7 @@ class AllocatorCore:
         )
 
     def _within_bounds(self, request: LeaseRequest) -> LeaseRequest:
-        """No worker says what would leave no epoch, or no slot, for later leases: not in good faith."""
+        """The request, cut to epochs and slots that a worker can truly have: a lie must not use up what is to come."""
         return msgspec.structs.replace(
             request,
             epoch=min(request.epoch, MAX_TOLD_EPOCH),
@@ -186,23 +184,23 @@ class AllocatorCore:
             slots=min(request.slots, self._settings.slots),
         )
 
-    def _lease(self, holder: str, holding: Holding, now_s: float) -> tuple[int, int]:
-        """The lease that a holder gets now: its target, as far as others have made room for it."""
-        wanted = self._wanted(holder, holding, now_s)
-        room = max(0, self._settings.slots - self._ledger.held_slots())
-        slots = min(wanted, holding.held_slots + room)
-        if holding.newest and holding.newest[1] == slots and holding.newest[0] >= holding.heard_epoch:
-            return holding.newest
+    def _lease(self, name: str, holder: HolderLeases, now_s: float) -> tuple[int, int]:
+        """The lease (epoch, slots) that a holder gets now: its target, as far as other leases have made room."""
+        wanted = self._wanted(name, holder, now_s)
+        room = max(0, self._settings.slots - self._leases.held_slots())
+        slots = min(wanted, holder.held_slots + room)
+        if holder.newest and holder.newest[1] == slots and holder.newest[0] >= holder.heard_epoch:
+            return holder.newest
         self.epoch += 1
-        holding.leases.append((self.epoch, slots))
+        holder.leases.append((self.epoch, slots))
         return self.epoch, slots
 
-    def _wanted(self, holder: str, holding: Holding, now_s: float) -> int:
+    def _wanted(self, name: str, holder: HolderLeases, now_s: float) -> int:
         if now_s < self._settled_s:
-            return holding.newest[1] if holding.newest else 0
-        holders, group = self._ledger.holders_of(holding.policy), self._settings.group_sizes.get(holding.policy, 1)
-        groups = split_evenly(self._shares.targets[holding.policy] // group, len(holders))
-        return groups[holders.index(holder)] * group
+            return holder.newest[1] if holder.newest else 0
+        names, group = self._leases.holders_of(holder.policy), self._settings.group_sizes.get(holder.policy, 1)
+        groups = split_evenly(self._shares.targets[holder.policy] // group, len(names))
+        return groups[names.index(name)] * group
 
     def _decide(self, now_s: float) -> None:
         """Decide where a period has passed, or a policy came or went."""
@@ -213,17 +211,17 @@ class AllocatorCore:
             self._gains += [gain] if gain else []
 
     def _num_holders(self, policy: str, now_s: float) -> int:
-        """Workers of a policy; one that was never seen and may still be starting counts as one."""
+        """Workers of a policy; a first worker that may still be starting counts as one."""
         starting = policy not in self._seen and now_s - self._started_s <= self._settings.ttl_s
-        return len(self._ledger.holders_of(policy)) or int(starting)
+        return len(self._leases.holders_of(policy)) or int(starting)
 
-    def _decision(self, policy: str) -> Decision:
-        meter, holders = self._shares.meters[policy], self._ledger.holders_of(policy)
+    def _share(self, policy: str) -> SlotShare:
+        meter, holders = self._shares.meters[policy], self._leases.holders_of(policy)
         slots = self._shares.targets[policy]
-        return Decision(
+        return SlotShare(
             policy=policy,
             slots=slots,
-            held_slots=sum(self._ledger.holdings[holder].held_slots for holder in holders),
+            held_slots=sum(self._leases.holders[holder].held_slots for holder in holders),
             demand_slots=self._shares.demand_slots(policy),
             progress=meter.progress(),
             epoch=self.epoch,
@@ -238,5 +236,5 @@ class AllocatorCore:
         """Silence while this process itself was stopped is nobody's silence."""
         gap_s = now_s - self._now_s
         if gap_s > self._settings.ttl_s / 2:
-            self._ledger.forgive(gap_s)
+            self._leases.forgive(gap_s)
         self._now_s = max(self._now_s, now_s)

@@ -1,11 +1,18 @@
-"""Replicas on types of units that not every policy fits: whether one more has room, if need be after others move over.
+"""Replicas on types of units that not every policy fits: whether one more has room, if need be after others move.
 
-The rules of a configuration ask it whether all floors can hold, and the controller asks again whenever units or
-policies come and go. With replicas of one size it is exact (maximum bipartite matching by augmenting paths); with
-several sizes, larger ones are to be seated first, and room that only a rearrangement of many would make is not found.
+With replicas of one size the search is exact (maximum bipartite matching by augmenting paths). With several sizes
+larger replicas have to be seated first, and room that only a rearrangement of many replicas would make is not found.
 """
 
 from collections.abc import Sequence
+
+from mrl.allocation.objective import Reading
+
+
+def runs_on(reading: Reading, kind: int) -> bool:
+    """Whether an engine of the policy fits a type of unit, and generates anything there."""
+    fits = not (reading.unfit and reading.unfit[kind])
+    return fits and (reading.progress_per_replica is None or reading.progress_per_replica[kind] > 0.0)
 
 
 class UnitSeats:
@@ -14,7 +21,7 @@ class UnitSeats:
     def __init__(
         self, units_per_replica: Sequence[int], fits_NK: Sequence[Sequence[bool]], capacity_units: Sequence[int]
     ) -> None:
-        """`units_per_replica`: of every policy; `fits_NK`: whether it runs on a type."""
+        """units_per_replica: of every policy. fits_NK: whether a policy runs on a type."""
         self.counts_NK = [[0] * len(capacity_units) for _ in fits_NK]
         """Replicas per policy and type."""
         self._size_N, self._free_K = units_per_replica, list(capacity_units)
@@ -24,28 +31,22 @@ class UnitSeats:
         ]
 
     def add(self, policy: int, replicas: int, kinds: Sequence[int] | None = None) -> int:
-        """Seat so many replicas more, or as many as can be; how many that is.
+        """Seat up to this many replicas more; returns how many found room.
 
-        kinds: types in the order in which free units are taken; only where those do not reach, others move over.
+        kinds: the order of types in which free units are taken. Other policies move only where free units do not reach.
         """
         order, missing = range(len(self._free_K)) if kinds is None else kinds, replicas
         for kind in order:
-            missing -= self.add_free(policy, missing, kind)
+            missing -= self._add_free(policy, missing, kind)
         while missing and any(self._make_room(kind, self._size_N[policy], set()) for kind in self._fitting(policy)):
             for kind in order:
-                missing -= self.add_free(policy, missing, kind)
+                missing -= self._add_free(policy, missing, kind)
         return replicas - missing
 
-    def add_free(self, policy: int, replicas: int, kind: int) -> int:
-        """Seat up to so many replicas on the free units of one type; how many that is."""
-        found = min(replicas, self._free_K[kind] // self._size_N[policy]) if self._fits_NK[policy][kind] else 0
-        self._put(policy, kind, found)
-        return found
-
     def rivals(self, policy: int) -> set[int]:
-        """The policy and those of whom one would have to give something up so that it could have one replica more.
+        """The policy, and every policy whose loss of a replica could make room for one more replica of it.
 
-        They sit on the types that it fits, or on those to which these could move, and so on.
+        Rivals sit on the types that the policy fits, or on types to which such rivals could move, and so on.
         """
         found, kinds = {policy}, set(self._fitting(policy))
         while joining := {
@@ -53,6 +54,12 @@ class UnitSeats:
         }:
             found |= joining
             kinds |= {kind for other in joining for kind in self._fitting(other)}
+        return found
+
+    def _add_free(self, policy: int, replicas: int, kind: int) -> int:
+        """Seat up to this many replicas on the free units of one type; returns how many."""
+        found = min(replicas, self._free_K[kind] // self._size_N[policy]) if self._fits_NK[policy][kind] else 0
+        self._put(policy, kind, found)
         return found
 
     def _fitting(self, policy: int) -> list[int]:
@@ -63,7 +70,7 @@ class UnitSeats:
         self._free_K[kind] -= replicas * self._size_N[policy]
 
     def _make_room(self, kind: int, units: int, tried: set[int]) -> bool:
-        """Have replicas move to other types until so many units of one are free; each type is cleared at most once."""
+        """Move replicas to other types until this many units of a type are free; each type is cleared at most once."""
         if self._free_K[kind] >= units:
             return True
         if kind in tried:
@@ -85,9 +92,9 @@ def competing(
     fits_NK: Sequence[Sequence[bool]],
     capacity_units: Sequence[int],
 ) -> set[int]:
-    """Policies of which somebody goes short when each is to have so many replicas; nobody where there is room for all.
+    """Policies that compete for too few units when each is to have its replicas; empty where there is room for all.
 
-    Who is not among them can have all of its replicas whatever these do.
+    A policy that does not compete can have all of its replicas, however the competing policies share theirs.
     """
     seats = UnitSeats(units_per_replica, fits_NK, capacity_units)
     by_size = sorted(range(len(replicas)), key=lambda policy: -units_per_replica[policy])

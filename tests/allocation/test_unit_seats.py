@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from mrl.config.unit_seats import UnitSeats, competing
+from mrl.allocation.unit_seats import UnitSeats, competing
 
 XY, YZ, XZ = (True, True, False), (False, True, True), (True, False, True)
 

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from mrl.allocation.shares import proportional_split, split_evenly
-from mrl.allocation.worth import Reading
+from mrl.allocation.objective import Reading
+from mrl.allocation.proportional import proportional_split, split_evenly
 
 
 def test_an_even_split_differs_by_at_most_one() -> None:

@@ -1,7 +1,7 @@
 """The node's guard: when an engine may start, who has to go first, and when a unit is called empty."""
 
-from mrl.allocation.guard import Action, NodeGuard, Seen
-from mrl.records.units import NodeOrders, UnitOrder, UnitReport
+from mrl.allocation.node_guard import Action, NodeGuard, Seen
+from mrl.records.unit_messages import NodeOrders, UnitOrder, UnitReport
 
 UNIT = "gpu:0"
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from mrl.allocation.worth import BELOW_FLOOR, Reading, Rule, share_worth
+from mrl.allocation.objective import BELOW_FLOOR, Reading, Rule, share_worth
 
 READING = Reading(
     policy="a",

@@ -28,7 +28,7 @@ class Stay(NamedTuple):
 
     policy: str
     state: str
-    """As `mrl.allocation.units.UnitState` has them."""
+    """As `mrl.allocation.unit_leases.UnitState` has them."""
     why: str
     began_s: float
     ended_s: float

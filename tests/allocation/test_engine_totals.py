@@ -1,6 +1,7 @@
 """Increments of engines on units, and the points of their latency lines."""
 
-from mrl.allocation.engine_use import SAMPLE_S, EngineUse, EngineUses, LineSample
+from mrl.allocation.allocation_limits import LINE_SAMPLE_S
+from mrl.allocation.engine_totals import EngineIncrement, EngineTotals, LineSample
 from mrl.records.leases import LeaseRequest
 
 
@@ -14,24 +15,24 @@ def request(second: float, *, epoch: int = 7, rate: float = 10.0, full_answers: 
 
 
 def test_a_first_word_is_no_use_and_later_ones_are_increments() -> None:
-    uses = EngineUses()
-    assert uses.take(request(10.0), 100.0) is None
-    assert uses.take(request(11.0, full_answers=3), 101.0) == EngineUse(8.0, 4.0, 3, None)
+    uses = EngineTotals()
+    assert uses.increment(request(10.0), 100.0) is None
+    assert uses.increment(request(11.0, full_answers=3), 101.0) == EngineIncrement(8.0, 4.0, 3, None)
 
 
 def test_a_point_of_the_line_spans_seconds_and_leaves_nothing_out() -> None:
     """However often the engine speaks; it counts what was sampled, not what was completed."""
-    uses = EngineUses()
-    found = [uses.take(request(tenth / 10), tenth / 10) for tenth in range(0, 201)]
+    uses = EngineTotals()
+    found = [uses.increment(request(tenth / 10), tenth / 10) for tenth in range(0, 201)]
     samples = [use.sample for use in found if use and use.sample]
-    assert len(samples) == 20 / SAMPLE_S
-    assert samples[0] == LineSample(SAMPLE_S, 5.0, 20.0, 50.0)
+    assert len(samples) == 20 / LINE_SAMPLE_S
+    assert samples[0] == LineSample(LINE_SAMPLE_S, 5.0, 20.0, 50.0)
     assert sum(sample.tokens for sample in samples) == 200.0
 
 
 def test_another_engine_on_the_unit_and_totals_that_went_back_begin_anew() -> None:
-    uses = EngineUses()
-    uses.take(request(100.0), 100.0)
-    assert uses.take(request(1.0, epoch=8), 101.0) is None
-    assert uses.take(request(2.0, epoch=8), 102.0) == EngineUse(8.0, 4.0, 0, None)
-    assert uses.take(request(1.0, epoch=8), 103.0) == EngineUse(8.0, 4.0, 0, None)
+    uses = EngineTotals()
+    uses.increment(request(100.0), 100.0)
+    assert uses.increment(request(1.0, epoch=8), 101.0) is None
+    assert uses.increment(request(2.0, epoch=8), 102.0) == EngineIncrement(8.0, 4.0, 0, None)
+    assert uses.increment(request(1.0, epoch=8), 103.0) == EngineIncrement(8.0, 4.0, 0, None)

@@ -1,30 +1,30 @@
-"""The node's side of unit leases: which engine may be on which unit of this host, with no process in sight.
+"""The node's side of unit leases: which engine may be on which unit of this host. No process in sight.
 
-Three rules, each of which holds alone against what the others may miss (`tools/check_fencing.py`):
-- token: an engine starts only under an epoch above every one that its unit has heard of;
-- evict: it starts only once the unit is proved quiet; until then what is there and awake is killed;
-- verify: the word `cleared` is given only for a unit proved quiet, and from then on older epochs are refused.
+Three rules; `tools/check_fencing.py` shows that each is needed:
+- token: an engine starts only under an epoch above every epoch that its unit has heard of;
+- evict: an engine starts only once the unit is proved quiet; until then every process there that is awake is killed;
+- verify: `cleared` is reported only for a unit proved quiet; from then on older epochs are refused.
 
 A unit is quiet when nothing is on it but engines that sleep: they said that they do, and the memory of their GPUs was
 given back. An engine on cores never sleeps. One that sleeps acts again only when it is woken under an epoch of its own,
 as if it were started.
 
-The shell calls `obey` with what the allocator says and `step` several times a second, and does what `step` answers. It
-alone can see what is on a unit: it started the processes.
+The shell calls `obey` with the allocator's orders and `step` several times a second, and carries out the actions that
+these return. The shell alone can see what is on a unit: it started the processes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from mrl.records.units import NodeOrders, NodeReport, UnitOrder, UnitReport
+from mrl.records.unit_messages import NodeOrders, NodeReport, UnitOrder, UnitReport
 
 
 class Action(NamedTuple):
-    """What the shell is to do with one unit.
+    """An action of the shell on one unit.
 
-    Start an engine or wake the one of this policy that sleeps there; ask the engine to sleep, or by SIGTERM to end;
-    SIGKILL all that is there and does not sleep.
+    start: start an engine. wake: wake the policy's engine that sleeps there. sleep: ask the engine to sleep. end: ask
+    the engine to end, by SIGTERM. kill: send SIGKILL to all processes there that do not sleep.
     """
 
     kind: Literal["start", "wake", "sleep", "end", "kill"]
@@ -34,16 +34,16 @@ class Action(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What is on a unit."""
+    """The processes on a unit."""
 
     is_quiet: bool
-    """Nothing but engines that sleep, by proof; and what they hold of a GPU is little."""
+    """No process is there, or proved sleepers alone."""
     asleep: frozenset[str] = frozenset()
-    """Policies of those engines."""
+    """Policies of the engines that sleep there."""
 
 
 class Tenant(NamedTuple):
-    """An engine by the lease that it runs under."""
+    """An engine, by the lease that it runs under."""
 
     epoch: int
     policy: str
@@ -51,44 +51,45 @@ class Tenant(NamedTuple):
 
 @dataclass(slots=True)
 class GuardedUnit:
-    """What the guard remembers of one unit."""
+    """The guard's memory of one unit."""
 
     epoch: int = 0
     """Largest epoch heard."""
     resident: Tenant | None = None
-    """Started or woken, and not yet proved gone or asleep."""
+    """The engine that was started or woken, and is not yet proved gone or asleep."""
     admitted: Tenant | None = None
-    """Starts, or is woken, as soon as the unit is quiet."""
+    """The engine that starts, or is woken, as soon as the unit is quiet."""
     clearing_epoch: int = 0
-    """To be proved quiet up to this epoch; 0 when nobody asks."""
+    """The unit is to be proved quiet up to this epoch; 0 without such an order."""
     cleared_epoch: int = 0
+    """The unit was proved quiet up to this epoch."""
     asked: Literal["", "sleep", "end"] = ""
-    """What the resident was asked to do."""
+    """The newest order to the resident."""
     kill_at_s: float | None = None
-    """The resident is killed then: it was asked to sleep or to end, or it is being woken."""
+    """Time at which the resident is killed: it was asked to sleep or to end, or it is being woken."""
 
 
 class NodeGuard:
-    """All units of one host."""
+    """The units of one host."""
 
     def __init__(
         self, host: str, units: Iterable[str], *, wake_s: float = 0.0, types: Mapping[str, str] | None = None
     ) -> None:
-        """`wake_s`: an engine that has not said in this time that it woke up is killed, and started anew.
+        """wake_s: an engine that does not wake up in this time is killed, and started anew.
 
-        `types`: unit -> its type as this host sees it, to be reported.
+        types: unit -> its type as this host sees it; part of every report.
         """
         self.units = {unit: GuardedUnit() for unit in units}
         self.life = 0
-        """Newest allocator heard."""
+        """Number of the newest allocator heard."""
         self.num_refused = 0
         """Orders of an earlier allocator, and starts under an epoch that is not new."""
         self.slept = self.woken = self.failed_sleeps = self.failed_wakes = 0
-        """Engines; one that failed was killed, or ended by itself, and is started anew when it is wanted."""
+        """Numbers of engines. An engine that failed was killed or ended by itself, and is started anew when wanted."""
         self._host, self._wake_s, self._types = host, wake_s, dict(types or {})
 
     def obey(self, message: NodeOrders, now_s: float) -> list[Action]:
-        """Take what the allocator says; returns the signals to send at once."""
+        """Take the allocator's orders; returns the actions to carry out at once."""
         if self._is_outdated(message):
             self.num_refused += 1
             return []
@@ -96,23 +97,23 @@ class NodeGuard:
         return [action for order in message.orders for action in self._obey(order, now_s)]
 
     def step(self, now_s: float, look: Callable[[str], Seen]) -> list[Action]:
-        """What is due. `look` looks for processes of a unit; it is asked only where the answer matters."""
+        """The actions that are due. `look` looks for the processes of a unit, where the guard needs to know."""
         return [action for unit in self.units for action in self._step(unit, now_s, look)]
 
     def woke(self, unit: str, epoch: int) -> None:
-        """The engine says that it woke up under this epoch."""
+        """Note that the engine says that it woke up under this epoch."""
         guarded = self.units[unit]
         if guarded.resident and guarded.resident.epoch == epoch and not guarded.asked and guarded.kill_at_s is not None:
             guarded.kill_at_s = None
             self.woken += 1
 
     def could_not_sleep(self, unit: str) -> None:
-        """The engine says that it cannot sleep, and ends."""
+        """Note that the engine says that it cannot sleep; it ends."""
         if self.units[unit].asked == "sleep":
             self._fail(self.units[unit])
 
     def report(self, released: Iterable[str] = (), failed: Mapping[str, str] | None = None) -> NodeReport:
-        """What holds now. `failed`: unit out of service -> the policy whose engine fails there."""
+        """The state of all units. `failed`: unit out of service -> policy whose engine fails there."""
         units = [
             _report(unit, guarded, self._types.get(unit, ""), (failed or {}).get(unit, ""))
             for unit, guarded in self.units.items()
@@ -129,7 +130,7 @@ class NodeGuard:
         )
 
     def _is_outdated(self, message: NodeOrders) -> bool:
-        """A dead allocator's words may arrive late; its successor has already asked what runs here."""
+        """Whether the orders are of an earlier allocator than the newest one heard; messages may be late."""
         return message.life < self.life
 
     def _obey(self, order: UnitOrder, now_s: float) -> list[Action]:
@@ -145,7 +146,7 @@ class NodeGuard:
         return []
 
     def _ask(self, guarded: GuardedUnit, order: UnitOrder, now_s: float) -> list[Action]:
-        """Once each: to sleep, and then perhaps to end."""
+        """Ask the resident once to sleep, and once to end; not to sleep after it was asked to end."""
         assert guarded.resident is not None
         assert order.kind in ("sleep", "end")
         if guarded.asked in (order.kind, "end"):
@@ -159,13 +160,13 @@ class NodeGuard:
             guarded.epoch = max(guarded.epoch, order.epoch)
             guarded.admitted = Tenant(order.epoch, order.policy)
         elif Tenant(order.epoch, order.policy) not in (guarded.admitted, guarded.resident):
-            self.num_refused += 1  # what was admitted already is said again until it runs
+            self.num_refused += 1  # the allocator repeats a start until the engine runs
 
     def _clear(self, guarded: GuardedUnit, epoch: int) -> None:
         guarded.epoch = max(guarded.epoch, epoch)
         if guarded.admitted and guarded.admitted.epoch <= epoch:
             guarded.admitted = None
-        if guarded.resident and guarded.resident.epoch > epoch:  # it started on an empty unit: that is the proof
+        if guarded.resident and guarded.resident.epoch > epoch:  # its start was on a quiet unit: that is the proof
             guarded.cleared_epoch = max(guarded.cleared_epoch, epoch)
         elif epoch > guarded.cleared_epoch:
             guarded.clearing_epoch = max(guarded.clearing_epoch, epoch)
@@ -199,7 +200,7 @@ class NodeGuard:
         return [Action("wake" if sleeps else "start", unit, guarded.resident.epoch, guarded.resident.policy)]
 
     def _fail(self, guarded: GuardedUnit) -> None:
-        """Count it once that a resident did not sleep, or wake up; from here on it is to end."""
+        """Count once that the resident did not sleep or wake up in time; from here on it is to end."""
         if guarded.resident and guarded.kill_at_s is not None and guarded.asked != "end":
             self.failed_sleeps += guarded.asked == "sleep"
             self.failed_wakes += guarded.asked == ""

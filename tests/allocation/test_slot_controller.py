@@ -2,20 +2,20 @@
 
 import pytest
 
-from mrl.allocation.slot_shares import SlotShares
-from mrl.allocation.worth import SLOTS
+from mrl.allocation.objective import SLOTS
+from mrl.allocation.slot_controller import SlotController
 from mrl.records.leases import LearnerReport
 
 
-def shares(*, slots: int = 64, group: int = 8, silent_s: float = 30.0, **weights: float) -> SlotShares:
+def shares(*, slots: int = 64, group: int = 8, silent_s: float = 30.0, **weights: float) -> SlotController:
     """Two policies with groups of eight."""
-    return SlotShares(
+    return SlotController(
         ["qwen", "gemma"], SLOTS, slots=slots, floor_slots=8, silent_s=silent_s,
         group_sizes={"qwen": group, "gemma": group}, weights=weights, now_s=0.0,
     )  # fmt: skip
 
 
-def say(controller: SlotShares, policy: str, now_s: float, tokens: int = 0, busy_s: float = 0.0) -> None:
+def say(controller: SlotController, policy: str, now_s: float, tokens: int = 0, busy_s: float = 0.0) -> None:
     """A learner's totals."""
     report = LearnerReport(policy=policy, trained_tokens=tokens, busy_s=busy_s, data_wait_s=0.0)
     controller.add_learner(report, now_s)
@@ -33,7 +33,7 @@ def test_shares_are_whole_groups_and_equal_before_anything_is_measured() -> None
 
 def test_floors_that_do_not_fit_are_lowered_to_an_equal_part() -> None:
     """Sixteen slots hold one group of each policy, not two."""
-    controller = SlotShares(
+    controller = SlotController(
         ["qwen", "gemma"], SLOTS, slots=16, floor_slots=16, silent_s=30.0, group_sizes={"qwen": 8, "gemma": 8},
         weights={}, now_s=0.0,
     )  # fmt: skip

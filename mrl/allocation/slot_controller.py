@@ -6,26 +6,25 @@ on units of several types, engines are measured and shares decided by type.
 
 from collections.abc import Mapping, Sequence
 
+from mrl.allocation.allocation_limits import (
+    MIN_BUSY_S,
+    MIN_TYPE_S,
+    SUPPLY_INTERVAL_S,
+    TIME_CONSTANT_S,
+    YIELD_CONSTANT_S,
+)
 from mrl.allocation.decision import ControllerState, DecisionRecord, decide
-from mrl.allocation.engine_use import EngineUse
+from mrl.allocation.engine_meter import foreseen_speeds
+from mrl.allocation.engine_totals import EngineIncrement
 from mrl.allocation.meter import ONLY_TYPE, MeterSettings, PolicyMeter, increments
-from mrl.allocation.type_speed import foreseen
-from mrl.allocation.worth import Reading, Rule
+from mrl.allocation.objective import Reading, Rule
 from mrl.records.leases import LearnerReport
 
-TIME_CONSTANT_S = 60.0
-YIELD_CONSTANT_S = 180.0
-MIN_BUSY_S = 1.0
-MIN_TYPE_S = 5.0
-"""Busy seconds of one engine from which a type of unit counts as measured, where there are several."""
-SUPPLY_INTERVAL_S = 5.0
-"""Workers count tokens when a group is complete: over shorter times supply is all or nothing."""
 
-
-class SlotShares:
+class SlotController:
     """Shares of `slots` between policies, in slots: whole groups each.
 
-    group_sizes: answers per group, 1 where nothing is said; weights: 1 where nothing is said.
+    group_sizes: answers per group of a policy. weights: priority of a policy. Both are 1 by default.
     """
 
     def __init__(
@@ -59,9 +58,9 @@ class SlotShares:
         self.capacity = {ONLY_TYPE: slots}
         """Slots per type of unit."""
         self.unfit: dict[str, frozenset[str]] = dict.fromkeys(policies, frozenset())
-        """Policy -> types on which its engine does not fit."""
+        """Policy -> types of unit on which its engine does not fit."""
         self.switch_s = dict.fromkeys(policies, 0.0)
-        """Time until a slot that is granted serves."""
+        """Policy -> time from the grant of a slot until it serves."""
         self._group = {policy: group_sizes.get(policy, 1) for policy in policies}
         floor = min(floor_slots, slots // max(1, len(policies)))
         self._floor = {policy: max(min(1, floor), floor // size) for policy, size in self._group.items()}
@@ -72,7 +71,7 @@ class SlotShares:
         self._absent: frozenset[str] = frozenset(policies)
 
     def add_learner(self, report: LearnerReport, now_s: float) -> None:
-        """Take a learner's totals; those of a restarted learner begin again at zero."""
+        """Count a learner's totals; the totals of a restarted learner begin again at zero."""
         meter, policy = self.meters[report.policy], report.policy
         totals = (
             float(report.trained_tokens),
@@ -83,12 +82,12 @@ class SlotShares:
         )
         before = self._learner_totals.get(policy, (0.0,) * len(totals))
         tokens, busy_s, *others = increments(totals, before)
-        # An allocator that was started again hears of a learner's whole life, which is more than is remembered.
+        # A restarted allocator hears the totals of a learner's whole life, which is more than the meter's memory.
         part = min(1.0, TIME_CONSTANT_S / busy_s) if busy_s else 1.0
         meter.add_learner(*(part * new for new in (tokens, busy_s, *others)))
         meter.hear(now_s)
         self._learner_totals[policy] = totals
-        self.num_reports[policy] += totals != before  # what says nothing new is a sign of life
+        self.num_reports[policy] += totals != before  # a repeated report is a sign of life alone
 
     @property
     def targets(self) -> dict[str, int]:
@@ -98,16 +97,16 @@ class SlotShares:
     def add_worker(
         self, policy: str, tokens: float, slot_seconds: float, held_slots: int, unit_type: str = ONLY_TYPE
     ) -> None:
-        """Count what a worker did since its last request, while it held `held_slots`."""
+        """Count the work of a worker since its last request, while it held `held_slots`."""
         evidence_s = slot_seconds / max(1, held_slots)
         self.meters[policy].add_generated(tokens, slot_seconds, evidence_s=evidence_s, unit_type=unit_type)
 
     def add_engine(
-        self, policy: str, use: EngineUse, slots_per_engine: int, *, num_engines: int, unit_type: str = ONLY_TYPE
+        self, policy: str, use: EngineIncrement, slots_per_engine: int, *, num_engines: int, unit_type: str = ONLY_TYPE
     ) -> None:
-        """Count what one of `num_engines` engines on units of a type did.
+        """Count the work of one of `num_engines` engines on units of a type.
 
-        slots_per_engine: answers that each may have in flight.
+        slots_per_engine: answers that each engine may have in flight.
         """
         self.add_worker(policy, use.tokens, use.slot_seconds, slots_per_engine, unit_type)
         meter = self.meters[policy].engine(unit_type)
@@ -117,13 +116,17 @@ class SlotShares:
             meter.add_sample(active_s, slot_seconds, tokens, interval_s=interval_s, num_engines=num_engines)
 
     def is_due(self, now_s: float, holders: Mapping[str, int]) -> bool:
-        """Whether a decision is to be made: a period has passed, or a policy came, went, fell silent or is back."""
-        return self._without(now_s, holders) != self._absent or now_s - self.state.decided_s >= self.rule.period_s
+        """Whether a decision is due: a period has passed, or a policy came, went, fell silent or came back."""
+        return self._unable(now_s, holders) != self._absent or now_s - self.state.decided_s >= self.rule.period_s
 
     def decide(self, now_s: float, holders: Mapping[str, int], *, urgent: bool = False) -> None:
-        """Decide anew. `holders`: workers per policy; a policy whose first worker may still be starting counts 1."""
-        absent = self._without(now_s, holders)
-        urgent, self._absent = urgent or absent != self._absent, absent
+        """Decide anew.
+
+        holders: workers per policy; a first worker that may still be starting counts as one.
+        urgent: units came or went, so that dwell and least gain do not apply.
+        """
+        unable = self._unable(now_s, holders)
+        urgent, self._absent = urgent or unable != self._absent, unable
         for policy, meter in self.meters.items():
             if meter.end_interval(now_s - self._supplied_s[policy], now_s, num_engines=holders.get(policy, 0)):
                 self._supplied_s[policy] = now_s
@@ -135,39 +138,39 @@ class SlotShares:
         }
 
     def demand_slots(self, policy: str) -> float:
-        """Slots of its fastest type that just keep the learner busy; 0 while unknown, or while it can use none."""
+        """Slots of the policy's fastest type that just keep its learner busy; 0 while unknown or without use."""
         measured = [demand for kind in self.capacity if (demand := self._demand(policy, kind, 0.0))]
         return 0.0 if policy in self._absent else min(measured, default=0.0)
 
     def tokens_per_s(self, policy: str, unit_type: str) -> float:
-        """What a full engine makes on a unit of a type, 0 while unknown."""
+        """Tokens per second of a full engine on a unit of a type; 0 while unknown."""
         engine = self.meters[policy].engine(unit_type)
         seconds_per_token = engine.seconds_per_token()
         return engine.full_requests / seconds_per_token if engine.full_requests and seconds_per_token else 0.0
 
     def _demand(self, policy: str, unit_type: str, min_evidence_s: float) -> float | None:
-        """Slots of a type that just keep the learner busy, None while unknown.
+        """Slots of a type that just keep the learner busy; None while unknown.
 
-        An engine that holds less than its slots needs all of them.
+        The demand of an engine that holds fewer answers than it has slots counts all of its slots.
         """
         meter, size = self.meters[policy], self._group[policy]
         if meter.engine(unit_type).full_requests is None:
             return meter.demand_requests(unit_type, min_evidence_s=min_evidence_s)
         return meter.demand_units(size, unit_type, min_evidence_s=min_evidence_s)
 
-    def _without(self, now_s: float, holders: Mapping[str, int]) -> frozenset[str]:
-        """Policies that can use no slot: without a worker, or with a silent learner."""
+    def _unable(self, now_s: float, holders: Mapping[str, int]) -> frozenset[str]:
+        """Policies that can use no slot: they have no worker, or their learner is silent."""
         return frozenset(
             policy for policy, meter in self.meters.items() if not holders.get(policy) or meter.is_silent(now_s)
         )
 
     def _readings(self) -> list[Reading]:
         measured = {policy: self._measured(policy) for policy in self.meters}
-        speeds = foreseen(measured)
+        speeds = foreseen_speeds(measured)
         return [self._reading(policy, speeds[policy]) for policy in self.meters]
 
     def _measured(self, policy: str) -> list[float | None]:
-        """Share of its learner that one replica feeds, by type of unit; None on those that were not measured."""
+        """Share of the policy's learner that one replica feeds, by type of unit; None on unmeasured types."""
         size, found = self._group[policy], list[float | None]()
         # Where no type has enough evidence, a little is better than none.
         for min_evidence_s in (MIN_TYPE_S, 0.0) if len(self.capacity) > 1 else (0.0,):

@@ -1,45 +1,45 @@
-"""How many units of which type each policy should have: the controller of slots, a whole unit in a group's place.
+"""The controller of units: how many units of which type each policy should have.
 
-A kind of unit (CPU cores, GPUs) is what an engine fits; types of one kind (models of GPU, numbers of cores) differ in
-speed, for each policy in its own way, which is measured.
-
-Moving an engine takes seconds to minutes, and how long is measured; the controller's times follow from it.
+A controller of slots decides, with a whole unit in the place of a group. A kind of unit (CPU cores, GPUs) is what an
+engine fits. Types of one kind (models of GPU, numbers of cores) differ in speed, for each policy in its own way; speeds
+are measured. A switch of a unit to another policy takes seconds to minutes; this is measured too, and the controller's
+times follow from it.
 """
 
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from mrl.allocation.allocation_limits import DWELLS_PER_WINDOW, NEWEST_SWITCH_WEIGHT, PERIODS_PER_DWELL
 from mrl.allocation.decision import DecisionRecord
-from mrl.allocation.engine_use import EngineUse
-from mrl.allocation.slot_shares import SlotShares
-from mrl.allocation.unit_core import UnitsByType
-from mrl.allocation.worth import Rule
+from mrl.allocation.engine_totals import EngineIncrement
+from mrl.allocation.objective import Rule
+from mrl.allocation.slot_controller import SlotController
 from mrl.records.leases import LearnerReport
 
-PERIODS_PER_DWELL = 4
-DWELLS_PER_WINDOW = 8
-NEWEST_SWITCH_WEIGHT = 0.3
+UnitsByType = Mapping[str, int]
+"""Units of every type."""
 
 
 def timed_rule(rule: Rule, switch_s: Mapping[str, float], *, switching_share: float) -> Rule:
-    """The controller's times where units take seconds to switch: no unit spends more than that share of them on it.
+    """The rule with times for units that take seconds to switch: no unit spends more than this share on switching.
 
-    switch_s: per policy, from a grant to its engine's first word. Of the times of `rule` only the period is used.
+    switch_s: per policy, from a grant to the first request of its engine. Of the times of `rule` only the period is
+    used.
     """
     longest_s = max(switch_s.values(), default=0.0)
     dwell_s = max(PERIODS_PER_DWELL * rule.period_s, longest_s / switching_share)
     return msgspec.structs.replace(
         rule,
         dwell_s=dwell_s,
-        hold_s=dwell_s + longest_s,  # an engine that only started within the horizon would be worth less than none
+        hold_s=dwell_s + longest_s,  # a start that takes the whole horizon would be worth less than no engine
         window_s=DWELLS_PER_WINDOW * dwell_s,
-        max_unserved_s=len(switch_s) * (dwell_s + longest_s),  # longer than a round of everybody's turns
+        max_unserved_s=len(switch_s) * (dwell_s + longest_s),  # longer than one turn of every policy
     )
 
 
-class UnitShares:
-    """One controller per kind of unit: policies on units of different kinds do not compete."""
+class UnitController:
+    """One controller of slots per kind of unit: policies on units of different kinds do not compete."""
 
     def __init__(
         self,
@@ -55,19 +55,19 @@ class UnitShares:
         now_s: float,
         switch_s: Mapping[str, float] | None = None,
     ) -> None:
-        """`kinds`: policy -> kind of unit that its engine fits; `num_units`: per kind.
+        """kinds: policy -> kind of unit that its engine fits. num_units: units per kind.
 
-        The times of `rule`, but its period, are not used, see `timed_rule`. `switch_s`: measured earlier, per policy.
+        rule: its times, except for the period, are replaced (`timed_rule`). switch_s: per policy, as measured earlier.
         """
         self._per_unit, self._rule, self._switching_share = slots_per_unit, rule, switching_share
         self._released: set[str] = set()
         self.switch_s = dict(switch_s or {})
-        """Per policy, from a grant to its engine's first word, as measured so far."""
+        """Per policy, seconds from a grant to the first request of its engine, as measured so far."""
         self._held: Mapping[str, UnitsByType] = {}
-        self._pools: dict[str, SlotShares] = {}
+        self._pools: dict[str, SlotController] = {}
         for kind in sorted(set(kinds.values())):
             rivals = [policy for policy, other in kinds.items() if other == kind]
-            pool = SlotShares(
+            pool = SlotController(
                 rivals,
                 rule,
                 slots=num_units[kind] * slots_per_unit,
@@ -79,8 +79,8 @@ class UnitShares:
             )
             self._pools |= dict.fromkeys(rivals, pool)
 
-    def add_rollout(self, policy: str, unit_type: str, use: EngineUse) -> None:
-        """Count what one engine on a unit of a type did since it was heard last."""
+    def add_rollout(self, policy: str, unit_type: str, use: EngineIncrement) -> None:
+        """Count the work of one engine on a unit of a type since its last request."""
         num_engines = max(1, self._held.get(policy, {}).get(unit_type, 1))
         self._pools[policy].add_engine(policy, use, self._per_unit, num_engines=num_engines, unit_type=unit_type)
 
@@ -89,12 +89,12 @@ class UnitShares:
         self._pools[report.policy].add_learner(report, now_s)
 
     def add_switch(self, policy: str, switch_s: float) -> None:
-        """Count how long it took from a grant to the engine's first word."""
+        """Count the seconds from a grant to the first request of its engine."""
         before = self.switch_s.get(policy, switch_s)
         self.switch_s[policy] = before + NEWEST_SWITCH_WEIGHT * (switch_s - before)
 
     def release(self, policy: str) -> None:
-        """The policy needs no engine any more."""
+        """Give no more units to a policy: it needs no engine any more."""
         self._released.add(policy)
 
     def targets(
@@ -104,10 +104,11 @@ class UnitShares:
         starting_s: Mapping[str, float],
         now_s: float,
     ) -> dict[str, dict[str, int]]:
-        """Units per policy and type. `usable`: those that its engine fits; `held`: what each has now.
+        """Units per policy and type.
 
-        `starting_s`: how long a policy's engine has been starting that has not spoken yet. A start takes that long at
-        least: where it was never measured, an engine would else lose its unit again and again before it has spoken.
+        usable: units that the policy's engine fits. held: units that the policy has now.
+        starting_s: age of the policy's oldest start without a first request. A switch takes at least that long: where
+        no switch was measured, an engine would else lose its unit again and again before its first request.
         """
         targets: dict[str, dict[str, int]] = {}
         self._held = held
@@ -127,7 +128,7 @@ class UnitShares:
         return targets
 
     def records(self) -> list[DecisionRecord]:
-        """The newest decision about each kind of unit, with what led to it."""
+        """The newest decision about each kind of unit, with its inputs."""
         pools = dict.fromkeys(self._pools.values())
         return [pool.record for pool in pools if pool.record is not None]
 
@@ -140,7 +141,7 @@ class UnitShares:
         return self._pools[policy].meters[policy].progress()
 
     def tokens_per_s(self, policy: str, unit_type: str) -> float:
-        """What a full engine of a policy makes on a unit of a type; 0 while unknown."""
+        """Tokens per second of a full engine of a policy on a unit of a type; 0 while unknown."""
         return self._pools[policy].tokens_per_s(policy, unit_type)
 
     def num_reports(self, policy: str) -> int:
@@ -148,11 +149,11 @@ class UnitShares:
         return self._pools[policy].num_reports[policy]
 
     def _promised(
-        self, pool: SlotShares, rivals: Sequence[str], usable: UnitsByType, held: Mapping[str, UnitsByType]
+        self, pool: SlotController, rivals: Sequence[str], usable: UnitsByType, held: Mapping[str, UnitsByType]
     ) -> dict[str, dict[str, int]]:
-        """Slots that policies have, and those that were decided for them while their units are on their way.
+        """Slots that policies hold, and slots decided for them whose units are still on their way.
 
-        Such units belong to nobody until they are proved quiet.
+        A unit on its way belongs to no policy until it is proved quiet.
         """
         shares: dict[str, dict[str, int]] = {policy: {} for policy in rivals}
         for kind, count in usable.items():

@@ -1,7 +1,8 @@
-"""Splits over several types of units: a search by exchanges, in steps that halve.
+"""Splits over several types of units: a local search by exchanges, in steps that halve.
 
-With one type the solver is exact. With several, the best split is an integer programme; here replicas are added,
-shifted between types, taken over by another policy, or swapped across types, the best change first, until none helps.
+With one type of unit `solver.best_split` is exact. With several types the best split is an integer programme. The
+search adds replicas, shifts them between types, hands them to another policy, or swaps them across types, the best
+change first, until no change helps.
 """
 
 import itertools
@@ -11,13 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mrl.allocation.allocation_limits import LEAST_GAIN
 from mrl.allocation.floors import keeps_floor, shares_at_floors
+from mrl.allocation.objective import Reading
 from mrl.allocation.solver import FloatArray
-from mrl.allocation.worth import Reading
 
 Counts = NDArray[np.int64]
 Worth = Callable[[Reading, Counts], FloatArray]
-LEAST_GAIN = 1e-12
 
 
 class Change(NamedTuple):
@@ -35,9 +36,11 @@ def best_typed_split(
 ) -> list[tuple[int, ...]]:
     """Replicas per policy and type under the capacity of each type; a local optimum of the sum of worths.
 
-    worth: worth of N candidate shares [N, types] of a policy. before: shares from which the search begins a second
-    time; of two local optima the better one is taken, so that the answer is never worse than what was there. Where it
-    still breaks a floor, it begins once more from the floors: no exchange gains anything that ends below one.
+    worth: worth of N candidate shares [N, types] of a policy.
+    before: shares from which the search begins a second time. The better of the two local optima is taken, so that the
+    split is never worse than these shares.
+    Where the split still breaks a floor, the search begins once more from the floors: an exchange that ends below a
+    floor gains nothing, so that the search cannot reach a floor by small steps.
     """
     largest_step = 1 << max(0, max(capacity_units).bit_length() - 2)
     search = _Search(readings, worth, capacity_units)
@@ -70,12 +73,12 @@ class _Search:
         one_K = np.eye(num_types, dtype=np.int64)
         shifts = [one_K[new] - one_K[old] for old, new in itertools.permutations(range(num_types), 2)]
         self._own_MK = np.array([*one_K, *-one_K, *shifts])
-        """What a policy can do alone: one more of a type, one fewer, one on another type."""
+        """Changes of a policy alone: one more of a type, one fewer, one on another type."""
         self._gifts_KOK = np.array([[one_K[new] * (new != old) - one_K[old] for new in range(num_types)]
                                     for old in range(num_types)])  # fmt: skip
-        """What makes room on a type: one fewer there (the option of its own number), or one on another type."""
+        """Changes that make room on a type: one fewer there (the option of its own number), or one on another type."""
         self._gains: dict[tuple[int, int, int], FloatArray] = {}
-        """By policy, type on which room is made or -1, and number of replicas; of policies that have not changed."""
+        """Gains by policy, type on which room is made or -1, and number of replicas; of unchanged policies alone."""
 
     def total(self) -> float:
         """Worth of all shares together."""
@@ -100,7 +103,7 @@ class _Search:
             self._gains = {key: gains for key, gains in self._gains.items() if key[0] != policy}
 
     def _best_exchange(self, step_units: int) -> list[Change] | None:
-        """The changes that gain most together; None when none gains."""
+        """The changes that gain most together; None when no change gains."""
         count_N = np.maximum(1, step_units // self._size_N)
         gains_NM = np.array([self._gain(policy, -1, int(count)) for policy, count in enumerate(count_N)])
         used_NMK = self._own_MK * (count_N * self._size_N)[:, None, None]
@@ -113,7 +116,7 @@ class _Search:
         return found if best > LEAST_GAIN else None
 
     def _pairs(self, gains_NM: FloatArray, count_N: Counts) -> Iterator[tuple[float, list[Change]]]:
-        """For each change that needs room on a type, and each amount of it, the best taker and giver."""
+        """For each change that needs room on a type, and each amount of room, the best taker and giver."""
         units_N = count_N * self._size_N
         for own, direction_K in enumerate(self._own_MK):
             if direction_K.max() <= 0:
@@ -132,7 +135,7 @@ class _Search:
                     yield gain, [Change(taker, direction_K * count_N[taker]), Change(giver, gift_K)]
 
     def _given(self, kind: int, short: int, free_K: Counts) -> tuple[FloatArray, Counts]:
-        """Gain of every policy by each way to make room for `short` units, and the replicas that it takes."""
+        """Gain of every policy by each way to make room for `short` units, and the replicas that this takes."""
         replicas_N = -(-short // self._size_N)
         gains_NO = np.array([self._gain(policy, kind, int(count)) for policy, count in enumerate(replicas_N)])
         fits_NO = (replicas_N * self._size_N)[:, None] <= free_K
@@ -140,7 +143,7 @@ class _Search:
         return np.where(fits_NO, gains_NO, -np.inf), replicas_N
 
     def _gain(self, policy: int, kind: int, count: int) -> FloatArray:
-        """What a policy gains by its own changes (`kind` -1) or by ways to make room on a type; -inf where it lacks."""
+        """Gains of a policy by its own changes (`kind` -1), or by ways to make room on a type; -inf if impossible."""
         key = policy, kind, count
         if key not in self._gains:
             changes_XK = count * (self._own_MK if kind < 0 else self._gifts_KOK[kind])
@@ -151,7 +154,7 @@ class _Search:
 
 
 def _best_two(taker_N: FloatArray, giver_N: FloatArray) -> tuple[float, int, int] | None:
-    """The largest sum of a taker's and another one's gain, and who they are; None where none is possible."""
+    """The largest sum of the gains of a taker and another policy that gives, with both; None if impossible."""
     takers, givers = np.argsort(-taker_N)[:2], np.argsort(-giver_N)[:2]
     pairs = [(float(taker_N[one] + giver_N[two]), int(one), int(two)) for one in takers for two in givers if one != two]
     best = max(pairs, default=(-np.inf, 0, 0))
