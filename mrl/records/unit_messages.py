@@ -1,7 +1,7 @@
 """The conversation between the allocator and the nodes whose units (GPUs, sets of cores) it leases.
 
-Both sides say all of what holds now, again and again: a message that is lost, doubled or late costs time and nothing
-else. `life` counts the allocators of a run; what speaks of an earlier one is ignored.
+Both sides repeat their whole state: a lost, doubled or late message costs time and nothing else. `life` is the number
+of an allocator of the run; a message about an earlier allocator is ignored.
 """
 
 from typing import Annotated, Literal
@@ -17,20 +17,21 @@ Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]
 
 
 class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node knows about one unit."""
+    """A node's knowledge about one unit."""
 
     unit: Name
     epoch: Count
-    """Largest epoch it was told to start or to clear."""
+    """Largest epoch of the orders to start or to clear this unit."""
     resident_epoch: Count = 0
-    """Epoch of the engine that runs, starts, or has not been proved gone or asleep; 0 when there is none."""
+    """Epoch of the engine that runs, starts, or is not yet proved gone or asleep; 0 without such an engine."""
     resident_policy: Annotated[str, msgspec.Meta(max_length=200)] = ""
     cleared_epoch: Count = 0
-    """Nothing of this epoch or an earlier one runs, nor ever will: it is gone, or sleeps until a later one."""
+    """No engine of this epoch or an earlier one runs, nor ever will: it is gone, or sleeps until a later epoch."""
     failed_policy: Annotated[str, msgspec.Meta(max_length=200)] = ""
-    """Policy whose engine failed there again and again. While it is said, the unit is out of service for everybody."""
+    """Policy whose engine failed there again and again. While a report names it, the unit is out of service for all
+    policies."""
     unit_type: Annotated[str, msgspec.Meta(max_length=200)] = ""
-    """What it is, as its host sees it: units of one type are equally fast."""
+    """Type of the unit as its host sees it. Units of one type are equally fast."""
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="node_report"):
@@ -38,7 +39,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
 
     host: Name
     life: Count
-    """Newest allocator that the node has heard; 0 before the first."""
+    """Number of the newest allocator that the node has heard; 0 before the first."""
     units: Annotated[list[UnitReport], msgspec.Meta(max_length=MAX_UNITS)]
     released: Annotated[list[Name], msgspec.Meta(max_length=MAX_UNITS)] = []
     """Policies that need no engine any more: they are done, or were stopped."""
@@ -52,19 +53,19 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
 
 
 class UnitOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node is to do with one unit."""
+    """An order to a node about one unit."""
 
     unit: Name
     epoch: Count
     kind: Literal["start", "sleep", "end", "clear"]
-    """Start or wake an engine of `policy`; ask the engine to sleep or to end, within `grace_s`; or kill what is awake,
-    and prove that nothing is."""
+    """start: start or wake an engine of `policy`. sleep, end: ask the engine to sleep or to end, within `grace_s`.
+    clear: kill every process that is awake, and prove that none is."""
     policy: Annotated[str, msgspec.Meta(max_length=200)] = ""
     grace_s: Seconds = 0.0
 
 
 class NodeOrders(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="node_orders"):
-    """Allocator -> node: answers a report; a unit that is not named goes on as it is."""
+    """Allocator -> node: answers a report. A unit without an order goes on as it is."""
 
     life: Count
     orders: Annotated[list[UnitOrder], msgspec.Meta(max_length=MAX_UNITS)]

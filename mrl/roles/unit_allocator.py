@@ -1,4 +1,4 @@
-"""The allocator's loop where whole units are leased; every transition of every unit goes to `units.jsonl`."""
+"""The loop of the allocator of whole units; every transition of every unit goes to `units.jsonl`."""
 
 import threading
 import time
@@ -33,7 +33,7 @@ from mrl.transport.server import ServerSocket
 POLL_S = 0.05
 UNITS_PER_RECORD = 500
 UNSERVED_S = 600.0
-"""The run ends when no unit could serve a policy for so long; a host is back from a reboot by then."""
+"""The run ends when no unit could serve a policy for longer; a host is back from a reboot by then."""
 
 log = structlog.get_logger()
 
@@ -44,7 +44,7 @@ def life_of(folder: RunFolder) -> AllocatorLife:
 
 
 def unit_rule(config: RunConfig, units: Sequence[Unit], switch_s: Mapping[str, float], now_s: float) -> UnitController:
-    """What decides about the units of a run. `switch_s`: how long switching to a policy took before."""
+    """The controller of the units of a run. `switch_s`: per policy, seconds of a switch as measured earlier."""
     table = config.allocation
     return UnitController(
         {name: KINDS[config.policies[name].device] for name in config.learning},
@@ -67,7 +67,8 @@ def unit_rule(config: RunConfig, units: Sequence[Unit], switch_s: Mapping[str, f
 def unit_core(config: RunConfig, folder: RunFolder, life: AllocatorLife, now_s: float) -> UnitCore:
     """The core for the units and policies of a run.
 
-    A host that joins by itself may bring the only units that serve a policy: it is awaited for as long as any other.
+    A host that joins by itself may bring the only units that serve a policy: these policies wait as long as a host may
+    take to join.
     """
     table = config.allocation
     units = parse_units(table.units, where=str(folder.path))
@@ -86,7 +87,7 @@ def unit_core(config: RunConfig, folder: RunFolder, life: AllocatorLife, now_s: 
 
 
 def _start_s(config: RunConfig) -> float:
-    """From the grant of a unit until its worker asks for a lease: the process, and the longest start of a server."""
+    """Seconds from the grant of a unit to its worker's first request: start of the process and of the slowest server."""
     servers = [policy.rollout.server for policy in config.policies.values() if policy.rollout.engine != "embedded"]
     return config.supervision.start_s + max((server.start_s for server in servers), default=0.0)
 
@@ -123,7 +124,7 @@ def serve_units(
 
 
 def _check_served(core: UnitCore, now_s: float) -> None:
-    """What fails costs itself only, but a policy without any engine would wait for ever."""
+    """Raises DeviceError for a policy that no unit serves: it would wait for ever."""
     unserved = core.unserved(now_s)
     if unserved:
         raise DeviceError(
@@ -156,7 +157,7 @@ def _lines(transitions: Iterable[Transition], types: Mapping[str, str]) -> Itera
 
 
 def _log_verdicts(records: Sequence[DecisionRecord], told: str) -> str:
-    """Say what was decided, and why nothing was, when that is not what was told last."""
+    """Log the newest verdicts where they differ from the verdicts told before; returns them."""
     verdicts = "; ".join(f"{record.verdict} {record.candidate}" for record in records)
     if verdicts != told:
         for record in records:
@@ -166,7 +167,7 @@ def _log_verdicts(records: Sequence[DecisionRecord], told: str) -> str:
 
 
 def sleep_counts(reports: Iterable[NodeReport]) -> dict[str, float]:
-    """Engines that slept, woke up and failed to, over all hosts, as metrics."""
+    """Engines that slept, that woke up, and that failed to, over all hosts, as metrics."""
     counts = Counter[str]()
     for report in reports:
         counts += Counter(slept=report.slept, woken=report.woken)
@@ -198,7 +199,7 @@ def _tell(telemetry: Telemetry, shares: Sequence[UnitShare], counts: LeaseCounts
 
 
 def tell_gains(telemetry: Telemetry, num_reports: int, gains: Iterable[Gain]) -> None:
-    """Say what moves were to bring, and what they brought."""
+    """Log and count the predicted and the measured gain of moves."""
     for gain in gains:
         log.info("move measured", predicted=round(gain.predicted, 3), measured=round(gain.measured, 3))
         values = {"allocation/predicted_gain": gain.predicted, "allocation/measured_gain": gain.measured}

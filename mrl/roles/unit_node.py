@@ -1,4 +1,4 @@
-"""The shell of a host's unit guard, inside its supervisor: only who starts and reaps processes can prove them gone."""
+"""The shell of a host's unit guard, inside its supervisor: the parent of processes alone can prove them gone."""
 
 import contextlib
 import os
@@ -24,11 +24,11 @@ from mrl.roles import wiring
 from mrl.roles.host_processes import HostProcesses
 from mrl.roles.sleep_line import ASLEEP, AWAKE, SLEEP, SLEEPLESS, WAKE
 from mrl.roles.unit_memory import UnitMemory, gpu_models
-from mrl.roles.unit_processes import grouped_by
+from mrl.roles.unit_processes import processes_by
 
 REPORT_S = 0.25
 LOOK_AGAIN_S = 3.0
-"""After so long without an answer, the allocator's address is looked up again."""
+"""After this time without an answer, the allocator's address is looked up again."""
 
 
 def lease_units(
@@ -36,12 +36,12 @@ def lease_units(
     folder: RunFolder,
     processes: HostProcesses,
     lifecycle: Lifecycle,
-    host: str,
-    closing: ExitStack,
     *,
+    host: str,
     is_first: bool,
+    closing: ExitStack,
 ) -> None:
-    """Give this host's units, if it has any, a node that has a part in every turn of its supervisor."""
+    """Give the units of this host a node that takes part in every turn of the host's supervisor."""
     units = units_of(config, host, is_first=is_first)
     if units:
         gpus = visible_gpus(os.environ)
@@ -70,11 +70,11 @@ class UnitNode:
         types = {unit.name: seen_type(unit, gpu_models(_gpus_of(unit, gpus))) for unit in units}
         self._guard = NodeGuard(host or HOST_ROLE, self._units, wake_s=config.allocation.wake_s, types=types)
         self._workers: defaultdict[str, dict[str, str]] = defaultdict(dict)
-        """Unit -> policy -> the process that was placed there."""
+        """Unit -> policy -> name of the worker that was started there."""
         self._asleep: set[str] = set()
         """Workers that said that their engines sleep."""
         self._proved: set[str] = set()
-        """Those of them on whose unit the GPUs' memory was given back since."""
+        """Workers among `_asleep` on whose unit the GPUs' memory was given back since."""
         self._memory = {unit.name: UnitMemory(_gpus_of(unit, gpus)) for unit in units if unit.kind == "gpu"}
         self._orders: deque[NodeOrders] = deque(maxlen=16)
         self._told: NodeReport | None = None
@@ -83,7 +83,7 @@ class UnitNode:
         self._client = wiring.link(folder, "allocator", identity=identity, on_message=self._take, closing=closing)
 
     def turn(self, now_s: float) -> None:
-        """Obey, act, and report; to be called every turn. Raises OSError as the start of a process does."""
+        """Obey orders, act, and report; to be called every turn. Raises OSError as the start of a process does."""
         released = self._released()
         self._end_sleepers(released)
         if self._lifecycle.phase == "stopping":
@@ -95,8 +95,8 @@ class UnitNode:
         self._report(now_s, released)
 
     def _take(self, body: bytes) -> None:
-        """On the link's thread."""
-        with contextlib.suppress(RecordError):  # the allocator says it again
+        """Keep orders for the next turn; called on the link's thread."""
+        with contextlib.suppress(RecordError):  # the allocator repeats its orders
             self._orders.append(decode(body, node_orders_decoder))
             self._heard_s = time.monotonic()
 
@@ -115,7 +115,7 @@ class UnitNode:
                     self._kill(action.unit, now_s)
 
     def _listen(self) -> None:
-        """To what workers say about their sleep."""
+        """Take the words of workers about the sleep of their engines."""
         for unit, workers in self._workers.items():
             for policy, name in workers.items():
                 for words in self._processes.heard_from(name):
@@ -201,7 +201,7 @@ class UnitNode:
 
     def _on_unit(self, unit: str) -> dict[str, list[int]]:
         """Policy -> all processes on a unit."""
-        return grouped_by(UNIT_POLICY, self._mark(unit))
+        return processes_by(UNIT_POLICY, self._mark(unit))
 
     def _mark(self, unit: str) -> dict[str, str]:
         return {UNIT: unit, UNIT_RUN: str(self._folder.path.absolute())}

@@ -5,16 +5,12 @@ from collections.abc import Mapping
 import psutil
 
 
-def processes_with(variables: Mapping[str, str]) -> list[int]:
-    """Processes of this user that have all of these in the environment that they were started with."""
-    return [pid for pids in grouped_by("", variables).values() for pid in pids]
+def processes_by(name: str, variables: Mapping[str, str]) -> dict[str, list[int]]:
+    """Processes of this user that were started with these environment variables, by the value of another variable.
 
-
-def grouped_by(name: str, variables: Mapping[str, str]) -> dict[str, list[int]]:
-    """The same by the value of another variable, "" where it is not set.
-
-    Every descendant inherits them, also one that leads a session of its own or whose parent has died. Those that have
-    ended and are not yet reaped do not count: they hold nothing.
+    The value is "" where the variable `name` is not set. Every descendant inherits the variables, also a descendant
+    that leads a session of its own, or whose parent has died. A process that has ended and is not yet reaped does not
+    count: it holds nothing.
     """
     found: dict[str, list[int]] = {}
     for process in psutil.process_iter():

@@ -21,7 +21,7 @@ from mrl.records.unit_messages import NodeOrders, NodeReport, UnitOrder, UnitRep
 from mrl.roles import unit_memory, unit_node
 from mrl.roles.host_processes import HostProcesses
 from mrl.roles.unit_memory import gpu_models, read_used_mib, used_gpu_mib
-from mrl.roles.unit_processes import processes_with
+from mrl.roles.unit_processes import processes_by
 from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.keys import create_keys
 from mrl.transport.server import ServerSocket
@@ -119,7 +119,7 @@ class Node:
             crash=folder / "crash", told=self.told,
         )  # fmt: skip
         closing.callback(self.processes.kill_all)
-        unit_node.lease_units(config, run, self.processes, self.lifecycle, "", closing, is_first=True)
+        unit_node.lease_units(config, run, self.processes, self.lifecycle, host="", is_first=True, closing=closing)
         self.orders: list[UnitOrder] = []
         self.report: NodeReport | None = None
 
@@ -157,8 +157,11 @@ class Node:
 
     def on_unit(self) -> list[int]:
         """Processes on the unit that have become what they are to be."""
-        ours = processes_with({"MRL_UNIT": self.unit, "MRL_UNIT_RUN": str((self.folder / "runs" / "r").absolute())})
-        return [pid for pid in ours if "parent_death.py" not in " ".join(psutil.Process(pid).cmdline())]
+        variables = {"MRL_UNIT": self.unit, "MRL_UNIT_RUN": str((self.folder / "runs" / "r").absolute())}
+        ours = processes_by("MRL_UNIT_POLICY", variables).values()
+        return [
+            pid for pids in ours for pid in pids if "parent_death.py" not in " ".join(psutil.Process(pid).cmdline())
+        ]
 
     def _worker(self, *args: object, **named: object) -> ProcessSpec:
         spec = unit_worker(*args, **named)  # type: ignore[arg-type]
