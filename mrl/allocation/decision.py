@@ -169,6 +169,7 @@ class Decision:
         """The candidate, its gain, and the verdict."""
         has_unmeasured = self._rule.objective != "static" and any(map(is_unmeasured, self._readings))
         has_unmeasured = has_unmeasured and not self._floors.taking_turns
+        # A demand is usually known soon. Until then the equal split stays, rather than to move and to move back.
         if has_unmeasured and self._fits and not self._urgent and not self._has_waited():
             return self._before, 0.0, "demand unknown"
         is_apart = has_unmeasured and bool(self._known)
@@ -178,6 +179,7 @@ class Decision:
             candidate, gain = self._best(self._readings, self._capacity_units, fits=self._fits)
         gain = gain if self._fits else None
         verdict = self._judge(candidate, gain)
+        # Free units go to the unmeasured policies also where the measured policies stay as they are.
         if is_apart and verdict != "moved":
             fuller = with_units_left(self._before, self._readings, self._capacity_units)
             if fuller != self._before:
@@ -262,6 +264,7 @@ class Decision:
             return "moved"
         if gain is not None and gain < self._rule.min_gain:
             return "gain too small"
+        # Free units make no policy wait for a switch, so that neither dwell nor bucket protects anything.
         if not self._taken_units(candidate):
             return "moved"
         if not self._has_dwelt:

@@ -54,6 +54,7 @@ def floors_that_hold(readings: Sequence[Reading], capacity_units: tuple[int, ...
     """
     live = [one for one in readings if not one.silent]
     floors = {one.policy: 0 if one.silent else one.floor_replicas for one in readings}
+    # Lowered by one replica at a time, since a smaller floor of one policy may end the competition of others.
     while rivals := competing_policies(live, floors, capacity_units):
         floors = {policy: floor - (policy in rivals) for policy, floor in floors.items()}
     turns = competing_policies(live, dict.fromkeys(floors, 1), capacity_units)
@@ -80,10 +81,10 @@ def shares_at_floors(readings: Sequence[Reading], capacity_units: tuple[int, ...
 
     A policy takes the types on which it has replicas, then the types on which it is fast.
     """
-    everybody = set(range(len(readings)))
-    if (seats := _seated(everybody, readings, capacity_units)) is None:
+    all_policies = set(range(len(readings)))
+    if (seats := _seated(all_policies, readings, capacity_units)) is None:
         kept: set[int] = set()
-        for index in sorted(everybody, key=lambda index: readings[index].floor_replicas * _size(readings[index])):
+        for index in sorted(all_policies, key=lambda index: readings[index].floor_replicas * _size(readings[index])):
             if _seated(kept | {index}, readings, capacity_units):
                 kept |= {index}
         seats = _seated(kept, readings, capacity_units)

@@ -180,6 +180,7 @@ class NodeGuard:
         if guarded.resident is None and not has_to_go:
             return []
         seen = look(unit)
+        # Not quiet is no fault by itself: without an order the resident simply runs.
         if not seen.is_quiet:
             late = guarded.kill_at_s is not None and now_s >= guarded.kill_at_s
             if late or has_to_go:

@@ -98,6 +98,7 @@ def fair_parts(readings: Sequence[Reading], capacity_units: TypeCounts) -> dict[
     A policy below its floor, such as one that has just come, gets that part.
     """
     equal = proportional_split(readings, capacity_units, by_weight=False)
+    # Replicas stay on their types: a unit that only moved for fairness would cost a switch.
     free, kept = list(capacity_units), {}
     for reading in filter(is_unmeasured, readings):
         left, counts = sum(equal[reading.policy]), []

@@ -172,7 +172,7 @@ class SlotController:
     def _measured(self, policy: str) -> list[float | None]:
         """Share of the policy's learner that one replica feeds, by type of unit; None on unmeasured types."""
         size, found = self._group[policy], list[float | None]()
-        # Where no type has enough evidence, a little is better than none.
+        # With several types a little evidence may be misleading; where no type has more, it is better than none.
         for min_evidence_s in (MIN_TYPE_S, 0.0) if len(self.capacity) > 1 else (0.0,):
             demands = [self._demand(policy, kind, min_evidence_s) for kind in self.capacity]
             found = [None if demand is None else size / demand for demand in demands]

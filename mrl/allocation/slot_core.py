@@ -155,6 +155,7 @@ class SlotCore:
     def _renew(self, request: LeaseRequest, now_s: float) -> LeaseGrant:
         self._seen.add(request.policy)
         request = self._within_bounds(request)
+        # A restarted allocator counts on from the epochs of its predecessor, which workers tell.
         self.epoch = max(self.epoch, request.epoch, request.newest_epoch)
         before = self._leases.holders.get(request.holder)
         old_totals = before.totals if before else None
@@ -189,6 +190,7 @@ class SlotCore:
         wanted = self._wanted(name, holder, now_s)
         room = max(0, self._settings.slots - self._leases.held_slots())
         slots = min(wanted, holder.held_slots + room)
+        # The same lease again, unless the holder has heard of a newer one of an earlier allocator and would ignore it.
         if holder.newest and holder.newest[1] == slots and holder.newest[0] >= holder.heard_epoch:
             return holder.newest
         self.epoch += 1
@@ -233,7 +235,7 @@ class SlotCore:
         )
 
     def _notice_gap(self, now_s: float) -> None:
-        """Silence while this process itself was stopped is nobody's silence."""
+        """Do not count the silence of a time in which this process itself stood still."""
         gap_s = now_s - self._now_s
         if gap_s > self._settings.ttl_s / 2:
             self._leases.forgive(gap_s)

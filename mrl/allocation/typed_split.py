@@ -122,6 +122,7 @@ class _Search:
             if direction_K.max() <= 0:
                 continue
             kind = int(np.argmax(direction_K))
+            # A taker's gain counts for its own size of step alone, so that takers of one size compete with each other.
             for units in np.unique(units_N):
                 short = int(units - self._free_K[kind])
                 if short <= 0:
@@ -155,6 +156,7 @@ class _Search:
 
 def _best_two(taker_N: FloatArray, giver_N: FloatArray) -> tuple[float, int, int] | None:
     """The largest sum of the gains of a taker and another policy that gives, with both; None if impossible."""
+    # The best taker and the best giver may be one policy: then one of the two second best is in the best pair.
     takers, givers = np.argsort(-taker_N)[:2], np.argsort(-giver_N)[:2]
     pairs = [(float(taker_N[one] + giver_N[two]), int(one), int(two)) for one in takers for two in givers if one != two]
     best = max(pairs, default=(-np.inf, 0, 0))

@@ -121,6 +121,7 @@ class UnitController:
             for policy in rivals:
                 pool.switch_s[policy] = max(self.switch_s.get(policy, 0.0), starting_s.get(policy, 0.0))
             pool.shares = self._promised(pool, rivals, units, held)
+            # A unit came, went, or showed its type: the split before may break a floor or the new capacity.
             urgent, pool.capacity = capacity != pool.capacity, capacity
             pool.rule = timed_rule(self._rule, pool.switch_s, switching_share=self._switching_share)
             pool.decide(now_s, {policy: int(policy not in self._released) for policy in rivals}, urgent=urgent)

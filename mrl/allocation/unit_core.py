@@ -164,7 +164,8 @@ class UnitCore:
                 self.release(policy, now_s)
         known = [unit for unit in report.units if unit.unit in self.table.rows]
         self.num_unknown += len(report.units) - len(known)
-        if sum(self._hear_unit(unit, now_s) for unit in known):  # hosts report often, and nearly always nothing new
+        # Without waiting for the next tick, and only where a unit is free: most reports tell nothing new.
+        if sum(self._hear_unit(unit, now_s) for unit in known):
             self._give(now_s)
         return self.orders(report)
 
@@ -174,10 +175,12 @@ class UnitCore:
         if report.unit not in self._named:
             self.types[report.unit] = report.unit_type
         is_there = report.resident_epoch == row.epoch
+        # An engine of an earlier allocator goes on under its epoch, until this allocator has given the unit a lease.
         if row.epoch == self._first_epoch and report.resident_policy in self._fits and report.resident_epoch:
             self.table.adopt(row.unit, report.resident_epoch, report.resident_policy, now_s)
         elif row.state in (UnitState.CLEARING, UnitState.DEAD) and self._is_proof(report, row):
             return self._free(row, report.failed_policy, now_s)
+        # A report older than the lease names a smaller epoch: it tells nothing about the engine of this lease.
         elif row.state in (*HELD, UnitState.DRAINING) and report.epoch >= row.epoch and not is_there:
             self.table.clear(row.unit, row.epoch, now_s, within_s=clear_s, why="its engine is gone")
         return False
@@ -322,7 +325,7 @@ class UnitCore:
         )
 
     def _notice_gap(self, now_s: float) -> None:
-        """Silence while this process itself was stopped is nobody's silence."""
+        """Do not count the silence of a time in which this process itself stood still."""
         gap_s = now_s - self._now_s
         if gap_s > self._settings.ttl_s / 2:
             self.table.forgive(gap_s)
