@@ -20,10 +20,11 @@ class JointFloors(NamedTuple):
     """Policies that lack room for even one replica each. Their floors are 0."""
 
 
-def check_floors(config: RunConfig) -> None:
-    """Raises ConfigError where the units that the policies fit do not hold the floors of all policies at once."""
+def check_floors(config: RunConfig, *, where: str) -> None:
+    """Raises ConfigError where units are leased, and the floors of all policies do not hold on them at once."""
     for device, kind in KINDS.items():
-        rivals = [name for name in config.learning if config.policies[name].device == device]
+        is_leased = bool(config.allocation.units)
+        rivals = [name for name in config.learning if is_leased and config.policies[name].device == device]
         fitting = {name: fitting_units(config, name) for name in rivals}
         floor_units = config.allocation.floor_units
         if short := _short_of_floors(fitting, floor_units):
@@ -31,6 +32,7 @@ def check_floors(config: RunConfig) -> None:
             most = next(floor for floor in range(have // len(short), -1, -1) if not _short_of_floors(fitting, floor))
             raise ConfigError(
                 f"allocation.floor_units: more floors than {kind} units",
+                where=where,
                 got=f"{floor_units} * {len(short)} policies > {have} units",
                 wanted=f"floor_units <= {most}",
                 cure="" if most else "0 lets policies take turns",

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from mrl.allocation.floors import check_floors
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
@@ -126,8 +125,6 @@ def build_plan(
     """
     first = hosts[0].name if hosts else ""
     here = here or first
-    if config.allocation.units:
-        check_floors(config)
     shown, gpus = gpus, not_leased(config, gpus, here, is_first=here == first)
     seated = _seats(config, [host.name for host in hosts], here=here, shown=shown)
     specs = [_shard(index, run_folder, python) for index in range(config.exchange.shards)]

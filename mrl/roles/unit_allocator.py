@@ -87,7 +87,7 @@ def unit_core(config: RunConfig, folder: RunFolder, life: AllocatorLife, now_s: 
 
 
 def _start_s(config: RunConfig) -> float:
-    """Seconds from the grant of a unit to its worker's first request: start of the process and of the slowest server."""
+    """Seconds from a grant to the first request of its worker: the start of a process, and of the slowest server."""
     servers = [policy.rollout.server for policy in config.policies.values() if policy.rollout.engine != "embedded"]
     return config.supervision.start_s + max((server.start_s for server in servers), default=0.0)
 

@@ -5,26 +5,38 @@ from pathlib import Path
 import pytest
 
 from mrl.allocation.floors import check_floors
+from mrl.cli.main import main
 from mrl.config.load import validate
 from mrl.errors import ConfigError
-from mrl.launch.plan import build_plan
 
-UNITS = ["cpu:0", "cpu:1", "gpu:0"]
+CONFIG = """
+[run]
+name = "r"
+steps = 3
+[tasks.copy]
+source = "words"
+dataset = "copy"
+[allocation]
+units = ["cpu:0", "cpu:1"]
+floor_units = 2
+[policies.a]
+model = "m"
+[policies.b]
+model = "m"
+"""
 
 
-def test_a_plan_with_more_floors_than_units_of_a_kind_is_one_clear_line() -> None:
-    """GPUs are no units for policies on cores."""
-    tables = {
-        "run": {"name": "r", "steps": 3},
-        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": {name: {"model": "m"} for name in "ab"},
-        "allocation": {"units": UNITS, "floor_units": 2},
-    }
-    with pytest.raises(ConfigError) as raised:
-        build_plan(validate(tables, where=""), Path("r"), gpus=["0"])
-    assert str(raised.value) == (
-        "allocation.floor_units: more floors than cpu units; got '2 * 2 policies > 2 units'; wanted floor_units <= 1"
-    )
+def test_more_floors_than_units_of_a_kind_are_one_clear_line_before_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By every command that would start it."""
+    path = tmp_path / "r.toml"
+    path.write_text(CONFIG)
+    for command in (["train"], ["check"], ["launch", "--dry-run"], ["launch", "--slurm", "--cpus", "4"]):
+        assert main([*command, str(path)]) == 2
+        line = capsys.readouterr().err
+        assert f"{path}: allocation.floor_units: more floors than cpu units; got '2 * 2 policies > 2 units'" in line
+        assert "wanted floor_units <= 1" in line
 
 
 def test_floors_of_all_policies_need_units_also_where_some_fit_only_a_few() -> None:
@@ -39,10 +51,10 @@ def test_floors_of_all_policies_need_units_also_where_some_fit_only_a_few() -> N
         },
         "allocation": {"units": ["cpu:0", "cpu:1", "cpu:2"], "unit_types": {"slow": ["cpu:1"]}},
     }
-    check_floors(validate(tables, where=""))
+    check_floors(validate(tables, where=""), where="")
     tables["allocation"]["units"].pop()  # type: ignore[index]
     with pytest.raises(ConfigError, match="got '1 \\* 3 policies > 2 units'"):
-        check_floors(validate(tables, where=""))
+        check_floors(validate(tables, where=""), where="")
 
 
 @pytest.mark.parametrize(
@@ -77,9 +89,9 @@ def test_all_floors_have_to_hold_on_the_units_that_the_policies_fit(
         },
     }
     if not got:
-        check_floors(validate(tables, where=""))
+        check_floors(validate(tables, where=""), where="")
         return
     with pytest.raises(ConfigError) as raised:
-        check_floors(validate(tables, where=""))
+        check_floors(validate(tables, where=""), where="")
     assert f"got '{got}'; wanted floor_units <= {most}" in str(raised.value)
     assert ("0 lets policies take turns" in str(raised.value)) == (most == 0)
