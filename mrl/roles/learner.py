@@ -19,7 +19,7 @@ from pathlib import Path
 import structlog
 
 from mrl.alignment.receiver import load_receiver
-from mrl.allocation.report import ReportSender
+from mrl.allocation.learner_reports import ReportSender
 from mrl.checkpoint.saver import Saver
 from mrl.checkpoint.store import Checkpoint, CheckpointStore
 from mrl.checkpoint.together import MIN_KEPT, newest_common_step

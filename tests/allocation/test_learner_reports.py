@@ -1,6 +1,6 @@
 """The learner's line to the allocator."""
 
-from mrl.allocation.report import ReportSender
+from mrl.allocation.learner_reports import ReportSender
 from mrl.records.codec import decode
 from mrl.records.leases import LearnerReport, allocator_request_decoder
 
