@@ -13,7 +13,7 @@ from mrl.allocation.allocation_limits import EPOCHS_PER_LIFE
 from mrl.allocation.engine_totals import EngineTotals, UnitIdle
 from mrl.allocation.meter import ONLY_TYPE
 from mrl.allocation.unit_controller import UnitController
-from mrl.allocation.unit_leases import HELD, Transition, UnitRow, UnitState, UnitTable, UnservedPolicies
+from mrl.allocation.unit_leases import OWNED, Transition, UnitRow, UnitState, UnitTable, UnservedPolicies
 from mrl.records.leases import LearnerReport, LeaseGrant, LeaseRequest, ReportAck, UnitReply, UnitRequest
 from mrl.records.unit_messages import NodeOrders, NodeReport, UnitOrder, UnitReport
 
@@ -181,7 +181,7 @@ class UnitCore:
         elif row.state in (UnitState.CLEARING, UnitState.DEAD) and self._is_proof(report, row):
             return self._free(row, report.failed_policy, now_s)
         # A report older than the lease names a smaller epoch: it tells nothing about the engine of this lease.
-        elif row.state in (*HELD, UnitState.DRAINING) and report.epoch >= row.epoch and not is_there:
+        elif row.state in (*OWNED, UnitState.DRAINING) and report.epoch >= row.epoch and not is_there:
             self.table.clear(row.unit, row.epoch, now_s, within_s=clear_s, why="its engine is gone")
         return False
 
@@ -282,7 +282,7 @@ class UnitCore:
         self.table.revoke(row.unit, row.epoch, now_s, grace_s=grace_s, why=why, may_sleep=may_sleep)
 
     def _rows_of(self, policy: str) -> list[UnitRow]:
-        return [row for row in self.table.rows.values() if row.policy == policy and row.state in HELD]
+        return [row for row in self.table.rows.values() if row.policy == policy and row.state in OWNED]
 
     def _starting_s(self, now_s: float) -> dict[str, float]:
         """Policy -> age of its oldest grant whose engine has not spoken yet."""

@@ -34,7 +34,7 @@ class UnitState(StrEnum):
     """No proof came by the deadline, or engines fail there again and again. A later proof still frees the unit."""
 
 
-HELD = frozenset({UnitState.GRANTED, UnitState.ACTIVE})
+OWNED = frozenset({UnitState.GRANTED, UnitState.ACTIVE})
 """A policy owns the unit and may go on."""
 
 
@@ -87,7 +87,7 @@ class UnitTable:
 
     def renew(self, unit: str, epoch: int, policy: str, now_s: float) -> bool:
         """GRANTED or ACTIVE -> ACTIVE, renewed: the engine itself speaks."""
-        row = self._row(unit, epoch, *HELD)
+        row = self._row(unit, epoch, *OWNED)
         if row is None or row.policy != policy:
             return False
         row.renewed_s = now_s
@@ -95,7 +95,7 @@ class UnitTable:
 
     def revoke(self, unit: str, epoch: int, now_s: float, *, grace_s: float, why: str, may_sleep: bool = False) -> bool:
         """GRANTED or ACTIVE -> DRAINING for at most `grace_s`."""
-        row = self._row(unit, epoch, *HELD)
+        row = self._row(unit, epoch, *OWNED)
         if row is None:
             return False
         row.deadline_s, row.may_sleep = now_s + grace_s, may_sleep
@@ -103,7 +103,7 @@ class UnitTable:
 
     def clear(self, unit: str, epoch: int, now_s: float, *, within_s: float, why: str) -> bool:
         """GRANTED, ACTIVE or DRAINING -> CLEARING; DEAD unless the unit is proved quiet `within_s`."""
-        row = self._row(unit, epoch, *HELD, UnitState.DRAINING)
+        row = self._row(unit, epoch, *OWNED, UnitState.DRAINING)
         if row is None:
             return False
         row.deadline_s = now_s + within_s
@@ -181,7 +181,7 @@ class LeaseCounts:
     def add(self, transitions: Iterable[Transition]) -> None:
         """Count transitions. A lease ends once: when it is taken back, or when its engine is gone before."""
         for one in transitions:
-            if one.state in HELD:
+            if one.state in OWNED:
                 self.begun[one.policy] += one.state is UnitState.GRANTED
                 self._owners[one.unit] = one.policy
             elif self._owners.pop(one.unit, None) is not None:

@@ -14,7 +14,7 @@ from mrl.allocation.node_guard import NodeGuard, Seen
 from mrl.allocation.objective import Rule
 from mrl.allocation.unit_controller import UnitController, UnitsByType, timed_rule
 from mrl.allocation.unit_core import UnitCore, UnitSettings
-from mrl.allocation.unit_leases import HELD, UnitState
+from mrl.allocation.unit_leases import OWNED, UnitState
 from mrl.records.leases import LearnerReport, LeaseGrant, LeaseRequest, ReportAck
 from mrl.records.unit_messages import NodeOrders, NodeReport, UnitReport
 
@@ -539,7 +539,7 @@ def test_under_random_faults_nobody_meets_a_second_owner_and_all_units_come_back
     rule.wanted = {"a": 3, "b": 1}
     world.run(15.0)
     assert sorted(world.owners().values()) == ["a", "a", "a", "b"]
-    assert all(row.state in HELD and world.engines[row.unit][0] == row.epoch for row in world.core.table.rows.values())
+    assert all(row.state in OWNED and world.engines[row.unit][0] == row.epoch for row in world.core.table.rows.values())
 
 
 def shares(**options: float) -> UnitController:

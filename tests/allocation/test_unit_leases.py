@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from mrl.allocation.unit_leases import HELD, UnitState, UnitTable
+from mrl.allocation.unit_leases import OWNED, UnitState, UnitTable
 
 FIRST = 100
 
@@ -55,9 +55,9 @@ CALLS = {
 }
 ALLOWED = {
     "grant": {UnitState.FREE},
-    "renew": HELD,
-    "revoke": HELD,
-    "clear": {*HELD, UnitState.DRAINING},
+    "renew": OWNED,
+    "revoke": OWNED,
+    "clear": {*OWNED, UnitState.DRAINING},
     "free": {UnitState.CLEARING, UnitState.DEAD},
     "bury": {UnitState.CLEARING},
 }

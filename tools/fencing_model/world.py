@@ -14,7 +14,7 @@ from mrl.allocation.node_guard import Action, NodeGuard, Seen, Tenant
 from mrl.allocation.objective import Rule
 from mrl.allocation.unit_controller import UnitController
 from mrl.allocation.unit_core import UnitCore, UnitSettings
-from mrl.allocation.unit_leases import HELD, UnitState
+from mrl.allocation.unit_leases import OWNED, UnitState
 from mrl.records.unit_messages import NodeOrders, NodeReport, UnitOrder, UnitReport
 
 UNIT, HOST, POLICIES = "cpu:0", "node", ("a", "b")
@@ -174,7 +174,7 @@ class Steps:
             core, speaks = self._core(world), not (process.is_stuck or process.rest)
             if speaks and core.table.renew(UNIT, process.epoch, process.policy, BEFORE_S):
                 yield "", world._replace(row=_row(core))
-        if self._design.expires and row.state in HELD:
+        if self._design.expires and row.state in OWNED:
             for may_sleep in (False, True)[: 1 + self._bounds.sleeps]:
                 core = self._core(world)
                 core.table.revoke(UNIT, row.epoch, BEFORE_S, grace_s=GRACE_S, why="", may_sleep=may_sleep)
