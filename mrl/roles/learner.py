@@ -19,7 +19,7 @@ from pathlib import Path
 import structlog
 
 from mrl.alignment.receiver import load_receiver
-from mrl.allocation.report import ReportSender
+from mrl.allocation.learner_reports import ReportSender
 from mrl.config.policy_tables import LearnerTable, PolicyTable
 from mrl.config.run_folder import RunFolder, local_folder
 from mrl.config.schema import NO_EVALUATION, RunConfig

@@ -28,7 +28,6 @@ from mrl.engines.bounds import load_bound_s
 from mrl.engines.engine import Engine
 from mrl.errors import PeerLost, RoleFailed
 from mrl.exchange.shards import Exchange
-from mrl.launch.sleep_line import WorkerLine
 from mrl.launch.unit_workers import UNIT, UNIT_EPOCH
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.prompting import PromptEncoder
@@ -37,6 +36,7 @@ from mrl.records.experience import ExperienceRecord
 from mrl.records.rollouts import ScoredGroup
 from mrl.roles import wiring
 from mrl.roles.engines import answers_at_once, build_engine, check_lengths
+from mrl.roles.sleep_line import WorkerLine
 from mrl.rollout.duties import Duties
 from mrl.rollout.frozen import FROZEN, FrozenLife
 from mrl.rollout.frozen_evaluation import FrozenEvaluation
