@@ -143,7 +143,7 @@ worlds = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(worlds)
 def test_slots_in_use_never_exceed_the_pool(world: World) -> None:
     """Through crashes, stops and restarts of workers and of the allocator, at every moment."""
@@ -167,7 +167,7 @@ def test_slots_in_use_never_exceed_the_pool(world: World) -> None:
         world.step()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(worlds)
 def test_every_live_policy_is_served(world: World) -> None:
     """After a restart of the allocator too, each policy runs something within two ttl, and all slots are leased."""

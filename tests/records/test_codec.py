@@ -4,7 +4,7 @@ import msgpack
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from logged_core import put_message
 
@@ -158,7 +158,6 @@ def test_bombs_are_refused(bomb, using):
         decode(bomb, using)
 
 
-@settings(deadline=None)
 @given(body=st.binary(max_size=300))
 @pytest.mark.parametrize("using", ALL_DECODERS)
 def test_random_bytes_raise_nothing_but_record_error(using, body):
@@ -169,7 +168,6 @@ def test_random_bytes_raise_nothing_but_record_error(using, body):
         return
 
 
-@settings(deadline=None)
 @given(position=st.integers(0, 2000), value=st.integers(0, 255))
 def test_a_changed_byte_raises_nothing_but_record_error(position, value):
     """Nor does a valid message with one byte changed, or cut short."""

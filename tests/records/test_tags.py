@@ -2,7 +2,7 @@
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mrl.records.codec import SCHEMA, encode
@@ -80,7 +80,6 @@ def test_a_type_needs_its_addressee(record, field):
     assert tags_of(msgpack.packb(content)) is None
 
 
-@settings(deadline=None)
 @given(position=st.integers(0, 500), value=st.integers(0, 255))
 def test_a_changed_or_cut_record_raises_nothing(position, value):
     """It has tags or it has none."""

@@ -150,7 +150,7 @@ def check(absorbed, components, groups):
 def test_any_history(name, build, make_setting, own_groups, make, receiver):
     """Two steps of anything; a regime restored between them from JSON does in the second what the original does."""
 
-    @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+    @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
     @given(data=st.data(), kl=st.sampled_from([None, 0.1]), aggregation=st.sampled_from(AGGREGATIONS))
     def history(data, kl, aggregation):
         setting = make_setting(kl_coefficient=kl, aggregation=aggregation, max_answer_tokens=MAX_ANSWER_TOKENS)

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mrl.objectives.specs import Clipped, Grafted
@@ -69,7 +69,6 @@ def slow_choice(own_passed, peers_passed, balance):
     return {q: source for q, (_, source) in wins.items()}
 
 
-@settings(deadline=None)
 @given(
     own_passed=st.lists(st.sampled_from([0, 0, 1, N]), min_size=1, max_size=6),
     answers=st.data(),

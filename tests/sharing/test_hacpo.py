@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mrl.learner.order import StepOrder, split_minibatches
@@ -32,7 +32,6 @@ def slow_joint(own, peers, omega_kj, omega_jk, correction=1):
     return [(r - mu) / sigma for r in own], theirs
 
 
-@settings(deadline=None)
 @given(
     own=st.lists(REWARD, min_size=1, max_size=4),
     peers=st.lists(st.tuples(st.lists(REWARD, min_size=1, max_size=4), OMEGA, OMEGA), min_size=1, max_size=3),

@@ -132,5 +132,5 @@ class PendingMachine(RuleBasedStateMachine):
         assert len(self.pending) <= 3
 
 
-PendingMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+PendingMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
 test_conservation_over_any_history = PendingMachine.TestCase

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mrl.sharing.advantages import group_advantages
@@ -41,7 +41,6 @@ def slow(own, peers, baseline, omega, w, correction):
 
 
 @pytest.mark.parametrize("baseline", BASELINES)
-@settings(deadline=None)
 @given(own=REWARDS, peers=PEERS, w=st.sampled_from([None, 0.0, 0.3, 1.0]), correction=st.sampled_from([0, 1]))
 def test_baselines_equal_their_slow_twins(baseline, own, peers, w, correction):
     """Every baseline, with the peers' share or a given weight, either deviation, one to three peers."""
@@ -58,7 +57,6 @@ def test_baselines_equal_their_slow_twins(baseline, own, peers, w, correction):
     assert found.tolist() == pytest.approx(slow(own, peers, baseline, omega, w, correction), rel=1e-5, abs=1e-6)
 
 
-@settings(deadline=None)
 @given(own=REWARDS)
 def test_equal_rewards_of_peers_change_nothing(own):
     """The mean is GRPO's; so are the advantages with the population's deviation. With the corrected one they grow.
