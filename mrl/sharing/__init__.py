@@ -26,14 +26,15 @@ Own rows
 
 What comes from peers
 - `peer_groups`    whole groups: asked for, awaited, kept
-- `peer_rollouts`  their answers as training rows
-- `carried`        answers in the tokens of another policy
+- `peer_rollouts`  whole groups of answers: given, taken, and what a step says of them
+- `carried`        answers of peers in own tokens, and the training rows that they make
+- `own_traces`     own answers as peers can read them
 - `scored`         a teacher's log-probs laid on own tokens
 - `pending`        the bounded table of prompts that wait for a peer's success
 - `capability`     running mean rewards and their ratios
 
 What it costs
-- `cost`, `row_cost`  the residual of alignment, as metrics and answer by answer
+- `recorder`  the residual of alignment, as metrics and answer by answer; no regime takes part in it
 
-To add a regime, write one file and add one line to `regimes.REGIMES`.
+To add a regime, write one file and add one line to `regimes.REGIMES`: `docs/new-regime.md` shows one.
 """

@@ -1,7 +1,9 @@
-"""Answers of peers in own tokens, and own answers as peers can read them: the sharing side of alignment.
+"""Answers of peers in own tokens, and the training rows that they make.
 
 A trace (how the source's tokenizer cut an answer, and its log-probs) is optional for those who only imitate a text, and
 needed by those who form ratios. A trace that lies is counted and not believed; the text itself may still be used.
+
+Shapes: T own tokens of one answer.
 """
 
 from collections.abc import Sequence
@@ -14,14 +16,12 @@ from mrl.alignment.aligned_batch import AlignedBatch, AlignedTrace
 from mrl.alignment.flags import Rejected
 from mrl.alignment.peer_answer import PeerAnswer, bare_text, validate
 from mrl.alignment.receiver import Receiver
-from mrl.alignment.source import describe_answers
 from mrl.alignment.translate import translate_batch
-from mrl.records.codec import unpack_array
-from mrl.records.experience import RolloutRecord, SharedAnswer, TokenTrace
+from mrl.records.experience import OutcomeRecord, RolloutRecord, SharedAnswer, TokenTrace
 from mrl.records.finish import FinishReason
-from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.advantages import Float32s
-from mrl.sharing.regime import Author
+from mrl.sharing.regime import ExaminedAnswer, Int32s, TrainingExample
+from mrl.sharing.setting import Setting
 
 UNTRACED = "untraced"
 """The source sent no trace, because its ids do not stand for the text."""
@@ -51,94 +51,102 @@ class AnswerLike(Protocol):
         ...
 
 
-class Carried(NamedTuple):
-    """R answers of one peer in own tokens."""
+class PeerTrace(NamedTuple):
+    """One answer of a peer in own tokens."""
 
-    batch: AlignedBatch
-    trace_faults: tuple[str, ...]
-    """[R] "" where the trace is believed; otherwise why there is none: "untraced", or the reason of its rejection."""
+    answer: SharedAnswer | OutcomeRecord
+    """As the peer sent it, with its reward."""
+    examined: ExaminedAnswer
+    aligned: AlignedTrace
+    """The T own tokens, and the peer's log-probs of the spans that both tokenizers have in common."""
 
-    def reason(self, row: int, *, needs_trace: bool) -> str:
-        """Why a row cannot be used; "" when it can."""
-        return self.batch.reject_reason[row] or (self.trace_faults[row] if needs_trace else "")
+    @property
+    def source(self) -> str:
+        """The policy that wrote the answer."""
+        return self.examined.source
+
+    @property
+    def advantage(self) -> float:
+        """What the answer had in its group at the source; 0 for a single success, which is told without its group."""
+        return self.answer.advantage if isinstance(self.answer, SharedAnswer) else 0.0
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the answer may be trained on. Rewards count in any case: a reward needs no tokenizer."""
+        return not self.examined.rejected
+
+    @property
+    def num_tokens(self) -> int:
+        """T; 0 for an answer that cannot be expressed in own tokens."""
+        return len(self.aligned.token_ids)
+
+    def example(
+        self,
+        prompt_token_ids: Int32s,
+        *,
+        component: str,
+        advantage: float | np.floating = 0.0,
+        weights: Float32s | None = None,
+        behaviour: Float32s | None = None,
+        spans: Int32s | None = None,
+        phase: int = 0,
+        num_tokens: int | None = None,
+    ) -> TrainingExample:
+        """The training row of the first `num_tokens` tokens, all by default; every token has the same advantage.
+
+        Without `weights` the row counts as the mean over its tokens.
+        """
+        token_ids = self.aligned.token_ids[:num_tokens]
+        size = len(token_ids)
+        return TrainingExample(
+            prompt_token_ids=prompt_token_ids,
+            answer_token_ids=token_ids,
+            component=component,
+            advantages=np.full(size, advantage, dtype=np.float32),
+            weights=np.full(size, 1.0 / max(1, size), dtype=np.float32) if weights is None else weights,
+            behaviour_logprobs=None if behaviour is None else behaviour[:num_tokens],
+            prompt_id=self.examined.prompt_id,
+            source=self.source,
+            phase=phase,
+            behaviour_spans=None if spans is None else spans[:num_tokens],
+            examined=self.examined,
+        )
 
 
-def carry(
+def peer_traces(
+    records: Sequence[RolloutRecord | OutcomeRecord], setting: Setting, *, needs_trace: bool
+) -> list[list[PeerTrace]]:
+    """All answers of each record in own tokens, at most as many as own answers have; a longer one is cut, or rejected.
+
+    With `needs_trace` an answer without sound log-probs is not usable. Never raises for what records say.
+    """
+    told = [(record, number, answer) for record in records for number, answer in enumerate(_answers_of(record))]
+    if not told:
+        return []
+    answers, fingerprints = [answer for _, _, answer in told], [record.fingerprint for record, _, _ in told]
+    batch, faults = in_own_tokens(
+        answers, fingerprints, setting.receiver, max_tokens=setting.objective.max_answer_tokens
+    )
+    traces = []
+    for row, (record, number, answer) in enumerate(told):
+        rejected = batch.reject_reason[row] or (faults[row] if needs_trace else "")
+        tags = record.source, record.prompt_id, record.record_id
+        examined = ExaminedAnswer(*tags, number, rejected, faults[row], batch, row)
+        traces.append(PeerTrace(answer, examined, batch.row(row)))
+    setting.recorder.examine(trace.examined for trace in traces)
+    in_order = iter(traces)
+    return [[next(in_order) for _ in _answers_of(record)] for record in records]
+
+
+def in_own_tokens(
     answers: Sequence[AnswerLike], fingerprints: Sequence[str], receiver: Receiver, *, max_tokens: int
-) -> Carried:
-    """Answers, each cut by the tokenizer of its fingerprint, in the receiver's tokens. Never raises for what they say.
+) -> tuple[AlignedBatch, list[str]]:
+    """Answers, each cut by the tokenizer of its fingerprint, as rows of own tokens; and why each has no sound trace.
 
-    Equal fingerprints pass ids and log-probs through untouched.
+    Equal fingerprints pass ids and log-probs through untouched. A sound trace has the reason "".
     """
     read = [_read(answer, fingerprint) for answer, fingerprint in zip(answers, fingerprints, strict=True)]
-    batch = translate_batch([answer for answer, _ in read], receiver, max_tokens=max_tokens)
-    return Carried(batch, tuple(fault for _, fault in read))
-
-
-def _read(answer: AnswerLike, fingerprint: str) -> tuple[PeerAnswer, str]:
-    trace = answer.trace
-    if trace is None:
-        return bare_text(answer.completion, finished=answer.finished), UNTRACED
-    checked = validate(
-        completion=answer.completion,
-        byte_lengths=trace.byte_lengths,
-        logprobs=trace.logprobs,
-        special=trace.special,
-        finish_reason=answer.finish_reason,
-        fingerprint=fingerprint,
-        token_ids=trace.token_ids,
-        noncanonical=trace.noncanonical,
-    )
-    if isinstance(checked, Rejected):
-        return bare_text(answer.completion, finished=answer.finished), checked.reason
-    return checked, ""
-
-
-def traces_of(answers: Sequence[Answer], receiver: Receiver) -> list[TokenTrace | None]:
-    """How the own tokenizer cut own answers; None for one whose ids do not stand for its completion."""
-    described = describe_answers(
-        receiver,
-        [unpack_array(answer.token_ids, "i4") for answer in answers],
-        [unpack_array(answer.logprobs, "f4") for answer in answers],
-        [answer.finish_reason for answer in answers],
-    )
-    return [
-        _trace(found) if found.completion == answer.completion else None
-        for answer, found in zip(answers, described, strict=True)
-    ]
-
-
-def trace_of(answer: Answer, receiver: Receiver) -> TokenTrace | None:
-    """`traces_of` for one answer."""
-    return traces_of([answer], receiver)[0]
-
-
-def _trace(described: PeerAnswer) -> TokenTrace | None:
-    fields = described.fields()
-    if isinstance(validate(**fields), Rejected):
-        return None
-    names = ("byte_lengths", "logprobs", "special", "noncanonical", "token_ids")
-    return TokenTrace(**{name: fields[name] for name in names})
-
-
-def rollout_record(group: ScoredGroup, author: Author, receiver: Receiver, advantages_G: Float32s) -> RolloutRecord:
-    """A whole own group as peers can read it, with the advantages that it has at its source."""
-    answers = [
-        SharedAnswer(
-            completion=answer.completion,
-            finish_reason=answer.finish_reason,
-            reward=answer.reward,
-            advantage=float(advantage),
-            trace=trace,
-        )
-        for answer, advantage, trace in zip(
-            group.answers, advantages_G, traces_of(group.answers, receiver), strict=True
-        )
-    ]
-    return RolloutRecord(
-        **author.tags(group),
-        answers=answers,
-    )
+    return translate_batch([answer for answer, _ in read], receiver, max_tokens=max_tokens), [why for _, why in read]
 
 
 def behaviour_of(row: AlignedTrace) -> tuple[Float32s, npt.NDArray[np.int32]]:
@@ -161,3 +169,27 @@ def ended_text(row: AlignedTrace) -> tuple[int, float]:
     spans = slice(0, len(row.span_bytes) - has_end)
     mean = row.span_logprob[spans].sum() / max(1, row.span_peer_tokens[spans].sum())
     return int(row.span_receiver_tokens[spans].sum()), float(mean)
+
+
+def _answers_of(record: RolloutRecord | OutcomeRecord) -> Sequence[SharedAnswer | OutcomeRecord]:
+    """Of a whole group, or the one success that an outcome is."""
+    return [record] if isinstance(record, OutcomeRecord) else record.answers
+
+
+def _read(answer: AnswerLike, fingerprint: str) -> tuple[PeerAnswer, str]:
+    trace = answer.trace
+    if trace is None:
+        return bare_text(answer.completion, finished=answer.finished), UNTRACED
+    checked = validate(
+        completion=answer.completion,
+        byte_lengths=trace.byte_lengths,
+        logprobs=trace.logprobs,
+        special=trace.special,
+        finish_reason=answer.finish_reason,
+        fingerprint=fingerprint,
+        token_ids=trace.token_ids,
+        noncanonical=trace.noncanonical,
+    )
+    if isinstance(checked, Rejected):
+        return bare_text(answer.completion, finished=answer.finished), checked.reason
+    return checked, ""

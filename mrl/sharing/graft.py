@@ -23,11 +23,11 @@ from pydantic import Field
 from mrl.objectives.specs import Grafted
 from mrl.records.experience import RolloutRecord
 from mrl.records.rollouts import ScoredGroup
-from mrl.sharing.carried import mean_logprobs
+from mrl.sharing.carried import PeerTrace, mean_logprobs, peer_traces
 from mrl.sharing.own_objective import POLICY_GRADIENT
-from mrl.sharing.own_rows import own_rows
+from mrl.sharing.own_rows import own_rows, prompt_of
 from mrl.sharing.peer_groups import PeerGroupParameters
-from mrl.sharing.peer_rollouts import PeerRow, RolloutReader, carry_groups, peer_example
+from mrl.sharing.peer_rollouts import RolloutReader
 from mrl.sharing.regime import SUCCESS_REWARD, Absorbed, Component, TrainingExample
 from mrl.sharing.setting import Setting
 
@@ -58,29 +58,31 @@ class GraftRegime(RolloutReader):
         objective = self._setting.objective
         heard = self.take_rollouts(groups)
         chosen = choose_grafts(groups, heard, balance=self.parameters.balance)
-        kept = [group for place, group in enumerate(groups) if place not in chosen]
-        own = own_rows(kept, objective, source=self._setting.policy)
-        taken = [[chosen[place]] if place in chosen else [] for place in range(len(groups))]
-        peers = carry_groups(groups, taken, self._setting, needs_trace=True)
-        rows = [row for of_group in peers.of_group for row in of_group]
-        lengths = [len(row.trace.token_ids) for row in rows]
+        own = own_rows([group for place, group in enumerate(groups) if place not in chosen], self._setting)
+        places = sorted(chosen)
+        read = peer_traces([chosen[place] for place in places], self._setting, needs_trace=True)
+        grafted = [
+            self._example(groups[place], trace)
+            for place, traces in zip(places, read, strict=True)
+            for trace in traces
+            if trace.is_usable
+        ]
+        lengths = [row.answer_token_ids.size for row in grafted]
         denominator = objective.denominator([*own.lengths, *lengths])
         return self.absorbed(
-            own.examples + [self._example(row) for row in rows],
+            own.examples + grafted,
             {POLICY_GRADIENT: denominator, GRAFTED: denominator},
-            peers,
-            lengths=lengths,
-            shared=peers.shared([(row, len(own.examples) + place) for place, row in enumerate(rows)]),
+            peer_lengths=lengths,
             counts={"sharing/grafted_prompts": float(len(chosen))},
         )
 
-    def _example(self, row: PeerRow) -> TrainingExample:
-        return peer_example(
-            row,
+    def _example(self, group: ScoredGroup, trace: PeerTrace) -> TrainingExample:
+        return trace.example(
+            prompt_of(group),
             component=GRAFTED,
-            advantage=row.answer.advantage,
-            weights=self._setting.objective.weights(len(row.trace.token_ids)),
-            behaviour=mean_logprobs(row.trace),
+            advantage=trace.advantage,
+            weights=self._setting.objective.weights(trace.num_tokens),
+            behaviour=mean_logprobs(trace.aligned),
             phase=1,
         )
 

@@ -52,7 +52,7 @@ class IndependentRegime:
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
         """Own rows only."""
-        own = own_rows(groups, self._setting.objective, source=self._setting.policy)
+        own = own_rows(groups, self._setting)
         return Absorbed(own.examples, {POLICY_GRADIENT: self._setting.objective.denominator(own.lengths)})
 
     def state(self) -> dict[str, Any]:

@@ -134,7 +134,7 @@ class PeerGroupReader:
     """The part of a regime that asks peers for their groups on every prompt, and waits a little for them."""
 
     def __init__(self, kind: RecordKind, parameters: PeerGroupParameters, setting: Setting) -> None:
-        age = parameters.max_age_versions
+        self._setting, age = setting, parameters.max_age_versions
         self.asking: Asking | None = Asking((kind,), max(1, len(setting.peers)), age, watch=True)
         self.patience: Patience | None = Patience(parameters.peer_hold_versions, parameters.peer_wait_s)
         self.peer_groups = PeerGroups(kind, policy=setting.policy, peers=setting.peers, max_age_versions=age)

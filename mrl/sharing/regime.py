@@ -10,10 +10,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mrl.alignment.aligned_batch import AlignedBatch
 from mrl.objectives.specs import Regularizer, Spreading, Term
 from mrl.records.experience import ExperienceRecord, Received, RecordKind
 from mrl.records.rollouts import ScoredGroup
-from mrl.sharing.cost import SharedRows, Tried
 
 Int32s = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
@@ -41,6 +41,29 @@ class Component:
     regularizer: Regularizer | None = None
     spreading: Spreading = "receiver_multiplicative"
     """How `behaviour_logprobs` of spans are read by token."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExaminedAnswer:
+    """A peer's answer that was brought into own tokens, or an own answer that a peer has scored.
+
+    The functions that read records make it, and give it to the recorder. A regime only passes it on, in the row that it
+    makes of the answer.
+    """
+
+    source: str
+    """The policy that wrote the answer, or scored it."""
+    prompt_id: str
+    record_id: str
+    number: int
+    """Place of the answer in its record."""
+    rejected: str = ""
+    """Why the answer cannot be used; "" when it can."""
+    trace_fault: str = ""
+    """Why the source's log-probs are not believed, or are not there; "" when they are sound."""
+    batch: AlignedBatch | None = None
+    """Holds the answer as row `row`; None for a score that was rejected."""
+    row: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +98,8 @@ class TrainingExample:
     """[T] that a scoring peer gave the token's span; NaN, or None for the whole row, where it said nothing."""
     teacher_spans: Int32s | None = None
     """[T] as `behaviour_spans`, of the teacher's segmentation."""
+    examined: ExaminedAnswer | None = None
+    """The answer behind the row: whose tokens, or teacher's log-probs, it has. For the recorder; not sent to ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +129,6 @@ class Absorbed:
     counts: Mapping[str, float] = field(default_factory=dict)
     """Metric name -> value of this step."""
     rescued: Sequence[Rescue] = ()
-    shared: Sequence[SharedRows] = ()
-    """Peer answers among `examples`, and own ones that a peer scored, aligned, so that the learner can say what they
-    cost."""
-    tried: Sequence[Tried] = ()
-    """All that were looked at, those among them."""
     expansion: float = 1.0
     """Optimizer updates of the step, as a multiple of the policy's minibatches: 2 for a batch twice as large."""
 

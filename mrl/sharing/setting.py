@@ -1,10 +1,11 @@
 """What a regime is told of the policy that it serves."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mrl.alignment.receiver import Receiver
 from mrl.config.schema import RunConfig
 from mrl.sharing.own_objective import OwnObjective, own_objective
+from mrl.sharing.recorder import SharingRecorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,13 +16,12 @@ class Setting:
     objective: OwnObjective
     receiver: Receiver
     """Expresses peer texts in the policy's tokens."""
-    max_answer_tokens: int
-    """Peer answers are cut at this many own tokens, EOS included, or rejected where they cannot be cut."""
-    group_size: int
     peers: tuple[str, ...] = ()
     """The other policies that learn."""
     others: tuple[str, ...] = ()
     """All other policies, frozen ones included."""
+    recorder: SharingRecorder = field(default_factory=SharingRecorder)
+    """Notes which answers of peers the regime examines."""
 
 
 def policy_setting(config: RunConfig, policy: str, receiver: Receiver) -> Setting:
@@ -32,8 +32,6 @@ def policy_setting(config: RunConfig, policy: str, receiver: Receiver) -> Settin
         policy=policy,
         objective=own_objective(table.objective, max_answer_tokens=table.rollout.max_new_tokens),
         receiver=receiver,
-        max_answer_tokens=table.rollout.max_new_tokens,
-        group_size=table.rollout.group_size,
         peers=tuple(other for other in others if not config.policies[other].frozen),
         others=others,
     )

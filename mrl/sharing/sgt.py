@@ -24,16 +24,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import ConfigDict, Field
 
-from mrl.alignment.aligned_batch import AlignedBatch, merge
 from mrl.config.table import Table
 from mrl.objectives.specs import Imitation
-from mrl.records.codec import unpack_array
 from mrl.records.experience import MAX_COMPLETION_BYTES, ExperienceRecord, OutcomeRecord, Received
 from mrl.records.rollouts import Answer, ScoredGroup
-from mrl.sharing.carried import carry, trace_of
-from mrl.sharing.cost import SharedRows, Tried, shared_values, tried_values
+from mrl.sharing.carried import PeerTrace, peer_traces
 from mrl.sharing.own_objective import POLICY_GRADIENT
-from mrl.sharing.own_rows import own_rows
+from mrl.sharing.own_rows import own_rows, prompt_of
+from mrl.sharing.own_traces import trace_of
 from mrl.sharing.pending import Failure, PendingFailures
 from mrl.sharing.regime import (
     SUCCESS_REWARD,
@@ -57,12 +55,10 @@ MAX_HEARD = 4096
 
 
 class Success(NamedTuple):
-    """A peer's success that can be used, and the one row that it is in own tokens."""
+    """A peer's success that can be used."""
 
-    record: OutcomeRecord
+    trace: PeerTrace
     age_versions: int
-    row: AlignedBatch
-    tried: Tried
 
 
 class SgtParameters(Table):
@@ -128,8 +124,7 @@ class SgtRegime:
         if passed > self.parameters.gate_success_share * len(group.answers):
             self._pending.succeeded(group.prompt_id, group.newest)
             return []
-        prompt_token_ids = tuple(unpack_array(group.prompt_token_ids, "i4").tolist())
-        self._pending.failed(Failure(group.prompt_id, prompt_token_ids, group.newest))
+        self._pending.failed(Failure(group.prompt_id, tuple(prompt_of(group).tolist()), group.newest))
         return [group.prompt_id]
 
     def awaited(self) -> list[str]:
@@ -151,35 +146,37 @@ class SgtRegime:
         Without a rescue the rows are those of `IndependentRegime`, bit for bit, and `rng` is untouched.
         """
         self._pending.expire(step=step)
-        ignored: Counter[str] = Counter()
-        tried: list[Tried] = []
-        own = own_rows(groups, self._setting.objective, source=self._setting.policy)
+        counts: Counter[str] = Counter({"align/rejected": 0})
+        own = own_rows(groups, self._setting)
         rescues: list[TrainingExample] = []
         used: list[Success] = []
         num_rescued_prompts = 0
-        for prompt_id, candidates in self._take_usable(ignored).items():
-            chosen = self._choose(candidates, rng, tried)
+        for prompt_id, candidates in self._take_usable(counts).items():
+            chosen = self._choose(candidates, rng, counts)
             if chosen:
-                failure = self._pending.hit(prompt_id, chosen[0].record.source)
-                rescues += [self._rescue_row(failure, one, rows_sharing=len(chosen)) for one in chosen]
+                failure = self._pending.hit(prompt_id, chosen[0].trace.source)
+                rescues += [self._rescue_row(failure, one.trace, rows_sharing=len(chosen)) for one in chosen]
                 used += chosen
                 num_rescued_prompts += 1
-        shared = _shared_rows(used, first_place=len(own.examples))
-        divisor = self._divisor(len(groups) + self._take_dropped(groups), num_rescued_prompts, rescues)
+        num_tokens = sum(row.answer_token_ids.size for row in rescues)
+        num_prompts = len(groups) + self._take_dropped(groups)
+        divisors = {"prompts": num_prompts, "rescues": num_rescued_prompts, "tokens": num_tokens}
+        counts.update({"sharing/rescues": len(rescues), "sharing/rescue_tokens": num_tokens})
+        values = self._pending.take_counts() | {name: float(count) for name, count in counts.items()}
+        if used:
+            values["sharing/rescue_age_versions"] = sum(one.age_versions for one in used) / len(used)
         return Absorbed(
             examples=own.examples + rescues,
             denominators={
                 POLICY_GRADIENT: self._setting.objective.denominator(own.lengths),
-                RESCUE: float(max(1, divisor)),
+                RESCUE: float(max(1, divisors[self.parameters.normaliser])),
             },
             forget=self._pending.take_forgotten(),
-            counts=self._pending.take_counts()
-            | _counts(rescues, used, ignored, tried)
-            | tried_values(tried)
-            | shared_values(shared),
-            rescued=[Rescue(one.record.prompt_id, one.record.source, one.record.completion) for one in used],
-            shared=shared,
-            tried=tried,
+            counts=values,
+            rescued=[
+                Rescue(row.prompt_id, row.source, one.trace.answer.completion)
+                for row, one in zip(rescues, used, strict=True)
+            ],
         )
 
     def state(self) -> dict[str, Any]:
@@ -189,7 +186,7 @@ class SgtRegime:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from `state()`; the caller asks again for `awaited()`."""
         self._pending.restore(state)
-        self._droppable = set(state.get("droppable", ()))  # a checkpoint of an earlier state of the code has none
+        self._droppable = set(state["droppable"])
 
     def _take_dropped(self, groups: Sequence[ScoredGroup]) -> int:
         """How many groups arrived since the last batch that dynamic sampling has kept out of this one, `groups`."""
@@ -197,25 +194,13 @@ class SgtRegime:
         self._droppable.clear()
         return len(dropped)
 
-    def _divisor(self, num_prompts: int, num_rescued_prompts: int, rescues: Sequence[TrainingExample]) -> int:
-        num_tokens = sum(row.answer_token_ids.size for row in rescues)
-        return {"prompts": num_prompts, "rescues": num_rescued_prompts, "tokens": num_tokens}[
-            self.parameters.normaliser
-        ]
-
-    def _rescue_row(self, failure: Failure, success: Success, *, rows_sharing: int) -> TrainingExample:
+    def _rescue_row(self, failure: Failure, trace: PeerTrace, *, rows_sharing: int) -> TrainingExample:
         """A row that is its token mean, shared by the `rows_sharing` rescues of its prompt; or tokens that count 1."""
-        token_ids = success.row.token_ids
-        weight = 1.0 if self.parameters.normaliser == "tokens" else 1.0 / (len(token_ids) * rows_sharing)
-        return TrainingExample(
-            prompt_token_ids=np.asarray(failure.prompt_token_ids, dtype=np.int32),
-            answer_token_ids=token_ids,
+        weight = 1.0 if self.parameters.normaliser == "tokens" else 1.0 / (trace.num_tokens * rows_sharing)
+        return trace.example(
+            np.asarray(failure.prompt_token_ids, dtype=np.int32),
             component=RESCUE,
-            advantages=np.zeros(len(token_ids), dtype=np.float32),
-            weights=np.full(len(token_ids), weight, dtype=np.float32),
-            behaviour_logprobs=None,
-            prompt_id=failure.prompt_id,
-            source=success.record.source,
+            weights=np.full(trace.num_tokens, weight, dtype=np.float32),
         )
 
     def _is_publishable(self, answer: Answer) -> bool:
@@ -233,17 +218,17 @@ class SgtRegime:
             trace=trace_of(answer, self._setting.receiver),
         )
 
-    def _take_usable(self, ignored: Counter[str]) -> dict[str, list[Received]]:
+    def _take_usable(self, counts: Counter[str]) -> dict[str, list[Received]]:
         """What was heard and answers a pending failure, by prompt in order of arrival."""
         heard = list(self._heard)
         self._heard.clear()
         if self._num_overflown:
-            ignored["overflow"], self._num_overflown = self._num_overflown, 0
+            counts["regime/ignored_overflow"], self._num_overflown = self._num_overflown, 0
         by_prompt: defaultdict[str, list[Received]] = defaultdict(list)
         for item in heard:
             reason = self._ignore_reason(item)
             if reason:
-                ignored[reason] += 1
+                counts[f"regime/ignored_{reason}"] += 1
             else:
                 by_prompt[item.record.prompt_id].append(item)
         return by_prompt
@@ -262,7 +247,8 @@ class SgtRegime:
             return "stale"
         return "" if record.prompt_id in self._pending else "not_pending"
 
-    def _choose(self, candidates: list[Received], rng: np.random.Generator, tried: list[Tried]) -> list[Success]:
+    def _choose(self, candidates: list[Received], rng: np.random.Generator, counts: Counter[str]) -> list[Success]:
+        """Distinct texts in a random order, as many as one rescue takes."""
         chosen: list[Success] = []
         texts: set[bytes] = set()
         for index in rng.permutation(len(candidates)):
@@ -271,42 +257,9 @@ class SgtRegime:
             if len(chosen) == self.parameters.successes_per_rescue or record.completion in texts:
                 continue
             texts.add(record.completion)
-            setting = self._setting
-            carried = carry([record], [record.fingerprint], setting.receiver, max_tokens=setting.max_answer_tokens)
-            reason = carried.reason(0, needs_trace=False)
-            fault = carried.trace_faults[0]
-            tried.append(Tried(record.source, reason, fault, record.prompt_id, record.record_id))
-            if not reason:
-                chosen.append(Success(record, age_versions, carried.batch, tried[-1]))
+            ((trace,),) = peer_traces([record], self._setting, needs_trace=False)
+            if trace.is_usable:
+                chosen.append(Success(trace, age_versions))
+            else:
+                counts.update(["align/rejected", f"regime/rejected_{trace.examined.rejected}"])
         return chosen
-
-
-def _shared_rows(used: Sequence[Success], *, first_place: int) -> list[SharedRows]:
-    """Per peer, its answers and their places among the examples of the step."""
-    by_source: defaultdict[str, list[int]] = defaultdict(list)
-    for place, one in enumerate(used):
-        by_source[one.record.source].append(place)
-    return [
-        SharedRows(
-            source,
-            tuple(first_place + place for place in places),
-            merge([used[place].row for place in places], len(places)),
-            tuple(used[place].tried for place in places),
-        )
-        for source, places in sorted(by_source.items())
-    ]
-
-
-def _counts(
-    rescues: Sequence[TrainingExample], used: Sequence[Success], ignored: Counter[str], tried: Sequence[Tried]
-) -> dict[str, float]:
-    rejected = Counter(item.reason for item in tried if item.reason)
-    counts = {
-        "sharing/rescues": float(len(rescues)),
-        "sharing/rescue_tokens": float(sum(row.answer_token_ids.size for row in rescues)),
-        "align/rejected": float(rejected.total()),
-    }
-    if used:
-        counts["sharing/rescue_age_versions"] = sum(one.age_versions for one in used) / len(used)
-    counts |= {f"regime/ignored_{reason}": float(n) for reason, n in ignored.items()}
-    return counts | {f"regime/rejected_{reason}": float(n) for reason, n in rejected.items()}

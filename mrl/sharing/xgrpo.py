@@ -62,7 +62,6 @@ class XgrpoRegime(PeerGroupReader):
     def __init__(self, parameters: XgrpoParameters, setting: Setting) -> None:
         super().__init__("value", parameters, setting)
         self.parameters = parameters
-        self._setting = setting
         self.components = (setting.objective.component(),)
         self._capabilities = Capabilities(window_steps=parameters.window_steps)
 
@@ -78,7 +77,7 @@ class XgrpoRegime(PeerGroupReader):
         own_rewards = [float(reward) for group in groups for reward in objective.rewards(group)]
         self._capabilities.note(_rewards_by_policy(self._setting.policy, own_rewards, heard))
         advantages = [self._advantages(group, peers) for group, peers in zip(groups, heard, strict=True)]
-        own = own_rows(groups, objective, source=self._setting.policy, advantages=advantages)
+        own = own_rows(groups, self._setting, advantages=advantages)
         return Absorbed(
             own.examples,
             {POLICY_GRADIENT: objective.denominator(own.lengths)},

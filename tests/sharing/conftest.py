@@ -22,10 +22,11 @@ from mrl.records.experience import OutcomeRecord, Received, ScoreRecord, TokenTr
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.records.version import Version, VersionSpan
-from mrl.sharing.carried import rollout_record
 from mrl.sharing.own_objective import own_objective
 from mrl.sharing.own_rows import own_advantages
-from mrl.sharing.regime import Author, Regime
+from mrl.sharing.own_traces import rollout_record
+from mrl.sharing.recorder import StepRecord
+from mrl.sharing.regime import Absorbed, Author, Regime
 from mrl.sharing.regimes import build_regime
 from mrl.sharing.setting import Setting
 from mrl.sharing.sgt import SgtRegime
@@ -231,8 +232,6 @@ def make_setting(receiver) -> Callable[..., Setting]:
             policy="own",
             objective=own_objective(ObjectiveTable(**objective), max_answer_tokens=max_answer_tokens),
             receiver=receiver,
-            max_answer_tokens=max_answer_tokens,
-            group_size=4,
             peers=peers,
             others=peers,
         )
@@ -271,6 +270,16 @@ def step_of():
         return regime.absorb(groups, step=step, rng=np.random.default_rng(seed))
 
     return run
+
+
+@pytest.fixture
+def record():
+    """What the recorder of a regime says of a step, by default without own log-probs."""
+
+    def record(regime: Regime, absorbed: Absorbed, logprobs: dict[int, np.ndarray] | None = None) -> StepRecord:
+        return regime._setting.recorder.record(absorbed.examples, logprobs or {})
+
+    return record
 
 
 @pytest.fixture

@@ -161,8 +161,7 @@ def test_balance_needs_a_prompt_the_other_way(build, make, receiver, step_of):
     assert [row.component for row in absorbed.examples] == ["policy_gradient"] * 2 + ["grafted"] * 2
     assert [row.prompt_id for row in absorbed.examples] == ["q", "q", "p", "p"]
     assert absorbed.denominators == {"policy_gradient": 4.0, "grafted": 4.0}
-    ((source, places, *_),) = absorbed.shared
-    assert (source, places) == ("peer", (2, 3))
+    assert [row.source for row in absorbed.examples] == ["own"] * 2 + ["peer"] * 2
 
 
 def test_term_has_the_own_clips_and_no_second_correction(build, make_setting):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from mrl.learner.order import StepOrder, split_minibatches
 from mrl.objectives.specs import CrossSequence
-from mrl.sharing.cost import gap_values
 from mrl.sharing.hacpo import joint_advantages
 from tests.support.retokenizing import retokenize
 
@@ -201,17 +200,15 @@ def test_answers_without_a_trace_only_move_the_baseline(build, make, receiver, s
     assert absorbed.expansion == 1.0
 
 
-def test_rows_without_their_end_still_show_what_sharing_costs(build, make, receiver, peer, step_of):
+def test_rows_without_their_end_still_show_what_sharing_costs(build, make, receiver, peer, step_of, record):
     """The end is left out of the aligned rows as it is of the trained ones, so that own log-probs fit them."""
-    own = make.sampled(receiver, [1, 0])
-    told = make.rollout(make.sampled(peer, [1, 0], texts=[b"reverse: yah", b"copy: hay"]), peer)
-    found = step_of(build("hacpo"), [own], [told])
-    logprobs = {
-        place: np.full(row.answer_token_ids.size, -0.25, np.float32)
-        for place, row in enumerate(found.examples)
-        if row.component == "cross"
-    }
-    values = gap_values(found.shared, logprobs)
-    assert math.isfinite(values["align/gap_nats_per_byte/peer"])
-    (rows,) = found.shared
-    assert rows.batch.span_bytes.all()
+    own, texts = make.sampled(receiver, [1, 0]), [b"reverse: yah", b"copy: hay"]
+    regime = build("hacpo")
+    found = step_of(regime, [own], [make.rollout(make.sampled(peer, [1, 0], texts=texts), peer)])
+    cross = {place: row.answer_token_ids.size for place, row in enumerate(found.examples) if row.component == "cross"}
+    told = record(regime, found, {place: np.full(size, -0.25, np.float32) for place, size in cross.items()})
+    gaps = [0.5 * len(text) - 0.25 * size for text, size in zip(texts, cross.values(), strict=True)]
+    assert [line.gap_nats for line in told.answers] == pytest.approx(gaps, rel=1e-5)
+    assert [line.dropped_nats for line in told.answers] == [-0.5, -0.5]
+    size = sum(map(len, texts))
+    assert told.values["align/gap_nats_per_byte/peer"] == pytest.approx(sum(gaps) / size, rel=1e-5)

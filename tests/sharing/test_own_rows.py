@@ -8,9 +8,8 @@ from mrl.sharing.own_rows import own_advantages, own_rows
 def rows(make_setting):
     """Own rows of groups under an objective."""
 
-    def rows(groups, *, source="own", advantages=None, keep_idle=False, **objective):
-        setting = make_setting(**objective)
-        return own_rows(groups, setting.objective, source=source, advantages=advantages, keep_idle=keep_idle)
+    def rows(groups, *, advantages=None, keep_idle=False, **objective):
+        return own_rows(groups, make_setting(**objective), advantages=advantages, keep_idle=keep_idle)
 
     return rows
 

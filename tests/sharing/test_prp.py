@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrl.errors import ConfigError
@@ -14,7 +14,6 @@ from mrl.learner.loss import behaviour_by_token
 from mrl.learner.packing import pack
 from mrl.objectives.specs import Cispo, Clipped, Correction, Shaped
 from mrl.records.codec import pack_array, unpack_array
-from mrl.sharing.cost import gap_values
 from tests.support.retokenizing import retokenize
 
 
@@ -35,37 +34,20 @@ def slow_pooled(own, peers):
     return [0.0 if len(set(pool)) == 1 else (r - mean) / (std + 1e-6) for r in pool]
 
 
-@given(own=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=4), theirs=st.data())
-def test_pooled_advantages_equal_their_slow_twin(own, theirs):
+def test_pooled_advantages_equal_their_slow_twin(build, make_setting, make, peer, step_of):
     """One mean and one deviation over all answers, whoever wrote them."""
-    from mrl.config.policy_tables import ObjectiveTable
-    from mrl.records.experience import RolloutRecord, SharedAnswer
-    from mrl.records.finish import FinishReason
-    from mrl.records.rollouts import Answer, ScoredGroup
-    from mrl.records.version import Version
-    from mrl.sharing.own_objective import own_objective
-    from mrl.sharing.prp import _advantages
+    groups_of_peers = st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=3), min_size=1, max_size=2)
 
-    peers = theirs.draw(st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=3), min_size=1, max_size=2))
-    answers = [
-        Answer(token_ids=b"", logprobs=b"", versions=[], completion=b"", finish_reason=FinishReason.STOP, reward=reward)
-        for reward in own
-    ]
-    group = ScoredGroup(ticket="t", prompt_id="p", task="w", prompt_token_ids=b"", answers=answers)
-    at = Version(0, 0)
-    records = [
-        RolloutRecord(
-            **{"record_id": "r", "source": f"s{n}", "oldest": at, "newest": at, "fingerprint": "f", "prompt_id": "p"},
-            **{"task": "w", "created_unix_s": 0.0},
-            answers=[
-                SharedAnswer(completion=b"", finish_reason=FinishReason.STOP, reward=r, advantage=9.0) for r in rewards
-            ],
-        )
-        for n, rewards in enumerate(peers)
-    ]
-    objective = own_objective(ObjectiveTable(), max_answer_tokens=9)
-    found = np.concatenate(_advantages(group, records, [0] * sum(map(len, peers)), objective, pooled=True))
-    assert found.tolist() == pytest.approx(slow_pooled(own, peers), rel=1e-5, abs=1e-6)
+    @settings(max_examples=30, deadline=None)
+    @given(own=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=4), theirs=groups_of_peers)
+    def holds(own, theirs):
+        regularised = make_setting(peers=("s0", "s1"), kl_coefficient=0.1)  # so that rows without advantage stay
+        told = [make.rollout(make.sampled(peer, rewards), peer, source=f"s{n}") for n, rewards in enumerate(theirs)]
+        absorbed = step_of(build("prp", regularised), [make.group(own)], told)
+        found = [row.advantages[0] for row in absorbed.examples]
+        assert found == pytest.approx(slow_pooled(own, theirs), rel=1e-5, abs=1e-6)
+
+    holds()
 
 
 @pytest.mark.parametrize(("seed_of_start", "overlong_buffer_tokens"), [(2, 0), (5, 0), (5, 60)])
@@ -175,7 +157,7 @@ def min_clipped(ratio, advantage):
 
 @pytest.mark.parametrize("gap_nats", [0.0, 1.7])
 def test_a_mean_per_own_token_depends_on_the_tokens_and_one_per_byte_does_not(
-    build, make, receiver, peer, step_of, gap_nats
+    build, make, receiver, peer, step_of, record, gap_nats
 ):
     """Log-probs with sum L over T_n own tokens and T_m of the peer, of one text.
 
@@ -192,7 +174,7 @@ def test_a_mean_per_own_token_depends_on_the_tokens_and_one_per_byte_does_not(
     own = np.full(num_own, (total_nats + gap_nats) / num_own, dtype=np.float32)
     ratio = math.exp(float((own - row.behaviour_logprobs).mean()))
     assert ratio == pytest.approx(math.exp((total_nats + gap_nats) / num_own - total_nats / num_peer), rel=1e-5)
-    per_byte = math.exp(gap_values(absorbed.shared, {place: own})["align/gap_nats_per_byte/peer"])
+    per_byte = math.exp(record(regime, absorbed, {place: own}).values["align/gap_nats_per_byte/peer"])
     assert per_byte == pytest.approx(math.exp(gap_nats / len(text)), rel=1e-5)
 
 
@@ -217,17 +199,19 @@ def test_without_a_peer_it_is_the_own_objective(build, make, step_of):
 @pytest.mark.parametrize(
     ("variant", "rows"), [("behaviour", 0), ("decoupled", 0), ("sequence", 0), ("recompute", 2), ("luffy", 2)]
 )
-def test_untraced_answers_serve_variants_without_ratios(build, make, receiver, step_of, variant, rows):
+def test_untraced_answers_serve_variants_without_ratios(build, make, receiver, step_of, record, variant, rows):
     """Rejected rows are counted and not in the denominator; their rewards still move the pooled mean."""
     theirs = make.group([1, 1])  # ids that are no text: no trace
-    absorbed = step_of(build("prp", variant=variant), [make.group([0, 0])], [make.rollout(theirs, receiver)])
+    regime = build("prp", variant=variant)
+    absorbed = step_of(regime, [make.group([0, 0])], [make.rollout(theirs, receiver)])
     peers = [row for row in absorbed.examples if row.component == "peer_rollouts"]
     assert len(peers) == rows
     assert all(row.behaviour_logprobs is row.behaviour_spans is None for row in peers)
     assert absorbed.denominators["peer_rollouts"] == 2 + rows
     assert all((row.advantages < 0).all() for row in absorbed.examples if row.component == "policy_gradient")
-    assert absorbed.counts["align/rejected_share/peer"] == 1 - rows / 2
-    assert absorbed.counts["align/trace_rejected/untraced/peer"] == 2
+    values = record(regime, absorbed).values
+    assert values["align/rejected_share/peer"] == 1 - rows / 2
+    assert values["align/trace_rejected/untraced/peer"] == 2
 
 
 def test_terms_follow_the_own_objective(build, make_setting):

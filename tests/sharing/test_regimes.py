@@ -4,9 +4,9 @@ from msgspec import structs
 from mrl.config.policy_tables import PolicyTable
 from mrl.errors import ConfigError
 from mrl.records.codec import encode
-from mrl.sharing.carried import traces_of
 from mrl.sharing.independent import IndependentParameters, IndependentRegime
 from mrl.sharing.own_objective import METHODS
+from mrl.sharing.own_traces import traces_of
 from mrl.sharing.regimes import (
     REGIMES,
     build_regime,

@@ -11,10 +11,8 @@ from mrl.objectives.specs import Correction, Trrd
 from mrl.records.codec import decode, encode, unpack_array
 from mrl.records.experience import experience_decoder
 from mrl.sharing import rlad as module
-from mrl.sharing.carried import trace_of
-from mrl.sharing.cost import gap_values
+from mrl.sharing.own_traces import trace_of
 from mrl.sharing.rlad import request_id
-from mrl.sharing.row_cost import row_residuals_of
 
 TIS = Correction("token", "truncate", 0.0, 5.0)
 
@@ -97,7 +95,7 @@ def test_requests_are_bounded_and_forgotten(build, make, receiver, step_of, monk
     assert step_of(regime, []).forget == ["a"]
 
 
-def test_unusable_scores_leave_the_plain_ratio(build, make, peer, receiver, step_of):
+def test_unusable_scores_leave_the_plain_ratio(build, make, peer, receiver, step_of, record):
     """Unscored, lying and miscounted ones are told apart; the row is trained without a teacher."""
     groups = [make.sampled(receiver, [1, 0, 0], prompt_id) for prompt_id in "ab"]
     told = scored_by(make, peer, groups[0], -0.1)
@@ -107,9 +105,10 @@ def test_unusable_scores_leave_the_plain_ratio(build, make, peer, receiver, step
         make.score(request_id("own", groups[0].ticket), scores, prompt_id="a"),
         make.score(request_id("own", groups[1].ticket), scores[:2], prompt_id="b"),
     ]
-    absorbed = step_of(build("rlad"), groups, received)
+    regime = build("rlad")
+    absorbed = step_of(regime, groups, received)
     assert [row.teacher_logprobs is None for row in absorbed.examples] == [False, True, True, True, True, True]
-    counts = absorbed.counts
+    counts = absorbed.counts | record(regime, absorbed).values
     assert (counts["sharing/scored_rows"], counts["sharing/unscored_rows"], counts["sharing/absent_rows"]) == (1, 1, 3)
     assert counts["align/trace_rejected/lengths/peer"] == counts["align/rejected/lengths/peer"] == 1
     assert (counts["align/rows/peer"], counts["align/rejected_share/peer"]) == (3, pytest.approx(2 / 3))
@@ -199,16 +198,17 @@ def test_rate_survives_json(build, make, receiver, step_of):
     assert step_of(restored, []).counts["sharing/hit_rate"] == 0.0
 
 
-def test_every_answer_that_was_scored_has_a_line(build, make, peer, receiver, step_of):
+def test_every_answer_that_was_scored_has_a_line(build, make, peer, receiver, step_of, record):
     """With its figures, own log-probs against the teacher's; those that no score came for have none."""
     groups = [make.sampled(receiver, [1, 0, 0], prompt_id) for prompt_id in "ab"]
     told = scored_by(make, peer, groups[1], lambda ids: -0.1 - 0.2 * np.arange(len(ids)))
     lie = make.sampled(peer, [0.0], texts=[b"no"]).answers[0]
     scores = [trace_of(lie, peer), None, told.record.scores[2]]
     received = make.score(request_id("own", groups[1].ticket), scores, prompt_id="b")
-    absorbed = step_of(build("rlad"), groups, [received])
+    regime = build("rlad")
+    absorbed = step_of(regime, groups, [received])
     own = np.linspace(-0.3, -0.9, absorbed.examples[5].answer_token_ids.size).astype(np.float32)
-    lines = row_residuals_of(absorbed.tried, absorbed.shared, {5: own})
+    values, lines = record(regime, absorbed, {5: own})
     assert {(line.source, line.prompt_id, line.record_id) for line in lines} == {
         ("peer", "b", f"peer>{request_id('own', groups[1].ticket)}")
     }
@@ -226,14 +226,12 @@ def test_every_answer_that_was_scored_has_a_line(build, make, peer, receiver, st
     assert line.gap_nats == pytest.approx(gap, rel=1e-5)
     assert line.gap_nats_per_byte == pytest.approx(gap / size, rel=1e-5)
     assert line.ess_weight == 1
-    gaps = gap_values(absorbed.shared, {5: own})
-    assert gaps["align/gap_nats_per_token/peer"] == pytest.approx(gap / own.size, rel=1e-5)
-    assert absorbed.counts["align/receiver_tokens/peer"] == own.size
-    assert all(map(is_known, absorbed.counts | gaps))
+    assert values["align/gap_nats_per_token/peer"] == pytest.approx(gap / own.size, rel=1e-5)
+    assert values["align/receiver_tokens/peer"] == own.size
+    assert all(map(is_known, absorbed.counts | values))
 
 
-def test_without_scores_there_are_no_lines(build, make, receiver, step_of):
+def test_without_scores_there_are_no_lines(build, make, receiver, step_of, record):
     """Nothing was looked at, and nothing is said of the pair."""
-    absorbed = step_of(build("rlad"), [make.sampled(receiver, [1, 0])])
-    assert row_residuals_of(absorbed.tried, absorbed.shared, {}) == []
-    assert not any(name.startswith("align/") for name in absorbed.counts)
+    regime = build("rlad")
+    assert record(regime, step_of(regime, [make.sampled(receiver, [1, 0])])) == ({}, [])

@@ -138,7 +138,7 @@ def score(
     trainer: Trainer, table: LearnerTable, setting: Setting, groups: Sequence[ScoredGroup]
 ) -> tuple[Tensor, Tensor]:
     """[T] log-probabilities and [A] advantages of all answers, those included that a step leaves out as idle."""
-    examples = own_rows(groups, setting.objective, source=setting.policy, keep_idle=True).examples
+    examples = own_rows(groups, setting, keep_idle=True).examples
     components = [setting.objective.component()]
     batches = pack(examples, components, microbatch_tokens=table.microbatch_tokens)
     packed_T = torch.cat(frozen_logprobs(trainer.model, batches, ForwardSettings(1.0)))
