@@ -43,7 +43,7 @@ from vllm_load import VLLMLoad
 
 from mrl.engines.continuous import ContinuousBatch
 from mrl.engines.engine import GenerationRequest, Sampling
-from mrl.engines.sampling import sample, uniforms
+from mrl.engines.token_sampling import sample, uniforms
 from mrl.errors import EngineError
 from mrl.records.version import Version
 

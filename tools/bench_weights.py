@@ -180,7 +180,7 @@ def measure_embedded(times: Times, folder: Path, million_parameters: float, roun
     from mrl.engines.embedded import EmbeddedEngine
     from mrl.engines.engine import Sampling
     from mrl.models.parameters import weight_sources
-    from mrl.models.tensor_broadcast import Incoming
+    from mrl.models.tensor_broadcast import IncomingTensors
     from mrl.records.rollouts import WeightsNotice, WeightsRequest
     from mrl.records.version import Version
     from mrl.weights.broadcast import BroadcastPublisher
@@ -227,7 +227,7 @@ def measure_embedded(times: Times, folder: Path, million_parameters: float, roun
                     answers = sender.answers(notice, num_workers=1)
                 meeting = answers[0][1].meeting
                 assert meeting is not None
-                engine.receive(Incoming(meeting, manifest.broadcast, manifest.tensors), version)
+                engine.receive(IncomingTensors(meeting, manifest.broadcast, manifest.tensors), version)
 
             seen.measure("broadcast: meet and receive", receive)
 
@@ -241,7 +241,7 @@ def measure_adapters(times: Times, folder: Path, rounds: int) -> None:
     from mrl.config.policy_tables import LoraTable
     from mrl.engines.embedded import EmbeddedEngine
     from mrl.engines.engine import Sampling
-    from mrl.models.load import load_policy
+    from mrl.models.load_policy import load_policy
     from mrl.models.lora import add_adapters
     from mrl.models.parameters import adapter_sources, trained_weights
     from mrl.records.version import Version

@@ -21,7 +21,7 @@ from bench_rollout import MAX_TOKENS, long_tail
 
 from mrl.config.policy_tables import MakeTable
 from mrl.models.make import make_policy
-from mrl.tasks.warm_start import Example
+from mrl.tasks.warm_start_examples import Example
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 RECIPE = MakeTable(

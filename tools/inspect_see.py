@@ -36,7 +36,7 @@ from see_tables import Rates, rates_per_s, tables
 
 from mrl.config.run_folder import RunFolder
 from mrl.errors import MRLError, PeerLost, RunFolderError
-from mrl.records.exchange import Drain, Peek, Peeked, Stat, StatRequest
+from mrl.records.exchange_messages import Drain, Peek, Peeked, Stat, StatRequest
 
 DRAIN_LOOK_S = 0.5
 PLAIN_WIDTH = 120

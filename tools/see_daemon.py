@@ -9,7 +9,7 @@ from mrl.config.run_folder import RunFolder
 from mrl.errors import PeerLost, RecordError
 from mrl.exchange.shards import endpoint_of
 from mrl.records.codec import decode, encode
-from mrl.records.exchange import ClientMessage, Peeked, Stat, StreamState, daemon_message_decoder
+from mrl.records.exchange_messages import ClientMessage, Peeked, Stat, StreamState, daemon_message_decoder
 from mrl.transport.client import ClientSocket
 from mrl.transport.endpoints import read_endpoint
 from mrl.transport.grants import Grant

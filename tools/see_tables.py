@@ -10,7 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 from see_values import shown_text
 
-from mrl.records.exchange import ClientState, PairFlow, PolicyShelf, Stat, StreamState
+from mrl.records.exchange_messages import ClientState, PairFlow, PolicyShelf, Stat, StreamState
 
 LOOK: dict[str, Any] = {"title_justify": "left", "box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "title_style": "bold"}
 SILENT_S = 3.0

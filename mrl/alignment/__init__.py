@@ -37,9 +37,9 @@ reading tokenizers
 - `receiver`       bytes -> own token ids, own token ids -> bytes; `rank_file` from a rank file and what it leaves open
 
 carrying traces over
-- `peer_answer`, `source`          the wire form, checked; written from sampled tokens
+- `peer_answer`, `sampled_answers`  the wire form, checked; written from sampled tokens
 - `peer_rows`, `normalization`     what of it can be read: cut to UTF-8, put into NFC
-- `own_rows`, `spans`, `ragged`    own tokens, common spans, flat rows
+- `own_rows`, `common_spans`, `ragged`  own tokens, common spans, flat rows
 - `translate`, `aligned_batch`     the whole path and its result; `selection` some rows of it
 - `flags`          what happened to a row, and why one was refused
 - `spreading`      per-token numbers from span numbers
@@ -56,7 +56,7 @@ from mrl.alignment.peer_answer import PeerAnswer, validate
 from mrl.alignment.rank_file import load_tekken, load_tiktoken_ranks
 from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.alignment.residual import Residual, RowResiduals, row_residuals, summarise
-from mrl.alignment.source import describe_answers
+from mrl.alignment.sampled_answers import describe_answers
 from mrl.alignment.spreading import DEFAULT_SPREADING, SPREADING, advantages_to_receiver
 from mrl.alignment.translate import translate_batch, translate_texts
 from mrl.records.finish import FinishReason

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from mrl.alignment.ragged import offsets_of
-from mrl.alignment.tokenizer_file import TokenizerFile
+from mrl.alignment.tokenizer_file import TOKENIZER_FILE, TokenizerFile
 from mrl.errors import TokenizerRefused
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
@@ -41,22 +41,13 @@ class Encoder(Protocol):
 class FileEncoder:
     """The tokenizer that the file describes, without dummy prefix, template, truncation or padding.
 
-    Raises TokenizerRefused where `tokenizers` gives an added token another id than the file: it numbers anew what does
-    not follow the vocabulary.
+    Raises TokenizerRefused where `tokenizers` gives an added token another id than the file.
     """
 
     def __init__(self, file: TokenizerFile) -> None:
         self._tokenizer = Tokenizer.from_str(file.exact_json())
         self._tokenizer.encode_special_tokens = True
-        for token in file.added_tokens:
-            found = self._tokenizer.token_to_id(token["content"])
-            if found != token["id"] and not token.get("special"):
-                got = f"{found} for {token['content']}, listed as {token['id']}"
-                raise TokenizerRefused(
-                    "an added token is given another id, so its id would stand for another token than the model learnt",
-                    where=str(file.path),
-                    got=got,
-                )
+        _check_added_ids(self._tokenizer, file)
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """The ids of every text."""
@@ -64,3 +55,23 @@ class FileEncoder:
         offsets = offsets_of(np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)))
         flat = chain.from_iterable(row.ids for row in rows)
         return Encoded(np.fromiter(flat, dtype=np.int32, count=int(offsets[-1])), offsets)
+
+
+def _check_added_ids(tokenizer: Tokenizer, file: TokenizerFile) -> None:
+    """Raises TokenizerRefused for the first added token whose id in the file is not the one that it is given.
+
+    A token that the vocabulary holds keeps its id there. The others are numbered on from the vocabulary's end, in the
+    order of the file, whatever ids the file says. The special tokens of a rank file are read by other programs.
+    """
+    is_common_form = file.path.name == TOKENIZER_FILE
+    for token in file.added_tokens:
+        given = tokenizer.token_to_id(token["content"])
+        if given != token["id"] and (is_common_form or not token.get("special")):
+            raise TokenizerRefused(
+                f"the tokenizers library gives the added token {token['content']!r} another id than its file",
+                where=str(file.path),
+                got=f"id {token['id']} in the file, {'none' if given is None else f'id {given}'} from the library",
+                wanted="the same id: with another one prompts hold tokens that the model does not know",
+                cure="put the token into model.vocab under its id, or list added tokens with ids that follow the"
+                " vocabulary without a gap",
+            )

@@ -25,7 +25,7 @@ from itertools import chain, pairwise
 import numpy as np
 import numpy.typing as npt
 
-from mrl.alignment.spans import align_batch
+from mrl.alignment.common_spans import align_batch
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -43,7 +43,7 @@ FEW_TEXTS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class WordSource:
+class WordDistribution:
     """Words with their probabilities, and the chance that a text ends after a word.
 
     Words are written with one space between them; no word holds a space.
@@ -105,7 +105,7 @@ class TracedTexts:
     """[N + 1] where each text's tokens start."""
 
 
-def trace_texts(source: WordSource, cut: Cut, words: Ints, offsets: Ints) -> TracedTexts | NotMeasurable:
+def trace_texts(source: WordDistribution, cut: Cut, words: Ints, offsets: Ints) -> TracedTexts | NotMeasurable:
     """The texts as the tokenizer behind `cut` sees them, once it has cut the whole texts into the same tokens."""
     few = min(FEW_TEXTS, len(offsets) - 1)
     num_apart = _num_apart(source, cut, words[: offsets[few]], offsets[: few + 1])
@@ -127,7 +127,7 @@ def trace_texts(source: WordSource, cut: Cut, words: Ints, offsets: Ints) -> Tra
     return traced
 
 
-def _num_apart(source: WordSource, cut: Cut, words: Ints, offsets: Ints) -> int:
+def _num_apart(source: WordDistribution, cut: Cut, words: Ints, offsets: Ints) -> int:
     """How many texts are not cut as their words are; 0 also where a word cannot be cut alone."""
     used, place = np.unique(words, return_inverse=True)
     names = [source.words[word] for word in used.tolist()]
@@ -139,9 +139,9 @@ def _num_apart(source: WordSource, cut: Cut, words: Ints, offsets: Ints) -> int:
 
 
 class ExactModel:
-    """The policy of a `WordSource` as one tokenizer sees it, from its tokens of every word, at the start and later."""
+    """The policy of a `WordDistribution` as one tokenizer sees it: its tokens of every word, at the start and later."""
 
-    def __init__(self, source: WordSource, first: Sequence[Word], later: Sequence[Word]) -> None:
+    def __init__(self, source: WordDistribution, first: Sequence[Word], later: Sequence[Word]) -> None:
         self._first = _Table(first, source.probabilities)
         self._later = _Table(later, source.probabilities)
         self._log_go, self._log_stop = np.log1p(-source.end_probability), np.log(source.end_probability)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mrl.alignment.card_text import word_frequencies
-from mrl.alignment.exact_tries import Floor, NotMeasurable, Word, WordSource, measure_floor, trace_texts
+from mrl.alignment.exact_tries import Floor, NotMeasurable, Word, WordDistribution, measure_floor, trace_texts
 from mrl.alignment.flags import Flag
 from mrl.alignment.peer_answer import Int32s, PeerAnswer
 from mrl.alignment.receiver import Receiver
@@ -78,7 +78,7 @@ class SpanText:
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class CutExample:
     """A span that the two cut differently, and how often it came in one kind of text."""
 
     span: SpanText
@@ -95,7 +95,7 @@ class PairCard:
     """Empty for a refused one."""
     directions: tuple[Direction, ...]
     """First -> second and second -> first; none where one of the two is refused."""
-    examples: tuple[Example, ...]
+    examples: tuple[CutExample, ...]
     """Peer side: the first tokenizer."""
     refusals: Mapping[str, str] = field(default_factory=dict)
     """Name -> why this tokenizer cannot be aligned exactly."""
@@ -197,7 +197,7 @@ def pair_floors(
 ) -> tuple[Floor | NotMeasurable, Floor | NotMeasurable]:
     """The residual of one policy with itself, first -> second and second -> first."""
     words, frequencies = word_frequencies()
-    source = WordSource(words, np.array(frequencies) / sum(frequencies))
+    source = WordDistribution(words, np.array(frequencies) / sum(frequencies))
     drawn, offsets = source.sample(FLOOR_TEXTS, rng)
     traces = [trace_texts(source, partial(cut_words, receiver), drawn, offsets) for receiver in receivers]
     for name, trace in zip(names, traces, strict=True):
@@ -242,7 +242,7 @@ def cut_words(receiver: Receiver, texts: Sequence[str]) -> list[Word]:
     return [[] if row in cut.faults else flat[start:end] for row, (start, end) in rows]
 
 
-def _examples(forth: Mapping[str, tuple[list[PeerAnswer], AlignedBatch]], receiver: Receiver) -> tuple[Example, ...]:
+def _examples(forth: Mapping[str, tuple[list[PeerAnswer], AlignedBatch]], receiver: Receiver) -> tuple[CutExample, ...]:
     """The commonest of every kind of text; a span stands only where it comes most often, first kind first."""
     counts = {kind: Counter(_cut_differently(*written, receiver)) for kind, written in forth.items()}
     most: dict[SpanText, tuple[int, str]] = {}
@@ -250,10 +250,10 @@ def _examples(forth: Mapping[str, tuple[list[PeerAnswer], AlignedBatch]], receiv
         for span, count in mine.items():
             if count > most.get(span, (0, ""))[0]:
                 most[span] = count, kind
-    examples: list[Example] = []
+    examples: list[CutExample] = []
     for kind, mine in counts.items():
         typical = [(span, count) for span, count in mine.most_common() if most[span] == (count, kind)]
-        examples += [Example(span, count, kind) for span, count in typical[:EXAMPLES_PER_KIND]]
+        examples += [CutExample(span, count, kind) for span, count in typical[:EXAMPLES_PER_KIND]]
     return tuple(examples)
 
 

@@ -15,6 +15,8 @@ from mrl.errors import ModelFolderError, TokenizerRefused
 
 Kind = Literal["byte_level", "metaspace"]
 METASPACE = "\u2581"
+TOKENIZER_FILE = "tokenizer.json"
+"""The name of a tokenizer in the form of the tokenizers library."""
 DETERMINING = ("model", "normalizer", "pre_tokenizer", "decoder", "added_tokens")
 
 
@@ -76,7 +78,7 @@ def read_tokenizer_file(folder: Path) -> TokenizerFile:
     Raises ModelFolderError when it is missing or malformed, TokenizerRefused for a kind whose bytes cannot be known
     exactly.
     """
-    path = folder / "tokenizer.json"
+    path = folder / TOKENIZER_FILE
     content = _read_json(path)
     model = content.get("model") or {}
     if not isinstance(model, dict):

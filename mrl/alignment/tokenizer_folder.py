@@ -13,7 +13,7 @@ from typing import Any
 
 from mrl.alignment.rank_families import family_of
 from mrl.alignment.rank_table import read_tekken, read_tiktoken_ranks
-from mrl.alignment.tokenizer_file import TokenizerFile, optional_json, read_tokenizer_file
+from mrl.alignment.tokenizer_file import TOKENIZER_FILE, TokenizerFile, optional_json, read_tokenizer_file
 from mrl.errors import ModelFolderError
 
 RANK_FILES = ("*.tiktoken", "tiktoken.model", "tokenizer.model")
@@ -28,14 +28,14 @@ def read_tokenizer(path: Path) -> TokenizerFile:
     file = find_tokenizer(path) if path.is_dir() else path
     if not file.is_file():
         raise ModelFolderError("no tokenizer", where=str(file), wanted="a model folder, or a tokenizer file of one")
-    if file.name == "tokenizer.json":
+    if file.name == TOKENIZER_FILE:
         return read_tokenizer_file(file.parent)
     return read_tekken(file) if file.suffix == ".json" else _read_ranks(file)
 
 
 def find_tokenizer(folder: Path) -> Path:
     """The file that carries the folder's tokenizer. Raises ModelFolderError where there is none or it is not clear."""
-    for name in ("tokenizer.json", "tekken.json"):
+    for name in (TOKENIZER_FILE, "tekken.json"):
         if (folder / name).is_file():
             return folder / name
     found = sorted({file for pattern in RANK_FILES for file in folder.glob(pattern)})

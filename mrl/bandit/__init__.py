@@ -20,7 +20,7 @@ GRPO shares nothing; PRP shares answers, XGRPO shares rewards, SGT shares verifi
 - `sweeps`       families of bandits: p, q, chi^2, residual and group size vary
 - `toy`, `credit` two softmax policies trained on many contexts
 - `plane`, `curves`, `labels`, `style`   pictures (matplotlib: extra `plots`)
-- `page`, `page_text`, `study`   one page, and the folder that everything goes to
+- `study_page`, `study_text`, `study`   one page, and the folder that everything goes to
 
 Shapes: K arms, G own rows of a group, N draws of an estimator. Numpy only, no torch.
 """

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from mrl.bandit.labels import HALO, in_axes, label_points
 from mrl.bandit.method_looks import LOOKS
 from mrl.bandit.methods import Row
-from mrl.bandit.sweeps import Residual, Sweep
+from mrl.bandit.sweeps import ResidualSweep, Sweep
 from mrl.plots import GHOST, INK, SOFT, sheet
 
 SUPPORT = "support S\n(rise of log p per unit step, nats)"
@@ -99,7 +99,7 @@ def _own_path(axes: Axes, sweep: Sweep, name: str, marked: Sequence[int], name_o
     label_points(axes, line_P2[marked], [name_of(float(sweep.values_P[index])) for index in marked], line_P2)
 
 
-def residual_picture(residual: Residual, exact: tuple[float, float], gradient_norm: float) -> Figure:
+def residual_picture(residual: ResidualSweep, exact: tuple[float, float], gradient_norm: float) -> Figure:
     """Left: where random residuals throw PRP in the plane. Right: its bias, against the bound and against g*."""
     figure = sheet(10.4, 4.6, left=0.9)
     left, right = figure.subplots(1, 2, gridspec_kw={"wspace": 0.22})
@@ -116,7 +116,7 @@ def residual_picture(residual: Residual, exact: tuple[float, float], gradient_no
     return figure
 
 
-def _bias_panel(axes: Axes, residual: Residual, gradient_norm: float) -> None:
+def _bias_panel(axes: Axes, residual: ResidualSweep, gradient_norm: float) -> None:
     kappa_P, colour = residual.kappa_nats_P, LOOKS["PRP exact"].colour
     low_P, middle_P, high_P = np.quantile(residual.bias_PR, [0.05, 0.5, 0.95], axis=1)
     axes.fill_between(kappa_P, low_P, high_P, color=colour, alpha=0.18, lw=0)

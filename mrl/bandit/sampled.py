@@ -14,7 +14,7 @@ from mrl.bandit.problem import Bandit, Floats
 Ints = npt.NDArray[np.intp]
 
 
-class Groups(NamedTuple):
+class SampledGroups(NamedTuple):
     """N independent prompts: what the learner and the peer played, and the rewards."""
 
     own_NG: Ints
@@ -22,13 +22,15 @@ class Groups(NamedTuple):
     own_rewards_NG: Floats
     peer_rewards_NH: Floats
 
-    def block(self, start: int, end: int) -> "Groups":
+    def block(self, start: int, end: int) -> "SampledGroups":
         """The draws from `start` up to `end`."""
         part = slice(start, end)
-        return Groups(self.own_NG[part], self.peer_NH[part], self.own_rewards_NG[part], self.peer_rewards_NH[part])
+        return SampledGroups(
+            self.own_NG[part], self.peer_NH[part], self.own_rewards_NG[part], self.peer_rewards_NH[part]
+        )
 
 
-Estimator = Callable[[Bandit, Groups, np.random.Generator], Floats]
+Estimator = Callable[[Bandit, SampledGroups, np.random.Generator], Floats]
 """Draws of ghat, [N, K]."""
 
 
@@ -43,15 +45,15 @@ class Measured(NamedTuple):
     """Share of draws in which the own group failed as a whole and the peer had a success."""
 
 
-def draw_groups(bandit: Bandit, num_draws: int, group: int, peer_group: int, rng: np.random.Generator) -> Groups:
+def draw_groups(bandit: Bandit, num_draws: int, group: int, peer_group: int, rng: np.random.Generator) -> SampledGroups:
     """Independent own and peer groups."""
     own_NG = rng.choice(len(bandit.pi_K), size=(num_draws, group), p=bandit.pi_K)
     peer_NH = rng.choice(len(bandit.mu_K), size=(num_draws, peer_group), p=bandit.mu_K)
-    return Groups(own_NG, peer_NH, bandit.rewards[own_NG], bandit.rewards[peer_NH])
+    return SampledGroups(own_NG, peer_NH, bandit.rewards[own_NG], bandit.rewards[peer_NH])
 
 
 def measure(
-    bandit: Bandit, estimator: Estimator, groups: Groups, rng: np.random.Generator, *, block: int = 20_000
+    bandit: Bandit, estimator: Estimator, groups: SampledGroups, rng: np.random.Generator, *, block: int = 20_000
 ) -> Measured:
     """Support and variance of an estimator over all drawn groups, in blocks that fit the cache."""
     count = len(groups.own_NG)
@@ -64,7 +66,7 @@ def measure(
     return Measured(float(along_N.mean()), errors[0], float(distance_N.mean()), errors[1], rescued)
 
 
-def is_rescued(groups: Groups) -> npt.NDArray[np.bool_]:
+def is_rescued(groups: SampledGroups) -> npt.NDArray[np.bool_]:
     """Whether the own group failed as a whole and the peer had a success, [N]."""
     failed_N = groups.own_rewards_NG.sum(axis=1) == 0
     rescued_N: npt.NDArray[np.bool_] = failed_N & (groups.peer_rewards_NH.sum(axis=1) > 0)
@@ -83,7 +85,7 @@ def weighted_scores(bandit: Bandit, arms_NG: Ints, weights_NG: Floats) -> Floats
 def own_rows(peer_weight: float) -> Estimator:
     """GRPO (peer_weight 0) and XGRPO: own rows against a mixed baseline."""
 
-    def estimate(bandit: Bandit, groups: Groups, rng: np.random.Generator) -> Floats:
+    def estimate(bandit: Bandit, groups: SampledGroups, rng: np.random.Generator) -> Floats:
         own_N1, peer_N1 = (rows.mean(axis=1, keepdims=True) for rows in groups[2:])
         centred_NG = groups.own_rewards_NG - (1 - peer_weight) * own_N1 - peer_weight * peer_N1
         return weighted_scores(bandit, groups.own_NG, centred_NG / groups.own_NG.shape[1])
@@ -94,7 +96,7 @@ def own_rows(peer_weight: float) -> Estimator:
 def own_rows_fixed(baseline: float) -> Estimator:
     """GRPO against a fixed baseline."""
 
-    def estimate(bandit: Bandit, groups: Groups, rng: np.random.Generator) -> Floats:
+    def estimate(bandit: Bandit, groups: SampledGroups, rng: np.random.Generator) -> Floats:
         return weighted_scores(bandit, groups.own_NG, (groups.own_rewards_NG - baseline) / groups.own_NG.shape[1])
 
     return estimate
@@ -103,7 +105,7 @@ def own_rows_fixed(baseline: float) -> Estimator:
 def peer_rows(weights_K: Floats, baseline: float) -> Estimator:
     """PRP: peer rows with a weight per arm."""
 
-    def estimate(bandit: Bandit, groups: Groups, rng: np.random.Generator) -> Floats:
+    def estimate(bandit: Bandit, groups: SampledGroups, rng: np.random.Generator) -> Floats:
         factors_NH = weights_K[groups.peer_NH] * (groups.peer_rewards_NH - baseline)
         return weighted_scores(bandit, groups.peer_NH, factors_NH / groups.peer_NH.shape[1])
 
@@ -114,7 +116,7 @@ def rescued_rows(lambda_: float) -> Estimator:
     """SGT: GRPO, and lambda times the score of one peer success, drawn uniformly, where the own group failed."""
     grpo = own_rows(0.0)
 
-    def estimate(bandit: Bandit, groups: Groups, rng: np.random.Generator) -> Floats:
+    def estimate(bandit: Bandit, groups: SampledGroups, rng: np.random.Generator) -> Floats:
         tickets_NH = rng.random(groups.peer_NH.shape) * groups.peer_rewards_NH
         chosen_N1 = np.take_along_axis(groups.peer_NH, tickets_NH.argmax(axis=1)[:, None], axis=1)
         weights_N1 = lambda_ * is_rescued(groups)[:, None].astype(np.float64)

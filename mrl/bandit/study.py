@@ -14,8 +14,8 @@ from mrl.bandit.closed_forms import prp_exact
 from mrl.bandit.credit import CREDITS
 from mrl.bandit.methods import Row, Settings, reference_rows
 from mrl.bandit.overlap import chi_squared, rescue_probability
-from mrl.bandit.page import ToyTable, page
 from mrl.bandit.problem import Bandit, Floats, reference_bandit
+from mrl.bandit.study_page import ToyTable, page
 from mrl.bandit.toy import Curve, Toy, table_steps, train_all
 from mrl.errors import ConfigError
 from mrl.files import replace_file

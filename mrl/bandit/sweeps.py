@@ -87,7 +87,7 @@ def over_mismatch(bandit: Bandit, settings: Settings, tilts_P: Sequence[float] |
     return sweep([chi_squared(one) for one in bandits], bandits, [settings] * len(bandits))
 
 
-class Residual(NamedTuple):
+class ResidualSweep(NamedTuple):
     """PRP under random residuals of at most kappa nats: R residuals at each of P values."""
 
     kappa_nats_P: Floats
@@ -99,14 +99,14 @@ class Residual(NamedTuple):
 
 def over_residual(
     bandit: Bandit, settings: Settings, kappas_P: Sequence[float] | Floats, num_residuals: int, seed: int
-) -> Residual:
+) -> ResidualSweep:
     """Residuals uniform in [-kappa, kappa], independent per arm; every kappa scales the same draws."""
     unit_RK = np.random.default_rng(seed).uniform(-1, 1, (num_residuals, len(bandit.pi_K)))
     moments = [
         [prp_residual(bandit, settings.peer_group, bandit.p, kappa * unit_K) for unit_K in unit_RK]
         for kappa in kappas_P
     ]
-    return Residual(
+    return ResidualSweep(
         np.asarray(kappas_P, dtype=np.float64),
         np.array([[one.support(bandit) for one in row] for row in moments]),
         np.array([[one.variance for one in row] for row in moments]),

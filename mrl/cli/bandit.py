@@ -54,7 +54,7 @@ _seed.__name__ = "seed"  # argparse names the type in its message: "invalid seed
 
 
 def _reference_table(results: "Results") -> Table:
-    from mrl.bandit.page import significant
+    from mrl.bandit.study_page import significant
 
     title = (
         f"reference instance: p {results.bandit.p:.4f}, q {results.bandit.q:.4f}, groups of {results.settings.group}"

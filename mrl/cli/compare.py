@@ -45,14 +45,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _train(runs: Sequence[Run], *, jobs: int, where: str) -> None:
-    from mrl.cli.compare_train import Machine, lanes, run_need, train_missing
+    from mrl.cli.compare_train import FreeMachine, lanes, run_need, train_missing
     from mrl.cli.preflight import preflight
 
     configs = {one.regime: one.config for one in runs}.values()
     for config in configs:
         preflight(config, where=where)
     check_earlier(runs)
-    train_missing(runs, lanes(Machine.here(), [run_need(config) for config in configs], jobs=jobs))
+    train_missing(runs, lanes(FreeMachine.here(), [run_need(config) for config in configs], jobs=jobs))
 
 
 def conclude(runs: Sequence[Run]) -> int:

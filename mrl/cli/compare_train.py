@@ -31,7 +31,7 @@ Lane = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class FreeMachine:
     """What there is for runs."""
 
     cores: int
@@ -39,7 +39,7 @@ class Machine:
     gpus: tuple[str, ...]
 
     @classmethod
-    def here(cls) -> "Machine":
+    def here(cls) -> "FreeMachine":
         """Cores that this process may use, memory that is free now, GPUs that it sees."""
         free_mib = psutil.virtual_memory().available / MIB
         return cls(len(os.sched_getaffinity(0)), free_mib, tuple(visible_gpus(os.environ)))
@@ -73,7 +73,7 @@ def run_need(config: RunConfig) -> RunNeed:
     )
 
 
-def lanes(machine: Machine, needs: Sequence[RunNeed], *, jobs: int = 0) -> list[Lane]:
+def lanes(machine: FreeMachine, needs: Sequence[RunNeed], *, jobs: int = 0) -> list[Lane]:
     """Places for runs of any of `needs`, each with GPUs of its own; at least one place.
 
     `jobs` asks for that many, whatever fits; when GPUs then do not suffice for all, all places share all of them.

@@ -21,9 +21,9 @@ from mrl.engines.dialect import Launch
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Engine, GenerationRequest, Sampling, generate_all
 from mrl.engines.environment import engine_python
-from mrl.engines.server import ServerEngine
+from mrl.engines.server_engine import ServerEngine
 from mrl.errors import EngineError, MRLError, UserError
-from mrl.models.load import load_policy
+from mrl.models.load_policy import load_policy
 from mrl.models.number_formats import ComputedIn, NumberFormat
 from mrl.models.probe import VOCAB_SIZE, save_probe
 from mrl.models.scoring import score_answers

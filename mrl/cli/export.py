@@ -79,7 +79,7 @@ def export(config: RunConfig, folder: RunFolder, policy: str, step: int | None, 
 
 
 def _write_weights(folder: Path, table: PolicyTable, checkpoint: "Checkpoint") -> None:
-    from mrl.models.load import load_policy
+    from mrl.models.load_policy import load_policy
     from mrl.models.lora import add_adapters, write_adapters
     from mrl.models.parameters import trained_weights, whole_weights
     from mrl.weights.publish import write_weights

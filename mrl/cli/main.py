@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
-from mrl.config.keys import nearest
+from mrl.config.nearest_key import nearest
 from mrl.errors import ConfigError, MRLError, RunFolderError, UserError
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -25,21 +25,21 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {
     "train": Command("mrl.cli.train", "run the configuration CONFIG to its end", takes_overrides=True),
     "launch": Command("mrl.cli.launch", "run CONFIG on several hosts, by SLURM too", takes_overrides=True),
-    "join": Command("mrl.cli.join", "run what a run on several hosts puts on this one"),
+    "join": Command("mrl.cli.join_run", "run what a run on several hosts puts on this one"),
     "stop": Command("mrl.cli.stop", "end a run, or one policy of it, from any host"),
     "check": Command("mrl.cli.check", "validate CONFIG and print the resolved plan", takes_overrides=True),
     "policies": Command("mrl.cli.policies", "make the small local policies of CONFIG", takes_overrides=True),
-    "report": Command("mrl.cli.report", "write report.html of a run and print its path"),
+    "report": Command("mrl.cli.write_report", "write report.html of a run and print its path"),
     "export": Command("mrl.cli.export", "write a policy of a run as a Hugging Face folder"),
     "align": Command("mrl.cli.align", "compare two tokenizers: a pair card, or one text under both"),
     "bandit": Command("mrl.cli.bandit", "what sharing gains and costs, on a bandit: table, pictures, one page"),
-    "schema": Command("mrl.cli.schema", "print the JSON schema of configurations, for editors"),
+    "schema": Command("mrl.cli.print_schema", "print the JSON schema of configurations, for editors"),
     "compare": Command(
         "mrl.cli.compare", "train CONFIG under several sharing regimes and compare", takes_overrides=True
     ),
     "doctor": Command("mrl.cli.doctor", "what this machine has, and what each engine does here"),
-    "version": Command("mrl.cli.version", "print the version of mrl and of what it stands on"),
-    "exchange keys": Command("mrl.cli.exchange", "which keys may connect to a run: list, make, revoke"),
+    "version": Command("mrl.cli.print_version", "print the version of mrl and of what it stands on"),
+    "exchange keys": Command("mrl.cli.exchange_keys", "which keys may connect to a run: list, make, revoke"),
     "exchange": Command("mrl.cli.roles", "role: the exchange daemon"),
     "allocator": Command("mrl.cli.roles", "role: the allocator"),
     "learner": Command("mrl.cli.roles", "role: one rank of a policy's learner (under torchrun)"),

@@ -170,7 +170,7 @@ def _making(name: str, recipe: Mapping[str, Any], folder: Path) -> Iterator[_Mak
 
 def _build(recipe: Mapping[str, Any], name: str, folder: Path) -> None:
     from mrl.models.make import make_policy
-    from mrl.tasks.warm_start import collect_examples
+    from mrl.tasks.warm_start_examples import collect_examples
 
     make = MakeTable.model_validate_json(json.dumps(recipe["make"]))
     tasks = {task: TaskTable.model_validate_json(json.dumps(table)) for task, table in recipe["tasks"].items()}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-from mrl.config.keys import nearest
+from mrl.config.nearest_key import nearest
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.errors import AddressError, ConfigError, MissingError, ModelFolderError
@@ -164,7 +164,12 @@ def unasked(config: RunConfig, *, where: str) -> list[str]:
 
 
 def check_model_folder(folder: Path, *, key: str) -> None:
-    """Raises ModelFolderError unless `folder` looks like a Hugging Face folder of a causal language model."""
+    """Raises ModelFolderError unless `folder` looks like a Hugging Face folder of a causal language model.
+
+    Its tokenizer is read as every process of the policy reads it, which refuses what cannot be used (TokenizerRefused).
+    """
+    from mrl.alignment.receiver import load_receiver
+
     where = f"{key} = {str(folder)!r}"
     if not folder.is_dir():
         raise ModelFolderError(
@@ -184,3 +189,4 @@ def check_model_folder(folder: Path, *, key: str) -> None:
         raise ModelFolderError("config.json names no model_type", where=where, wanted="a Hugging Face model folder")
     if not any(folder.glob("*.safetensors")):
         raise ModelFolderError("no weights", where=where, wanted="*.safetensors")
+    load_receiver(folder, use_tiktoken=False)

@@ -99,7 +99,7 @@ def _supervise(config: RunConfig, folder: RunFolder, plan: "Plan", console: Cons
     return conclude(folder, supervisor, board, console, code)
 
 
-class Ended(Protocol):
+class EndedRun(Protocol):
     """The part of a `Supervisor` that is done which its end is told from."""
 
     @property
@@ -113,7 +113,7 @@ class Ended(Protocol):
     peak_pss_mib: float
 
 
-def conclude(folder: RunFolder, ended: Ended, board: "Board", console: Console, code: int) -> int:
+def conclude(folder: RunFolder, ended: EndedRun, board: "Board", console: Console, code: int) -> int:
     """Write the report, print the final table and why the run ended; returns the exit code.
 
     A report that cannot be written turns 0 into 2. After a signal a large run gets none, for the prompt has to be back

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from mrl.config.keys import annotation_at, nearest, nearest_key, table_keys
+from mrl.config.nearest_key import annotation_at, nearest, nearest_key, table_keys
 from mrl.errors import ConfigError
 
 _WANTED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {

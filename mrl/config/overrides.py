@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Sequence
 from typing import Any
 
-from mrl.config.keys import annotation_at, is_named_collection, nearest, nearest_key, table_keys
+from mrl.config.nearest_key import annotation_at, is_named_collection, nearest, nearest_key, table_keys
 from mrl.errors import ConfigError
 
 WHERE = "command line"

@@ -31,8 +31,8 @@ class RunTable(Table):
     sync: bool = False
     """All policies step together: no staleness, and equal runs under equal seeds."""
     sync_timeout_s: float = Field(default=600.0, gt=0)
-    """A synchronous run ends, and names who is missing, when a policy is awaited for longer than this. Left out: 60 s
-    more for each GB of the largest model's weights."""
+    """A synchronous run ends, and names who is missing, when a policy that is awaited stands still for longer than
+    this. Left out: 60 s more for each GB of the largest model's weights."""
     max_minutes: float = Field(default=0.0, ge=0)
     """Ends the run after this many minutes; 0 means no limit."""
     min_free_mib: int = Field(default=256, ge=0)

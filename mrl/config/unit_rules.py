@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from mrl.config.keys import nearest
+from mrl.config.nearest_key import nearest
 from mrl.config.schema import RunConfig
 from mrl.config.unit_seats import competing
 from mrl.config.unit_types import named_types

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from mrl.config.keys import nearest
+from mrl.config.nearest_key import nearest
 from mrl.config.units import Unit
 from mrl.errors import ConfigError
 

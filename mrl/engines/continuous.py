@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from mrl.engines.engine import Finished, Generation, GenerationRequest, Sampling
-from mrl.engines.sampling import sample, uniforms
 from mrl.engines.slot_cache import ReadPrompt, SlotCache
+from mrl.engines.token_sampling import sample, uniforms
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version, VersionSpan
 

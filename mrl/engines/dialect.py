@@ -8,7 +8,7 @@ from typing import Protocol
 from mrl.engines.engine import EngineUsage, Sampling
 from mrl.engines.http import Http, HttpFailure
 from mrl.errors import PeerLost
-from mrl.models.tensor_broadcast import Incoming, Seats
+from mrl.models.tensor_broadcast import IncomingTensors, Seats
 from mrl.records.finish import FinishReason
 
 PROBED_TEMPERATURES = (1.0, 0.5)
@@ -139,10 +139,10 @@ class Dialect(Protocol):
     async def broadcast_seats(self, http: Http) -> Seats:
         """The ranks of a broadcast that the server and this process take. Raises EngineError where there are none."""
 
-    async def prepare_broadcast(self, http: Http, incoming: Incoming) -> None:
+    async def prepare_broadcast(self, http: Http, incoming: IncomingTensors) -> None:
         """As much of a broadcast as the server can take while it samples on. Raises PeerLost, WeightsError."""
 
-    async def receive(self, http: Http, incoming: Incoming, label: str) -> None:
+    async def receive(self, http: Http, incoming: IncomingTensors, label: str) -> None:
         """As `load`, the rest of it. Raises PeerLost when nothing has changed, HalfUpdated when something has."""
 
     async def resume(self, http: Http) -> None:

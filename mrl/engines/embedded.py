@@ -21,10 +21,10 @@ from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Samplin
 from mrl.engines.merged_adapters import MergedAdapters
 from mrl.errors import WeightsError
 from mrl.models.device_memory import PLAN, enough_memory
-from mrl.models.load import load_policy
+from mrl.models.load_policy import load_policy
 from mrl.models.parameters import named_weights
 from mrl.models.scoring import score_answers, score_tokens, writes_in_forwards
-from mrl.models.tensor_broadcast import Incoming, Seats, gpu_id, numbered, receive_tensors
+from mrl.models.tensor_broadcast import IncomingTensors, Seats, gpu_id, numbered, receive_tensors
 from mrl.models.tensor_file import Place, digest, read_folder
 from mrl.records.version import Version
 
@@ -116,7 +116,7 @@ class EmbeddedEngine:
         """One, of this process."""
         return Seats(1, gpu_id(numbered(self._device)))
 
-    def receive(self, incoming: Incoming, version: Version) -> None:
+    def receive(self, incoming: IncomingTensors, version: Version) -> None:
         """As `load`, from a broadcast. Raises PeerLost when its members do not meet, or it comes apart."""
         device = numbered(self._device)
         self._take_over(incoming.meeting.name, version, lambda place: receive_tensors(incoming, place, device=device))

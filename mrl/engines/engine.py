@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mrl.models.tensor_broadcast import Incoming, Seats
+from mrl.models.tensor_broadcast import IncomingTensors, Seats
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version, VersionSpan
 
@@ -132,7 +132,7 @@ class Engine(Protocol):
     def broadcast_seats(self) -> Seats:
         """The ranks of a broadcast that it takes. Raises EngineError where it takes weights from files alone."""
 
-    def receive(self, incoming: Incoming, version: Version) -> None:
+    def receive(self, incoming: IncomingTensors, version: Version) -> None:
         """As `load`, from a broadcast. Raises PeerLost when its members do not meet, or it comes apart.
 
         Afterwards it serves what it served before, or, where it has to write over that, nothing.

@@ -17,7 +17,7 @@ from mrl.engines.dialect import Dialect, HalfUpdated, Paused, Segment
 from mrl.engines.engine import Finished, Generation, GenerationRequest, Sampling
 from mrl.engines.http import Http, HttpFailure
 from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
-from mrl.models.tensor_broadcast import Incoming
+from mrl.models.tensor_broadcast import IncomingTensors
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import are_logprobs
 from mrl.records.version import Version, VersionSpan
@@ -111,7 +111,7 @@ class Segments:
         """Change the adapters above the weights of the start; as `load`."""
         await self._change(lambda: self._dialect.load_adapters(self._http, folder, str(version)), version)
 
-    async def receive(self, incoming: Incoming, version: Version) -> None:
+    async def receive(self, incoming: IncomingTensors, version: Version) -> None:
         """Change the weights by a broadcast. Raises PeerLost; after HalfUpdated the gate opens with the next load."""
         await self._dialect.prepare_broadcast(self._http, incoming)
         await self._change(lambda: self._dialect.receive(self._http, incoming, str(version)), version)

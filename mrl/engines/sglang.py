@@ -23,7 +23,7 @@ from mrl.engines.metrics_text import metrics_of
 from mrl.engines.sglang_broadcast import witness_broadcast
 from mrl.engines.tensor_folder import TensorSums, check_same_tensors, digests_held
 from mrl.errors import EngineError, PeerLost, WeightsError
-from mrl.models.tensor_broadcast import Incoming, Seats
+from mrl.models.tensor_broadcast import IncomingTensors, Seats
 from mrl.models.tensor_file import read_folder
 from mrl.records.finish import FinishReason
 
@@ -153,10 +153,10 @@ class SGLang:
         self._need(http, *CONTROLS, *BROADCASTS)
         return Seats(1 + self._num_processes)
 
-    async def prepare_broadcast(self, http: Http, incoming: Incoming) -> None:
+    async def prepare_broadcast(self, http: Http, incoming: IncomingTensors) -> None:
         """See Dialect. Nothing: SGLang has no place for weights beside those that it serves."""
 
-    async def receive(self, http: Http, incoming: Incoming, label: str) -> None:
+    async def receive(self, http: Http, incoming: IncomingTensors, label: str) -> None:
         """See Dialect. SGLang loads each bucket as it comes, so nothing is whole before the last."""
         watching = asyncio.to_thread(witness_broadcast, incoming, self._dtype)
         witness = asyncio.ensure_future(asyncio.gather(watching, return_exceptions=True))

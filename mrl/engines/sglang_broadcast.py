@@ -9,7 +9,7 @@ from mrl.engines.dialect import HalfUpdated
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.tensor_folder import TensorSums, served_name
 from mrl.errors import PeerLost
-from mrl.models.tensor_broadcast import MEET_S, STALL_S, Incoming, buckets_of, receive_each
+from mrl.models.tensor_broadcast import MEET_S, STALL_S, IncomingTensors, buckets_of, receive_each
 from mrl.models.tensor_file import TYPES
 from mrl.records.rollouts import Meeting
 
@@ -36,7 +36,7 @@ async def meet(http: Http, meeting: Meeting) -> None:
         raise PeerLost(f"broadcast {meeting.name}: {failure}") from failure
 
 
-async def load(http: Http, incoming: Incoming, label: str) -> None:
+async def load(http: Http, incoming: IncomingTensors, label: str) -> None:
     """All buckets; the version gets its name with the last. Raises HalfUpdated, HttpFailure."""
     buckets = buckets_of(incoming.tensors)
     try:
@@ -73,7 +73,7 @@ async def give_up(http: Http, name: str) -> None:
                 raise
 
 
-def witness_broadcast(incoming: Incoming, dtype: str) -> TensorSums:
+def witness_broadcast(incoming: IncomingTensors, dtype: str) -> TensorSums:
     """Receive the same bytes in this process, a bucket at a time, and check their digests.
 
     Returns what the server, which computes in `dtype`, has to report of them. Raises PeerLost, WeightsError.

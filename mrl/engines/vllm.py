@@ -35,7 +35,7 @@ from mrl.engines.vllm_calls import (
     seat_of,
 )
 from mrl.errors import EngineError, PeerLost
-from mrl.models.tensor_broadcast import Incoming, Seats
+from mrl.models.tensor_broadcast import IncomingTensors, Seats
 from mrl.models.tensor_file import read_folder
 from mrl.records.finish import FinishReason
 
@@ -191,7 +191,7 @@ class VLLM:
             raise EngineError(what, where="rollout.weights", cure='weights = "files"')
         return Seats(1)
 
-    async def prepare_broadcast(self, http: Http, incoming: Incoming) -> None:
+    async def prepare_broadcast(self, http: Http, incoming: IncomingTensors) -> None:
         """See Dialect. All of it: the worker receives in a thread of its own, beside what it serves."""
         where = f"broadcast {incoming.meeting.name}"
         await call_workers(http, "mrl_join", [seat_of(incoming)])
@@ -200,7 +200,7 @@ class VLLM:
             raise PeerLost(f"{where}: {lost[0]}")
         check_taken(where, said, taken={}, num_workers=1)
 
-    async def receive(self, http: Http, incoming: Incoming, label: str) -> None:
+    async def receive(self, http: Http, incoming: IncomingTensors, label: str) -> None:
         """See Dialect. Nothing is left to come."""
         said = await call_workers(http, "mrl_serve_arrived", [])
         check_taken(f"broadcast {incoming.meeting.name}", said, taken={}, num_workers=1)

@@ -7,7 +7,7 @@ from typing import Any
 from mrl.engines.dialect import Paused
 from mrl.engines.http import Http, HttpFailure
 from mrl.errors import EngineLost, WeightsError
-from mrl.models.tensor_broadcast import MEET_S, STALL_S, Incoming, buckets_of
+from mrl.models.tensor_broadcast import MEET_S, STALL_S, IncomingTensors, buckets_of
 from mrl.models.tensor_file import TYPES
 from mrl.transport.endpoints import own_host
 
@@ -75,7 +75,7 @@ def check_taken(where: str, answers: Sequence[Any], *, taken: object, num_worker
     raise EngineLost(f"{where}: of {num_workers} workers {num_taken} took the weights, {len(refused)} refused{why}")
 
 
-def seat_of(incoming: Incoming) -> str:
+def seat_of(incoming: IncomingTensors) -> str:
     """What `inside/broadcast_member.py` has to know to be a member of this broadcast, as JSON."""
     meeting = incoming.meeting
     seat = {

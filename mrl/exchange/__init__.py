@@ -1,7 +1,7 @@
 """Exchange (SEE in the paper, arXiv 2605.07244): the daemon through which policies pass each other their experience.
 
-Protocol: `mrl.records.exchange`. Learners and workers speak to it through `client`, which blocks them only where they
-ask for it, and with a bound.
+Protocol: `mrl.records.exchange_messages`. Learners and workers speak to it through `client`, which blocks them only
+where they ask for it, and with a bound.
 
 Invariants: what was acknowledged is on the log, and is delivered, or evicted and counted; nothing is stored or
 delivered that is older than allowed, counted in versions of its source and never by a clock; memory, log, queues and

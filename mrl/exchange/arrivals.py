@@ -8,7 +8,7 @@ from mrl.exchange.inbox import Inbox
 from mrl.exchange.reader import LogLost, Reader
 from mrl.exchange.shared_files import SharedFiles
 from mrl.records.codec import decode
-from mrl.records.exchange import Batch, ClientMessage, Commit, Deliver, Stream, Took
+from mrl.records.exchange_messages import Batch, ClientMessage, Commit, Deliver, Stream, Took
 from mrl.records.experience import ExperienceRecord, experience_decoder
 from mrl.records.tags import tags_of
 

@@ -16,6 +16,7 @@ class Barriers:
     def __init__(self) -> None:
         self._reached: dict[str, int] = {}
         self._waiting: dict[bytes, _Waiting] = {}
+        self._progress: dict[str, int] = {}
 
     def reached(self, policy: str) -> int | None:
         """The last barrier that the policy has come to."""
@@ -39,6 +40,15 @@ class Barriers:
             del self._waiting[other]
         answer = (client, number, self._missing(_Waiting(number, members)))
         return opened if answer in opened else [*opened, answer]
+
+    def got_on(self, policy: str, progress: int) -> None:
+        """A client of the policy says how far that is on its way to the next barrier; 0 where it does not say."""
+        if progress:
+            self._progress[policy] = progress
+
+    def progress(self, policies: Collection[str]) -> list[int]:
+        """What these policies said last of how far they are; 0 of one that has said nothing."""
+        return [self._progress.get(policy, 0) for policy in policies]
 
     def reset(self, policy: str) -> None:
         """The policy went back: it has come to no barrier yet."""

@@ -20,7 +20,7 @@ from mrl.exchange.publisher import Publisher
 from mrl.exchange.questions import MAX_IDS, Question, Questions, slices
 from mrl.exchange.shared_files import Locate, SharedFiles
 from mrl.records.codec import decode, encode
-from mrl.records.exchange import (
+from mrl.records.exchange_messages import (
     Announce,
     Barrier,
     BarrierState,
@@ -81,6 +81,8 @@ class ExchangeClient:
         self._subscription: Subscribe | None = None
         self._barrier: Barrier | None = None
         self._missing: list[str] = []
+        self._progress: Callable[[], int] = lambda: 0
+        self._progress_of: dict[str, int] = {}
         self._newest: Announce | None = None
         self._resumed: Announce | None = None
         self._heard_s = self._pinged_s = self._reconnected_s = self._greeted_s = clock()
@@ -232,6 +234,18 @@ class ExchangeClient:
             self._changed.wait_for(lambda: not self._missing, timeout_s)
             return list(self._missing)
 
+    def tell(self, progress: Callable[[], int]) -> None:
+        """Say with every Ping how far this policy is, to those who wait for it at a barrier.
+
+        The link's thread asks: a number that changes whenever the policy gets on.
+        """
+        self._progress = progress
+
+    def progress_of(self, policy: str) -> int:
+        """How far a policy that is missing at the barrier said that it was; 0 where it said nothing."""
+        with self._lock:
+            return self._progress_of.get(policy, 0)
+
     def unwatch(self, prompt_ids: Iterable[str]) -> None:
         """No longer interested in these prompts."""
         with self._lock:
@@ -281,6 +295,7 @@ class ExchangeClient:
                     self._files.is_spool_read = message.reads_spool
                 case BarrierState() if self._barrier is not None and message.number == self._barrier.number:
                     self._missing = message.missing
+                    self._progress_of.update(zip(message.missing, message.progress, strict=False))
             if is_restarted or (isinstance(message, Welcome) and not message.known):
                 self._start_over(at_once=is_restarted)
             self._publisher.send()
@@ -288,6 +303,7 @@ class ExchangeClient:
 
     def on_tick(self, now_s: float) -> None:
         """Ping, send again what is unanswered, and look for a daemon that fell silent; the link's thread calls this."""
+        progress = self._progress() if now_s - self._pinged_s >= PING_S else 0  # it may wait for what others hold
         with self._lock:
             if self._link is None:
                 return
@@ -300,7 +316,7 @@ class ExchangeClient:
             elif now_s - self._pinged_s >= PING_S and now_s - self._heard_s <= SILENCE_S:
                 self._pinged_s = now_s
                 self._files.look()
-                self._post(Ping(client=self._client, has_spool=self._files.has_spool))
+                self._post(Ping(client=self._client, has_spool=self._files.has_spool, progress=progress))
                 self._repeat_standing()
                 self._publisher.send_again(now_s)
                 self._questions.ask_again(now_s)

@@ -19,7 +19,7 @@ from mrl.exchange.postings import Postings
 from mrl.exchange.sessions import MAX_SESSIONS, Session, unacknowledged
 from mrl.exchange.watches import Watches
 from mrl.records.codec import MAX_MESSAGE_BYTES, decode
-from mrl.records.exchange import (
+from mrl.records.exchange_messages import (
     Announce,
     Barrier,
     BarrierState,
@@ -148,8 +148,10 @@ class ExchangeCore:
             case Hello():
                 return self._handle_hello(client, message, grant, now_s)
             case Ping():
-                if session is not None and message.has_spool and not self._spools.has(session.name):
-                    self._spools.open(session.name)
+                if session is not None:
+                    self._barriers.got_on(session.policy, message.progress)
+                    if message.has_spool and not self._spools.has(session.name):
+                        self._spools.open(session.name)
                 return [(client, self._welcome(session))]
             case StatRequest() if grant.role in ("admin", "supervisor"):
                 return [(client, self.stat(now_s))]
@@ -269,11 +271,8 @@ class ExchangeCore:
         return [(client, self._welcome(self._sessions.get(client)))]
 
     def _forget(self, client: bytes) -> None:
-        self._watches.forget(client)
-        self._subscriptions.forget(client)
-        self._streams.forget(client)
-        self._parking.forget(client)
-        self._barriers.forget(client)
+        for part in (self._watches, self._subscriptions, self._streams, self._parking, self._barriers):
+            part.forget(client)
         if client in self._sessions:
             self._abandoned += self._sessions.pop(client).end()
 
@@ -374,7 +373,8 @@ class ExchangeCore:
         return self._deliveries.dispatch(client, session, now_s) + self._hand_out(now_s)
 
     def _barrier_state(self, number: int, missing: list[str]) -> BarrierState:
-        return BarrierState(incarnation=self._incarnation, number=number, missing=missing)
+        progress = self._barriers.progress(missing)
+        return BarrierState(incarnation=self._incarnation, number=number, missing=missing, progress=progress)
 
     def _policy_shelves(self) -> list[PolicyShelf]:
         watched = self._watches.prompts_by_policy()

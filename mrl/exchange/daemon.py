@@ -20,7 +20,7 @@ from mrl.exchange.log.writer import LogWriter
 from mrl.exchange.memory import WhenFull
 from mrl.exchange.spool import Spools
 from mrl.records.codec import Buffer, decode, encode
-from mrl.records.exchange import Stat
+from mrl.records.exchange_messages import Stat
 from mrl.transport.endpoints import port_of, publish_endpoint, read_endpoint
 from mrl.transport.grants import Grant
 from mrl.transport.hoarders import Hoarders

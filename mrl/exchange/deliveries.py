@@ -9,7 +9,7 @@ from mrl.exchange.sessions import Session, Shipment
 from mrl.exchange.shelf import Shelf
 from mrl.exchange.streams import NextBatch
 from mrl.exchange.versions import VersionBook
-from mrl.records.exchange import Batch, DaemonMessage, Deliver
+from mrl.records.exchange_messages import Batch, DaemonMessage, Deliver
 from mrl.records.packs import Parcel
 
 MAX_DELIVER_BYTES = 256 * 1024

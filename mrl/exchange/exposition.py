@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from mrl.records.exchange import PairFlow, PolicyShelf, Stat, StreamState
+from mrl.records.exchange_messages import PairFlow, PolicyShelf, Stat, StreamState
 
 SILENCE_S = 5.0
 """A loop that has not turned for so long stands still; it turns at least twice a second."""

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mrl.records.exchange import PairFlow
+from mrl.records.exchange_messages import PairFlow
 
 MAX_IDLE_PAIRS = 10_000
 

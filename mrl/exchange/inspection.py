@@ -6,7 +6,7 @@ from mrl.exchange.entry import Entry
 from mrl.exchange.sessions import Session
 from mrl.exchange.shelf import PolicyRecords
 from mrl.exchange.versions import VersionBook
-from mrl.records.exchange import ClientState, Peeked
+from mrl.records.exchange_messages import ClientState, Peeked
 from mrl.records.version import Version
 
 MAX_SHOWN_CLIENTS = 256

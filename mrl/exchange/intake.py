@@ -17,7 +17,7 @@ from mrl.exchange.shelf import Shelf
 from mrl.exchange.stored_puts import StoredPuts
 from mrl.exchange.versions import VersionBook
 from mrl.records.codec import decode
-from mrl.records.exchange import Put
+from mrl.records.exchange_messages import Put
 from mrl.records.experience import raw_pack_decoder
 from mrl.records.packs import Pack
 from mrl.records.tags import PackTags, Tags, tags_of

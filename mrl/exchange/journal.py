@@ -15,7 +15,7 @@ import msgspec
 from mrl.errors import RecordError
 from mrl.exchange.entry import Entry
 from mrl.records.codec import MAX_MESSAGE_BYTES, Buffer, decode, decoder, encode
-from mrl.records.exchange import Announce, Commit, Done
+from mrl.records.exchange_messages import Announce, Commit, Done
 from mrl.records.experience import RecordKind
 from mrl.records.tags import PackTags, Tags
 from mrl.records.version import Count, Name

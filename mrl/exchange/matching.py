@@ -7,7 +7,7 @@ from mrl.exchange.flows import Flows
 from mrl.exchange.shelf import Shelf
 from mrl.exchange.versions import VersionBook
 from mrl.exchange.watches import Watch, Watches
-from mrl.records.exchange import Fetch
+from mrl.records.exchange_messages import Fetch
 
 
 class Matching:

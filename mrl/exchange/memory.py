@@ -14,7 +14,7 @@ from mrl.exchange.streams import Streams
 from mrl.exchange.subscriptions import Subscriptions
 from mrl.exchange.versions import VersionBook
 from mrl.records.codec import Buffer
-from mrl.records.exchange import Announce, Commit, Done
+from mrl.records.exchange_messages import Announce, Commit, Done
 from mrl.records.experience import RecordKind
 from mrl.records.tags import Tags
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from mrl.records.exchange import Put
+from mrl.records.exchange_messages import Put
 
 MAX_PARKED_BYTES = 8 * 1024 * 1024
 PUT_BYTES, PACK_BYTES = 512, 512

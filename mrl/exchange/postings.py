@@ -6,7 +6,7 @@ from mrl.exchange.entry import Entry
 from mrl.exchange.journal import LogEntry, Stored, arrays_of, written
 from mrl.exchange.log.frames import HEAD_BYTES
 from mrl.exchange.outside import Append
-from mrl.records.exchange import Commit
+from mrl.records.exchange_messages import Commit
 
 
 class Postings:

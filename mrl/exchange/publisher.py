@@ -9,7 +9,7 @@ from mrl.exchange.outbox import Outbox, Unanswered
 from mrl.exchange.packing import OpenPut
 from mrl.exchange.shared_files import SharedFiles
 from mrl.records.codec import encode
-from mrl.records.exchange import Put, PutAck
+from mrl.records.exchange_messages import Put, PutAck
 from mrl.records.experience import ExperienceRecord
 from mrl.records.packs import Spooled
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mrl.exchange.outbox import Outbox, Unanswered
 from mrl.records.codec import encode
-from mrl.records.exchange import Fetch, Unwatch
+from mrl.records.exchange_messages import Fetch, Unwatch
 from mrl.records.experience import RecordKind
 
 MAX_UNANSWERED = 256

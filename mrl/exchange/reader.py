@@ -8,7 +8,7 @@ import msgspec
 from mrl.errors import RecordError
 from mrl.exchange.shared_files import SharedFiles
 from mrl.records.codec import Buffer, decode
-from mrl.records.exchange import Batch, Stream, Took
+from mrl.records.exchange_messages import Batch, Stream, Took
 from mrl.records.experience import ExperienceRecord, Received, experience_decoder, pack_decoder, raw_pack_decoder
 from mrl.records.packs import Parcel
 

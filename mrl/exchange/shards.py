@@ -22,7 +22,7 @@ from typing import TypeVar
 import msgspec
 
 from mrl.exchange.client import ExchangeClient
-from mrl.records.exchange import RequestKind
+from mrl.records.exchange_messages import RequestKind
 from mrl.records.experience import ExperienceRecord, Received, RecordKind
 from mrl.records.version import Version
 
@@ -209,6 +209,15 @@ class ShardedExchange:
         """
         missing = _at_once([partial(client.barrier, number, members, timeout_s) for client in self._clients])
         return [policy for policy in members if any(policy in of_shard for of_shard in missing)]
+
+    def tell(self, progress: Callable[[], int]) -> None:
+        """As `ExchangeClient.tell`, to every shard."""
+        for client in self._clients:
+            client.tell(progress)
+
+    def progress_of(self, policy: str) -> int:
+        """As `ExchangeClient.progress_of`: another number once any shard has heard that the policy got on."""
+        return sum(client.progress_of(policy) for client in self._clients)
 
     def lost_s(self) -> float:
         """Seconds without any answer from the shard that is silent longest; 0 while all answer in time."""

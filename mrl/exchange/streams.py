@@ -14,7 +14,7 @@ from mrl.exchange.matching import is_within
 from mrl.exchange.sessions import Allowance
 from mrl.exchange.shelf import Shelf
 from mrl.exchange.versions import VersionBook
-from mrl.records.exchange import Commit, Stream, StreamState
+from mrl.records.exchange_messages import Commit, Stream, StreamState
 
 LAPSE_S = 2.5
 """Living readers repeat themselves every second."""

@@ -11,7 +11,7 @@ from itertools import takewhile
 from math import inf
 
 from mrl.exchange.sessions import CLAIM_S
-from mrl.records.exchange import RequestKind
+from mrl.records.exchange_messages import RequestKind
 
 LAPSE_S = 2.5
 """Living clients renew every second."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mrl.records.exchange import Announce
+from mrl.records.exchange_messages import Announce
 from mrl.records.tags import PackTags, Tags
 from mrl.records.version import Version, age_versions, is_void
 

@@ -36,7 +36,7 @@ class StartAgain:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class RoleFinished:
     """The process did what it was for."""
 
 
@@ -48,7 +48,7 @@ class EndRun:
     reason: str
 
 
-Verdict = StartAgain | Finished | EndRun
+Verdict = StartAgain | RoleFinished | EndRun
 
 
 @dataclass
@@ -92,7 +92,7 @@ class RestartPolicy:
     def ended(self, end: Exit, now_s: float) -> Verdict:
         """The process ended while the run goes on."""
         if end.until_done and end.code == 0:
-            return Finished()
+            return RoleFinished()
         if end.code == USER_ERROR:
             return EndRun(USER_ERROR, f"{end.name}: {end.reason}")
         history = self._histories.setdefault(end.name, _History(starts=1))

@@ -18,7 +18,7 @@
 - `references` the scores of its own that go with a version, and those of the version before
 - `pass_memory` what a pass needs in memory, found without data
 - `skipped`   the rows of updates that were left out, kept to be looked at
-- `loop`      the learner's life
+- `training_loop`  the learner's life
 
 Shapes: N packed sequences of L tokens, T answer tokens of all rows of a batch, R rows.
 """

@@ -11,13 +11,12 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from mrl.config.schema import NO_EVALUATION
 from mrl.learner.held_out_ledger import Evaluated
 from mrl.learner.intake import Intake
 from mrl.learner.worker_news import WaitBounds
-from mrl.metrics.evaluation import tell_evaluation
+from mrl.metrics.evaluation_results import tell_evaluation
 from mrl.metrics.telemetry import Telemetry
-from mrl.records.evaluation import EvaluationResult, result_name
+from mrl.records.evaluation_messages import EvaluationResult, result_name
 from mrl.records.version import Version
 from mrl.tasks.pool import Prompt
 
@@ -32,15 +31,13 @@ class EvaluationPlan:
 
     prompts: Sequence[Prompt]
     every: int
-    """Steps between evaluations; 0 for the first and the last step alone, `NO_EVALUATION` for none."""
+    """Steps between evaluations; 0 for the first and the last step alone."""
     num_prompts: int
     """Of the steps in between; 0 takes all."""
     total_steps: int
 
     def prompts_at(self, step: int) -> Sequence[Prompt]:
         """What is asked at a step; nothing where none is due."""
-        if self.every == NO_EVALUATION:
-            return ()
         if step in (0, self.total_steps):
             return self.prompts
         is_due = self.every > 0 and step % self.every == 0

@@ -5,10 +5,9 @@ it ends with the answers that have been begun: later ones would say little about
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from mrl.records.evaluation import EvaluationResult
+from mrl.records.evaluation_messages import EvaluationResult
 from mrl.records.rollouts import HeldOutAnswer, HeldOutItem, WorkRequest
 from mrl.records.version import Version
 from mrl.tasks.held_out import HeldOutBook
@@ -23,15 +22,6 @@ class Evaluated(NamedTuple):
     """None when no prompt was answered."""
     failures: dict[str, int]
     """Why prompts have no answer -> how many."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOutGrant:
-    """Part of a request that held-out prompts take."""
-
-    items: list[HeldOutItem]
-    kept: int
-    """Places that are theirs, or will be as soon as the worker has weights."""
 
 
 class HeldOutLedger:
@@ -70,18 +60,13 @@ class HeldOutLedger:
         """What silent workers have waits again; returns how many prompts."""
         return self._lose(lambda who, _: who in workers, now_s)
 
-    def grant(self, request: WorkRequest) -> HeldOutGrant:
+    def grant(self, request: WorkRequest) -> list[HeldOutItem]:
         """Prompts for a worker that serves the version asked for, or a newer one."""
-        if self._newest is None:
-            return HeldOutGrant([], 0)
-        if request.serving is None:
-            return HeldOutGrant([], min(request.max_held_out, self._newest.num_waiting))
-        items = self._grant(request, request.max_held_out)
-        return HeldOutGrant(items, len(items))
+        return self._grant(request, request.max_held_out)
 
     def grant_alone(self, request: WorkRequest, granted: int) -> list[HeldOutItem]:
         """More, where there is no other work for the worker; `granted` it has just been granted."""
-        return [] if self._newest is None else self._grant(request, request.max_held_out_alone - granted)
+        return self._grant(request, request.max_held_out_alone - granted)
 
     def accept(self, answers: Sequence[HeldOutAnswer], now_s: float) -> None:
         """Take answers in; repeated ones and those of an earlier life are ignored."""
@@ -106,8 +91,7 @@ class HeldOutLedger:
         return [*self._overtaken, *([] if self._newest is None else [self._newest])]
 
     def _grant(self, request: WorkRequest, most: int) -> list[HeldOutItem]:
-        assert self._newest is not None, "looked at by the caller"
-        if request.serving is None or request.serving < self._newest.version:
+        if self._newest is None or request.serving is None or request.serving < self._newest.version:
             return []
         return self._newest.grant(request.worker, max(0, most))
 

@@ -70,10 +70,11 @@ class Intake:
     ) -> None:
         """Without a courier every version lies in files, and nobody asks for it.
 
-        With `evaluates_alone` no groups are granted while an evaluation is under way.
+        Without `held_out` nothing is evaluated. With `evaluates_alone` no groups are granted while an evaluation is
+        under way.
         """
         self._courier = courier
-        self._held_out, self._evaluates_alone = held_out or HeldOutLedger(""), evaluates_alone
+        self._held_out, self._evaluates_alone = held_out, evaluates_alone
         self._server, self._ledger, self._clock = server, ledger, clock
         self._changed = threading.Condition()
         self._waits = Waits(clock())
@@ -85,16 +86,34 @@ class Intake:
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="intake", daemon=True)
 
+    def open(self) -> None:
+        """Answer workers from now on. Before the first weights are announced they hear that their learner is there."""
+        if self._thread.ident is None and not self._stopping:
+            self._thread.start()
+
     def announce(self, notice: WeightsNotice) -> None:
-        """Tell workers of these weights from now on; the first call opens the link."""
+        """Tell workers of these weights from now on; opens the link where that has not been done."""
         with self._changed:
-            if self._notice is None:
-                self._news = WorkerNews.since(self._clock())
             self._news.announced(self._clock())
             self._notice = notice
             self._ledger.announced(notice.version)
-        if not self._thread.is_alive() and not self._stopping:
-            self._thread.start()
+        self.open()
+
+    def publishing(self, progress: int) -> None:
+        """New weights are on their way, so far: another number whenever they have got on."""
+        with self._changed:
+            self._news.publishing(progress, self._clock())
+
+    def got_on(self) -> None:
+        """The learner itself has got on, for example with its training."""
+        with self._changed:
+            self._news.num_moves += 1
+
+    @property
+    def num_moves(self) -> int:
+        """How often workers, new weights for them, or the learner itself have got on since it began."""
+        with self._changed:
+            return self._news.num_moves
 
     def arrivals(self) -> list[ScoredGroup]:
         """Groups that came in since the last call, whether or not they will be fresh enough to train on."""
@@ -142,7 +161,7 @@ class Intake:
     def evaluate(self, version: Version, prompts: Sequence[Prompt]) -> None:
         """Have these held-out prompts answered by workers that serve `version`, or a newer one."""
         with self._changed:
-            self._held_out.ask(version, prompts, self._clock())
+            self._books.ask(version, prompts, self._clock())
 
     def evaluated(self, timeout_s: float = 0.0) -> list[Evaluated]:
         """The evaluations that ended since the last call; waits at most `timeout_s` for a held-out answer.
@@ -151,20 +170,25 @@ class Intake:
         """
         with self._changed:
             self._check()
-            if timeout_s and self._held_out.is_open:
+            if timeout_s and self._books.is_open:
                 self._changed.wait(timeout_s)
-            return self._held_out.take_over()
+            return self._books.take_over()
 
     @property
     def is_evaluating(self) -> bool:
         """Whether the newest evaluation is under way."""
         with self._changed:
-            return self._held_out.is_open
+            return self._books.is_open
 
     def stop_evaluating(self) -> None:
         """Await no held-out answer any more: evaluations end with those that came."""
         with self._changed:
-            self._held_out.give_up(self._clock())
+            self._books.give_up(self._clock())
+
+    @property
+    def _books(self) -> HeldOutLedger:
+        assert self._held_out is not None, "nobody evaluates without it"
+        return self._held_out
 
     @property
     def window_groups(self) -> float | None:
@@ -213,7 +237,8 @@ class Intake:
                     self._courier.ask(client, message)
             with self._changed:
                 silent = self._ledger.expire(self._clock(), WORKER_SILENCE_S)
-                self._held_out.expire(silent, self._clock())
+                if self._held_out is not None:
+                    self._held_out.expire(silent, self._clock())
             self._route_weights()
 
     def _route_weights(self) -> None:
@@ -225,7 +250,8 @@ class Intake:
         now_s = self._clock()
         with self._changed:
             notice = self._notice
-            assert notice is not None, "the link opens with the first weights"
+            if notice is None:
+                return self._answer_early(message, now_s)
             if isinstance(message, WorkRequest):
                 self._news.asked(message, now_s, serves=self._ledger.may_sample(message.serving))
                 # One whose engine has yet to start is no replica, and asks for nothing that it could lose.
@@ -234,7 +260,8 @@ class Intake:
                 return WorkGrant(items=[], weights=notice) if is_starting else self._grant(message, notice, now_s)
             self._news.delivered(now_s)
             if isinstance(message, HeldOutAnswers):
-                self._held_out.accept(message.answers, now_s)
+                if self._held_out is not None:  # else they are of an earlier life, which evaluated
+                    self._held_out.accept(message.answers, now_s)
                 self._changed.notify_all()
                 return GroupsAck(tickets=[answer.ticket for answer in message.answers], weights=notice)
             self._note(self._ledger.accept(message.groups, message.worker, now_s))
@@ -242,18 +269,27 @@ class Intake:
             tickets = [group.ticket for group in message.groups] + [group.ticket for group in message.stale]
             return GroupsAck(tickets=tickets, weights=notice)
 
+    def _answer_early(self, message: WorkRequest | Groups | HeldOutAnswers, now_s: float) -> LearnerMessage:
+        """Before there are weights to tell of nothing is granted or taken over: it comes again."""
+        if not isinstance(message, WorkRequest):
+            return GroupsAck(tickets=[])
+        self._news.asked(message, now_s, serves=False)
+        return WorkGrant(items=[])
+
     def _grant(self, request: WorkRequest, notice: WeightsNotice, now_s: float) -> WorkGrant:
         """Held-out prompts first, groups in what places are left, and more held-out prompts where there is no group."""
         held_out = self._held_out
+        if held_out is None:
+            return WorkGrant(items=self._ledger.grant(request, now_s), weights=notice)
         held_out.lose(request.worker, request.holding, now_s)
-        room = held_out.grant(request)
+        beside = held_out.grant(request)
         is_alone = self._evaluates_alone and held_out.is_open
-        max_groups = request.max_groups - math.ceil(room.kept / self._ledger.pace.group_size)
+        max_groups = request.max_groups - math.ceil(len(beside) / self._ledger.pace.group_size)
         less = msgspec.structs.replace(request, max_groups=0 if is_alone else max(0, max_groups))
         items = self._ledger.grant(less, now_s)
         if is_alone or not (items or self._ledger.capacity(request.serving)):
-            room.items.extend(held_out.grant_alone(request, len(room.items)))
-        return WorkGrant(items=items, weights=notice, held_out=room.items, held_out_waiting=held_out.waiting)
+            beside += held_out.grant_alone(request, len(beside))
+        return WorkGrant(items=items, weights=notice, held_out=beside, held_out_waiting=held_out.waiting)
 
     def _check(self) -> None:
         if self._failure is not None:

@@ -6,12 +6,13 @@
     fetch until scores are there they alone are made after the meeting; who was asked for them owes them
     meet 2 * step + 1            only now does anybody train, and so publish the next version
 
-Both meetings and the fetches have a bound. When it runs out the run ends and says who was missing.
+All waits have a bound. That of a meeting is how long a policy may stand still: whoever is missing and says that it gets
+on, as one does whose workers evaluate, is waited for. When it runs out the run ends and says who was missing.
 """
 
 import itertools
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from mrl.errors import PeerLost
 from mrl.learner.gather import Gathered, Stopping, await_groups
@@ -88,17 +89,20 @@ class LockstepGathering:
         return self._meet(peers, 2 * step + 1, step, stopping)
 
     def _meet(self, peers: LockstepPeers, number: int, step: int, stopping: Stopping) -> bool:
-        deadline_s = time.monotonic() + self._sync_timeout_s
+        standstill = Standstill()
         others = ", ".join(f"learner/{name}" for name in self._members if name != self._telemetry.policy)
         with self._telemetry.awaiting("all policies", whom=others, bound_s=self._sync_timeout_s):
             while not stopping():
                 missing = peers.barrier(number, self._members, min(SLICE_S, self._sync_timeout_s))
                 if not missing:
                     return True
-                if time.monotonic() > deadline_s:
-                    lost = " (the exchange does not answer)" if peers.lost_s() else ""
-                    late = ", ".join(missing)
-                    raise PeerLost(f"{late} did not come to step {step} within {self._sync_timeout_s:g} s{lost}")
+                progress = {policy: peers.progress_of(policy) for policy in missing}
+                lost = " (the exchange does not answer)" if peers.lost_s() else ""
+                first_word_s = 0.0 if lost else self._bounds.first_word_s
+                late = standstill.of(progress, time.monotonic(), self._sync_timeout_s, first_word_s=first_word_s)
+                if late:
+                    stood = f"and stood still for {min(late.values()):g} s"
+                    raise PeerLost(f"{', '.join(late)} did not come to step {step}, {stood}{lost}")
         return False
 
     def _hear(self, peers: LockstepPeers, how: Asking, prompt_ids: set[str], step: int) -> None:
@@ -115,6 +119,7 @@ class LockstepGathering:
                 if not answered:
                     raise PeerLost(f"the exchange did not answer in step {step} within {self._sync_timeout_s:g} s")
                 received += peers.take()
+                self._intake.got_on()
         self._regime.hear(in_fixed_order(received, prompt_ids, step, limit=how.limit), step=step)
 
     def _hear_scores(
@@ -122,21 +127,40 @@ class LockstepGathering:
     ) -> None:
         """Scores are the one kind that is made after the meeting: ask again until all are there.
 
-        Without them the step would not be that of an equal run.
+        Without them the step would not be that of an equal run. The bound is for one group more to have them.
         """
         if not how.scorer:
             return
-        deadline_s = time.monotonic() + self._sync_timeout_s
+        standstill = Standstill()
         with self._telemetry.awaiting("scores", whom=how.scorer, bound_s=self._sync_timeout_s):
             while not stopping():
                 unsettled = {group.prompt_id for group in groups if not self._regime.is_settled(group)}
                 if not unsettled:
                     return
-                if time.monotonic() > deadline_s:
+                if standstill.of({how.scorer: len(unsettled)}, time.monotonic(), self._sync_timeout_s):
                     lacking = f"{how.scorer} did not score {len(unsettled)} of {len(groups)} groups of step {step}"
                     raise PeerLost(f"{lacking} within {self._sync_timeout_s:g} s")
                 self._intake.wait_for_change(ASK_AGAIN_S)
                 self._hear(peers, how, unsettled, step)
+
+
+class Standstill:
+    """Since when each of those who are awaited has stood still."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[tuple[str, int], float] = {}
+
+    def of(
+        self, progress: Mapping[str, int], now_s: float, bound_s: float, *, first_word_s: float = 0.0
+    ) -> dict[str, float]:
+        """Who has said the same for longer than a bound -> that bound in seconds; of all who are awaited now.
+
+        Who has said nothing yet (0) may be starting: for that one it is the greater of `bound_s` and `first_word_s`.
+        Counted from the first look.
+        """
+        self._since_s = {said: self._since_s.get(said, now_s) for said in progress.items()}
+        bounds_s = {who: bound_s if said else max(bound_s, first_word_s) for who, said in progress.items()}
+        return {who: bounds_s[who] for (who, _), since_s in self._since_s.items() if now_s - since_s > bounds_s[who]}
 
 
 def _by_prompt(group: ScoredGroup) -> tuple[str, str]:

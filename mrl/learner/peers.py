@@ -1,6 +1,6 @@
 """What a learner needs of the exchange client."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from mrl.records.experience import Received, RecordKind
@@ -30,6 +30,9 @@ class PeerSource(Protocol):
     def announce(self, version: Version, *, resumed: bool = False) -> None:
         """This policy now trains at `version`."""
 
+    def tell(self, progress: Callable[[], int]) -> None:
+        """Have peers that wait for this policy hear how far it is; any thread may ask."""
+
     def lost_s(self) -> float:
         """Seconds without any answer from the exchange."""
 
@@ -50,3 +53,6 @@ class LockstepPeers(PeerSource, Protocol):
 
     def barrier(self, number: int, members: Sequence[str], timeout_s: float) -> list[str]:
         """Come to barrier `number` and wait for the other members; who is missing when the time runs out."""
+
+    def progress_of(self, policy: str) -> int:
+        """What a policy that is missing there said last of how far it is: another number whenever it has got on."""

@@ -22,7 +22,7 @@ from mrl.errors import ConfigError, ModelFolderError
 from mrl.learner.forward import enter_by_answers
 from mrl.learner.world import World
 from mrl.models.compiled_blocks import compile_blocks
-from mrl.models.load import hollow_policy, load_policy
+from mrl.models.load_policy import hollow_policy, load_policy
 from mrl.models.row_attention import use_row_attention
 
 

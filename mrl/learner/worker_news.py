@@ -19,11 +19,14 @@ class WorkerNews:
     """When one last sampled or judged something, delivered it, or was in the middle of loading."""
     worked_s: float
     """The same without loading."""
+    num_moves: int = 0
+    """How often anything of this policy got on."""
     has_spoken: bool = False
     """Whether any worker was heard at all."""
     has_served: bool = False
     """Whether any worker has proved weights of this life."""
     _progress: dict[str, int] = field(default_factory=dict)
+    _published: int = 0
 
     @classmethod
     def since(cls, now_s: float) -> "WorkerNews":
@@ -37,6 +40,7 @@ class WorkerNews:
         self._progress[request.worker] = request.progress
         if request.is_loading:
             self.moved_s = now_s
+            self.num_moves += 1
         elif request.progress != before:
             self.delivered(now_s)
         self.has_served |= serves and not request.is_loading
@@ -44,11 +48,19 @@ class WorkerNews:
     def announced(self, now_s: float) -> None:
         """There are new weights: workers that had nothing to do before have something now."""
         self.moved_s = self.worked_s = now_s
+        self.num_moves += 1
+
+    def publishing(self, progress: int, now_s: float) -> None:
+        """How far new weights are on their way; while they get on, workers without work are none that stand still."""
+        if progress != self._published:
+            self._published = progress
+            self.announced(now_s)
 
     def delivered(self, now_s: float) -> None:
         """A worker gets on, if only with groups that come again."""
         self.has_spoken = True
         self.heard_s = self.moved_s = self.worked_s = now_s
+        self.num_moves += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +80,7 @@ class WaitBounds:
         if now_s - max(news.heard_s, began_s) > silence_s:
             return f"nothing was heard for {silence_s:g} s"
         if news.has_spoken and now_s - max(news.moved_s, began_s) > self.data_timeout_s:
-            return f"nothing was sampled, judged or loaded for {self.data_timeout_s:g} s"
+            return f"nothing was sampled, judged, published or loaded for {self.data_timeout_s:g} s"
         if news.has_spoken and now_s - max(news.worked_s, began_s) > max(self.loading_s, self.data_timeout_s):
             return f"engines were started and weights loaded for {self.loading_s:g} s, and no token was sampled"
         return ""

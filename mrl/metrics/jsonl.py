@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.errors import RecordError, RunFolderError
-from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, SampleRecord
+from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, SampleRecord
 
 HEARTBEAT_EVERY_S = 30.0
 

@@ -16,7 +16,7 @@ import msgspec
 
 from mrl.files import replace_file
 from mrl.metrics.jsonl import append_lines, damaged_line, file_of, parse_line
-from mrl.records.telemetry import ResidualsRecord
+from mrl.records.telemetry_messages import ResidualsRecord
 
 MAX_BYTES = 64 * 1024 * 1024
 """About 100,000 answers per receiver."""

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from mrl.metrics.names import is_known
-from mrl.metrics.spans import Activity, Ended, Spans
-from mrl.records.telemetry import (
+from mrl.metrics.time_spans import Activity, EndedSpan, SpanBook
+from mrl.records.telemetry_messages import (
     HeartbeatRecord,
     MetricsRecord,
     ResidualsRecord,
@@ -70,7 +70,7 @@ class Telemetry:
         self._lock = threading.Lock()
         self._doing = _Deed("starting", "", monotonic())
         self._waits: tuple[_Wait, ...] = ()
-        self._spans = Spans(Activity("starting"), self._doing.since_s)
+        self._spans = SpanBook(Activity("starting"), self._doing.since_s)
 
     def metrics(self, step: int, values: Mapping[str, float], *, policy: str | None = None) -> None:
         """Emit values measured at `step`; `policy` is for roles that serve several.
@@ -201,7 +201,7 @@ class Telemetry:
         self._spans.turn_to(activity, self._monotonic())
 
 
-def _span(ended: Ended, zero_unix_s: float, *, is_beside: bool = False) -> Span:
+def _span(ended: EndedSpan, zero_unix_s: float, *, is_beside: bool = False) -> Span:
     return Span(
         kind=ended.activity.kind[:MAX_LABEL_CHARS],
         whom=ended.activity.whom[:MAX_LABEL_CHARS],

@@ -15,7 +15,7 @@ import msgspec
 from mrl.errors import RunFolderError
 from mrl.files import replace_file
 from mrl.metrics.jsonl import append_lines
-from mrl.records.telemetry import Span, SpansRecord
+from mrl.records.telemetry_messages import Span, SpansRecord
 
 MAX_BYTES = 64 * 1024 * 1024
 """About 600,000 spans."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from mrl.records.telemetry import HeartbeatRecord
+from mrl.records.telemetry_messages import HeartbeatRecord
 
 STEADY_S = 5.0
 """A wait shorter than this may end by what is on its way already."""

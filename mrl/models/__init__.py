@@ -1,6 +1,6 @@
 """Models: policies as ordinary Hugging Face folders, and small ones made locally.
 
-- `load`       a folder becomes a causal language model
+- `load_policy`  a folder becomes a causal language model
 - `heads`      how families turn hidden states into logits
 - `number_formats` forwards in other number formats than the parameters have
 - `lora`       low-rank adapters: put in, switched off, merged, written

@@ -25,7 +25,7 @@ def trained_weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in weights.items() if is_adapter(name)} or weights
 
 
-class Source(NamedTuple):
+class TensorSource(NamedTuple):
     """A tensor of a model, by the name under which it is published."""
 
     name: str
@@ -35,7 +35,7 @@ class Source(NamedTuple):
     """Gathers it; where the model is sharded all ranks have to call it, in the same order."""
 
 
-def weight_sources(model: nn.Module) -> list[Source]:
+def weight_sources(model: nn.Module) -> list[TensorSource]:
     """`named_weights`, adapters merged into theirs."""
     weights = named_weights(model)
 
@@ -43,25 +43,25 @@ def weight_sources(model: nn.Module) -> list[Source]:
         return merged(model, name, weights, _whole(tensor), _whole)
 
     return [
-        Source(name_without_adapter(name), tensor, partial(whole, name, tensor))
+        TensorSource(name_without_adapter(name), tensor, partial(whole, name, tensor))
         for name, tensor in weights.items()
         if not is_adapter(name)
     ]
 
 
-def adapter_sources(model: nn.Module) -> list[Source]:
+def adapter_sources(model: nn.Module) -> list[TensorSource]:
     """The adapters alone, by the names of peft's files."""
     weights = named_weights(model)
     return [
-        Source(name_in_file(name), tensor, partial(_whole, tensor))
+        TensorSource(name_in_file(name), tensor, partial(_whole, tensor))
         for name, tensor in weights.items()
         if is_adapter(name)
     ]
 
 
-def plain_sources(weights: Iterable[tuple[str, Tensor]]) -> list[Source]:
+def plain_sources(weights: Iterable[tuple[str, Tensor]]) -> list[TensorSource]:
     """Of tensors that are whole."""
-    return [Source(name, tensor, partial(_whole, tensor)) for name, tensor in weights]
+    return [TensorSource(name, tensor, partial(_whole, tensor)) for name, tensor in weights]
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
-from mrl.models.load import load_tokenizer
+from mrl.models.load_policy import load_tokenizer
 
 
 class PromptEncoder:

@@ -81,7 +81,7 @@ class Seats:
 
 
 @dataclass(frozen=True, slots=True)
-class Incoming:
+class IncomingTensors:
     """A version that is about to be broadcast: where, and what."""
 
     meeting: Meeting
@@ -159,7 +159,7 @@ def join(meeting: Meeting, rank: int, *, device: torch.device = CPU) -> Broadcas
     return BroadcastGroup(store, meeting, rank, device=device)
 
 
-def receive_tensors(incoming: Incoming, place: Place, *, device: torch.device = CPU) -> dict[str, str]:
+def receive_tensors(incoming: IncomingTensors, place: Place, *, device: torch.device = CPU) -> dict[str, str]:
     """Receive a version into its places, by NCCL over `device`; returns name -> digest of its tensors.
 
     Raises PeerLost when the group comes apart, WeightsError when what came is not what was published. Either way some
@@ -173,7 +173,7 @@ def receive_tensors(incoming: Incoming, place: Place, *, device: torch.device = 
     return found
 
 
-def receive_each(incoming: Incoming) -> Iterator[tuple[str, Tensor, str]]:
+def receive_each(incoming: IncomingTensors) -> Iterator[tuple[str, Tensor, str]]:
     """(name, value, digest) of each tensor, whose value lasts until the next. Raises PeerLost, WeightsError."""
     found: dict[str, str] = {}
     for tensor, view in _arriving(incoming, CPU):
@@ -182,7 +182,7 @@ def receive_each(incoming: Incoming) -> Iterator[tuple[str, Tensor, str]]:
     check_digests(found, incoming.digests, where=incoming.meeting.name)
 
 
-def _arriving(incoming: Incoming, device: torch.device) -> Iterator[tuple[TensorShape, Tensor]]:
+def _arriving(incoming: IncomingTensors, device: torch.device) -> Iterator[tuple[TensorShape, Tensor]]:
     """Tensors as they arrive, as views of a buffer that the next bucket overwrites."""
     group = join(incoming.meeting, incoming.meeting.first_rank, device=device)
     buffer = torch.empty(0, dtype=torch.uint8)

@@ -7,12 +7,12 @@ refused.
 
 - `version`    (run_epoch, step) of a policy
 - `finish`     why an answer has no further token
-- `evaluation` results of held-out evaluation, as files
+- `evaluation_messages` results of held-out evaluation, as files
 - `experience` what crosses between policies through the exchange
 - `tags`       what the exchange reads of it
 - `rollouts`   own answers on the direct link from worker to learner
-- `exchange`   the conversation with the exchange daemon
+- `exchange_messages`  the conversation with the exchange daemon
 - `leases`     the conversation with the allocator
-- `telemetry`  metrics and heartbeats on their way to the supervisor
+- `telemetry_messages`  metrics and heartbeats on their way to the supervisor
 - `codec`      bytes <-> records, with size limits and errors that name the field
 """

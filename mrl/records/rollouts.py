@@ -168,7 +168,8 @@ class WorkGrant(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
     """Learner -> worker: answers a request; an empty list says that the staleness budget is used up."""
 
     items: list[WorkItem]
-    weights: WeightsNotice
+    weights: WeightsNotice | None = None
+    """None before the first version of the learner's life is whole."""
     held_out: list[HeldOutItem] = []
     held_out_waiting: Version | None = None
     """The version of which held-out prompts wait that nobody has been granted yet."""
@@ -178,7 +179,8 @@ class GroupsAck(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
     """Learner -> worker: these tickets are taken over; forget them."""
 
     tickets: list[Name]
-    weights: WeightsNotice
+    weights: WeightsNotice | None = None
+    """As in WorkGrant."""
 
 
 class WeightsRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="weights_request"):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mrl.metrics.names import IDLE_SHARE
-from mrl.records.telemetry import MetricsRecord
+from mrl.records.telemetry_messages import MetricsRecord
 from mrl.report.readable import count, percent, seconds
 
 BEGUN, ENDED = "allocation/begun_leases", "allocation/ended_leases/"

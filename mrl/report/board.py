@@ -10,7 +10,7 @@ from rich.text import Text
 
 from mrl.config.schema import RunConfig
 from mrl.metrics.names import is_known
-from mrl.records.telemetry import MetricsRecord, TelemetryRecord
+from mrl.records.telemetry_messages import MetricsRecord, TelemetryRecord
 from mrl.report.lines import accuracy_line, heartbeat_line, step_line
 from mrl.report.live import LiveView, Title
 from mrl.report.palette import colour_of

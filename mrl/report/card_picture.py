@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 
 from mrl.alignment.exact_tries import Floor, NotMeasurable
-from mrl.alignment.pair_card import Coverage, Direction, Example, PairCard
+from mrl.alignment.pair_card import Coverage, CutExample, Direction, PairCard
 from mrl.alignment.residual import KINDS
 from mrl.report.readable import fixed
 from mrl.report.svg import svg, text
@@ -138,7 +138,7 @@ def _examples(card: PairCard, y: float) -> Iterator[str]:
         yield from _example(example, x, y + 16 + 52 * (index // COLUMNS))
 
 
-def _example(example: Example, x: float, y: float) -> Iterator[str]:
+def _example(example: CutExample, x: float, y: float) -> Iterator[str]:
     for line, pieces in enumerate((example.span.peer, example.span.receiver)):
         place, top = x, y + 21 * line
         for piece in _shortened([visible(piece) for piece in pieces]):

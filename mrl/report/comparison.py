@@ -44,7 +44,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """What one run reached and spent."""
 
     curves: Mapping[str, Curve]
@@ -87,7 +87,7 @@ class Outcome:
 class Comparison:
     """All outcomes by regime, each with its seeds in one order; a regime without any is left out."""
 
-    outcomes: Mapping[str, Mapping[int, Outcome]]
+    outcomes: Mapping[str, Mapping[int, RunOutcome]]
     baseline: str
     """Regime that the others are measured against; when it has no outcome, there are no differences."""
 
@@ -102,7 +102,7 @@ class Comparison:
         first = next(iter(self.of(self.regimes[0]).values()))
         return [name for name in first.curves if name != AVERAGE]
 
-    def of(self, regime: str) -> Mapping[int, Outcome]:
+    def of(self, regime: str) -> Mapping[int, RunOutcome]:
         """Seed -> outcome."""
         return self.outcomes[regime]
 
@@ -117,7 +117,7 @@ class Comparison:
         return interval([getattr(one, what)(name) - getattr(other, what)(name) for one, other in pairs])
 
     def spent(self, regime: str, field: str) -> float:
-        """Mean over seeds of a field of `Outcome`."""
+        """Mean over seeds of a field of `RunOutcome`."""
         return mean(getattr(outcome, field) for outcome in self.of(regime).values())
 
     def mean_curve(self, regime: str, name: str = AVERAGE) -> dict[int, Interval]:
@@ -135,13 +135,13 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(mean(values), quantile * stdev(values) / math.sqrt(len(values)))
 
 
-def read_outcome(folder: Path) -> Outcome:
+def read_outcome(folder: Path) -> RunOutcome:
     """What the run in `folder` reached and spent. Raises RunFolderError when it is none."""
     spent = spent_of(read_metrics(RunFolder(folder).metrics_jsonl))
     return replace(outcome_of(read_run(folder)), wall_s=spent.running_s, scored_tokens=spent.scored_tokens)
 
 
-def outcome_of(data: RunData) -> Outcome:
+def outcome_of(data: RunData) -> RunOutcome:
     """The same from its data alone, which do not tell pauses and scored tokens; frozen policies are left out."""
     tables = data.config["policies"]
     learning = [name for name in tables if not tables[name].get("frozen")]
@@ -153,7 +153,7 @@ def outcome_of(data: RunData) -> Outcome:
     }
     steps = {name: list(data.steps.get(name, {}).values()) for name in learning}
     group = {name: tables[name]["rollout"]["group_size"] for name in learning}
-    return Outcome(
+    return RunOutcome(
         curves=curves,
         own_answers=sum(
             answers[name] * len(steps[name]) + group[name] * _sum(steps[name], *DROPPED_GROUPS) for name in learning

@@ -1,6 +1,6 @@
 """The run in plain lines, for logs and for terminals that are none."""
 
-from mrl.records.telemetry import MetricsRecord
+from mrl.records.telemetry_messages import MetricsRecord
 from mrl.report.progress import STALE_AFTER_S, Progress, RoleSign, is_step, kind_of
 from mrl.report.readable import count, elapsed, fixed, percent, seconds
 

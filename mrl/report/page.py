@@ -18,7 +18,7 @@ from mrl.report.run_data import RunData, read_run
 from mrl.report.sharing_cost import cost_table, gap_chart
 from mrl.report.strange_answers import StrangeAnswers, strange_answers, strange_table
 from mrl.report.tables import accuracy_table, evaluation_notes, flow_table, sample_table
-from mrl.report.timeline import Timeline, run_timeline
+from mrl.report.timeline_data import Timeline, run_timeline
 from mrl.report.timeline_picture import timeline_html
 from mrl.report.units import Units, read_units, units_html
 

@@ -8,7 +8,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, TelemetryRecord
+from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, TelemetryRecord
 from mrl.report.allocation import Allocation
 from mrl.report.shards import Shards
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from mrl.metrics.spans import Ended
+from mrl.metrics.time_spans import EndedSpan
 from mrl.report.palette import KINDS, OTHER_KIND
 from mrl.report.readable import elapsed, percent
 from mrl.report.svg import svg, text
-from mrl.report.timeline import Extent, Share, Timeline
+from mrl.report.timeline_data import Extent, Share, Timeline
 
 WIDTH, LEFT, RIGHT = 1100.0, 122.0, 12.0
 OVERVIEW_ROW, OVERVIEW_BAR = 14.0, 11.0
@@ -23,7 +23,7 @@ TICKS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 43_
 MAX_TICKS = 14
 
 
-class Place(NamedTuple):
+class LaneRow(NamedTuple):
     """Where one role's row begins, and the kinds of the lanes below it."""
 
     role: str
@@ -126,11 +126,11 @@ def _colour(role: str, policies: Sequence[str]) -> str:
     return f"name c{policies.index(policy)}" if policy in policies else "label"
 
 
-def _places(timeline: Timeline, roles: Sequence[str], top: float) -> tuple[list[Place], float]:
+def _places(timeline: Timeline, roles: Sequence[str], top: float) -> tuple[list[LaneRow], float]:
     places, y = [], top
     for role in roles:
         beside = sorted(kind for owner, kind in timeline.lanes if owner == role and kind)
-        place = Place(role, y + (STEP_ROOM if role.startswith("learner/") else 0.0), beside)
+        place = LaneRow(role, y + (STEP_ROOM if role.startswith("learner/") else 0.0), beside)
         places.append(place)
         y = place.y + BAR + BESIDE * len(beside) + GAP
     return places, y
@@ -178,7 +178,7 @@ def _strips(bins: Sequence[dict[str, float]], whole_s: float, floor: float) -> s
     return "".join(f'<path class="{name}" d="{"".join(shapes)}"/>' for name, shapes in sorted(paths.items()))
 
 
-def _row(timeline: Timeline, place: Place, policies: Sequence[str]) -> str:
+def _row(timeline: Timeline, place: LaneRow, policies: Sequence[str]) -> str:
     scale = Scale(timeline.window)
     label = text(LEFT - 8, place.y + 16, place.role[:18], anchor="end", kind=_colour(place.role, policies))
     parts = [label]
@@ -192,7 +192,7 @@ def _row(timeline: Timeline, place: Place, policies: Sequence[str]) -> str:
     return "".join(parts)
 
 
-def _span(span: Ended, scale: Scale, y: float, height: float) -> str:
+def _span(span: EndedSpan, scale: Scale, y: float, height: float) -> str:
     kind, whom, is_wait = span.activity
     if kind in NOT_DRAWN:
         return ""

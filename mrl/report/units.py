@@ -13,7 +13,7 @@ from mrl.metrics.jsonl import parse_line
 from mrl.metrics.names import idle_metric
 from mrl.report.readable import MISSING, elapsed, percent
 from mrl.report.svg import svg, text
-from mrl.report.timeline import Extent
+from mrl.report.timeline_data import Extent
 from mrl.report.timeline_picture import LEFT, WIDTH, Scale, time_axis
 
 ROW, BAR, AXIS = 22.0, 16.0, 38.0

@@ -6,13 +6,13 @@ from typing import Protocol
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from mrl.records.telemetry import TelemetryRecord
+from mrl.records.telemetry_messages import TelemetryRecord
 
 REFRESH_S = 0.5
 HEARTBEAT_LINE_S = 10.0
 
 
-class Board(Protocol):
+class LiveBoard(Protocol):
     """The part of `mrl.report.board.Board` that a display needs."""
 
     def apply(self, record: TelemetryRecord, now_s: float) -> None:
@@ -37,7 +37,7 @@ class Board(Protocol):
 class Display:
     """Shows a board on `console`; a context manager that gives the terminal back however the run ends."""
 
-    def __init__(self, board: Board, console: Console) -> None:
+    def __init__(self, board: LiveBoard, console: Console) -> None:
         self.board, self.console = board, console
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._next_s = 0.0

@@ -16,7 +16,7 @@ from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Engine, Sampling
 from mrl.engines.environment import engine_python
 from mrl.engines.family_limits import check_names
-from mrl.engines.server import ServerEngine
+from mrl.engines.server_engine import ServerEngine
 from mrl.engines.sglang import SGLang
 from mrl.engines.sglang_launch import SPARE_TOKENS
 from mrl.engines.vllm import VLLM

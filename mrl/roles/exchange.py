@@ -25,7 +25,7 @@ from mrl.exchange.daemon import MIB, ExchangeDaemon, Limits
 from mrl.exchange.exposition import Exposition
 from mrl.exchange.shards import endpoint_of, folder_of, role_of
 from mrl.metrics.telemetry import Telemetry
-from mrl.records.exchange import Stat
+from mrl.records.exchange_messages import Stat
 from mrl.roles import exchange_pages, wiring
 from mrl.roles.exchange_memory import SPARE_BYTES, compact_heap, data_bytes, limit_memory
 from mrl.transport.keys import load_keys

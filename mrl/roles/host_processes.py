@@ -13,7 +13,7 @@ from mrl.launch import sleep_line
 from mrl.launch.lifecycle import Lifecycle
 from mrl.launch.log_lines import ERROR_PREFIX, loud_line
 from mrl.launch.plan import HOST_ROLE, ProcessSpec
-from mrl.launch.restarts import EndRun, Exit, Finished, RestartPolicy, StartAgain, how_it_ended, is_silent
+from mrl.launch.restarts import EndRun, Exit, RestartPolicy, RoleFinished, StartAgain, how_it_ended, is_silent
 from mrl.launch.unit_workers import UNIT
 from mrl.roles.children import Child
 
@@ -204,7 +204,7 @@ class HostProcesses:
             return
         spares_run = spec.restart in ("leased", "spared")
         match self._restarts.ended(Exit(name, spec.role, code, reason, until_done, spares_run), now_s):
-            case Finished():
+            case RoleFinished():
                 self._lifecycle.finished(name, now_s)
             case StartAgain(at_s, given_up):
                 child.write_crash(self._crash, code, reason, time.time())

@@ -28,7 +28,7 @@ from mrl.launch.plan import HOST_ROLE, Plan, build_plan
 from mrl.launch.unit_workers import check_cores, units_of
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
-from mrl.records.hosts import (
+from mrl.records.host_messages import (
     MAX_LINE_CHARS,
     MAX_LINES,
     HostOrder,
@@ -37,7 +37,7 @@ from mrl.records.hosts import (
     host_order_decoder,
     inbox_decoder,
 )
-from mrl.records.telemetry import HeartbeatRecord
+from mrl.records.telemetry_messages import HeartbeatRecord
 from mrl.roles import wiring
 from mrl.roles.footprint import footprint_of
 from mrl.roles.host_processes import HostProcesses

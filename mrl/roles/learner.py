@@ -5,7 +5,7 @@ Speaks: grants and acknowledgements to its workers, fetches and version announce
     allocator, published weights and checkpoints to the run folder; its ranks speak torch.distributed among themselves.
 Waits for: groups of its own workers, as long as one of them gets on, and `learner.data_timeout_s` more; after its last
     step their held-out answers, each for at most as long; peers only where the regime has patience, and in a
-    synchronous run the other learners, at most `run.sync_timeout_s`.
+    synchronous run the other learners, as long as they get on, and `run.sync_timeout_s` more.
 Unblocked by: its workers; in a synchronous run the other learners.
 If it dies: the supervisor starts it again from its newest checkpoint, under a new run epoch; peers go on. A synchronous
     run ends with it, and `--resume` takes all policies back to their newest common step.
@@ -22,7 +22,7 @@ from mrl.alignment.receiver import load_receiver
 from mrl.allocation.report import ReportSender
 from mrl.config.policy_tables import LearnerTable, PolicyTable
 from mrl.config.run_folder import RunFolder, local_folder
-from mrl.config.schema import RunConfig
+from mrl.config.schema import NO_EVALUATION, RunConfig
 from mrl.engines.bounds import bounds_of, load_bound_s
 from mrl.errors import CheckpointError
 from mrl.exchange.shards import Exchange
@@ -34,12 +34,12 @@ from mrl.learner.held_out_ledger import HeldOutLedger
 from mrl.learner.intake import Courier, Intake
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.learner.lockstep import LockstepGathering
-from mrl.learner.loop import FirstRank, Learner, Milestones, next_run_epoch
 from mrl.learner.loss import needs_reference
 from mrl.learner.references import CanaryReferences
 from mrl.learner.samples import sample_writer
 from mrl.learner.sharding import read_policy
 from mrl.learner.trainer import Trainer
+from mrl.learner.training_loop import FirstRank, Learner, Milestones, next_run_epoch
 from mrl.learner.worker_news import WaitBounds
 from mrl.learner.world import World, join_world
 from mrl.metrics.telemetry import Telemetry
@@ -122,6 +122,8 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
         )
     if checkpoint:
         learner.restore(checkpoint.state)
+    if config.run.sync and first is not None and first.peers is not None:
+        first.peers.tell(learner.progress)
     world.watch(bound_s=table.learner.collective_timeout_s, slow_bound_s=_group_timeout_s(config, policy))
     with _enough_memory("in a step", policy, table):
         finished = learner.run(stop.is_set)
@@ -257,7 +259,8 @@ def _first_rank(
         ipc_path=local / f"learner-{policy}" if (local := local_folder()) else None,
     )
     publish_endpoint(folder.endpoints, f"learner-{policy}", server.address, server.ipc_path)
-    intake = Intake(server, ledger, held_out=HeldOutLedger(policy), evaluates_alone=config.run.sync, courier=courier)
+    held_out = None if config.evaluation.every == NO_EVALUATION else HeldOutLedger(policy)
+    intake = Intake(server, ledger, held_out=held_out, evaluates_alone=config.run.sync, courier=courier)
     closing.callback(intake.close)
     is_sharing = shares(config.sharing)
     shards = config.exchange.shards
@@ -270,7 +273,7 @@ def _first_rank(
         regime=regime,
         recorder=recorder,
         peers=peers,
-        evaluations=_evaluations(config, folder, policy, intake, pool, telemetry),
+        evaluations=_evaluations(config, folder, policy, intake, pool, telemetry) if held_out is not None else None,
         crash_folder=folder.crash,
         telemetry=telemetry,
         allocator=_connect_allocator(folder, policy, closing),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mrl.config.schema import LaunchTable
 from mrl.launch.lifecycle import Lifecycle
 from mrl.launch.plan import Plan
-from mrl.records.hosts import HostOrder, HostReport
+from mrl.records.host_messages import HostOrder, HostReport
 from mrl.roles.host_processes import HOST_MARGIN_S, Told
 
 SILENCE_S = 3.0

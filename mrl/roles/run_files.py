@@ -4,7 +4,7 @@ from mrl.config.run_folder import RunFolder
 from mrl.metrics.jsonl import MetricsWriter, SampleWriter
 from mrl.metrics.residuals import ResidualWriter
 from mrl.metrics.timeline import TimelineWriter
-from mrl.records.telemetry import (
+from mrl.records.telemetry_messages import (
     HeartbeatRecord,
     MetricsRecord,
     ResidualsRecord,

@@ -23,8 +23,8 @@ from mrl.launch.lifecycle import Lifecycle
 from mrl.launch.plan import Plan, ProcessSpec
 from mrl.metrics.waits import WaitWatch
 from mrl.records.codec import decode, encode
-from mrl.records.hosts import HostReport, InboxRecord, inbox_decoder
-from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, SampleRecord, TelemetryRecord
+from mrl.records.host_messages import HostReport, InboxRecord, inbox_decoder
+from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, SampleRecord, TelemetryRecord
 from mrl.roles.display import Display
 from mrl.roles.footprint import footprint_of
 from mrl.roles.host_processes import HostProcesses

@@ -32,7 +32,7 @@ from mrl.launch.sleep_line import WorkerLine
 from mrl.launch.unit_workers import UNIT, UNIT_EPOCH
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.prompting import PromptEncoder
-from mrl.records.evaluation import result_name
+from mrl.records.evaluation_messages import result_name
 from mrl.records.experience import ExperienceRecord
 from mrl.records.rollouts import ScoredGroup
 from mrl.roles import wiring
@@ -41,9 +41,9 @@ from mrl.rollout.duties import Duties
 from mrl.rollout.frozen import FROZEN, FrozenLife
 from mrl.rollout.frozen_evaluation import FrozenEvaluation
 from mrl.rollout.link import WorkerLink
-from mrl.rollout.loop import RolloutLoop
+from mrl.rollout.peer_scoring import Scorer
 from mrl.rollout.sampling import Sampler
-from mrl.rollout.scoring import Scorer
+from mrl.rollout.worker_loop import RolloutLoop
 from mrl.sharing.regime import Author, Regime
 from mrl.sharing.regimes import build_regime, scorers
 from mrl.sharing.setting import policy_setting
@@ -118,7 +118,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         publish=_publisher(regime, receiver, policy, _sender(config, exchange, telemetry, stop)),
         scorer=scorer,
         max_staleness_versions=table.learner.max_staleness_versions,
-        held_out_share=config.evaluation.share,
+        held_out_share=None if config.evaluation.every == NO_EVALUATION else config.evaluation.share,
         in_step=config.run.sync,
     )
     assert link is not None, "a policy that learns"
@@ -199,6 +199,7 @@ def _frozen_evaluation(
         sampler.pool.held_out,
         folder=folder.evaluation,
         max_answers=answers_at_once(config, sampler.policy),
+        share=config.evaluation.share,
     )
 
 

@@ -1,15 +1,15 @@
 """Rollout: prompts in, scored groups out.
 
 - `link`      the worker's side of the conversation with its learner
-- `loop`      a worker's life
+- `worker_loop`  a worker's life
 - `sampling`  prompts become requests, finished answers become scored groups
 - `flights`   groups in the engine, and groups whose weights are still to be proved
 - `updates`   new weights into an engine, proved by canary and digests
 - `verifying` verification beside sampling
-- `scoring`   what this policy gives to answers of its peers
+- `peer_scoring`  what this policy gives to answers of its peers
 - `frozen`    the life of a worker whose policy does not learn
 - `totals`    what a worker counts
 - `rest`      who tells a worker to sleep
-- `held_out`  the share of a worker's places that held-out prompts have
+- `held_out_answers`  the share of a worker's places that held-out prompts have
 - `frozen_evaluation` the evaluation of a policy that does not learn
 """

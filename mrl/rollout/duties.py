@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mrl.records.rollouts import ScoredGroup
+from mrl.rollout.peer_scoring import Scorer
 from mrl.rollout.rest import Rest
-from mrl.rollout.scoring import Scorer
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,8 @@ class Duties:
     """Gives to the peers what the regime shares of finished groups; called before the learner gets them."""
     max_staleness_versions: int
     """Groups in flight that can only end staler than this are given up."""
-    held_out_share: float = 0.5
-    """Part of the places that held-out prompts may have while there are groups to sample."""
+    held_out_share: float | None = None
+    """Part of the places that held-out prompts may have while there are groups to sample; None where none come."""
     scorer: Scorer | None = None
     """Answers what peers ask of the engine, between all else."""
     rest: Rest | None = None

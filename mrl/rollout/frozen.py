@@ -16,7 +16,7 @@ from mrl.errors import EngineError, EngineLost, RoleFailed, WeightsUnproved
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.version import Version
 from mrl.rollout.frozen_evaluation import FrozenEvaluation
-from mrl.rollout.scoring import Scorer
+from mrl.rollout.peer_scoring import Scorer
 from mrl.rollout.updates import prove
 from mrl.weights.manifest import Manifest
 
@@ -25,6 +25,8 @@ FROZEN = Version(0, 0)
 POLL_S = 0.02
 REPORT_S = 2.0
 MAX_LOST_IN_A_ROW = 3
+QUIET_S = 30.0
+"""A worker that has scored nothing for so long has no other work than its evaluation."""
 
 log = structlog.get_logger()
 
@@ -47,6 +49,7 @@ class FrozenLife:
         self._is_lost = False
         self._lost_in_a_row = 0
         self._told_requests, self._tell_again_s = 0, 0.0
+        self._scored_s = float("-inf")
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Work until `stopping`.
@@ -59,6 +62,8 @@ class FrozenLife:
             except EngineLost as error:
                 self._lose(error)
             self._report()
+        if self._evaluation is not None:
+            self._evaluation.give_up()
 
     def _turn(self) -> None:
         if self._is_lost:
@@ -70,8 +75,9 @@ class FrozenLife:
         has_scored = bool(self._scorer.serve())
         if has_scored:
             self._telemetry.doing("scoring")
-            self._lost_in_a_row = 0
-        if self._evaluation is not None and self._evaluation.go_on():
+            self._lost_in_a_row, self._scored_s = 0, time.monotonic()
+        is_beside = time.monotonic() - self._scored_s < QUIET_S
+        if self._evaluation is not None and self._evaluation.go_on(beside=is_beside):
             return
         if not has_scored:
             self._telemetry.doing("idle")

@@ -28,7 +28,7 @@ from mrl.records.rollouts import (
     learner_message_decoder,
 )
 from mrl.records.version import Version
-from mrl.rollout.held_out import HeldOutRoom
+from mrl.rollout.held_out_answers import HeldOutRoom
 
 REPEAT_S = 1.0
 """A worker that samples for long says so as often, or the learner would grant its work to others."""
@@ -198,7 +198,7 @@ class WorkerLink:
             return
         with self._changed:
             self._heard_s = self.answered_s = self._clock()
-            self._notice = message.weights
+            self._notice = message.weights or self._notice
             if isinstance(message, WorkGrant):
                 self._is_unanswered = False
                 items: list[WorkItem | HeldOutItem] = [*message.held_out, *message.items]

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mrl.engines.engine import Engine, Generation, GenerationRequest
-from mrl.engines.sampling import answer_seeds
+from mrl.engines.token_sampling import answer_seeds
 from mrl.records.codec import pack_array
 from mrl.records.rollouts import Answer, HeldOutAnswer, HeldOutItem, ScoredGroup, WorkItem
 from mrl.tasks.pool import TaskPool

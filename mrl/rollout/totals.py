@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mrl.records.rollouts import ScoredGroup
-from mrl.rollout.held_out import InFlight
+from mrl.rollout.held_out_answers import InFlight
 from mrl.rollout.updates import Installed, Missed, Route
 
 

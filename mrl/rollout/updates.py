@@ -19,7 +19,7 @@ import structlog
 from mrl.engines.engine import Engine
 from mrl.errors import PeerLost, WeightsError, WeightsUnproved
 from mrl.metrics.telemetry import Telemetry
-from mrl.models.tensor_broadcast import Incoming
+from mrl.models.tensor_broadcast import IncomingTensors
 from mrl.records.rollouts import WeightsNotice
 from mrl.records.version import Version
 from mrl.rollout.link import WorkerLink
@@ -128,7 +128,7 @@ def _by_broadcast(engine: Engine, manifest: Manifest, link: WorkerLink | None, i
     if route.meeting is None:
         raise NotOffered(f"version {manifest.version} is not the newest any more, or cannot be sent now")
     try:
-        engine.receive(Incoming(route.meeting, manifest.broadcast, manifest.tensors), manifest.version)
+        engine.receive(IncomingTensors(route.meeting, manifest.broadcast, manifest.tensors), manifest.version)
     except (PeerLost, WeightsError) as error:
         log.warning("broadcast failed", version=str(manifest.version), reason=str(error))
         return Route.FILES_INSTEAD

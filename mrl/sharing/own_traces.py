@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from mrl.alignment.flags import Rejected
 from mrl.alignment.peer_answer import PeerAnswer, validate
 from mrl.alignment.receiver import Receiver
-from mrl.alignment.source import describe_answers
+from mrl.alignment.sampled_answers import describe_answers
 from mrl.records.codec import unpack_array
 from mrl.records.experience import RolloutRecord, SharedAnswer, TokenTrace
 from mrl.records.rollouts import Answer, ScoredGroup

@@ -19,7 +19,7 @@ from mrl.alignment.aligned_batch import AlignedBatch, merge
 from mrl.alignment.flags import Flag
 from mrl.alignment.residual import KINDS, RowResiduals, row_residuals, summarise
 from mrl.alignment.selection import first_tokens, select_rows
-from mrl.records.telemetry import RowResidual
+from mrl.records.telemetry_messages import RowResidual
 from mrl.sharing.regime import ExaminedAnswer, Float32s, TrainingExample
 
 GAPS = (

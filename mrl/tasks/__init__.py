@@ -14,7 +14,7 @@
 - `pool`                 the finite training pool in seeded order, and the held-out split
 - `held_out`             the books of one evaluation
 - `split`                which part of the data a prompt belongs to
-- `warm_start`           supervised examples with a skewed choice of operation
+- `warm_start_examples`  supervised examples with a skewed choice of operation
 
 Invariant: a subject (the word that a prompt is about) belongs to exactly one of warm start, training pool and held-out
 split, whatever the task; a file of problems is split by problem or by file. Nothing here imports torch or transformers.

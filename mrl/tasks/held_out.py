@@ -7,7 +7,7 @@ down with it costs itself.
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 
-from mrl.records.evaluation import EvaluatedAnswer, EvaluationResult, TaskAccuracy
+from mrl.records.evaluation_messages import EvaluatedAnswer, EvaluationResult, TaskAccuracy
 from mrl.records.rollouts import HeldOutAnswer, HeldOutItem
 from mrl.records.version import Version
 from mrl.tasks.pool import Prompt
@@ -33,6 +33,11 @@ class HeldOutBook:
     def num_waiting(self) -> int:
         """Prompts that nobody answers yet."""
         return len(self._waiting)
+
+    @property
+    def num_missing(self) -> int:
+        """Prompts that have no answer by now."""
+        return len(self._prompts) - len(self._answered)
 
     @property
     def is_over(self) -> bool:
@@ -84,7 +89,7 @@ class HeldOutBook:
 
     def result(self, now_s: float) -> EvaluationResult | None:
         """What the answers say; None when there is none."""
-        places = [place for place, answer in sorted(self._answers.items()) if answer.versions and not answer.failure]
+        places = self._answered
         if not places:
             return None
         tasks = sorted({self._prompts[place].task for place in places})
@@ -103,13 +108,18 @@ class HeldOutBook:
             oldest=min(span.version for span in spans),
             newest=max(span.version for span in spans),
             own_token_share=own_tokens / sum(span.num_tokens for span in spans),
-            missing=len(self._prompts) - len(places),
+            missing=self.num_missing,
             seconds=now_s - self._began_s,
         )
 
     def failures(self) -> dict[str, int]:
         """Why prompts have no answer -> how many of them; those that were never answered at all are not among them."""
         return dict(Counter(answer.failure for answer in self._answers.values() if answer.failure))
+
+    @property
+    def _answered(self) -> list[int]:
+        """Places of the prompts that have an answer."""
+        return [place for place, answer in sorted(self._answers.items()) if answer.versions and not answer.failure]
 
     def _ticket(self, place: int | str) -> str:
         return f"{self.version}.held-out.{place}"

@@ -18,7 +18,7 @@ from mrl.errors import TaskError
 from mrl.tasks.source import Item, Source
 from mrl.tasks.sources import open_source
 from mrl.tasks.split import distinct_items, part_of
-from mrl.tasks.verify import Judge, Question, Verdict
+from mrl.tasks.verify import Judge, Verdict, VerificationRequest
 
 MIN_ENTRIES = 2_000
 ENTRIES_PER_PROMPT = 25
@@ -106,9 +106,9 @@ class TaskPool:
         """End the verifier processes."""
         self._judge.close()
 
-    def _questions(self, completions: Sequence[tuple[str, str]]) -> list[Question]:
+    def _questions(self, completions: Sequence[tuple[str, str]]) -> list[VerificationRequest]:
         found = [(self._find(prompt_id), text) for prompt_id, text in completions]
-        return [Question(one.prompt.task, one.source, one.item, text) for one, text in found]
+        return [VerificationRequest(one.prompt.task, one.source, one.item, text) for one, text in found]
 
     def _find(self, prompt_id: str) -> _Verifiable:
         try:

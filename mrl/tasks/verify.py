@@ -32,7 +32,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class VerificationRequest:
     """One completion of an item of a task."""
 
     task: str
@@ -52,7 +52,7 @@ class Judge:
         self._pools: dict[str, VerifierPool] = {}
         self._quick: ThreadPoolExecutor | None = None
 
-    def submit(self, questions: Sequence[Question], *, rank: int = 0) -> "Future[list[Verdict]]":
+    def submit(self, questions: Sequence[VerificationRequest], *, rank: int = 0) -> "Future[list[Verdict]]":
         """The verdicts on completions of one task, in order, once all are there; never waits.
 
         Where completions queue for a process, those of a lower `rank` come first.
@@ -67,7 +67,7 @@ class Judge:
         outcomes = pool.submit([(self._reference(question), answer) for question, answer in asked], rank=rank)
         return _then(outcomes, lambda found: _verdicts(answers, found))
 
-    def judge(self, questions: Sequence[Question]) -> list[Verdict]:
+    def judge(self, questions: Sequence[VerificationRequest]) -> list[Verdict]:
         """One verdict per question of any tasks, in order; waits. Raises RoleFailed as `submit`."""
         places: defaultdict[str, list[int]] = defaultdict(list)
         for index, question in enumerate(questions):
@@ -99,7 +99,7 @@ class Judge:
             self._quick.shutdown(cancel_futures=True)
             self._quick = None
 
-    def _reference(self, question: Question) -> str:
+    def _reference(self, question: VerificationRequest) -> str:
         """What the verifier is given beside the answer; a person's own one gets what the data set states."""
         is_own = bool(self._tasks[question.task].verifier)
         return question.item.reference if is_own else question.source.verifier_reference(question.item)

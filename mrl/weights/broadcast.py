@@ -18,14 +18,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mrl.errors import PeerLost, RoleFailed
-from mrl.models.parameters import Source
+from mrl.models.parameters import TensorSource
 from mrl.models.tensor_broadcast import BroadcastGroup, gpu_id, numbered, open_store
 from mrl.records.rollouts import Meeting, WeightsNotice, WeightsRequest, WeightsRoute
 from mrl.records.version import Version
 from mrl.transport.endpoints import reachable_host
 from mrl.weights.held import Held, HeldWeights
 from mrl.weights.manifest import Canary, Manifest
-from mrl.weights.meetings import Asking, Meetings, backend_of
+from mrl.weights.meetings import Meetings, WaitingWorker, backend_of
 from mrl.weights.publish import Publisher, WhenWhole
 
 KEPT = 3
@@ -63,7 +63,7 @@ class BroadcastPublisher:
 
     def begin(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[TensorSource],
         version: Version,
         canary: Canary | None,
         when_whole: WhenWhole | None = None,
@@ -84,6 +84,11 @@ class BroadcastPublisher:
         """Raises RoleFailed when the thread that sends has ended."""
         if self._failure is not None:
             raise RoleFailed(f"weights can no longer be sent: {self._failure!r}") from self._failure
+
+    @property
+    def progress(self) -> int:
+        """As `Publisher.progress`, of a version on its way into files."""
+        return self._files.progress
 
     @torch.no_grad()
     def publish_weights(self, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> Path:
@@ -139,7 +144,7 @@ class BroadcastPublisher:
             self._begin(lambda: self._write_if_newest(newest.version))
         return found
 
-    def _call_together(self, party: list[Asking], notice: WeightsNotice) -> list[tuple[bytes, WeightsRoute]]:
+    def _call_together(self, party: list[WaitingWorker], notice: WeightsNotice) -> list[tuple[bytes, WeightsRoute]]:
         held = self._held.use(party[0].request.version)
         if held is None:  # there has been a newer one for a moment: they will be told of it
             return [_route(one, notice) for one in party]
@@ -217,7 +222,7 @@ class BroadcastPublisher:
 
 
 def _route(
-    asking: Asking, notice: WeightsNotice, *, meeting: Meeting | None = None, folder: str = ""
+    asking: WaitingWorker, notice: WeightsNotice, *, meeting: Meeting | None = None, folder: str = ""
 ) -> tuple[bytes, WeightsRoute]:
     route = WeightsRoute(attempt=asking.request.attempt, weights=notice, meeting=meeting, folder=folder)
     return asking.client, route

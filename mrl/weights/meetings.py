@@ -15,7 +15,7 @@ WINDOW_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class WaitingWorker:
     """A worker that waits for an answer."""
 
     client: bytes
@@ -27,13 +27,13 @@ class Asking:
 class Due:
     """What is to be answered, and done, now."""
 
-    outdated: list[Asking]
+    outdated: list[WaitingWorker]
     """They ask for a version that is not the newest any more."""
-    readers: list[Asking]
+    readers: list[WaitingWorker]
     """They read the files of the newest version."""
-    party: list[Asking]
+    party: list[WaitingWorker]
     """They take part in one broadcast of the newest version."""
-    invited: list[tuple[Asking, Meeting]]
+    invited: list[tuple[WaitingWorker, Meeting]]
     """They ask once more although they were sent to a meeting: that answer may be lost."""
 
 
@@ -41,21 +41,21 @@ class Meetings:
     """Requests that are not answered yet, one of each worker."""
 
     def __init__(self) -> None:
-        self._asking: dict[str, Asking] = {}
+        self._asking: dict[str, WaitingWorker] = {}
         self._invited: dict[str, tuple[int, Meeting]] = {}
         """Attempt of each worker that was sent to a meeting, and where it was sent."""
-        self._again: dict[str, Asking] = {}
+        self._again: dict[str, WaitingWorker] = {}
 
     def ask(self, client: bytes, request: WeightsRequest, now_s: float) -> None:
         """A request, which may be a repetition; a worker's newest one counts."""
         if request.worker in self._invited and self._invited[request.worker][0] == request.attempt:
-            self._again[request.worker] = Asking(client, request, now_s)
+            self._again[request.worker] = WaitingWorker(client, request, now_s)
             return
         before = self._asking.get(request.worker)
         is_same = before is not None and before.request == request
-        self._asking[request.worker] = Asking(client, request, before.since_s if before and is_same else now_s)
+        self._asking[request.worker] = WaitingWorker(client, request, before.since_s if before and is_same else now_s)
 
-    def invite(self, asking: Asking, meeting: Meeting) -> None:
+    def invite(self, asking: WaitingWorker, meeting: Meeting) -> None:
         """It was sent there: a repetition of its request is no new one, also where it only crossed that answer."""
         self._invited[asking.request.worker] = asking.request.attempt, meeting
 
@@ -85,7 +85,7 @@ class Meetings:
         return any(one.request.version == newest and not one.request.num_ranks for one in self._asking.values())
 
 
-def backend_of(party: list[Asking], own_gpu: str) -> Literal["gloo", "nccl"]:
+def backend_of(party: list[WaitingWorker], own_gpu: str) -> Literal["gloo", "nccl"]:
     """NCCL where every member, the learner too, has a GPU of its own; otherwise gloo."""
     gpus = [own_gpu, *(one.request.gpu for one in party)]
     return "nccl" if all(gpus) and len(set(gpus)) == len(gpus) else "gloo"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from mrl.models.load import load_policy
+from mrl.models.load_policy import load_policy
 from mrl.models.number_formats import NumberFormat
 from mrl.models.tensor_file import read_folder
 from mrl.records.version import Version

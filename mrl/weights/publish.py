@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mrl.errors import RoleFailed
 from mrl.models.lora import FILE
 from mrl.models.number_formats import NumberFormat
-from mrl.models.parameters import Source, named_weights, plain_sources
+from mrl.models.parameters import TensorSource, named_weights, plain_sources
 from mrl.models.tensor_file import write_tensors
 from mrl.records.version import Version
 from mrl.weights.adapters import AdapterFormat
@@ -110,7 +110,7 @@ class Publisher:
 
     def begin(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[TensorSource],
         version: Version,
         canary: Canary | None,
         when_whole: WhenWhole | None = None,
@@ -148,6 +148,19 @@ class Publisher:
         """Raises OSError, RoleFailed when a version that was begun came to nothing; does not wait."""
         if self._failure is not None:
             raise self._failure
+
+    @property
+    def progress(self) -> int:
+        """Bytes of the version on its way that lie in its folder, of all ranks; any thread may ask.
+
+        They change as long as it gets on.
+        """
+        if self._thread is None or not self._thread.is_alive():
+            return 0
+        try:
+            return sum(path.stat().st_size for path in self.folder.glob(f"{PARTS}*/*"))
+        except OSError:  # it has just become whole
+            return 0
 
     def close(self) -> None:
         """Give memory back. Versions that lie in it are gone for whoever has not opened them."""

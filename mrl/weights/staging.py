@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from mrl.models.memory_file import MemoryFile
-from mrl.models.parameters import Source
+from mrl.models.parameters import TensorSource
 from mrl.models.tensor_file import DTYPES, MOST_THREADS, TYPES, TensorShape, copy_tensor, digest
 
 GATHERED_BYTES = 512 * 1024**2
@@ -47,7 +47,7 @@ class Staging:
         self._threads = ThreadPoolExecutor(min(MOST_THREADS, max(2, torch.get_num_threads())), "staging")
 
     @torch.no_grad()
-    def take(self, sources: Sequence[Source]) -> Staged:
+    def take(self, sources: Sequence[TensorSource]) -> Staged:
         """Copy this rank's part; all ranks take the same sources. The file is claimed until it is released.
 
         Raises OSError when the host lacks memory.
@@ -81,7 +81,7 @@ class Staging:
         while self._files:
             self._files.pop().close()
 
-    def _own_shapes(self, sources: Sequence[Source]) -> list[TensorShape]:
+    def _own_shapes(self, sources: Sequence[TensorSource]) -> list[TensorShape]:
         """Those of this rank, dealt so that all ranks have about as much to copy; wide types first: all are aligned."""
         shapes = [self._shape_of(source) for source in sources]
         filled_bytes = [0] * self._num_ranks
@@ -94,7 +94,7 @@ class Staging:
         mine = [shape for shape in shapes if shape.name in own]
         return sorted(mine, key=lambda one: TYPES[one.dtype].itemsize, reverse=True)
 
-    def _shape_of(self, source: Source) -> TensorShape:
+    def _shape_of(self, source: TensorSource) -> TensorShape:
         like = source.like
         dtype = self._dtype if self._dtype is not None and like.is_floating_point() else like.dtype
         return TensorShape(source.name, DTYPES[dtype], list(like.shape))

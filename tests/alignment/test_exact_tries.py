@@ -12,7 +12,7 @@ from mrl.alignment.exact_tries import (
     NotMeasurable,
     TracedTexts,
     Word,
-    WordSource,
+    WordDistribution,
     measure_floor,
     outside_share,
     span_residuals,
@@ -36,19 +36,19 @@ WHOLE, LETTERS, HALVES = by(r" ?[a-z]+|\d| "), by(r"."), by(r" ?sun|[a-z]+|\d{1,
 
 
 @pytest.fixture
-def source() -> WordSource:
+def source() -> WordDistribution:
     probabilities = np.arange(1.0, len(WORDS) + 1)
-    return WordSource(WORDS, probabilities / probabilities.sum(), end_probability=1 / 12)
+    return WordDistribution(WORDS, probabilities / probabilities.sum(), end_probability=1 / 12)
 
 
-def traced_by(source: WordSource, cut, words: np.ndarray, offsets: np.ndarray) -> TracedTexts:
+def traced_by(source: WordDistribution, cut, words: np.ndarray, offsets: np.ndarray) -> TracedTexts:
     """The trace, which these tokenizers have."""
     traced = trace_texts(source, cut, words, offsets)
     assert isinstance(traced, TracedTexts)
     return traced
 
 
-def expected(source: WordSource, words: np.ndarray, offsets: np.ndarray) -> list[float]:
+def expected(source: WordDistribution, words: np.ndarray, offsets: np.ndarray) -> list[float]:
     """log P of every text from the definition of the source."""
     logs = np.log(source.probabilities)[words]
     lengths = np.diff(offsets)

@@ -8,7 +8,7 @@ import pytest
 from mrl.alignment.flags import Flag
 from mrl.alignment.peer_answer import PeerAnswer
 from mrl.alignment.receiver import Receiver, load_receiver
-from mrl.alignment.source import describe_answers
+from mrl.alignment.sampled_answers import describe_answers
 from mrl.alignment.tokenizer_file import read_tokenizer_file
 from mrl.alignment.translate import translate_batch
 from mrl.records.finish import FinishReason

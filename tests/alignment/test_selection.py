@@ -8,8 +8,8 @@ import pytest
 from mrl.alignment.pair_card import written_by
 from mrl.alignment.peer_answer import bare_text
 from mrl.alignment.receiver import load_receiver
+from mrl.alignment.sampled_answers import describe_answers
 from mrl.alignment.selection import first_tokens, select_rows
-from mrl.alignment.source import describe_answers
 from mrl.alignment.translate import translate_batch
 from mrl.records.finish import FinishReason
 from tests.support.retokenizing import retokenize

@@ -135,14 +135,22 @@ def test_what_a_rank_file_leaves_open_is_asked_for(rank_folder):
         load_receiver(changed(rank_folder, "tokenizer_config.json", **broken))
 
 
-def test_an_added_token_that_is_numbered_anew_is_refused(folders, tmp_path):
-    """What the library would emit for the token is not what the file says: ids could be mistaken for others."""
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize(("listed", "given"), [(5, 0), (-300, 0)], ids=["behind a gap", "below the vocabulary's size"])
+def test_an_added_token_that_is_numbered_anew_is_refused(folders, tmp_path, special, listed, given):
+    """What the library would emit for the token is not what the file says: ids could be mistaken for others.
+
+    `listed`, `given`: ids, counted from the one that follows the vocabulary.
+    """
     content = json.loads((folders["byte_level"] / "tokenizer.json").read_text())
-    assert content["added_tokens"][-1]["special"] is False
-    content["added_tokens"][-1]["id"] += 5
+    own_id = content["added_tokens"][-1]["id"]
+    content["added_tokens"][-1] |= {"id": own_id + listed, "special": special}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     (tmp_path / "config.json").write_text('{"eos_token_id": 0}')
-    with pytest.raises(TokenizerRefused, match="added token is given another id"):
+    ids = f"id {own_id + listed} in the file, id {own_id + given} from the library"
+    with pytest.raises(
+        TokenizerRefused, match=rf"tokenizer\.json: .*<thïnk>.* another id .*{ids}.*cure: put the token"
+    ):
         load_receiver(tmp_path)
 
 

@@ -12,7 +12,7 @@ from mrl.alignment.aligned_batch import AlignedBatch, merge
 from mrl.alignment.flags import Flag
 from mrl.alignment.peer_answer import PeerAnswer, bare_text
 from mrl.alignment.receiver import Receiver, load_receiver
-from mrl.alignment.source import describe_answers
+from mrl.alignment.sampled_answers import describe_answers
 from mrl.alignment.spreading import SPREADING
 from mrl.alignment.tokenizer_file import read_tokenizer_file
 from mrl.alignment.translate import translate_batch, translate_texts

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from mrl.bandit.page import significant
-from mrl.bandit.page_text import CAPTIONS, LIMITS, OPENING, TWO_NUMBERS
 from mrl.bandit.study import PICTURES
+from mrl.bandit.study_page import significant
+from mrl.bandit.study_text import CAPTIONS, LIMITS, OPENING, TWO_NUMBERS
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from mrl.cli.check import least_gpus, most_gpus
 from mrl.cli.main import main
 from mrl.config.load import load_config
+from tests.support.model_folders import write_model
 
 ROOT = Path(__file__).parents[2]
 PAPERS = sorted((ROOT / "configs" / "paper").glob("*.toml"))
@@ -55,10 +56,7 @@ def fetch(folder: Path) -> None:
     rows = [json.dumps({"problem": f"{n} + {n} = ?", "answer": str(2 * n)}) for n in range(40)]
     (folder / "sums.jsonl").write_text("\n".join(rows))
     for name in ("one", "two"):
-        (folder / name).mkdir()
-        (folder / name / "config.json").write_text('{"model_type": "qwen3"}')
-        (folder / name / "tokenizer.json").write_text("{}")
-        (folder / name / "model.safetensors").write_bytes(bytes(1000))
+        write_model(folder / name)
 
 
 def test_check_lists_what_is_still_to_be_fetched(

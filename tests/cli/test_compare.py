@@ -9,7 +9,7 @@ from mrl.cli.compare import conclude, notes, run
 from mrl.cli.compare_plan import Run, plan_runs
 from mrl.errors import ConfigError, MissingError, ModelFolderError, RoleFailed
 from mrl.metrics.jsonl import MetricsWriter
-from mrl.records.telemetry import MetricsRecord
+from mrl.records.telemetry_messages import MetricsRecord
 from tests.support.compared_runs import arguments, finish
 
 REGIMES = ("--regimes", "independent,sgt", "--seeds", "2")

@@ -11,27 +11,29 @@ import pytest
 
 from mrl.cli import compare_train
 from mrl.cli.compare_plan import plan_runs
-from mrl.cli.compare_train import Machine, RunNeed, lanes, run_need, train_missing
+from mrl.cli.compare_train import FreeMachine, RunNeed, lanes, run_need, train_missing
 from mrl.config.load import load_config
 from tests.support.compared_runs import arguments
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 CPU = RunNeed(policies=2, host_mib=1_000, least_gpus=0, most_gpus=0)
 GPU = RunNeed(policies=2, host_mib=1_000, least_gpus=1, most_gpus=3)
-EIGHT = Machine(cores=64, memory_mib=100_000, gpus=tuple("01234567"))
+EIGHT = FreeMachine(cores=64, memory_mib=100_000, gpus=tuple("01234567"))
 
 
 @pytest.mark.parametrize(
     ("machine", "need", "num_lanes"),
     [
-        (Machine(8, 100_000, ()), CPU, 4),
-        (Machine(9, 100_000, ()), CPU, 4),
-        (Machine(64, 3_999, ()), CPU, 3),
-        (Machine(1, 500, ()), CPU, 1),
-        (Machine(64, 100_000, ()), replace(CPU, is_alone=True), 1),
+        (FreeMachine(8, 100_000, ()), CPU, 4),
+        (FreeMachine(9, 100_000, ()), CPU, 4),
+        (FreeMachine(64, 3_999, ()), CPU, 3),
+        (FreeMachine(1, 500, ()), CPU, 1),
+        (FreeMachine(64, 100_000, ()), replace(CPU, is_alone=True), 1),
     ],
 )
-def test_a_run_has_a_core_per_policy_and_its_planned_memory(machine: Machine, need: RunNeed, num_lanes: int) -> None:
+def test_a_run_has_a_core_per_policy_and_its_planned_memory(
+    machine: FreeMachine, need: RunNeed, num_lanes: int
+) -> None:
     """The scarcer of both decides; one run goes on even where it fits badly, and one alone that names cores."""
     assert lanes(machine, [need]) == [()] * num_lanes
 
@@ -65,7 +67,7 @@ def test_cores_are_those_that_this_process_may_use() -> None:
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     try:
-        assert Machine.here().cores == 1
+        assert FreeMachine.here().cores == 1
     finally:
         os.sched_setaffinity(0, allowed)
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mrl.cli.main import main
 from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder
-from mrl.models.load import load_policy
+from mrl.models.load_policy import load_policy
 from mrl.models.lora import add_adapters
 from mrl.models.parameters import named_weights, trained_weights
 from mrl.models.probe import save_probe

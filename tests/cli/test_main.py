@@ -11,6 +11,7 @@ import pytest
 
 from mrl.cli.main import COMMANDS, main, split_overrides
 from mrl.transport.server import check_address
+from tests.support.model_folders import unlist_end, write_model
 
 CONFIG = """
 [run]
@@ -31,12 +32,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """What passes for a Hugging Face folder at a glance."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text('{"model_type": "qwen3"}')
-    (folder / "tokenizer.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(bytes(1000))
-    return folder
+    return write_model(tmp_path / "model")
 
 
 @pytest.fixture
@@ -141,6 +137,18 @@ def test_a_run_that_cannot_be_is_refused_before_anything_is_written(
     monkeypatch.setenv("MRL_CACHE", str(tmp_path / "cache"))
     assert part in told(capsys, command, str(config), "--run.folder", str(tmp_path / "runs"), *words)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "small.toml"]
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_a_tokenizer_whose_ids_the_library_changes_is_refused(
+    command: str, config: Path, model: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """In one line: the file, the token, both ids, and what to do."""
+    unlist_end(model)
+    line = told(capsys, command, str(config), "--run.folder", str(tmp_path / "runs"))
+    assert f"{model}/tokenizer.json: " in line
+    assert "the added token '<|endoftext|>' another id than its file; got 'id 0 in the file, id " in line
+    assert "; cure: put the token into model.vocab under its id" in line
 
 
 def test_a_busy_port_is_refused_before_anything_is_written(

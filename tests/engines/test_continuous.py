@@ -10,8 +10,8 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3NextConfig
 from mrl.engines import slot_cache
 from mrl.engines.continuous import ContinuousBatch
 from mrl.engines.engine import Finished, GenerationRequest, Sampling
-from mrl.engines.sampling import answer_seeds
 from mrl.engines.slot_cache import SlotCache
+from mrl.engines.token_sampling import answer_seeds
 from mrl.errors import EngineError
 from mrl.records.version import Version, VersionSpan
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import EngineUsage, GenerationRequest, Sampling, ScoringRequest, generate_all
-from mrl.engines.sampling import answer_seeds
+from mrl.engines.token_sampling import answer_seeds
 from mrl.errors import DeviceError, ModelFolderError, WeightsError
 from mrl.models.scoring import score_answers, score_tokens
 from mrl.records.version import Version, VersionSpan

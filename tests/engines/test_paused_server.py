@@ -9,7 +9,7 @@ import pytest
 
 from mrl.engines.bounds import Bounds
 from mrl.engines.engine import Finished, GenerationRequest, Sampling, ScoringRequest
-from mrl.engines.server import ServerEngine
+from mrl.engines.server_engine import ServerEngine
 from mrl.engines.vllm import VLLM
 from mrl.errors import EngineLost
 from mrl.records.version import Version, VersionSpan

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from mrl.engines.sampling import answer_seeds, sample, uniforms
+from mrl.engines.token_sampling import answer_seeds, sample, uniforms
 
 
 def draws(rows: int) -> torch.Tensor:

@@ -20,7 +20,7 @@ from mrl.engines.bounds import Bounds, load_bound_s
 from mrl.engines.dialect import Launch, Segment
 from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest, generate_all
 from mrl.engines.http import Http, HttpFailure
-from mrl.engines.server import ServerEngine
+from mrl.engines.server_engine import ServerEngine
 from mrl.engines.server_process import free_port
 from mrl.errors import EngineError, EngineLost, WeightsError
 from mrl.records.finish import FinishReason
@@ -424,7 +424,7 @@ def test_a_port_that_was_taken_meanwhile_costs_another_start(tmp_path, monkeypat
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             ports = [busy, probe.getsockname()[1]]
-        monkeypatch.setattr("mrl.engines.server.free_port", lambda host: ports.pop(0))
+        monkeypatch.setattr("mrl.engines.server_engine.free_port", lambda host: ports.pop(0))
         engine = ServerEngine(Toy(), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=BOUNDS)
         engine.close()
 
@@ -453,7 +453,7 @@ def test_a_server_that_lives_on_without_its_port_is_replaced_at_once(tmp_path, m
 
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         ports = [stranger.getsockname()[1], free_port("127.0.0.1")]
-        monkeypatch.setattr("mrl.engines.server.free_port", lambda host: ports.pop(0))
+        monkeypatch.setattr("mrl.engines.server_engine.free_port", lambda host: ports.pop(0))
         engine = ServerEngine(Staying(), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=BOUNDS)
         engine.close()
 
@@ -471,7 +471,7 @@ def test_a_stranger_at_the_port_of_a_server_that_still_loads_is_not_believed(tmp
     """It answers all that is asked; the child finds the port taken once it has loaded, and gets another one."""
     ports = [free_port("127.0.0.1"), free_port("127.0.0.1")]
     busy = ports[0]
-    monkeypatch.setattr("mrl.engines.server.free_port", lambda host: ports.pop(0))
+    monkeypatch.setattr("mrl.engines.server_engine.free_port", lambda host: ports.pop(0))
     late = "import runpy, sys, time; time.sleep(1); del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
     class Loading(Toy):

@@ -11,7 +11,7 @@ from mrl.engines.bounds import Bounds
 from mrl.engines.dialect import Launch
 from mrl.engines.engine import Sampling, generate_all
 from mrl.engines.environment import engine_python
-from mrl.engines.server import ServerEngine
+from mrl.engines.server_engine import ServerEngine
 from mrl.engines.sglang import SGLang
 from mrl.errors import EngineError, WeightsError
 from mrl.models.tensor_file import digest

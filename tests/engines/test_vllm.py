@@ -20,7 +20,7 @@ from mrl.engines.engine import EngineUsage, Sampling
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.vllm import VLLM
 from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
-from mrl.models.tensor_broadcast import Incoming, Seats
+from mrl.models.tensor_broadcast import IncomingTensors, Seats
 from mrl.models.tensor_file import TensorShape
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Meeting
@@ -306,7 +306,7 @@ def test_copies_of_the_model_whose_answers_vllm_keeps_to_itself_take_no_weights(
     assert server.asked == []
 
 
-INCOMING = Incoming(
+INCOMING = IncomingTensors(
     Meeting(host="127.0.0.1", port=7, name="a-0.1-1", backend="gloo", first_rank=3, world_size=5),
     [TensorShape("w", "BF16", [2, 3])],
     {"w": "d"},

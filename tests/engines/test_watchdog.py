@@ -13,7 +13,7 @@ from mrl.engines.bounds import Bounds
 from mrl.engines.dialect import Segment
 from mrl.engines.engine import EngineUsage, GenerationRequest, Sampling
 from mrl.engines.http import Http, HttpFailure
-from mrl.engines.server import ServerEngine
+from mrl.engines.server_engine import ServerEngine
 from mrl.errors import EngineLost
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
@@ -91,7 +91,7 @@ class Moody:
 @pytest.fixture
 def make(monkeypatch) -> Iterator[Callable[[Moody, Bounds], ServerEngine]]:
     """An engine that is looked after every few milliseconds, with an answer in flight."""
-    monkeypatch.setattr("mrl.engines.server.WATCH_S", 0.005)
+    monkeypatch.setattr("mrl.engines.server_engine.WATCH_S", 0.005)
     made: list[ServerEngine] = []
 
     def start(server: Moody, bounds: Bounds) -> ServerEngine:

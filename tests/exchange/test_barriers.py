@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from logged_core import LoggedCore
 
 from mrl.exchange.barriers import Barriers
-from mrl.records.exchange import Announce, Barrier, BarrierState, Hello, StatRequest, Welcome
+from mrl.records.exchange_messages import Announce, Barrier, BarrierState, Hello, Ping, StatRequest, Welcome
 from mrl.records.version import Version
 
 POLICIES = ["gemma", "llama", "qwen"]
@@ -55,6 +55,23 @@ def test_who_has_gone_further_has_been_there():
     assert arrive(core, "gemma", 1) == {"gemma": (1, [])}
     assert arrive(core, "qwen", 2) == {"qwen": (2, ["llama"])}
     assert arrive(core, "llama", 2) == {policy: (2, []) for policy in POLICIES}
+
+
+def test_who_waits_is_told_how_far_the_missing_are():
+    """What each of them said last; clients of the policy that do not say, and strangers, change nothing."""
+    core = make_core()
+    core.handle(b"worker", Hello(client="worker", policy="llama"), 0.0)
+    for client, progress in ((b"llama", 3), (b"llama", 5), (b"worker", 0), (b"gemma", 2), (b"stranger", 9)):
+        core.handle(client, Ping(client=client.decode(), progress=progress), 0.0)
+
+    def told(number):
+        message = Barrier(client="qwen", policy="qwen", number=number, members=POLICIES)
+        [(_, state)] = core.handle(b"qwen", message, 0.0)
+        return dict(zip(state.missing, state.progress, strict=True))
+
+    assert told(0) == {"gemma": 2, "llama": 5}
+    arrive(core, "gemma", 0)
+    assert told(0) == {"llama": 5}
 
 
 def test_a_resumed_policy_has_come_to_nothing_yet():

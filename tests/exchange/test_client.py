@@ -16,7 +16,7 @@ from mrl.exchange.publisher import GATHER_S, MAX_SMALL_PUTS, MAX_UNACKNOWLEDGED_
 from mrl.exchange.questions import MAX_UNANSWERED
 from mrl.exchange.spool import Spools
 from mrl.records.codec import MAX_MESSAGE_BYTES, decode, encode
-from mrl.records.exchange import BarrierState, Welcome, client_message_decoder
+from mrl.records.exchange_messages import BarrierState, Welcome, client_message_decoder
 from mrl.records.version import Version
 
 

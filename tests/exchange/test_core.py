@@ -14,7 +14,7 @@ from mrl.exchange.kinds import OVERHEAD_BYTES
 from mrl.exchange.memory import MAX_POLICIES
 from mrl.exchange.sessions import CLAIM_S, FORGET_AFTER_S, MAX_TRIES, MAX_UNACKNOWLEDGED_BYTES
 from mrl.records.codec import decode, encode
-from mrl.records.exchange import (
+from mrl.records.exchange_messages import (
     Announce,
     Barrier,
     Commit,

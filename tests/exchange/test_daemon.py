@@ -16,7 +16,7 @@ from logged_core import put_message
 
 from mrl.exchange.client import ExchangeClient
 from mrl.exchange.daemon import ExchangeDaemon, Limits
-from mrl.records.exchange import Commit, Fetch, Hello
+from mrl.records.exchange_messages import Commit, Fetch, Hello
 from mrl.records.version import Version
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client import ClientSocket

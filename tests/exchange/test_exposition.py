@@ -9,7 +9,7 @@ from logged_core import LoggedCore, put_message
 from prometheus_client.parser import text_string_to_metric_families
 
 from mrl.exchange.exposition import MAX_PAIRS, Exposition
-from mrl.records.exchange import (
+from mrl.records.exchange_messages import (
     Announce,
     Barrier,
     Commit,

@@ -7,7 +7,20 @@ from mrl.exchange.core import ExchangeCore
 from mrl.exchange.inspection import MAX_SHOWN_CLIENTS, client_states
 from mrl.exchange.sessions import Session, Shipment
 from mrl.records.codec import encode
-from mrl.records.exchange import Announce, Drain, Fetch, Hello, Peek, Peeked, Ping, PutAck, Stat, Stream, Took, Welcome
+from mrl.records.exchange_messages import (
+    Announce,
+    Drain,
+    Fetch,
+    Hello,
+    Peek,
+    Peeked,
+    Ping,
+    PutAck,
+    Stat,
+    Stream,
+    Took,
+    Welcome,
+)
 from mrl.records.version import Version
 from mrl.transport.grants import Grant
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from logged_core import LoggedCore, batch_records, packed_message, put_message, records_of
 
 from mrl.records.codec import encode
-from mrl.records.exchange import Announce, Batch, Deliver, Fetch, Hello, Stream
+from mrl.records.exchange_messages import Announce, Batch, Deliver, Fetch, Hello, Stream
 from mrl.records.version import Version
 
 LEARNER, WORKER = b"learner/llama", b"worker/qwen/0"

@@ -5,7 +5,7 @@ import pytest
 from mrl.exchange.entry import Entry
 from mrl.exchange.journal import read, stored_of
 from mrl.exchange.postings import Postings
-from mrl.records.exchange import Commit
+from mrl.records.exchange_messages import Commit
 from mrl.records.tags import PackTags
 from mrl.records.version import Version
 

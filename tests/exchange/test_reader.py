@@ -10,7 +10,7 @@ from mrl.exchange.packing import OpenPut
 from mrl.exchange.reader import MAX_LOST, LogLost, Reader
 from mrl.exchange.shared_files import SharedFiles
 from mrl.records.codec import encode
-from mrl.records.exchange import Batch, Stream
+from mrl.records.exchange_messages import Batch, Stream
 from mrl.records.packs import Parcel
 
 

@@ -320,6 +320,28 @@ def test_a_barrier_opens_when_it_is_open_on_every_shard(daemons):
     assert daemons.during(*calls) == [["llama"], ["qwen"]]
 
 
+@pytest.mark.parametrize("silent", [None, 0, 1])
+def test_who_waits_hears_over_any_shard_that_a_missing_policy_gets_on(daemons, silent):
+    """A number that changes once it said so, and stays as it is until then."""
+    qwen, llama = daemons.connect("learner/qwen", "qwen"), daemons.connect("learner/llama", "llama")
+    said = [3]
+    llama.tell(lambda: said[0])
+    daemons.run()
+
+    def heard() -> int:
+        for _ in range(3):
+            daemons.tick(seconds=1.0)
+        assert daemons.during(lambda: qwen.barrier(1, ["qwen", "llama"], 0.05)) == [["llama"]]
+        return qwen.progress_of("llama")
+
+    first = heard()
+    if silent is not None:
+        daemons.silent.add(silent)
+    assert first == heard() > 0
+    said[0] = 4
+    assert heard() != first
+
+
 def test_storage_that_fails_on_one_shard_is_told(daemons, outcome):
     """A full disk of a single daemon is a fact about the exchange."""
     daemons.cores[1] = LoggedCore(incarnation="full", failure=lambda: "disk_full")

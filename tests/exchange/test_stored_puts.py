@@ -10,7 +10,7 @@ from xxhash import xxh3_64_digest
 from mrl.exchange import stored_puts
 from mrl.exchange.stored_puts import StoredPuts
 from mrl.records.codec import decode
-from mrl.records.exchange import Batch, Hello, Stream
+from mrl.records.exchange_messages import Batch, Hello, Stream
 from mrl.records.experience import pack_decoder
 
 LEARNER, WORKER = b"learner/llama", b"worker/qwen/0"

@@ -22,7 +22,18 @@ from mrl.exchange.streams import (
     WINDOW_BYTES,
 )
 from mrl.records.codec import encode
-from mrl.records.exchange import Announce, Batch, Commit, Hello, Put, PutAck, StatRequest, Stream, Took, Welcome
+from mrl.records.exchange_messages import (
+    Announce,
+    Batch,
+    Commit,
+    Hello,
+    Put,
+    PutAck,
+    StatRequest,
+    Stream,
+    Took,
+    Welcome,
+)
 from mrl.records.version import Version
 
 LEARNER, WORKER = b"learner/llama", b"worker/qwen/0"

@@ -6,7 +6,7 @@ from logged_core import LoggedCore, put_message, records_of
 
 from mrl.exchange.sessions import FORGET_AFTER_S
 from mrl.exchange.subscriptions import CLAIM_S, LAPSE_S, MAX_GIVEN
-from mrl.records.exchange import Announce, Deliver, Done, Fetch, Hello, Ping, StatRequest, Subscribe, Welcome
+from mrl.records.exchange_messages import Announce, Deliver, Done, Fetch, Hello, Ping, StatRequest, Subscribe, Welcome
 from mrl.records.version import Version
 
 STUDENT, ENGINES = b"worker/qwen/0", [b"worker/llama/0", b"worker/llama/1", b"worker/llama/2"]

@@ -6,7 +6,7 @@ import torch
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Sampling
 from mrl.models.parameters import named_weights
-from mrl.models.tensor_broadcast import Incoming
+from mrl.models.tensor_broadcast import IncomingTensors
 from mrl.records.rollouts import WeightsNotice, WeightsRequest
 from mrl.records.version import Version
 from mrl.rollout.updates import prove
@@ -45,7 +45,7 @@ def test_an_engine_on_a_gpu_serves_what_was_broadcast(tiny_model, tmp_path, back
         route = _answer(publisher, WeightsNotice(version=version, manifest_path=str(path)))
         assert route.meeting is not None
         assert route.meeting.backend == backend
-        engine.receive(Incoming(route.meeting, manifest.broadcast, manifest.tensors), version)
+        engine.receive(IncomingTensors(route.meeting, manifest.broadcast, manifest.tensors), version)
 
         assert engine.checksums() == manifest.tensors
         assert prove(engine, manifest).gap.max_nats < 1e-3

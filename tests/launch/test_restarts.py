@@ -3,7 +3,7 @@
 import pytest
 
 from mrl.config.schema import SupervisionTable
-from mrl.launch.restarts import EndRun, Exit, Finished, RestartPolicy, StartAgain, Verdict, is_silent
+from mrl.launch.restarts import EndRun, Exit, RestartPolicy, RoleFinished, StartAgain, Verdict, is_silent
 
 KILLED = "was killed by signal 9 (by the kernel if memory was short)"
 TABLE = SupervisionTable()
@@ -63,7 +63,7 @@ def test_a_learner_of_a_synchronous_run_ends_it() -> None:
         f"learner/a {KILLED}, and a synchronous run goes on from a common step only (--resume): why",
     )
     assert isinstance(lives(policy, end(), [0.0])[0], StartAgain)
-    assert policy.ended(end(0, role="learner", until_done=True), 0.0) == Finished()
+    assert policy.ended(end(0, role="learner", until_done=True), 0.0) == RoleFinished()
 
 
 def pauses_s(policy: RestartPolicy, end_of_life: Exit, lengths_s: list[float]) -> list[float]:
@@ -99,7 +99,7 @@ def test_a_spared_host_of_a_synchronous_run_is_started_again_and_wrong_settings_
 
 def test_exit_codes_0_and_2_mean_what_the_roles_say() -> None:
     """0 is the end of a learner and a failure of a daemon; 2 ends the run with its line."""
-    assert RestartPolicy(TABLE).ended(end(0, role="learner", until_done=True), 0.0) == Finished()
+    assert RestartPolicy(TABLE).ended(end(0, role="learner", until_done=True), 0.0) == RoleFinished()
     assert isinstance(RestartPolicy(TABLE).ended(end(0), 0.0), StartAgain)
     assert RestartPolicy(TABLE).ended(end(2), 0.0) == EndRun(2, "worker/a: why")
 

@@ -5,13 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from mrl.config.schema import NO_EVALUATION
 from mrl.learner.evaluations import EvaluationPlan, Evaluations
 from mrl.learner.held_out_ledger import HeldOutLedger
 from mrl.learner.worker_news import WaitBounds
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import HeldOutAnswer, WorkRequest
-from mrl.records.telemetry import MetricsRecord, SampleRecord
+from mrl.records.telemetry_messages import MetricsRecord, SampleRecord
 from mrl.records.version import Version, VersionSpan
 from mrl.tasks.pool import Prompt
 
@@ -20,10 +19,10 @@ PROMPTS = [Prompt(f"p{number}", "t", f"{number}?") for number in range(6)]
 
 @pytest.mark.parametrize(
     ("every", "asked"),
-    [(3, {0: 6, 3: 4, 6: 4, 8: 6}), (0, {0: 6, 8: 6}), (NO_EVALUATION, {})],
+    [(3, {0: 6, 3: 4, 6: 4, 8: 6}), (0, {0: 6, 8: 6})],
 )
 def test_which_steps_are_evaluated_on_how_many_prompts(every, asked):
-    """The first and the last of eight on all, those in between on four; or none at all."""
+    """The first and the last of eight on all, those in between on four."""
     plan = EvaluationPlan(PROMPTS, every, num_prompts=4, total_steps=8)
     assert {step: len(plan.prompts_at(step)) for step in range(9) if plan.prompts_at(step)} == asked
     assert len(EvaluationPlan(PROMPTS, 3, num_prompts=0, total_steps=8).prompts_at(3)) == 6
@@ -48,7 +47,7 @@ class Workers:
             request = WorkRequest(
                 worker="w", max_groups=0, holding=[], serving=Version(9, 9), max_held_out=self.answers_at_once
             )
-            items = self.books.grant(request).items
+            items = self.books.grant(request)
             found = [
                 HeldOutAnswer(ticket=one.ticket, versions=[VersionSpan(1, one.version)], reward=1.0) for one in items
             ]
@@ -166,7 +165,7 @@ def test_a_disk_without_room_costs_the_result_alone(site, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("mrl.metrics.evaluation.replace_file", full)
+    monkeypatch.setattr("mrl.metrics.evaluation_results.replace_file", full)
     here = site()
     here.evaluations.ask_when_due(Version(0, 8))
     here.evaluations.await_last(lambda: False)

@@ -35,25 +35,25 @@ def answers(items: list[HeldOutItem], version: Version = V40) -> list[HeldOutAns
 )
 def test_prompts_are_for_who_serves_the_version_or_a_newer_one(books, serving, granted):
     """An older one would not say what the version can."""
-    assert len(books.grant(ask(2, serving)).items) == granted
+    assert len(books.grant(ask(2, serving))) == granted
 
 
 def test_voided_weights_of_an_earlier_life_answer_nothing():
     """Their step is higher, and they are older."""
     books = HeldOutLedger("a")
     books.ask(Version(1, 40), PROMPTS, 0.0)
-    assert books.grant(ask(2, Version(0, 45))).items == []
+    assert books.grant(ask(2, Version(0, 45))) == []
 
 
-def test_places_are_kept_for_a_worker_that_has_no_weights_yet(books):
-    """It gets nothing to answer, and less work than it has room for."""
-    room = books.grant(ask(4, None))
-    assert (room.items, room.kept) == ([], 4)
+def test_a_worker_that_has_no_weights_yet_gets_nothing_to_answer(books):
+    """With what version it will begin nobody knows."""
+    assert books.grant(ask(4, None)) == books.grant_alone(ask(4, None, alone=4), 0) == []
+    assert books.waiting == V40
 
 
 def test_an_evaluation_is_over_with_its_last_answer(books):
     """From two workers; the result is given once."""
-    items = books.grant(ask(4)).items + books.grant(ask(4, worker="other")).items
+    items = books.grant(ask(4)) + books.grant(ask(4, worker="other"))
     assert (len(items), books.waiting) == (6, None)
     books.accept(answers(items[:5]), 3.0)
     assert books.is_open
@@ -69,10 +69,10 @@ def test_an_evaluation_is_over_with_its_last_answer(books):
 
 def test_an_evaluation_that_the_next_one_overtakes_ends_with_what_was_begun(books):
     """Its prompts that wait are not begun any more; those of the newer version are; nothing is mixed up."""
-    begun = books.grant(ask(2)).items
+    begun = books.grant(ask(2))
 
     books.ask(V80, PROMPTS, 9.0)
-    fresh = books.grant(ask(100, V80)).items
+    fresh = books.grant(ask(100, V80))
     books.accept(answers(begun), 10.0)
     books.accept(answers(fresh, V80), 11.0)
 
@@ -92,21 +92,21 @@ def test_what_an_overtaken_evaluation_lost_is_not_begun_again(books):
 
     (old,) = books.take_over()
     assert (old.version, old.result) == (V40, None)
-    assert {item.version for item in books.grant(ask(100, V80)).items} == {V80}
+    assert {item.version for item in books.grant(ask(100, V80))} == {V80}
 
 
 def test_what_a_lost_worker_had_goes_to_another(books):
     """Also of one that fell silent, and of one that was started again and holds nothing."""
-    first = books.grant(ask(2)).items
+    first = books.grant(ask(2))
     assert books.lose("w", [first[0].ticket], 1.0) == 1
-    assert books.grant(ask(1, worker="other")).items == first[1:]
+    assert books.grant(ask(1, worker="other")) == first[1:]
     assert books.expire({"other"}, 2.0) == 1
-    assert books.grant(ask(1)).items == first[1:]
+    assert books.grant(ask(1)) == first[1:]
 
 
 def test_nothing_is_awaited_once_it_is_given_up(books):
     """The evaluation is over with what has come."""
-    items = books.grant(ask(3)).items
+    items = books.grant(ask(3))
     books.accept(answers(items[:1]), 1.0)
 
     books.give_up(2.0)

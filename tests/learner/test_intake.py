@@ -10,9 +10,10 @@ import pytest
 from mrl.learner.held_out_ledger import HeldOutLedger
 from mrl.learner.intake import Intake
 from mrl.learner.ledger import Pace, WorkLedger
+from mrl.learner.worker_news import WaitBounds
 from mrl.records.rollouts import HeldOutAnswer, HeldOutItem, StaleGroup, WeightsNotice, WorkItem, WorkRequest
 from mrl.records.version import Version, VersionSpan
-from mrl.rollout.held_out import HeldOutRoom
+from mrl.rollout.held_out_answers import HeldOutRoom
 from mrl.rollout.link import WorkerLink
 from mrl.tasks.pool import Prompt
 from mrl.transport.background import BackgroundClient
@@ -25,12 +26,13 @@ NOTICE = WeightsNotice(version=Version(0, 0), manifest_path="m")
 
 
 @contextmanager
-def connected(folder: Path, *, evaluates_alone: bool = False):
+def connected(folder: Path, *, evaluates: bool = True, evaluates_alone: bool = False):
     """An intake and one worker's link to it."""
     keys = create_keys(folder / "keys", [Grant("worker", "a")])
     server = ServerSocket(keys)
     ledger = WorkLedger(Pace(2, 2, 1, 100), lambda position: f"p{position}", Version(0, 0))
-    intake = Intake(server, ledger, held_out=HeldOutLedger("a"), evaluates_alone=evaluates_alone)
+    held_out = HeldOutLedger("a") if evaluates else None
+    intake = Intake(server, ledger, held_out=held_out, evaluates_alone=evaluates_alone)
     link = WorkerLink("worker/a/0")
     own = load_client_keys(keys.folder, Grant("worker", "a"))
     socket = ClientSocket(own, lambda: server.address, identity="worker/a/0")
@@ -56,6 +58,21 @@ def test_work_goes_out_and_groups_come_in(tmp_path, make_group):
     assert [item.prompt_id for item in items] == ["p0", "p1"]
     assert sorted(group.ticket for group in arrived) == sorted(item.ticket for item in items)
     assert link.notice == NOTICE
+
+
+def test_workers_hear_that_their_learner_is_there_before_its_first_weights(tmp_path, make_group):
+    """It may take long to publish them; nothing is granted or taken over meanwhile."""
+    with connected(tmp_path) as (intake, link, _):
+        intake.open()
+        link.deliver([make_group("of an earlier life")])
+        while link.answered_s == float("-inf"):
+            assert link.take_work(2, timeout_s=0.5) == []
+        assert (link.notice, len(link._undelivered)) == (None, 1)
+        assert not intake.given_up(WaitBounds(30.0, 30.0, 30.0), began_s=0.0)
+
+        intake.announce(NOTICE)
+        assert len(link.take_work(2, timeout_s=10.0)) == 2
+        assert link.notice == NOTICE
 
 
 def test_new_weights_open_the_work_of_their_step(tmp_path, make_group):
@@ -139,6 +156,27 @@ def test_held_out_prompts_come_first_and_take_the_places_of_groups(tmp_path):
 
         assert (kinds(first), kinds(second)) == ("hhhg", "gg")
         assert link.held_out_waiting == V0
+
+
+def test_a_worker_that_has_no_weights_yet_keeps_all_its_places_for_groups(tmp_path):
+    """An evaluation that waits for proved weights takes none of them: it would be room for nobody."""
+    with connected(tmp_path) as (intake, link, _):
+        intake.evaluate(V0, HELD_OUT)
+        intake.announce(NOTICE)
+
+        assert kinds(link.take_work(3, 10.0, None, HeldOutRoom(3, 6))) == "ggg"
+
+
+def test_a_learner_that_never_evaluates_has_no_books_of_it(tmp_path, make_group):
+    """Its workers are told of no prompts; what an earlier life that evaluated had asked for is taken and dropped."""
+    with connected(tmp_path, evaluates=False) as (intake, link, _):
+        intake.announce(NOTICE)
+        items = link.take_work(3, 10.0, V0, HeldOutRoom(3, 6))
+        link.deliver([HeldOutAnswer(ticket="0.0.held-out.1", versions=[VersionSpan(1, V0)], reward=1.0)])
+        with link._changed:
+            assert link._changed.wait_for(lambda: not link._undelivered, 10.0), "it is not acknowledged"
+
+        assert (kinds(items), link.held_out_waiting, intake._held_out) == ("ggg", None, None)
 
 
 def test_a_worker_without_other_work_answers_with_all_its_places(tmp_path, make_group):

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from mrl.learner import loop
-from mrl.learner.loop import STILL_WAITING, Learner, Milestones
+from mrl.learner import training_loop as loop
 from mrl.learner.references import CanaryReferences
+from mrl.learner.training_loop import STILL_WAITING, Learner, Milestones
 from mrl.models.row_attention import use_row_attention
 from mrl.records.version import Version
 
@@ -47,8 +47,9 @@ def test_the_other_ranks_are_told_that_the_batch_is_still_awaited(tiny_model, mo
             assert not stopping()
 
     quiet = SimpleNamespace(doing=lambda *about: None, beat=lambda: None, tell=lambda: None, check=lambda: None)
+    quiet.publishing, quiet.progress = lambda progress: None, 0
     batches = SimpleNamespace(prepare=prepare)
-    first = SimpleNamespace(allocator=quiet, telemetry=quiet, evaluations=quiet, batches=batches)
+    first = SimpleNamespace(allocator=quiet, telemetry=quiet, evaluations=quiet, batches=batches, intake=quiet)
     model = tiny_model()
     use_row_attention(model)
     learners = [

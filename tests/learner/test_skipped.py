@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from mrl.errors import RoleFailed
-from mrl.learner.loop import MAX_SKIPPED_UPDATES, Learner, Milestones
 from mrl.learner.order import StepOrder
 from mrl.learner.references import CanaryReferences
 from mrl.learner.skipped import keep_batch
+from mrl.learner.training_loop import MAX_SKIPPED_UPDATES, Learner, Milestones
 from mrl.models.row_attention import use_row_attention
 from mrl.records.version import Version
 from mrl.weights.publish import Publisher

@@ -7,8 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from mrl.learner.batches import batch_values
-from mrl.learner.loop import Learner, Milestones
 from mrl.learner.references import CanaryReferences
+from mrl.learner.training_loop import Learner, Milestones
 from mrl.models.row_attention import use_row_attention
 from mrl.records.codec import pack_array
 from mrl.records.finish import FinishReason

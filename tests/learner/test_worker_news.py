@@ -24,7 +24,7 @@ def test_a_worker_that_samples_a_token_in_each_timeout_is_waited_for_for_ever():
         assert not why_after(news, float(second))
     for second in range(1000, 1012):
         news.asked(asks(progress=111), float(second), serves=True)
-    assert why_after(news, 1012.0) == "nothing was sampled, judged or loaded for 10 s"
+    assert why_after(news, 1012.0) == "nothing was sampled, judged, published or loaded for 10 s"
 
 
 def test_one_of_several_workers_is_enough():
@@ -66,6 +66,39 @@ def test_weights_count_once_they_are_proved(serves: bool, is_loading: bool, serv
     news = WorkerNews.since(0.0)
     news.asked(asks(is_loading=is_loading), 1.0, serves=serves)
     assert news.has_served == served
+
+
+def test_workers_without_work_are_waited_for_while_new_weights_get_on():
+    """Their version is written for longer than any timeout; once it stands still they are given up."""
+    news = WorkerNews.since(0.0)
+    for second in range(50):
+        news.asked(asks(progress=3), float(second), serves=True)
+        news.publishing(second // 9, float(second))
+        assert not why_after(news, float(second))
+    for second in range(50, 60):
+        news.asked(asks(progress=3), float(second), serves=True)
+        news.publishing(49 // 9, float(second))
+    assert why_after(news, 60.0) == "nothing was sampled, judged, published or loaded for 10 s"
+
+
+def test_every_sign_of_life_but_words_is_a_move():
+    """What peers that wait for this policy hear of."""
+    news = WorkerNews.since(0.0)
+    moves = []
+    for act in (
+        lambda: news.asked(asks(), 1.0, serves=True),
+        lambda: news.asked(asks(), 2.0, serves=True),
+        lambda: news.asked(asks(progress=1), 3.0, serves=True),
+        lambda: news.asked(asks(progress=1, is_loading=True), 4.0, serves=True),
+        lambda: news.delivered(5.0),
+        lambda: news.announced(6.0),
+        lambda: news.publishing(9, 7.0),
+        lambda: news.publishing(9, 8.0),
+    ):
+        before = news.num_moves
+        act()
+        moves.append(news.num_moves > before)
+    assert moves == [True, False, True, True, True, True, True, False]
 
 
 def test_nothing_counts_that_was_before_the_wait():

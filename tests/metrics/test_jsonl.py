@@ -10,7 +10,7 @@ import pytest
 
 from mrl.errors import RecordError, RunFolderError
 from mrl.metrics.jsonl import MetricsWriter, SampleWriter, read_metrics, read_samples
-from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, SampleRecord
+from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, SampleRecord
 
 
 def metrics(step: int = 1, **values: float) -> MetricsRecord:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mrl.errors import RecordError, RunFolderError
 from mrl.metrics import residuals as module
 from mrl.metrics.residuals import ResidualWriter, every_steps, residual_files, standing_lines
-from mrl.records.telemetry import ResidualsRecord, RowResidual
+from mrl.records.telemetry_messages import ResidualsRecord, RowResidual
 
 
 def residuals(step: int, *record_ids: str, policy: str = "qwen") -> ResidualsRecord:

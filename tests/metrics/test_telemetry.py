@@ -6,7 +6,7 @@ import pytest
 
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
-from mrl.records.telemetry import (
+from mrl.records.telemetry_messages import (
     HeartbeatRecord,
     MetricsRecord,
     SampleRecord,

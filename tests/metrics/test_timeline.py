@@ -8,7 +8,7 @@ import pytest
 from mrl.errors import RecordError, RunFolderError
 from mrl.metrics.timeline import FiledSpan, TimelineWriter, every_minutes, is_kept, read_timeline
 from mrl.records.codec import decode, encode
-from mrl.records.telemetry import Span, SpansRecord, telemetry_decoder
+from mrl.records.telemetry_messages import Span, SpansRecord, telemetry_decoder
 
 T0 = 1_700_000_040.0
 """The beginning of an even minute."""

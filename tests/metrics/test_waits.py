@@ -4,7 +4,7 @@ import itertools
 import random
 
 from mrl.metrics.waits import FRESH_S, STEADY_S, Wait, WaitWatch, wait_cycle, wait_edges
-from mrl.records.telemetry import HeartbeatRecord
+from mrl.records.telemetry_messages import HeartbeatRecord
 
 
 def beat(role: str, whom: str = "", *, for_s: float = STEADY_S, time_unix_s: float = 100.0) -> HeartbeatRecord:

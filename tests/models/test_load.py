@@ -4,7 +4,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mrl.errors import DeviceError, ModelFolderError
-from mrl.models.load import load_policy, load_tokenizer
+from mrl.models.load_policy import load_policy, load_tokenizer
 from mrl.models.make import make_policy
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from mrl.config.policy_tables import LoraTable, MakeTable
 from mrl.errors import ConfigError
 from mrl.models.architectures import init_model
-from mrl.models.load import load_policy
+from mrl.models.load_policy import load_policy
 from mrl.models.lora import adapted_modules, adapters_off, add_adapters, is_adapter, write_adapters
 from mrl.models.parameters import named_weights, trained_weights, whole_weights
 

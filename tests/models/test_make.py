@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mrl.errors import ModelFolderError
-from mrl.models.load import load_policy, load_tokenizer
+from mrl.models.load_policy import load_policy, load_tokenizer
 from mrl.models.make import encode_example, make_policy
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from mrl.models.load import load_tokenizer
+from mrl.models.load_policy import load_tokenizer
 from mrl.models.make import make_policy
 from mrl.models.prompting import PromptEncoder, prompt_token_ids
 

@@ -14,7 +14,7 @@ from mrl.errors import PeerLost, WeightsError
 from mrl.models import tensor_broadcast
 from mrl.models.tensor_broadcast import (
     BroadcastGroup,
-    Incoming,
+    IncomingTensors,
     buckets_of,
     join,
     open_store,
@@ -78,7 +78,7 @@ def test_every_member_gets_the_bytes_of_the_first():
             held[name] = torch.empty(shape, dtype=dtype)
             return held[name]
 
-        receive_tensors(Incoming(msgspec.structs.replace(meeting, first_rank=rank), shapes, digests), place)
+        receive_tensors(IncomingTensors(msgspec.structs.replace(meeting, first_rank=rank), shapes, digests), place)
         return held
 
     with ThreadPoolExecutor(3) as threads:
@@ -95,7 +95,7 @@ def test_every_member_gets_the_bytes_of_the_first():
 def test_other_bytes_than_were_published_are_refused():
     """The digest of what came is compared with the manifest's."""
     shape, store = shape_of("a", TENSORS["a"]), open_store("127.0.0.1")
-    incoming = Incoming(meeting_at(store), [shape], {"a": digest(TENSORS["a"])})
+    incoming = IncomingTensors(meeting_at(store), [shape], {"a": digest(TENSORS["a"])})
 
     with ThreadPoolExecutor(1) as threads:
         taking = threads.submit(receive_tensors, incoming, nowhere)

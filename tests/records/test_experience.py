@@ -8,7 +8,7 @@ from logged_core import put_message
 
 from mrl.errors import RecordError
 from mrl.records.codec import decode, encode, pack_array, unpack_array
-from mrl.records.exchange import Subscribe, client_message_decoder
+from mrl.records.exchange_messages import Subscribe, client_message_decoder
 from mrl.records.experience import (
     MAX_GROUP,
     ExperienceRecord,

@@ -12,7 +12,7 @@ import pytest
 from mrl.config.run_folder import RunFolder, dump_config
 from mrl.config.schema import RunConfig
 from mrl.metrics.jsonl import MetricsWriter, SampleWriter
-from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, SampleRecord, TelemetryRecord
+from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, SampleRecord, TelemetryRecord
 
 NAMES = ("qwen", "llama", "gemma", "phi", "mistral", "olmo", "falcon", "granite")
 TASKS = ("chain_sum", "spell_backward", "letter_counting", "reverse")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mrl.records.telemetry import MetricsRecord
+from mrl.records.telemetry_messages import MetricsRecord
 from mrl.report.allocation import Allocation
 from mrl.report.board import Board
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from mrl.metrics.names import is_known
-from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, SampleRecord
+from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, SampleRecord
 from mrl.report.board import Board
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mrl.alignment.exact_tries import Floor, NotMeasurable
-from mrl.alignment.pair_card import Coverage, Direction, Example, PairCard, SpanText
+from mrl.alignment.pair_card import Coverage, CutExample, Direction, PairCard, SpanText
 from mrl.report.card_picture import card_picture, visible
 
 SHARE = {"one_to_one": 0.7, "one_to_many": 0.2, "many_to_one": 0.06, "many_to_many": 0.04}
@@ -17,7 +17,7 @@ FLOOR = Floor(10, 100, 2e-12, 0.2, 0.18, 0.31, 0.074, 0.015, {5: 0.1, 20: 0.11},
 def make_card(*, same: bool = False) -> PairCard:
     coverage = Coverage(3, 90, SHARE, 0.72, 1.05, 1.1, 3.2, 2, 4, {"bytes_differ": 2}, {})
     directions = (Direction("a", "<b>", {"math": coverage}, FLOOR), Direction("<b>", "a", {"math": coverage}, FLOOR))
-    example = Example(SpanText((b"1", b"2"), (b"12",)), 7, "math")
+    example = CutExample(SpanText((b"1", b"2"), (b"12",)), 7, "math")
     return PairCard(("a", "<b>"), ("x", "x" if same else "y"), directions, (example,))
 
 

@@ -7,20 +7,20 @@ import statistics
 import pytest
 
 from mrl.metrics.jsonl import MetricsWriter, read_metrics
-from mrl.records.telemetry import MetricsRecord
-from mrl.report.comparison import AVERAGE, Comparison, Outcome, interval, outcome_of, read_outcome
+from mrl.records.telemetry_messages import MetricsRecord
+from mrl.report.comparison import AVERAGE, Comparison, RunOutcome, interval, outcome_of, read_outcome
 from mrl.report.comparison_figure import drawn, learning_curves
 from mrl.report.comparison_table import as_json, grids, markdown
 from mrl.report.run_data import RunData
 
 
-def outcome(*ends: float, start: float = 0.2, best: float = 0.0, **spent: float) -> Outcome:
+def outcome(*ends: float, start: float = 0.2, best: float = 0.0, **spent: float) -> RunOutcome:
     """Two policies whose curves go from `start` over `best` to their ends."""
     curves = {f"p{n}": {0: start, 10: max(best, end / 2), 20: end} for n, end in enumerate(ends)}
     steps = (0, 10, 20)
     curves[AVERAGE] = {step: statistics.mean(curve[step] for curve in curves.values()) for step in steps}
     fields = {"own_answers": 80.0, "own_tokens": 400.0, "trained_tokens": 500.0, "peer_tokens": 50.0}
-    return Outcome(curves, **(fields | {"shared_bytes": 2.0**20, "wall_s": 60.0} | spent))
+    return RunOutcome(curves, **(fields | {"shared_bytes": 2.0**20, "wall_s": 60.0} | spent))
 
 
 def comparison() -> Comparison:
@@ -57,10 +57,10 @@ def test_any_number_of_seeds_has_its_own_quantile(num_seeds):
 
 def test_a_curve_is_told_by_its_start_end_best_and_area():
     """The area is the mean height, trapezoid by trapezoid, whatever the distance of the points."""
-    one = Outcome({AVERAGE: {0: 0.0, 10: 0.8, 40: 0.2}}, 1, 1, 1, 1, 1, 1)
+    one = RunOutcome({AVERAGE: {0: 0.0, 10: 0.8, 40: 0.2}}, 1, 1, 1, 1, 1, 1)
     assert (one.start(), one.end(), one.best()) == (0.0, 0.2, 0.8)
     assert one.area() == pytest.approx((10 * 0.4 + 30 * 0.5) / 40)
-    assert Outcome({AVERAGE: {5: 0.3}}, 1, 1, 1, 1, 1, 1).area() == 0.3
+    assert RunOutcome({AVERAGE: {5: 0.3}}, 1, 1, 1, 1, 1, 1).area() == 0.3
 
 
 def test_differences_are_paired_by_seed():
@@ -79,7 +79,7 @@ def test_differences_are_paired_by_seed():
 
 def test_mean_curve_takes_the_steps_that_every_seed_has():
     """A seed that was evaluated at other steps does not bend the curve."""
-    shorter = Outcome({AVERAGE: {0: 0.0, 20: 1.0}}, 1, 1, 1, 1, 1, 1)
+    shorter = RunOutcome({AVERAGE: {0: 0.0, 20: 1.0}}, 1, 1, 1, 1, 1, 1)
     found = Comparison({"a": {1: shorter, 2: outcome(0.4, 0.6)}}, "a")
     assert sorted(found.mean_curve("a")) == [0, 20]
     assert found.mean_curve("a")[20].mean == pytest.approx(0.75)
@@ -201,7 +201,7 @@ def test_figure_has_a_panel_for_the_average_and_one_per_policy():
     assert picture.startswith(b"\x89PNG")
     width = int.from_bytes(picture[16:20], "big")
     lone = Comparison(
-        {"independent": {1: Outcome({"p0": {0: 0.1, 1: 0.2}, AVERAGE: {0: 0.1, 1: 0.2}}, 1, 1, 1, 1, 1, 1)}},
+        {"independent": {1: RunOutcome({"p0": {0: 0.1, 1: 0.2}, AVERAGE: {0: 0.1, 1: 0.2}}, 1, 1, 1, 1, 1, 1)}},
         "independent",
     )
     assert width == pytest.approx(int.from_bytes(learning_curves(lone)[16:20], "big") * 1.5, rel=0.02)
@@ -212,7 +212,7 @@ def test_figure_shows_seeds_as_lines_and_from_five_on_a_band(num_seeds):
     """Four thin lines say more than a band that is wider than the picture."""
     curves = {"p0": {0: 0.1, 1: 0.2}, AVERAGE: {0: 0.1, 1: 0.2}}
     found = {
-        regime: {seed: Outcome(curves, 1, 1, 1, 1, 1, 1) for seed in range(num_seeds)}
+        regime: {seed: RunOutcome(curves, 1, 1, 1, 1, 1, 1) for seed in range(num_seeds)}
         for regime in ("independent", "sgt")
     }
     figure = drawn(Comparison(found, "independent"))

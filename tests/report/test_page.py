@@ -12,7 +12,7 @@ import pytest
 from mrl.config.run_folder import RunFolder
 from mrl.errors import RunFolderError
 from mrl.metrics.jsonl import MetricsWriter, SampleWriter
-from mrl.records.telemetry import MetricsRecord, SampleRecord
+from mrl.records.telemetry_messages import MetricsRecord, SampleRecord
 from mrl.report.page import write_report
 from mrl.report.run_data import read_run
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from mrl.records.telemetry import HeartbeatRecord, MetricsRecord
+from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord
 from mrl.report.progress import Progress, kind_of
 
 

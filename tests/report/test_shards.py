@@ -7,7 +7,7 @@ import pytest
 
 from mrl.config.run_folder import RunFolder
 from mrl.metrics.jsonl import MetricsWriter
-from mrl.records.telemetry import MetricsRecord
+from mrl.records.telemetry_messages import MetricsRecord
 from mrl.report.run_data import read_run
 from mrl.report.shards import Shards
 

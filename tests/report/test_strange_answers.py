@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mrl.config.run_folder import RunFolder
 from mrl.metrics.residuals import ResidualWriter
-from mrl.records.telemetry import ResidualsRecord, RowResidual
+from mrl.records.telemetry_messages import ResidualsRecord, RowResidual
 from mrl.report.page import write_report
 from mrl.report.run_data import read_run
 from mrl.report.strange_answers import (

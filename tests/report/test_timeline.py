@@ -8,10 +8,10 @@ import pytest
 
 from mrl.config.run_folder import RunFolder
 from mrl.metrics.timeline import TimelineWriter
-from mrl.records.telemetry import Span, SpansRecord
+from mrl.records.telemetry_messages import Span, SpansRecord
 from mrl.report.page import write_report
 from mrl.report.run_data import read_run
-from mrl.report.timeline import BINS, Share, Timeline, run_timeline
+from mrl.report.timeline_data import BINS, Share, Timeline, run_timeline
 from mrl.report.timeline_picture import MAX_ROLES, timeline_html
 
 T0 = 1_760_000_000.0

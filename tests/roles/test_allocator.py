@@ -15,7 +15,7 @@ from mrl.allocation.core import AllocationSettings, AllocatorCore, Decision
 from mrl.allocation.lease import LeaseHolder, Used
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode
-from mrl.records.telemetry import MetricsRecord, TelemetryRecord, telemetry_decoder
+from mrl.records.telemetry_messages import MetricsRecord, TelemetryRecord, telemetry_decoder
 from mrl.roles.allocator import report
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client import ClientSocket

@@ -12,7 +12,7 @@ import pytest
 from logged_core import LoggedCore
 
 from mrl.metrics.names import is_known
-from mrl.records.exchange import Announce, Fetch, Hello
+from mrl.records.exchange_messages import Announce, Fetch, Hello
 from mrl.records.version import Version
 from mrl.roles.exchange import metrics_of
 from mrl.transport.endpoints import port_of, read_endpoint

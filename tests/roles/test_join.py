@@ -15,8 +15,8 @@ from mrl.errors import ConfigError, PeerLost
 from mrl.launch.hosts import Host
 from mrl.launch.plan import Plan, ProcessSpec
 from mrl.records.codec import decode, encode
-from mrl.records.hosts import HostOrder, HostReport, inbox_decoder
-from mrl.records.telemetry import HeartbeatRecord
+from mrl.records.host_messages import HostOrder, HostReport, inbox_decoder
+from mrl.records.telemetry_messages import HeartbeatRecord
 from mrl.roles import join
 from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.grants import Grant

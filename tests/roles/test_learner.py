@@ -11,14 +11,19 @@ import torch
 
 from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder
-from mrl.config.schema import RunConfig
+from mrl.config.schema import NO_EVALUATION, RunConfig
 from mrl.errors import DeviceError
 from mrl.learner.references import CanaryReferences
+from mrl.metrics.telemetry import Telemetry
 from mrl.objectives.specs import Imitation
+from mrl.records.version import Version
 from mrl.roles import learner as learner_role
 from mrl.sharing.regime import Component
+from mrl.transport.grants import Grant
+from mrl.transport.keys import create_keys
 
 TOO_MANY_BYTES = 1 << 50
+FIRST_RANK = learner_role._first_rank
 
 
 @pytest.fixture
@@ -53,9 +58,9 @@ def learn(config: RunConfig, folder: Path) -> int:
     ("planted", "during"),
     [
         ("mrl.learner.trainer.place", "at the start of the learner"),
-        ("mrl.learner.loop.check_forward", "at the start of the learner"),
-        ("mrl.learner.loop.Learner._publish", "in a step"),
-        ("mrl.learner.loop.Learner._step", "in a step"),
+        ("mrl.learner.training_loop.check_forward", "at the start of the learner"),
+        ("mrl.learner.training_loop.Learner._publish", "in a step"),
+        ("mrl.learner.training_loop.Learner._step", "in a step"),
     ],
 )
 def test_memory_that_runs_out_ends_a_learner_with_its_cures(
@@ -69,6 +74,25 @@ def test_memory_that_runs_out_ends_a_learner_with_its_cures(
     assert line.startswith(f"policies.qwen ({tmp_path / 'qwen'}): out of memory {during}; got ")
     assert "cure: learner.microbatch_tokens = 2048, learner.activation_checkpointing = true, more ranks" in line
     assert line.endswith("`mrl check CONFIG` shows what each process needs")
+
+
+@pytest.mark.parametrize(("every", "evaluates"), [(NO_EVALUATION, False), (0, True)])
+def test_a_learner_that_never_evaluates_has_neither_books_nor_a_plan(
+    monkeypatch: pytest.MonkeyPatch, config: RunConfig, tmp_path: Path, every: int, evaluates: bool
+) -> None:
+    """Nobody looks at what could be due, in any step."""
+    monkeypatch.setattr(f"{learner_role.__name__}._connect_allocator", lambda *_: None)
+    monkeypatch.setattr(f"{learner_role.__name__}._canary_prompts", lambda *_: [])
+    pool = config.pool.model_copy(update={"train_prompts": 8, "held_out_prompts": 4})
+    evaluation = config.evaluation.model_copy(update={"every": every})
+    config = config.model_copy(update={"pool": pool, "evaluation": evaluation, "sharing": {"regime": "independent"}})
+    folder = RunFolder(tmp_path)
+    folder.endpoints.mkdir(parents=True)
+    create_keys(folder.keys, [Grant("worker", "qwen")])
+    telemetry = Telemetry("learner/qwen", "qwen", lambda record: True)
+    with ExitStack() as closing:
+        first = FIRST_RANK(config, folder, closing, "qwen", SimpleNamespace(), Version(0, 0), None, telemetry, None)
+    assert (first.evaluations is not None, first.intake._held_out is not None) == (evaluates, evaluates)
 
 
 def test_a_learner_with_memory_enough_ends_as_it_would(config: RunConfig, tmp_path: Path) -> None:

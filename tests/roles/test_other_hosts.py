@@ -7,7 +7,7 @@ from mrl.config.schema import LaunchTable
 from mrl.launch.hosts import Host
 from mrl.launch.lifecycle import Lifecycle
 from mrl.launch.plan import Plan, ProcessSpec
-from mrl.records.hosts import HostReport
+from mrl.records.host_messages import HostReport
 from mrl.roles.other_hosts import OtherHosts
 
 LEARNERS = ("learner/a", "learner/b")

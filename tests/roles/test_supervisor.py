@@ -29,7 +29,14 @@ from mrl.launch.plan import Plan, ProcessSpec
 from mrl.metrics.jsonl import read_metrics
 from mrl.metrics.timeline import read_timeline
 from mrl.records.codec import encode
-from mrl.records.telemetry import HeartbeatRecord, MetricsRecord, SampleRecord, Span, SpansRecord, TelemetryRecord
+from mrl.records.telemetry_messages import (
+    HeartbeatRecord,
+    MetricsRecord,
+    SampleRecord,
+    Span,
+    SpansRecord,
+    TelemetryRecord,
+)
 from mrl.roles.children import Child
 from mrl.roles.display import Display
 from mrl.roles.host_processes import STACKS_S

@@ -17,7 +17,7 @@ from mrl.config.run_folder import RunFolder, create_run_folder
 from mrl.config.schema import RunConfig
 from mrl.errors import DeviceError
 from mrl.metrics.telemetry import Telemetry
-from mrl.records.telemetry import MetricsRecord, TelemetryRecord
+from mrl.records.telemetry_messages import MetricsRecord, TelemetryRecord
 from mrl.records.units import NodeReport, UnitReport
 from mrl.roles import unit_allocator
 from mrl.roles.unit_allocator import (

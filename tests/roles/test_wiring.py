@@ -12,7 +12,7 @@ import pytest
 from mrl.config.run_folder import RunFolder
 from mrl.errors import RunFolderError
 from mrl.records.codec import decode
-from mrl.records.telemetry import HeartbeatRecord, SpansRecord, TelemetryRecord, telemetry_decoder
+from mrl.records.telemetry_messages import HeartbeatRecord, SpansRecord, TelemetryRecord, telemetry_decoder
 from mrl.roles import wiring
 from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.grants import Grant

@@ -10,19 +10,19 @@ import pytest
 from mrl.config.schema import PoolTable, TaskTable
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import GenerationRequest, Sampling, generate_all
-from mrl.engines.sampling import answer_seeds
+from mrl.engines.token_sampling import answer_seeds
 from mrl.errors import EngineLost
 from mrl.learner.held_out_ledger import Evaluated, HeldOutLedger
 from mrl.learner.intake import Intake
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
-from mrl.records.rollouts import ScoredGroup, WeightsNotice, worker_message_decoder
+from mrl.records.rollouts import ScoredGroup, WeightsNotice, WorkRequest, worker_message_decoder
 from mrl.records.version import Version
 from mrl.rollout.duties import Duties
 from mrl.rollout.link import WorkerLink
-from mrl.rollout.loop import RolloutLoop
 from mrl.rollout.sampling import Sampler
+from mrl.rollout.worker_loop import RolloutLoop
 from mrl.tasks.held_out import MAX_GRANTS
 from mrl.tasks.pool import TaskPool, build_pool
 from mrl.weights.canary import canary_sequences
@@ -89,7 +89,9 @@ def site(tmp_path, tiny_model, own_pool, receiver) -> Iterator[Callable[..., tup
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
     learners = []
 
-    def make(*, max_new_tokens: int = 4, in_step: bool = False) -> tuple[Learner, RolloutLoop]:
+    def make(
+        *, max_new_tokens: int = 4, in_step: bool = False, share: float | None = 0.5
+    ) -> tuple[Learner, RolloutLoop]:
         model = tiny_model(seed=1, vocab_size=VOCAB)
         learner = Learner(tmp_path / "weights", model, own_pool, in_step=in_step)
         learners.append(learner)
@@ -101,7 +103,7 @@ def site(tmp_path, tiny_model, own_pool, receiver) -> Iterator[Callable[..., tup
             max_answers=lambda in_flight: PLACES,
             publish=lambda groups: None,
             max_staleness_versions=2,
-            held_out_share=0.5,
+            held_out_share=share,
             in_step=in_step,
         )
         telemetry = Telemetry("worker/a/0", "a", lambda record: True)
@@ -147,6 +149,25 @@ def test_held_out_prompts_are_answered_in_their_share_beside_groups(site):
     assert loop.totals.tokens == sum(a.versions[0].num_tokens for group in learner.groups for a in group.answers)
     assert loop.totals.held_out_slot_seconds > 0
     assert 0 < loop.totals.values(loop._clock())["rollout/held_out_share"] < 1
+
+
+def test_a_worker_that_never_evaluates_asks_for_no_held_out_prompt(site):
+    """Also where some wait: its learner would have none either."""
+    learner, loop = site(share=None)
+    asked, answer = [], learner.intake._answer
+
+    def noted(message):
+        asked.append(message)
+        return answer(message)
+
+    learner.intake._answer = noted
+    learner.publish(0, evaluates=True)
+
+    loop.run(lambda: learner.has(groups=4))
+
+    requests = [one for one in asked if isinstance(one, WorkRequest)]
+    assert {(one.max_held_out, one.max_held_out_alone) for one in requests} == {(0, 0)}
+    assert loop._held_out is None
 
 
 def test_every_evaluation_samples_with_the_same_seeds(site):

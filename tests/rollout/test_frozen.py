@@ -13,11 +13,11 @@ from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Sampling
 from mrl.errors import EngineError, EngineLost, RoleFailed, WeightsError
 from mrl.metrics.telemetry import Telemetry
-from mrl.records.telemetry import MetricsRecord
+from mrl.records.telemetry_messages import MetricsRecord
 from mrl.rollout.frozen import FROZEN, MAX_LOST_IN_A_ROW, FrozenLife
 from mrl.rollout.frozen_evaluation import FrozenEvaluation
+from mrl.rollout.peer_scoring import Scorer
 from mrl.rollout.sampling import Sampler
-from mrl.rollout.scoring import Scorer
 from mrl.weights.canary import canary_sequences
 from mrl.weights.own_folder import describe_folder
 
@@ -164,7 +164,7 @@ def test_an_engine_that_does_not_come_up_at_once_is_started_again_a_few_times(li
 def evaluated_life(folder, pool, receiver, tmp_path) -> Callable[..., SimpleNamespace]:
     """A frozen policy's worker that evaluates it; between two turns somebody looks at `scored`."""
 
-    def make() -> SimpleNamespace:
+    def make(*, max_answers: int = 1) -> SimpleNamespace:
         own = folder("own", seed=1)
         engine = EmbeddedEngine(own, Sampling(1.0, 8, (1,)), device="cpu", max_running=4)
         sampler = Sampler(
@@ -173,9 +173,18 @@ def evaluated_life(folder, pool, receiver, tmp_path) -> Callable[..., SimpleName
         scorer = Scorer(sampler, receiver, Silence(), max_answer_tokens=64, keeps_step=False)
         told: list[object] = []
         telemetry = Telemetry("worker/teacher/0", "teacher", told.append)
-        evaluation = FrozenEvaluation(sampler, telemetry, FROZEN, pool.held_out, folder=tmp_path, max_answers=1)
+        evaluation = FrozenEvaluation(
+            sampler, telemetry, FROZEN, pool.held_out, folder=tmp_path, max_answers=max_answers, share=0.5
+        )
         life = FrozenLife(scorer, engine, telemetry, evaluation=evaluation)
-        return SimpleNamespace(life=life, engine=engine, told=told, result=tmp_path / "teacher-0.json")
+        at_once, submit = [], engine.submit
+
+        def noted(requests) -> None:
+            submit(requests)
+            at_once.append(evaluation._flights.num_answers)
+
+        engine.submit = noted  # type: ignore[method-assign]
+        return SimpleNamespace(life=life, told=told, at_once=at_once, result=tmp_path / "teacher-0.json")
 
     return make
 
@@ -210,3 +219,31 @@ def test_an_engine_that_is_lost_with_held_out_prompts_costs_them_and_not_the_wor
     here.life.run(here.result.exists)
 
     assert json.loads(here.result.read_text())["missing"] == 1
+
+
+@pytest.mark.parametrize(("is_asked", "most"), [(True, 1), (False, 2)])
+def test_held_out_answers_keep_to_their_share_while_peers_ask(evaluated_life, is_asked, most):
+    """Half of two places; without peers that ask all of them, as of a worker without groups."""
+    here = evaluated_life(max_answers=2)
+    here.life._scorer.serve = lambda: int(is_asked)
+
+    here.life.run(here.result.exists)
+
+    assert max(here.at_once) == most
+    assert json.loads(here.result.read_text())["missing"] == 0
+
+
+def test_an_evaluation_under_way_at_the_end_of_the_run_is_given_up_aloud(evaluated_life, capsys):
+    """It is counted, and leaves no result that few answers made; one that is over is not given up."""
+    here = evaluated_life(max_answers=1)
+
+    here.life.run(lambda: bool(here.at_once))
+
+    assert not here.result.exists()
+    values = [record.values for record in here.told if isinstance(record, MetricsRecord)]
+    assert values == [{"eval/missing_answers": 2.0}]
+    assert "evaluation given up" in (told := capsys.readouterr().out)
+    assert "missing=2" in told
+    done = evaluated_life()
+    done.life.run(done.result.exists)
+    assert "evaluation given up" not in capsys.readouterr().out

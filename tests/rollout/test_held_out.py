@@ -2,7 +2,7 @@
 
 import pytest
 
-from mrl.rollout.held_out import HeldOutRoom, HeldOutShare, InFlight
+from mrl.rollout.held_out_answers import HeldOutRoom, HeldOutShare, InFlight
 
 
 @pytest.mark.parametrize(

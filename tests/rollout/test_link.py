@@ -22,7 +22,7 @@ from mrl.records.rollouts import (
     worker_message_decoder,
 )
 from mrl.records.version import Version, VersionSpan
-from mrl.rollout.held_out import HeldOutRoom
+from mrl.rollout.held_out_answers import HeldOutRoom
 from mrl.rollout.link import MAX_BATCH, WorkerLink, WorkerProgress
 
 NOTICE = WeightsNotice(version=Version(0, 4), manifest_path="m")

@@ -22,8 +22,8 @@ from mrl.records.experience import (
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
 from mrl.rollout.frozen import FROZEN, FrozenLife
+from mrl.rollout.peer_scoring import Scorer
 from mrl.rollout.sampling import Sampler
-from mrl.rollout.scoring import Scorer
 from mrl.tasks.pool import TaskPool
 from tests.support.retokenizing import retokenize
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mrl.rollout.held_out import InFlight
+from mrl.rollout.held_out_answers import InFlight
 from mrl.rollout.totals import WorkerTotals
 
 

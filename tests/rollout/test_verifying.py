@@ -15,7 +15,7 @@ from mrl.errors import RoleFailed
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import HeldOutItem, ScoredGroup, WorkItem
-from mrl.records.telemetry import SpansRecord
+from mrl.records.telemetry_messages import SpansRecord
 from mrl.records.version import Version, VersionSpan
 from mrl.rollout.flights import Flight
 from mrl.rollout.sampling import Sampler

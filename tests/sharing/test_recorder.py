@@ -11,7 +11,7 @@ from mrl.alignment.residual import KINDS, summarise
 from mrl.metrics.names import is_known
 from mrl.records.codec import decode, encode
 from mrl.records.experience import Received
-from mrl.records.telemetry import ResidualsRecord, RowResidual, telemetry_decoder
+from mrl.records.telemetry_messages import ResidualsRecord, RowResidual, telemetry_decoder
 from mrl.sharing.carried import peer_traces
 from mrl.sharing.recorder import GAPS, SharingRecorder, examined_values
 from mrl.sharing.regime import ExaminedAnswer

@@ -23,8 +23,8 @@ from mrl.cli.main import main
 from mrl.config.load import validate
 from mrl.config.run_folder import create_run_folder
 from mrl.engines.engine import Engine, Finished, GenerationRequest
-from mrl.models.load import load_policy
-from mrl.models.tensor_broadcast import BroadcastGroup, Incoming, buckets_of, open_store
+from mrl.models.load_policy import load_policy
+from mrl.models.tensor_broadcast import BroadcastGroup, IncomingTensors, buckets_of, open_store
 from mrl.models.tensor_file import digest, shape_of
 from mrl.records.rollouts import Meeting
 from mrl.records.version import Version
@@ -141,7 +141,7 @@ class Sender:
         shapes = [shape_of(name, tensor) for name, tensor in self._tensors.items()]
         if digests is None:
             digests = {name: digest(tensor) for name, tensor in tensors.items()}
-        self.incoming = Incoming(meeting, shapes, digests)
+        self.incoming = IncomingTensors(meeting, shapes, digests)
 
     def send(self, *, buckets: int | None = None) -> BroadcastGroup:
         """Meet, and send all buckets or the first few; the group lasts as long as it is kept."""

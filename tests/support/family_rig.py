@@ -15,7 +15,7 @@ from mrl.config.policy_tables import LearnerTable
 from mrl.learner.order import StepOrder
 from mrl.learner.trainer import Trainer, check_forward
 from mrl.learner.world import World
-from mrl.models.load import load_policy
+from mrl.models.load_policy import load_policy
 from mrl.models.parameters import adapter_sources, named_weights, weight_sources
 from mrl.objectives.specs import Clipped
 from mrl.records.version import Version

@@ -18,8 +18,8 @@ from mrl.records.rollouts import ScoredGroup, WeightsNotice
 from mrl.records.version import Version
 from mrl.rollout.duties import Duties
 from mrl.rollout.link import WorkerLink
-from mrl.rollout.loop import RolloutLoop
 from mrl.rollout.sampling import Sampler
+from mrl.rollout.worker_loop import RolloutLoop
 from mrl.tasks.pool import build_pool
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client import ClientSocket

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,31 @@ def test_equal_seeds_give_equal_bits_under_every_regime(make_run, regime):
     for policy in POLICIES if HEARD[regime] else ():
         assert sum(values[HEARD[regime]] for values in step_values(runs[0], policy).values()) > 0
     assert_equal_runs(*runs, STEPS)
+
+
+def test_a_policy_that_is_only_slow_ends_no_run(make_run):
+    """Its evaluation takes longer than the bound of the meeting at which its peer waits, whose own is long over.
+
+    Its worker runs a tenth of the time, and never stands still for as long as the bound.
+    """
+    run, bound_s, waited_s = make_run(steps=2, name="slow"), 8.0, 0.0
+    held_out = ["--evaluation.every=1", "--pool.held_out_prompts=512"]
+    run.start("--run.sync=true", f"--run.sync_timeout_s={bound_s}", *held_out)
+    run.until((run.folder / "evaluation" / "qwen-0.json").exists, "the first evaluation of qwen", 200)
+    worker = run.pid("worker/llama/0")
+
+    while run.process.poll() is None and waited_s <= bound_s + 2.0:
+        with suppress(ProcessLookupError):  # the run may end by itself
+            os.kill(worker, signal.SIGSTOP)
+            time.sleep(1.8)
+            os.kill(worker, signal.SIGCONT)
+            time.sleep(0.2)
+        waits = [record["values"]["time/wait_for_peers_s"] for record in run.metrics("learner/qwen")]
+        waited_s = max(waits, default=0.0)
+
+    assert run.finish(200) == 0, run.tail()
+    assert waited_s > bound_s + 2.0
+    assert {run.result(policy, step)["missing"] for policy in POLICIES for step in range(3)} == {0}
 
 
 def test_equal_seeds_give_equal_bits_also_across_the_loss_of_a_learner(make_run):

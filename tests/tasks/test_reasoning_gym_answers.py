@@ -11,7 +11,7 @@ from mrl.config.schema import TaskTable
 from mrl.tasks.reasoning_gym_source import COMPARE_TEXTS, VERIFIER, ReasoningGymSource
 from mrl.tasks.sources import open_source
 from mrl.tasks.verifier_pool import Outcome, VerifierPool
-from mrl.tasks.verify import Judge, Question
+from mrl.tasks.verify import Judge, VerificationRequest
 from tests.support.data_sets import FOLLOW_SETS
 
 SCORERS = sorted(
@@ -45,7 +45,7 @@ def test_an_answer_that_does_not_end_costs_itself_only(answer):
     right = source._dataset[0]["metadata"]["expression"]
     table = TaskTable(source="reasoning_gym", dataset="countdown", verifier_processes=1, verifier_timeout_s=1.0)
     with closing(Judge({"t": table})) as judge:
-        asked = [Question("t", source, item, f"<answer>{text}</answer>") for text in (answer, right)]
+        asked = [VerificationRequest("t", source, item, f"<answer>{text}</answer>") for text in (answer, right)]
         late, good = judge.submit(asked).result(60)
     assert late.reward == 0.0
     assert (good.reward, good.failure) == (1.0, "")
@@ -91,7 +91,9 @@ def test_a_verifier_of_ones_own_gets_what_the_data_set_states():
     source = open_source("t", table, seed=1)
     [item] = source.items(1)
     with closing(Judge({"t": table})) as judge:
-        (verdict,) = judge.submit([Question("t", source, item, f"<answer>{item.reference}</answer>")]).result(60)
+        (verdict,) = judge.submit(
+            [VerificationRequest("t", source, item, f"<answer>{item.reference}</answer>")]
+        ).result(60)
     assert verdict.reward == 1.0
 
 

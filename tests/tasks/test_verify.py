@@ -4,7 +4,7 @@ import pytest
 
 from mrl.config.schema import TaskTable
 from mrl.tasks.source import Item
-from mrl.tasks.verify import Judge, Question, Verdict, judge
+from mrl.tasks.verify import Judge, Verdict, VerificationRequest, judge
 from mrl.tasks.words import WordSource
 
 
@@ -43,12 +43,12 @@ def test_verdicts_keep_the_order_of_mixed_tasks(verifiers):
         Scores(0.5, verifier="tests.support.hard_verifiers:by_text"),
     )
     questions = [
-        Question("slow", outside, Item("p", "", "", 0, reference="right"), "right"),
-        Question("quick", words, Item("p", "abc", "", 0, "bca"), "<answer>bca</answer>"),
-        Question("slow", outside, Item("p", "", "", 0, reference="right"), "die"),
-        Question("quick", words, Item("p", "abc", "", 0, "bca"), "<answer>abc</answer>"),
-        Question("slow", outside, Item("p", "", "", 0, reference="right"), "  "),
-        Question("slow", outside, Item("p", "", "", 0, reference="right"), "wrong"),
+        VerificationRequest("slow", outside, Item("p", "", "", 0, reference="right"), "right"),
+        VerificationRequest("quick", words, Item("p", "abc", "", 0, "bca"), "<answer>bca</answer>"),
+        VerificationRequest("slow", outside, Item("p", "", "", 0, reference="right"), "die"),
+        VerificationRequest("quick", words, Item("p", "abc", "", 0, "bca"), "<answer>abc</answer>"),
+        VerificationRequest("slow", outside, Item("p", "", "", 0, reference="right"), "  "),
+        VerificationRequest("slow", outside, Item("p", "", "", 0, reference="right"), "wrong"),
     ]
     table = TaskTable(source="math", dataset="", verifier_processes=1)
     judges = Judge({"slow": table, "quick": table})
@@ -72,5 +72,5 @@ def test_quick_tasks_start_no_process():
     """The quickstart pays nothing for verifiers that it does not use."""
     words = WordSource("rotate", {}, seed=1, where="")
     judges = Judge({})
-    assert judges.judge([Question("quick", words, Item("p", "abc", "", 0, "bca"), "bca")])[0].reward == 1.0
+    assert judges.judge([VerificationRequest("quick", words, Item("p", "abc", "", 0, "bca"), "bca")])[0].reward == 1.0
     assert judges.values() == {}

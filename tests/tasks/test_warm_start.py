@@ -6,7 +6,7 @@ import pytest
 from mrl.config.schema import PoolTable, TaskTable
 from mrl.errors import TaskError
 from mrl.tasks.pool import build_pool
-from mrl.tasks.warm_start import collect_examples, operation_shares
+from mrl.tasks.warm_start_examples import collect_examples, operation_shares
 
 OPERATIONS = ["reverse", "swap", "rotate", "trim"]
 

@@ -8,7 +8,7 @@ import real_sizes
 import torch
 
 from mrl.alignment.receiver import load_receiver
-from mrl.models.load import load_policy
+from mrl.models.load_policy import load_policy
 from mrl.models.prompting import PromptEncoder
 from mrl.models.scoring import score_tokens
 

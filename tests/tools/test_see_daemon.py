@@ -4,7 +4,7 @@ import msgspec
 from logged_core import LoggedCore
 from see_daemon import left_over
 
-from mrl.records.exchange import ClientState, StreamState
+from mrl.records.exchange_messages import ClientState, StreamState
 
 IDLE = LoggedCore().stat(0.0)
 

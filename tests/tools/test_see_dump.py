@@ -11,7 +11,7 @@ from mrl.exchange.log.frames import HEAD_BYTES
 from mrl.exchange.log.recovery import segments_in
 from mrl.exchange.log.segments import SegmentLog
 from mrl.records.codec import encode
-from mrl.records.exchange import Announce
+from mrl.records.exchange_messages import Announce
 from mrl.records.experience import OutcomeRecord
 from mrl.records.finish import FinishReason
 from mrl.records.tags import tags_of

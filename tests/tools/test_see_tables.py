@@ -8,7 +8,7 @@ from logged_core import LoggedCore
 from rich.console import Console
 from see_tables import rates_per_s, tables
 
-from mrl.records.exchange import ClientState, PairFlow, PolicyShelf, StreamState
+from mrl.records.exchange_messages import ClientState, PairFlow, PolicyShelf, StreamState
 from mrl.records.version import Version
 
 

@@ -17,7 +17,7 @@ from exchange_simulation.trial import Setting, World, simulate
 from logged_core import packed_message
 
 from mrl.records.codec import decode, encode
-from mrl.records.exchange import Hello, Ping, PutAck, Welcome, daemon_message_decoder
+from mrl.records.exchange_messages import Hello, Ping, PutAck, Welcome, daemon_message_decoder
 from mrl.records.version import Version
 
 SLOW = Costs(message_us=1000.0, put_us=0.0, sync_ms=5.0, local_ms=2.0, tick_session_us=0.0)

@@ -10,7 +10,7 @@ import pytest
 
 from mrl.models import tensor_broadcast
 from mrl.models.parameters import named_weights
-from mrl.models.tensor_broadcast import Incoming, receive_each
+from mrl.models.tensor_broadcast import IncomingTensors, receive_each
 from mrl.models.tensor_file import digest
 from mrl.records.rollouts import WeightsNotice, WeightsRequest, WeightsRoute
 from mrl.records.version import Version
@@ -56,7 +56,7 @@ class Learner:
         """Take part in the broadcast; name -> digest of what came."""
         manifest = read_manifest(Path(self.notice.manifest_path))
         assert route.meeting is not None
-        incoming = Incoming(route.meeting, manifest.broadcast, manifest.tensors)
+        incoming = IncomingTensors(route.meeting, manifest.broadcast, manifest.tensors)
         return {name: its_digest for name, _, its_digest in receive_each(incoming)}
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from mrl.records.rollouts import Meeting, WeightsRequest
 from mrl.records.version import Version
-from mrl.weights.meetings import WINDOW_S, Asking, Due, Meetings, backend_of
+from mrl.weights.meetings import WINDOW_S, Due, Meetings, WaitingWorker, backend_of
 
 V1, V2 = Version(0, 1), Version(0, 2)
 MEETING = Meeting(host="h", port=1, name="m", backend="gloo", first_rank=1, world_size=2)
@@ -21,7 +21,7 @@ def due(meetings: Meetings, now_s: float, **options: Any) -> Due:
     return meetings.due(chosen.pop("newest"), now_s, **chosen)
 
 
-def workers(asking: list[Asking]) -> list[str]:
+def workers(asking: list[WaitingWorker]) -> list[str]:
     return [one.request.worker for one in asking]
 
 
@@ -110,8 +110,8 @@ def test_readers_wait_for_the_files_and_for_nothing_else():
 def test_nccl_needs_a_gpu_for_every_member():
     """On a processor, or with two members on one GPU, it is gloo."""
 
-    def party(*gpus: str) -> list[Asking]:
-        return [Asking(b"", request(f"w{index}", gpu=gpu), 0.0) for index, gpu in enumerate(gpus)]
+    def party(*gpus: str) -> list[WaitingWorker]:
+        return [WaitingWorker(b"", request(f"w{index}", gpu=gpu), 0.0) for index, gpu in enumerate(gpus)]
 
     assert backend_of(party("g1", "g2"), "g0") == "nccl"
     assert backend_of(party("g1", ""), "g0") == "gloo"

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from mrl.errors import RoleFailed, WeightsError
-from mrl.models.parameters import Source, named_weights, plain_sources
+from mrl.models.parameters import TensorSource, named_weights, plain_sources
 from mrl.models.tensor_file import digest, read_folder
 from mrl.records.version import Version
 from mrl.weights.canary import canary_sequences, make_canary
@@ -76,12 +76,14 @@ def test_several_ranks_each_add_a_part(tiny_model, tmp_path):
         for rank in range(3)
     ]
 
-    def sources(rank: int) -> list[Source]:
+    def sources(rank: int) -> list[TensorSource]:
         def whole(name: str, tensor: Tensor) -> Tensor:
             asked.append((rank, name))
             return tensor.detach()
 
-        return [Source(name, tensor, partial(whole, name, tensor)) for name, tensor in named_weights(model).items()]
+        return [
+            TensorSource(name, tensor, partial(whole, name, tensor)) for name, tensor in named_weights(model).items()
+        ]
 
     whole, told = threading.Event(), []
     canary = make_canary(model, canary_sequences(64))

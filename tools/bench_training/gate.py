@@ -27,7 +27,7 @@ from mrl.learner.order import StepOrder
 from mrl.learner.packing import pack
 from mrl.learner.trainer import Trainer
 from mrl.learner.world import World
-from mrl.models.load import load_policy
+from mrl.models.load_policy import load_policy
 from mrl.records.codec import unpack_array
 from mrl.records.rollouts import Answer, ScoredGroup, WorkItem
 from mrl.records.version import Version

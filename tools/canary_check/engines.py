@@ -14,9 +14,9 @@ from mrl.engines.bounds import Bounds
 from mrl.engines.dialect import Launch
 from mrl.engines.engine import Sampling
 from mrl.engines.environment import engine_python
-from mrl.engines.server import ServerEngine
+from mrl.engines.server_engine import ServerEngine
 from mrl.engines.vllm import VLLM
-from mrl.models.load import load_policy
+from mrl.models.load_policy import load_policy
 from mrl.records.version import Version
 
 Logits = Callable[[Any, Tensor], Tensor]

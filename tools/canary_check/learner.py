@@ -16,7 +16,7 @@ from mrl.learner.order import StepOrder
 from mrl.learner.references import CanaryReferences
 from mrl.learner.trainer import Trainer, check_forward
 from mrl.learner.world import World
-from mrl.models.load import load_policy
+from mrl.models.load_policy import load_policy
 from mrl.models.parameters import whole_weights
 from mrl.models.scoring import score_tokens
 from mrl.objectives.specs import Clipped

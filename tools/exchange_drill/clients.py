@@ -8,7 +8,7 @@ import zmq
 
 from mrl.errors import RecordError
 from mrl.records.codec import decode, encode
-from mrl.records.exchange import DaemonMessage, Hello, Stat, StatRequest, daemon_message_decoder
+from mrl.records.exchange_messages import DaemonMessage, Hello, Stat, StatRequest, daemon_message_decoder
 from mrl.transport.endpoints import read_endpoint
 from mrl.transport.grants import grant_of
 from mrl.transport.keys import ClientKeys, load_client_keys

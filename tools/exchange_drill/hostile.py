@@ -15,7 +15,7 @@ import zmq
 from exchange_drill.clients import BareClient
 from exchange_drill.puts import put_of
 from exchange_drill.workload import READER
-from mrl.records.exchange import (
+from mrl.records.exchange_messages import (
     Announce,
     Barrier,
     ClientMessage,

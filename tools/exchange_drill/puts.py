@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from mrl.exchange.packing import OpenPut
-from mrl.records.exchange import Put
+from mrl.records.exchange_messages import Put
 from mrl.records.experience import ExperienceRecord
 
 

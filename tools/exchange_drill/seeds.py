@@ -9,7 +9,7 @@ import msgspec
 from exchange_drill.puts import put_of
 from exchange_drill.stage import CLIENTS, joined, pieces
 from mrl.records.codec import encode, pack_array
-from mrl.records.exchange import (
+from mrl.records.exchange_messages import (
     Announce,
     Barrier,
     ClientMessage,

@@ -12,7 +12,7 @@ from mrl.exchange.core import ExchangeCore
 from mrl.exchange.deliveries import Outgoing
 from mrl.exchange.memory import Memory
 from mrl.records.codec import MAX_MESSAGE_BYTES, Buffer, decode, encode
-from mrl.records.exchange import Hello, daemon_message_decoder
+from mrl.records.exchange_messages import Hello, daemon_message_decoder
 from mrl.transport.grants import Grant
 
 BUDGET_BYTES = 16 * 1024

@@ -14,7 +14,7 @@ from exchange_drill.outcome import Outcome
 from exchange_drill.rig import Rig, opened
 from exchange_drill.workload import READER, SOURCE
 from mrl.records.codec import encode
-from mrl.records.exchange import Hello, Ping
+from mrl.records.exchange_messages import Hello, Ping
 from mrl.transport.endpoints import port_of, read_endpoint
 from mrl.transport.grants import grant_of
 from mrl.transport.keys import ClientKeys, load_client_keys, revoke_client_key

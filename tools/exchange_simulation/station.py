@@ -19,7 +19,15 @@ from mrl.exchange.daemon import TICK_S
 from mrl.exchange.deliveries import Outgoing
 from mrl.exchange.log.writer import MAX_GROUP_BYTES
 from mrl.records.codec import Buffer, decode, encode
-from mrl.records.exchange import Batch, ClientMessage, DaemonMessage, Deliver, Fetch, Put, client_message_decoder
+from mrl.records.exchange_messages import (
+    Batch,
+    ClientMessage,
+    DaemonMessage,
+    Deliver,
+    Fetch,
+    Put,
+    client_message_decoder,
+)
 from mrl.transport.grants import Grant, grant_of
 
 PER_PROMPT = 4

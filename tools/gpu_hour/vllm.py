@@ -16,7 +16,7 @@ from mrl.engines.bounds import Bounds
 from mrl.engines.dialect import Launch
 from mrl.engines.engine import GenerationRequest, Sampling, generate_all
 from mrl.engines.environment import engine_python
-from mrl.engines.server import ServerEngine
+from mrl.engines.server_engine import ServerEngine
 from mrl.errors import EngineError
 from mrl.models.parameters import named_weights
 from mrl.records.version import Version

@@ -13,7 +13,7 @@ from mrl.exchange.entry import ARRAY_OF_ONE
 from mrl.exchange.journal import LogEntry, read
 from mrl.exchange.packing import OpenPut
 from mrl.records.codec import Buffer, decode, encode
-from mrl.records.exchange import Batch, ClientMessage, Deliver, Hello, Put, StatRequest, client_message_decoder
+from mrl.records.exchange_messages import Batch, ClientMessage, Deliver, Hello, Put, StatRequest, client_message_decoder
 from mrl.records.experience import ExperienceRecord, RecordKind, experience_decoder, kind_of, pack_decoder
 from mrl.records.packs import Pack
 from mrl.transport.grants import Grant

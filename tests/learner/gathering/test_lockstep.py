@@ -3,6 +3,7 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
@@ -23,14 +24,16 @@ def voice(policy: str) -> Telemetry:
     return Telemetry(f"learner/{policy}", policy, lambda record: True)
 
 
-def lockstep(books, regime, peers, policy="a", *, members=("a", "b"), sync_timeout_s=30.0) -> LockstepGathering:
+def lockstep(
+    books, regime, peers, policy="a", *, members=("a", "b"), sync_timeout_s=30.0, first_word_s=0.0
+) -> LockstepGathering:
     return LockstepGathering(
         books.intake,
         regime,
         peers,
         voice(policy),
         members=members,
-        bounds=WaitBounds(30.0, 30.0, 30.0),
+        bounds=WaitBounds(30.0, first_word_s, 30.0),
         sync_timeout_s=sync_timeout_s,
     )
 
@@ -74,9 +77,71 @@ def test_who_does_not_come_is_named(make_books, make_regime, exchange):
     gathering = lockstep(books, make_regime(), exchange.connect("a"), members=("a", "b", "c"), sync_timeout_s=0.3)
     began_s = time.monotonic()
 
-    with pytest.raises(PeerLost, match=r"b, c did not come to step 0 within 0\.3 s"):
+    with pytest.raises(PeerLost, match=r"b, c did not come to step 0, and stood still for 0\.3 s"):
         gathering.gather(0, never)
     assert time.monotonic() - began_s >= 0.3
+
+
+@contextmanager
+def pinging(exchange, policy, progress):
+    """A learner of `policy` whose link goes on, one second of its clock in a twentieth of one; it says `progress`."""
+    now_s, ended = [0.0], threading.Event()
+    client = exchange.connect(policy, clock=lambda: now_s[0])
+    client.tell(lambda: progress(now_s[0]))
+
+    def tick() -> None:
+        while not ended.wait(0.05):
+            now_s[0] += 1.0
+            client.on_tick(now_s[0])
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(5.0)
+
+
+def test_a_peer_that_gets_on_is_waited_for_until_it_stands_still(make_books, make_regime, exchange):
+    """As one whose workers evaluate for longer than the bound: to its forty-first second. Then it is named."""
+    books = make_books()
+    books.sample(2)
+    gathering = lockstep(books, make_regime(), exchange.connect("a"), sync_timeout_s=0.6)
+    began_s = time.monotonic()
+
+    with (
+        pinging(exchange, "b", lambda now_s: min(1 + int(now_s), 41)),
+        pytest.raises(PeerLost, match=r"^b did not come to step 0, and stood still for 0\.6 s$"),
+    ):
+        gathering.gather(0, never)
+
+    assert time.monotonic() - began_s > 40 * 0.05 + 0.6
+
+
+def test_a_peer_that_was_not_heard_yet_may_be_starting(make_books, make_regime, exchange):
+    """It has the time of a start; nobody has where the exchange is what is silent."""
+    books = make_books()
+    books.sample(2)
+    peers, began_s = exchange.connect("a"), time.monotonic()
+
+    with pytest.raises(PeerLost, match=r"^b did not come to step 0, and stood still for 1 s$"):
+        lockstep(books, make_regime(), peers, sync_timeout_s=0.3, first_word_s=1.0).gather(0, never)
+    assert time.monotonic() - began_s >= 1.0
+
+
+def test_a_peer_that_stands_still_is_named_though_another_gets_on(make_books, make_regime, exchange):
+    """It is alive, and says the same all the time."""
+    books = make_books()
+    books.sample(2)
+    gathering = lockstep(books, make_regime(), exchange.connect("a"), members=("a", "b", "c"), sync_timeout_s=0.6)
+
+    with (
+        pinging(exchange, "b", lambda now_s: 1 + int(now_s)),
+        pinging(exchange, "c", lambda _: 7),
+        pytest.raises(PeerLost, match=r"^c did not come to step 0"),
+    ):
+        gathering.gather(0, never)
 
 
 def test_a_policy_that_comes_after_the_first_meeting_and_dies_is_named_too(make_books, make_regime, exchange):
@@ -108,8 +173,8 @@ def test_an_exchange_that_does_not_answer_ends_the_run(make_books, make_regime, 
 
     with pytest.raises(PeerLost, match="the exchange did not answer in step 0"):
         lockstep(books, make_regime(), alone, members=("a",), sync_timeout_s=0.3).gather(0, never)
-    with pytest.raises(PeerLost, match=r"did not come to step 1 .* \(the exchange does not answer\)"):
-        lockstep(books, make_regime(), peers, sync_timeout_s=0.3).gather(1, never)
+    with pytest.raises(PeerLost, match=r"did not come to step 1, .* \(the exchange does not answer\)"):
+        lockstep(books, make_regime(), peers, sync_timeout_s=0.3, first_word_s=600.0).gather(1, never)
 
 
 def test_without_sharing_nobody_is_met(make_books, make_regime):
@@ -135,6 +200,19 @@ def test_only_scores_are_waited_for_after_the_meeting(make_books, make_regime, e
     lockstep(books, regime, exchange.connect("a"), members=("a",)).gather(0, never)
 
     assert regime.heard_ids == (["c:p0", "c:p1"] if scorer else [])
+
+
+def test_a_scorer_that_is_slow_is_waited_for(make_books, make_regime, exchange, outcome):
+    """The bound is for one more score."""
+    books, regime = make_books(), make_regime(scorer="c")
+    books.sample(2)
+    peer = exchange.connect("c")
+    for index, delay_s in enumerate((0.5, 1.0)):
+        threading.Timer(delay_s, peer.publish, args=([outcome(f"c:p{index}", "c", f"p{index}")],)).start()
+
+    lockstep(books, regime, exchange.connect("a"), members=("a",), sync_timeout_s=0.8).gather(0, never)
+
+    assert sorted(set(regime.heard_ids)) == ["c:p0", "c:p1"]
 
 
 def test_scores_that_never_come_end_the_run(make_books, make_regime, exchange, outcome):

@@ -8,7 +8,7 @@ import numpy as np
 
 from mrl.alignment.peer_answer import PeerAnswer
 from mrl.alignment.receiver import Receiver
-from mrl.alignment.source import describe_answers
+from mrl.alignment.sampled_answers import describe_answers
 from mrl.records.finish import FinishReason
 
 PLAIN = ("reverse", " yah", "  two", " ", "12", "345 ", "\n", "\r\n\t", "=", ".", "def f(x):", "sun nus")

@@ -9,7 +9,7 @@ from random import Random
 
 import numpy as np
 
-from mrl.alignment.exact_tries import Floor, NotMeasurable, WordSource, measure_floor, span_residuals, trace_texts
+from mrl.alignment.exact_tries import Floor, NotMeasurable, WordDistribution, measure_floor, span_residuals, trace_texts
 from mrl.alignment.pair_card import cut_words
 from tests.support.alignment_properties.kinds import KINDS
 from tests.support.alignment_properties.raising import never_raises
@@ -33,10 +33,10 @@ def cut_by(pattern: str):
     return cut
 
 
-def make_source(random: Random) -> WordSource:
+def make_source(random: Random) -> WordDistribution:
     """The words with random probabilities."""
     weights = np.array([random.random() + 0.05 for _ in WORDS])
-    return WordSource(WORDS, weights / weights.sum(), end_probability=1 / 12)
+    return WordDistribution(WORDS, weights / weights.sum(), end_probability=1 / 12)
 
 
 def pieces_of(pattern: str, word: str, *, is_first: bool) -> list[str]:
@@ -44,7 +44,7 @@ def pieces_of(pattern: str, word: str, *, is_first: bool) -> list[str]:
     return re.findall(pattern, word if is_first else " " + word)
 
 
-def slow_logprob(source: WordSource, pattern: str, words: list[str], position: int, depth: int) -> float:
+def slow_logprob(source: WordDistribution, pattern: str, words: list[str], position: int, depth: int) -> float:
     """log p of the token at `depth` of the word at `position`, or of the EOS behind the last word.
 
     Sums over all words that begin as the text does, straight from the definition of the source.

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from mrl.records.codec import decoder
-from mrl.records.telemetry import TelemetryRecord
+from mrl.records.telemetry_messages import TelemetryRecord
 from mrl.records.version import Name
 
 MAX_LINES = 100

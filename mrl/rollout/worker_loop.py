@@ -18,7 +18,7 @@ from mrl.records.rollouts import HeldOutAnswer, ScoredGroup, WorkItem
 from mrl.records.version import Version
 from mrl.rollout.duties import Duties
 from mrl.rollout.flights import Custody, Flight, Flights, Item
-from mrl.rollout.held_out import HeldOutRoom, HeldOutShare, InFlight
+from mrl.rollout.held_out_answers import HeldOutRoom, HeldOutShare, InFlight
 from mrl.rollout.link import ASLEEP, WorkerLink, WorkerProgress
 from mrl.rollout.rest import Rest
 from mrl.rollout.sampling import Sampler
@@ -65,7 +65,8 @@ class RolloutLoop:
         self._learner, self._learner_bound_s = f"learner/{sampler.policy}", learner_bound_s
         self._idle_slice_s = QUICK_SLICE_S if duties.scorer or duties.in_step else IDLE_SLICE_S
         self._flights, self._custody = Flights(sampler), Custody()
-        self._held_out = HeldOutShare(duties.held_out_share, group_size)
+        share = duties.held_out_share
+        self._held_out = None if share is None else HeldOutShare(share, group_size)
         self._updates = Updates(sampler.engine, telemetry, link=link)
         self._verifying = Verifying(sampler, telemetry)
         self._again: list[WorkItem] = []
@@ -219,7 +220,8 @@ class RolloutLoop:
         elif self._may_sample():
             items = self._take(0.0)
         if items:
-            self._held_out.departed(groups=any(isinstance(item, WorkItem) for item in items))
+            if self._held_out is not None:
+                self._held_out.departed(groups=any(isinstance(item, WorkItem) for item in items))
             self._engine.submit(self._flights.depart(items))
 
     def _await_work(self) -> list[Item]:
@@ -259,7 +261,7 @@ class RolloutLoop:
 
     def _held_out_room(self) -> HeldOutRoom:
         """None under weights that are not proved: an evaluation is begun by a version, not by what may be one."""
-        if self._engine.version is not None and not self._custody.is_good(self._engine.version):
+        if self._held_out is None or not self._custody.is_good(self._engine.version):
             return HeldOutRoom()
         return self._held_out.room(self._max_answers(), self._in_flight)
 

@@ -13,7 +13,7 @@
     Stream           ------------------>    Batch        all that comes of some types, sources and tasks, in order
     Took             ------------------>                 everything of a stream up to a number is here
     Commit           ------------------>                 ... and its effect is in a durable checkpoint
-    Barrier          ------------------>    BarrierState who is missing; sent again when nobody is
+    Barrier          ------------------>    BarrierState who is missing, and how far; sent again when nobody is
     StatRequest      ------------------>    Stat         what tools/inspect_see.py shows
     Peek             ------------------>    Peeked       one held record; for the admin's key alone
     Drain            ------------------>    Stat         no more Puts are taken, or again; for the admin's key alone
@@ -65,6 +65,8 @@ class Ping(_FromClient, frozen=True, kw_only=True, tag="ping"):
 
     has_spool: bool = False
     """As in Hello; it may come later."""
+    progress: Count = 0
+    """Another number whenever the client's policy has got on; 0 from a client that does not say."""
 
 
 class Put(_FromClient, frozen=True, kw_only=True, tag="put"):
@@ -254,6 +256,8 @@ class BarrierState(_FromDaemon, frozen=True, kw_only=True, tag="barrier_state"):
 
     number: Count
     missing: Policies
+    progress: Annotated[list[Count], msgspec.Meta(max_length=1024)] = []
+    """Of those who are missing, in their order: what they said last in a Ping."""
 
 
 class PairFlow(msgspec.Struct, frozen=True, kw_only=True):

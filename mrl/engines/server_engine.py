@@ -26,7 +26,7 @@ from mrl.engines.segments import Segments
 from mrl.engines.server_process import ServerProcess, free_port
 from mrl.engines.server_start import PortTaken, await_ready, check_answers, why_ended
 from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
-from mrl.models.tensor_broadcast import Incoming, Seats
+from mrl.models.tensor_broadcast import IncomingTensors, Seats
 from mrl.models.tensor_file import read_folder
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
@@ -128,7 +128,7 @@ class ServerEngine:
         """See Engine."""
         return self._run(self._dialect.broadcast_seats(self._link()), self._bounds.silence_s)
 
-    def receive(self, incoming: Incoming, version: Version) -> None:
+    def receive(self, incoming: IncomingTensors, version: Version) -> None:
         """See Engine."""
         self._run(self._current().receive(incoming, version), self._bounds.load_s)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from mrl.bandit.method_looks import LOOKS
 from mrl.bandit.methods import Row
-from mrl.bandit.page_text import CAPTIONS, LIMITS, OPENING, STYLE, TWO_NUMBERS
+from mrl.bandit.study_text import CAPTIONS, LIMITS, OPENING, STYLE, TWO_NUMBERS
 
 
 class ToyTable(NamedTuple):

@@ -25,7 +25,7 @@ class Activity(NamedTuple):
     is_wait: bool = False
 
 
-class Ended(NamedTuple):
+class EndedSpan(NamedTuple):
     """A span that is over, or a piece of one; times are those of the role's monotonic clock."""
 
     activity: Activity
@@ -43,12 +43,12 @@ class Lane:
 
     def __init__(self, *, short_s: float = SHORT_S, piece_s: float = PIECE_S, most: int | None = MAX_KEPT) -> None:
         self._short_s, self._piece_s = short_s, piece_s
-        self._ended: deque[Ended] = deque(maxlen=most)
+        self._ended: deque[EndedSpan] = deque(maxlen=most)
         self._lent_s: dict[tuple[Activity, Activity], float] = {}
 
     def add(self, activity: Activity, began_s: float, ended_s: float) -> None:
         """The next span; it begins where the one before ended, or later."""
-        span = Ended(activity, began_s, ended_s - began_s)
+        span = EndedSpan(activity, began_s, ended_s - began_s)
         last = self._ended[-1] if self._ended else None
         if span.duration_s <= 0.0:
             return
@@ -62,18 +62,18 @@ class Lane:
             self._lend(last, span)
 
     @property
-    def ended(self) -> list[Ended]:
+    def ended(self) -> list[EndedSpan]:
         """All that are kept, oldest first."""
         return list(self._ended)
 
-    def take(self, most: int) -> list[Ended]:
+    def take(self, most: int) -> list[EndedSpan]:
         """The oldest spans, which are not kept."""
         return [self._ended.popleft() for _ in range(min(most, len(self._ended)))]
 
-    def _lengthen(self, last: Ended, duration_s: float) -> None:
+    def _lengthen(self, last: EndedSpan, duration_s: float) -> None:
         self._ended[-1] = last._replace(duration_s=last.duration_s + duration_s)
 
-    def _lend(self, last: Ended, span: Ended) -> None:
+    def _lend(self, last: EndedSpan, span: EndedSpan) -> None:
         pair = last.activity, span.activity
         lent_s = self._lent_s.pop(pair, 0.0) + span.duration_s
         left_s = last.duration_s + span.duration_s - lent_s
@@ -82,7 +82,7 @@ class Lane:
             self._lengthen(last, span.duration_s)
         else:
             self._ended[-1] = last._replace(duration_s=left_s)
-            self._ended.append(Ended(span.activity, last.began_s + left_s, lent_s))
+            self._ended.append(EndedSpan(span.activity, last.began_s + left_s, lent_s))
 
 
 class GoingOn:
@@ -92,7 +92,7 @@ class GoingOn:
         self.activity, self.since_s = activity, since_s
 
 
-class Spans:
+class SpanBook:
     """All lanes of one role. Whoever calls holds a lock."""
 
     def __init__(self, activity: Activity, now_s: float) -> None:
@@ -118,7 +118,7 @@ class Spans:
         self._going_on = [other for other in self._going_on if other is not going]
         self._beside[going.activity.kind].add(going.activity, going.since_s, now_s)
 
-    def take(self, now_s: float, most: int, *, is_last: bool = False) -> tuple[list[Ended], list[Ended]]:
+    def take(self, now_s: float, most: int, *, is_last: bool = False) -> tuple[list[EndedSpan], list[EndedSpan]]:
         """Own spans that are over and spans beside, at most so many together.
 
         Of what has gone on for long the first part is over; at the last, that of everything.
@@ -128,7 +128,7 @@ class Spans:
                 lane = self._own if going is self._now else self._beside[going.activity.kind]
                 lane.add(going.activity, going.since_s, now_s)
                 going.since_s = now_s
-        own, beside = self._own.take(most), list[Ended]()
+        own, beside = self._own.take(most), list[EndedSpan]()
         for lane in self._beside.values():
             beside += lane.take(most - len(own) - len(beside))
         return own, beside

@@ -28,7 +28,7 @@ from mrl.learner.references import CanaryReferences
 from mrl.learner.skipped import keep_batch
 from mrl.learner.trainer import Trainer, check_forward
 from mrl.metrics.telemetry import Telemetry
-from mrl.models.parameters import Source, weight_sources
+from mrl.models.parameters import TensorSource, weight_sources
 from mrl.records.leases import LearnerReport
 from mrl.records.rollouts import WeightsNotice
 from mrl.records.version import Version
@@ -43,7 +43,7 @@ MAX_SKIPPED_UPDATES = 5
 STILL_WAITING, SAY_SO_S = b"wait", 60.0
 """What the first rank tells the others, and how often, while it waits for a batch: it takes as long as it takes."""
 
-SourcesOf = Callable[[nn.Module], Sequence[Source]]
+SourcesOf = Callable[[nn.Module], Sequence[TensorSource]]
 """What is published of a model."""
 
 log = structlog.get_logger()
@@ -93,7 +93,7 @@ class FirstRank:
     recorder: SharingRecorder
     """Notes what the regime reads of peers."""
     peers: PeerSource | None
-    evaluations: Evaluations
+    evaluations: Evaluations | None
     crash_folder: Path
     telemetry: Telemetry
     allocator: AllocatorLine
@@ -138,9 +138,11 @@ class Learner:
     def run(self, stopping: Callable[[], bool]) -> bool:
         """Train until the last step; returns False when `stopping` ended it early."""
         log.info("learning", start=str(self._version), steps=self._milestones.total)
+        if self._first:
+            self._first.intake.open()
         self._publish(resumed=self._version.run_epoch > 0)
         if self._first:
-            self._trainer.at_each_phase(self._first.allocator.beat)
+            self._trainer.at_each_phase(partial(self._train_on, self._first))
             self._first.batches.begin()
         finished = True
         while finished and self._version.step < self._milestones.total:
@@ -153,9 +155,14 @@ class Learner:
             self._publisher.finish()
         return finished
 
+    def progress(self) -> int:
+        """A number above 0 that changes as this policy gets on: workers, training, weights on their way. Any thread."""
+        assert self._first is not None, "the first rank speaks to peers"
+        return 1 + self._first.intake.num_moves + self._publisher.progress
+
     def await_evaluation(self, stopping: Callable[[], bool]) -> None:
         """Behind the last step: wait within a bound for what is being evaluated. Other ranks have no part in it."""
-        if self._first:
+        if self._first and self._first.evaluations:
             self._first.evaluations.await_last(self._telling_of_life(self._first, stopping))
 
     def _step(self, stopping: Callable[[], bool]) -> bool:
@@ -222,11 +229,17 @@ class Learner:
 
         def stopping_at_a_beat() -> bool:
             first.allocator.beat()
-            first.evaluations.tell()
+            if first.evaluations:
+                first.evaluations.tell()
             self._publisher.check()  # else it would wait for groups of a version that nobody was told of
+            first.intake.publishing(self._publisher.progress)
             return stopping()
 
         return stopping_at_a_beat
+
+    def _train_on(self, first: FirstRank) -> None:
+        first.intake.got_on()
+        first.allocator.beat()
 
     def _encode(self, prepared: PreparedStep | None) -> bytes | None:
         if prepared is None:
@@ -278,7 +291,8 @@ class Learner:
         shared = first.recorder.record(prepared.order.examples, self._trainer.peer_logprobs)
         first.telemetry.metrics(step, prepared.values | values | shared.values | {"mismatch/alarms": self._alarms})
         first.telemetry.residuals(step, shared.answers)
-        first.evaluations.tell()
+        if first.evaluations:
+            first.evaluations.tell()
 
     def _publish(self, *, resumed: bool) -> None:
         """All ranks copy a version; it is announced when it is whole, which takes its time beside training."""
@@ -292,7 +306,8 @@ class Learner:
         first.telemetry.doing("publishing")
         with first.telemetry.awaiting("the version before", whom="its folder"):
             self._publisher.finish()
-        first.evaluations.ask_when_due(version)  # before any worker may sample other things under it
+        if first.evaluations:
+            first.evaluations.ask_when_due(version)  # before any worker may sample other things under it
         announce = partial(self._announce, first, version)
         self._publisher.begin(self._published(model), version, canary, announce, lasts=lasts)
         if first.peers:
@@ -315,6 +330,7 @@ class Learner:
             return
         if self._first:
             self._first.telemetry.doing("saving a checkpoint")
+            self._first.intake.got_on()
         tensors = training_tensors(self._trainer.model, self._trainer.optimizer)
         self._saver.save(step, tensors, self._state(self._first) if self._first else {})
         log.info("checkpoint", step=step)

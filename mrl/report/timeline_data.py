@@ -11,7 +11,7 @@ from statistics import median
 from typing import NamedTuple
 
 from mrl.errors import RunFolderError
-from mrl.metrics.spans import Activity, Lane
+from mrl.metrics.time_spans import Activity, Lane
 from mrl.metrics.timeline import FiledSpan, every_minutes, is_kept, read_timeline
 
 WINDOW_S = 25.0

@@ -6,7 +6,7 @@ import msgspec
 
 from mrl.files import replace_file
 from mrl.metrics.telemetry import Telemetry
-from mrl.records.evaluation import EvaluationResult
+from mrl.records.evaluation_messages import EvaluationResult
 
 
 def tell_evaluation(result: EvaluationResult, folder: Path, telemetry: Telemetry) -> None:
