@@ -6,7 +6,7 @@ regime = "sgt"          which regime runs
 lambda = 0.3
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -37,6 +37,9 @@ class RegimeKind(NamedTuple):
     """Whether policies read each other's texts, so that their tokenizers are aligned."""
     learns_of_uniform_groups: bool = False
     """Whether it makes use of own groups whose answers all have one reward, which dynamic sampling drops."""
+    teacher_of: Callable[[Any, str, Sequence[str]], str | None] = lambda parameters, policy, policies: None
+    """(Its parameters, a policy, all policies) -> the policy that scores texts of that one; None where nobody does.
+    The teacher's ratio stands in a clip of tokens, so the objective of a policy with a teacher needs one."""
 
 
 REGIMES: dict[str, RegimeKind] = {
@@ -46,7 +49,7 @@ REGIMES: dict[str, RegimeKind] = {
     "sgt": RegimeKind(SgtParameters, SgtRegime),
     "hacpo": RegimeKind(HacpoParameters, HacpoRegime, learns_of_uniform_groups=True),
     "graft": RegimeKind(GraftParameters, GraftRegime, learns_of_uniform_groups=True),
-    "rlad": RegimeKind(RladParameters, RladRegime),
+    "rlad": RegimeKind(RladParameters, RladRegime, teacher_of=RladParameters.teacher_of),
 }
 """Every regime; a new one is added here and nowhere else."""
 
@@ -68,11 +71,8 @@ def aligns(table: Mapping[str, Any]) -> bool:
 
 def scorers(table: Mapping[str, Any], policies: Mapping[str, PolicyTable]) -> frozenset[str]:
     """The policies whose engines score texts of those that learn, under this `[sharing]` table."""
-    parameters = check_sharing(table, "")
-    if not isinstance(parameters, RladParameters):
-        return frozenset()
     learning = [name for name, policy in policies.items() if not policy.frozen]
-    return frozenset(filter(None, (parameters.teacher_of(name, list(policies)) for name in learning)))
+    return frozenset(teacher for name in learning if (teacher := _teacher_of(table, name, policies)))
 
 
 def check_sharing(table: Mapping[str, Any], where: str) -> Table:
@@ -91,8 +91,13 @@ def check_sharing(table: Mapping[str, Any], where: str) -> Table:
 
 
 def check_objectives(table: Mapping[str, Any], policies: Mapping[str, PolicyTable], where: str) -> None:
-    """Raises ConfigError for a policy that learns by an objective with which the regime is not what it says."""
-    name, parameters = _name(table), check_sharing(table, where)
+    """Check that every policy learns by an objective that suits the regime of the `[sharing]` table in `where`.
+
+    Raises ConfigError for groups that dynamic sampling drops although the regime learns of them, and for an objective
+    without a clip of token ratios where the policy has a teacher.
+    """
+    name = _name(table)
+    check_sharing(table, where)
     for policy, of_policy in policies.items():
         objective = own_objective(of_policy.objective, max_answer_tokens=of_policy.rollout.max_new_tokens)
         if of_policy.frozen:
@@ -104,8 +109,7 @@ def check_objectives(table: Mapping[str, Any], policies: Mapping[str, PolicyTabl
                 got=True,
                 cure=f"set policies.{policy}.objective.drop_uniform_groups = false",
             )
-        has_teacher = isinstance(parameters, RladParameters) and parameters.teacher_of(policy, list(policies))
-        if has_teacher and not clips_tokens(objective.term):
+        if _teacher_of(table, policy, policies) and not clips_tokens(objective.term):
             raise ConfigError(
                 f"policies.{policy}.objective.method: the teacher's ratio stands in a clip of tokens",
                 where=where,
@@ -130,6 +134,10 @@ def _check(name: str, parameters: object, where: str) -> Table:
     except ValidationError as error:
         mistakes = sorted(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
         raise _explain(mistakes[0], name, where) from error
+
+
+def _teacher_of(table: Mapping[str, Any], policy: str, policies: Mapping[str, PolicyTable]) -> str | None:
+    return REGIMES[_name(table)].teacher_of(check_sharing(table, ""), policy, list(policies))
 
 
 def _name(table: Mapping[str, Any]) -> str:
