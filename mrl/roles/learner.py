@@ -48,11 +48,11 @@ from mrl.models.parameters import adapter_sources, weight_sources
 from mrl.models.prompting import PromptEncoder
 from mrl.records.version import Version
 from mrl.roles import wiring
+from mrl.sharing.context import sharing_context
 from mrl.sharing.own_objective import own_objective
 from mrl.sharing.recorder import SharingRecorder
 from mrl.sharing.regime import Regime
 from mrl.sharing.regimes import build_regime, shares
-from mrl.sharing.setting import policy_setting
 from mrl.tasks.pool import TaskPool, build_pool
 from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.grants import Grant
@@ -94,8 +94,8 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
     world = join_world(table.device, timeout_s=_group_timeout_s(config, policy))
     closing.callback(world.close)
     telemetry = wiring.connect_telemetry(folder, role, policy, closing)
-    setting = policy_setting(config, policy, load_receiver(Path(table.model)))
-    regime = build_regime(config.sharing, setting)
+    context = sharing_context(config, policy, load_receiver(Path(table.model)))
+    regime = build_regime(config.sharing, context)
     store = _store(config, folder, policy)
     with _enough_memory("at the start of the learner", policy, table):
         trainer = _trainer(config, policy, regime, world)
@@ -107,7 +107,7 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
         if world.is_first:
             courier = publisher if isinstance(publisher, BroadcastPublisher) else None
             first = _first_rank(
-                config, folder, closing, policy, regime, start, checkpoint, telemetry, courier, setting.recorder
+                config, folder, closing, policy, regime, start, checkpoint, telemetry, courier, context.recorder
             )
         learner = Learner(
             trainer,

@@ -7,7 +7,7 @@ is known before the first backward. Nothing here holds a tensor, a socket or a c
     loss = sum over components c of   coefficient_c / D_c * sum over rows i of c, tokens t of   weight_it * term_it
 
 What a regime is
-- `regime`, `setting`  the protocol and its values; what a regime is told of its policy
+- `regime`, `context`  the protocol and its values; what a regime is told of its policy
 - `regimes`            the one dict of regimes; building and checking by name
 
 The regimes
@@ -22,16 +22,15 @@ The regimes
 Own rows
 - `own_objective`  what a policy maximises on them, resolved
 - `advantages`     group-relative advantages, overlong penalties
-- `own_rows`       own answers as training rows
+- `own_examples`   own answers as training examples
+- `own_traces`     own answers as peers can read them
 
 What comes from peers
-- `peer_groups`    whole groups: asked for, awaited, kept
-- `peer_rollouts`  whole groups of answers: given, taken, and what a step says of them
-- `carried`        answers of peers in own tokens, and the training rows that they make
-- `own_traces`     own answers as peers can read them
-- `scored`         a teacher's log-probs laid on own tokens
-- `pending`        the bounded table of prompts that wait for a peer's success
-- `capability`     running mean rewards and their ratios
+- `peer_groups`     whole groups: asked for, awaited, kept
+- `peer_rollouts`   whole groups of answers: published, and taken in own tokens
+- `peer_traces`     answers of peers in own tokens, and the training examples that they make
+- `teacher_traces`  a teacher's log-probs laid on own tokens
+- `rescues`         the bounded table of prompts that wait for a peer's success
 
 What it costs
 - `recorder`  the residual of alignment, as metrics and answer by answer; no regime takes part in it

@@ -23,13 +23,13 @@ from pydantic import Field
 from mrl.objectives.specs import Grafted
 from mrl.records.experience import RolloutRecord
 from mrl.records.rollouts import ScoredGroup
-from mrl.sharing.carried import PeerTrace, mean_logprobs, peer_traces
+from mrl.sharing.context import SharingContext
+from mrl.sharing.own_examples import own_examples, prompt_of
 from mrl.sharing.own_objective import POLICY_GRADIENT
-from mrl.sharing.own_rows import own_rows, prompt_of
 from mrl.sharing.peer_groups import PeerGroupParameters
 from mrl.sharing.peer_rollouts import RolloutReader
+from mrl.sharing.peer_traces import PeerTrace, mean_logprobs, peer_traces
 from mrl.sharing.regime import SUCCESS_REWARD, Absorbed, Component, TrainingExample
-from mrl.sharing.setting import Setting
 
 GRAFTED = "grafted"
 
@@ -46,21 +46,21 @@ class GraftParameters(PeerGroupParameters):
 class GraftRegime(RolloutReader):
     """Own groups, with failed ones replaced by peers' groups."""
 
-    def __init__(self, parameters: GraftParameters, setting: Setting) -> None:
-        super().__init__(parameters, setting)
+    def __init__(self, parameters: GraftParameters, context: SharingContext) -> None:
+        super().__init__(parameters, context)
         self.parameters = parameters
-        own = setting.objective.component()
-        graft = Grafted(replace(setting.objective.token_clip(), correction=None), floor=parameters.floor)
+        own = context.objective.component()
+        graft = Grafted(replace(context.objective.token_clip(), correction=None), floor=parameters.floor)
         self.components = (own, Component(GRAFTED, graft, 1.0, own.denominator, "peer", own.regularizer))
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
         """Own rows of the groups that stay, and the rows of the grafted groups last."""
-        objective = self._setting.objective
+        objective = self.context.objective
         heard = self.take_rollouts(groups)
         chosen = choose_grafts(groups, heard, balance=self.parameters.balance)
-        own = own_rows([group for place, group in enumerate(groups) if place not in chosen], self._setting)
+        own = own_examples([group for place, group in enumerate(groups) if place not in chosen], self.context)
         places = sorted(chosen)
-        read = peer_traces([chosen[place] for place in places], self._setting, needs_trace=True)
+        read = peer_traces([chosen[place] for place in places], self.context, needs_trace=True)
         grafted = [
             self._example(groups[place], trace)
             for place, traces in zip(places, read, strict=True)
@@ -81,7 +81,7 @@ class GraftRegime(RolloutReader):
             prompt_of(group),
             component=GRAFTED,
             advantage=trace.advantage,
-            weights=self._setting.objective.weights(trace.num_tokens),
+            weights=self.context.objective.weights(trace.num_tokens),
             behaviour=mean_logprobs(trace.aligned),
             phase=1,
         )

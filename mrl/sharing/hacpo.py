@@ -18,7 +18,7 @@ Costs: forward and backward over every peer answer, twice the training work with
 """
 
 import itertools
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,16 +28,18 @@ from pydantic import Field
 from mrl.objectives.specs import CrossSequence
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.advantages import Float32s, Float64s, against
-from mrl.sharing.capability import Capabilities
-from mrl.sharing.carried import PeerTrace, ended_text
+from mrl.sharing.context import SharingContext
+from mrl.sharing.own_examples import own_advantages, own_examples, prompt_of
 from mrl.sharing.own_objective import POLICY_GRADIENT
-from mrl.sharing.own_rows import own_advantages, own_rows, prompt_of
 from mrl.sharing.peer_groups import PeerGroupParameters
 from mrl.sharing.peer_rollouts import RolloutReader, peer_rewards
+from mrl.sharing.peer_traces import PeerTrace, ended_text
 from mrl.sharing.regime import Absorbed, Component, TrainingExample
-from mrl.sharing.setting import Setting
 
 CROSS = "cross"
+CAPABILITY_FLOOR = 1e-8
+RATIO_BOUNDS = (0.1, 10.0)
+"""Of capabilities; an unable policy has the floor. As in the authors' code."""
 
 
 class HacpoParameters(PeerGroupParameters):
@@ -53,6 +55,42 @@ class HacpoParameters(PeerGroupParameters):
     """Steps over which capabilities are taken (K)."""
 
 
+class Capabilities:
+    """How able each policy is now: the mean reward of its last `window_steps` steps that had any."""
+
+    def __init__(self, *, window_steps: int) -> None:
+        self._window_steps = window_steps
+        self._means: dict[str, deque[float]] = {}
+
+    def note(self, rewards: Mapping[str, Sequence[float]]) -> None:
+        """The rewards of one step by policy; a policy without rewards keeps its window."""
+        for policy, seen in rewards.items():
+            if len(seen):
+                window = self._means.setdefault(policy, deque(maxlen=self._window_steps))
+                window.append(sum(seen) / len(seen))
+
+    def of(self, policy: str) -> float | None:
+        """Mean over the window; None before the first step."""
+        window = self._means.get(policy)
+        return sum(window) / len(window) if window else None
+
+    def ratio(self, policy: str, other: str) -> float:
+        """omega = P(policy) / P(other), floored and held in [0.1, 10] as the authors' code does; 1 while unknown."""
+        own, others = self.of(policy), self.of(other)
+        if own is None or others is None:
+            return 1.0
+        low, high = RATIO_BOUNDS
+        return min(high, max(low, max(own, CAPABILITY_FLOOR) / max(others, CAPABILITY_FLOOR)))
+
+    def state(self) -> dict[str, Any]:
+        """The windows as JSON values."""
+        return {policy: list(window) for policy, window in self._means.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state()`."""
+        self._means = {policy: deque(means, maxlen=self._window_steps) for policy, means in state.items()}
+
+
 class Joint(NamedTuple):
     """Advantages of one prompt."""
 
@@ -64,20 +102,20 @@ class Joint(NamedTuple):
 class HacpoRegime(RolloutReader):
     """Own groups, then the peers' groups on the same prompts."""
 
-    def __init__(self, parameters: HacpoParameters, setting: Setting) -> None:
-        super().__init__(parameters, setting)
+    def __init__(self, parameters: HacpoParameters, context: SharingContext) -> None:
+        super().__init__(parameters, context)
         self.parameters = parameters
         cross = CrossSequence(parameters.lower, parameters.lower_step, parameters.alpha)
-        self.components = (setting.objective.component(), Component(CROSS, cross, 1.0, "rows", "peer"))
+        self.components = (context.objective.component(), Component(CROSS, cross, 1.0, "rows", "peer"))
         self._capabilities = Capabilities(window_steps=parameters.window_steps)
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
         """Own rows in phase 0, peers' rows in phase 1."""
-        objective = self._setting.objective
+        objective = self.context.objective
         peers = self.take_traces(groups, needs_trace=True)
-        self._capabilities.note(_passes(self._setting.policy, groups, peers))
+        self._capabilities.note(_passes(self.context.policy, groups, peers))
         joint = [self._advantages(group, traces) for group, traces in zip(groups, peers, strict=True)]
-        own = own_rows(groups, self._setting, advantages=[one.own_G for one in joint], keep_idle=True)
+        own = own_examples(groups, self.context, advantages=[one.own_G for one in joint], keep_idle=True)
         cross = [
             _cross_example(group, trace, advantage)
             for group, traces, one in zip(groups, peers, joint, strict=True)
@@ -107,14 +145,14 @@ class HacpoRegime(RolloutReader):
 
     def _advantages(self, group: ScoredGroup, traces: Sequence[PeerTrace]) -> Joint:
         """Without a peer's answer, the policy's own."""
-        objective = self._setting.objective
+        objective = self.context.objective
         if not traces:
             return Joint(own_advantages(group, objective), np.zeros(0, np.float32))
-        own, capabilities = self._setting.policy, self._capabilities
+        own, capabilities = self.context.policy, self._capabilities
         by_peer = {peer: list(theirs) for peer, theirs in itertools.groupby(traces, key=lambda trace: trace.source)}
         return joint_advantages(
             objective.rewards(group),
-            [peer_rewards(theirs, self._setting) for theirs in by_peer.values()],
+            [peer_rewards(theirs, self.context) for theirs in by_peer.values()],
             own_over_peer=[capabilities.ratio(own, peer) for peer in by_peer],
             peer_over_own=[capabilities.ratio(peer, own) for peer in by_peer],
             std_correction=objective.std_correction,

@@ -16,8 +16,8 @@ from pydantic import Field
 from mrl.config.table import Table
 from mrl.records.experience import Received, RecordKind, kind_of
 from mrl.records.rollouts import ScoredGroup
+from mrl.sharing.context import SharingContext
 from mrl.sharing.regime import Asking, Patience
-from mrl.sharing.setting import Setting
 
 
 class PeerGroupParameters(Table):
@@ -133,11 +133,11 @@ class PeerGroups:
 class PeerGroupReader:
     """The part of a regime that asks peers for their groups on every prompt, and waits a little for them."""
 
-    def __init__(self, kind: RecordKind, parameters: PeerGroupParameters, setting: Setting) -> None:
-        self._setting, age = setting, parameters.max_age_versions
-        self.asking: Asking | None = Asking((kind,), max(1, len(setting.peers)), age, watch=True)
+    def __init__(self, kind: RecordKind, parameters: PeerGroupParameters, context: SharingContext) -> None:
+        self.context, age = context, parameters.max_age_versions
+        self.asking: Asking | None = Asking((kind,), max(1, len(context.peers)), age, watch=True)
         self.patience: Patience | None = Patience(parameters.peer_hold_versions, parameters.peer_wait_s)
-        self.peer_groups = PeerGroups(kind, policy=setting.policy, peers=setting.peers, max_age_versions=age)
+        self.peer_groups = PeerGroups(kind, policy=context.policy, peers=context.peers, max_age_versions=age)
 
     def asks(self, group: ScoredGroup) -> list[str]:
         """Every prompt."""

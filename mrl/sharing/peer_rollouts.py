@@ -12,32 +12,32 @@ import numpy as np
 from mrl.records.experience import ExperienceRecord, RolloutRecord
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.advantages import Float64s
-from mrl.sharing.carried import PeerTrace, peer_traces
-from mrl.sharing.own_rows import own_advantages
+from mrl.sharing.context import SharingContext
+from mrl.sharing.own_examples import own_advantages
 from mrl.sharing.own_traces import rollout_record
 from mrl.sharing.peer_groups import PeerGroupParameters, PeerGroupReader
+from mrl.sharing.peer_traces import PeerTrace, peer_traces
 from mrl.sharing.regime import Absorbed, Author, TrainingExample
-from mrl.sharing.setting import Setting
 
 
-def peer_rewards(traces: Sequence[PeerTrace], setting: Setting) -> Float64s:
+def peer_rewards(traces: Sequence[PeerTrace], context: SharingContext) -> Float64s:
     """[N] rewards of peers' answers, less what overlong ones lose; one too long to be expressed counts as the limit."""
     rewards = np.array([trace.answer.reward for trace in traces], dtype=np.float64)
-    limit = setting.objective.max_answer_tokens
+    limit = context.objective.max_answer_tokens
     lengths = [limit if trace.examined.rejected == "too_long" else trace.num_tokens for trace in traces]
-    return setting.objective.penalised(rewards, lengths)
+    return context.objective.penalised(rewards, lengths)
 
 
 class RolloutReader(PeerGroupReader):
     """The part of a regime that gives its groups whole and trains on those of peers."""
 
-    def __init__(self, parameters: PeerGroupParameters, setting: Setting) -> None:
-        super().__init__("rollout", parameters, setting)
+    def __init__(self, parameters: PeerGroupParameters, context: SharingContext) -> None:
+        super().__init__("rollout", parameters, context)
 
     def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
         """Every group, failed ones too: peers need them for their baselines and balance."""
-        setting = self._setting
-        return [rollout_record(group, author, setting.receiver, own_advantages(group, setting.objective))]
+        context = self.context
+        return [rollout_record(group, author, context.receiver, own_advantages(group, context.objective))]
 
     def take_rollouts(self, groups: Sequence[ScoredGroup]) -> list[list[RolloutRecord]]:
         """For each own group, the groups of peers on its prompt, by name of the peer."""
@@ -50,7 +50,7 @@ class RolloutReader(PeerGroupReader):
         With `needs_trace` an answer without sound log-probs is not usable.
         """
         rollouts = self.take_rollouts(groups)
-        read = iter(peer_traces([one for told in rollouts for one in told], self._setting, needs_trace=needs_trace))
+        read = iter(peer_traces([one for told in rollouts for one in told], self.context, needs_trace=needs_trace))
         return [[trace for _ in told for trace in next(read)] for told in rollouts]
 
     def absorbed(

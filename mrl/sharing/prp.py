@@ -32,13 +32,13 @@ from mrl.alignment.spreading import SPREADING
 from mrl.objectives.specs import Cispo, Clipped, Correction, Shaped, Spreading, Term
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.advantages import Float32s
-from mrl.sharing.carried import PeerTrace, behaviour_of, mean_logprobs
+from mrl.sharing.context import SharingContext
+from mrl.sharing.own_examples import own_advantages, own_examples, prompt_of
 from mrl.sharing.own_objective import POLICY_GRADIENT, OwnObjective
-from mrl.sharing.own_rows import own_advantages, own_rows, prompt_of
 from mrl.sharing.peer_groups import PeerGroupParameters
 from mrl.sharing.peer_rollouts import RolloutReader, peer_rewards
+from mrl.sharing.peer_traces import PeerTrace, behaviour_of, mean_logprobs
 from mrl.sharing.regime import Absorbed, Component, Int32s, TrainingExample
-from mrl.sharing.setting import Setting
 
 PEER_ROLLOUTS = "peer_rollouts"
 
@@ -94,10 +94,10 @@ class PrpParameters(PeerGroupParameters):
 class PrpRegime(RolloutReader):
     """Own groups and the peers' groups on the same prompts, as one batch."""
 
-    def __init__(self, parameters: PrpParameters, setting: Setting) -> None:
-        super().__init__(parameters, setting)
+    def __init__(self, parameters: PrpParameters, context: SharingContext) -> None:
+        super().__init__(parameters, context)
         self.parameters = parameters
-        objective = setting.objective
+        objective = context.objective
         own = objective.component()
         peer = Component(
             PEER_ROLLOUTS,
@@ -112,10 +112,10 @@ class PrpRegime(RolloutReader):
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
         """Own and peers' rows under one denominator."""
-        objective = self._setting.objective
+        objective = self.context.objective
         peers = self.take_traces(groups, needs_trace=self.parameters.variant in TRACED)
         advantages = [self._advantages(group, traces) for group, traces in zip(groups, peers, strict=True)]
-        own = own_rows(groups, self._setting, advantages=[own_G for own_G, _ in advantages])
+        own = own_examples(groups, self.context, advantages=[own_G for own_G, _ in advantages])
         pooled = [
             self._example(group, trace, advantage)
             for group, traces, (_, theirs) in zip(groups, peers, advantages, strict=True)
@@ -129,11 +129,11 @@ class PrpRegime(RolloutReader):
 
     def _advantages(self, group: ScoredGroup, traces: Sequence[PeerTrace]) -> tuple[Float32s, Float32s]:
         """[G] of the own answers, and of all answers of the peers, in order."""
-        objective = self._setting.objective
+        objective = self.context.objective
         if self.parameters.advantages == "source" or not traces:
             told = np.array([trace.advantage for trace in traces], dtype=np.float32)
             return own_advantages(group, objective), told
-        joint = objective.advantages(np.concatenate([objective.rewards(group), peer_rewards(traces, self._setting)]))
+        joint = objective.advantages(np.concatenate([objective.rewards(group), peer_rewards(traces, self.context)]))
         return joint[: len(group.answers)], joint[len(group.answers) :]
 
     def _example(self, group: ScoredGroup, trace: PeerTrace, advantage: np.float32) -> TrainingExample:
@@ -142,7 +142,7 @@ class PrpRegime(RolloutReader):
             prompt_of(group),
             component=PEER_ROLLOUTS,
             advantage=advantage,
-            weights=self._setting.objective.weights(trace.num_tokens),
+            weights=self.context.objective.weights(trace.num_tokens),
             behaviour=behaviour,
             spans=spans,
         )

@@ -16,6 +16,7 @@ from mrl.config.nearest_key import nearest
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.table import Table
 from mrl.errors import ConfigError
+from mrl.sharing.context import SharingContext
 from mrl.sharing.graft import GraftParameters, GraftRegime
 from mrl.sharing.hacpo import HacpoParameters, HacpoRegime
 from mrl.sharing.independent import IndependentParameters, IndependentRegime
@@ -23,7 +24,6 @@ from mrl.sharing.own_objective import clips_tokens, own_objective
 from mrl.sharing.prp import PrpParameters, PrpRegime
 from mrl.sharing.regime import Regime
 from mrl.sharing.rlad import RladParameters, RladRegime
-from mrl.sharing.setting import Setting
 from mrl.sharing.sgt import SgtParameters, SgtRegime
 from mrl.sharing.xgrpo import XgrpoParameters, XgrpoRegime
 
@@ -32,7 +32,7 @@ class RegimeKind(NamedTuple):
     """What a name stands for: its typed table, and how to build it."""
 
     parameters: type[Table]
-    build: Callable[[Any, Setting], Regime]
+    build: Callable[[Any, SharingContext], Regime]
     carries_text: bool = True
     """Whether policies read each other's texts, so that their tokenizers are aligned."""
     learns_of_uniform_groups: bool = False
@@ -54,9 +54,9 @@ REGIMES: dict[str, RegimeKind] = {
 """Every regime; a new one is added here and nowhere else."""
 
 
-def build_regime(table: Mapping[str, Any], setting: Setting) -> Regime:
+def build_regime(table: Mapping[str, Any], context: SharingContext) -> Regime:
     """The regime of one policy. Raises ConfigError as `check_sharing` does."""
-    return REGIMES[_name(table)].build(check_sharing(table, ""), setting)
+    return REGIMES[_name(table)].build(check_sharing(table, ""), context)
 
 
 def shares(table: Mapping[str, Any]) -> bool:

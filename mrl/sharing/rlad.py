@@ -32,11 +32,11 @@ from mrl.records.experience import (
     ScoreRequestRecord,
 )
 from mrl.records.rollouts import ScoredGroup
+from mrl.sharing.context import SharingContext
+from mrl.sharing.own_examples import own_advantages, own_examples
 from mrl.sharing.own_objective import POLICY_GRADIENT, clips_tokens
-from mrl.sharing.own_rows import own_advantages, own_rows
 from mrl.sharing.regime import Absorbed, Asking, Author, Patience, TrainingExample
-from mrl.sharing.scored import UNSCORED, teacher_traces
-from mrl.sharing.setting import Setting
+from mrl.sharing.teacher_traces import UNSCORED, teacher_traces
 
 MAX_OPEN = 4096
 SCORES_PER_ASK = 4
@@ -66,11 +66,11 @@ class RladParameters(Table):
 class RladRegime:
     """Own rows with a teacher's log-probs."""
 
-    def __init__(self, parameters: RladParameters, setting: Setting) -> None:
+    def __init__(self, parameters: RladParameters, context: SharingContext) -> None:
         self.parameters = parameters
-        self._setting = setting
-        self._teacher = parameters.teacher_of(setting.policy, setting.others)
-        self.components = (setting.objective.component(term=_term(parameters, setting) if self._teacher else None),)
+        self.context = context
+        self._teacher = parameters.teacher_of(context.policy, context.others)
+        self.components = (context.objective.component(term=_term(parameters, context) if self._teacher else None),)
         self.asking: Asking | None = None
         self.patience: Patience | None = None
         if self._teacher is not None:
@@ -101,7 +101,7 @@ class RladRegime:
         """The prompt of a group that was sent to the teacher."""
         if not self._is_scored(group):
             return []
-        self._open[request_id(self._setting.policy, group.ticket)] = group.prompt_id
+        self._open[request_id(self.context.policy, group.ticket)] = group.prompt_id
         while len(self._open) > MAX_OPEN:
             self._close(next(iter(self._open)))
         return [group.prompt_id]
@@ -123,7 +123,7 @@ class RladRegime:
 
     def is_settled(self, group: ScoredGroup) -> bool:
         """Whether its scores are there, or were never asked for."""
-        request = request_id(self._setting.policy, group.ticket)
+        request = request_id(self.context.policy, group.ticket)
         return request not in self._open or request in self._scores
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
@@ -132,14 +132,14 @@ class RladRegime:
         examples: list[TrainingExample] = []
         lengths: list[int] = []
         for group in groups:
-            own = own_rows([group], self._setting)
+            own = own_examples([group], self.context)
             lengths += own.lengths
-            request = request_id(self._setting.policy, group.ticket)
+            request = request_id(self.context.policy, group.ticket)
             examples += self._with_scores(own.examples, group, self._scores.get(request), counts)
             self._close(request)
         return Absorbed(
             examples,
-            {POLICY_GRADIENT: self._setting.objective.denominator(lengths)},
+            {POLICY_GRADIENT: self.context.objective.denominator(lengths)},
             forget=self._take_forgotten(),
             counts=self._values(counts),
         )
@@ -154,7 +154,7 @@ class RladRegime:
 
     def _is_scored(self, group: ScoredGroup) -> bool:
         fits = all(len(answer.completion) <= MAX_COMPLETION_BYTES for answer in group.answers)
-        return self._teacher is not None and fits and bool(own_advantages(group, self._setting.objective).any())
+        return self._teacher is not None and fits and bool(own_advantages(group, self.context.objective).any())
 
     def _close(self, request: str) -> None:
         self._scores.pop(request, None)
@@ -180,7 +180,7 @@ class RladRegime:
             counts["absent"] += len(rows)
             return rows
         scored = []
-        for row, (examined, trace) in zip(rows, teacher_traces(group, record, self._setting), strict=True):
+        for row, (examined, trace) in zip(rows, teacher_traces(group, record, self.context), strict=True):
             counts["unscored"] += examined.rejected == UNSCORED
             if trace is not None:
                 counts["scored"] += 1
@@ -204,9 +204,9 @@ def request_id(policy: str, ticket: str) -> str:
     return f"{policy}:{ticket}:score"
 
 
-def _term(parameters: RladParameters, setting: Setting) -> Trrd:
+def _term(parameters: RladParameters, context: SharingContext) -> Trrd:
     """The policy's own clips with the teacher's ratio."""
-    own = setting.objective.term
+    own = context.objective.term
     assert clips_tokens(own), "others are refused before a run starts"
     return Trrd(
         alpha=parameters.alpha,

@@ -28,11 +28,11 @@ from mrl.config.table import Table
 from mrl.objectives.specs import Imitation
 from mrl.records.experience import MAX_COMPLETION_BYTES, ExperienceRecord, OutcomeRecord, Received
 from mrl.records.rollouts import Answer, ScoredGroup
-from mrl.sharing.carried import PeerTrace, peer_traces
+from mrl.sharing.context import SharingContext
+from mrl.sharing.own_examples import own_examples, prompt_of
 from mrl.sharing.own_objective import POLICY_GRADIENT
-from mrl.sharing.own_rows import own_rows, prompt_of
 from mrl.sharing.own_traces import trace_of
-from mrl.sharing.pending import Failure, PendingFailures
+from mrl.sharing.peer_traces import PeerTrace, peer_traces
 from mrl.sharing.regime import (
     SUCCESS_REWARD,
     Absorbed,
@@ -44,7 +44,7 @@ from mrl.sharing.regime import (
     Rescue,
     TrainingExample,
 )
-from mrl.sharing.setting import Setting
+from mrl.sharing.rescues import Failure, PendingRescues
 
 RESCUE = "rescue"
 RECORDS_PER_ASK = 16
@@ -91,17 +91,17 @@ class SgtRegime:
 
     patience: Patience | None = None
 
-    def __init__(self, parameters: SgtParameters, setting: Setting) -> None:
+    def __init__(self, parameters: SgtParameters, context: SharingContext) -> None:
         self.parameters = parameters
-        self._setting = setting
+        self.context = context
         kind = DENOMINATORS[parameters.normaliser]
         rescue = Component(RESCUE, Imitation(), parameters.lambda_, kind, "peer")
-        self.components = (setting.objective.component(), rescue)
+        self.components = (context.objective.component(), rescue)
         self.asking: Asking | None = Asking(("outcome",), RECORDS_PER_ASK, parameters.max_age_versions, watch=True)
         self._heard: deque[Received] = deque(maxlen=MAX_HEARD)
         self._num_overflown = 0
         self._droppable: set[str] = set()
-        self._pending = PendingFailures(
+        self._pending = PendingRescues(
             max_pending=parameters.max_pending, gate_age_versions=parameters.gate_age_versions
         )
 
@@ -118,7 +118,7 @@ class SgtRegime:
 
     def asks(self, group: ScoredGroup) -> list[str]:
         """The group's prompt when its answers failed; a success ends the wait for an older failure on it."""
-        if self._setting.objective.drop_uniform_groups and group.is_uniform:
+        if self.context.objective.drop_uniform_groups and group.is_uniform:
             self._droppable.add(group.ticket)
         passed = sum(answer.reward >= SUCCESS_REWARD for answer in group.answers)
         if passed > self.parameters.gate_success_share * len(group.answers):
@@ -147,7 +147,7 @@ class SgtRegime:
         """
         self._pending.expire(step=step)
         counts: Counter[str] = Counter({"align/rejected": 0})
-        own = own_rows(groups, self._setting)
+        own = own_examples(groups, self.context)
         rescues: list[TrainingExample] = []
         used: list[Success] = []
         num_rescued_prompts = 0
@@ -168,7 +168,7 @@ class SgtRegime:
         return Absorbed(
             examples=own.examples + rescues,
             denominators={
-                POLICY_GRADIENT: self._setting.objective.denominator(own.lengths),
+                POLICY_GRADIENT: self.context.objective.denominator(own.lengths),
                 RESCUE: float(max(1, divisors[self.parameters.normaliser])),
             },
             forget=self._pending.take_forgotten(),
@@ -215,7 +215,7 @@ class SgtRegime:
             finish_reason=answer.finish_reason,
             verifier=author.verifier,
             reward=answer.reward,
-            trace=trace_of(answer, self._setting.receiver),
+            trace=trace_of(answer, self.context.receiver),
         )
 
     def _take_usable(self, counts: Counter[str]) -> dict[str, list[Received]]:
@@ -235,7 +235,7 @@ class SgtRegime:
 
     def _ignore_reason(self, item: Received) -> str:
         record, oldest = item.record, self.parameters.max_age_versions
-        if record.source == self._setting.policy:
+        if record.source == self.context.policy:
             return "own"
         if not isinstance(record, OutcomeRecord):
             return "other"
@@ -257,7 +257,7 @@ class SgtRegime:
             if len(chosen) == self.parameters.successes_per_rescue or record.completion in texts:
                 continue
             texts.add(record.completion)
-            ((trace,),) = peer_traces([record], self._setting, needs_trace=False)
+            ((trace,),) = peer_traces([record], self.context, needs_trace=False)
             if trace.is_usable:
                 chosen.append(Success(trace, age_versions))
             else:

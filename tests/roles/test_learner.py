@@ -34,7 +34,7 @@ def config(monkeypatch: pytest.MonkeyPatch, tiny_model: Any, tmp_path: Path) -> 
         "wiring.stop_event": threading.Event,
         "wiring.connect_telemetry": lambda *_: SimpleNamespace(doing=lambda _: None),
         "load_receiver": lambda _: None,
-        "policy_setting": lambda *_: None,
+        "sharing_context": lambda *_: None,
         "build_regime": lambda *_: regime,
         "read_policy": lambda *_: tiny_model(),
         "_first_rank": lambda *_: None,

@@ -156,16 +156,16 @@ def check(absorbed, components, groups, told):
 
 
 @pytest.mark.parametrize("name", REGIMES)
-def test_any_history(name, build, make_setting, own_groups, make, receiver, record):
+def test_any_history(name, build, make_context, own_groups, make, receiver, record):
     """Two steps of anything; a regime restored between them from JSON does in the second what the original does."""
 
     @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
     @given(data=st.data(), kl=st.sampled_from([None, 0.1]), aggregation=st.sampled_from(AGGREGATIONS))
     def history(data, kl, aggregation):
-        def setting():
-            return make_setting(kl_coefficient=kl, aggregation=aggregation, max_answer_tokens=MAX_ANSWER_TOKENS)
+        def context():
+            return make_context(kl_coefficient=kl, aggregation=aggregation, max_answer_tokens=MAX_ANSWER_TOKENS)
 
-        regimes = [build(name, setting())]
+        regimes = [build(name, context())]
         for step in (0, 1):
             groups = own_groups(step, data.draw(st.lists(REWARDS, min_size=4, max_size=4)))
             request_ids = [request_id("own", group.ticket) for group in groups]
@@ -185,7 +185,7 @@ def test_any_history(name, build, make_setting, own_groups, make, receiver, reco
                 assert told[0] == told[1]
                 assert regimes[0].state() == regimes[1].state()
             else:
-                regimes.append(build(name, setting()))
+                regimes.append(build(name, context()))
                 regimes[1].restore(json.loads(json.dumps(regimes[0].state())))
                 assert set(regimes[1].awaited()) == set(regimes[0].awaited())
 

@@ -12,13 +12,13 @@ from mrl.sharing.peer_rollouts import RolloutReader, peer_rewards
 def read(make, peer, receiver):
     """Traces for two own groups; two peers answered the first, one of them the second, with a text that is none."""
 
-    def read(setting):
+    def read(context):
         groups = [make.group([0, 0], "p"), make.group([0, 0], "q")]
         one = make.rollout(make.sampled(peer, [1, 0], "p"), peer, source="a")
         other = make.rollout(make.sampled(receiver, [0, 1], "p"), receiver, source="b")
         third = make.rollout(make.sampled(peer, [1, 0.5], "q"), peer, source="a").record
         broken = structs.replace(third.answers[1], completion=b"\xff", trace=None)
-        reader = RolloutReader(PeerGroupParameters(), setting)
+        reader = RolloutReader(PeerGroupParameters(), context)
         for group in groups:
             reader.asks(group)
         reader.hear([other, one, Received(structs.replace(third, answers=[third.answers[0], broken]), 0)], step=0)
@@ -27,19 +27,19 @@ def read(make, peer, receiver):
     return read
 
 
-def test_all_answers_stand_in_order(read, make_setting):
+def test_all_answers_stand_in_order(read, make_context):
     """By own group, then by peer, then as in the record; those that cannot be used among them, with their rewards."""
-    setting = make_setting(peers=("a", "b"))
-    traces = read(setting)
+    context = make_context(peers=("a", "b"))
+    traces = read(context)
     found = [[(trace.source, trace.examined.number, trace.is_usable) for trace in of_group] for of_group in traces]
     assert found == [
         [("a", 0, True), ("a", 1, True), ("b", 0, True), ("b", 1, True)],
         [("a", 0, True), ("a", 1, False)],
     ]
-    assert [peer_rewards(of_group, setting).tolist() for of_group in traces] == [[1, 0, 0, 1], [1, 0.5]]
+    assert [peer_rewards(of_group, context).tolist() for of_group in traces] == [[1, 0, 0, 1], [1, 0.5]]
 
 
-def test_answers_are_cut_at_the_own_limit(read, make_setting):
+def test_answers_are_cut_at_the_own_limit(read, make_context):
     """No peer makes a row longer than the policy's own answers can be."""
-    traces = read(make_setting(max_answer_tokens=3, peers=("a", "b")))
+    traces = read(make_context(max_answer_tokens=3, peers=("a", "b")))
     assert {trace.num_tokens for of_group in traces for trace in of_group if trace.is_usable} <= {1, 2, 3}

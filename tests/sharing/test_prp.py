@@ -34,14 +34,14 @@ def slow_pooled(own, peers):
     return [0.0 if len(set(pool)) == 1 else (r - mean) / (std + 1e-6) for r in pool]
 
 
-def test_pooled_advantages_equal_their_slow_twin(build, make_setting, make, peer, step_of):
+def test_pooled_advantages_equal_their_slow_twin(build, make_context, make, peer, step_of):
     """One mean and one deviation over all answers, whoever wrote them."""
     groups_of_peers = st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=3), min_size=1, max_size=2)
 
     @settings(max_examples=30, deadline=None)
     @given(own=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=4), theirs=groups_of_peers)
     def holds(own, theirs):
-        regularised = make_setting(peers=("s0", "s1"), kl_coefficient=0.1)  # so that rows without advantage stay
+        regularised = make_context(peers=("s0", "s1"), kl_coefficient=0.1)  # so that rows without advantage stay
         told = [make.rollout(make.sampled(peer, rewards), peer, source=f"s{n}") for n, rewards in enumerate(theirs)]
         absorbed = step_of(build("prp", regularised), [make.group(own)], told)
         found = [row.advantages[0] for row in absorbed.examples]
@@ -52,21 +52,21 @@ def test_pooled_advantages_equal_their_slow_twin(build, make_setting, make, peer
 
 @pytest.mark.parametrize(("seed_of_start", "overlong_buffer_tokens"), [(2, 0), (5, 0), (5, 60)])
 def test_identical_peer_is_a_group_twice_as_large(
-    build, make_setting, make, receiver, lab, step_of, seed_of_start, overlong_buffer_tokens
+    build, make_context, make, receiver, lab, step_of, seed_of_start, overlong_buffer_tokens
 ):
     """The learner itself as its peer: rows, denominators and gradient are those of GRPO with 2G answers.
 
     Also when the parameters have moved since the start of the step, where ratios and clips come in, and when overlong
     answers lose reward: those of the peer lose as much.
     """
-    setting = make_setting(overlong_buffer_tokens=overlong_buffer_tokens)
+    context = make_context(overlong_buffer_tokens=overlong_buffer_tokens)
     model, start = lab.model(2), lab.model(seed_of_start)
     texts = [b"reverse: %d" % n + b"!" * n for n in range(6)]
     how = {"logprobs": start.sampler_logprobs}
     own = make.sampled(receiver, [1, 0, 0], texts=texts[:3], **how)
     theirs = make.sampled(receiver, [1, 1, 0], texts=texts[3:], **how)
     whole = make.sampled(receiver, [1, 0, 0, 1, 1, 0], texts=texts, **how)
-    prp, alone = build("prp", setting), build("independent", setting)
+    prp, alone = build("prp", context), build("independent", context)
     found, expected = step_of(prp, [own], [make.rollout(theirs, receiver)]), step_of(alone, [whole])
     assert [row.component for row in found.examples] == ["policy_gradient"] * 3 + ["peer_rollouts"] * 3
     assert set(found.denominators.values()) == set(expected.denominators.values()) == {6.0}
@@ -126,14 +126,14 @@ def test_gradient_of_every_variant(build, make, receiver, peer, lab, step_of, va
 
 
 @pytest.mark.parametrize("name", ["prp", "hacpo"])
-def test_overlong_answers_of_peers_lose_what_own_ones_would(build, make_setting, make, receiver, peer, step_of, name):
+def test_overlong_answers_of_peers_lose_what_own_ones_would(build, make_context, make, receiver, peer, step_of, name):
     """By their length in own tokens, whatever the peer's were; the limit for one that does not fit at all."""
     limit, texts = 12, [b"reverse: yah", b"copy: hay, hay", b"z" * 40]
-    setting = make_setting(max_answer_tokens=limit, overlong_buffer_tokens=limit, overlong_penalty=0.5)
+    context = make_context(max_answer_tokens=limit, overlong_buffer_tokens=limit, overlong_penalty=0.5)
     theirs = make.sampled(peer, [1, 0, 1], texts=texts)
     theirs.answers[2] = make.group([1], texts=[b"z" * 40]).answers[0]  # untraced, so that it cannot be cut
     own = make.sampled(receiver, [1, 0], texts=[b"copy: hay", b"reverse: yah"])
-    regime = build(name, setting, **({"variant": "recompute"} if name == "prp" else {}))
+    regime = build(name, context, **({"variant": "recompute"} if name == "prp" else {}))
     absorbed = step_of(regime, [own], [make.rollout(theirs, peer)])
     found = [float(row.advantages[0]) for row in absorbed.examples]
 
@@ -214,12 +214,12 @@ def test_untraced_answers_serve_variants_without_ratios(build, make, receiver, s
     assert values["align/trace_rejected/untraced/peer"] == 2
 
 
-def test_terms_follow_the_own_objective(build, make_setting):
+def test_terms_follow_the_own_objective(build, make_context):
     """The clips of own tokens, the own term where rows are taken as own; GSPO's narrow bounds never for tokens."""
 
     def term(variant, method="grpo", parameters=None, **objective):
         return (
-            build("prp", make_setting(method=method, **objective), variant=variant, **(parameters or {}))
+            build("prp", make_context(method=method, **objective), variant=variant, **(parameters or {}))
             .components[1]
             .term
         )
@@ -235,11 +235,11 @@ def test_terms_follow_the_own_objective(build, make_setting):
     assert decoupled == Clipped(correction=Correction("token", "truncate", 0.25, 4.0))
 
 
-def test_idle_peer_rows_stay_where_they_are_regularised(build, make_setting, make, receiver, step_of):
+def test_idle_peer_rows_stay_where_they_are_regularised(build, make_context, make, receiver, step_of):
     """As own rows do."""
     received = [make.rollout(make.sampled(receiver, [1, 1]), receiver)]
     assert step_of(build("prp"), [make.group([1, 1])], received).examples == []
-    kept = step_of(build("prp", make_setting(kl_coefficient=0.01)), [make.group([1, 1])], received)
+    kept = step_of(build("prp", make_context(kl_coefficient=0.01)), [make.group([1, 1])], received)
     assert [row.component for row in kept.examples] == ["policy_gradient"] * 2 + ["peer_rollouts"] * 2
 
 
@@ -263,7 +263,7 @@ def spans_as_written(own_lengths, peer_lengths):
 @pytest.mark.parametrize("own_is_finer", [True, False])
 @pytest.mark.parametrize("rule", ["none", "receiver_additive", "receiver_multiplicative", "bytes", "uniform"])
 def test_every_rule_keeps_the_peers_log_likelihood(
-    build, make, make_setting, receiver, peer, lab, step_of, rule, own_is_finer
+    build, make, make_context, receiver, peer, lab, step_of, rule, own_is_finer
 ):
     """As the loss reads a row: each span of several tokens, and so the row, has the peer's sum; "none" the ratio."""
     coarse_and_fine = (receiver, peer)
@@ -271,7 +271,7 @@ def test_every_rule_keeps_the_peers_log_likelihood(
     texts = [b"reverse: yah", b"copy: hay"]
     shared = make.sampled(theirs, [1, -1], texts=texts, logprobs=lambda ids: -0.2 - 0.3 * np.arange(len(ids)))
     told = make.rollout(shared, theirs)
-    regime = build("prp", replace(make_setting(), receiver=mine), variant="behaviour", spreading=rule)
+    regime = build("prp", replace(make_context(), receiver=mine), variant="behaviour", spreading=rule)
     rows = [
         row
         for row in step_of(regime, [make.sampled(mine, [0, 0])], [told]).examples
@@ -295,12 +295,12 @@ def test_every_rule_keeps_the_peers_log_likelihood(
 
 
 @pytest.mark.parametrize("rule", ["none", "receiver_additive", "receiver_multiplicative"])
-def test_gradient_by_every_rule_of_own_log_probs(build, make, make_setting, receiver, peer, lab, step_of, rule):
+def test_gradient_by_every_rule_of_own_log_probs(build, make, make_context, receiver, peer, lab, step_of, rule):
     """A peer that merges what the learner splits, at the start of a step, against the ratios of tokens as written."""
     model = lab.model()
     theirs = make.sampled(receiver, [1, -1], texts=[b"copy: hay", b"reverse: yah"], logprobs=-1.5)
     own = make.sampled(peer, [0, 0])
-    regime = build("prp", replace(make_setting(), receiver=peer), variant="behaviour", spreading=rule)
+    regime = build("prp", replace(make_context(), receiver=peer), variant="behaviour", spreading=rule)
     absorbed = step_of(regime, [own], [make.rollout(theirs, receiver)])
     deviation = math.sqrt(2 / 3)
 

@@ -12,7 +12,7 @@ from mrl.metrics.names import is_known
 from mrl.records.codec import decode, encode
 from mrl.records.experience import Received
 from mrl.records.telemetry_messages import ResidualsRecord, RowResidual, telemetry_decoder
-from mrl.sharing.carried import peer_traces
+from mrl.sharing.peer_traces import peer_traces
 from mrl.sharing.recorder import GAPS, SharingRecorder, examined_values
 from mrl.sharing.regime import ExaminedAnswer
 from tests.support.retokenizing import retokenize
@@ -32,13 +32,13 @@ def step(build, make, peer, step_of):
 
 
 @pytest.fixture
-def read(make, make_setting, peer):
+def read(make, make_context, peer):
     """Traces of answers of the peer, -0.5 nats a token, and the recorder that heard of them."""
 
     def read(texts=TEXTS, *, source="peer"):
-        setting = make_setting()
+        context = make_context()
         told = make.rollout(make.sampled(peer, [1.0] * len(texts), texts=texts), peer, source=source).record
-        return peer_traces([told], setting, needs_trace=True)[0], setting.recorder
+        return peer_traces([told], context, needs_trace=True)[0], context.recorder
 
     return read
 
@@ -113,10 +113,10 @@ def test_a_row_is_measured_as_far_as_it_was_trained(read):
     assert whole.own_tokens == coarse.num_tokens
 
 
-def test_a_row_cut_inside_a_span_does_not_end_the_run(make, make_setting, receiver):
+def test_a_row_cut_inside_a_span_does_not_end_the_run(make, make_context, receiver):
     """Its coverage is that of the whole answer, and it has no gap."""
     peer_group = make.sampled(receiver, [1.0], texts=[b"reverse: yah"])
-    setting = make_setting()
+    context = make_context()
     told = make.rollout(peer_group, receiver).record
     lengths = np.frombuffer(told.answers[0].trace.byte_lengths, "<i4")
     one_token = structs.replace(
@@ -127,10 +127,10 @@ def test_a_row_cut_inside_a_span_does_not_end_the_run(make, make_setting, receiv
         token_ids=None,
     )
     coarse = structs.replace(told, answers=[structs.replace(told.answers[0], trace=one_token)], fingerprint="f")
-    ((trace,),) = peer_traces([coarse], setting, needs_trace=True)
+    ((trace,),) = peer_traces([coarse], context, needs_trace=True)
     assert trace.num_tokens > 2
     example = trace.example(PROMPT, component="c", num_tokens=1)
-    (line,) = setting.recorder.record([example], {0: np.array([-1], np.float32)}).answers
+    (line,) = context.recorder.record([example], {0: np.array([-1], np.float32)}).answers
     assert (line.trained, line.own_tokens, line.gap_nats) == (True, trace.num_tokens, None)
 
 
@@ -145,21 +145,21 @@ def test_an_answer_behind_two_rows_counts_once(read):
     assert lines[0].gap_nats == pytest.approx(-trace.num_tokens + 0.5 * (len(TEXTS[0]) + 1))
 
 
-def test_rows_of_several_batches_and_sources_come_together(make, make_setting, peer):
+def test_rows_of_several_batches_and_sources_come_together(make, make_context, peer):
     """Per peer, whatever the order of training; the figures are those of all its answers, however they were read."""
     told = [("b", TEXTS[0]), ("b", TEXTS[1]), ("a", b"z")]
     records = [make.rollout(make.sampled(peer, [1.0], texts=[text]), peer, source=name).record for name, text in told]
-    apart, together = make_setting(), make_setting()
+    apart, together = make_context(), make_context()
     by_setting = [
         (apart, [peer_traces([record], apart, needs_trace=True)[0][0] for record in records]),
         (together, [trace for (trace,) in peer_traces(records, together, needs_trace=True)]),
     ]
     found = []
-    for setting, (first, second, third) in by_setting:
+    for context, (first, second, third) in by_setting:
         examples = [trace.example(PROMPT, component="c") for trace in (second, third, first)]
         sizes = [row.answer_token_ids.size for row in examples]
         logprobs = {place: np.linspace(-1, -2, size).astype(np.float32) for place, size in enumerate(sizes)}
-        values, lines = setting.recorder.record(examples, logprobs)
+        values, lines = context.recorder.record(examples, logprobs)
         assert [line.source for line in lines] == ["a", "b", "b"]
         assert values["align/bytes/b"] == sum(map(len, TEXTS))
         found.append((values, sorted(lines, key=lambda line: line.bytes)))

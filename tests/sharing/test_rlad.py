@@ -38,9 +38,9 @@ def test_request_holds_the_texts_of_a_group(build, make, receiver):
 
 
 @pytest.mark.parametrize("rewards", [[0, 0], [1, 1]])
-def test_groups_that_move_nothing_are_not_sent(build, make_setting, make, step_of, rewards):
+def test_groups_that_move_nothing_are_not_sent(build, make_context, make, step_of, rewards):
     """Nobody is asked, nothing is counted as asked, even where their rows are regularised."""
-    regime, group = build("rlad", make_setting(kl_coefficient=0.1)), make.group(rewards)
+    regime, group = build("rlad", make_context(kl_coefficient=0.1)), make.group(rewards)
     assert regime.publish(group, make.author()) == regime.asks(group) == []
     assert regime.is_settled(group)
     absorbed = step_of(regime, [group])
@@ -119,11 +119,11 @@ def test_unusable_scores_leave_the_plain_ratio(build, make, peer, receiver, step
 
 @pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("method", ["grpo", "dr_grpo", "dapo"])
-def test_alpha_one_is_the_own_objective(build, make_setting, make, peer, receiver, lab, step_of, told, method):
+def test_alpha_one_is_the_own_objective(build, make_context, make, peer, receiver, lab, step_of, told, method):
     """And so is any alpha without scores."""
-    model, start, setting = lab.model(2), lab.model(5), make_setting(method=method)
+    model, start, context = lab.model(2), lab.model(5), make_context(method=method)
     group = make.sampled(receiver, [1, 0, 0], logprobs=start.sampler_logprobs)
-    rlad, alone = build("rlad", setting, alpha=1.0 if told else 0.3), build("independent", setting)
+    rlad, alone = build("rlad", context, alpha=1.0 if told else 0.3), build("independent", context)
     received = [scored_by(make, peer, group, -0.1)] if told else []
     found, expected = step_of(rlad, [group], received), step_of(alone, [group])
     assert (found.examples[0].teacher_logprobs is not None) == told
@@ -164,23 +164,23 @@ def test_gradient_with_a_teacher(build, make, receiver, lab, step_of):
     lab.assert_same(lab.gradient(absorbed, regime, model), lab.score_of(model, slow))
 
 
-def test_who_teaches(build, make_setting, make, step_of):
+def test_who_teaches(build, make_context, make, step_of):
     """The named policy, or the first other by name; the teacher itself has none and trains by its own objective."""
-    setting = make_setting(peers=("b", "a"))
-    assert build("rlad", setting).publish(make.group([1, 0]), make.author())[0].scorer == "a"
-    assert build("rlad", setting, teacher="b").publish(make.group([1, 0]), make.author())[0].scorer == "b"
-    itself = build("rlad", setting, teacher="own")
+    context = make_context(peers=("b", "a"))
+    assert build("rlad", context).publish(make.group([1, 0]), make.author())[0].scorer == "a"
+    assert build("rlad", context, teacher="b").publish(make.group([1, 0]), make.author())[0].scorer == "b"
+    itself = build("rlad", context, teacher="own")
     assert itself.asking is itself.patience is None
-    assert itself.components == build("independent", setting).components
+    assert itself.components == build("independent", context).components
     absorbed = step_of(itself, [make.group([1, 0])])
     assert absorbed.counts["sharing/asked_rows"] == absorbed.counts["sharing/absent_rows"] == 0
     assert "sharing/hit_rate" not in absorbed.counts
-    assert build("rlad", replace(setting, others=())).asking is None
+    assert build("rlad", replace(context, others=())).asking is None
 
 
-def test_term_and_patience(build, make_setting):
+def test_term_and_patience(build, make_context):
     """The own clips, dual clip and correction; the table's waits."""
-    regime = build("rlad", make_setting(method="dapo", dual_clip=3), alpha=0.3, peer_hold_versions=2, peer_wait_s=4)
+    regime = build("rlad", make_context(method="dapo", dual_clip=3), alpha=0.3, peer_hold_versions=2, peer_wait_s=4)
     assert regime.components[0].term == Trrd(0.3, 0.2, 0.28, 1.0, 3.0, TIS)
     assert (regime.patience.hold_versions, regime.patience.wait_s) == (2, 4)
     assert (regime.asking.kinds, regime.asking.max_age_versions, regime.asking.watch) == (("score",), None, True)

@@ -10,8 +10,8 @@ from mrl.alignment.flags import Flag, Rejected
 from mrl.records.codec import pack_array, unpack_array
 from mrl.records.experience import SharedAnswer, TokenTrace
 from mrl.records.finish import FinishReason
-from mrl.sharing.carried import in_own_tokens
-from mrl.sharing.scored import teacher_trace
+from mrl.sharing.peer_traces import in_own_tokens
+from mrl.sharing.teacher_traces import teacher_trace
 from tests.support.retokenizing import retokenize
 
 

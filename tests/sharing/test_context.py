@@ -1,6 +1,6 @@
 from mrl.config.schema import RunConfig
 from mrl.objectives.specs import Clipped
-from mrl.sharing.setting import policy_setting
+from mrl.sharing.context import sharing_context
 
 
 def test_setting_of_a_policy(receiver):
@@ -12,9 +12,9 @@ def test_setting_of_a_policy(receiver):
     }
     task = {"t": {"source": "words", "dataset": "reverse"}}
     config = RunConfig.model_validate({"run": {"name": "r", "steps": 1}, "tasks": task, "policies": policies})
-    setting = policy_setting(config, "b", receiver)
-    assert (setting.policy, setting.peers, setting.others) == ("b", ("c",), ("a", "c"))
-    assert setting.objective.max_answer_tokens == 7
-    assert isinstance(setting.objective.term, Clipped)
-    assert setting.objective.term.ratio == "sequence"
-    assert setting.receiver is receiver
+    context = sharing_context(config, "b", receiver)
+    assert (context.policy, context.peers, context.others) == ("b", ("c",), ("a", "c"))
+    assert context.objective.max_answer_tokens == 7
+    assert isinstance(context.objective.term, Clipped)
+    assert context.objective.term.ratio == "sequence"
+    assert context.receiver is receiver

@@ -26,7 +26,7 @@ class Failure:
     version: Version
 
 
-class PendingFailures:
+class PendingRescues:
     """At most `max_pending` failures, one per prompt, each rescued within `gate_age_versions` steps or never."""
 
     def __init__(self, *, max_pending: int, gate_age_versions: int) -> None:

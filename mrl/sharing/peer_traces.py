@@ -20,8 +20,8 @@ from mrl.alignment.translate import translate_batch
 from mrl.records.experience import OutcomeRecord, RolloutRecord, SharedAnswer, TokenTrace
 from mrl.records.finish import FinishReason
 from mrl.sharing.advantages import Float32s
+from mrl.sharing.context import SharingContext
 from mrl.sharing.regime import ExaminedAnswer, Int32s, TrainingExample
-from mrl.sharing.setting import Setting
 
 UNTRACED = "untraced"
 """The source sent no trace, because its ids do not stand for the text."""
@@ -114,7 +114,7 @@ class PeerTrace(NamedTuple):
 
 
 def peer_traces(
-    records: Sequence[RolloutRecord | OutcomeRecord], setting: Setting, *, needs_trace: bool
+    records: Sequence[RolloutRecord | OutcomeRecord], context: SharingContext, *, needs_trace: bool
 ) -> list[list[PeerTrace]]:
     """All answers of each record in own tokens, at most as many as own answers have; a longer one is cut, or rejected.
 
@@ -125,7 +125,7 @@ def peer_traces(
         return []
     answers, fingerprints = [answer for _, _, answer in told], [record.fingerprint for record, _, _ in told]
     batch, faults = in_own_tokens(
-        answers, fingerprints, setting.receiver, max_tokens=setting.objective.max_answer_tokens
+        answers, fingerprints, context.receiver, max_tokens=context.objective.max_answer_tokens
     )
     traces = []
     for row, (record, number, answer) in enumerate(told):
@@ -133,7 +133,7 @@ def peer_traces(
         tags = record.source, record.prompt_id, record.record_id
         examined = ExaminedAnswer(*tags, number, rejected, faults[row], batch, row)
         traces.append(PeerTrace(answer, examined, batch.row(row)))
-    setting.recorder.examine(trace.examined for trace in traces)
+    context.recorder.examine(trace.examined for trace in traces)
     in_order = iter(traces)
     return [[next(in_order) for _ in _answers_of(record)] for record in records]
 

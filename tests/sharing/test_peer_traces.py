@@ -7,8 +7,8 @@ from msgspec import structs
 from mrl.records.codec import pack_array, unpack_array
 from mrl.records.experience import SharedAnswer
 from mrl.records.finish import FinishReason
-from mrl.sharing.carried import UNTRACED, behaviour_of, ended_text, in_own_tokens, mean_logprobs, peer_traces
 from mrl.sharing.own_traces import trace_of
+from mrl.sharing.peer_traces import UNTRACED, behaviour_of, ended_text, in_own_tokens, mean_logprobs, peer_traces
 from tests.support.retokenizing import retokenize
 
 TEXT = b"reverse: yah"
@@ -37,13 +37,13 @@ def read(receiver):
 
 
 @pytest.fixture
-def usable(make, make_setting):
+def usable(make, make_context):
     """Why a peer's answer cannot be used: where only its text is needed, and where its trace is."""
 
     def usable(answer, fingerprint):
-        whole = make.rollout(make.group([1.0]), make_setting().receiver).record
+        whole = make.rollout(make.group([1.0]), make_context().receiver).record
         record = structs.replace(whole, answers=[answer], fingerprint=fingerprint)
-        found = [peer_traces([record], make_setting(), needs_trace=needs)[0][0] for needs in (False, True)]
+        found = [peer_traces([record], make_context(), needs_trace=needs)[0][0] for needs in (False, True)]
         assert [trace.is_usable for trace in found] == [not trace.examined.rejected for trace in found]
         return tuple(trace.examined.rejected for trace in found)
 
@@ -173,25 +173,25 @@ def test_unfinished_text_has_no_end_to_leave_out(peer, sampled, read):
     assert ended_text(row) == (row.token_ids.size, -5.5)
 
 
-def test_traces_stand_by_record_and_are_examined(make, make_setting, peer, receiver):
+def test_traces_stand_by_record_and_are_examined(make, make_context, peer, receiver):
     """Answers keep their order and numbers; the recorder hears of every one, and a row says which answer it is of."""
-    setting = make_setting(max_answer_tokens=3)
+    context = make_context(max_answer_tokens=3)
     whole = make.rollout(make.sampled(peer, [1, 0], "q"), peer, source="b").record
     success = make.success(prompt_id="p", source="a").record
-    first, second = peer_traces([whole, success], setting, needs_trace=False)
+    first, second = peer_traces([whole, success], context, needs_trace=False)
     told = [(one.source, one.examined.prompt_id, one.examined.number) for one in [*first, *second]]
     assert told == [("b", "q", 0), ("b", "q", 1), ("a", "p", 0)]
     assert [one.advantage for one in [*first, *second]] == [whole.answers[0].advantage, whole.answers[1].advantage, 0]
     assert {one.num_tokens for one in [*first, *second]} <= {0, 1, 2, 3}
-    values = setting.recorder.record([], {}).values
+    values = context.recorder.record([], {}).values
     assert (values["align/rows/b"], values["align/rows/a"]) == (2, 1)
-    assert peer_traces([], setting, needs_trace=True) == []
+    assert peer_traces([], context, needs_trace=True) == []
 
 
-def test_example_of_a_trace(make, make_setting, peer):
+def test_example_of_a_trace(make, make_context, peer):
     """The own prompt, the own tokens, one advantage; cut where asked, and the mean over tokens without weights."""
     ((trace, _),) = peer_traces(
-        [make.rollout(make.sampled(peer, [1, 0]), peer, source="a").record], make_setting(), needs_trace=True
+        [make.rollout(make.sampled(peer, [1, 0]), peer, source="a").record], make_context(), needs_trace=True
     )
     prompt, size = np.array([1, 2, 3], np.int32), trace.num_tokens
     behaviour, spans = behaviour_of(trace.aligned)

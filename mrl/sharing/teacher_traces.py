@@ -14,8 +14,8 @@ from mrl.records.codec import unpack_array
 from mrl.records.experience import ScoreRecord, TokenTrace
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.advantages import Float32s
+from mrl.sharing.context import SharingContext
 from mrl.sharing.regime import ExaminedAnswer, Int32s
-from mrl.sharing.setting import Setting
 
 UNSCORED = "unscored"
 """The teacher could not express the text, or own ids do not stand for it."""
@@ -41,19 +41,19 @@ class ExaminedScore(NamedTuple):
     """None for a score that is rejected."""
 
 
-def teacher_traces(group: ScoredGroup, record: ScoreRecord, setting: Setting) -> list[ExaminedScore]:
+def teacher_traces(group: ScoredGroup, record: ScoreRecord, context: SharingContext) -> list[ExaminedScore]:
     """The scores that `record` holds of the answers of an own group, one for each."""
     scores = []
     for number, (answer, score) in enumerate(zip(group.answers, record.scores, strict=True)):
         tags = record.source, record.prompt_id, record.record_id, number
-        match teacher_trace(answer, score, record.fingerprint, setting.receiver):
+        match teacher_trace(answer, score, record.fingerprint, context.receiver):
             case TeacherTrace() as trace:
                 scores.append(ExaminedScore(ExaminedAnswer(*tags, batch=trace.aligned), trace))
             case Rejected(reason):
                 scores.append(ExaminedScore(ExaminedAnswer(*tags, rejected=reason, trace_fault=reason), None))
             case None:
                 scores.append(ExaminedScore(ExaminedAnswer(*tags, rejected=UNSCORED), None))
-    setting.recorder.examine(score.examined for score in scores)
+    context.recorder.examine(score.examined for score in scores)
     return scores
 
 

@@ -9,7 +9,7 @@ from mrl.sharing.recorder import SharingRecorder
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SharingContext:
     """One policy of a run, as its sharing regime sees it."""
 
     policy: str
@@ -24,11 +24,11 @@ class Setting:
     """Notes which answers of peers the regime examines."""
 
 
-def policy_setting(config: RunConfig, policy: str, receiver: Receiver) -> Setting:
+def sharing_context(config: RunConfig, policy: str, receiver: Receiver) -> SharingContext:
     """What the configuration of a run says about one of its policies."""
     table = config.policies[policy]
     others = tuple(sorted(set(config.policies) - {policy}))
-    return Setting(
+    return SharingContext(
         policy=policy,
         objective=own_objective(table.objective, max_answer_tokens=table.rollout.max_new_tokens),
         receiver=receiver,
