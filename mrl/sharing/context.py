@@ -1,4 +1,4 @@
-"""What a regime is told of the policy that it serves."""
+"""The context of a sharing regime: the policy that it serves, and who else is in the run."""
 
 from dataclasses import dataclass, field
 
@@ -21,11 +21,11 @@ class SharingContext:
     others: tuple[str, ...] = ()
     """All other policies, frozen ones included."""
     recorder: SharingRecorder = field(default_factory=SharingRecorder)
-    """Notes which answers of peers the regime examines."""
+    """Hears of every answer of a peer that the regime reads."""
 
 
 def sharing_context(config: RunConfig, policy: str, receiver: Receiver) -> SharingContext:
-    """What the configuration of a run says about one of its policies."""
+    """The context of `policy` in the run that `config` describes."""
     table = config.policies[policy]
     others = tuple(sorted(set(config.policies) - {policy}))
     return SharingContext(

@@ -90,7 +90,7 @@ class GraftRegime(RolloutReader):
 def choose_grafts(
     groups: Sequence[ScoredGroup], heard: Sequence[Sequence[RolloutRecord]], *, balance: bool
 ) -> dict[int, RolloutRecord]:
-    """Place of an own group -> the peer's group that replaces it.
+    """The peers' groups that replace own ones: place of the own group -> group of a peer.
 
     Balance is kept per peer. Where several peers could replace a group, the one with the most successes does, and of
     equals the first by name.
@@ -114,7 +114,7 @@ def choose_grafts(
 
 
 def _top(found: list[tuple[int, int, RolloutRecord]], limit: int) -> list[tuple[int, int, RolloutRecord]]:
-    """The `limit` entries with the most successes, and those equal to the last of them."""
+    """The `limit` entries with the most successes. Entries equal to the last of them are taken too."""
     if limit <= 0:
         return []
     least = sorted((passed for passed, _, _ in found), reverse=True)[limit - 1]

@@ -63,19 +63,19 @@ class Capabilities:
         self._means: dict[str, deque[float]] = {}
 
     def note(self, rewards: Mapping[str, Sequence[float]]) -> None:
-        """The rewards of one step by policy; a policy without rewards keeps its window."""
+        """Add the rewards of one step, by policy. A policy without rewards keeps its window."""
         for policy, seen in rewards.items():
             if len(seen):
                 window = self._means.setdefault(policy, deque(maxlen=self._window_steps))
                 window.append(sum(seen) / len(seen))
 
     def of(self, policy: str) -> float | None:
-        """Mean over the window; None before the first step."""
+        """The mean over the window of `policy`. None before its first step."""
         window = self._means.get(policy)
         return sum(window) / len(window) if window else None
 
     def ratio(self, policy: str, other: str) -> float:
-        """omega = P(policy) / P(other), floored and held in [0.1, 10] as the authors' code does; 1 while unknown."""
+        """omega = P(policy) / P(other), held in [0.1, 10] as in the authors' code. It is 1 while either is unknown."""
         own, others = self.of(policy), self.of(other)
         if own is None or others is None:
             return 1.0
@@ -92,7 +92,7 @@ class Capabilities:
 
 
 class Joint(NamedTuple):
-    """Advantages of one prompt."""
+    """The advantages of all answers to one prompt."""
 
     own_G: Float32s
     of_peers: Float32s
@@ -135,7 +135,7 @@ class HacpoRegime(RolloutReader):
         )
 
     def state(self) -> dict[str, Any]:
-        """The capability windows, and what the cumulative rates are made of."""
+        """The capability windows, and the totals behind the cumulative rates."""
         return super().state() | {"capabilities": self._capabilities.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -144,7 +144,7 @@ class HacpoRegime(RolloutReader):
         self._capabilities.restore(state["capabilities"])
 
     def _advantages(self, group: ScoredGroup, traces: Sequence[PeerTrace]) -> Joint:
-        """Without a peer's answer, the policy's own."""
+        """The advantages of one prompt. A prompt that no peer answered has the policy's own."""
         objective = self.context.objective
         if not traces:
             return Joint(own_advantages(group, objective), np.zeros(0, np.float32))
@@ -167,7 +167,7 @@ def joint_advantages(
     peer_over_own: Sequence[float],
     std_correction: int = 1,
 ) -> Joint:
-    """Advantages of own rewards, and of those of each peer, against the capability-weighted joint baseline.
+    """Advantages of own rewards [G] and of each peer's, against the capability-weighted joint baseline.
 
     Equal rewards give exact zeros; a baseline above 1 is replaced by the own mean. The authors' std has correction 1.
     """
@@ -199,7 +199,7 @@ def _cross_example(group: ScoredGroup, trace: PeerTrace, advantage: np.float32) 
 
 
 def _passes(policy: str, groups: Sequence[ScoredGroup], peers: Sequence[Sequence[PeerTrace]]) -> dict[str, list[float]]:
-    """By policy, 1 for every answer of the step with a reward above 0, else 0."""
+    """Passes of all answers of the step, by policy: 1 for a reward above 0, else 0."""
     passes: defaultdict[str, list[float]] = defaultdict(list)
     passes[policy] = [float(answer.reward > 0) for group in groups for answer in group.answers]
     for traces in peers:

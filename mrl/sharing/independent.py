@@ -32,22 +32,22 @@ class IndependentRegime:
         self.components = (context.objective.component(),)
 
     def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
-        """Nothing."""
+        """No record: peers get nothing."""
         return []
 
     def asks(self, group: ScoredGroup) -> list[str]:
-        """Nothing."""
+        """No prompt: peers are asked for nothing."""
         return []
 
     def awaited(self) -> list[str]:
-        """Nothing."""
+        """No prompt."""
         return []
 
     def hear(self, received: Sequence[Received], *, step: int) -> None:
-        """Nothing is of use."""
+        """Drop them: nothing is asked for."""
 
     def is_settled(self, group: ScoredGroup) -> bool:
-        """Always."""
+        """Always true: nobody is waited for."""
         return True
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
@@ -56,8 +56,8 @@ class IndependentRegime:
         return Absorbed(own.examples, {POLICY_GRADIENT: self.context.objective.denominator(own.lengths)})
 
     def state(self) -> dict[str, Any]:
-        """Stateless."""
+        """Nothing: there is no state."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing to restore."""
+        """Do nothing: there is no state."""

@@ -1,4 +1,4 @@
-"""A policy's own groups as training examples: the ids that were sampled, and the advantages that a regime gave them."""
+"""Own groups as training examples: the ids that were sampled, with the advantages that a regime gives them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,10 +14,11 @@ from mrl.sharing.regime import Int32s, TrainingExample
 
 
 class OwnExamples(NamedTuple):
-    """Rows of own groups, and the lengths in tokens of all answers, those of left-out rows included."""
+    """Training examples of own groups."""
 
     examples: list[TrainingExample]
     lengths: list[int]
+    """Tokens of all own answers. Answers whose rows were left out count too."""
 
 
 def own_examples(
@@ -27,10 +28,10 @@ def own_examples(
     advantages: Sequence[Float32s] | None = None,
     keep_idle: bool = False,
 ) -> OwnExamples:
-    """Own answers with their advantages, [G] per group; without `advantages` the policy's own.
+    """One row for every own answer. `advantages` are [G] for each group; by default they are the policy's own.
 
-    A group whose advantages are all exactly zero moves nothing: its rows are left out, unless they are regularised or
-    `keep_idle` says that their places in the order of minibatches count.
+    A group whose advantages are all exactly zero moves nothing, so its rows are left out. They stay where the objective
+    has a regularizer. They also stay with `keep_idle`, for regimes in which their places among the minibatches count.
     """
     objective = context.objective
     keep_idle = keep_idle or objective.regularizer is not None
@@ -48,7 +49,7 @@ def own_examples(
 
 
 def own_advantages(group: ScoredGroup, objective: OwnObjective) -> Float32s:
-    """[G] from the group's own rewards alone."""
+    """[G] the advantages of a group, from its own rewards alone."""
     return objective.advantages(objective.rewards(group))
 
 

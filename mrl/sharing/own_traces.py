@@ -1,4 +1,4 @@
-"""Own answers as peers can read them: text, how the own tokenizer cut it, and the log-probs it was sampled with."""
+"""Own answers as peers can read them: the text, how the own tokenizer cut it, and the log-probs of its tokens."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,10 @@ from mrl.sharing.regime import Author
 
 
 def traces_of(answers: Sequence[Answer], receiver: Receiver) -> list[TokenTrace | None]:
-    """How the own tokenizer cut own answers; None for one whose ids do not stand for its completion."""
+    """The traces of own answers: how the own tokenizer cut them, and log-probs.
+
+    An answer whose ids do not stand for its completion has None.
+    """
     described = describe_answers(
         receiver,
         [unpack_array(answer.token_ids, "i4") for answer in answers],
@@ -33,7 +36,7 @@ def trace_of(answer: Answer, receiver: Receiver) -> TokenTrace | None:
 
 
 def rollout_record(group: ScoredGroup, author: Author, receiver: Receiver, advantages_G: Float32s) -> RolloutRecord:
-    """A whole own group as peers can read it, with the advantages that it has at its source."""
+    """A whole own group as peers can read it, with the advantages [G] that its answers have here."""
     told = zip(group.answers, advantages_G, traces_of(group.answers, receiver), strict=True)
     answers = [
         SharedAnswer(

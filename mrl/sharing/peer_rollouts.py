@@ -21,7 +21,10 @@ from mrl.sharing.regime import Absorbed, Author, TrainingExample
 
 
 def peer_rewards(traces: Sequence[PeerTrace], context: SharingContext) -> Float64s:
-    """[N] rewards of peers' answers, less what overlong ones lose; one too long to be expressed counts as the limit."""
+    """[N] rewards of N answers of peers, less what overlong ones lose.
+
+    An answer that is too long for own tokens counts as long as the limit.
+    """
     rewards = np.array([trace.answer.reward for trace in traces], dtype=np.float64)
     limit = context.objective.max_answer_tokens
     lengths = [limit if trace.examined.rejected == "too_long" else trace.num_tokens for trace in traces]
@@ -29,7 +32,7 @@ def peer_rewards(traces: Sequence[PeerTrace], context: SharingContext) -> Float6
 
 
 class RolloutReader(PeerGroupReader):
-    """The part of a regime that gives its groups whole and trains on those of peers."""
+    """The part of a regime that publishes its groups whole and trains on the groups of peers."""
 
     def __init__(self, parameters: PeerGroupParameters, context: SharingContext) -> None:
         super().__init__("rollout", parameters, context)
@@ -45,7 +48,7 @@ class RolloutReader(PeerGroupReader):
         return [[item.record for item in of_group if isinstance(item.record, RolloutRecord)] for of_group in taken]
 
     def take_traces(self, groups: Sequence[ScoredGroup], *, needs_trace: bool) -> list[list[PeerTrace]]:
-        """For each own group, all answers of peers to its prompt in own tokens; those of one peer stand together.
+        """For each own group, all answers of peers to its prompt, in own tokens. Answers of one peer stand together.
 
         With `needs_trace` an answer without sound log-probs is not usable.
         """
@@ -62,7 +65,10 @@ class RolloutReader(PeerGroupReader):
         counts: Mapping[str, float] | None = None,
         expansion: float = 1.0,
     ) -> Absorbed:
-        """The step; `peer_lengths` are those of all usable answers of peers, in own tokens."""
+        """The result of `absorb`, with the counts of this step.
+
+        `peer_lengths` are the lengths of all usable answers of peers, in own tokens.
+        """
         sizes = {"sharing/peer_rows": float(len(peer_lengths)), "sharing/peer_tokens": float(sum(peer_lengths))}
         return Absorbed(
             examples,

@@ -32,22 +32,22 @@ class AnswerLike(Protocol):
 
     @property
     def completion(self) -> bytes:
-        """Its bytes."""
+        """The bytes of the text."""
         ...
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Why it has no further token."""
+        """Why the answer has no further token."""
         ...
 
     @property
     def finished(self) -> bool:
-        """Whether it ended by itself."""
+        """Whether the answer ended by itself."""
         ...
 
     @property
     def trace(self) -> TokenTrace | None:
-        """How the source cut it."""
+        """How the source's tokenizer cut the text, with log-probs."""
         ...
 
 
@@ -67,17 +67,17 @@ class PeerTrace(NamedTuple):
 
     @property
     def advantage(self) -> float:
-        """What the answer had in its group at the source; 0 for a single success, which is told without its group."""
+        """The advantage of the answer in its group at the source. 0 for a success that comes without its group."""
         return self.answer.advantage if isinstance(self.answer, SharedAnswer) else 0.0
 
     @property
     def is_usable(self) -> bool:
-        """Whether the answer may be trained on. Rewards count in any case: a reward needs no tokenizer."""
+        """Whether the answer may be trained on. Its reward counts in any case: a reward needs no tokenizer."""
         return not self.examined.rejected
 
     @property
     def num_tokens(self) -> int:
-        """T; 0 for an answer that cannot be expressed in own tokens."""
+        """T. It is 0 for an answer that cannot be expressed in own tokens."""
         return len(self.aligned.token_ids)
 
     def example(
@@ -92,7 +92,7 @@ class PeerTrace(NamedTuple):
         phase: int = 0,
         num_tokens: int | None = None,
     ) -> TrainingExample:
-        """The training row of the first `num_tokens` tokens, all by default; every token has the same advantage.
+        """The training example of the first `num_tokens` tokens, of all by default. Every token has the same advantage.
 
         Without `weights` the row counts as the mean over its tokens.
         """
@@ -116,9 +116,10 @@ class PeerTrace(NamedTuple):
 def peer_traces(
     records: Sequence[RolloutRecord | OutcomeRecord], context: SharingContext, *, needs_trace: bool
 ) -> list[list[PeerTrace]]:
-    """All answers of each record in own tokens, at most as many as own answers have; a longer one is cut, or rejected.
+    """For each record, all its answers in own tokens. The recorder hears of every one.
 
-    With `needs_trace` an answer without sound log-probs is not usable. Never raises for what records say.
+    An answer longer than own answers may be is cut, or rejected where it cannot be cut. With `needs_trace` an answer
+    without sound log-probs is not usable. Never raises for what records say.
     """
     told = [(record, number, answer) for record in records for number, answer in enumerate(_answers_of(record))]
     if not told:
@@ -141,16 +142,17 @@ def peer_traces(
 def in_own_tokens(
     answers: Sequence[AnswerLike], fingerprints: Sequence[str], receiver: Receiver, *, max_tokens: int
 ) -> tuple[AlignedBatch, list[str]]:
-    """Answers, each cut by the tokenizer of its fingerprint, as rows of own tokens; and why each has no sound trace.
+    """The answers as rows of own tokens, and for each the fault of its trace, "" where it is sound.
 
-    Equal fingerprints pass ids and log-probs through untouched. A sound trace has the reason "".
+    `fingerprints` name the tokenizers that cut the answers. The ids and log-probs of an equal tokenizer pass through
+    untouched.
     """
     read = [_read(answer, fingerprint) for answer, fingerprint in zip(answers, fingerprints, strict=True)]
     return translate_batch([answer for answer, _ in read], receiver, max_tokens=max_tokens), [why for _, why in read]
 
 
 def behaviour_of(row: AlignedTrace) -> tuple[Float32s, npt.NDArray[np.int32]]:
-    """[T] the peer's log-prob of the span of each own token, and [T] the spans: what a ratio to the peer needs."""
+    """[T] the peer's log-prob of each own token's span, and [T] the number of that span, for a ratio to the peer."""
     return row.span_logprob[row.span_of_token].astype(np.float32), row.span_of_token.astype(np.int32)
 
 
@@ -161,7 +163,7 @@ def mean_logprobs(row: AlignedTrace) -> Float32s:
 
 
 def ended_text(row: AlignedTrace) -> tuple[int, float]:
-    """Own tokens without the end, and the peer's mean log-prob without its own end.
+    """The number of own tokens without the end, and the peer's mean log-prob without its own end.
 
     HACPO's code leaves the end of an answer out of both means (arXiv 2603.02604).
     """
@@ -172,7 +174,7 @@ def ended_text(row: AlignedTrace) -> tuple[int, float]:
 
 
 def _answers_of(record: RolloutRecord | OutcomeRecord) -> Sequence[SharedAnswer | OutcomeRecord]:
-    """Of a whole group, or the one success that an outcome is."""
+    """All answers of a group. An outcome is its one answer itself."""
     return [record] if isinstance(record, OutcomeRecord) else record.answers
 
 

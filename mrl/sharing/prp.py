@@ -128,7 +128,7 @@ class PrpRegime(RolloutReader):
         return self.absorbed(own.examples + pooled, denominators, peer_lengths=lengths)
 
     def _advantages(self, group: ScoredGroup, traces: Sequence[PeerTrace]) -> tuple[Float32s, Float32s]:
-        """[G] of the own answers, and of all answers of the peers, in order."""
+        """[G] advantages of own answers, and those of all answers of peers, in order."""
         objective = self.context.objective
         if self.parameters.advantages == "source" or not traces:
             told = np.array([trace.advantage for trace in traces], dtype=np.float32)
@@ -148,7 +148,7 @@ class PrpRegime(RolloutReader):
         )
 
     def _peer_logprobs(self, row: AlignedTrace) -> tuple[Float32s | None, Int32s | None]:
-        """[T] the peer's log-probs at own tokens, and [T] spans where the learner has yet to divide them."""
+        """[T] the peer's log-probs at own tokens, and [T] the spans that the learner has yet to divide."""
         if self.parameters.variant == "sequence":
             return mean_logprobs(row), None
         if self.parameters.variant not in TRACED:
@@ -159,7 +159,7 @@ class PrpRegime(RolloutReader):
 
 
 def _spreading(parameters: PrpParameters) -> Spreading:
-    """What the learner does with spans; rules that need no own log-probs leave none to it."""
+    """The rule by which the learner reads spans. Rules that need no own log-probs leave it no spans."""
     match parameters.spreading:
         case "bytes" | "uniform":
             return "receiver_multiplicative"
@@ -168,7 +168,7 @@ def _spreading(parameters: PrpParameters) -> Spreading:
 
 
 def _term(parameters: PrpParameters, objective: OwnObjective) -> Term:
-    """What the tokens of peers get, with the clips of the policy's own objective where these are of the same ratio."""
+    """The term of peers' tokens. It has the clips of the policy's own objective where these bound the same ratio."""
     token = objective.token_clip()
     match parameters.variant:
         case "behaviour":

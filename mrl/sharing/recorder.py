@@ -1,4 +1,4 @@
-"""What sharing cost a learner in one step: metrics for each peer, and one line for every answer that was looked at.
+"""The cost of sharing in one step: metrics for each peer, and one line for every answer that was looked at.
 
 The recorder sees what regimes read of peers, as `ExaminedAnswer`, and which training examples hold one of these. Own
 log-probs come from the training pass. Nothing here changes what is trained on, and no regime takes part.
@@ -54,13 +54,13 @@ class TrainedAnswers(NamedTuple):
 
 
 class SharingRecorder:
-    """Collects the answers that a regime examines, until the step is recorded. For one thread."""
+    """Collects the answers that a regime examines until the step is recorded. One thread uses it."""
 
     def __init__(self) -> None:
         self._examined: list[ExaminedAnswer] = []
 
     def examine(self, answers: Iterable[ExaminedAnswer]) -> None:
-        """Note answers that a regime looks at."""
+        """Note answers that a regime reads."""
         self._examined += answers
 
     def record(self, examples: Sequence[TrainingExample], logprobs: Mapping[int, Float32s]) -> StepRecord:
@@ -92,7 +92,7 @@ def examined_values(examined: Sequence[ExaminedAnswer]) -> dict[str, float]:
 
 
 def coverage_values(trained: Sequence[TrainedAnswers]) -> dict[str, float]:
-    """Per peer: coverage and lengths."""
+    """Per peer: how far spans of both tokenizers coincide, and lengths of the answers trained on."""
     values: dict[str, float] = {}
     for rows in trained:
         residual = summarise(rows.batch)
@@ -112,7 +112,7 @@ def coverage_values(trained: Sequence[TrainedAnswers]) -> dict[str, float]:
 
 
 def gap_values(trained: Sequence[TrainedAnswers]) -> dict[str, float]:
-    """Per peer: own log-probs of its answers against its own. Answers without own log-probs are left out."""
+    """Per peer: own log-probs of its answers compared with the peer's. Answers without own log-probs are left out."""
     values: dict[str, float] = {}
     for rows in trained:
         known = {row: logprobs for row, logprobs in enumerate(rows.logprobs) if logprobs is not None}
@@ -124,7 +124,7 @@ def gap_values(trained: Sequence[TrainedAnswers]) -> dict[str, float]:
 
 
 def _by_source(examples: Sequence[TrainingExample], logprobs: Mapping[int, Float32s]) -> Iterator[TrainedAnswers]:
-    """Sources by name; of an answer behind several examples the first one counts."""
+    """The answers trained on, sources by name. Of an answer behind several examples the first example counts."""
     place_of: dict[ExaminedAnswer, int] = {}
     for place, example in enumerate(examples):
         if example.examined is not None:
@@ -146,7 +146,7 @@ def _by_source(examples: Sequence[TrainingExample], logprobs: Mapping[int, Float
 
 
 def _gathered(answers: Sequence[ExaminedAnswer]) -> AlignedBatch:
-    """Their rows as one batch; those of one batch stand together, ascending."""
+    """The rows of answers as one batch. Answers of one batch stand together, their rows ascending."""
     parts = []
     for _, group in itertools.groupby(answers, key=lambda answer: id(answer.batch)):
         rows = list(group)
@@ -156,7 +156,7 @@ def _gathered(answers: Sequence[ExaminedAnswer]) -> AlignedBatch:
 
 
 def _trained_part(batch: AlignedBatch, trained: Sequence[npt.NDArray[np.int32]]) -> AlignedBatch:
-    """Rows cut where training cut them. A row that was cut inside a span stays whole, and its tokens differ."""
+    """The rows as far as they were trained. A row that was cut inside a span stays whole: spans cannot be divided."""
     ends = np.minimum(np.diff(batch.row_offsets), [tokens.size for tokens in trained])
     for row, (start, end) in enumerate(itertools.pairwise(batch.row_offsets.tolist())):
         cut = start + int(ends[row])
@@ -183,7 +183,7 @@ def _named(answer: ExaminedAnswer) -> dict[str, Any]:
 
 
 def _coverage(rows: RowResiduals, row: int) -> dict[str, Any]:
-    """Without a trace nothing is known of the peer's tokens, so neither of shares and ratios."""
+    """The figures of one row without own log-probs. Without a trace only the own side and the flags are known."""
     own, flags = int(rows.receiver_tokens[row]), int(rows.flags[row])
     found: dict[str, Any] = {
         "flags": [flag.name for flag in Flag if flags & flag],
@@ -207,7 +207,7 @@ def _coverage(rows: RowResiduals, row: int) -> dict[str, Any]:
 
 
 def _gaps(rows: TrainedAnswers) -> dict[int, dict[str, Any]]:
-    """Row -> its figures against own log-probs; rows without any, or without a trace, are left out."""
+    """Row -> its figures with own log-probs. Rows without these, or without a trace, are left out."""
     is_traced = rows.batch.is_traced
     known = {row: logprobs for row, logprobs in enumerate(rows.logprobs) if logprobs is not None and is_traced[row]}
     if not known:

@@ -29,14 +29,14 @@ from mrl.sharing.xgrpo import XgrpoParameters, XgrpoRegime
 
 
 class RegimeKind(NamedTuple):
-    """What a name stands for: its typed table, and how to build it."""
+    """One regime: its typed table, the function that builds it, and what the configuration must know of it."""
 
     parameters: type[Table]
     build: Callable[[Any, SharingContext], Regime]
     carries_text: bool = True
     """Whether policies read each other's texts, so that their tokenizers are aligned."""
     learns_of_uniform_groups: bool = False
-    """Whether it makes use of own groups whose answers all have one reward, which dynamic sampling drops."""
+    """Whether the regime uses own groups whose answers all have one reward. Dynamic sampling drops these."""
     teacher_of: Callable[[Any, str, Sequence[str]], str | None] = lambda parameters, policy, policies: None
     """(Its parameters, a policy, all policies) -> the policy that scores texts of that one; None where nobody does.
     The teacher's ratio stands in a clip of tokens, so the objective of a policy with a teacher needs one."""
@@ -70,13 +70,13 @@ def aligns(table: Mapping[str, Any]) -> bool:
 
 
 def scorers(table: Mapping[str, Any], policies: Mapping[str, PolicyTable]) -> frozenset[str]:
-    """The policies whose engines score texts of those that learn, under this `[sharing]` table."""
+    """The policies whose engines score texts of learning policies, under this `[sharing]` table."""
     learning = [name for name, policy in policies.items() if not policy.frozen]
     return frozenset(teacher for name in learning if (teacher := _teacher_of(table, name, policies)))
 
 
 def check_sharing(table: Mapping[str, Any], where: str) -> Table:
-    """The typed parameters of the regime that the `[sharing]` table in `where` names; every sub-table is checked.
+    """The typed parameters of the regime that the `[sharing]` table in `where` names. Every sub-table is checked.
 
     Raises ConfigError for an unknown regime, an unknown key (with the nearest valid one) or a value out of bounds.
     """

@@ -57,7 +57,7 @@ class RladParameters(Table):
     """Longest wait of a batch for its scores; a synchronous run waits `run.sync_timeout_s` and ends without them."""
 
     def teacher_of(self, policy: str, policies: Sequence[str]) -> str | None:
-        """Who scores for `policy`; None when nobody does, as for the teacher itself."""
+        """The policy that scores for `policy`. None where nobody does, as for the teacher itself."""
         others = sorted(set(policies) - {policy})
         wanted = self.teacher or (others[0] if others else "")
         return wanted if wanted in others else None
@@ -83,7 +83,7 @@ class RladRegime:
         self._totals: Counter[str] = Counter()
 
     def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
-        """A request to score the group, when it moves anything and every text of it fits."""
+        """A request to score the group. A group that moves nothing, or has an oversized text, is not sent."""
         if not self._is_scored(group):
             return []
         assert self._teacher is not None
@@ -122,12 +122,12 @@ class RladRegime:
                 self._scores[record.request_id] = record
 
     def is_settled(self, group: ScoredGroup) -> bool:
-        """Whether its scores are there, or were never asked for."""
+        """Whether the scores of `group` are there. A group that was never sent is settled."""
         request = request_id(self.context.policy, group.ticket)
         return request not in self._open or request in self._scores
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
-        """Own rows; those of scored answers with the teacher's log-probs."""
+        """Own rows. Rows of scored answers have the teacher's log-probs."""
         counts: Counter[str] = Counter(asked=0, scored=0, absent=0, unscored=0)
         examples: list[TrainingExample] = []
         lengths: list[int] = []
@@ -145,7 +145,7 @@ class RladRegime:
         )
 
     def state(self) -> dict[str, Any]:
-        """What the cumulative rate is made of; open groups are sampled again."""
+        """The totals behind the cumulative rate. Open groups are sampled again."""
         return {"totals": dict(self._totals)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -163,7 +163,7 @@ class RladRegime:
             self._forget[prompt_id] = None
 
     def _take_forgotten(self) -> list[str]:
-        """Prompts of requests that were closed since the last call, without those that another request is about."""
+        """Prompts of requests that were closed since the last call. Prompts with another open request are left out."""
         still_open = set(self._open.values())
         forgotten = [prompt_id for prompt_id in self._forget if prompt_id not in still_open]
         self._forget.clear()
@@ -200,12 +200,12 @@ class RladRegime:
 
 
 def request_id(policy: str, ticket: str) -> str:
-    """The id of the request about one group, known to its worker, which writes it, and to its learner, which waits."""
+    """The id of the request about one group. Its worker and its learner both know it."""
     return f"{policy}:{ticket}:score"
 
 
 def _term(parameters: RladParameters, context: SharingContext) -> Trrd:
-    """The policy's own clips with the teacher's ratio."""
+    """The term of own rows: the policy's own clips with the teacher's ratio."""
     own = context.objective.term
     assert clips_tokens(own), "others are refused before a run starts"
     return Trrd(

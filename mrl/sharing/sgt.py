@@ -55,7 +55,7 @@ MAX_HEARD = 4096
 
 
 class Success(NamedTuple):
-    """A peer's success that can be used."""
+    """A success of a peer that is trained on."""
 
     trace: PeerTrace
     age_versions: int
@@ -117,7 +117,7 @@ class SgtRegime:
         ]
 
     def asks(self, group: ScoredGroup) -> list[str]:
-        """The group's prompt when its answers failed; a success ends the wait for an older failure on it."""
+        """The prompt of a group that failed. A group with a success settles an older failure on its prompt."""
         if self.context.objective.drop_uniform_groups and group.is_uniform:
             self._droppable.add(group.ticket)
         passed = sum(answer.reward >= SUCCESS_REWARD for answer in group.answers)
@@ -132,12 +132,12 @@ class SgtRegime:
         return self._pending.prompt_ids
 
     def hear(self, received: Sequence[Received], *, step: int) -> None:
-        """Note them for the next batch; what has no failure to answer then is counted and forgotten."""
+        """Note records for the next batch. A record that answers no failure then is counted and forgotten."""
         self._num_overflown += max(0, len(self._heard) + len(received) - MAX_HEARD)
         self._heard.extend(received)
 
     def is_settled(self, group: ScoredGroup) -> bool:
-        """Always: a failure may wait without its group."""
+        """Always true: a failure waits without its group."""
         return True
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
@@ -180,7 +180,7 @@ class SgtRegime:
         )
 
     def state(self) -> dict[str, Any]:
-        """The pending table, the cumulative counts, and tickets of groups that the next batch may not have."""
+        """The table of failures, the cumulative counts, and tickets of groups that dynamic sampling may drop."""
         return self._pending.state() | {"droppable": sorted(self._droppable)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -189,13 +189,16 @@ class SgtRegime:
         self._droppable = set(state["droppable"])
 
     def _take_dropped(self, groups: Sequence[ScoredGroup]) -> int:
-        """How many groups arrived since the last batch that dynamic sampling has kept out of this one, `groups`."""
+        """The number of groups since the last batch that dynamic sampling has kept out of `groups`."""
         dropped = self._droppable - {group.ticket for group in groups}
         self._droppable.clear()
         return len(dropped)
 
     def _rescue_row(self, failure: Failure, trace: PeerTrace, *, rows_sharing: int) -> TrainingExample:
-        """A row that is its token mean, shared by the `rows_sharing` rescues of its prompt; or tokens that count 1."""
+        """The row of one rescue. It is a token mean, divided by the `rows_sharing` rescues of its prompt.
+
+        With the normaliser "tokens" every token counts 1.
+        """
         weight = 1.0 if self.parameters.normaliser == "tokens" else 1.0 / (trace.num_tokens * rows_sharing)
         return trace.example(
             np.asarray(failure.prompt_token_ids, dtype=np.int32),
@@ -219,7 +222,7 @@ class SgtRegime:
         )
 
     def _take_usable(self, counts: Counter[str]) -> dict[str, list[Received]]:
-        """What was heard and answers a pending failure, by prompt in order of arrival."""
+        """The records that answer a pending failure, by prompt in order of arrival."""
         heard = list(self._heard)
         self._heard.clear()
         if self._num_overflown:
@@ -248,7 +251,7 @@ class SgtRegime:
         return "" if record.prompt_id in self._pending else "not_pending"
 
     def _choose(self, candidates: list[Received], rng: np.random.Generator, counts: Counter[str]) -> list[Success]:
-        """Distinct texts in a random order, as many as one rescue takes."""
+        """The successes of one rescue: distinct texts, drawn uniformly."""
         chosen: list[Success] = []
         texts: set[bytes] = set()
         for index in rng.permutation(len(candidates)):

@@ -1,4 +1,4 @@
-"""Scores of own answers by another policy, laid on the own tokens that were sampled; these are never cut anew."""
+"""Scores of own answers by another policy, laid on the own tokens that were sampled. These are never cut anew."""
 
 from typing import NamedTuple
 
@@ -42,7 +42,7 @@ class ExaminedScore(NamedTuple):
 
 
 def teacher_traces(group: ScoredGroup, record: ScoreRecord, context: SharingContext) -> list[ExaminedScore]:
-    """The scores that `record` holds of the answers of an own group, one for each."""
+    """The scores of the answers of an own group, one for each. The recorder hears of every one."""
     scores = []
     for number, (answer, score) in enumerate(zip(group.answers, record.scores, strict=True)):
         tags = record.source, record.prompt_id, record.record_id, number
@@ -80,7 +80,7 @@ def teacher_trace(
 
 
 def _lay_on(own_ids: Int32s, own_lengths: Int32s, told: PeerAnswer, receiver: Receiver) -> TeacherTrace:
-    """An end on both sides is one virtual byte on both; an own end without counterpart stays silent."""
+    """The score on own tokens. An end on both sides is one virtual byte. An own end alone has no score."""
     num_own, num_told = len(own_ids), len(told.byte_lengths)
     has_own_end = int(own_ids[-1]) in receiver.eos_ids
     lengths, told_lengths = own_lengths.copy(), told.byte_lengths.copy()
@@ -100,7 +100,7 @@ def _lay_on(own_ids: Int32s, own_lengths: Int32s, told: PeerAnswer, receiver: Re
 
 
 def _book(own_ids: Int32s, own_lengths: Int32s, told: PeerAnswer, spans: Spans, flags: Flag) -> AlignedBatch:
-    """One row with every log-prob of the peer in a span, or dropped when it is of the end that `spans` lacks."""
+    """One row with every log-prob of the teacher in a span. That of an end that `spans` lacks is dropped."""
     num_told, num_spans = len(spans.of_peer), spans.num_spans
     nats, dropped = told.logprobs.astype(np.float64), len(told.logprobs) - num_told
     return AlignedBatch(

@@ -71,7 +71,7 @@ class XgrpoRegime(PeerGroupReader):
         return [ValueRecord(**author.tags(group), rewards=rewards)]
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
-        """Own rows; the advantages of a group that peers answered are measured against theirs too."""
+        """Own rows. The advantages of a group that peers answered are measured against their rewards too."""
         heard = [self._rewards_by_peer(group.prompt_id) for group in groups]
         objective = self.context.objective
         own_rewards = [float(reward) for group in groups for reward in objective.rewards(group)]
@@ -86,7 +86,7 @@ class XgrpoRegime(PeerGroupReader):
         )
 
     def state(self) -> dict[str, Any]:
-        """The capability windows, and what the cumulative rates are made of."""
+        """The capability windows, and the totals behind the cumulative rates."""
         return super().state() | {"capabilities": self._capabilities.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -126,7 +126,7 @@ def cross_advantages(
     std_correction: int = 1,
     divide: bool = True,
 ) -> Float32s:
-    """[G] advantages of own rewards against those of peers ([G_m] each), as the module says.
+    """[G] advantages of own rewards, measured against the rewards of peers ([G_m] each). The module has the formulas.
 
     All rewards equal give exact zeros, whatever the scales. The standard deviation is that of the rewards as they are,
     not rescaled; without `divide`, as in "mean_only", there is none.
