@@ -39,10 +39,10 @@ from rich.table import Table  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 
 from mrl.alignment.card_text import card_texts  # noqa: E402
-from mrl.alignment.common_spans import align_batch  # noqa: E402
 from mrl.alignment.pair_card import MAX_TOKENS, written_by  # noqa: E402
 from mrl.alignment.peer_answer import PeerAnswer  # noqa: E402
 from mrl.alignment.receiver import Receiver, load_receiver  # noqa: E402
+from mrl.alignment.shared_spans import align_batch  # noqa: E402
 from mrl.alignment.translate import CHUNK_BYTES, translate_batch  # noqa: E402
 
 REPEATS = 5

@@ -4,7 +4,7 @@ Weights of --gigabytes in bfloat16, shaped as a Qwen3's, go again and again from
 extension: rounded, copied and hashed in memory that both see, checked and written into spare parameters beside the
 steps, swapped in, and read back. The worker around the extension is a stand-in with vLLM's fused modules; no calls go
 over HTTP. Beside it, in the same rounds, as many bytes are copied once within warm memory, by one thread, and once from
-a file in memory to a new one. Medians.
+a file in memory to a new one. The best of the rounds counts.
 
 Then a Qwen3 of --million-parameters goes from a learner to the embedded engine, all in float32: by files in memory, by
 broadcast over loopback, and, with adapters of rank 16 on every linear layer (extra `lora`), by these alone. "Paused" is

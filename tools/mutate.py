@@ -1,7 +1,7 @@
 """Changes one module of mrl in many small ways, and says which changes no test notices (mutation testing, by mutmut).
 
     .venv/bin/python tools/mutate.py MODULE [TESTS ...] [--jobs N]
-    .venv/bin/python tools/mutate.py mrl/alignment/common_spans.py tests/alignment
+    .venv/bin/python tools/mutate.py mrl/alignment/shared_spans.py tests/alignment
 
 TESTS default to the folder of `tests/` that mirrors the module's room; the fewer they are, the sooner it ends. They run
 on a copy of the files that git tracks: nothing here is changed. Prints each unnoticed change as a diff, then how
@@ -40,7 +40,7 @@ def main() -> int:
     if importlib.util.find_spec("mutmut") is None:
         return _mistake("mutmut is not there: pip install -e '.[mutation]'")
     if not module.is_file() or not module.is_relative_to(ROOT / "mrl"):
-        return _mistake(f"{arguments.module}: wanted a module of mrl/, as mrl/alignment/common_spans.py")
+        return _mistake(f"{arguments.module}: wanted a module of mrl/, as mrl/alignment/shared_spans.py")
     relative = module.relative_to(ROOT)
     tests = arguments.tests or [f"tests/{relative.parts[1]}"]
     if missing := [path for path in tests if not (ROOT / path.split("::")[0]).exists()]:

@@ -62,11 +62,6 @@ class AlignedTrace:
         """The peer's log-probs in spans, summed, in nats."""
         return float(self.span_logprob.sum())
 
-    @property
-    def mean_peer_logprob(self) -> float | None:
-        """Nats per peer token in spans: log of the peer's geometric mean probability. None where there is none."""
-        return self.aligned_logprob / self.aligned_tokens if self.is_traced and self.aligned_tokens else None
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlignedBatch:

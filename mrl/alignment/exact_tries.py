@@ -25,7 +25,7 @@ from itertools import chain, pairwise
 import numpy as np
 import numpy.typing as npt
 
-from mrl.alignment.common_spans import align_batch
+from mrl.alignment.shared_spans import align_batch
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

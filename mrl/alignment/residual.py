@@ -108,11 +108,6 @@ class Residual:
         return self.peer_nats - self.dropped_nats
 
     @property
-    def aligned_nats_per_byte(self) -> float:
-        """What the peers gave their own answers, over the bytes that these log-probs are of."""
-        return _ratio(self.aligned_nats, self.bytes)
-
-    @property
     def length_ratio(self) -> float:
         """Receiver tokens per peer token."""
         return _ratio(self.receiver_tokens, self.peer_tokens)

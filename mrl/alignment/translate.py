@@ -16,13 +16,13 @@ import numpy.typing as npt
 from mrl.alignment.aligned_batch import AlignedBatch as AlignedBatch
 from mrl.alignment.aligned_batch import AlignedTrace as AlignedTrace
 from mrl.alignment.aligned_batch import Int64s, merge
-from mrl.alignment.common_spans import Spans, align_batch
 from mrl.alignment.flags import Flag
 from mrl.alignment.own_rows import OwnRows, own_rows
 from mrl.alignment.peer_answer import PeerAnswer, bare_text
 from mrl.alignment.peer_rows import PeerRows, read_peer_rows
 from mrl.alignment.ragged import offsets_of, spread_positions, sums_at
 from mrl.alignment.receiver import Receiver
+from mrl.alignment.shared_spans import Spans, align_batch
 
 CHUNK_BYTES = 2 << 20
 BYTES_PER_TOKEN = 2

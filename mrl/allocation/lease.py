@@ -2,20 +2,17 @@
 
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mrl.errors import RecordError
-from mrl.records.codec import decode, encode
+from mrl.records.codec import encode
 from mrl.records.leases import LeaseGrant, LeaseRequest, LeaseReturn, allocator_reply_decoder
+from mrl.transport.requests import RequestLink, Requests
 
 RENEW_S = 1.0
 RENEW_IDLE_S = 0.25
-SILENCE_S = 3.0
 LEAST_LEFT = 0.5
 """Part of the ttl that has to be left after a stop: a request may be lost, and the next one takes its time."""
-MAX_UNANSWERED = 64
 
 
 class Used(NamedTuple):
@@ -41,20 +38,16 @@ class LeaseHolder:
         """`unit` and `unit_epoch` are what the worker was started under, where whole units are leased."""
         self._holder, self._policy = holder, policy
         self._unit, self._unit_epoch = unit, unit_epoch
-        self._lock = threading.Lock()
-        self._post: Callable[[bytes], object] = lambda _: None
-        self._reconnect: Callable[[], object] = lambda: None
+        self._lock = threading.RLock()
+        self._requests = RequestLink("allocator", Requests())
+        """A renewal is a report; the number of one is its `sequence`."""
         self._lease = self._acting = (0, 0)
         self._valid_until_s = math.inf
         self._ttl_s = math.inf
-        self._sequence = 0
         self._is_returned = self._is_resting = self._is_lost = False
-        self._unanswered: OrderedDict[int, float] = OrderedDict()
-        self._asked_s = self._heard_s = self._ticked_s = -math.inf
+        self._asked_s = self._ticked_s = -math.inf
         self._stood_s, self._stood_until_s = 0.0, -math.inf
         """How long it stood still since the renewal that was answered last, and when the last such time ended."""
-        self.malformed = 0
-        """Answers that could not be read."""
         self.times_lost = 0
         """How often the lease was lost because this process stood still."""
 
@@ -71,7 +64,7 @@ class LeaseHolder:
 
     def open(self, post: Callable[[bytes], object], reconnect: Callable[[], object]) -> None:
         """Give the holder its voice: `post` sends a message, `reconnect` looks the allocator's address up again."""
-        self._post, self._reconnect = post, reconnect
+        self._requests.open(post, reconnect)
 
     def slots(self, now_s: float, in_use: int = 0) -> int:
         """Requests that may run at once from now until the next call, those `in_use` included.
@@ -91,37 +84,30 @@ class LeaseHolder:
             self._is_resting, self._is_lost = True, False
             self._lease = self._acting = (0, 0)
             self._valid_until_s = self._ttl_s = math.inf
-            self._unanswered.clear()
+            self._requests.core.forget(self._requests.core.newest_report)
 
     def wake(self, unit_epoch: int, now_s: float) -> None:
         """The worker is woken under a new epoch, as if it were started."""
         with self._lock:
             self._is_resting, self._unit_epoch, self.times_lost = False, unit_epoch, 0
-            self._heard_s = self._ticked_s = now_s
+            self._ticked_s = now_s
             self._asked_s = -math.inf
 
-    def give_back(self) -> None:
+    def give_back(self, now_s: float) -> None:
         """The worker runs nothing any more and never will: what it holds is free at once, not only after the ttl."""
         with self._lock:
             self._is_returned = True
             self._lease = self._acting = (self._lease[0], 0)
-        self._post(encode(LeaseReturn(holder=self._holder, policy=self._policy)))
-
-    def overdue_s(self, now_s: float) -> float:
-        """How long the lease has outlived its ttl, because the allocator is silent; 0 while it is renewed in time."""
-        with self._lock:
-            return max(0.0, now_s - self._valid_until_s)
+            self._requests.report(encode(LeaseReturn(holder=self._holder, policy=self._policy)), now_s)
 
     def on_message(self, body: bytes, now_s: float) -> None:
         """Take an answer of the allocator; what is older than the lease at hand, or for somebody else, is ignored."""
-        try:
-            reply = decode(body, allocator_reply_decoder)
-        except RecordError:
-            self.malformed += 1
+        reply = self._requests.read(body, allocator_reply_decoder)
+        if reply is None:
             return
         with self._lock:
             self._check_stopped(now_s)
-            self._heard_s = now_s
+            self._requests.answered(None, now_s)
             if isinstance(reply, LeaseGrant) and reply.holder == self._holder:
                 self._take(reply, now_s)
 
@@ -132,30 +118,17 @@ class LeaseHolder:
             self._tick(now_s)
             waited_s = now_s - self._asked_s
             due = waited_s >= (RENEW_S if self._lease[1] else RENEW_IDLE_S)
-            asks = due and not (self._is_returned or self._is_resting or self._is_lost)
-            request = self._request(now_s, used) if asks else None
-            silent = bool(self._unanswered) and now_s - max(self._heard_s, self._first_unanswered_s) > SILENCE_S
-            if silent:
-                self._heard_s = now_s
-        if silent:
-            self._reconnect()
-        if request:
-            self._post(encode(request))
+            self._requests.on_tick(now_s)
+            if due and not (self._is_returned or self._is_resting or self._is_lost):
+                self._asked_s = now_s
+                self._requests.report(encode(self._renewal(used)), now_s)
 
     def _tick(self, now_s: float) -> None:
         stood_s, self._ticked_s = now_s - self._ticked_s, now_s
         if RENEW_S < stood_s < math.inf:
             self._stood_s, self._stood_until_s = self._stood_s + stood_s, now_s
 
-    @property
-    def _first_unanswered_s(self) -> float:
-        return next(iter(self._unanswered.values()), math.inf)
-
-    def _request(self, now_s: float, used: Used) -> LeaseRequest:
-        self._sequence += 1
-        self._asked_s = self._unanswered[self._sequence] = now_s
-        if len(self._unanswered) > MAX_UNANSWERED:
-            del self._unanswered[list(self._unanswered)[1]]  # the first one dates the silence
+    def _renewal(self, used: Used) -> LeaseRequest:
         return LeaseRequest(
             holder=self._holder,
             policy=self._policy,
@@ -167,33 +140,33 @@ class LeaseHolder:
             epoch=self._acting[0],
             slots=self._acting[1],
             newest_epoch=self._lease[0],
-            sequence=self._sequence,
+            sequence=self._requests.core.next_number,
             unit=self._unit,
             unit_epoch=self._unit_epoch,
         )
 
     def _take(self, grant: LeaseGrant, now_s: float) -> None:
-        sent_s = self._unanswered.get(grant.sequence)
-        if sent_s is None or grant.epoch < self._lease[0]:
+        """The time of a grant begins when it was asked for, not when it was made or read."""
+        asked_s = self._requests.core.asked_s(grant.sequence) if grant.epoch >= self._lease[0] else None
+        if asked_s is None:
             return
-        for sequence in [number for number in self._unanswered if number <= grant.sequence]:
-            del self._unanswered[sequence]
-        if sent_s >= self._stood_until_s:
+        self._requests.answered(grant.sequence, now_s)
+        if asked_s >= self._stood_until_s:
             self._stood_s = 0.0
-        if sent_s + grant.ttl_s < now_s:  # it was on its way for so long that it is over
+        if asked_s + grant.ttl_s < now_s:  # it was on its way for so long that it is over
             return
         self._lease = (grant.epoch, grant.slots)
         if grant.slots >= self._acting[1]:
             # What runs is within the larger lease at once; a smaller one waits until the worker looks.
             self._acting = self._lease
-        self._ttl_s, self._valid_until_s = grant.ttl_s, sent_s + grant.ttl_s
+        self._ttl_s, self._valid_until_s = grant.ttl_s, asked_s + grant.ttl_s
 
     def _check_stopped(self, now_s: float) -> None:
         if self._ran_out(now_s):
             # The epoch stays: answers to earlier requests must not bring an older lease back.
             self._lease = (self._lease[0], 0)
             self._ttl_s = self._valid_until_s = math.inf
-            self._unanswered.clear()
+            self._requests.core.forget(self._requests.core.newest_report)
             self._stood_s = 0.0
             self._is_lost = True
             self.times_lost += 1

@@ -136,24 +136,3 @@ def sgt(bandit: Bandit, group: int, peer_group: int, lambda_: float) -> Moments:
     right_K = restricted(bandit.mu_K, bandit.correct_K)
     mean_K = own.mean_K + lambda_ * alpha * (right_K - bandit.pi_K)
     return Moments(mean_K, own.second + lambda_**2 * alpha * float(right_K @ bandit.score_squares))
-
-
-def sgt_support(bandit: Bandit, group: int, peer_group: int, lambda_: float) -> float:
-    """Support of SGT written out, which shows the part that stays when p goes to zero.
-
-    S = (1 - 1/G) p ||pi_C - pi||^2 + lambda alpha [ (1-p) <mu_C, pi_C> - p ||pi_C||^2 + ||pi||^2 ]
-    """
-    pi_C, mu_C = (restricted(probs_K, bandit.correct_K) for probs_K in (bandit.pi_K, bandit.mu_K))
-    own = (1 - 1 / group) * bandit.p * float(bandit.direction @ bandit.direction)
-    alpha = float(rescue_probability(bandit.p, bandit.q, group, peer_group))
-    overlap = (1 - bandit.p) * (mu_C @ pi_C) - bandit.p * (pi_C @ pi_C) + bandit.pi_K @ bandit.pi_K
-    return own + lambda_ * alpha * float(overlap)
-
-
-def all_fail_mean_score(bandit: Bandit) -> Floats:
-    """Mean score of a group that failed as a whole, [K]: -pi_a on C, +pi_a p / (1-p) off C.
-
-    This is all that XGRPO can push with on such a prompt: it lifts C by O(p).
-    """
-    off_K = bandit.pi_K * bandit.p / (1 - bandit.p)
-    return np.where(bandit.correct_K, -bandit.pi_K, off_K)

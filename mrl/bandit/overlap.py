@@ -29,11 +29,6 @@ def chi_squared(bandit: Bandit) -> float:
     return ratio_second_moment(bandit) - 1
 
 
-def effective_rows(bandit: Bandit, peer_group: int) -> float:
-    """ESS = G' / (1 + chi^2): own rows that G' reweighted peer rows are worth."""
-    return peer_group / ratio_second_moment(bandit)
-
-
 def sequence_growth(num_tokens: float | Floats, ratio_std_nats: float) -> Floats:
     """1 + chi^2 of a whole sequence, exp(T d^2), for T independent tokens with a log-ratio of std d.
 

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import psutil
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -25,6 +24,7 @@ from mrl.config.run_folder import RunFolder, run_folder_of
 from mrl.config.schema import RunConfig
 from mrl.config.units import parse_units
 from mrl.errors import ConfigError, MissingError
+from mrl.host_memory import host_memory_bytes
 from mrl.launch.devices import sizes_mib, visible_gpus
 from mrl.launch.memory import MIB, Need
 from mrl.launch.placement import has_own_gpus, planned_workers, rank_gpus, server_gpus, worker_gpus
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     if memory:
         parts = (f"cuda {device} {mib / 1024:.0f} GiB" for device, mib in memory.items())
         print(f"GPU memory (estimate, without the caches of servers): {', '.join(parts)}")
-    host_mib = psutil.virtual_memory().total / MIB
+    host_mib = host_memory_bytes() / MIB
     print(f"this host: {len(os.sched_getaffinity(0))} cores, {len(here)} GPUs, {host_mib / 1024:.0f} GiB of memory")
     for line in shared_gpus(plan):
         print(line)

@@ -10,12 +10,11 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-import psutil
-
 from mrl.cli import train
 from mrl.config.load import load_config
 from mrl.config.run_folder import check_run_folder, run_folder_of
 from mrl.errors import ConfigError, MissingError
+from mrl.host_memory import host_memory_bytes
 from mrl.launch.hosts import check_hosts, parse_hosts, remote_words
 from mrl.launch.plan import build_plan
 from mrl.launch.slurm import Job, SlurmRequest, render
@@ -65,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = build_plan(config, folder, gpus=visible_gpus(os.environ), hosts=hosts, remote=remote)
     check_run_folder(config, clean=arguments.clean, resume=arguments.resume)
     preflight(config, where=where, first_host=plan.first_host)
-    check_sleepers(config, plan, host_mib=psutil.virtual_memory().total / MIB, where=where)
+    check_sleepers(config, plan, host_mib=host_memory_bytes() / MIB, where=where)
     print(f"run folder {folder}")
     print("\n".join(describe(plan, config)))
     return 0

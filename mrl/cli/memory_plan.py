@@ -29,6 +29,7 @@ from mrl.launch.memory import (
     engine_need,
     is_in_memory,
     largest_microbatch,
+    process_parts,
     rank_needs,
     server_need,
     shortest_cure,
@@ -37,6 +38,7 @@ from mrl.launch.memory import (
 from mrl.launch.plan import Plan, ProcessSpec
 from mrl.launch.unit_workers import UNIT
 from mrl.models.size import ModelSize
+from mrl.weights.canary_texts import largest_canary
 
 UNKNOWN_PROMPT_TOKENS = 128
 LOOKED_AT_PROMPTS = 64
@@ -142,7 +144,7 @@ def _need(config: RunConfig, spec: ProcessSpec, policies: Mapping[str, "_Policy"
 
 def _worker(spec: ProcessSpec, policy: "_Policy") -> ProcessNeed:
     gpus = max(1, len(_devices(spec)))
-    host, engine = {"process": float(TORCH_MIB * MIB)}, policy.engine(gpus).parts
+    host, engine = policy.process(), policy.engine(gpus).parts
     on_gpu, processes = policy.table.device == "cuda", policy.server_processes(gpus)
     host |= processes if on_gpu else processes | engine
     device = Need("sampling", engine) if on_gpu and engine else None
@@ -185,6 +187,8 @@ class _Policy:
 
     def __init__(self, config: RunConfig, name: str) -> None:
         self.name, self.table, self._config = name, config.policies[name], config
+        self._scored: dict[tuple[str, bool], float] = {}
+        """Number format, and whether it is the learner's -> bytes of a canary's pass."""
 
     def ranks(self, table: LearnerTable) -> list[tuple[Need, Need]]:
         """The first rank of its learner under a table, and another one: on the host, and on the device."""
@@ -192,6 +196,7 @@ class _Policy:
         from mrl.models.skeleton import model_size
 
         policy = self.table.model_copy(update={"learner": table})
+        on_gpu = policy.device == "cuda"
         batch, num_passes = largest_microbatch(policy, self._prompt_tokens)
         peaks = pass_peaks(
             self._model_config,
@@ -211,8 +216,9 @@ class _Policy:
                 num_passes=num_passes,
                 holds_reference=bool(policy.objective.kl_coefficient) and table.lora is None,
                 saves_beside_training=0 < table.checkpoint_every < self._config.run.steps,
-                on_gpu=policy.device == "cuda",
+                on_gpu=on_gpu,
                 is_first=is_first,
+                scoring=self._scoring(table.precision, is_learner=True),
                 staged=staged_bytes(size, policy, is_first=is_first, in_memory=is_in_memory(self._config, self.name)),
             )
             for is_first in (True, False)
@@ -263,15 +269,40 @@ class _Policy:
         """
         if not is_asleep:
             return Need("ended", {})
-        is_server, process = self.table.rollout.engine != "embedded", {"process": float(TORCH_MIB * MIB)}
+        is_server, process = self.table.rollout.engine != "embedded", self.process()
         if is_server:
             parts = self.engine().parts if self.table.device == "cpu" else {}
             kept = {part: size for part, size in parts.items() if part != NEW_WEIGHTS}
             return Need("asleep", process | self.server_processes() | kept)
         return Need("asleep", process | {"weights": float(element_bytes(self.table) * self._size.parameters)})
 
+    def process(self) -> dict[str, float]:
+        """One of its workers without an engine."""
+        return process_parts(self._size)
+
     def _engine(self, answers: int) -> Need:
-        return engine_need(self._size, self.table, answers_at_once=answers, prompt_tokens=self._prompt_tokens)
+        scoring = self._scoring(self.table.rollout.engine_dtype, is_learner=False)
+        prompt_tokens = self._prompt_tokens
+        return engine_need(
+            self._size, self.table, answers_at_once=answers, prompt_tokens=prompt_tokens, scoring=scoring
+        )
+
+    def _scoring(self, dtype: str, *, is_learner: bool) -> float:
+        """Bytes of a pass over the largest canary, where the model computes in `dtype`."""
+        from mrl.learner.pass_memory import scoring_peak
+        from mrl.models.number_formats import coarser
+
+        if (dtype, is_learner) not in self._scored:
+            rollout, learner = self.table.rollout, self.table.learner
+            num_rows = learner.prompts_per_step * rollout.group_size
+            rows, tokens = largest_canary(num_rows, self._prompt_tokens, rollout.max_new_tokens)
+            number_format: Any = coarser(dtype, rollout.engine_dtype) if is_learner else None  # type: ignore[arg-type]
+            if number_format == "float32" and self.table.device == "cuda":
+                number_format = "tf32"
+            self._scored[dtype, is_learner] = float(
+                scoring_peak(self._model_config, dtype=dtype, rows=rows, tokens=tokens, number_format=number_format)
+            )
+        return self._scored[dtype, is_learner]
 
     @cached_property
     def _folder(self) -> Path | None:

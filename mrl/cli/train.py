@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import psutil
 from rich.console import Console
 
 from mrl.config.defaults import by_size
@@ -16,6 +15,7 @@ from mrl.config.load import load_config
 from mrl.config.run_folder import RunFolder, check_run_folder, create_run_folder, lock_run_folder, run_folder_of
 from mrl.config.schema import RunConfig
 from mrl.errors import MRLError
+from mrl.host_memory import host_memory_bytes
 
 if TYPE_CHECKING:
     from mrl.launch.hosts import Host
@@ -61,7 +61,7 @@ def train(config: RunConfig, *, clean: bool, resume: bool, where: str, hosts: "S
     plan = build_plan(config, run_folder_of(config).path, gpus=gpus, hosts=hosts, remote=remote)
     check_run_folder(config, clean=clean, resume=resume)
     preflight(config, where=where, first_host=plan.first_host)
-    check_sleepers(config, plan, host_mib=psutil.virtual_memory().total / MIB, where=where)
+    check_sleepers(config, plan, host_mib=host_memory_bytes() / MIB, where=where)
     console = Console(width=None if sys.stdout.isatty() else 120)
     config = resolve_policies(config, console=console)
     config = by_size(config, weights_bytes(config)).config

@@ -67,8 +67,11 @@ class RolloutTable(Table):
     engine: Literal["embedded", "vllm", "sglang"] = "embedded"
     """Engine that generates: transformers in the worker's process, or a server of its own environment."""
     weights: Literal["files", "broadcast", "adapters"] = "files"
-    """How new weights reach the engines: in files (in a run of one host in the learner's memory, else in the run
-    folder), broadcast from the learner's memory, or, of a learner with `lora`, as files of the adapters alone."""
+    """How new weights reach the engines: in files, broadcast from the learner's memory, or, of a learner with `lora`,
+    as files of the adapters alone."""
+    weights_in: Literal["auto", "memory", "disk"] = "auto"
+    """Where these files lie: in the learner's memory, which its host's processes can open, or in the run folder. "auto"
+    takes memory in a run of one host (`exchange.host` is no wildcard), but for a server by its `url`."""
     embedded_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights in the embedded engine. Left out on "cuda": "bfloat16"."""
     server: ServerTable = ServerTable()

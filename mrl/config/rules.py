@@ -192,6 +192,13 @@ def _check_weights(key: str, policy: PolicyTable, where: str) -> None:
             got=f"{rollout.engine} on {policy.device}" + (" by its url" if rollout.server.url else ""),
             wanted=f'{key}.weights = "files"; an embedded engine, or an own server on a CPU, for "broadcast"',
         )
+    if rollout.weights == "broadcast" and rollout.weights_in == "memory":
+        raise ConfigError(
+            f"{key}.weights_in: where a broadcast fails, its files lie on the disk",
+            where=where,
+            got="memory",
+            wanted=f'{key}.weights_in = "disk", or nothing; {key}.weights = "files" for files in memory',
+        )
     if rollout.weights == "adapters":
         _check_adapters(key, policy, where)
 

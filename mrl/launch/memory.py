@@ -22,6 +22,8 @@ AGENT_MIB = 220
 """torchrun beside its ranks, which imports torch and holds no tensor."""
 TORCH_MIB = 460
 """A process that has imported torch, transformers and the tasks; a third of it are pages that all of them share."""
+VOCABULARY_BYTES = 2000
+"""Per token of a vocabulary, in a process that has its policy's tokenizer; measured with those of Qwen and Mistral."""
 SERVER_MIB = {"vllm": 1100, "sglang": 1500}
 """Processes of a server beside weights and cache, measured on CPUs (vLLM 0.32, SGLang 0.5.23)."""
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -42,8 +44,9 @@ FEW_LOGITS = 1 << 25
 """Of a chunk of the head: fewer save next to nothing."""
 PUBLISHED_AT_ONCE = 512 * 1024**2
 """Bytes of gathered weights that wait to be copied (`mrl.weights.staging.GATHERED_BYTES`)."""
-COPIES_IN_MEMORY, COPIES_FOR_DISK, COPIES_TO_SEND = 3, 1, 2
-"""Versions in a learner's memory: the newest, the next one, and one that an engine still reads."""
+COPIES_IN_MEMORY, COPIES_FOR_DISK, COPIES_TO_SEND = 2, 1, 2
+"""Versions in a learner's memory: the newest, and the next one. An engine that reads one for longer than two steps take
+has a third made, for which nothing is set aside."""
 
 VISITING_MOMENTS = 128 * 1024**2
 """Bytes of moments that are on the device at once where they lie on the host (`mrl.learner.host_moments`)."""
@@ -83,32 +86,38 @@ def rank_needs(
     on_gpu: bool = False,
     is_first: bool = True,
     staged: float = 0.0,
+    scoring: float = 0.0,
 ) -> tuple[Need, Need]:
     """What one rank of a learner needs on its host, and on its device; they are the same memory without a GPU.
 
     Where ranks have shards, the first one alone reads the model, and gives the others theirs. `staged` are bytes of
-    published versions (`staged_bytes`).
+    published versions (`staged_bytes`), `scoring` those that a pass of a canary needs.
     """
     rank = _Rank(size, peaks, table, num_passes, holds_reference, is_first, on_gpu)
     copies = {"checkpoint copy": rank.trained + rank.moments}
-    process: dict[str, float] = {"process": TORCH_MIB * MIB}
-    process |= {"published weights": staged}
+    process = process_parts(size) | {"published weights": staged}
     loading = Need("loading", {"parameters": (rank.read or rank.held) * (1 + holds_reference)})
     gathered = {"gathered weights": min(PUBLISHED_AT_ONCE, rank.whole) if rank.is_sharded else 0.0}
     beside = copies if saves_beside_training and copies["checkpoint copy"] > SOON_WRITTEN else {}
     if on_gpu:
         process |= {"optimizer": rank.moments - rank.moments_on_device}
         host = [loading, Need("saving", copies)]
-        return _with(process, host), _with({}, [*rank.training(), rank.update()])
+        return _with(process, host), _with({}, [*rank.training(), rank.update(), rank.canary(scoring)])
     together = [
         loading,
         *(Need(need.moment, need.parts | rank.kept(need) | beside) for need in rank.training()),
         Need("update", rank.update().parts | beside),
+        Need("canary", rank.canary(scoring).parts | beside),
         Need("saving", rank.state() | copies),
         Need("publishing", rank.state() | gathered | beside),
     ]
     need = _with(process, together)
     return need, need
+
+
+def process_parts(size: ModelSize) -> dict[str, float]:
+    """A process with the tokenizer of its policy, before it has a model."""
+    return {"process": float(TORCH_MIB * MIB), "vocabulary": float(VOCABULARY_BYTES * size.vocab_size)}
 
 
 def element_bytes(policy: PolicyTable) -> int:
@@ -119,9 +128,12 @@ def element_bytes(policy: PolicyTable) -> int:
 def is_in_memory(config: RunConfig, policy: str) -> bool:
     """Whether engines read new weights in the memory of their learner, and not on a disk.
 
-    In a run of one host they do, unless the server is somebody else's, who may be elsewhere.
+    Where nobody says, they do in a run of one host, unless the server is somebody else's, who may be elsewhere.
     """
-    return config.exchange.host not in WILDCARDS and not config.policies[policy].rollout.server.url
+    rollout = config.policies[policy].rollout
+    if rollout.weights_in != "auto":
+        return rollout.weights_in == "memory"
+    return config.exchange.host not in WILDCARDS and not rollout.server.url
 
 
 def staged_bytes(size: ModelSize, policy: PolicyTable, *, is_first: bool, in_memory: bool) -> float:
@@ -135,8 +147,13 @@ def staged_bytes(size: ModelSize, policy: PolicyTable, *, is_first: bool, in_mem
     return copies * element_bytes(policy) * size.parameters / policy.learner.processes
 
 
-def engine_need(size: ModelSize, policy: PolicyTable, *, answers_at_once: int, prompt_tokens: int) -> Need:
-    """An embedded engine: weights twice (served, and the next ones), the key-value cache, and drawing a token."""
+def engine_need(
+    size: ModelSize, policy: PolicyTable, *, answers_at_once: int, prompt_tokens: int, scoring: float = 0.0
+) -> Need:
+    """An embedded engine: weights twice (served, and the next ones), the key-value cache, and drawing a token.
+
+    Beside that it scores the canary, which needs `scoring` bytes.
+    """
     answer = policy.rollout.max_new_tokens
     rows = _allocated_rows(answers_at_once, policy.rollout.group_size)
     cache = element_bytes(policy) * size.cached_per_token * rows * _allocated_columns(prompt_tokens, answer)
@@ -147,7 +164,8 @@ def engine_need(size: ModelSize, policy: PolicyTable, *, answers_at_once: int, p
             "weights": 2.0 * element_bytes(policy) * size.parameters,
             "key-value cache": cache + block * max(0.5, size.query_heads_per_cached),
             "sampling": SAMPLING_BYTES * size.vocab_size * answers_at_once,
-        },
+        }
+        | ({"canary": scoring} if scoring else {}),
     )
 
 
@@ -252,6 +270,11 @@ class _Rank:
         flat = self.trained if self._table.processes > 1 and not self._is_wrapped else 0.0
         visiting = min(VISITING_MOMENTS, self.moments) if self._table.optimizer_memory == "host" else 0.0
         return Need("update", self.state() | {"summed gradients": flat, "visiting moments": visiting})
+
+    def canary(self, scoring: float) -> Need:
+        """Its passes come between two steps, and keep nothing."""
+        gathered, _ = self._communication()
+        return Need("canary", self.state() | {"scoring": scoring, "gathered blocks": gathered})
 
     def kept(self, need: Need) -> dict[str, float]:
         """What malloc holds on to: gaps, and what was whole before it was shared out, on every rank (as measured)."""

@@ -1,4 +1,4 @@
-"""What a forward and backward pass needs in memory, found by running it with tensors that have no data.
+"""What a pass through the model needs in memory, found by running it with tensors that have no data.
 
 Two passes over models of two and of three blocks tell what one block needs, and so what any number of them does.
 Nothing is known of the family beside its configuration: its own code runs, and what that code allocates is counted.
@@ -6,6 +6,7 @@ Nothing is known of the family beside its configuration: its own code runs, and 
 
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,9 @@ from mrl.config.policy_tables import LoraTable
 from mrl.learner.forward import CHUNK_LOGITS, ForwardSettings, answer_logprobs, answer_logprobs_and_entropy
 from mrl.learner.packing import COLUMNS, PackedBatch
 from mrl.learner.sharding import checkpoint_blocks, transformer_blocks
+from mrl.models.number_formats import ComputedIn, NumberFormat
 from mrl.models.row_attention import RowLayout, use_row_attention
+from mrl.models.scoring import next_token_logprobs, rows_at_once
 from mrl.models.size import Microbatch, PassPeaks
 from mrl.models.skeleton import PreTrainedConfig, PreTrainedModel, skeleton
 
@@ -79,6 +82,31 @@ def pass_peaks(
         for skeleton_of in (partial(skeleton, config, blocks, dtype, lora) for blocks in (2, 3))
     )
     return two.extrapolated(three, config.num_hidden_layers - 3)
+
+
+def scoring_peak(
+    config: PreTrainedConfig, *, dtype: str, rows: int, tokens: int, number_format: NumberFormat | None = None
+) -> int:
+    """The most memory in bytes that scoring rows of so many tokens needs at once, beyond parameters of type `dtype`.
+
+    With a `number_format` it is a learner's, of a canary for engines in that format (`mrl.weights.canary`). No block
+    keeps anything, so that two are as good as many. Raises ModelFolderError as `skeleton`.
+    """
+    weights: NumberFormat | None = "float32" if number_format == "tf32" else number_format
+    passes: list[tuple[int, AbstractContextManager[Any]]] = [(rows, nullcontext())]
+    if number_format is not None and weights is not None:
+        halved = ComputedIn(number_format, weights=number_format)
+        passes = [(rows, ComputedIn("float32", weights=weights)), ((rows + 1) // 2, halved)]
+    model = skeleton(config, 2, getattr(torch, dtype))
+    with FakeTensorMode(), torch.no_grad():
+        _on_cpu(model)
+        live, peaks = LiveBytes([*model.parameters(), *model.buffers()]), []
+        for count, computing in passes:
+            at_once = min(count, rows_at_once(tokens, config.vocab_size))
+            with live, computing:
+                next_token_logprobs(model, torch.zeros(at_once, tokens, dtype=torch.int64))
+            peaks.append(live.take_peak())
+    return max(peaks)
 
 
 def _traced(

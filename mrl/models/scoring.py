@@ -19,6 +19,11 @@ def writes_in_forwards(model: nn.Module) -> bool:
     return any(name == "longrope" or "dynamic" in name for name in names)
 
 
+def rows_at_once(longest: int, vocab_size: int, max_logits: int = MAX_LOGITS) -> int:
+    """Of so many tokens, in one forward."""
+    return max(1, max_logits // (longest * vocab_size))
+
+
 @torch.no_grad()
 def score_tokens(
     model: nn.Module, token_ids: Sequence[Sequence[int]], *, max_logits: int = MAX_LOGITS
@@ -29,8 +34,7 @@ def score_tokens(
     forwards as `max_logits` allows, one sequence at least in each.
     """
     longest = max((len(row) for row in token_ids), default=1)
-    vocab_size = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-    per_pass = max(1, max_logits // (longest * vocab_size))
+    per_pass = rows_at_once(longest, _vocab_size(model), max_logits)
     scored: list[list[float]] = []
     for start in range(0, len(token_ids), per_pass):
         scored += _score_sequences(model, token_ids[start : start + per_pass])
@@ -41,11 +45,20 @@ def _score_sequences(model: nn.Module, token_ids: Sequence[Sequence[int]]) -> li
     filled = np.zeros((len(token_ids), max(len(row) for row in token_ids)), dtype=np.int64)
     for row, ids in enumerate(token_ids):
         filled[row, : len(ids)] = ids
-    rows = torch.from_numpy(filled).to(next(model.parameters()).device)
-    output: Any = model(input_ids=rows, use_cache=False)
-    logits: Tensor = output.logits[:, :-1].float()
-    logprobs = logits.gather(-1, rows[:, 1:, None]).squeeze(-1) - logits.logsumexp(-1)
+    logprobs = next_token_logprobs(model, torch.from_numpy(filled).to(next(model.parameters()).device))
     return [found[: len(ids) - 1] for found, ids in zip(logprobs.tolist(), token_ids, strict=True)]
+
+
+def next_token_logprobs(model: nn.Module, ids: Tensor) -> Tensor:
+    """[rows, T - 1] log-probabilities in nats of the tokens of [rows, T] after the first."""
+    output: Any = model(input_ids=ids, use_cache=False)
+    logits: Tensor = output.logits[:, :-1].float()
+    norms = torch.stack([row.logsumexp(-1) for row in logits])  # each has its exponentials beside it
+    return logits.gather(-1, ids[:, 1:, None]).squeeze(-1) - norms
+
+
+def _vocab_size(model: nn.Module) -> int:
+    return model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
 
 
 @torch.inference_mode()
@@ -66,8 +79,7 @@ def score_answers(
     if not answers:
         return []
     longest = max(answer.size for answer in answers)
-    vocab_size = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-    per_pass = max(1, max_logits // (longest * vocab_size))
+    per_pass = rows_at_once(longest, _vocab_size(model), max_logits)
     scored: list[npt.NDArray[np.float32]] = []
     for start in range(0, len(answers), per_pass):
         scored += _score_rows(model, prompt_token_ids, answers[start : start + per_pass], longest, temperature)

@@ -10,11 +10,6 @@ BISECTIONS = 60
 """Each halves the interval of theta: 60 leave nothing that a double can tell."""
 
 
-def probability_within(t: float, degrees: int) -> float:
-    """P(-t < T < t) of Student's T, for t >= 0 and `degrees` >= 1."""
-    return _within(math.atan(t / math.sqrt(degrees)), degrees)
-
-
 def two_sided_quantile(probability: float, degrees: int) -> float:
     """The t with P(-t < T < t) = `probability`, which lies in (0, 1)."""
     low, high = 0.0, math.pi / 2

@@ -46,11 +46,10 @@ from mrl.roles.unit_node import lease_units
 from mrl.transport.background import BackgroundClient
 from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.keys import load_keys
+from mrl.transport.requests import RequestLink, Requests
 from mrl.transport.server import ServerSocket
 
 REPORT_S = 0.5
-LOOK_AGAIN_S = 5.0
-"""After so long without an order, the first host's address is looked up again."""
 POLL_S = 0.1
 LOST = 75
 """Exit code when the first host was lost: worth trying again (EX_TEMPFAIL)."""
@@ -89,13 +88,20 @@ class Uplink:
     def __init__(self, folder: RunFolder, host: str, closing: ExitStack) -> None:
         self.host, self.session = host, secrets.token_hex(4)
         self.order: HostOrder | None = None
-        self.heard_s = self._looked_s = time.monotonic()
+        self.heard_s = time.monotonic()
         self._lines: deque[str] = deque(maxlen=MAX_LINES)
         self._reported_s = -REPORT_S
         identity = f"{HOST_ROLE}/{host}/{self.session}"
+        self._requests = RequestLink("the first host", Requests())
         self.client: BackgroundClient = wiring.link(
-            folder, "telemetry", identity=identity, on_message=self._take, closing=closing
+            folder,
+            "telemetry",
+            identity=identity,
+            on_message=self._take,
+            on_tick=self._requests.on_tick,
+            closing=closing,
         )
+        self._requests.open(self.client.post, self.client.request_reconnect)  # what is relayed stays queued
         self._telemetry = Telemetry(f"{HOST_ROLE}/{host}", "", lambda record: self.client.post(encode(record)))
         self._telemetry.doing("supervising", host)
 
@@ -127,11 +133,8 @@ class Uplink:
         self._reported_s = now_s
         lines, self._lines = list(self._lines), deque(maxlen=MAX_LINES)
         fields = {name: getattr(report, name) for name in report.__struct_fields__}
-        self.client.post(encode(HostReport(**fields | {"lines": lines})))
+        self._requests.report(encode(HostReport(**fields | {"lines": lines})), now_s)
         self.client.post(encode(self._telemetry.beat()))
-        if now_s - max(self.heard_s, self._looked_s) > LOOK_AGAIN_S:
-            self._looked_s = now_s
-            self.client.request_reconnect()
 
     def measure(self, num_restarts: int) -> None:
         """Say what the processes of this host hold."""
@@ -144,11 +147,10 @@ class Uplink:
         self._telemetry.metrics(0, values)
 
     def _take(self, body: bytes) -> None:
-        try:
-            self.order = decode(body, host_order_decoder)
-        except RecordError:
-            return
-        self.heard_s = time.monotonic()
+        order = self._requests.read(body, host_order_decoder)
+        if order is not None:
+            self.order, self.heard_s = order, time.monotonic()
+            self._requests.answered(self._requests.core.newest_report, self.heard_s)
 
 
 class JoinedHost:

@@ -378,8 +378,8 @@ def _connect_allocator(folder: RunFolder, policy: str, closing: ExitStack) -> Re
         "allocator",
         identity=f"learner/{policy}",
         on_message=sender.on_message,
-        on_tick=sender.on_tick,
+        on_tick=sender.requests.on_tick,
         closing=closing,
     )
-    sender.open(client.post, client.request_reconnect)
+    sender.requests.open(client.post, client.restart)
     return sender

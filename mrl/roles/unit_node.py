@@ -1,6 +1,5 @@
 """The shell of a host's unit guard, inside its supervisor: only who starts and reaps processes can prove them gone."""
 
-import contextlib
 import os
 import signal
 import time
@@ -13,22 +12,20 @@ from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.config.unit_types import seen_type
 from mrl.config.units import Unit
-from mrl.errors import RecordError
 from mrl.launch.devices import visible_gpus
 from mrl.launch.lifecycle import Lifecycle
 from mrl.launch.plan import HOST_ROLE, unit_worker
 from mrl.launch.sleep_line import ASLEEP, AWAKE, SLEEP, SLEEPLESS, WAKE
 from mrl.launch.unit_workers import UNIT, UNIT_POLICY, UNIT_RUN, units_of
-from mrl.records.codec import decode, encode
+from mrl.records.codec import encode
 from mrl.records.units import NodeOrders, NodeReport, node_orders_decoder
 from mrl.roles import wiring
 from mrl.roles.host_processes import HostProcesses
 from mrl.roles.residents import gpu_models, grouped_by, used_gpu_mib
 from mrl.roles.sleepers import Sleepers, send
+from mrl.transport.requests import RequestLink, Requests
 
 REPORT_S = 0.25
-LOOK_AGAIN_S = 3.0
-"""After so long without an answer, the allocator's address is looked up again."""
 MEMORY_EVERY_S = 1.0
 SPARE_MIB = 512
 """What a GPU may hold beyond what it held at first and still count as empty."""
@@ -80,9 +77,18 @@ class UnitNode:
         self._memory = {unit.name: _Memory(_gpus_of(unit, gpus)) for unit in units if unit.kind == "gpu"}
         self._orders: deque[NodeOrders] = deque(maxlen=16)
         self._told: NodeReport | None = None
-        self._told_s = self._heard_s = time.monotonic()
+        self._told_s = time.monotonic()
+        self._requests = RequestLink("allocator", Requests())
         identity = f"{HOST_ROLE}/{host}/units" if host else f"{HOST_ROLE}/units"
-        self._client = wiring.link(folder, "allocator", identity=identity, on_message=self._take, closing=closing)
+        client = wiring.link(
+            folder,
+            "allocator",
+            identity=identity,
+            on_message=self._take,
+            on_tick=self._requests.on_tick,
+            closing=closing,
+        )
+        self._requests.open(client.post, client.restart)
 
     def turn(self, now_s: float) -> None:
         """Obey, act, and report; to be called every turn. Raises OSError as the start of a process does."""
@@ -98,9 +104,10 @@ class UnitNode:
 
     def _take(self, body: bytes) -> None:
         """On the link's thread."""
-        with contextlib.suppress(RecordError):  # the allocator says it again
-            self._orders.append(decode(body, node_orders_decoder))
-            self._heard_s = time.monotonic()
+        orders = self._requests.read(body, node_orders_decoder)
+        if orders is not None:  # else the allocator says it again
+            self._orders.append(orders)
+            self._requests.answered(self._requests.core.newest_report, time.monotonic())
 
     def _act(self, actions: Sequence[Action], now_s: float) -> None:
         for action in actions:
@@ -206,10 +213,7 @@ class UnitNode:
         if report == self._told and now_s - self._told_s < REPORT_S:
             return
         self._told, self._told_s = report, now_s
-        self._client.post(encode(report))
-        if now_s - self._heard_s > LOOK_AGAIN_S:
-            self._heard_s = now_s
-            self._client.request_reconnect()
+        self._requests.report(encode(report), now_s)
 
     def _failed(self, now_s: float) -> dict[str, str]:
         """Unit -> policy whose engine failed there again and again and is left alone for now."""

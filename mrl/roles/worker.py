@@ -136,7 +136,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         raise RoleFailed("it was stopped for longer than its lease: its unit may be somebody else's by now")
     if UNIT not in os.environ:  # a unit is free once its node has seen this process end
         sampler.engine.close()
-        lease.give_back()
+        lease.give_back(time.monotonic())
     return 0
 
 
@@ -272,11 +272,11 @@ def _sender(
 
 
 def _connect_learner(folder: RunFolder, policy: str, role: str, closing: ExitStack) -> WorkerLink:
-    work = WorkerLink(role)
+    work = WorkerLink(role, learner=f"learner/{policy}")
     client = wiring.link(
         folder, f"learner-{policy}", identity=role, on_message=work.on_message, on_tick=work.on_tick, closing=closing
     )
-    work.open(client.post, client.request_reconnect)
+    work.open(client.post, client.restart)
     return work
 
 
@@ -293,7 +293,7 @@ def _connect_allocator(folder: RunFolder, role: str, lease: LeaseHolder, loop: R
         on_tick=lambda now_s: lease.on_tick(now_s, used()),
         closing=closing,
     )
-    lease.open(client.post, client.request_reconnect)
+    lease.open(client.post, client.restart)
 
 
 def _publisher(

@@ -1,6 +1,6 @@
 """The worker's side of the link to its learner: which work is held, which groups are not yet acknowledged.
 
-Requests and groups are repeated until they are answered; tickets make every repetition harmless.
+Groups are sent until they are acknowledged, each encoded once; tickets make every repetition harmless.
 """
 
 import math
@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mrl.errors import RecordError
-from mrl.records.codec import decode, encode
+from mrl.errors import ConfigError
+from mrl.records.codec import MAX_MESSAGE_BYTES, encode
 from mrl.records.rollouts import (
     Groups,
     HeldOutAnswer,
@@ -29,12 +29,10 @@ from mrl.records.rollouts import (
 )
 from mrl.records.version import Version
 from mrl.rollout.held_out_answers import HeldOutRoom
+from mrl.transport.requests import RequestLink, Requests
 
 REPEAT_S = 1.0
 """A worker that samples for long says so as often, or the learner would grant its work to others."""
-SILENCE_S = 3.0
-MAX_BATCH, MAX_BATCH_BYTES = 1024, 4 * 1024 * 1024
-
 
 Delivery = ScoredGroup | StaleGroup | HeldOutAnswer
 
@@ -53,36 +51,34 @@ ASLEEP = WorkerProgress(0, is_loading=False)
 class WorkerLink:
     """Shared between the worker's thread (`take_work`, `deliver`) and the socket's thread (`on_message`, `on_tick`)."""
 
-    def __init__(self, worker: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, worker: str, *, learner: str = "the learner", clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._worker, self._clock = worker, clock
         self._changed = threading.Condition()
-        self._post: Callable[[bytes], object] = lambda _: None
-        self._reconnect: Callable[[], object] = lambda: None
+        # Numbers are none that an earlier life of this worker had: one may still be on its way to an answer.
+        self._requests = RequestLink(learner, Requests(first_number=1 + secrets.randbits(40)))
         self._work: dict[str, WorkItem | HeldOutItem] = {}
         self._taken: set[str] = set()
         """Tickets of work that the worker's thread has already got."""
-        self._undelivered: dict[str, Delivery] = {}
+        self._undelivered: dict[str, int] = {}
+        """Ticket -> number of the request that delivers it."""
         self._wanted, self._wanted_held_out = 0, HeldOutRoom()
         self.held_out_waiting: Version | None = None
         """The version of which held-out prompts waited when the learner answered last."""
         self._serving: Version | None = None
         """What the engine would sample under, as the worker's thread said last."""
         self._progress: Callable[[], WorkerProgress] = lambda: STARTING
-        self._is_unanswered = False
-        self._asked_s = self._heard_s = self._sent_s = self._weights_asked_s = float("-inf")
-        self.answered_s = float("-inf")
-        """When the learner answered last."""
+        self._asked_s = self.answered_s = float("-inf")
+        """When the learner was asked for work last, and when it answered last."""
         self._notice: WeightsNotice | None = None
-        self._weights_request: WeightsRequest | None = None
         self._weights_route: WeightsRoute | None = None
-        self._weights_attempts = secrets.randbits(40)  # none that an earlier life of this worker had
         self._ended = False
-        self.malformed = 0
 
     def open(self, post: Callable[[bytes], object], reconnect: Callable[[], object]) -> None:
         """Give the link its voice: `post` sends a message, `reconnect` looks the learner's address up again."""
-        self._post, self._reconnect = post, reconnect
-        self._heard_s = self._asked_s = self._clock()
+        self._requests.open(post, reconnect)
+        self._asked_s = self._clock()
 
     def tell(self, progress: Callable[[], WorkerProgress]) -> None:
         """How the learner is told of the worker's progress; called from any thread. Before this its engine starts."""
@@ -112,7 +108,7 @@ class WorkerLink:
         with self._changed:
             self._wanted, self._wanted_held_out = max_groups, held_out
             self._serving, told = serving, self._notice
-            if not self._is_unanswered and not self._fresh():
+            if not self._is_asking and not self._fresh():
                 self._ask()
             self._changed.wait_for(lambda: bool(self._fresh()) or self._notice != told, timeout_s)
             taken, self._wanted, self._wanted_held_out = self._within(max_groups), 0, HeldOutRoom()
@@ -120,12 +116,24 @@ class WorkerLink:
             return taken
 
     def deliver(self, groups: Sequence[Delivery]) -> None:
-        """Send finished groups and held-out answers, or say that groups are given up; repeated until acknowledged."""
+        """Send finished groups and held-out answers, or say that groups are given up; repeated until acknowledged.
+
+        Raises ConfigError for a group that no message has room for.
+        """
         with self._changed:
             for group in groups:
+                body = encode(self._message(group))
+                if len(body) > MAX_MESSAGE_BYTES:
+                    raise ConfigError(
+                        "a group is longer than a message may be",
+                        where=self._worker,
+                        got=f"{len(body)} bytes",
+                        wanted=f"at most {MAX_MESSAGE_BYTES}",
+                        cure="lower rollout.group_size or rollout.max_new_tokens of its policy",
+                    )
                 self._forget(group.ticket)
-                self._undelivered[group.ticket] = group
-            self._send(list(groups))
+                self._undelivered[group.ticket] = self._requests.core.next_number
+                self._requests.post(body, self._clock())
 
     def give_up(self, items: Sequence[WorkItem | HeldOutItem]) -> None:
         """Forget work that cannot be done; the learner grants it anew."""
@@ -143,14 +151,15 @@ class WorkerLink:
             self._taken.clear()
             self._wanted, self._wanted_held_out = 0, HeldOutRoom()
             self._ask()
-            self._changed.wait_for(lambda: not (self._is_unanswered or self._undelivered), within_s)
+            self._changed.wait_for(lambda: not (self._is_asking or self._undelivered), within_s)
             self._work.clear()  # granted meanwhile
 
     def begin_anew(self) -> None:
         """Begin as a new worker would: what was told of weights before is old."""
         with self._changed:
-            self._notice, self._is_unanswered, self._ended = None, False, False
-            self._heard_s = self._asked_s = self._clock()
+            self._notice, self._ended = None, False
+            self._requests.core.forget(self._requests.core.newest_report)
+            self._asked_s = self._clock()
 
     def ask_weights(
         self,
@@ -167,15 +176,14 @@ class WorkerLink:
         Another thread than the worker's may ask, one at a time.
         """
         with self._changed:
-            self._weights_attempts += 1
-            self._weights_request = WeightsRequest(
-                worker=self._worker, version=version, attempt=self._weights_attempts, num_ranks=num_ranks, gpu=gpu
+            attempt = self._requests.core.next_number
+            request = WeightsRequest(
+                worker=self._worker, version=version, attempt=attempt, num_ranks=num_ranks, gpu=gpu
             )
             self._weights_route = None
-            self._post(encode(self._weights_request))
-            self._weights_asked_s = self._clock()
+            self._requests.post(encode(request), self._clock())
             self._changed.wait_for(lambda: self._weights_route is not None or self._ended or not is_wanted(), within_s)
-            self._weights_request = None
+            self._requests.core.forget(attempt)
             return self._weights_route
 
     def wake(self) -> None:
@@ -191,47 +199,39 @@ class WorkerLink:
 
     def on_message(self, body: bytes) -> None:
         """Take an answer of the learner."""
-        try:
-            message = decode(body, learner_message_decoder)
-        except RecordError:
-            self.malformed += 1
+        message = self._requests.read(body, learner_message_decoder)
+        if message is None:
             return
         with self._changed:
-            self._heard_s = self.answered_s = self._clock()
+            now_s = self.answered_s = self._clock()
             self._notice = message.weights or self._notice
             if isinstance(message, WorkGrant):
-                self._is_unanswered = False
+                self._requests.answered(self._requests.core.newest_report, now_s)
                 items: list[WorkItem | HeldOutItem] = [*message.held_out, *message.items]
                 self._work.update({item.ticket: item for item in items if item.ticket not in self._undelivered})
                 self.held_out_waiting = message.held_out_waiting
             elif isinstance(message, WeightsRoute):
-                if self._weights_request is not None and message.attempt == self._weights_request.attempt:
+                if self._requests.answered(message.attempt, now_s):
                     self._weights_route = message
             else:
                 for ticket in message.tickets:
-                    self._undelivered.pop(ticket, None)
+                    self._requests.answered(self._undelivered.pop(ticket, None), now_s)
             self._changed.notify_all()
 
     def on_tick(self, now_s: float) -> None:
-        """Repeat what was not answered; after long silence look for the learner again."""
+        """Ask for work when it is time, and repeat what was not answered; after long silence over a new link."""
         with self._changed:
-            asking = self._weights_request
-            waiting = bool(self._undelivered) or self._is_unanswered or asking is not None
-            if asking is not None and now_s - self._weights_asked_s > REPEAT_S:
-                self._weights_asked_s = now_s
-                self._post(encode(asking))
-            if self._undelivered and now_s - self._sent_s > REPEAT_S:
-                self._send(list(self._undelivered.values()))
             if now_s - self._asked_s > REPEAT_S:
                 self._ask()
-            silent = waiting and now_s - self._heard_s > SILENCE_S
-            if silent:
-                self._heard_s = now_s
-        if silent:
-            self._reconnect()
+            self._requests.on_tick(now_s)
+
+    @property
+    def _is_asking(self) -> bool:
+        """Whether a request for work is unanswered."""
+        return self._requests.core.asked_s(self._requests.core.newest_report) is not None
 
     def _ask(self) -> None:
-        self._asked_s, self._is_unanswered = self._clock(), True
+        self._asked_s = self._clock()
         fresh, progress = self._fresh(), self._progress()
         num_held_out = sum(isinstance(item, HeldOutItem) for item in fresh)
         request = WorkRequest(
@@ -244,7 +244,7 @@ class WorkerLink:
             progress=progress.num_done,
             is_loading=progress.is_loading,
         )
-        self._post(encode(request))
+        self._requests.report(encode(request), self._asked_s)
 
     def _fresh(self) -> list[WorkItem | HeldOutItem]:
         return [item for ticket, item in self._work.items() if ticket not in self._taken]
@@ -260,25 +260,10 @@ class WorkerLink:
         self._work.pop(ticket, None)
         self._taken.discard(ticket)
 
-    def _send(self, groups: list[Delivery]) -> None:
-        self._sent_s = self._clock()
-        part: list[Delivery] = []
-        part_bytes = 0
-        for group in groups:
-            num_bytes = len(encode(group))
-            if part and (part_bytes + num_bytes > MAX_BATCH_BYTES or len(part) == MAX_BATCH):
-                self._post_groups(part)
-                part, part_bytes = [], 0
-            part.append(group)
-            part_bytes += num_bytes
-        if part:
-            self._post_groups(part)
-
-    def _post_groups(self, groups: list[Delivery]) -> None:
-        finished = [group for group in groups if isinstance(group, ScoredGroup)]
-        stale = [group for group in groups if isinstance(group, StaleGroup)]
-        held_out = [group for group in groups if isinstance(group, HeldOutAnswer)]
-        if finished or stale:
-            self._post(encode(Groups(worker=self._worker, groups=finished, stale=stale)))
-        if held_out:
-            self._post(encode(HeldOutAnswers(worker=self._worker, answers=held_out)))
+    def _message(self, group: Delivery) -> Groups | HeldOutAnswers:
+        match group:
+            case HeldOutAnswer():
+                return HeldOutAnswers(worker=self._worker, answers=[group])
+            case StaleGroup():
+                return Groups(worker=self._worker, groups=[], stale=[group])
+        return Groups(worker=self._worker, groups=[group])

@@ -5,11 +5,11 @@ from typing import NamedTuple
 import numpy as np
 
 from mrl.alignment.aligned_batch import AlignedBatch
-from mrl.alignment.common_spans import Spans, align_batch
 from mrl.alignment.flags import Flag, Rejected
 from mrl.alignment.peer_answer import PeerAnswer, validate
 from mrl.alignment.ragged import offsets_of, sums_at
 from mrl.alignment.receiver import Receiver
+from mrl.alignment.shared_spans import Spans, align_batch
 from mrl.records.codec import unpack_array
 from mrl.records.experience import ScoreRecord, TokenTrace
 from mrl.records.rollouts import Answer, ScoredGroup

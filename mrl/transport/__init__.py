@@ -7,8 +7,8 @@ A run has one pair for its servers and one per role and policy for clients. The 
 its key covers, and a key that is revoked loses its links within a second.
 
 Invariants: no call blocks longer than the timeout it was given; a send that cannot be done now returns False; a
-message may be lost whenever a link breaks, so whoever needs an answer asks again. Addresses travel through endpoint
-files, which are read anew on every reconnect.
+message may be lost whenever a link breaks; `requests` asks again until there is an answer. Addresses travel through
+endpoint files, which are read anew on every reconnect.
 
 - `grants`      what a key may be: a role and a policy
 - `allow_list`  public keys and their grants, as a file that servers watch
@@ -19,4 +19,5 @@ files, which are read anew on every reconnect.
 - `server`      the ROUTER of a daemon
 - `client`      the DEALER of one thread
 - `background`  a thread that owns a client socket, so that the caller never waits
+- `requests`    what awaits an answer: repeated until it comes, over a new link after silence
 """

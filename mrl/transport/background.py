@@ -24,23 +24,16 @@ class BackgroundClient:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_message(body)` and `on_tick(now_s)` run on the thread; they may call `post` and `request_reconnect`."""
-        self.refused_posts = 0
-        """Messages that `post` refused: queue full, message too large, or closed."""
         self._client, self._on_message, self._on_tick = client, on_message, on_tick
         self._max_queued_bytes, self._tick_s, self._clock = max_queued_bytes, tick_s, clock
         self._lock = threading.Lock()
         self._queue: deque[bytes] = deque()
-        self._queued_bytes = 0
+        self._queued_bytes = self._num_stale = 0
         self._reconnect = False
         self._close_at_s: float | None = None
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        """Whether the thread still runs."""
-        return self._thread.is_alive()
 
     def post(self, body: bytes) -> bool:
         """Queue `body` and return at once; False when it does not fit or the client is closed. Safe from any thread."""
@@ -48,7 +41,6 @@ class BackgroundClient:
         with self._lock:
             full = self._queued_bytes + len(body) > self._max_queued_bytes
             if too_large or full or self._close_at_s is not None:
-                self.refused_posts += 1
                 return False
             self._queue.append(body)
             self._queued_bytes += len(body)
@@ -59,6 +51,12 @@ class BackgroundClient:
         """Let the thread look up the server's address again and connect anew."""
         with self._lock:
             self._reconnect = True
+            self._wake()
+
+    def restart(self) -> None:
+        """As `request_reconnect`, but what is queued by now is dropped: whoever awaits an answer posts it again."""
+        with self._lock:
+            self._reconnect, self._num_stale, self._queued_bytes = True, len(self._queue), 0
             self._wake()
 
     def close(self, timeout_s: float) -> None:
@@ -95,6 +93,8 @@ class BackgroundClient:
     def _round(self) -> None:
         with self._lock:
             reconnect, self._reconnect = self._reconnect, False
+            while self._num_stale:
+                self._drop_first()
         if reconnect:
             self._client.reconnect()
         self._send_queued()
@@ -116,7 +116,14 @@ class BackgroundClient:
             if not self._client.send(self._queue[0]):
                 return
             with self._lock:
-                self._queued_bytes -= len(self._queue.popleft())
+                self._drop_first()
+
+    def _drop_first(self) -> None:
+        body = self._queue.popleft()
+        if self._num_stale:
+            self._num_stale -= 1  # its bytes are counted no more
+        else:
+            self._queued_bytes -= len(body)
 
     def _swallow_wakes(self) -> None:
         try:

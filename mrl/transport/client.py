@@ -25,19 +25,17 @@ class ClientSocket:
     ) -> None:
         """`identity` is unique among the server's clients, stable over reconnects, and covered by the key's grant."""
         self.max_message_bytes = max_message_bytes
-        self.oversize = 0
-        """Messages that `send` refused because they exceed the limit; the server would drop the link for them."""
         self._keys, self._resolve, self._identity = keys, resolve, identity
         self._context = zmq.Context()
         self._socket: zmq.Socket | None = None
         self._connect()
 
     def send(self, body: bytes) -> bool:
-        """Queue `body`; False when it is too large, or when the server is not connected or does not keep up."""
-        if len(body) > self.max_message_bytes:
-            self.oversize += 1
-            return False
-        if self._socket is None:
+        """Queue `body`; False when the server is not connected or does not keep up.
+
+        Also when it is too large: the server would drop the link for it.
+        """
+        if self._socket is None or len(body) > self.max_message_bytes:
             return False
         try:
             self._socket.send(body, zmq.NOBLOCK)

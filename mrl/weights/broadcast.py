@@ -49,6 +49,8 @@ class BroadcastPublisher:
         self._number = 0
         self._last: tuple[BroadcastGroup, dist.Store] | None = None
         self._failure: Exception | None = None
+        self._lasts: threading.Event | None = None
+        """Set when the version that lasts is there."""
         self._writing = threading.Lock()
         self._written: tuple[Version, Path] | None = None
         """The version written last, and its manifest."""
@@ -70,14 +72,24 @@ class BroadcastPublisher:
         *,
         lasts: bool = False,
     ) -> None:
-        """Keep a copy of a version; its manifest is there at once. Raises OSError, RoleFailed."""
+        """Keep a copy of a version; its manifest is there at once. Raises OSError, RoleFailed.
+
+        One that `lasts` is written as files, by the thread that sends: who wants it later finds nobody to send it.
+        """
         assert canary is not None, "it is the first rank's"
+        if lasts:
+            held = self._copied(((source.name, source.whole()) for source in sources), version, canary)
+            written = self._lasts = threading.Event()
+            self._begin(lambda: self._write_last(held, written, when_whole))
+            return
         path = self.publish_weights(((source.name, source.whole()) for source in sources), version, canary)
         if when_whole is not None:
             when_whole(path)
 
     def finish(self) -> None:
-        """Nothing is left to wait for. Raises RoleFailed."""
+        """Wait for a version that `lasts`; for others there is nothing to wait. Raises RoleFailed."""
+        while self._lasts is not None and not self._lasts.wait(CLOSE_S):
+            self.check()  # what its thread does meanwhile has bounds of its own
         self.check()
 
     def check(self) -> None:
@@ -94,7 +106,7 @@ class BroadcastPublisher:
     def publish_weights(self, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> Path:
         """Keep a copy of weights as they come; returns the path of the manifest. Raises OSError, RoleFailed."""
         self.check()
-        held = self._held.take(((name, self._rounded(tensor)) for name, tensor in weights), version, canary)
+        held = self._copied(weights, version, canary)
         manifest = Manifest(
             policy=self._files.policy,
             version=version,
@@ -114,6 +126,9 @@ class BroadcastPublisher:
         """Send no more; what is under way and does not end soon ends before the process does, within its own bounds."""
         self._jobs.put(None)
         self._thread.join(CLOSE_S)
+
+    def _copied(self, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> Held:
+        return self._held.take(((name, self._rounded(tensor)) for name, tensor in weights), version, canary)
 
     def _rounded(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._dtype) if self._dtype is not None and tensor.is_floating_point() else tensor
@@ -208,6 +223,16 @@ class BroadcastPublisher:
             self._write(held)
         finally:
             self._held.release(held)
+
+    def _write_last(self, held: Held, written: threading.Event, when_whole: WhenWhole | None) -> None:
+        """Raises RoleFailed: nobody will offer this version again."""
+        try:
+            path = self._write(held)
+        except OSError as error:
+            raise RoleFailed(f"version {held.version}, the last one, cannot be written: {error}") from error
+        if when_whole is not None:
+            when_whole(path)
+        written.set()
 
     def _write(self, held: Held) -> Path:
         with self._writing:

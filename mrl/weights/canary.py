@@ -90,7 +90,8 @@ class CanaryGap:
     noise_nats: float
     """The mean that rounding alone makes, as the learner measured it."""
     missing_share: float = math.nan
-    """Of the last update, what the engine seems to lack: 0 when it serves the new version, 1 when the one before.
+    """Of the last update, what the engine seems to lack: 0 when it serves the new version, 1 when the one before, any
+    other number when steps before that are missing too.
 
     Not a number where nothing can be compared.
     """
@@ -102,7 +103,7 @@ class CanaryGap:
     @property
     def tells_versions(self) -> bool:
         """Whether it shows that no considerable part of the last update is missing."""
-        return self.missing_share + TELLING_ERRORS * self.missing_error <= TELLING_SHARE
+        return abs(self.missing_share) + TELLING_ERRORS * self.missing_error <= TELLING_SHARE
 
 
 def gap_nats(canary: Canary, scored: Sequence[Sequence[float]]) -> CanaryGap:
@@ -118,7 +119,7 @@ def gap_nats(canary: Canary, scored: Sequence[Sequence[float]]) -> CanaryGap:
     if canary.previous:
         share, error = _missing(off, noise, _flat(canary.previous) - reference, rows)
     problem = excess(off, noise)
-    if not problem and share > max(MIN_MISSING_SHARE, SURE_ERRORS * error):
+    if not problem and abs(share) > max(MIN_MISSING_SHARE, SURE_ERRORS * error):
         problem = f"it lacks {share:.0%} of the last update, give or take {error:.0%}"
     return CanaryGap(_mean(off), float(np.abs(off).max()), mean_noise, share, error, problem)
 

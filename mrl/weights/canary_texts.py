@@ -37,9 +37,20 @@ def texts_of_step(
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
     trained = sum(prompt.size + answer.size for prompt, answer in zip(prompts, answers, strict=True))
-    wanted = min(MAX_TOKENS, max(MIN_TOKENS, round(TRAINED_SHARE * trained)))
-    count = min(len(rows), -(-wanted * len(rows) // sum(len(row) for row in rows)))
+    count = _rows_of(trained, len(rows), sum(len(row) for row in rows))
     return [rows[place] for place in np.linspace(0, len(rows) - 1, count).astype(int)]
+
+
+def largest_canary(num_rows: int, prompt_tokens: int, answer_tokens: int) -> tuple[int, int]:
+    """(rows, tokens of each) of a canary of a step with so many rows of so many tokens each."""
+    longest = min(MAX_ROW_TOKENS, min(prompt_tokens, MAX_PROMPT_TOKENS) + answer_tokens)
+    return _rows_of(num_rows * (prompt_tokens + answer_tokens), num_rows, num_rows * longest), longest
+
+
+def _rows_of(trained_tokens: int, num_rows: int, tokens: int) -> int:
+    """Of `num_rows` with so many `tokens` together, so many are enough."""
+    wanted = min(MAX_TOKENS, max(MIN_TOKENS, round(TRAINED_SHARE * trained_tokens)))
+    return min(num_rows, -(-wanted * num_rows // tokens))
 
 
 def _row(token_ids: Int32s) -> list[int]:

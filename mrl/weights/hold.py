@@ -11,7 +11,7 @@ from mrl.config.locks import try_lock
 from mrl.errors import WeightsError
 
 FILES = "*.safetensors"
-CURE = 'where processes may not read each other\'s memory: exchange.host = "0.0.0.0" has versions written to the disk'
+CURE = 'where processes may not read each other\'s memory: rollout.weights_in = "disk" of the policy'
 
 
 @contextmanager
@@ -27,7 +27,9 @@ def hold(folder: Path) -> Iterator[None]:
                 if not try_lock(file.fileno(), path, is_shared=True):
                     raise WeightsError(f"{folder}: has been pruned")
         except FileNotFoundError as error:
-            raise WeightsError(f"{folder}: has been pruned") from error
+            lost = [path for path in folder.glob(FILES) if path.is_symlink()]  # and of what was pruned there is nothing
+            gone = f"is in the memory of a process that has ended, or is not to be seen from here; {CURE}"
+            raise WeightsError(f"{folder}: {gone if lost else 'has been pruned'}") from error
         except OSError as error:  # a path below /proc that is hidden, or of another process by now
             raise WeightsError(f"{error.filename}: not to be read ({error.strerror}); {CURE}") from error
         if not folder.is_dir():

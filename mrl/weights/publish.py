@@ -5,10 +5,12 @@ one host its files are links into the memory of the learner's ranks; elsewhere t
 """
 
 import json
+import os
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -30,10 +32,11 @@ SHARD_BYTES = 2 * 1024**3
 """Tensors that are in memory together while an export is written."""
 PARTS = ".parts-"
 INDEX = "model.safetensors.index.json"
-WHOLE_S = 1800.0
-"""Longest time until a version that was copied is a folder, with the parts of all ranks."""
+STILL_S = 600.0
+"""Longest time in which no rank adds anything to a version that was copied; how long all of it takes has no bound."""
 CLOSE_S = 5.0
-POLL_S = 0.005
+POLL_S, LOOK_S = 0.005, 1.0
+"""Between two looks for what ends a wait, and for what has been added meanwhile."""
 
 WhenWhole = Callable[[Path], None]
 """Is told where the manifest of a version lies, by a thread of its own."""
@@ -69,7 +72,7 @@ class Publisher:
         """Weights are published as they are, or as torch's `dtype`; the other files of `model_folder` lie beside them.
 
         With `adapters` what is published are adapters alone, as they are. What is published `in_memory` can be read as
-        long as this process lives. A rank beyond `num_ranks`, which all have to gather with, adds nothing.
+        long as this process lives. A rank beyond `num_ranks` gathers with the others, and copies nothing.
         """
         self.folder, self.policy, self._model_folder = folder, policy, model_folder
         self._adapters, self._in_memory, self._keep = adapters, in_memory, keep
@@ -83,6 +86,8 @@ class Publisher:
             num_kept=keep - 1 if in_memory else 0,
         )
         self._thread: threading.Thread | None = None
+        self._parts = folder
+        """Where the version that was begun last is written."""
         self._failure: BaseException | None = None
         self._last: Path | None = None
         if rank == 0:
@@ -122,15 +127,18 @@ class Publisher:
         All ranks call it with the same sources; the first one's `canary` counts. The folder appears under its name when
         it is whole, and is not synced: a resume writes it anew. One that `lasts` outlives this process.
         Waits for the version before.
-        Raises OSError, RoleFailed when this version cannot be copied, or the one before came to nothing.
+        Raises DeviceError, OSError, RoleFailed when this version cannot be copied, or the one before came to nothing.
         """
         self.finish()
+        if self._rank >= self._num_ranks:
+            for source in sources:
+                source.whole()
+            return
         if self._rank == 0:
             self._prune()
         staged = self._staging.take(sources)
-        if self._rank >= self._num_ranks:
-            return
         as_link = self._in_memory and not lasts
+        self._parts = self.folder / f"{PARTS}{version}"
         arguments = (staged, as_link, version, canary, when_whole)
         self._thread = threading.Thread(target=self._write, args=arguments, name=f"publishing {version}", daemon=True)
         self._thread.start()
@@ -138,9 +146,10 @@ class Publisher:
     def finish(self) -> None:
         """Wait until the version that was begun is whole. Raises OSError, RoleFailed when it cannot be."""
         if self._thread is not None:
-            self._thread.join(WHOLE_S)
-            if self._thread.is_alive():
-                raise RoleFailed(f"{self._thread.name}: not whole within {WHOLE_S:g} s")
+            growth = _Growth(self._parts)
+            while self._thread.is_alive():
+                self._thread.join(LOOK_S)
+                growth.check(self._thread.name)
             self._thread = None
         self.check()
 
@@ -176,7 +185,7 @@ class Publisher:
     def _write(
         self, staged: Staged, as_link: bool, version: Version, canary: Canary | None, when_whole: WhenWhole | None
     ) -> None:
-        parts = self.folder / f"{PARTS}{version.run_epoch}.{version.step}"
+        parts = self._parts
         try:
             parts.mkdir(exist_ok=True)
             self._add_part(parts, staged, as_link)
@@ -198,7 +207,11 @@ class Publisher:
                 (parts / name).symlink_to(staged.file.path)
             elif name:
                 shutil.copyfile(staged.file.path, parts / name)
-            part = Part(name, staged.wait())
+            digests = {}
+            for tensor, its_digest in staged.digests.items():
+                digests[tensor] = its_digest.result()
+                _unsaid(parts, self._rank).touch()  # who waits for it sees that it goes on
+            part = Part(name, digests)
         except BaseException as error:  # the first rank waits for a word
             self._say(parts, Part("", {}, failure=repr(error)))
             raise
@@ -206,13 +219,13 @@ class Publisher:
         self._say(parts, part)
 
     def _say(self, parts: Path, part: Part) -> None:
-        unfinished = parts / f".{self._rank}.json"
+        unfinished = _unsaid(parts, self._rank)
         unfinished.write_bytes(msgspec.json.encode(part))
         unfinished.rename(_told(parts, self._rank))
 
     def _complete(self, parts: Path, version: Version, canary: Canary) -> Path:
         """Make a version of what all ranks have added; returns its manifest's path."""
-        told = [_await_part(_told(parts, rank)) for rank in range(self._num_ranks)]
+        told = [_await_part(parts, rank) for rank in range(self._num_ranks)]
         for rank, part in enumerate(told):
             if part.failure:
                 raise RoleFailed(f"rank {rank} could not add its part of version {version}: {part.failure}")
@@ -227,7 +240,7 @@ class Publisher:
         base = {} if self._adapters is None else self._adapters.base
         manifest = Manifest(policy=self.policy, version=version, tensors=tensors, base=base, canary=canary)
         (parts / MANIFEST).write_bytes(msgspec.json.encode(manifest))
-        folder = self.folder / f"{version.run_epoch}.{version.step}"
+        folder = self.folder / str(version)
         if folder.exists():  # a former life left it
             remove(folder / MANIFEST)
         parts.rename(folder)
@@ -305,14 +318,46 @@ def _told(parts: Path, rank: int) -> Path:
     return parts / f"part-{rank}.json"
 
 
-def _await_part(path: Path) -> Part:
-    """What a rank says of its part. Raises RoleFailed when it says nothing."""
-    deadline_s = time.monotonic() + WHOLE_S
+def _unsaid(parts: Path, rank: int) -> Path:
+    return parts / f".{rank}.json"
+
+
+def _await_part(parts: Path, rank: int) -> Part:
+    """What a rank says of its part. Raises RoleFailed when it says nothing, and no rank adds anything."""
+    path, growth = _told(parts, rank), _Growth(parts)
     while not path.exists():
-        if time.monotonic() > deadline_s:
-            raise RoleFailed(f"{path}: not written within {WHOLE_S:g} s")
+        growth.check(f"rank {rank}")
         time.sleep(POLL_S)
     return msgspec.json.decode(path.read_bytes(), type=Part)
+
+
+class _Growth:
+    """Whether anything is still added to a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._found: list[tuple[str, int, int]] = []
+        self._looked_s = self._grew_s = time.monotonic()
+
+    def check(self, who: str) -> None:
+        """Raises RoleFailed when nothing was for too long."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < LOOK_S:
+            return
+        found = self._look()
+        self._looked_s = now_s
+        if found != self._found:
+            self._found, self._grew_s = found, now_s
+        elif now_s - self._grew_s > STILL_S:
+            raise RoleFailed(f"{who}: nothing was added to {self._folder} for {STILL_S:g} s")
+
+    def _look(self) -> list[tuple[str, int, int]]:
+        found = []
+        with suppress(FileNotFoundError):  # it got its name in this moment
+            for file in os.scandir(self._folder):
+                state = file.stat(follow_symlinks=False)
+                found.append((file.name, state.st_size, state.st_mtime_ns))
+        return sorted(found)
 
 
 def _version_of(manifest: Path) -> tuple[int, ...]:

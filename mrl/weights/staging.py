@@ -28,10 +28,7 @@ class Staged:
     names: Sequence[str]
     """Of its tensors, in the order of the file."""
     digests: dict[str, Future[str]] = field(default_factory=dict)
-
-    def wait(self) -> dict[str, str]:
-        """Name -> digest, once they are known."""
-        return {name: its_digest.result() for name, its_digest in self.digests.items()}
+    """By name, as they become known."""
 
 
 class Staging:
@@ -50,7 +47,7 @@ class Staging:
     def take(self, sources: Sequence[TensorSource]) -> Staged:
         """Copy this rank's part; all ranks take the same sources. The file is claimed until it is released.
 
-        Raises OSError when the host lacks memory.
+        Raises DeviceError when the host lacks memory.
         """
         shapes = self._own_shapes(sources)
         file = self._free_file()
@@ -72,7 +69,8 @@ class Staging:
             torch.cuda.synchronize()
             staged.digests.update({name: self._threads.submit(digest, view) for name, view in views.items()})
         else:
-            staged.wait()
+            for its_digest in staged.digests.values():
+                its_digest.result()
         return staged
 
     def close(self) -> None:

@@ -138,8 +138,8 @@ def test_a_row_says_whether_its_text_is_the_peers(receivers):
     assert short.text_bytes.tolist()[1:] == [0, 3]
 
 
-def test_a_row_tells_the_peers_mean(batch):
-    """The mean is over the peer's tokens in spans; a row without any, or without a trace, has none."""
+def test_a_row_tells_the_peers_sum(batch):
+    """Over the peer's tokens in spans; a row without a trace says so."""
     for index in range(batch.num_rows):
         row = batch.row(index)
         first, end = batch.peer_offsets[index : index + 2]
@@ -147,10 +147,7 @@ def test_a_row_tells_the_peers_mean(batch):
         assert row.aligned_tokens == len(used)
         assert row.aligned_logprob == pytest.approx(used.sum())
         assert row.is_traced == (index != 5)
-        expected = used.mean() if index != 5 and len(used) else None
-        assert row.mean_peer_logprob == (None if expected is None else pytest.approx(expected))
         assert row.token_bytes.sum() == batch.text_bytes[index]
-    assert [batch.row(n).mean_peer_logprob is None for n in range(6)] == [False, False, False, True, False, True]
 
 
 @pytest.mark.parametrize("name", SPREADING)

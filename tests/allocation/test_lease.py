@@ -53,7 +53,7 @@ def test_what_is_given_back_is_not_asked_for_again() -> None:
     """A grant that is still on its way changes nothing."""
     holder, wire = connected()
     holder.on_message(grant(1, 5, 64), 0.1)
-    holder.give_back()
+    holder.give_back(0.2)
     holder.on_tick(5.0, Used())
     assert wire.posted[-1] == LeaseReturn(holder="worker/qwen/0", policy="qwen")
     assert holder.slots(5.1) == 0
@@ -139,11 +139,10 @@ def test_what_is_old_foreign_or_unreadable_is_ignored() -> None:
     holder.on_message(encode(ReportAck(policy="qwen")), 1.2)
 
     assert holder.slots(1.3) == 64
-    assert holder.malformed == 1
 
 
 def test_the_lease_stays_in_force_while_the_allocator_is_silent() -> None:
-    """The holder keeps working, says how long it is overdue, and asks for a new link every few seconds."""
+    """The holder keeps working, and asks for a new link every few seconds."""
     holder, wire = connected()
     holder.on_tick(1.0, Used())
     holder.on_message(grant(2, 5, 64), 1.5)
@@ -151,8 +150,6 @@ def test_the_lease_stays_in_force_while_the_allocator_is_silent() -> None:
         holder.on_tick(tenth / 10, Used())
 
     assert holder.slots(30.0) == 64
-    assert holder.overdue_s(11.0) == 0.0
-    assert holder.overdue_s(30.0) == 19.0
     assert wire.reconnects == 9
 
 
@@ -220,6 +217,22 @@ def test_a_lease_that_may_run_out_before_it_is_renewed_is_lost_after_a_stop(
     assert holder.is_lost(now_s) == lost
 
 
+def test_an_answer_to_what_was_asked_before_a_stop_or_a_sleep_is_none() -> None:
+    """However long its time has yet to run: others may have been promised the slots meanwhile."""
+    stopped, resting = connected(), connected()
+    for holder, wire in (stopped, resting):
+        holder.on_message(grant(1, 5, 64), 0.1)
+        for tick in range(1, 40):
+            holder.on_tick(0.1 * tick, Used())
+        assert len(wire.posted) == 4
+    assert stopped[0].is_lost(7.0)
+    resting[0].rest()
+    resting[0].wake(9, 7.0)
+    for holder, _ in (stopped, resting):
+        holder.on_message(grant(4, 5, 64), 7.0)
+        assert holder.slots(7.0) == 0
+
+
 def test_short_stops_are_one_long_one_until_a_renewal_is_answered() -> None:
     """Of two, after each of which a request was sent and lost, the allocator saw one; an answer ends the count."""
     answered, unanswered = connected(), connected()
@@ -265,7 +278,8 @@ def test_a_restarted_allocator_hears_of_the_lease_that_a_worker_still_shrinks_to
     assert isinstance(reply, LeaseGrant)
     holder.on_message(encode(reply), 2.4)
     assert reply.epoch > 8
-    assert holder.overdue_s(12.0) == 0.0
+    holder.on_tick(3.4, Used())
+    assert wire.posted[-1].newest_epoch == reply.epoch
 
 
 def test_a_worker_on_a_unit_says_so_and_ends_when_it_was_stopped_for_too_long() -> None:

@@ -11,7 +11,7 @@ def test_a_report_is_posted_at_once() -> None:
     """What is posted decodes to the report."""
     posted: list[bytes] = []
     sender = ReportSender("qwen")
-    sender.open(posted.append, lambda: None)
+    sender.requests.open(posted.append, lambda: None)
     sender.report(REPORT)
 
     assert [decode(body, allocator_request_decoder) for body in posted] == [REPORT]
@@ -22,7 +22,7 @@ def test_a_beat_says_the_newest_totals_again_at_most_once_a_second() -> None:
     posted: list[bytes] = []
     now_s = [0.0]
     sender = ReportSender("qwen", clock=lambda: now_s[0])
-    sender.open(posted.append, lambda: None)
+    sender.requests.open(posted.append, lambda: None)
     for tenth in range(25):
         now_s[0] = tenth / 10
         sender.beat()
@@ -39,17 +39,18 @@ def test_a_beat_says_the_newest_totals_again_at_most_once_a_second() -> None:
 def test_a_link_without_answers_is_made_anew() -> None:
     """After 3 s without an acknowledgement, and again every 3 s; an acknowledgement ends it."""
     reconnects: list[None] = []
-    sender = ReportSender("qwen")
-    sender.open(lambda _: True, lambda: reconnects.append(None))
-    for tenth in range(100):
-        sender.on_tick(tenth / 10)
-    assert len(reconnects) == 0
+    now_s = [0.0]
+    sender = ReportSender("qwen", clock=lambda: now_s[0])
+    sender.requests.open(lambda _: True, lambda: reconnects.append(None))
 
+    def ticks(first: int, last: int) -> int:
+        for tenth in range(first, last):
+            now_s[0] = tenth / 10
+            sender.requests.on_tick(now_s[0])
+        return len(reconnects)
+
+    assert ticks(0, 100) == 0
     sender.report(REPORT)
-    for tenth in range(100, 170):
-        sender.on_tick(tenth / 10)
-    assert len(reconnects) == 2
+    assert ticks(100, 170) == 2
     sender.on_message(b"")
-    for tenth in range(170, 300):
-        sender.on_tick(tenth / 10)
-    assert len(reconnects) == 2
+    assert ticks(170, 300) == 2

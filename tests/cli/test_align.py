@@ -162,7 +162,7 @@ def test_show_says_why_a_text_is_rejected(pair, capsys):
     assert capsys.readouterr().out == "letters cannot express this text: empty, it has no bytes\n"
 
 
-def test_common_spans_stand_below_each_other():
+def test_shared_spans_stand_below_each_other():
     """Both lines give every span the same cells, wide characters too; red differs in tokens, magenta in characters."""
     spans = [
         SpanText((b"12",), (b"1", b"2")),

@@ -10,7 +10,7 @@ from mrl.config.load import load_config
 from mrl.config.schema import RunConfig
 from mrl.engines.sglang_launch import SPARE_TOKENS
 from mrl.errors import ConfigError
-from mrl.launch.memory import FLOAT_BYTES, MIB, SERVER_MIB, TORCH_MIB
+from mrl.launch.memory import FLOAT_BYTES, MIB, SERVER_MIB, TORCH_MIB, VOCABULARY_BYTES
 from mrl.launch.plan import Plan, build_plan
 
 CONFIG = """
@@ -46,6 +46,9 @@ device = "cuda"
 LARGE, SMALL = ("worker/large/0", "cpu:0"), ("worker/small/0", "cpu:0")
 ONE, TWO = ("worker/one/2", "gpu:0"), ("worker/two/2", "gpu:0")
 BILLION_MIB = FLOAT_BYTES * 1e9 / MIB
+VOCABULARY = VOCABULARY_BYTES * 32_000.0
+"""That of a model of which nothing is known."""
+PROCESS_MIB = TORCH_MIB + VOCABULARY / MIB
 
 
 @pytest.fixture
@@ -81,7 +84,7 @@ def test_engines_that_end_count_once_on_each_unit(config: Path) -> None:
     one = found[ONE].device
     assert one is not None
     assert found[TWO].device is None
-    assert (found[ONE].host_mib, found[TWO].host_mib) == (TORCH_MIB, 0.0), "a process, whichever it is"
+    assert (found[ONE].host_mib, found[TWO].host_mib) == (PROCESS_MIB, 0.0), "a process, whichever it is"
     assert by_device(needs)["a"] == one.mib
 
 
@@ -94,12 +97,17 @@ def test_engines_that_sleep_lie_beside_the_one_that_is_awake(config: Path) -> No
     assert one is not None
     assert found[LARGE].host == awake[LARGE].host
     assert found[SMALL].host.moment == found[ONE].host.moment == "asleep"
-    assert found[SMALL].host.parts.keys() == {"process", "server's processes", "server's weights", "key-value cache"}
+    assert found[SMALL].host.parts.keys() - {"vocabulary"} == {
+        "process",
+        "server's processes",
+        "server's weights",
+        "key-value cache",
+    }
     assert found[SMALL].host_mib > TORCH_MIB + BILLION_MIB
     assert found[ONE].device == one
     served_mib = one.parts["weights"] / 2 / MIB
-    assert found[ONE].host_mib == pytest.approx(TORCH_MIB + served_mib), "while two has the GPU"
-    assert (found[TWO].host_mib, found[TWO].device) == (TORCH_MIB, None)
+    assert found[ONE].host_mib == pytest.approx(PROCESS_MIB + served_mib), "while two has the GPU"
+    assert (found[TWO].host_mib, found[TWO].device) == (PROCESS_MIB, None)
     assert by_device(needs)["a"] == one.mib
 
 
@@ -118,7 +126,7 @@ def test_a_server_has_its_processes_on_the_host_and_on_cores_its_cache_too(
         need = on_units(memory_plan(*planned(config, "sleep", *overrides)))[which]
         return need.host.parts, {} if need.device is None else need.device.parts
 
-    processes = {"process": TORCH_MIB * MIB, "server's processes": SERVER_MIB["vllm"] * MIB}
+    processes = {"process": TORCH_MIB * MIB, "vocabulary": VOCABULARY, "server's processes": SERVER_MIB["vllm"] * MIB}
     once = parts(SMALL, "--policies.small.rollout.engine", "embedded")[0]["weights"]
     assert parts(SMALL)[0] == {**processes, "server's weights": once, "key-value cache": 3 * 1024 * MIB}
     sglang = ["--policies.small.rollout.engine", "sglang", "--policies.small.rollout.server.context_tokens"]
@@ -137,7 +145,7 @@ def test_nothing_of_a_server_that_somebody_else_started_is_counted(config: Path)
     url = ["--policies.small.rollout.server.url", "http://127.0.0.1:1"]
     needs = memory_plan(*planned(config, "stop", "--allocation.units", "[]", "--allocation.floor_units", "1", *url))
     (worker,) = [need for need in needs if need.spec.name == "worker/small/0"]
-    assert worker.host.parts.keys() == {"process"}
+    assert worker.host.parts.keys() == {"process", "vocabulary"}
 
 
 def test_a_cache_that_is_no_number_is_one_line(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ def check(rollout, **policy) -> None:
         ),
         ({"engine": "sglang", "weights": "broadcast", "server": {"url": "http://h:1"}}, {}, r"by its url"),
         ({"engine": "sglang", "weights": "broadcast"}, {"device": "cuda"}, r"sglang on cuda"),
+        ({"weights": "broadcast", "weights_in": "memory"}, {}, r"llama\.rollout\.weights_in: .*got 'memory'.*\"disk\""),
         ({"weights": "adapters"}, {}, r"llama\.rollout\.weights: .*no adapters.*llama\.learner\.lora"),
         (
             {"engine": "sglang", "weights": "adapters"},

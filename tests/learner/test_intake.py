@@ -37,7 +37,7 @@ def connected(folder: Path, *, evaluates: bool = True, evaluates_alone: bool = F
     own = load_client_keys(keys.folder, Grant("worker", "a"))
     socket = ClientSocket(own, lambda: server.address, identity="worker/a/0")
     client = BackgroundClient(socket, on_message=link.on_message, on_tick=link.on_tick)
-    link.open(client.post, client.request_reconnect)
+    link.open(client.post, client.restart)
     try:
         yield intake, link, client
     finally:
@@ -51,9 +51,10 @@ def test_work_goes_out_and_groups_come_in(tmp_path, make_group):
         intake.announce(NOTICE)
         items = link.take_work(2, timeout_s=10.0)
         link.deliver([make_group(item.ticket) for item in items])
+        arrived = []
         while intake.next_batch(0) is None:
             intake.wait_for_change(10.0)
-            arrived = intake.arrivals()
+            arrived += intake.arrivals()
 
     assert [item.prompt_id for item in items] == ["p0", "p1"]
     assert sorted(group.ticket for group in arrived) == sorted(item.ticket for item in items)

@@ -10,15 +10,17 @@ from transformers import LlamaConfig
 from mrl.config.policy_tables import LoraTable, MakeTable
 from mrl.learner.forward import ForwardSettings, answer_logprobs
 from mrl.learner.packing import pack
-from mrl.learner.pass_memory import LiveBytes, pass_peaks
+from mrl.learner.pass_memory import LiveBytes, pass_peaks, scoring_peak
 from mrl.learner.sharding import checkpoint_blocks, transformer_blocks
 from mrl.models.architectures import init_model
 from mrl.models.lora import add_adapters
 from mrl.models.row_attention import use_row_attention
+from mrl.models.scoring import rows_at_once, score_tokens
 from mrl.models.size import Microbatch
 from mrl.models.skeleton import config_of_number, config_of_recipe, model_size
 from mrl.objectives.specs import Clipped
 from mrl.sharing.regime import Component, TrainingExample
+from mrl.weights.canary import make_canary
 
 COMPONENTS = (Component("own", Clipped(), 1.0, "rows", "own"),)
 NUM_BLOCKS = 6
@@ -173,3 +175,26 @@ def test_larger_chunks_of_logits_are_counted() -> None:
         pass_peaks(config, precision="float32", batch=batch, chunk_logits=chunk) for chunk in (1 << 22, 1 << 26)
     )
     assert max(astuple(many)) - max(astuple(few)) > 2 * 4 * ((1 << 26) - (1 << 22))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number_format"), [("float32", None), ("float32", "bfloat16"), ("bfloat16", "bfloat16")]
+)
+def test_a_canary_over_no_data_tells_what_a_real_one_needs(dtype, number_format) -> None:
+    """Weights that are rounded for it included, and no more rows at once than there are, or than go at once."""
+    made = recipe("qwen3").model_copy(update={"vocab_size": 30_000})
+    model = init_model(made, vocab_size=30_000, eos_id=0, pad_id=0).to(getattr(torch, dtype)).eval()
+    ids = torch.zeros(5, 20, dtype=torch.int64).tolist()
+    with LiveBytes([*model.parameters(), *model.buffers()]) as live:
+        if number_format:
+            make_canary(model, ids, number_format)
+        else:
+            score_tokens(model, ids)
+    found = scoring_peak(config_of_recipe(made), dtype=dtype, rows=5, tokens=20, number_format=number_format)
+    assert found == pytest.approx(live.take_peak(), rel=0.02)
+    assert found > 5 * 19 * 30_000 * 4 + 30_000 * 32 * 4 * bool(number_format)
+    rounds = {"dtype": dtype, "tokens": 20, "number_format": number_format}
+    most = rows_at_once(20, 30_000)
+    assert scoring_peak(config_of_recipe(made), rows=20 * most, **rounds) == scoring_peak(
+        config_of_recipe(made), rows=2 * most, **rounds
+    )

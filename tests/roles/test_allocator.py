@@ -96,7 +96,7 @@ def connect(run: Path, keys: RunKeys) -> Iterator[Callable[[str], LeaseHolder]]:
             on_message=lambda body: holder.on_message(body, time.monotonic()),
             on_tick=lambda now_s: holder.on_tick(now_s, Used()),
         )
-        holder.open(client.post, client.request_reconnect)
+        holder.open(client.post, client.restart)
         clients.append(client)
         return holder
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder, read_run_config
@@ -21,6 +22,7 @@ from mrl.roles import join
 from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.grants import Grant
 from mrl.transport.keys import create_keys
+from mrl.transport.requests import SILENCE_S
 from mrl.transport.server import ServerSocket
 
 FOREVER = "import time\nwhile True: time.sleep(60)"
@@ -133,6 +135,29 @@ def test_it_starts_its_roles_reports_and_ends_with_the_run(folder: RunFolder, mo
         assert (folder.logs / "attempt_1" / "worker-b.log").exists()
     finally:
         first.close()
+
+
+def test_a_first_host_that_moved_is_found_and_what_was_relayed_meanwhile_comes_with_it(folder: RunFolder) -> None:
+    """One that answers is never looked for."""
+    first = FirstHost(folder)
+    with capture_logs() as logs, ExitStack() as closing:
+        closing.callback(first.close)
+        uplink = join.Uplink(folder, "h1", closing)
+
+        def report_until(condition: Callable[[], object]) -> None:
+            until(lambda: uplink.report(HostReport(host="h1", session="s"), time.monotonic()) or condition())
+
+        end_s = time.monotonic() + SILENCE_S + 1.0
+        report_until(lambda: time.monotonic() > end_s)
+        assert [line for line in logs if line["event"] == "no answer"] == []
+        first.close()
+        uplink.line("it went on")
+        report_until(lambda: any(line["event"] == "no answer" for line in logs))
+        second = FirstHost(folder)
+        closing.callback(second.close)
+        report_until(lambda: any(line["event"] == "answers again" for line in logs))
+        until(lambda: any("it went on" in report.lines for report in second.reports))
+    assert {line["whom"] for line in logs if line["event"] == "no answer"} == {"the first host"}
 
 
 def test_nothing_starts_while_an_earlier_session_may_live(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from mrl.config.load import validate
 from mrl.config.run_folder import create_run_folder
@@ -22,7 +23,8 @@ from mrl.roles import unit_node
 from mrl.roles.host_processes import HostProcesses
 from mrl.roles.residents import gpu_models, processes_with, read_used_mib, used_gpu_mib
 from mrl.transport.endpoints import publish_endpoint
-from mrl.transport.keys import create_keys
+from mrl.transport.keys import create_keys, load_keys
+from mrl.transport.requests import SILENCE_S
 from mrl.transport.server import ServerSocket
 
 CORE = min(os.sched_getaffinity(0))
@@ -81,7 +83,7 @@ class Node:
             "supervision": {"backoff_s": 1.5, "max_restarts": max_restarts},
         }
         config = validate(tables, where="test")
-        run = create_run_folder(config)
+        self.run = run = create_run_folder(config)
         self.server = ServerSocket(create_keys(run.keys))
         closing.callback(self.server.close)
         publish_endpoint(run.endpoints, "allocator", self.server.address)
@@ -343,3 +345,17 @@ def test_a_node_reports_what_its_units_are(node: Node) -> None:
     node.until(lambda _: node.report is not None)
     assert node.report is not None
     assert [unit.unit_type for unit in node.report.units] == ["cpu"] * len(node.report.units)
+
+
+def test_an_allocator_that_moved_is_found_and_its_silence_is_said(node: Node) -> None:
+    """One that answers is never looked for."""
+    with capture_logs() as logs:
+        end_s = time.monotonic() + SILENCE_S + 0.5
+        node.until(lambda _: time.monotonic() > end_s)
+        assert [line for line in logs if line["event"] == "no answer"] == []
+        node.server.close()
+        node.server = ServerSocket(load_keys(node.run.keys))
+        publish_endpoint(node.run.endpoints, "allocator", node.server.address)
+        node.until(lambda _: any(line["event"] == "answers again" for line in logs))
+        node.server.close()
+    assert [line["whom"] for line in logs if line["event"] == "no answer"] == ["allocator"]

@@ -64,7 +64,7 @@ class Site:
         socket = ClientSocket(own, lambda: self.server.address, identity=f"worker/a/{index}")
         client = BackgroundClient(socket, on_message=link.on_message, on_tick=link.on_tick)
         self.clients.append(client)
-        link.open(client.post, client.request_reconnect)
+        link.open(client.post, client.restart)
         engine = EmbeddedEngine(self.folder / "model", Sampling(1.0, 4, (1,)), device="cpu", max_running=4)
         return Worker(self, link, engine)
 

@@ -240,10 +240,12 @@ def test_an_evaluation_under_way_at_the_end_of_the_run_is_given_up_aloud(evaluat
     here.life.run(lambda: bool(here.at_once))
 
     assert not here.result.exists()
-    values = [record.values for record in here.told if isinstance(record, MetricsRecord)]
-    assert values == [{"eval/missing_answers": 2.0}]
+    (values,) = [record.values for record in here.told if isinstance(record, MetricsRecord)]
+    missing = int(values["eval/missing_answers"])  # one may be over before the end is noticed
+    assert values == {"eval/missing_answers": missing}
+    assert missing in (1, 2)
     assert "evaluation given up" in (told := capsys.readouterr().out)
-    assert "missing=2" in told
+    assert f"missing={missing}" in told
     done = evaluated_life()
     done.life.run(done.result.exists)
     assert "evaluation given up" not in capsys.readouterr().out

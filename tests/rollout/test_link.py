@@ -3,7 +3,10 @@
 import threading
 
 import msgspec
+import pytest
+from structlog.testing import capture_logs
 
+from mrl.errors import ConfigError
 from mrl.records.codec import decode, encode, pack_array
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import (
@@ -16,6 +19,8 @@ from mrl.records.rollouts import (
     ScoredGroup,
     StaleGroup,
     WeightsNotice,
+    WeightsRequest,
+    WeightsRoute,
     WorkGrant,
     WorkItem,
     WorkRequest,
@@ -23,7 +28,8 @@ from mrl.records.rollouts import (
 )
 from mrl.records.version import Version, VersionSpan
 from mrl.rollout.held_out_answers import HeldOutRoom
-from mrl.rollout.link import MAX_BATCH, WorkerLink, WorkerProgress
+from mrl.rollout.link import WorkerLink, WorkerProgress
+from mrl.transport.requests import WINDOW_REQUESTS
 
 NOTICE = WeightsNotice(version=Version(0, 4), manifest_path="m")
 
@@ -34,8 +40,13 @@ class Wire:
     def __init__(self) -> None:
         self.now_s, self.reconnects = 0.0, 0
         self.link = WorkerLink("w", clock=lambda: self.now_s)
+        self.bodies: list[bytes] = []
         self.sent: list[WorkRequest | Groups] = []
-        self.link.open(lambda body: self.sent.append(decode(body, worker_message_decoder)), self._reconnect)
+        self.link.open(self._post, self._reconnect)
+
+    def _post(self, body: bytes) -> None:
+        self.bodies.append(body)
+        self.sent.append(decode(body, worker_message_decoder))
 
     def _reconnect(self) -> None:
         self.reconnects += 1
@@ -120,35 +131,53 @@ def test_an_unanswered_request_is_repeated_and_a_late_double_grant_counts_once()
 
 
 def test_groups_are_sent_again_until_acknowledged():
-    """Delivered groups are repeated each second and forgotten on acknowledgement."""
+    """A second later over a link that works, as the same bytes, and forgotten on acknowledgement."""
     wire = Wire()
     wire.grant("a")
     wire.link.deliver([group("a")])
+    wire.tick(1.0)
+    wire.grant()
     wire.tick(1.5)
-    assert sum(isinstance(message, Groups) for message in wire.sent) == 2
+    told = [body for body in wire.bodies if isinstance(decode(body, worker_message_decoder), Groups)]
+    assert len(told) == 2
+    assert told[0] is told[1], "encoded once"
 
     wire.link.on_message(encode(GroupsAck(tickets=["a"], weights=NOTICE)))
     wire.tick(3.0)
+    wire.grant()
+    wire.tick(9.0)
 
     assert sum(isinstance(message, Groups) for message in wire.sent) == 2
     assert isinstance(wire.sent[-1], WorkRequest)
     assert wire.sent[-1].holding == []
 
 
+def test_after_a_reconnect_all_that_is_not_acknowledged_is_sent_again_in_order():
+    """Acknowledged groups are not; a learner that heard the others already ignores them."""
+    wire = Wire()
+    wire.link.deliver([group(ticket) for ticket in "abcd"])
+    wire.link.on_message(encode(GroupsAck(tickets=["b"], weights=NOTICE)))
+    del wire.sent[:]
+    wire.tick(3.1)
+
+    told = [message.groups[0].ticket for message in wire.sent if isinstance(message, Groups)]
+    assert (wire.reconnects, told) == (1, ["a", "c", "d"])
+
+
 def test_what_was_given_up_is_told_until_acknowledged():
-    """In the same message as groups that were finished, and in none of them twice."""
+    """As finished groups are."""
     wire = Wire()
     wire.grant("a", "b")
     given_up = StaleGroup(ticket="b", num_tokens=5)
     wire.link.deliver([group("a"), given_up])
-    wire.tick(1.5)
+    wire.tick(3.1)
     told = [message for message in wire.sent if isinstance(message, Groups)]
-    assert [(message.groups, message.stale) for message in told] == [([group("a")], [given_up])] * 2
+    assert [(message.groups, message.stale) for message in told] == [([group("a")], []), ([], [given_up])] * 2
 
     wire.link.on_message(encode(GroupsAck(tickets=["a", "b"], weights=NOTICE)))
-    wire.tick(3.0)
+    wire.tick(6.3)
 
-    assert sum(isinstance(message, Groups) for message in wire.sent) == 2
+    assert sum(isinstance(message, Groups) for message in wire.sent) == 4
     assert wire.sent[-1].holding == []
 
 
@@ -183,12 +212,14 @@ def test_work_given_up_is_no_longer_held():
     assert wire.sent[-1].holding == []
 
 
-def test_garbage_from_the_learner_is_counted():
+def test_garbage_from_the_learner_is_said_and_is_no_answer():
     """Bytes that are no message change nothing."""
     wire = Wire()
-    wire.link.on_message(b"\xc1")
+    with capture_logs() as logs:
+        wire.link.on_message(b"\xc1")
 
-    assert wire.link.malformed == 1
+    assert [line["event"] for line in logs] == ["unreadable answer"]
+    assert wire.link.answered_s == float("-inf")
 
 
 def test_a_worker_that_samples_for_long_says_what_it_holds():
@@ -203,14 +234,25 @@ def test_a_worker_that_samples_for_long_says_what_it_holds():
     assert [(m.max_groups, m.holding) for m in wire.sent[sent:]] == [(0, ["a"]), (0, ["a"])]
 
 
-def test_many_groups_go_out_in_parts_that_fit_a_message():
-    """Groups of 3 MB each are sent one by one."""
+def test_large_groups_are_under_way_one_at_a_time():
+    """Of 3 MB each; the next one leaves when one was acknowledged."""
     wire = Wire()
     big = [msgspec.structs.replace(group(t), prompt_token_ids=bytes(3_000_000)) for t in ("a", "b", "c")]
 
     wire.link.deliver(big)
+    assert [message.groups[0].ticket for message in wire.sent] == ["a"]
+    wire.link.on_message(encode(GroupsAck(tickets=["a"], weights=NOTICE)))
 
-    assert [len(message.groups) for message in wire.sent] == [1, 1, 1]
+    assert [message.groups[0].ticket for message in wire.sent] == ["a", "b"]
+
+
+def test_a_group_that_no_message_has_room_for_ends_the_worker_with_the_cure():
+    """It could never be delivered."""
+    wire = Wire()
+    answer = msgspec.structs.replace(group("a").answers[0], completion=bytes(1024 * 1024))
+    with pytest.raises(ConfigError, match=r"lower rollout.group_size or rollout.max_new_tokens"):
+        wire.link.deliver([msgspec.structs.replace(group("a"), answers=[answer] * 9)])
+    assert wire.sent == []
 
 
 def test_what_was_asked_a_moment_ago_is_not_asked_again():
@@ -267,8 +309,37 @@ def test_a_worker_whose_learner_is_away_goes_to_sleep_all_the_same() -> None:
     wire.link.deliver([group("0.1")])
     wire.link.rest(0.01)
     wire.link.begin_anew()
-    wire.tick(2.0)
+    assert wire.link.take_work(2, 0.0) == []
+    asked = wire.sent[-1]
+    assert isinstance(asked, WorkRequest)
+    assert asked.max_groups == 2, "what was not answered before is not awaited"
+    wire.tick(3.1)
     assert any(isinstance(sent, Groups) for sent in wire.sent[2:]), "what is not acknowledged is sent again"
+
+
+def test_weights_are_asked_for_until_there_is_an_answer_or_nobody_waits() -> None:
+    """Each time by the same attempt; an answer that comes too late is none."""
+    wire = Wire()
+
+    def learner() -> None:
+        wire.tick(1.1)
+        wire.grant()
+        wire.tick(1.2)
+        [first, again] = [message for message in wire.sent if isinstance(message, WeightsRequest)]
+        assert first == again
+        wire.link.on_message(encode(WeightsRoute(attempt=first.attempt, weights=NOTICE, folder="f")))
+
+    timer = threading.Timer(0.05, learner)
+    timer.start()
+    route = wire.link.ask_weights(Version(0, 4), num_ranks=0, within_s=10.0)
+    assert route is not None
+    assert route.folder == "f"
+
+    assert wire.link.ask_weights(Version(0, 5), num_ranks=0, within_s=0.0) is None
+    asked = sum(isinstance(message, WeightsRequest) for message in wire.sent)
+    wire.grant()
+    wire.tick(9.0)
+    assert sum(isinstance(message, WeightsRequest) for message in wire.sent) == asked
 
 
 def held_out(*tickets: str) -> list[HeldOutItem]:
@@ -309,20 +380,23 @@ def test_held_out_answers_are_sent_again_until_acknowledged() -> None:
     wire = Wire()
     answer = HeldOutAnswer(ticket="x", versions=[VersionSpan(1, Version(0, 4))], reward=1.0)
     wire.link.deliver([group("a"), answer])
-    wire.tick(1.5)
-    assert [type(message) for message in wire.sent] == [Groups, HeldOutAnswers, Groups, HeldOutAnswers, WorkRequest]
+    wire.tick(3.1)
+    assert [type(message) for message in wire.sent] == [Groups, HeldOutAnswers, WorkRequest, Groups, HeldOutAnswers]
     assert wire.sent[1].answers == [answer]  # type: ignore[union-attr]
 
     wire.link.on_message(encode(GroupsAck(tickets=["a", "x"], weights=NOTICE)))
-    wire.tick(3.0)
+    wire.tick(9.0)
 
     assert wire.sent[-1].holding == []  # type: ignore[union-attr]
     assert sum(isinstance(message, HeldOutAnswers) for message in wire.sent) == 2
 
 
-def test_a_flood_of_held_out_answers_goes_in_parts_that_the_learner_takes() -> None:
+def test_a_flood_of_held_out_answers_goes_as_fast_as_the_learner_takes_them() -> None:
     """As after a learner that was away for long."""
     wire = Wire()
-    answers = [HeldOutAnswer(ticket=f"x{number}") for number in range(2 * MAX_BATCH + 1)]
-    wire.link.deliver(answers)
-    assert [len(message.answers) for message in wire.sent] == [MAX_BATCH, MAX_BATCH, 1]  # type: ignore[union-attr]
+    wire.link.deliver([HeldOutAnswer(ticket=f"x{number}") for number in range(2 * WINDOW_REQUESTS)])
+    assert len(wire.sent) == WINDOW_REQUESTS
+    for number in range(2 * WINDOW_REQUESTS):
+        wire.link.on_message(encode(GroupsAck(tickets=[f"x{number}"], weights=NOTICE)))
+    told = [message.answers[0].ticket for message in wire.sent]  # type: ignore[union-attr]
+    assert told == [f"x{number}" for number in range(2 * WINDOW_REQUESTS)]

@@ -67,7 +67,7 @@ def generate(folder: Path, scratch: Path, policy: str, index: int, tokens_per_s:
         on_message=lambda body: lease.on_message(body, time.monotonic()),
         on_tick=lambda now_s: lease.on_tick(now_s, Used(*totals)),
     )
-    lease.open(client.post, client.request_reconnect)
+    lease.open(client.post, client.restart)
     stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: stop.append(number))
     out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -108,8 +108,8 @@ def send(out: socket.socket, learner: Path, number: int) -> None:
 
 def learner(folder: Path, scratch: Path, policy: str, group_tokens: int, groups: int, step_s: float) -> int:
     sender = ReportSender(policy)
-    client = link(folder, f"learner/{policy}", on_message=lambda body: sender.on_message(body), on_tick=sender.on_tick)
-    sender.open(client.post, client.request_reconnect)
+    client = link(folder, f"learner/{policy}", on_message=sender.on_message, on_tick=sender.requests.on_tick)
+    sender.requests.open(client.post, client.restart)
     path = scratch / f"{policy}.learner"
     path.unlink(missing_ok=True)
     inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -105,7 +105,7 @@ class WorkerRig:
         socket = ClientSocket(own, lambda: self._server.address, identity="worker/a/0")
         client = BackgroundClient(socket, on_message=link.on_message, on_tick=link.on_tick)
         self._closing.callback(client.close, 0.2)
-        link.open(client.post, client.request_reconnect)
+        link.open(client.post, client.restart)
         return RolloutLoop(
             Sampler("a", 1, self.rig.engine, self._pool, _token_ids, _text),
             link,

@@ -18,7 +18,7 @@ def newest(run, role: str, name: str) -> float:
     return values[-1] if values else 0.0
 
 
-def test_versions_go_by_broadcast_and_no_files_are_written(make_run):
+def test_versions_go_by_broadcast_and_the_last_one_alone_as_files(make_run):
     """Two workers on one learner, and a learner whose two ranks hold half of the weights each."""
     run = make_run(steps=8)
     run.start(*BROADCAST, *TWO_WORKERS, *SHARDED)
@@ -28,12 +28,12 @@ def test_versions_go_by_broadcast_and_no_files_are_written(make_run):
         names = [f"worker/{policy}/{number}" for number in range(workers)]
         # Who of two workers gets most of the work is open, and one without work tells nothing of its updates.
         assert max(newest(run, name, "weights/by_broadcast") for name in names) >= 2
-        assert all(newest(run, name, "weights/by_files") == 0 for name in names)
+        assert all(newest(run, name, "weights/by_files") <= 1 for name in names)
         canaries = [record["values"]["weights/canary_max_abs_nats"] for name in names for record in run.metrics(name)]
         assert max(canaries) < 1e-4
         assert (run.folder / "evaluation" / f"{policy}-8.json").exists()
         written = [path.parent.name for path in (run.folder / "weights" / policy).glob("*/model.safetensors")]
-        assert written == []
+        assert written == ["0.8"]
     assert not run.left_over()
 
 

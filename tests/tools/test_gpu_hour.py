@@ -30,6 +30,7 @@ STEPS = {
     "read",
 }
 WAY = {
+    "make the canary",
     "publish",
     "load",
     "engine still while loading",

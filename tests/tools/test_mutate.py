@@ -11,7 +11,7 @@ import pytest
     [
         (["mrl/alignment/no_such.py"], "mrl/alignment/no_such.py: wanted a module of mrl/"),
         (["tools/mutate.py"], "tools/mutate.py: wanted a module of mrl/"),
-        (["mrl/alignment/common_spans.py", "tests/no_such"], "tests/no_such: there are no such tests"),
+        (["mrl/alignment/shared_spans.py", "tests/no_such"], "tests/no_such: there are no such tests"),
     ],
 )
 def test_a_mistake_is_one_line(monkeypatch, capsys, arguments, told):
@@ -26,7 +26,7 @@ def test_a_mistake_is_one_line(monkeypatch, capsys, arguments, told):
 def test_a_missing_package_is_named_with_its_cure(monkeypatch, capsys):
     """The extra that brings mutmut."""
     monkeypatch.chdir(mutate.ROOT)
-    monkeypatch.setattr(sys, "argv", ["mutate.py", "mrl/alignment/common_spans.py"])
+    monkeypatch.setattr(sys, "argv", ["mutate.py", "mrl/alignment/shared_spans.py"])
     monkeypatch.setattr(mutate.importlib.util, "find_spec", lambda name: None)
     assert mutate.main() == 2
     assert "pip install -e '.[mutation]'" in capsys.readouterr().err

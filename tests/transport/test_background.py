@@ -1,6 +1,7 @@
 """The thread that owns a client socket."""
 
 import queue
+import threading
 
 from mrl.transport.background import BackgroundClient
 
@@ -34,10 +35,9 @@ def test_posts_arrive_in_order_and_answers_come_back(make_server, make_client, u
 
 
 def test_post_never_waits_and_the_queue_is_bounded(make_client, opened):
-    """Without a server the queue fills to its limit; then posts are refused and counted."""
+    """Without a server the queue fills to its limit; then posts are refused."""
     background, _ = start(opened, make_client(lambda: None), max_queued_bytes=1000)
     assert [background.post(bytes(400)) for _ in range(4)] == [True, True, False, False]
-    assert background.refused_posts == 2
 
 
 def test_a_message_too_large_is_refused_at_once(make_server, make_client, opened, until):
@@ -105,13 +105,26 @@ def test_what_is_posted_after_a_reconnect_request_waits_for_the_new_link(until):
     assert calls == [b"one", "reconnect", b"two"]
 
 
+def test_a_restart_drops_what_is_queued_and_keeps_what_is_posted_after_it(make_server, make_client, opened, until):
+    """Whoever awaits an answer posts again: a server that comes back is told everything once."""
+    addresses = [None]
+    background, _ = start(opened, make_client(lambda: addresses[-1]), max_queued_bytes=100)
+    for number in range(20):
+        assert background.post(b"%050d" % number), "what was dropped takes no room"
+        background.restart()
+    background.post(b"newest")
+    server = make_server()
+    addresses.append(server.address)
+    assert until(lambda: server.receive(0.05))[0].body == b"newest"
+
+
 def test_close_sends_what_is_queued(make_server, make_client, until):
     """A message posted just before a close with time to spare still arrives."""
     server = make_server()
     background = BackgroundClient(make_client(server.address), on_message=lambda body: None)
     background.post(b"last words")
     background.close(10.0)
-    assert not background.alive
+    assert "client" not in [thread.name for thread in threading.enumerate()]
     assert until(lambda: server.receive(0.05))[0].body == b"last words"
     assert background.post(b"too late") is False
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from mrl.errors import RoleFailed
 from mrl.models import tensor_broadcast
-from mrl.models.parameters import named_weights
+from mrl.models.parameters import named_weights, plain_sources
 from mrl.models.tensor_broadcast import IncomingTensors, receive_each
-from mrl.models.tensor_file import digest
+from mrl.models.tensor_file import digest, read_folder
 from mrl.records.rollouts import WeightsNotice, WeightsRequest, WeightsRoute
 from mrl.records.version import Version
 from mrl.weights import broadcast
@@ -134,6 +135,35 @@ def test_without_a_place_to_meet_nobody_is_invited_and_nothing_is_kept_in_use(le
 
     learner.ask("meets", num_ranks=1, attempt=2)
     assert learner.receive(learner.answers(1)[b"meets"]) == published(learner)
+
+
+def test_the_last_version_is_written_and_outlives_whoever_published_it(learner, tmp_path):
+    """Announced when it is whole, by a manifest that needs nobody to send it."""
+    told: list[Path] = []
+    learner.model.lm_head.weight.data.mul_(2.0)
+    sources, canary = plain_sources(named_weights(learner.model).items()), make_canary(learner.model, CANARY)
+    learner.publisher.begin(sources, Version(0, 2), canary, told.append, lasts=True)
+    learner.publisher.finish()
+    learner.publisher.close()
+    learner.files.close()
+
+    assert told == [tmp_path / "0.2" / "manifest.json"]
+    manifest = read_manifest(told[0])
+    assert manifest.broadcast == []
+    assert read_folder(told[0].parent) == manifest.tensors == published(learner)
+
+
+def test_a_last_version_that_cannot_be_written_ends_the_learner(learner, monkeypatch):
+    """In place of a line in a log: nobody would have it."""
+
+    def full(*arguments) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(learner.files, "publish_weights", full)
+    sources, canary = plain_sources(named_weights(learner.model).items()), make_canary(learner.model, CANARY)
+    learner.publisher.begin(sources, Version(0, 2), canary, lasts=True)
+    with pytest.raises(RoleFailed, match=r"version 0\.2, the last one, cannot be written: .*No space"):
+        learner.publisher.finish()
 
 
 def test_an_invitation_that_was_lost_is_given_again(learner):

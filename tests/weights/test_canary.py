@@ -67,6 +67,23 @@ def test_a_part_of_the_update_that_is_missing_is_found_below_the_noise_of_a_toke
         assert share < 1.0 or "of the last update" in gap.problem
 
 
+@pytest.mark.parametrize("follows", [0.5, 0.0, -0.5, -2.0])
+def test_an_engine_that_stayed_several_versions_behind_is_found_by_the_last_step(follows):
+    """Whether the steps that it lacks before that one went the same way, another one, or back beyond it.
+
+    What is compared with is the version before the newest, which this engine never served.
+    """
+    rng = np.random.default_rng(7)
+    for _ in range(50):
+        last = 0.03 * rng.normal(size=(ROWS, TOKENS))
+        before = follows * last + 0.03 * rng.normal(size=(ROWS, TOKENS))
+        canary = canary_of(drawn(rng, tails=0.5, per_row=0.0), last)
+        gap = gap_nats(canary, engine_of(canary, last + before + drawn(rng, tails=0.5, per_row=0.0)))
+        assert gap.missing_share == pytest.approx(1.0 + follows, abs=5 * gap.missing_error)
+        assert not gap.tells_versions
+        assert "the last update" in gap.problem
+
+
 def test_an_update_that_drowns_in_the_noise_is_neither_found_nor_told():
     """The engine is believed, and it is said that it need not be right."""
     rng = np.random.default_rng(3)

@@ -9,6 +9,7 @@ from mrl.weights.canary_texts import (
     MAX_TOKENS,
     MIN_TOKENS,
     NUM_PROMPTS,
+    largest_canary,
     longest_row,
     texts_of_prompts,
     texts_of_step,
@@ -44,6 +45,7 @@ def test_a_canary_costs_a_small_share_of_a_step(rows, answer, tokens):
     texts = texts_of_step([ids(10, first=row) for row in range(rows)], [ids(answer)] * rows)
 
     assert tokens <= sum(len(text) for text in texts) < tokens + MAX_ROW_TOKENS
+    assert largest_canary(rows, 10, answer) == (len(texts), len(texts[0])), "as the memory plan reckons"
     firsts = [text[0] for text in texts]
     assert firsts[0] == 0
     assert firsts[-1] == rows - 1

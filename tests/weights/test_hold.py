@@ -75,6 +75,13 @@ def test_what_was_pruned_cannot_be_held(version):
             version.rmdir()
 
 
+def test_memory_that_is_not_to_be_seen_is_told_from_what_was_pruned(tmp_path):
+    """As in a container with processes of its own: the folder is there, and what it links to is not; with the key."""
+    (tmp_path / "model.safetensors").symlink_to("/proc/1/fd/1000000")
+    with pytest.raises(WeightsError, match=r'not to be seen from here; .*rollout\.weights_in = "disk"'), hold(tmp_path):
+        pass
+
+
 def test_a_link_to_what_is_no_file_any_more_ends_nobody(tmp_path):
     """Of a former life, whose process id is another process by now: a socket has no bytes to read or to lock."""
     with socket.socket() as other:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from mrl.errors import RoleFailed, WeightsError
 from mrl.models.parameters import TensorSource, named_weights, plain_sources
 from mrl.models.tensor_file import digest, read_folder
 from mrl.records.version import Version
+from mrl.weights import publish
 from mrl.weights.canary import canary_sequences, make_canary
 from mrl.weights.hold import hold
 from mrl.weights.manifest import Canary, read_manifest
@@ -155,6 +157,57 @@ def test_a_disk_that_is_full_is_told_to_the_learner_and_leaves_nothing(tmp_path,
     assert (told, list(tmp_path.iterdir())) == ([], [])
 
 
+@pytest.mark.parametrize("grows", [True, False])
+def test_what_is_written_slowly_is_waited_for_and_what_stands_still_is_not(tmp_path, monkeypatch, grows):
+    """However long it takes: five times as long as nothing may be added for."""
+    monkeypatch.setattr(publish, "STILL_S", 0.4)
+    monkeypatch.setattr(publish, "LOOK_S", 0.05)
+    go_on, copied = threading.Event(), shutil.copyfile
+
+    def slow(source, target):
+        with Path(target).open("wb") as file:
+            for _ in range(20):
+                assert not go_on.wait(0.1)
+                file.write(b"x" * grows)
+                file.flush()
+        return copied(source, target)
+
+    monkeypatch.setattr("mrl.weights.publish.shutil.copyfile", slow)
+    publisher, began_s = Publisher(tmp_path, "a"), time.monotonic()
+    publisher.begin(plain_sources(drawn(1).items()), Version(0, 1), NO_CANARY)
+    if grows:
+        publisher.finish()
+        assert time.monotonic() - began_s > 2.0
+        assert read_folder(tmp_path / "0.1")
+        return
+    with pytest.raises(RoleFailed, match=r"publishing 0\.1: nothing was added to .* for 0\.4 s"):
+        publisher.finish()
+    go_on.set()
+
+
+def test_a_rank_that_says_nothing_is_named(tmp_path, monkeypatch):
+    """By the first one, which has long written its own part."""
+    monkeypatch.setattr(publish, "STILL_S", 0.3)
+    monkeypatch.setattr(publish, "LOOK_S", 0.05)
+    publisher = Publisher(tmp_path, "a", num_ranks=2)
+    publisher.begin(plain_sources(drawn(1).items()), Version(0, 1), NO_CANARY)
+    with pytest.raises(RoleFailed, match="nothing was added"):
+        publisher.finish()
+
+
+def test_a_rank_with_nothing_to_add_gathers_and_copies_nothing(tmp_path, monkeypatch):
+    """As the further ranks of a learner whose first one sends weights, or publishes adapters."""
+    monkeypatch.setattr("mrl.weights.staging.MemoryFile", None)
+    publisher, asked = Publisher(tmp_path, "a", rank=1, in_memory=True), []
+    sources = [TensorSource(name, tensor, partial(asked.append, name)) for name, tensor in drawn(1).items()]
+    for step in (1, 2):
+        publisher.begin(sources, Version(0, step), None)
+        publisher.finish()
+    assert asked == 2 * list(drawn(1))
+    assert list(tmp_path.iterdir()) == []
+    publisher.close()
+
+
 def test_a_rank_that_cannot_add_its_part_is_named(tmp_path, monkeypatch):
     """The first rank does not wait for it."""
     first, second = (Publisher(tmp_path, "a", rank=rank, num_ranks=2) for rank in range(2))
@@ -214,7 +267,7 @@ one.publish_weights(tensors, Version(0, 2), Canary([], [], []))
     ended = subprocess.run([sys.executable, "-c", script], check=False)
     assert ended.returncode == -signal.SIGKILL
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{PARTS}0.2", "0.1"]
-    with pytest.raises(WeightsError, match="pruned"), hold(tmp_path / "0.1"):
+    with pytest.raises(WeightsError, match="a process that has ended"), hold(tmp_path / "0.1"):
         pass
 
     publisher = Publisher(tmp_path, "a")

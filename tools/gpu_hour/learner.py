@@ -4,7 +4,6 @@ Random weights, rows of equal length, whole steps of `mrl.learner.trainer.Traine
 """
 
 import importlib.util
-import inspect
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,11 +12,12 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from torch.nn.attention.varlen import varlen_attn
 
 from gpu_hour.bench import Bench, SkippedError
 from gpu_hour.shapes import config_of, random_model
+from mrl.config.defaults import by_device
 from mrl.config.policy_tables import PolicyTable
+from mrl.config.schema import RunConfig
 from mrl.launch.memory import MIB, Need, largest_microbatch, rank_needs
 from mrl.learner.order import StepOrder
 from mrl.learner.pass_memory import pass_peaks
@@ -35,25 +35,23 @@ CONTEXT_MIB = 1024
 """What a process takes of a GPU beside its tensors."""
 RESERVED_S = 60.0
 """A combination is not begun when less is left."""
-VARLEN = "varlen" if "enable_gqa" in inspect.signature(varlen_attn).parameters else "rows"
-"""Of an older torch, whose kernel knows no shared heads, the figures are those of a call for each length."""
-FAST = {"precision": "bfloat16", "attention_kernel": VARLEN}
-LEAN = FAST | {"activation_checkpointing": True, "microbatch_tokens": 8192}
+LEAN = {"activation_checkpointing": True, "microbatch_tokens": 8192}
 COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "1.7B": ("1.7B", FAST),
+    "1.7B": ("1.7B", {}),
     "8B-adapters": ("8B", LEAN | {"lora": {"rank": 16}}),
     "8B-host-moments": ("8B", LEAN | {"optimizer_memory": "host"}),
-    "1.7B-liger": ("1.7B", FAST | {"logprob_kernel": "liger"}),
-    "1.7B-checkpointing": ("1.7B", FAST | {"activation_checkpointing": True}),
-    "1.7B-host-moments": ("1.7B", FAST | {"optimizer_memory": "host"}),
-    "0.6B": ("0.6B", FAST),
-    "0.6B-rows": ("0.6B", FAST | {"attention_kernel": "rows"}),
-    "0.6B-float32": ("0.6B", {}),
-    "1.7B-compiled": ("1.7B", FAST | {"compile": True}),
+    "1.7B-liger": ("1.7B", {"logprob_kernel": "liger"}),
+    "1.7B-checkpointing": ("1.7B", {"activation_checkpointing": True}),
+    "1.7B-host-moments": ("1.7B", {"optimizer_memory": "host"}),
+    "0.6B": ("0.6B", {}),
+    "0.6B-rows": ("0.6B", {"attention_kernel": "rows"}),
+    "0.6B-float32": ("0.6B", {"precision": "float32"}),
+    "1.7B-compiled": ("1.7B", {"compile": True}),
     "8B": ("8B", LEAN),
 }
-"""Part -> shape, and what the learner's table says beside its defaults; in order of worth, should time run out."""
-ON_CPU = {"attention_kernel": "rows", "logprob_kernel": "chunked", "compile": False}
+"""Part -> shape, and what the learner's table says; a key that is left out is what it is in a run on a GPU. In order of
+worth, should time run out."""
+ON_CPU = {"attention_kernel": "rows", "logprob_kernel": "chunked", "chunk_logits": 1 << 12, "compile": False}
 """In place of what needs a GPU, or minutes."""
 
 
@@ -113,11 +111,17 @@ def _tell(
 
 
 def _policy(keys: dict[str, Any], bench: Bench) -> PolicyTable:
+    """As a run on a GPU resolves it; on a CPU without what that lacks."""
     table = {"microbatch_tokens": 16384, "prompts_per_step": 4} | keys
     rollout = {"group_size": 8, "max_new_tokens": 768}
     if bench.device == "cpu":
-        table, rollout = table | ON_CPU | {"microbatch_tokens": 256}, {"group_size": 4, "max_new_tokens": 24}
-    return PolicyTable.model_validate({"model": "random", "device": bench.device, "rollout": rollout, "learner": table})
+        table, rollout = table | {"microbatch_tokens": 256}, {"group_size": 4, "max_new_tokens": 24}
+    policy = {"model": "random", "device": "cuda", "rollout": rollout, "learner": table}
+    tasks = {"trim": {"source": "words", "dataset": "trim"}}
+    tables = {"run": {"name": "gpu-hour", "steps": 1}, "tasks": tasks, "policies": {"a": policy}}
+    resolved = by_device(RunConfig.model_validate(tables)).config.policies["a"]
+    learner = resolved.learner.model_copy(update=ON_CPU if bench.device == "cpu" else {})
+    return resolved.model_copy(update={"device": bench.device, "learner": learner})
 
 
 def _prompt_tokens(bench: Bench) -> int:
@@ -134,6 +138,7 @@ def plan_of(config: Any, policy: PolicyTable, bench: Bench) -> Need:
         batch=batch,
         checkpointing=table.activation_checkpointing,
         lora=table.lora,
+        chunk_logits=table.chunk_logits,
     )
     _, on_device = rank_needs(
         model_size(config, table.lora),

@@ -101,7 +101,7 @@ def write_config(bench: Bench, learner: dict[str, Any], *, is_sync: bool) -> Pat
         "run": {"steps": 100_000, "seed": 1, "sync": is_sync},
         "pool": {"train_prompts": 64, "held_out_prompts": 8},
         "tasks": {"trim": {"source": "words", "dataset": "trim", "operation": "trim"}},
-        "evaluation": {"every": 0},
+        "evaluation": {"every": -1},
         "policies": {"a": policy},
     }
     path = bench.scratch / f"{bench.part.replace(' ', '-')}.toml"

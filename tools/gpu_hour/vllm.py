@@ -69,8 +69,7 @@ def measure_server(bench: Bench) -> None:
         bench.tell("start", time.monotonic() - began_s, "s")
         engine.label(Version(0, 0))
         _sample(bench, engine, groups, group_size, config.vocab_size)
-        publisher = Publisher(bench.scratch / "weights", "gpu-hour", model_folder=folder, keep=1)
-        _update(bench, engine, publisher, model, launch.dtype)
+        _update(bench, engine, model, launch)
         began_s = time.monotonic()
         engine.restart()
         bench.tell("restart", time.monotonic() - began_s, "s")
@@ -96,12 +95,22 @@ def _sample(bench: Bench, engine: ServerEngine, groups: int, group_size: int, vo
         bench.tell(name, count / spent_s, "tokens/s", tokens=count, answers_at_once=groups * group_size)
 
 
-def _update(bench: Bench, engine: ServerEngine, publisher: Publisher, model: PreTrainedModel, dtype: str) -> None:
+def _update(bench: Bench, engine: ServerEngine, model: PreTrainedModel, launch: Launch) -> None:
+    """As in a run of one host, in the memory of this process."""
     began_s = time.monotonic()
-    canary = make_canary(model, canary_sequences(model.config.vocab_size), dtype)
+    canary = make_canary(model, canary_sequences(model.config.vocab_size), launch.dtype)
+    publisher = Publisher(
+        bench.scratch / "weights",
+        "gpu-hour",
+        model_folder=launch.model_folder,
+        dtype=launch.dtype,
+        in_memory=True,
+        on_gpu=bench.device == "cuda",
+    )
     path = publisher.publish_weights(named_weights(model).items(), Version(0, 1), canary)
     bench.tell("publish", time.monotonic() - began_s, "s")
     installed = install(engine, path, Version(0, 1))
+    publisher.close()
     bench.tell("install and prove", installed.seconds, "s")
     bench.tell("canary", installed.gap.mean_nats, "nats", max_nats=installed.gap.max_nats)
     bench.tell("bytes compared", installed.compared_share, "share")

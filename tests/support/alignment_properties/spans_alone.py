@@ -5,7 +5,7 @@ from random import Random
 
 import numpy as np
 
-from mrl.alignment.common_spans import align_batch
+from mrl.alignment.shared_spans import align_batch
 from tests.support.alignment_properties.definitions import Places, slow_spans
 from tests.support.alignment_properties.generated import make_lengths
 
