@@ -48,9 +48,8 @@ from mrl.models.parameters import adapter_sources, weight_sources
 from mrl.models.prompting import PromptEncoder
 from mrl.records.version import Version
 from mrl.roles import wiring
-from mrl.sharing.context import sharing_context
+from mrl.sharing.context import SharingContext, sharing_context
 from mrl.sharing.own_objective import own_objective
-from mrl.sharing.recorder import SharingRecorder
 from mrl.sharing.regime import Regime
 from mrl.sharing.regimes import build_regime, shares
 from mrl.tasks.pool import TaskPool, build_pool
@@ -106,9 +105,7 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
         first = None
         if world.is_first:
             courier = publisher if isinstance(publisher, BroadcastPublisher) else None
-            first = _first_rank(
-                config, folder, closing, policy, regime, start, checkpoint, telemetry, courier, context.recorder
-            )
+            first = _first_rank(config, folder, closing, policy, regime, start, checkpoint, telemetry, courier, context)
         learner = Learner(
             trainer,
             _milestones(config, policy),
@@ -239,7 +236,7 @@ def _first_rank(
     checkpoint: Checkpoint | None,
     telemetry: Telemetry,
     courier: Courier | None,
-    recorder: SharingRecorder,
+    context: SharingContext,
 ) -> FirstRank:
     pool = build_pool(config.tasks, config.pool, order_seed=config.run.seed)
     ledger = WorkLedger(
@@ -271,7 +268,7 @@ def _first_rank(
         intake=intake,
         batches=BatchMaker(intake, regime, peers, gathering),
         regime=regime,
-        recorder=recorder,
+        recorder=context.recorder,
         peers=peers,
         evaluations=_evaluations(config, folder, policy, intake, pool, telemetry) if held_out is not None else None,
         crash_folder=folder.crash,

@@ -5,11 +5,11 @@
     L_rescue = -(1/Z) sum_{x in S} (1/|y*|) sum_t log pi_theta(y*_t | x, y*_<t),
     y* ~ Uniform{ received successes on x }
 
-y* is the peer's text in own tokens, closed by the own EOS when the peer ended it itself. The normaliser Z is a choice of
-this code. "prompts" counts the prompts sampled for the batch: those of its own groups, and those of groups that dynamic
-sampling has dropped. "rescues" counts its rescued prompts, those of older failures included. "tokens" counts the tokens
-of its rescues, which then weigh alike in short and long ones. Policies run asynchronously, so a success may come after
-the failure that it answers: `rescues` says how a failure waits and how it is settled. A success that was verified
+y* is the peer's text in own tokens, closed by the own EOS when the peer ended it itself. The normaliser Z is a choice
+of this code. "prompts" counts the prompts sampled for the batch: those of its own groups, and those of groups that
+dynamic sampling has dropped. "rescues" counts its rescued prompts, older failures included. "tokens" counts the
+tokens of its rescues, which then weigh alike in short and long ones. Policies run asynchronously, so a success may come
+after the failure that it answers: `rescues` says how a failure waits and how it is settled. A success that was verified
 before the failure lies in the exchange's memory, and answers at once.
 
 Reads of a peer: verified texts (outcome records) on prompts that failed here. On the wire, per prompt with a success:

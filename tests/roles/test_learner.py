@@ -18,6 +18,7 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.objectives.specs import Imitation
 from mrl.records.version import Version
 from mrl.roles import learner as learner_role
+from mrl.sharing.recorder import SharingRecorder
 from mrl.sharing.regime import Component
 from mrl.transport.grants import Grant
 from mrl.transport.keys import create_keys
@@ -91,7 +92,8 @@ def test_a_learner_that_never_evaluates_has_neither_books_nor_a_plan(
     create_keys(folder.keys, [Grant("worker", "qwen")])
     telemetry = Telemetry("learner/qwen", "qwen", lambda record: True)
     with ExitStack() as closing:
-        first = FIRST_RANK(config, folder, closing, "qwen", SimpleNamespace(), Version(0, 0), None, telemetry, None)
+        regime, context = SimpleNamespace(), SimpleNamespace(recorder=SharingRecorder())
+        first = FIRST_RANK(config, folder, closing, "qwen", regime, Version(0, 0), None, telemetry, None, context)
     assert (first.evaluations is not None, first.intake._held_out is not None) == (evaluates, evaluates)
 
 
