@@ -1,16 +1,15 @@
 import numpy as np
 import pytest
 
-from mrl.sharing.own_rows import own_advantages, own_rows
+from mrl.sharing.own_examples import own_advantages, own_examples
 
 
 @pytest.fixture
-def rows(make_setting):
+def rows(make_context):
     """Own rows of groups under an objective."""
 
-    def rows(groups, *, source="own", advantages=None, keep_idle=False, **objective):
-        setting = make_setting(**objective)
-        return own_rows(groups, setting.objective, source=source, advantages=advantages, keep_idle=keep_idle)
+    def rows(groups, *, advantages=None, keep_idle=False, **objective):
+        return own_examples(groups, make_context(**objective), advantages=advantages, keep_idle=keep_idle)
 
     return rows
 
@@ -59,10 +58,10 @@ def test_advantages_of_a_regime_replace_the_own(rows, make_group):
     assert [row.advantages[0] for row in own.examples] == [3, -1]
 
 
-def test_own_advantages_see_overlong_answers(make_setting, make_group):
+def test_own_advantages_see_overlong_answers(make_context, make_group):
     """The penalty counts before the mean is taken."""
-    setting = make_setting(max_answer_tokens=3, overlong_buffer_tokens=1, advantage="group_mean")
-    assert own_advantages(make_group([1, 1]), setting.objective).tolist() == [0.5, -0.5]
+    context = make_context(max_answer_tokens=3, overlong_buffer_tokens=1, advantage="group_mean")
+    assert own_advantages(make_group([1, 1]), context.objective).tolist() == [0.5, -0.5]
 
 
 def test_no_groups_no_rows(rows):

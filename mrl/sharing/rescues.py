@@ -26,8 +26,11 @@ class Failure:
     version: Version
 
 
-class PendingFailures:
-    """At most `max_pending` failures, one per prompt, each rescued within `gate_age_versions` steps or never."""
+class PendingRescues:
+    """The failures that await a rescue: at most `max_pending`, one per prompt.
+
+    A failure is rescued within `gate_age_versions` steps, or never.
+    """
 
     def __init__(self, *, max_pending: int, gate_age_versions: int) -> None:
         self.max_pending = max_pending
@@ -50,7 +53,7 @@ class PendingFailures:
         return list(self._failures)
 
     def failed(self, failure: Failure) -> None:
-        """Enter a failure, or refresh the one that is held for the prompt unless that one is newer."""
+        """Enter a failure. It replaces the one on the same prompt, unless that one is newer."""
         held = self._failures.get(failure.prompt_id)
         if held is not None and held.version > failure.version:
             return
@@ -61,18 +64,18 @@ class PendingFailures:
             self._drop(next(iter(self._failures)), "expired")
 
     def succeeded(self, prompt_id: str, version: Version) -> None:
-        """An own group had a success: the failure of an older or the same version needs no help any more."""
+        """Drop the failure on a prompt where an own group of the same or a newer version had a success."""
         held = self._failures.get(prompt_id)
         if held is not None and held.version <= version:
             self._drop(prompt_id, "superseded")
 
     def hit(self, prompt_id: str, source: str) -> Failure:
-        """A success of `source` settles the failure, which is returned."""
+        """Settle the failure on a prompt by a success of `source`, and return the failure."""
         self._hits_from[source] += 1
         return self._drop(prompt_id, "hit")
 
     def expire(self, *, step: int) -> None:
-        """Give up every failure that lies more than `gate_age_versions` versions behind `step`."""
+        """Give up every failure that is more than `gate_age_versions` versions older than `step`."""
         old = [f for f in self._failures.values() if step - f.version.step > self.gate_age_versions]
         for failure in old:
             self._drop(failure.prompt_id, "expired")

@@ -1,9 +1,8 @@
-"""What another policy thinks of own answers, laid on the own tokens that were sampled; these are never cut anew."""
+"""Scores of own answers by another policy, laid on the own tokens that were sampled. These are never cut anew."""
 
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from mrl.alignment.aligned_batch import AlignedBatch
 from mrl.alignment.flags import Flag, Rejected
@@ -12,31 +11,58 @@ from mrl.alignment.ragged import offsets_of, sums_at
 from mrl.alignment.receiver import Receiver
 from mrl.alignment.shared_spans import Spans, align_batch
 from mrl.records.codec import unpack_array
-from mrl.records.experience import TokenTrace
-from mrl.records.rollouts import Answer
+from mrl.records.experience import ScoreRecord, TokenTrace
+from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.advantages import Float32s
+from mrl.sharing.context import SharingContext
+from mrl.sharing.regime import ExaminedAnswer, Int32s
 
-Int32s = npt.NDArray[np.int32]
+UNSCORED = "unscored"
+"""The teacher could not express the text, or own ids do not stand for it."""
 
 
-class TeacherView(NamedTuple):
-    """One own answer of T tokens as a scoring peer sees it."""
+class TeacherTrace(NamedTuple):
+    """The score of one own answer of T tokens."""
 
     logprobs: Float32s
-    """[T] sum over the token's common span, in nats; NaN where the peer says nothing, as of an end that it lacks."""
+    """[T] sum over the token's common span, in nats; NaN where the teacher says nothing, as of an end that it lacks."""
     spans: Int32s
     """[T]"""
     aligned: AlignedBatch
-    """The same as one row, without an end that only one side has: flagged EOS_UNMAPPED, the own token left out, the
-    peer's dropped."""
+    """The same as one row. An end that only one side has is not in it: the row is flagged EOS_UNMAPPED, the own token
+    is left out, the teacher's is dropped."""
 
 
-def teacher_view(
+class ExaminedScore(NamedTuple):
+    """The score of one own answer, and what the recorder knows of it."""
+
+    examined: ExaminedAnswer
+    trace: TeacherTrace | None
+    """None for a score that is rejected."""
+
+
+def teacher_traces(group: ScoredGroup, record: ScoreRecord, context: SharingContext) -> list[ExaminedScore]:
+    """The scores of the answers of an own group, one for each. The recorder hears of every one."""
+    scores = []
+    for number, (answer, score) in enumerate(zip(group.answers, record.scores, strict=True)):
+        tags = record.source, record.prompt_id, record.record_id, number
+        match teacher_trace(answer, score, record.fingerprint, context.receiver):
+            case TeacherTrace() as trace:
+                scores.append(ExaminedScore(ExaminedAnswer(*tags, batch=trace.aligned), trace))
+            case Rejected(reason):
+                scores.append(ExaminedScore(ExaminedAnswer(*tags, rejected=reason, trace_fault=reason), None))
+            case None:
+                scores.append(ExaminedScore(ExaminedAnswer(*tags, rejected=UNSCORED), None))
+    context.recorder.examine(score.examined for score in scores)
+    return scores
+
+
+def teacher_trace(
     answer: Answer, score: TokenTrace | None, fingerprint: str, receiver: Receiver
-) -> TeacherView | Rejected | None:
+) -> TeacherTrace | Rejected | None:
     """The score of one own answer, aligned with its own tokens.
 
-    None when the peer could not express the text, or own ids do not stand for it; Rejected when the score lies.
+    None when the teacher could not express the text, or own ids do not stand for it; Rejected when the score lies.
     """
     own_ids = unpack_array(answer.token_ids, "i4")
     if score is None or not answer.completion or receiver.completion_bytes(own_ids) != answer.completion:
@@ -53,8 +79,8 @@ def teacher_view(
     return told if isinstance(told, Rejected) else _lay_on(own_ids, own_lengths, told, receiver)
 
 
-def _lay_on(own_ids: Int32s, own_lengths: Int32s, told: PeerAnswer, receiver: Receiver) -> TeacherView:
-    """An end on both sides is one virtual byte on both; an own end without counterpart stays silent."""
+def _lay_on(own_ids: Int32s, own_lengths: Int32s, told: PeerAnswer, receiver: Receiver) -> TeacherTrace:
+    """The score on own tokens. An end on both sides is one virtual byte. An own end alone has no score."""
     num_own, num_told = len(own_ids), len(told.byte_lengths)
     has_own_end = int(own_ids[-1]) in receiver.eos_ids
     lengths, told_lengths = own_lengths.copy(), told.byte_lengths.copy()
@@ -70,11 +96,11 @@ def _lay_on(own_ids: Int32s, own_lengths: Int32s, told: PeerAnswer, receiver: Re
     logprobs[:num_own] = aligned.span_logprob[spans.of_receiver]
     of_token = np.full(len(own_ids), spans.num_spans, dtype=np.int32)
     of_token[:num_own] = spans.of_receiver
-    return TeacherView(logprobs, of_token, aligned)
+    return TeacherTrace(logprobs, of_token, aligned)
 
 
 def _book(own_ids: Int32s, own_lengths: Int32s, told: PeerAnswer, spans: Spans, flags: Flag) -> AlignedBatch:
-    """One row with every log-prob of the peer in a span, or dropped when it is of the end that `spans` lacks."""
+    """One row with every log-prob of the teacher in a span. That of an end that `spans` lacks is dropped."""
     num_told, num_spans = len(spans.of_peer), spans.num_spans
     nats, dropped = told.logprobs.astype(np.float64), len(told.logprobs) - num_told
     return AlignedBatch(

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mrl.records.version import Version
-from mrl.sharing.pending import Failure, PendingFailures
+from mrl.sharing.rescues import Failure, PendingRescues
 
 PROMPTS = st.sampled_from("abcdef")
 
@@ -16,7 +16,7 @@ def failure(prompt_id: str, step: int, run_epoch: int = 0) -> Failure:
 
 def test_the_least_recently_failed_makes_room():
     """On overflow the oldest entry expires; failing again makes an entry young."""
-    pending = PendingFailures(max_pending=2, gate_age_versions=9)
+    pending = PendingRescues(max_pending=2, gate_age_versions=9)
     for prompt_id, step in [("a", 0), ("b", 1), ("a", 2), ("c", 3)]:
         pending.failed(failure(prompt_id, step))
     assert pending.prompt_ids == ["a", "c"]
@@ -26,7 +26,7 @@ def test_the_least_recently_failed_makes_room():
 
 def test_gate_is_inclusive():
     """A failure may be rescued at an age of exactly the gate, and not one version later."""
-    pending = PendingFailures(max_pending=9, gate_age_versions=3)
+    pending = PendingRescues(max_pending=9, gate_age_versions=3)
     pending.failed(failure("a", 5))
     pending.expire(step=8)
     assert "a" in pending
@@ -36,7 +36,7 @@ def test_gate_is_inclusive():
 
 def test_only_newer_or_equal_success_supersedes():
     """A success of an older version than the one that failed does not end the wait."""
-    pending = PendingFailures(max_pending=9, gate_age_versions=3)
+    pending = PendingRescues(max_pending=9, gate_age_versions=3)
     pending.failed(failure("a", 5))
     pending.succeeded("a", Version(0, 4))
     assert "a" in pending
@@ -47,7 +47,7 @@ def test_only_newer_or_equal_success_supersedes():
 
 def test_an_older_failure_does_not_make_an_entry_old():
     """Groups may arrive out of order; the newest failure counts."""
-    pending = PendingFailures(max_pending=9, gate_age_versions=3)
+    pending = PendingRescues(max_pending=9, gate_age_versions=3)
     pending.failed(failure("a", 5))
     pending.failed(failure("a", 1))
     pending.expire(step=8)
@@ -56,7 +56,7 @@ def test_an_older_failure_does_not_make_an_entry_old():
 
 def test_a_prompt_that_came_back_is_not_forgotten():
     """A prompt that left and failed again before the caller heard of it stays watched."""
-    pending = PendingFailures(max_pending=9, gate_age_versions=3)
+    pending = PendingRescues(max_pending=9, gate_age_versions=3)
     pending.failed(failure("a", 5))
     pending.succeeded("a", Version(0, 5))
     pending.failed(failure("a", 6))
@@ -65,7 +65,7 @@ def test_a_prompt_that_came_back_is_not_forgotten():
 
 def test_hit_rates_divide_by_settled_prompts_only():
     """Hits and expiries settle a prompt; superseded and pending ones do not count."""
-    pending = PendingFailures(max_pending=9, gate_age_versions=3)
+    pending = PendingRescues(max_pending=9, gate_age_versions=3)
     for prompt_id in "abcde":
         pending.failed(failure(prompt_id, 0))
     assert "sharing/hit_rate" not in pending.take_counts()
@@ -88,7 +88,7 @@ class PendingMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pending = PendingFailures(max_pending=3, gate_age_versions=2)
+        self.pending = PendingRescues(max_pending=3, gate_age_versions=2)
         self.step = 0
         self.totals = {"asked": 0.0, "hit": 0.0, "expired": 0.0, "superseded": 0.0}
         self.watched: set[str] = set()
@@ -123,7 +123,7 @@ class PendingMachine(RuleBasedStateMachine):
     @rule()
     def resume(self) -> None:
         state = json.loads(json.dumps(self.pending.state()))
-        self.pending = PendingFailures(max_pending=3, gate_age_versions=2)
+        self.pending = PendingRescues(max_pending=3, gate_age_versions=2)
         self.pending.restore(state)
         assert self.pending.state() == state
 

@@ -7,7 +7,8 @@ from msgspec import structs
 from mrl.records.codec import pack_array, unpack_array
 from mrl.records.experience import SharedAnswer
 from mrl.records.finish import FinishReason
-from mrl.sharing.carried import UNTRACED, behaviour_of, carry, ended_text, mean_logprobs, trace_of
+from mrl.sharing.own_traces import trace_of
+from mrl.sharing.peer_traces import UNTRACED, behaviour_of, ended_text, in_own_tokens, mean_logprobs, peer_traces
 from tests.support.retokenizing import retokenize
 
 TEXT = b"reverse: yah"
@@ -27,6 +28,26 @@ def shared(answer, trace):
     return SharedAnswer(
         completion=answer.completion, finish_reason=answer.finish_reason, reward=1.0, advantage=0.5, trace=trace
     )
+
+
+@pytest.fixture
+def read(receiver):
+    """Answers in own tokens, and the faults of their traces."""
+    return lambda answers, fingerprints: in_own_tokens(answers, fingerprints, receiver, max_tokens=64)
+
+
+@pytest.fixture
+def usable(make, make_context):
+    """Why a peer's answer cannot be used: where only its text is needed, and where its trace is."""
+
+    def usable(answer, fingerprint):
+        whole = make.rollout(make.group([1.0]), make_context().receiver).record
+        record = structs.replace(whole, answers=[answer], fingerprint=fingerprint)
+        found = [peer_traces([record], make_context(), needs_trace=needs)[0][0] for needs in (False, True)]
+        assert [trace.is_usable for trace in found] == [not trace.examined.rejected for trace in found]
+        return tuple(trace.examined.rejected for trace in found)
+
+    return usable
 
 
 def test_trace_says_how_the_source_cut(peer, sampled):
@@ -61,12 +82,12 @@ def test_ids_cut_in_an_unusual_way_are_marked(receiver, sampled):
     assert trace_of(odd, receiver).noncanonical
 
 
-def test_believed_trace_is_aligned(peer, receiver, sampled):
+def test_believed_trace_is_aligned(peer, receiver, sampled, read):
     """Own tokens of the same text, with what the peer gave to the same bytes."""
     answer = sampled(logprobs=lambda ids: -np.arange(1.0, len(ids) + 1))
-    carried = carry([shared(answer, trace_of(answer, peer))], [peer.fingerprint], receiver, max_tokens=64)
-    assert carried.reason(0, needs_trace=True) == ""
-    row = carried.batch.row(0)
+    batch, faults = read([shared(answer, trace_of(answer, peer))], [peer.fingerprint])
+    assert faults == [""]
+    row = batch.row(0)
     assert row.token_ids.tolist() == retokenize(receiver, TEXT, finished=True, max_tokens=64).token_ids.tolist()
     behaviour, spans = behaviour_of(row)
     told, place = [], 0
@@ -80,12 +101,11 @@ def test_believed_trace_is_aligned(peer, receiver, sampled):
     assert mean_logprobs(row).tolist() == pytest.approx([-7.0] * len(told))  # 13 peer tokens, -1 to -13
 
 
-def test_equal_tokenizers_pass_bit_for_bit(receiver, sampled):
+def test_equal_tokenizers_pass_bit_for_bit(receiver, sampled, read):
     """Ids and log-probs are those of the source, also where its tokenizer would cut the text otherwise."""
     rng = np.random.default_rng(0)
     answer = sampled(source=receiver, logprobs=lambda ids: -rng.exponential(size=len(ids)))
-    carried = carry([shared(answer, trace_of(answer, receiver))], [receiver.fingerprint], receiver, max_tokens=64)
-    row = carried.batch.row(0)
+    row = read([shared(answer, trace_of(answer, receiver))], [receiver.fingerprint])[0].row(0)
     behaviour, spans = behaviour_of(row)
     assert pack_array(row.token_ids, "i4") == answer.token_ids
     assert pack_array(behaviour, "f4") == answer.logprobs
@@ -102,60 +122,91 @@ def test_equal_tokenizers_pass_bit_for_bit(receiver, sampled):
         ({"special": b""}, "shape"),
     ],
 )
-def test_lying_trace_is_not_believed(peer, receiver, sampled, change, fault):
+def test_lying_trace_is_not_believed(peer, sampled, read, usable, change, fault):
     """The text may still be used where none is needed; the reason is that of the lie where one is."""
     answer = sampled()
     lying = structs.replace(trace_of(answer, peer), **change)
-    carried = carry([shared(answer, lying)], [peer.fingerprint], receiver, max_tokens=64)
-    assert carried.trace_faults == (fault,)
-    assert carried.reason(0, needs_trace=False) == ""
-    assert carried.reason(0, needs_trace=True) == fault
-    assert carried.batch.row(0).token_ids.size
-    assert not carried.batch.is_traced.any()
+    batch, faults = read([shared(answer, lying)], [peer.fingerprint])
+    assert faults == [fault]
+    assert usable(shared(answer, lying), peer.fingerprint) == ("", fault)
+    assert batch.row(0).token_ids.size
+    assert not batch.is_traced.any()
 
 
-def test_missing_trace_is_named(peer, receiver, sampled):
+def test_missing_trace_is_named(peer, sampled, usable):
     """Without a trace the text is all there is."""
-    carried = carry([shared(sampled(), None)], [peer.fingerprint], receiver, max_tokens=64)
-    assert carried.trace_faults == (UNTRACED,)
-    assert carried.reason(0, needs_trace=True) == UNTRACED
-    assert carried.reason(0, needs_trace=False) == ""
+    assert usable(shared(sampled(), None), peer.fingerprint) == ("", UNTRACED)
 
 
-def test_every_answer_has_a_tokenizer_of_its_own(peer, receiver, sampled):
+def test_every_answer_has_a_tokenizer_of_its_own(peer, receiver, sampled, read):
     """A peer that came back with another tokenizer is read by the fingerprint of each record."""
     one, other = sampled(), sampled(source=receiver)
     answers = [shared(other, trace_of(other, receiver)), shared(one, trace_of(one, peer))]
-    carried = carry(answers, [receiver.fingerprint, peer.fingerprint], receiver, max_tokens=64)
-    assert carried.batch.reject_reason == ("", "")
-    assert pack_array(carried.batch.row(0).token_ids, "i4") == other.token_ids
-    assert carried.batch.row(1).token_ids.tolist() == carried.batch.row(0).token_ids.tolist() != one.token_ids
-    assert carried.batch.peer_logprobs.size == len(other.token_ids) // 4 + len(one.token_ids) // 4
+    batch, _ = read(answers, [receiver.fingerprint, peer.fingerprint])
+    assert batch.reject_reason == ("", "")
+    assert pack_array(batch.row(0).token_ids, "i4") == other.token_ids
+    assert batch.row(1).token_ids.tolist() == batch.row(0).token_ids.tolist() != one.token_ids
+    assert batch.peer_logprobs.size == len(other.token_ids) // 4 + len(one.token_ids) // 4
 
 
-def test_rejected_text_wins_over_its_trace(peer, receiver, sampled):
+def test_rejected_text_wins_over_its_trace(usable):
     """What cannot be expressed is not used, whatever its trace says."""
     broken = SharedAnswer(completion=b"\xff", finish_reason=FinishReason.STOP, reward=1.0, advantage=0.0)
-    carried = carry([broken], ["f"], receiver, max_tokens=64)
-    assert carried.reason(0, needs_trace=False) == carried.reason(0, needs_trace=True) == "utf8"
+    assert usable(broken, "f") == ("utf8", "utf8")
 
 
 @pytest.mark.parametrize("own_source", [False, True])
-def test_ended_text_leaves_the_end_out_on_both_sides(peer, receiver, sampled, own_source):
+def test_ended_text_leaves_the_end_out_on_both_sides(peer, receiver, sampled, read, own_source):
     """Own tokens without EOS, and the peer's mean without its EOS."""
     source = receiver if own_source else peer
     text_tokens = retokenize(receiver, TEXT, finished=False, max_tokens=64).token_ids.size
     answer = sampled(source=source, logprobs=lambda ids: np.r_[np.full(len(ids) - 1, -2.0), -50.0])
-    row = carry([shared(answer, trace_of(answer, source))], [source.fingerprint], receiver, max_tokens=64).batch.row(0)
+    row = read([shared(answer, trace_of(answer, source))], [source.fingerprint])[0].row(0)
     assert ended_text(row) == (text_tokens, -2.0)
     assert mean_logprobs(row)[0] < -3
 
 
-def test_unfinished_text_has_no_end_to_leave_out(peer, receiver, sampled):
+def test_unfinished_text_has_no_end_to_leave_out(peer, sampled, read):
     """A cut answer is taken whole."""
     answer = sampled(finished=False, logprobs=lambda ids: -np.arange(len(ids), dtype=float))
-    row = carry([shared(answer, trace_of(answer, peer))], [peer.fingerprint], receiver, max_tokens=64).batch.row(0)
+    row = read([shared(answer, trace_of(answer, peer))], [peer.fingerprint])[0].row(0)
     assert ended_text(row) == (row.token_ids.size, -5.5)
+
+
+def test_traces_stand_by_record_and_are_examined(make, make_context, peer, receiver):
+    """Answers keep their order and numbers; the recorder hears of every one, and a row says which answer it is of."""
+    context = make_context(max_answer_tokens=3)
+    whole = make.rollout(make.sampled(peer, [1, 0], "q"), peer, source="b").record
+    success = make.success(prompt_id="p", source="a").record
+    first, second = peer_traces([whole, success], context, needs_trace=False)
+    told = [(one.source, one.examined.prompt_id, one.examined.number) for one in [*first, *second]]
+    assert told == [("b", "q", 0), ("b", "q", 1), ("a", "p", 0)]
+    assert [one.advantage for one in [*first, *second]] == [whole.answers[0].advantage, whole.answers[1].advantage, 0]
+    assert {one.num_tokens for one in [*first, *second]} <= {0, 1, 2, 3}
+    values = context.recorder.record([], {}).values
+    assert (values["align/rows/b"], values["align/rows/a"]) == (2, 1)
+    assert peer_traces([], context, needs_trace=True) == []
+
+
+def test_example_of_a_trace(make, make_context, peer):
+    """The own prompt, the own tokens, one advantage; cut where asked, and the mean over tokens without weights."""
+    ((trace, _),) = peer_traces(
+        [make.rollout(make.sampled(peer, [1, 0]), peer, source="a").record], make_context(), needs_trace=True
+    )
+    prompt, size = np.array([1, 2, 3], np.int32), trace.num_tokens
+    behaviour, spans = behaviour_of(trace.aligned)
+    cut = trace.example(
+        prompt, component="c", advantage=2.0, behaviour=behaviour, spans=spans, phase=3, num_tokens=size - 1
+    )
+    assert cut.answer_token_ids.tolist() == trace.aligned.token_ids[:-1].tolist()
+    assert cut.prompt_token_ids.tolist() == [1, 2, 3]
+    assert cut.advantages.tolist() == [2.0] * (size - 1)
+    assert cut.weights.tolist() == pytest.approx([1 / (size - 1)] * (size - 1))
+    assert len(cut.behaviour_logprobs) == len(cut.behaviour_spans) == size - 1
+    assert (cut.component, cut.source, cut.prompt_id, cut.phase) == ("c", "a", "p", 3)
+    whole = trace.example(prompt, component="c", weights=np.ones(size, np.float32))
+    assert (whole.answer_token_ids.size, whole.weights.sum(), whole.behaviour_logprobs) == (size, size, None)
+    assert not whole.advantages.any()
 
 
 def test_shared_group_says_all(make, peer, receiver):
