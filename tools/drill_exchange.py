@@ -3,10 +3,11 @@
 
     .venv/bin/python tools/drill_exchange.py [--faults NAME,NAME] [--kills 200] [--seed N] [--folder PATH]
 
-Two producers publish records of 100 bytes to 250 KB as fast as they are taken; a consumer reads them as a stream,
-writes what it has trained on and its position into a checkpoint, and commits. At the end the producers wait for
-their last acknowledgement, and the checkpoints are compared with it.
-lost        acknowledged to a producer, in no checkpoint, and not counted as evicted by the daemon
+Two producers publish records of 100 bytes to 250 KB, some 2,000 a second; a consumer of another policy watches their
+prompts, and writes what it has trained on into a checkpoint. Started again it asks for what it awaits, and forgets by
+its id what its checkpoint holds. At the end the producers wait for their last acknowledgement, and the checkpoints are
+compared with it; what is in none is asked for once more.
+lost        acknowledged to a producer, in no checkpoint, not to be found, and not counted as evicted by the daemon
 doubled     in the checkpoints twice
 recovery    from the end of the fault (of a death: from its begin) until records are acknowledged and trained on again
 peak        highest resident memory of the daemon, and what it may be: its budget and 150 MB
@@ -31,15 +32,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-MIN_KILLS_PER_LEG = 3
-
 
 def legs_of_kills(settings: Settings) -> list[Drill]:
-    """Both durabilities, each with short and with long segments; two of the four when there are few kills."""
-    legs = [("synced", 8), ("written", 256), ("synced", 256), ("written", 8)]
-    legs = legs if settings.kills >= MIN_KILLS_PER_LEG * len(legs) else legs[:2]
-    share = -(-settings.kills // len(legs))
-    return [partial(faults.kill_daemon, durability=durability, log_mib=mib, kills=share) for durability, mib in legs]
+    """Half of them under each durability."""
+    share = -(-settings.kills // 2)
+    return [partial(faults.kill_daemon, durability=durability, kills=share) for durability in ("synced", "written")]
 
 
 def legs_of_memory(settings: Settings) -> list[Drill]:
@@ -47,12 +44,12 @@ def legs_of_memory(settings: Settings) -> list[Drill]:
     attacks: list[Drill] = [partial(memory.attack, name=name) for name in settings.attacks or memory.TITLES]
     if settings.attacks:
         return attacks
-    return [*(partial(memory.no_consumer, when_full=when_full) for when_full in ("refuse", "evict")), *attacks]
+    return [memory.no_consumer, *attacks]
 
 
 FAULTS: Mapping[str, Callable[[Settings], Sequence[Drill]]] = {
     "kill": legs_of_kills,
-    "torn": lambda _: [torn.torn_tail],
+    "torn": lambda _: [torn.torn_log],
     "consumer": lambda _: [faults.kill_consumer],
     "producer": lambda _: [faults.kill_producer],
     "partition": lambda _: [network.partition],

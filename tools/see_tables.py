@@ -1,4 +1,4 @@
-"""The tables of `inspect_see.py`: what is held, what flows, who reads, and who waits."""
+"""The tables of `inspect_see.py`: what is held, what flows, and who waits."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 from see_values import shown_text
 
-from mrl.records.exchange_messages import ClientState, PairFlow, PolicyShelf, Stat, StreamState
+from mrl.records.exchange_messages import ClientState, PairFlow, PolicyShelf, Stat
 
 LOOK: dict[str, Any] = {"title_justify": "left", "box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "title_style": "bold"}
 SILENT_S = 3.0
@@ -59,42 +59,31 @@ def _refused(stat: Stat) -> dict[Pair, int]:
     return {(shelf.policy, reason): number for shelf in stat.shelves for reason, number in shelf.refused.items()}
 
 
-def tables(stat: Stat, rates: Rates, *, shard: int | None = None) -> Group:
+def tables(stat: Stat, rates: Rates) -> Group:
     """Everything about one daemon."""
     flows: list[RenderableType] = [flow_table(stat, rates)]
     if any(rates.refused):
         flows.append(refusal_table(stat, rates))
-    waits = [stream_table(stat.streams)] if stat.streams else []
-    if stat.sessions:
-        waits.append(client_table(stat.sessions))
+    waits = [client_table(stat.sessions)] if stat.sessions else []
     parts = (Columns(items, padding=(0, 4)) for items in (flows, waits) if items)
-    return Group(*_summary(stat, shard), Text(), shelf_table(stat.shelves, rates), *parts)
+    return Group(*_summary(stat), Text(), shelf_table(stat.shelves, rates), *parts)
 
 
-def _summary(stat: Stat, shard: int | None) -> list[Text]:
-    name = "exchange" if shard is None else f"exchange shard {shard}"
+def _summary(stat: Stat) -> list[Text]:
     storage = Text("storage: ")
     storage.append(stat.storage or "well", "green" if not stat.storage else "bold red")
-    parked = f", {stat.parked} of them for room" if stat.parked else ""
-    storage.append(f", {stat.unstored} Puts wait{parked}; log {_log_size(stat)}{_log_pace(stat)}")
+    pace = f", {1e3 * stat.commit_s / stat.commits:.1f} ms per commit" if stat.commits else ""
+    storage.append(f", {stat.unstored} Puts wait, {stat.later} came too early; file {mib(stat.file_bytes)} MiB{pace}")
     lines = (
-        f"deliveries: {stat.claims} unacknowledged, {stat.abandoned} abandoned, {stat.undelivered} found nobody",
+        f"deliveries: {stat.unacknowledged} records unacknowledged, {stat.abandoned} given up; "
+        f"{stat.undelivered} messages found nobody",
         f"requests: {stat.unserved} that nobody has been given; {stat.dropped_watches} watches dropped",
         f"dropped input: {listed(stat.malformed)}",
     )
     held = f"{mib(stat.used_bytes)} of {mib(stat.budget_bytes)} MiB held ({stat.used_bytes / stat.budget_bytes:.0%})"
-    title = Text.assemble((f"{name} {stat.incarnation}", "bold"), f", up {stat.uptime_s:.0f} s, ")
+    title = Text.assemble((f"exchange {stat.incarnation}", "bold"), f", up {stat.uptime_s:.0f} s, ")
     title.append(f"{len(stat.clients)} clients, {held}")
     return [title, storage, *(Text(shown_text(line)) for line in lines)]
-
-
-def _log_size(stat: Stat) -> str:
-    damaged = f", {stat.log_damaged} stretches damaged at the start" if stat.log_damaged else ""
-    return f"{mib(stat.log_bytes)} of {mib(stat.log_max_bytes)} MiB{damaged}"
-
-
-def _log_pace(stat: Stat) -> str:
-    return f", {1e3 * stat.log_sync_s / stat.log_syncs:.1f} ms per sync" if stat.log_syncs else ""
 
 
 def shelf_table(shelves: list[PolicyShelf], rates: Rates) -> Table:
@@ -134,26 +123,14 @@ def flow_table(stat: Stat, rates: Rates) -> Table:
     return table
 
 
-def stream_table(streams: list[StreamState]) -> Table:
-    """How far the readers of streams have come; `behind` counts held records that were not sent to them yet."""
-    table = Table(Column("policy", no_wrap=True), Column("stream", no_wrap=True), title="who reads", **LOOK)
-    for name in ("sent", "took", "committed", "behind"):
-        table.add_column(name, justify="right")
-    table.add_column("reader", overflow="fold")
-    for state in streams:
-        numbers = (state.sent, state.took, state.committed, state.waiting)
-        _add(table, state.policy, state.stream, *numbers, state.reader or Text("nobody", "yellow"))
-    return table
-
-
 def client_table(clients: list[ClientState]) -> Table:
     """For whom something is open; those first for whom most is, and those that were silent longest."""
     table = Table(Column("client", no_wrap=True), "policy", title="who waits", **LOOK)
-    for name in ("heard", "parked", "unacknowledged", "queued"):
+    for name in ("heard", "unacknowledged", "queued"):
         table.add_column(name, justify="right")
     for state in clients[:MAX_CLIENTS]:
         heard = Text(f"{state.silent_s:.1f} s ago", "yellow" if state.silent_s > SILENT_S else "")
-        numbers = (state.parked_puts, state.claims, state.queued)
+        numbers = (state.unacknowledged, state.queued)
         _add(table, state.client, state.policy, heard, *(number or "-" for number in numbers))
     if len(clients) > MAX_CLIENTS:
         _add(table, f"... and {len(clients) - MAX_CLIENTS} more")

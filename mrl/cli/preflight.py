@@ -39,10 +39,9 @@ def preflight(
     check_objectives(config.sharing, config.policies, where)
     check_floors(config, where=where)
     try:
-        for shard in range(config.exchange.shards):
-            check_address(config.exchange.host, config.exchange.port_of(shard))
-            if config.exchange.metrics_host:
-                check_address(config.exchange.metrics_host, config.exchange.metrics_port_of(shard))
+        check_address(config.exchange.host, config.exchange.port)
+        if config.exchange.metrics_host:
+            check_address(config.exchange.metrics_host, config.exchange.metrics_port)
     except AddressError as error:
         raise AddressError(error.what, where=f"{where}: [exchange] {error.where}", cure=error.cure) from None
     parent_of(config, os.environ)

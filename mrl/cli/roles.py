@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-folder", type=Path, required=True, metavar="FOLDER", help="run folder")
     needs_policy = parser.get_default("command") in ("learner", "worker")
     parser.add_argument("--policy", default="", required=needs_policy, metavar="NAME", help="policy that it serves")
-    parser.add_argument("--index", type=int, default=0, metavar="I", help="number among workers or shards")
+    parser.add_argument("--index", type=int, default=0, metavar="I", help="number among workers")
 
 
 def run(arguments: argparse.Namespace) -> NoReturn:

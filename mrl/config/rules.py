@@ -8,7 +8,6 @@ from mrl.config.schema import RunConfig
 from mrl.config.unit_rules import check_units, may_sleep
 from mrl.errors import ConfigError
 
-MAX_PORT = 65535
 OWN_OPTIONS = {
     "--port": "each server gets a free one",
     "--host": "servers of a run listen on loopback",
@@ -54,42 +53,14 @@ def check_rules(config: RunConfig, *, where: str) -> None:
 
 
 def _check_exchange(config: RunConfig, where: str) -> None:
-    """Every shard has a port; its log holds what is dead for a while, and what is held is written anew at its end."""
     table = config.exchange
-    if table.port + table.shards - 1 > MAX_PORT:
+    if table.metrics_host and table.port and table.port == table.metrics_port:
         raise ConfigError(
-            "exchange.port: no port is left for the last shard",
-            where=where,
-            got=f"{table.port} and {table.shards} shards",
-            wanted=f"<= {MAX_PORT - table.shards + 1}, or 0 for free ports",
-        )
-    if table.metrics_port + table.shards - 1 > MAX_PORT:
-        raise ConfigError(
-            "exchange.metrics_port: no port is left for the last shard",
-            where=where,
-            got=f"{table.metrics_port} and {table.shards} shards",
-            wanted=f"<= {MAX_PORT - table.shards + 1}, or 0 for free ports",
-        )
-    if table.metrics_host and _overlap(table.port, table.metrics_port, table.shards):
-        raise ConfigError(
-            "exchange.metrics_port: a port of the exchange itself",
+            "exchange.metrics_port: the port of the exchange itself",
             where=where,
             got=table.metrics_port,
-            wanted=f"none of {table.port} to {table.port + table.shards - 1}, or 0 for free ports",
+            wanted=f"another than {table.port}, or 0 for a free one",
         )
-    if 0 < table.log_mib < 4 * table.budget_mib:
-        raise ConfigError(
-            "exchange.log_mib: too little for what is held",
-            where=where,
-            got=table.log_mib,
-            wanted=f">= {4 * table.budget_mib}, four times exchange.budget_mib",
-            cure="raise it, or lower exchange.budget_mib",
-        )
-
-
-def _overlap(first: int, second: int, how_many: int) -> bool:
-    """Whether two ranges of so many ports meet; a range that begins at 0 is none."""
-    return bool(first and second) and abs(first - second) < how_many
 
 
 def _check_policy(name: str, policy: PolicyTable, where: str) -> None:

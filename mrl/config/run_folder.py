@@ -77,7 +77,7 @@ class RunFolder:
 
     @property
     def exchange(self) -> Path:
-        """The exchange's log."""
+        """The exchange's file."""
         return self.path / "exchange"
 
     @property

@@ -87,45 +87,30 @@ class PoolTable(Table):
 
 
 class ExchangeTable(Table):
-    """The exchange's daemons. `host` is also where telemetry, allocator and learner links listen."""
+    """The exchange's daemon. `host` is also where telemetry, allocator and learner links listen."""
 
-    shards: int = Field(default=1, ge=1, le=64)
-    """Daemons that share the prompts between them; memory and log below are those of each one.
-
-    May change at a resume: records on prompts that then live on another daemon are not found there.
-    """
     port: int = Field(default=0, ge=0, le=65535)
-    """TCP port of the first daemon, the next ones follow; 0 takes free ones."""
+    """TCP port of the daemon; 0 takes a free one."""
     host: str = Field(default="127.0.0.1", min_length=1)
     """Address that the exchange, the supervisor's telemetry, the allocator and the learners' links to workers bind.
 
     The run's keys guard all of them, on loopback too.
     """
     budget_mib: int = Field(default=256, ge=2)
-    """Bytes of records that the daemon holds at most, in MiB; beyond that the oldest go."""
+    """Bytes of records that the daemon holds at most, in MiB, in memory and in its file; beyond that the oldest go."""
     durability: Literal["synced", "written"] = "synced"
     """When a record is acknowledged: on the disk, or once it survives the death of the daemon, but not a power cut."""
-    log_mib: int = Field(default=0, ge=0)
-    """Length of the daemon's log on the disk at most, in MiB: four times `budget_mib`, which 0 stands for, or more."""
     successes_per_prompt: int = Field(default=4, ge=1, le=64)
     """Successes per prompt and policy that the memory keeps, newest first."""
     max_age_versions: int = Field(default=200, ge=0)
     """Records older than this are evicted."""
     metrics_host: str = "127.0.0.1"
-    """Address of the pages /metrics and /health of every daemon; empty: there are none.
+    """Address of the daemon's page for Prometheus, /metrics; empty: there is none.
 
-    They have no keys: whoever reaches the address may read them.
+    It has no keys: whoever reaches the address may read it.
     """
     metrics_port: int = Field(default=0, ge=0, le=65535)
-    """Port of these pages of the first daemon, the next ones follow; 0 takes free ones, see `endpoints/`."""
-
-    def port_of(self, shard: int) -> int:
-        """TCP port of one daemon; 0 stands for any."""
-        return self.port + shard if self.port else 0
-
-    def metrics_port_of(self, shard: int) -> int:
-        """Port of one daemon's pages; 0 stands for any."""
-        return self.metrics_port + shard if self.metrics_port else 0
+    """Port of this page; 0 takes a free one, see `endpoints/`."""
 
 
 class AllocationTable(Table):

@@ -3,48 +3,66 @@
 Nothing waits but `flush`, `fetch_now` and `barrier`, which synchronous runs need, and these within their bounds.
 """
 
+import math
 import secrets
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Protocol
 
 import msgspec
+import structlog
 
 from mrl.errors import RecordError
-from mrl.exchange.arrivals import Arrivals
-from mrl.exchange.link import Link, OpenLink
-from mrl.exchange.outbox import RESEND_S
+from mrl.exchange.inbox import Inbox
+from mrl.exchange.limits import ClientLimits, Limits
 from mrl.exchange.publisher import Publisher
-from mrl.exchange.questions import MAX_IDS, Question, Questions, slices
-from mrl.exchange.shared_files import Locate, SharedFiles
+from mrl.exchange.questions import Question, Questions, slices
 from mrl.records.codec import decode, encode
 from mrl.records.exchange_messages import (
     Announce,
     Barrier,
     BarrierState,
-    Batch,
     ClientMessage,
-    Commit,
     Deliver,
     Done,
     Hello,
+    Later,
     Ping,
     PutAck,
     RequestKind,
-    Stream,
     Subscribe,
     Welcome,
     daemon_message_decoder,
 )
 from mrl.records.experience import ExperienceRecord, Received, RecordKind
 from mrl.records.version import Version
+from mrl.transport.requests import Requests
 
 PING_S = 1.0
-SILENCE_S = 3.0
-FETCH_NOW_IDS = 32
-"""Prompts of one Fetch whose answer is waited for: few, so that no answer outgrows the queues on its way."""
+GREET_AGAIN_S = 2.0
+"""Between two Hellos to a daemon that does not answer the first."""
+
+log = structlog.get_logger()
+
+
+class Link(Protocol):
+    """What the client needs of the connection below it (`mrl.transport.background.BackgroundClient`)."""
+
+    def post(self, body: bytes) -> bool:
+        """Queue a message."""
+
+    def restart(self) -> None:
+        """Look up the daemon's address again, and drop what is queued."""
+
+    def close(self, timeout_s: float) -> None:
+        """End the link."""
+
+
+OpenLink = Callable[[Callable[[bytes], None], Callable[[float], None]], Link]
+"""Makes the link from (on_message, on_tick)."""
 
 
 class ExchangeClient:
@@ -56,28 +74,25 @@ class ExchangeClient:
         client: str,
         policy: str,
         clock: Callable[[], float] = time.monotonic,
-        locate: Locate = lambda: None,
+        limits: ClientLimits = ClientLimits(),  # noqa: B008 - frozen
     ) -> None:
-        """`client` names the process, unique in the run and equal to its transport identity.
-
-        `locate()` finds the daemon's folder while it runs on this host: records go through files there.
-        """
+        """`client` names the process, unique in the run and equal to its transport identity."""
         self.storage = ""
         """Why the daemon stores nothing at the moment ("disk_full"), so that what is published waits here."""
-        self._client, self._policy, self._clock = client, policy, clock
+        self._client, self._policy, self._clock, self._limits = client, policy, clock, limits
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._link: Link | None = None
         self._counts: Counter[str] = Counter()
-        self._files = SharedFiles(locate, client)
-        self._arrivals = Arrivals(self._counts, self._files)
         self._incarnation = ""
-        # An acknowledgement that was meant for an earlier process of this name must fit nothing here.
-        self._seq = secrets.randbits(48)
-        self._publisher = Publisher(
-            client, self._files, self._counts, send=self._send, next_seq=self._next_seq, clock=clock
+        # An answer that was meant for an earlier process of this name must fit nothing here.
+        self._puts = Requests(
+            first_number=1 + secrets.randbits(48), window_bytes=Limits().min_window_bytes, silence_s=math.inf
         )
-        self._questions = Questions(client, policy, self._counts, send=self._send, next_seq=self._next_seq, clock=clock)
+        self._asked = Requests(first_number=1 + secrets.randbits(48))
+        self._publisher = Publisher(client, self._puts, self._counts, limits, self._send)
+        self._questions = Questions(client, policy, self._asked, self._counts, limits, self._send)
+        self._inbox = Inbox(self._counts, limits)
         self._subscription: Subscribe | None = None
         self._barrier: Barrier | None = None
         self._missing: list[str] = []
@@ -85,7 +100,8 @@ class ExchangeClient:
         self._progress_of: dict[str, int] = {}
         self._newest: Announce | None = None
         self._resumed: Announce | None = None
-        self._heard_s = self._pinged_s = self._reconnected_s = self._greeted_s = clock()
+        self._last_ping = 0
+        self._heard_s = self._pinged_s = self._greeted_s = clock()
 
     @classmethod
     def connect(
@@ -95,18 +111,18 @@ class ExchangeClient:
         client: str,
         policy: str,
         clock: Callable[[], float] = time.monotonic,
-        locate: Locate = lambda: None,
+        limits: ClientLimits = ClientLimits(),  # noqa: B008 - frozen
     ) -> "ExchangeClient":
         """A client that talks over the link that `open_link(on_message, on_tick)` makes."""
-        self = cls(client=client, policy=policy, clock=clock, locate=locate)
+        self = cls(client=client, policy=policy, clock=clock, limits=limits)
         with self._lock:
             self._link = open_link(self.on_message, self.on_tick)
-            self._post(self._hello())
+            self._post(Hello(client=client, policy=policy))
         return self
 
     @property
     def counts(self) -> dict[str, int]:
-        """Totals: stored, refused/<reason>, dropped, dropped_fetches, too_large, unsent, received, unreadable,
+        """Totals: stored, refused/<reason>, later, dropped, dropped_fetches, too_large, unsent, received, unreadable,
         malformed, reconnects, hellos."""
         with self._lock:
             return dict(self._counts)
@@ -118,8 +134,8 @@ class ExchangeClient:
         """
         end_s = time.monotonic() + room_within_s
         with self._lock:
-            for put in self._publisher.gather(records):
-                self._changed.wait_for(partial(self._publisher.has_room, put), end_s - time.monotonic())
+            for num_bytes in self._publisher.gather(records, self._clock()):
+                self._changed.wait_for(partial(self._publisher.has_room, num_bytes), end_s - time.monotonic())
 
     def flush(self, timeout_s: float) -> bool:
         """Wait at most `timeout_s` until everything published so far was acknowledged or refused.
@@ -127,8 +143,8 @@ class ExchangeClient:
         False when it was not, and for good once records had to be dropped.
         """
         with self._lock:
-            published = self._publisher.send_off()
-            is_clear = self._changed.wait_for(lambda: self._publisher.is_clear(published), timeout_s)
+            last = self._publisher.send_off(self._clock())
+            is_clear = self._changed.wait_for(lambda: self._publisher.is_clear(last), timeout_s)
             return is_clear and not self._counts["dropped"]
 
     def announce(self, version: Version, *, resumed: bool = False) -> None:
@@ -155,8 +171,8 @@ class ExchangeClient:
         """
         with self._lock:
             ids, question = list(dict.fromkeys(prompt_ids)), Question(tuple(kinds), limit, max_age_versions)
-            self._arrivals.inbox.expect(ids)
-            self._questions.ask(ids, question, watch=watch)
+            self._inbox.expect(ids)
+            self._questions.ask(ids, question, self._clock(), watch=watch)
 
     def fetch_now(
         self,
@@ -174,10 +190,12 @@ class ExchangeClient:
         end_s = time.monotonic() + timeout_s
         with self._lock:
             ids, question = list(dict.fromkeys(prompt_ids)), Question(tuple(kinds), limit, max_age_versions)
-            self._arrivals.inbox.expect(ids)
-            for part in slices(ids, FETCH_NOW_IDS):
-                seq = self._questions.ask_now(part, question)
-                if not self._await_answer(seq, end_s - time.monotonic()):
+            self._inbox.expect(ids)
+            for part in slices(ids, self._limits.awaited_prompts):
+                number = self._questions.ask_now(part, question, self._clock())
+                self._changed.wait_for(partial(self._questions.is_answered, number), end_s - time.monotonic())
+                if not self._questions.is_answered(number):
+                    self._questions.give_up(number)
                     return False
         return True
 
@@ -186,39 +204,6 @@ class ExchangeClient:
         with self._lock:
             self._subscription = Subscribe(client=self._client, kinds=list(kinds))
             self._post(self._subscription)
-
-    def read(
-        self,
-        stream: str,
-        *,
-        kinds: Sequence[RecordKind],
-        sources: Sequence[str] = (),
-        tasks: Sequence[str] = (),
-        max_age_versions: int | None = None,
-        after: int = 0,
-    ) -> None:
-        """Read all records of these kinds, sources and tasks (empty: of all) that came after number `after`.
-
-        `take` hands them out in the order in which they came, each once. A policy has one reader per stream.
-        """
-        with self._lock:
-            wish = Stream(
-                client=self._client,
-                stream=stream,
-                kinds=list(kinds),
-                sources=list(sources),
-                tasks=list(tasks),
-                max_age_versions=max_age_versions,
-                after=after,
-            )
-            self._post(self._arrivals.open(wish))
-
-    def commit(self, stream: str, upto: int) -> None:
-        """The effect of the stream's records up to this number is in a durable checkpoint; they may be forgotten."""
-        with self._lock:
-            message = Commit(client=self._client, policy=self._policy, stream=stream, upto=upto)
-            self._arrivals.commit(message)
-            self._post(message)
 
     def barrier(self, number: int, members: Sequence[str], timeout_s: float) -> list[str]:
         """Come to barrier `number` and wait there for the other `members` (policies), at most `timeout_s`.
@@ -254,7 +239,7 @@ class ExchangeClient:
     def take(self) -> list[Received]:
         """What came since the last call, each record once per asking."""
         with self._lock:
-            return self._arrivals.inbox.take()
+            return self._inbox.take()
 
     def lost_s(self, now_s: float | None = None) -> float:
         """Seconds without any answer from the daemon; 0 while it answers in time."""
@@ -264,11 +249,9 @@ class ExchangeClient:
     def close(self, timeout_s: float) -> None:
         """Send what is queued for at most `timeout_s` and end the link."""
         with self._lock:
-            self._publisher.send_off()
+            self._publisher.send_off(self._clock())
         if self._link is not None:
             self._link.close(timeout_s)
-        with self._lock:
-            self._files.close()
 
     def on_message(self, body: bytes) -> None:
         """Take in one message of the daemon; the link's thread calls this."""
@@ -278,27 +261,29 @@ class ExchangeClient:
             except RecordError:
                 self._counts["malformed"] += 1
                 return
-            self._heard_s = self._clock()
+            now_s = self._heard_s = self._clock()
+            self._asked.answered(None, now_s)
+            self._puts.answered(None, now_s)
             is_restarted = self._incarnation not in ("", message.incarnation)
             self._incarnation = message.incarnation
             match message:
                 case PutAck():
-                    self.storage = ""
-                    self._publisher.note_answer(message)
+                    self._note_storage("", now_s)
+                    self._publisher.note_answer(message, now_s)
+                case Later():
+                    self._counts["later"] += 1
+                    self._note_storage(message.storage, now_s)
                 case Deliver():
-                    self._take_in(message)
-                case Batch():
-                    for said in self._arrivals.read(message):
-                        self._post(said)
+                    self._take_in(message, now_s)
                 case Welcome():
-                    self.storage, self._publisher.window_bytes = message.storage, message.window_bytes
-                    self._files.is_spool_read = message.reads_spool
+                    self._asked.answered(self._last_ping, now_s)
+                    self._puts.window_bytes = message.window_bytes
+                    self._note_storage(message.storage, now_s)
                 case BarrierState() if self._barrier is not None and message.number == self._barrier.number:
                     self._missing = message.missing
                     self._progress_of.update(zip(message.missing, message.progress, strict=False))
             if is_restarted or (isinstance(message, Welcome) and not message.known):
-                self._start_over(at_once=is_restarted)
-            self._publisher.send()
+                self._greet_again(now_s, at_once=is_restarted)
             self._changed.notify_all()
 
     def on_tick(self, now_s: float) -> None:
@@ -307,58 +292,56 @@ class ExchangeClient:
         with self._lock:
             if self._link is None:
                 return
-            self._publisher.send_gathered(now_s)
-            if now_s - max(self._heard_s, self._reconnected_s) > SILENCE_S:
-                self._reconnected_s = now_s
+            asked = self._asked.due(now_s)
+            if asked.reconnects:
                 self._counts["reconnects"] += 1
-                self._link.request_reconnect()
-                self._post(Ping(client=self._client))
-            elif now_s - self._pinged_s >= PING_S and now_s - self._heard_s <= SILENCE_S:
+                self._link.restart()
+                self._pinged_s = -math.inf
+                self._publisher.start_over(now_s)
+            if now_s - self._pinged_s >= PING_S:
                 self._pinged_s = now_s
-                self._files.look()
-                self._post(Ping(client=self._client, has_spool=self._files.has_spool, progress=progress))
+                self._last_ping = self._asked.report(now_s)
+                self._post(Ping(client=self._client, progress=progress))
                 self._repeat_standing()
-                self._publisher.send_again(now_s)
-                self._questions.ask_again(now_s)
+            for body in asked.bodies:
+                self._send(body)
+            self._publisher.on_tick(now_s)
 
-    def _start_over(self, *, at_once: bool) -> None:
+    def _note_storage(self, storage: str, now_s: float) -> None:
+        """What the daemon did not take goes again once it can store."""
+        before, self.storage = self.storage, storage
+        if storage and not before:
+            log.warning("the exchange stores nothing", reason=storage)
+        elif before and not storage:
+            log.info("the exchange stores again")
+            self._publisher.start_over(now_s)
+
+    def _greet_again(self, now_s: float, *, at_once: bool) -> None:
         """Tell a daemon that does not know this client everything that it needs to know."""
-        now_s = self._clock()
-        if not at_once and now_s - self._greeted_s < RESEND_S and self._counts["hellos"]:
+        if not at_once and now_s - self._greeted_s < GREET_AGAIN_S and self._counts["hellos"]:
             return
         self._greeted_s = now_s
         self._counts["hellos"] += 1
-        self._files.forget_log()
-        self._post(self._hello())
+        self._post(Hello(client=self._client, policy=self._policy))
         self._repeat_standing()
-        self._publisher.start_over()
-        self._questions.start_over()
+        self._publisher.start_over(now_s)
+        self._questions.start_over(now_s, knows_watches=False)
 
     def _repeat_standing(self) -> None:
         """Say again what has no answer of its own; the daemon ignores what it knows."""
-        for message in (self._resumed, self._newest, self._subscription, self._barrier, *self._arrivals.standing()):
+        for message in (self._resumed, self._newest, self._subscription, self._barrier):
             if message is not None:
                 self._post(message)
 
-    def _take_in(self, message: Deliver) -> None:
-        done = self._arrivals.take_in(message)
-        for part in slices(done, MAX_IDS):
-            self._post(Done(client=self._client, record_ids=part))
-        if len(done) == len(message.records):
-            self._questions.note_part(message.seq, message.part, message.parts)
-
-    def _hello(self) -> Hello:
-        self._files.look()
-        return Hello(client=self._client, policy=self._policy, has_spool=self._files.has_spool)
-
-    def _next_seq(self) -> int:
-        self._seq += 1
-        return self._seq
-
-    def _await_answer(self, seq: int, timeout_s: float) -> bool:
-        is_answered = self._changed.wait_for(lambda: self._questions.is_answered(seq), timeout_s)
-        self._questions.give_up(seq)
-        return is_answered
+    def _take_in(self, message: Deliver, now_s: float) -> None:
+        requests = self._inbox.take_in(message)
+        if requests is None:
+            return
+        deliveries = [message.delivery] if message.delivery else []
+        if deliveries or requests:
+            self._post(Done(client=self._client, deliveries=deliveries, requests=requests))
+        self._questions.note_part(message, now_s)
+        self._questions.send(now_s)
 
     def _post(self, message: ClientMessage) -> None:
         self._send(encode(message))

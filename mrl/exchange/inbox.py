@@ -1,59 +1,73 @@
 """What was delivered and not yet taken, each record once per asking, within bounds."""
 
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
-from mrl.exchange.sessions import remember
-from mrl.records.experience import ExperienceRecord, Received
+from mrl.errors import RecordError
+from mrl.exchange.limits import ClientLimits
+from mrl.records.codec import decode
+from mrl.records.exchange_messages import Deliver
+from mrl.records.experience import Received, ScoreRequestRecord, experience_decoder
 
-MAX_INBOX_RECORDS = 16_384
-MAX_INBOX_BYTES = 64 * 1024 * 1024
-MAX_REMEMBERED_PROMPTS = 65_536
 MAX_REMEMBERED_IDS = 256
 """Per prompt, for what comes without an asking."""
 
 
 class Inbox:
-    """Records wait here until the learner takes them. A full inbox takes nothing in; the daemon delivers again."""
+    """Records wait here until the learner takes them. Adds to `counts`: received, unreadable."""
 
-    def __init__(self, *, max_records: int = MAX_INBOX_RECORDS, max_bytes: int = MAX_INBOX_BYTES) -> None:
-        self._max_records, self._max_bytes = max_records, max_bytes
+    def __init__(self, counts: Counter[str], limits: ClientLimits) -> None:
+        self._counts, self._limits = counts, limits
         self._waiting: list[Received] = []
         self._waiting_bytes = 0
-        self._seen: dict[str, dict[str, None]] = {}
+        self._seen: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
+        """Prompt -> ids of its records that came for the present asking."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more should come before the next `take`."""
+        return len(self._waiting) >= self._limits.inbox_records or self._waiting_bytes >= self._limits.inbox_bytes
 
     def expect(self, prompt_ids: Iterable[str]) -> None:
         """These prompts are asked anew: what was delivered for an earlier asking may come again."""
         for prompt_id in prompt_ids:
             self._seen.pop(prompt_id, None)
 
-    def put(self, record: ExperienceRecord, age_versions: int, num_bytes: int) -> bool:
-        """Take in a record of `num_bytes`; False when it is not new or does not fit."""
-        if self.has_seen(record) or self.is_full:
-            return False
-        self._remember(record)
-        self.add([Received(record, age_versions)], num_bytes)
-        return True
+    def take_in(self, message: Deliver) -> list[str] | None:
+        """Take what is new and can be read. Returns the ids of requests among it; None when there is no room for it.
 
-    def add(self, received: Iterable[Received], num_bytes: int) -> None:
-        """Take in what is known to be new, full or not."""
-        self._waiting += received
-        self._waiting_bytes += num_bytes
-
-    def has_seen(self, record: ExperienceRecord) -> bool:
-        """Whether this record was taken in for the present asking."""
-        return record.record_id in self._seen.get(record.prompt_id, ())
+        The daemon delivers again what was not taken.
+        """
+        if self.is_full and message.records:
+            return None
+        requests = []
+        for raw, age_versions in zip(message.records, message.ages_versions, strict=False):
+            body = memoryview(raw)
+            try:
+                record = decode(body, experience_decoder)
+            except RecordError:  # the daemon passes bodies on unread
+                self._counts["unreadable"] += 1
+                continue
+            if isinstance(record, ScoreRequestRecord):
+                requests.append(record.record_id)
+            if self._is_new(record.prompt_id, record.record_id):
+                self._waiting.append(Received(record, age_versions))
+                self._waiting_bytes += len(body)
+                self._counts["received"] += 1
+        return requests
 
     def take(self) -> list[Received]:
         """Everything that waits, oldest first; the inbox is empty afterwards."""
         taken, self._waiting, self._waiting_bytes = self._waiting, [], 0
         return taken
 
-    @property
-    def is_full(self) -> bool:
-        """Whether nothing more should come before the next `take`."""
-        return len(self._waiting) >= self._max_records or self._waiting_bytes >= self._max_bytes
-
-    def _remember(self, record: ExperienceRecord) -> None:
-        remember(self._seen.setdefault(record.prompt_id, {}), record.record_id, MAX_REMEMBERED_IDS)
-        if len(self._seen) > MAX_REMEMBERED_PROMPTS:
-            del self._seen[next(iter(self._seen))]
+    def _is_new(self, prompt_id: str, record_id: str) -> bool:
+        seen = self._seen.setdefault(prompt_id, OrderedDict())
+        if record_id in seen:
+            return False
+        seen[record_id] = None
+        if len(seen) > MAX_REMEMBERED_IDS:
+            seen.popitem(last=False)
+        if len(self._seen) > self._limits.seen_prompts:
+            self._seen.popitem(last=False)
+        return True

@@ -1,152 +1,117 @@
-"""The sending end of a client: records gathered into Puts, which are sent again until the daemon has answered."""
+"""The sending end of a client: records gathered into Puts, each sent until the daemon has answered it."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
+import structlog
 
-from mrl.exchange.outbox import Outbox, Unanswered
-from mrl.exchange.packing import OpenPut
-from mrl.exchange.shared_files import SharedFiles
-from mrl.records.codec import encode
-from mrl.records.exchange_messages import Put, PutAck
+from mrl.exchange.limits import ClientLimits
+from mrl.records.codec import MAX_MESSAGE_BYTES, encode
+from mrl.records.exchange_messages import MAX_PUT_RECORDS, Put, PutAck
 from mrl.records.experience import ExperienceRecord
-from mrl.records.packs import Spooled
+from mrl.transport.requests import Requests
 
-MAX_UNACKNOWLEDGED_BYTES = 16 * 1024 * 1024
-MAX_UNACKNOWLEDGED_PUTS = 512
-"""Fewer than the daemon remembers of one client."""
-MAX_SMALL_PUTS = 4
-"""So many Puts that are not full may be unanswered; what is published meanwhile is gathered."""
-GATHER_S = 0.02
-"""Nothing is gathered much longer than this, however far the daemon is."""
-FIRST_WINDOW_BYTES = 1024 * 1024
-"""Before the daemon has said how much it takes."""
+HEAD_BYTES = 1024
+"""What a Put has beside its records, at most; a record may be so much shorter than a message."""
+
+log = structlog.get_logger()
 
 
 class Publisher:
     """Used under the client's lock. Adds to `counts`: stored, refused/<reason>, dropped, too_large."""
 
     def __init__(
-        self,
-        client: str,
-        files: SharedFiles,
-        counts: Counter[str],
-        *,
-        send: Callable[[bytes], None],
-        next_seq: Callable[[], int],
-        clock: Callable[[], float],
+        self, client: str, requests: Requests, counts: Counter[str], limits: ClientLimits, send: Callable[[bytes], None]
     ) -> None:
-        self.window_bytes = FIRST_WINDOW_BYTES
-        """What the daemon takes before it has answered."""
-        self._client, self._files, self._counts = client, files, counts
-        self._send, self._next_seq, self._clock = send, next_seq, clock
-        self._open = OpenPut()
-        self._puts = Outbox()
-        self._last_seq = 0
-        self._gathered_from_s = clock()
+        self._client, self._requests, self._counts, self._limits, self._send = client, requests, counts, limits, send
+        self._gathered: list[bytes] = []
+        self._gathered_bytes = 0
+        self._gathered_from_s = 0.0
+        self._records: dict[int, int] = {}
+        """Unanswered Puts by number: how many records each has."""
+        self._last_number = 0
 
-    def gather(self, records: Sequence[ExperienceRecord]) -> Iterator[OpenPut]:
-        """Take records in. Stops before a Put is made of what was gathered, so that there may be room for it."""
-        if not self._open.num_records:
-            self._gathered_from_s = self._clock()
-        place = 0
-        while place < len(records):
-            while (verdict := self._open.add(records[place])) == "no_room":
-                yield self._open
-                self._send_full()
-            place += 1
-            if verdict == "too_large":
-                self._counts[verdict] += 1
-            else:
-                place += self._open.add_alike(records, place)
-            if self._open.is_full:
-                yield self._open
-                self._send_full()
-        self._send_small()
+    def gather(self, records: Sequence[ExperienceRecord], now_s: float) -> Iterator[int]:
+        """Take records in. Stops before a Put is made that may need room: yields its length, and goes on with it."""
+        for record in records:
+            body = encode(record)
+            if len(body) > MAX_MESSAGE_BYTES - HEAD_BYTES:
+                self._counts["too_large"] += 1
+                continue
+            if self._gathered and self._gathered_bytes + len(body) > MAX_MESSAGE_BYTES - HEAD_BYTES:
+                yield self._gathered_bytes
+                self._make_room(now_s)
+            if not self._gathered:
+                self._gathered_from_s = now_s
+            self._gathered.append(body)
+            self._gathered_bytes += len(body)
+            if self._gathered_bytes >= self._limits.put_bytes or len(self._gathered) >= MAX_PUT_RECORDS:
+                yield self._gathered_bytes
+                self._make_room(now_s)
+        self.send_small(now_s)
 
-    def has_room(self, put: OpenPut) -> bool:
-        """Whether this Put can wait beside the others, or waits there already."""
-        return put is not self._open or self._fits(put.num_bytes)
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether a Put of this length can wait beside the others."""
+        return not self._records or self._requests.num_bytes + num_bytes <= self._limits.unacknowledged_bytes
 
-    def send_gathered(self, now_s: float) -> None:
-        """What was gathered long enough goes, if there is room for it."""
-        if now_s - self._gathered_from_s >= GATHER_S and self._fits(self._open.num_bytes):
-            self.send_off()
+    def send_small(self, now_s: float) -> None:
+        """Send what was gathered, if few Puts are unanswered; otherwise more is gathered."""
+        if len(self._records) < self._limits.small_puts and self.has_room(self._gathered_bytes):
+            self.send_off(now_s)
 
-    def send_off(self) -> int:
+    def on_tick(self, now_s: float) -> None:
+        """Send what was gathered for long enough, if there is room, and again what was lost."""
+        if now_s - self._gathered_from_s >= self._limits.gather_s and self.has_room(self._gathered_bytes):
+            self.send_off(now_s)
+        for body in self._requests.due(now_s).bodies:
+            self._send(body)
+
+    def send_off(self, now_s: float) -> int:
         """Make a Put of what was gathered, if there is anything; returns the number of the last Put."""
-        if self._open.num_records:
-            put, self._open = self._open, OpenPut()
-            seq = self._last_seq = self._next_seq()
-            message, spooled = self._message(seq, put)
-            whole = (lambda: self._whole(message, spooled)) if spooled is not None else None
-            waiting = Unanswered(
-                encode(message), self._clock(), put.num_bytes, is_sent=False, num_records=put.num_records, whole=whole
-            )
-            self._puts.add(seq, waiting)
-            self.send()
-        return self._last_seq
+        if self._gathered:
+            number = self._requests.next_number
+            raws = [msgspec.Raw(body) for body in self._gathered]
+            self._requests.post(encode(Put(client=self._client, seq=number, records=raws)), now_s)
+            self._records[number] = len(raws)
+            self._last_number = number
+            self._gathered, self._gathered_bytes = [], 0
+            self.send_first(now_s)
+        return self._last_number
 
-    def send(self) -> None:
-        """What may be sent now."""
-        for body in self._puts.next_to_send(self.window_bytes, self._clock()):
+    def send_first(self, now_s: float) -> None:
+        """Send what the window has room for."""
+        for body in self._requests.first(now_s):
             self._send(body)
 
-    def send_again(self, now_s: float) -> None:
-        """What should have been answered by now."""
-        for body in self._puts.overdue(now_s):
-            self._send(body)
+    def start_over(self, now_s: float) -> None:
+        """Nothing of what waits has been sent, as far as a new link or a new daemon is concerned."""
+        self._requests.start_over()
+        self.send_first(now_s)
 
-    def start_over(self) -> None:
-        """There is a new daemon, which was sent nothing."""
-        self._puts.start_over()
+    def note_answer(self, message: PutAck, now_s: float) -> None:
+        """The daemon has dealt with some Puts."""
+        self._requests.window_bytes = message.window_bytes
+        is_new = [self._requests.answered(number, now_s) for number in message.seqs]
+        for number in message.seqs:
+            self._records.pop(number, None)
+        if any(is_new):
+            self._counts["stored"] += message.stored
+            self._counts.update({f"refused/{reason}": number for reason, number in message.refused.items()})
+        self.send_first(now_s)
+        self.send_small(now_s)
 
-    def note_answer(self, message: PutAck) -> None:
-        """The daemon has dealt with a Put."""
-        self.window_bytes = message.window_bytes
-        self._puts.postpone(self._clock())
-        if self._give_up(message.seq) is None:
-            return  # answered before
-        self._counts["stored"] += message.stored
-        self._counts.update({f"refused/{reason}": number for reason, number in message.refused.items()})
-        self._send_small()
-
-    def is_clear(self, upto_seq: int) -> bool:
+    def is_clear(self, upto_number: int) -> bool:
         """Whether every Put up to this one was answered."""
-        return self._puts.is_clear(upto_seq)
+        oldest = self._requests.oldest
+        return oldest is None or oldest > upto_number
 
-    def _send_small(self) -> None:
-        if len(self._puts) < MAX_SMALL_PUTS and self._fits(self._open.num_bytes):
-            self.send_off()
-
-    def _send_full(self) -> None:
+    def _make_room(self, now_s: float) -> None:
         """There was time for room; now the oldest make it."""
-        while not self._fits(self._open.num_bytes) and (seq := self._puts.oldest()):
-            dropped = self._give_up(seq)
-            self._counts["dropped"] += dropped.num_records if dropped is not None else 0
-        self.send_off()
-
-    def _message(self, seq: int, put: OpenPut) -> tuple[Put, Spooled | None]:
-        """By file where the daemon reads it and there is room, else with all records in it."""
-        heads, arrays = put.sealed()
-        spooled = self._files.write(seq, arrays)
-        if spooled is None:
-            pairs = zip(heads, arrays, strict=True)
-            heads = [msgspec.structs.replace(head, records=msgspec.Raw(array)) for head, array in pairs]
-        return Put(client=self._client, seq=seq, packs=heads, spooled=spooled), spooled
-
-    def _whole(self, message: Put, spooled: Spooled) -> bytes | None:
-        """A Put by file as one with all records in it; None when its file has been lost."""
-        data = self._files.read_back(spooled)
-        if data is None:
-            return None
-        return encode(message.with_records(data))
-
-    def _fits(self, num_bytes: int) -> bool:
-        is_short = len(self._puts) < MAX_UNACKNOWLEDGED_PUTS
-        return is_short and self._puts.num_bytes + num_bytes <= MAX_UNACKNOWLEDGED_BYTES
-
-    def _give_up(self, seq: int) -> Unanswered | None:
-        self._files.free(seq)
-        return self._puts.remove(seq)
+        while not self.has_room(self._gathered_bytes) and (oldest := self._requests.oldest) is not None:
+            self._requests.forget(oldest)
+            before = self._counts["dropped"]
+            self._counts["dropped"] += self._records.pop(oldest)
+            if before.bit_length() != self._counts["dropped"].bit_length():  # at first, and whenever they have doubled
+                log.warning("records for peers were dropped: the exchange takes none", records=self._counts["dropped"])
+        self.send_off(now_s)

@@ -1,18 +1,14 @@
-"""The asking end of a client: what it wants to know of prompts, asked again until the daemon has answered."""
+"""The asking end of a client: what it wants to know of prompts, asked until the daemon has answered."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from mrl.exchange.outbox import Outbox, Unanswered
+from mrl.exchange.limits import ClientLimits
 from mrl.records.codec import encode
-from mrl.records.exchange_messages import Fetch, Unwatch
+from mrl.records.exchange_messages import Deliver, Fetch, Unwatch
 from mrl.records.experience import RecordKind
-
-MAX_UNANSWERED = 256
-MAX_UNANSWERED_BYTES = 16 * 1024 * 1024
-MAX_IDS = 1024
-MAX_WATCHED = 4096
+from mrl.transport.requests import Requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +20,15 @@ class Question:
     max_age_versions: int | None
 
 
+@dataclass(slots=True)
+class _Asked:
+    is_watch: bool
+    is_awaited: bool
+    """Whether somebody stands still until the answer comes."""
+    parts: int = 0
+    """Parts of the answer that have come, in order."""
+
+
 class Questions:
     """Used under the client's lock. Adds to `counts`: dropped_fetches."""
 
@@ -31,78 +36,85 @@ class Questions:
         self,
         client: str,
         policy: str,
+        requests: Requests,
         counts: Counter[str],
-        *,
+        limits: ClientLimits,
         send: Callable[[bytes], None],
-        next_seq: Callable[[], int],
-        clock: Callable[[], float],
     ) -> None:
-        self._client, self._policy, self._counts = client, policy, counts
-        self._send, self._next_seq, self._clock = send, next_seq, clock
-        self._fetches = Outbox()
-        self._watched: dict[str, Question] = {}
+        self._client, self._policy, self._requests = client, policy, requests
+        self._counts, self._limits, self._send = counts, limits, send
+        self._asked: dict[int, _Asked] = {}
+        self._watched: OrderedDict[str, Question] = OrderedDict()
 
-    def ask(self, prompt_ids: list[str], question: Question, *, watch: bool) -> None:
+    def ask(self, prompt_ids: list[str], question: Question, now_s: float, *, watch: bool) -> None:
         """Nobody waits for the answer; the oldest questions of this kind go when there are too many."""
         if watch:
-            self._watch(prompt_ids, question)
-        self._ask(prompt_ids, question, watch=watch)
+            for prompt_id in prompt_ids:
+                self._watched.pop(prompt_id, None)
+                self._watched[prompt_id] = question
+            while len(self._watched) > self._limits.watches:
+                self._watched.popitem(last=False)
+        for part in slices(prompt_ids, self._limits.fetch_prompts):
+            self._post(part, question, now_s, watch=watch)
+        idle = [number for number, asked in self._asked.items() if not asked.is_awaited]
+        for number in idle[: max(0, len(self._asked) - self._limits.fetches)]:
+            self.give_up(number)
+            self._counts["dropped_fetches"] += 1
 
-    def ask_now(self, prompt_ids: list[str], question: Question) -> int:
+    def ask_now(self, prompt_ids: list[str], question: Question, now_s: float) -> int:
         """Somebody waits for the answer; returns the number of the question."""
-        return self._post(prompt_ids, question, watch=False, is_awaited=True)
+        return self._post(prompt_ids, question, now_s, watch=False, is_awaited=True)
 
-    def is_answered(self, seq: int) -> bool:
+    def is_answered(self, number: int) -> bool:
         """Whether the question of this number was answered in full."""
-        return seq not in self._fetches
+        return number not in self._asked
 
-    def give_up(self, seq: int) -> None:
+    def give_up(self, number: int) -> None:
         """Nobody waits for this answer any more."""
-        self._fetches.remove(seq)
+        self._requests.forget(number)
+        self._asked.pop(number, None)
 
-    def note_part(self, seq: int, part: int, parts: int) -> None:
-        """A part of an answer has come."""
-        self._fetches.note_part(seq, part, parts)
+    def note_part(self, message: Deliver, now_s: float) -> None:
+        """A part of an answer has come; the last one of an unbroken series answers the question."""
+        asked = self._asked.get(message.seq)
+        if asked is None:
+            return
+        if message.part in (1, asked.parts + 1):
+            asked.parts = message.part
+        if asked.parts == message.part == message.parts:
+            del self._asked[message.seq]
+            self._requests.answered(message.seq, now_s)
 
     def unwatch(self, prompt_ids: Iterable[str]) -> None:
         """Later records on these prompts are not wanted."""
         ids = [prompt_id for prompt_id in prompt_ids if self._watched.pop(prompt_id, None) is not None]
-        for part in slices(ids, MAX_IDS):
+        for part in slices(ids, self._limits.fetch_prompts):
             self._send(encode(Unwatch(client=self._client, prompt_ids=part)))
 
-    def ask_again(self, now_s: float) -> None:
-        """What should have been answered by now."""
-        for body in self._fetches.overdue(now_s):
+    def send(self, now_s: float) -> None:
+        """Send what is asked for the first time, as far as the window has room."""
+        for body in self._requests.first(now_s):
             self._send(body)
 
-    def start_over(self) -> None:
-        """There is a new daemon, which knows of no question."""
-        self._fetches.drop_watches()
-        self._fetches.start_over()
-        for body in self._fetches.next_to_send(MAX_UNANSWERED_BYTES, self._clock()):
-            self._send(body)
-        by_question: dict[Question, list[str]] = {}
-        for prompt_id, question in self._watched.items():
-            by_question.setdefault(question, []).append(prompt_id)
-        for question, ids in by_question.items():
-            self._ask(ids, question, watch=True)
+    def start_over(self, now_s: float, *, knows_watches: bool) -> None:
+        """Nothing was asked over this link yet; a new daemon knows of no watch either."""
+        if not knows_watches:
+            for number in [number for number, asked in self._asked.items() if asked.is_watch]:
+                self.give_up(number)
+        self._requests.start_over()
+        if not knows_watches:
+            by_question: dict[Question, list[str]] = {}
+            for prompt_id, question in self._watched.items():
+                by_question.setdefault(question, []).append(prompt_id)
+            for question, ids in by_question.items():
+                for part in slices(ids, self._limits.fetch_prompts):
+                    self._post(part, question, now_s, watch=True)
+        self.send(now_s)
 
-    def _watch(self, prompt_ids: list[str], question: Question) -> None:
-        for prompt_id in prompt_ids:
-            self._watched.pop(prompt_id, None)
-            self._watched[prompt_id] = question
-        while len(self._watched) > MAX_WATCHED:
-            del self._watched[next(iter(self._watched))]
-
-    def _ask(self, prompt_ids: list[str], question: Question, *, watch: bool) -> None:
-        for part in slices(prompt_ids, MAX_IDS):
-            self._post(part, question, watch=watch)
-        while len(self._fetches) > MAX_UNANSWERED and (seq := self._fetches.oldest()):
-            self._fetches.remove(seq)
-            self._counts["dropped_fetches"] += 1
-
-    def _post(self, prompt_ids: list[str], question: Question, *, watch: bool, is_awaited: bool = False) -> int:
-        seq = self._next_seq()
+    def _post(
+        self, prompt_ids: list[str], question: Question, now_s: float, *, watch: bool, is_awaited: bool = False
+    ) -> int:
+        number = self._requests.next_number
         message = Fetch(
             client=self._client,
             policy=self._policy,
@@ -111,12 +123,12 @@ class Questions:
             limit=question.limit,
             max_age_versions=question.max_age_versions,
             watch=watch,
-            seq=seq,
+            seq=number,
         )
-        body = encode(message)
-        self._fetches.add(seq, Unanswered(body, self._clock(), is_watch=watch, is_awaited=is_awaited))
-        self._send(body)
-        return seq
+        self._requests.post(encode(message), now_s)
+        self._asked[number] = _Asked(watch, is_awaited)
+        self.send(now_s)
+        return number
 
 
 def slices(ids: list[str], length: int) -> Iterator[list[str]]:

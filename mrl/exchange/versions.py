@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from mrl.records.exchange_messages import Announce
-from mrl.records.tags import PackTags, Tags
+from mrl.records.tags import Tags
 from mrl.records.version import Version, age_versions, is_void
 
 MAX_RESUMES = 256
@@ -31,12 +31,12 @@ class VersionBook:
             is_new = True
         return is_new
 
-    def age(self, record: Tags | PackTags) -> int:
+    def age(self, record: Tags) -> int:
         """Versions between the newest of the source and the oldest of the record; 0 before any announcement."""
         newest = self.newest.get(record.source)
         return 0 if newest is None else age_versions(newest, record.oldest)
 
-    def is_void(self, record: Tags | PackTags) -> bool:
+    def is_void(self, record: Tags) -> bool:
         """Whether any part of the record was sampled by a version that a later resume took back."""
         return any(is_void(record.newest, resume) for resume in self._resumes.get(record.source, {}).values())
 
@@ -44,6 +44,6 @@ class VersionBook:
         """What has to be announced to a fresh book so that it equals this one."""
         for policy, resumes in self._resumes.items():
             for version in sorted(resumes.values()):
-                yield Announce(client="log", policy=policy, version=version, resumed=True)
+                yield Announce(client="store", policy=policy, version=version, resumed=True)
         for policy, version in self.newest.items():
-            yield Announce(client="log", policy=policy, version=version)
+            yield Announce(client="store", policy=policy, version=version)

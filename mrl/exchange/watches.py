@@ -1,16 +1,77 @@
-"""Who waits for records on which prompt."""
+"""Questions about prompts: what answers them now, and who waits for what comes later."""
 
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from mrl.exchange.limits import WATCH_OVERHEAD_BYTES, Limits
+from mrl.exchange.shelf import Entry, Shelf
+from mrl.exchange.versions import VersionBook
+from mrl.records.exchange_messages import Fetch, PairFlow
 from mrl.records.experience import RecordKind
 
-WATCH_BYTES = 900
-"""Memory that one watch costs beside the id of its prompt."""
-MAX_WATCHES_BYTES = 16 * 1024 * 1024
-"""Of all clients: some 17,000 with ids of usual length."""
+MAX_IDLE_PAIRS = 10_000
+
+
+@dataclass(slots=True)
+class _Pair:
+    hits: int = 0
+    records: int = 0
+    num_bytes: int = 0
+    ages_versions: int = 0
+
+
+class Flows:
+    """Counts per ordered pair of policies. A prompt counts once per asking, for `asked` as well as for `hits`."""
+
+    def __init__(self) -> None:
+        self._asked: Counter[str] = Counter()
+        self._pairs: dict[tuple[str, str], _Pair] = {}
+
+    def ask(self, receiver: str, num_prompts: int) -> None:
+        """The receiver asked for this many prompts."""
+        self._asked[receiver] += num_prompts
+
+    def hit(self, source: str, receiver: str) -> None:
+        """The receiver was given the first record of the source on a prompt that it had asked for."""
+        self._pair(source, receiver).hits += 1
+
+    def deliver(self, source: str, receiver: str, num_bytes: int, age_versions: int) -> None:
+        """One record went over."""
+        pair = self._pair(source, receiver)
+        pair.records += 1
+        pair.num_bytes += num_bytes
+        pair.ages_versions += age_versions
+
+    def table(self, sources: Iterable[str]) -> list[PairFlow]:
+        """One row per pair: everybody who has asked, from every one of the `sources` but itself.
+
+        Of very many, those between which nothing went are left out.
+        """
+        sources, pairs = list(sources), set(self._pairs)
+        if len(sources) * len(self._asked) <= MAX_IDLE_PAIRS:
+            pairs |= {(source, receiver) for source in sources for receiver in self._asked if source != receiver}
+        return [self._row(source, receiver) for source, receiver in sorted(pairs)]
+
+    def _pair(self, source: str, receiver: str) -> _Pair:
+        pair = self._pairs.get((source, receiver))
+        if pair is None:
+            pair = self._pairs[source, receiver] = _Pair()
+        return pair
+
+    def _row(self, source: str, receiver: str) -> PairFlow:
+        pair = self._pairs.get((source, receiver), _Pair())
+        return PairFlow(
+            source=source,
+            receiver=receiver,
+            asked=self._asked[receiver],
+            hits=pair.hits,
+            records=pair.records,
+            bytes=pair.num_bytes,
+            mean_age_versions=pair.ages_versions / max(1, pair.records),
+            ages_versions=pair.ages_versions,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -27,44 +88,55 @@ class Watch:
 
 
 class Watches:
-    """Open questions: `max_per_client` of one client (its oldest goes), `max_total` and 16 MiB in all (refused)."""
+    """Finds records for those who ask, now and later, and counts what goes over."""
 
-    def __init__(self, *, max_per_client: int, max_total: int) -> None:
-        self.dropped = 0
+    def __init__(self, limits: Limits, shelf: Shelf, versions: VersionBook) -> None:
+        self.flows = Flows()
+        self.num_dropped = 0
         """Watches dropped or refused because there were too many."""
-        self._max_per_client, self._max_total = max_per_client, max_total
+        self._limits, self._shelf, self._versions = limits, shelf, versions
         self._of_client: dict[bytes, dict[str, Watch]] = {}
         self._of_prompt: dict[str, dict[bytes, Watch]] = {}
-        self._total = self._num_bytes = 0
+        self._num_bytes = 0
 
-    def __len__(self) -> int:
-        return self._total
+    def answer(self, client: bytes, receiver: str, message: Fetch, *, is_new: bool) -> list[Entry]:
+        """What is held for the client's policy `receiver`; prompts are watched if it wants that."""
+        prompt_ids = dict.fromkeys(message.prompt_ids)
+        if is_new:
+            self.flows.ask(receiver, len(prompt_ids))
+        found: list[Entry] = []
+        for prompt_id in prompt_ids:
+            entries = self._youngest(message, receiver, prompt_id)
+            self._settle(client, receiver, message, prompt_id, entries, is_new=is_new)
+            found += entries
+        return found
 
-    def get(self, client: bytes, prompt_id: str) -> Watch | None:
-        """The client's watch on this prompt."""
-        return self._of_client.get(client, {}).get(prompt_id)
+    def takers(self, entry: Entry) -> Iterator[bytes]:
+        """The clients whose watches take this newcomer; their watches count it."""
+        tags = entry.tags
+        age = self._versions.age(tags)
+        for client, watch in list(self._of_prompt.get(tags.prompt_id, {}).items()):
+            is_wanted = watch.policy != tags.source and tags.type in watch.kinds and tags.is_for(watch.policy)
+            if not is_wanted or not is_within(age, watch.max_age_versions):
+                continue
+            if tags.source not in watch.sources:
+                watch.sources.add(tags.source)
+                self.flows.hit(tags.source, watch.policy)
+            self.pass_on(entry, watch.policy)
+            watch.left -= 1
+            if watch.left == 0:
+                self.remove(client, tags.prompt_id)
+            yield client
 
-    def add(self, client: bytes, prompt_id: str, watch: Watch) -> None:
-        """Open a watch, in place of an earlier one of the same client and prompt."""
-        self.remove(client, prompt_id)
-        of_client = self._of_client.get(client, {})
-        if len(of_client) >= self._max_per_client:
-            self.remove(client, next(iter(of_client)))
-            self.dropped += 1
-        if self._total >= self._max_total or self._num_bytes + _bytes_of(prompt_id) > MAX_WATCHES_BYTES:
-            self.dropped += 1
-            return
-        self._of_client.setdefault(client, {})[prompt_id] = watch
-        self._of_prompt.setdefault(prompt_id, {})[client] = watch
-        self._total += 1
-        self._num_bytes += _bytes_of(prompt_id)
+    def pass_on(self, entry: Entry, receiver: str) -> None:
+        """Count a record that goes over."""
+        self.flows.deliver(entry.tags.source, receiver, len(entry.body), self._versions.age(entry.tags))
 
     def remove(self, client: bytes, prompt_id: str) -> None:
         """Close a watch, if there is one."""
         of_client = self._of_client.get(client, {})
         if of_client.pop(prompt_id, None) is None:
             return
-        self._total -= 1
         self._num_bytes -= _bytes_of(prompt_id)
         if not of_client:
             del self._of_client[client]
@@ -78,19 +150,58 @@ class Watches:
         for prompt_id in list(self._of_client.get(client, ())):
             self.remove(client, prompt_id)
 
-    def on(self, prompt_id: str, *, not_of: str) -> list[tuple[bytes, Watch]]:
-        """The watches on this prompt that belong to other policies than `not_of`."""
-        return [item for item in self._of_prompt.get(prompt_id, {}).items() if item[1].policy != not_of]
-
-    def prompts_by_policy(self) -> Counter[str]:
+    def num_prompts(self) -> Counter[str]:
         """How many prompts the clients of each policy watch."""
-        return Counter(policy for of_prompt in self._of_prompt.values() for policy in policies_of(of_prompt.values()))
+        by_prompt = self._of_prompt.values()
+        return Counter(policy for of_prompt in by_prompt for policy in {watch.policy for watch in of_prompt.values()})
+
+    def _add(self, client: bytes, prompt_id: str, watch: Watch) -> None:
+        """Open a watch. The client's oldest goes beyond its number; beyond the bytes of all none is opened."""
+        of_client = self._of_client.get(client, {})
+        if len(of_client) >= self._limits.watches_per_client:
+            self.remove(client, next(iter(of_client)))
+            self.num_dropped += 1
+        if self._num_bytes + _bytes_of(prompt_id) > self._limits.watches_bytes:
+            self.num_dropped += 1
+            return
+        self._of_client.setdefault(client, {})[prompt_id] = watch
+        self._of_prompt.setdefault(prompt_id, {})[client] = watch
+        self._num_bytes += _bytes_of(prompt_id)
+
+    def _youngest(self, message: Fetch, receiver: str, prompt_id: str) -> list[Entry]:
+        """Youngest first, over all other policies."""
+        dated = [
+            (self._versions.age(entry.tags), entry)
+            for entry in self._shelf.on_prompt(prompt_id, message.kinds, of_others_than=receiver)
+            if entry.tags.is_for(receiver)
+        ]
+        fresh = [item for item in dated if is_within(item[0], message.max_age_versions)]
+        fresh.sort(key=lambda item: (item[0], -item[1].number))
+        return [entry for _, entry in fresh[: message.limit]]
+
+    def _settle(
+        self, client: bytes, receiver: str, message: Fetch, prompt_id: str, entries: list[Entry], *, is_new: bool
+    ) -> None:
+        """Count what one asked prompt brought, and watch it for what is left of the limit."""
+        before = None if is_new else self._of_client.get(client, {}).get(prompt_id)
+        sources = {entry.tags.source for entry in entries}
+        # A repeated Fetch was counted before, except for sources that its watch has not seen.
+        counted = set() if is_new else before.sources if before is not None else sources
+        for source in sources - counted:
+            self.flows.hit(source, receiver)
+        for entry in entries:
+            self.pass_on(entry, receiver)
+        self.remove(client, prompt_id)
+        left = message.limit - len(entries)
+        if message.watch and left:
+            watch = Watch(receiver, left, message.max_age_versions, message.kinds, sources | counted)
+            self._add(client, prompt_id, watch)
 
 
-def policies_of(watches: Iterable[Watch]) -> set[str]:
-    """Each once."""
-    return {watch.policy for watch in watches}
+def is_within(age: int, max_age_versions: int | None) -> bool:
+    """Whether a record of this age is young enough."""
+    return max_age_versions is None or age <= max_age_versions
 
 
 def _bytes_of(prompt_id: str) -> int:
-    return WATCH_BYTES + sys.getsizeof(prompt_id)
+    return WATCH_OVERHEAD_BYTES + sys.getsizeof(prompt_id)

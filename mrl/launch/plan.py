@@ -18,7 +18,6 @@ from mrl.config.schema import RunConfig
 from mrl.config.unit_names import Unit, parse_units
 from mrl.config.unit_rules import fitting_units, may_sleep
 from mrl.errors import ConfigError
-from mrl.exchange.shards import role_of
 from mrl.launch.hosts import Host, host_environment, join_argv
 from mrl.launch.placement import Key, Seat, seats
 from mrl.launch.torchrun import LOCAL, allocator_environment, nccl_environment, torchrun_argv, torchrun_environment
@@ -127,8 +126,7 @@ def build_plan(
     here = here or first
     shown, gpus = gpus, not_leased(config, gpus, here, is_first=here == first)
     seated = _seats(config, [host.name for host in hosts], here=here, shown=shown)
-    specs = [_shard(index, run_folder, python) for index in range(config.exchange.shards)]
-    specs.append(_daemon("allocator", run_folder, python))
+    specs = [_daemon("exchange", run_folder, python), _daemon("allocator", run_folder, python)]
     for (role, name, index), seat in sorted(seated.items(), key=lambda item: (item[0][0], *_order(config, item[0]))):
         own = _gpus_of(seat, gpus, here, name)
         if role == "learner":
@@ -284,11 +282,6 @@ def _join(host: Host, run_folder: Path, remote: Sequence[str], python: str, *, i
 def _daemon(role: Literal["exchange", "allocator"], run_folder: Path, python: str) -> ProcessSpec:
     argv = role_argv(role, run_folder, python=python)
     return ProcessSpec(name=role, role=role, policy="", index=0, argv=argv, env=environment(1))
-
-
-def _shard(index: int, run_folder: Path, python: str) -> ProcessSpec:
-    argv = role_argv("exchange", run_folder, python=python, index=index)
-    return replace(_daemon("exchange", run_folder, python), name=role_of(index), index=index, argv=argv)
 
 
 def _learner(

@@ -1,6 +1,5 @@
 """Bytes <-> records. Decoding is typed, bounded, and says which field is wrong."""
 
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,24 +21,6 @@ _encoder = msgspec.msgpack.Encoder()
 def encode(record: msgspec.Struct) -> bytes:
     """The msgpack form of a record: one map with string keys and a `type` tag where there are several kinds."""
     return _encoder.encode(record)
-
-
-def append_encoded(record: msgspec.Struct, buffer: bytearray) -> None:
-    """The same at the end of a buffer."""
-    _encoder.encode_into(record, buffer, -1)
-
-
-MIN_TOGETHER, MAX_TOGETHER = 16, 65_535
-"""How many records `append_all_encoded` takes: those for which the head of an array has three bytes."""
-
-
-def append_all_encoded(records: Sequence[msgspec.Struct], buffer: bytearray) -> None:
-    """The same for 16 to 65,535 records at a time, one behind the other, at less than half the cost."""
-    # They are encoded as an array whose head lies over the last bytes of the buffer, which are put back then.
-    begin = len(buffer) - 3
-    covered = buffer[begin:]
-    _encoder.encode_into(records, buffer, begin)
-    buffer[begin : begin + 3] = covered
 
 
 def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:

@@ -146,8 +146,6 @@ def kind_of(record: ExperienceRecord) -> RecordKind:
 
 
 experience_decoder: msgspec.msgpack.Decoder[ExperienceRecord] = decoder(ExperienceRecord)
-raw_pack_decoder: msgspec.msgpack.Decoder[list[msgspec.Raw]] = decoder(list[msgspec.Raw])
-pack_decoder: msgspec.msgpack.Decoder[list[ExperienceRecord]] = decoder(list[ExperienceRecord])
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
@@ -155,7 +153,3 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 
     record: ExperienceRecord
     age_versions: int
-    number: int = 0
-    """Its place in the order of a stream; 0 for what did not come by one."""
-    shard: int = 0
-    """Which daemon's stream that was."""

@@ -6,10 +6,14 @@ import msgspec
 
 from mrl.errors import RecordError
 from mrl.records.codec import SCHEMA, decode, decoder
-from mrl.records.experience import RecordKind
+from mrl.records.experience import MAX_GROUP, RecordKind, Reward
 from mrl.records.version import Name, Version
 
 OptionalName = Annotated[str, msgspec.Meta(max_length=200)]
+
+
+class _Answer(msgspec.Struct, frozen=True, gc=False):
+    reward: Reward | None = None
 
 
 class Tags(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -51,21 +55,16 @@ class Tags(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.addressee in ("", policy)
 
 
-class PackTags(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What the records of one pack have in common. The same names as above."""
+class _Rewards(msgspec.Struct, frozen=True, gc=False):
+    """Where records of several types keep their rewards."""
 
-    type: RecordKind
-    source: Name
-    oldest: Version
-    newest: Version
-    task: Name
-
-    def is_for(self, policy: str) -> bool:
-        """Whether this policy may have the records: nothing in a pack is addressed."""
-        return bool(policy)
+    reward: Reward | None = None
+    rewards: Annotated[list[Reward], msgspec.Meta(max_length=MAX_GROUP)] = []
+    answers: Annotated[list[_Answer], msgspec.Meta(max_length=MAX_GROUP)] = []
 
 
 _tags_decoder: msgspec.msgpack.Decoder[Tags] = decoder(Tags)
+_rewards_decoder: msgspec.msgpack.Decoder[_Rewards] = decoder(_Rewards)
 
 
 def tags_of(body: bytes | memoryview) -> Tags | None:
@@ -75,3 +74,14 @@ def tags_of(body: bytes | memoryview) -> Tags | None:
     except RecordError:
         return None
     return tags if tags.is_complete else None
+
+
+def mean_reward_of(body: bytes) -> float | None:
+    """Over all answers of an encoded record; None where it has no rewards, or none that can be read."""
+    try:
+        read = decode(body, _rewards_decoder)
+    except RecordError:
+        return None
+    rewards = [read.reward, *read.rewards, *(answer.reward for answer in read.answers)]
+    known = [reward for reward in rewards if reward is not None]
+    return sum(known) / len(known) if known else None

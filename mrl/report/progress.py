@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, TelemetryRecord
 from mrl.report.allocation import Allocation
-from mrl.report.shards import Shards
 
 STALE_AFTER_S = 10.0
 """A role whose last heartbeat is older than this is shown as silent."""
@@ -84,7 +83,6 @@ class Progress:
         self.flows: dict[tuple[str, str], dict[str, float]] = {}
         self.exchange: dict[str, float] = {}
         """Of all its daemons together, as the flows are."""
-        self._shards = Shards()
         self.allocation = Allocation()
         self.process: dict[str, float] = {}
         self.roles: dict[tuple[str, str], RoleSign] = {}
@@ -160,10 +158,9 @@ class Progress:
                 self.process[rest] = value
             elif room == "exchange" and rest.startswith("flow_"):
                 what, source, receiver = rest.removeprefix("flow_").split("/")
-                together = self._shards.together(record.role, name, value)
-                self.flows.setdefault((source, receiver), {})[what] = together
+                self.flows.setdefault((source, receiver), {})[what] = value
             elif room == "exchange":
-                self.exchange[rest] = self._shards.together(record.role, name, value)
+                self.exchange[rest] = value
 
 
 def kind_of(role: str) -> str:

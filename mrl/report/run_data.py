@@ -14,7 +14,6 @@ from mrl.errors import RunFolderError
 from mrl.metrics.jsonl import read_metrics, read_samples
 from mrl.metrics.names import IDLE_SHARE
 from mrl.report.progress import ALL_TASKS, kind_of
-from mrl.report.shards import Shards
 
 Points = list[tuple[float, float]]
 """(x, y) in order of x; y may be NaN."""
@@ -39,8 +38,7 @@ class RunData:
     missing_answers: dict[str, dict[int, float]] = field(default_factory=dict)
     """Policy -> step -> held-out prompts without an answer."""
     flows: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
-    """(source, receiver) -> records, bytes, hit_rate, age_versions; of all the exchange's daemons together."""
-    shards: Shards = field(default_factory=Shards, repr=False)
+    """(source, receiver) -> records, bytes, hit_rate, age_versions."""
     slots: dict[str, Points] = field(default_factory=dict)
     """Policy -> (minutes since the first metric, slots)."""
     idle: dict[str, list[float]] = field(default_factory=dict)
@@ -136,8 +134,7 @@ def _take_line(data: RunData, line: dict[str, Any]) -> None:
             data.restarts = max(data.restarts, value)
         elif room == "exchange" and rest.startswith("flow_") and rest.count("/") == 2:
             what, source, receiver = rest.removeprefix("flow_").split("/")
-            together = data.shards.together(str(line.get("role", "")), name, value)
-            data.flows.setdefault((source, receiver), {})[what] = together
+            data.flows.setdefault((source, receiver), {})[what] = value
 
 
 def _take_evaluation(data: RunData, policy: str, step: int, name: str, value: float) -> None:

@@ -25,7 +25,7 @@ from mrl.config.run_folder import RunFolder, local_folder
 from mrl.config.schema import NO_EVALUATION, RunConfig
 from mrl.engines.bounds import bounds_of, load_bound_s
 from mrl.errors import CheckpointError
-from mrl.exchange.shards import Exchange
+from mrl.exchange.client import ExchangeClient
 from mrl.launch.memory import all_cures, is_in_memory
 from mrl.learner.batches import BatchMaker
 from mrl.learner.evaluations import EvaluationPlan, Evaluations
@@ -260,8 +260,7 @@ def _first_rank(
     intake = Intake(server, ledger, held_out=held_out, evaluates_alone=config.run.sync, courier=courier)
     closing.callback(intake.close)
     is_sharing = shares(config.sharing)
-    shards = config.exchange.shards
-    peers = wiring.connect_exchange(folder, shards, f"learner/{policy}", policy, closing) if is_sharing else None
+    peers = wiring.connect_exchange(folder, f"learner/{policy}", policy, closing) if is_sharing else None
     gathering = _gathering(config, policy, intake, regime, peers, telemetry)
     return FirstRank(
         policy=policy,
@@ -341,7 +340,7 @@ def _gathering(
     policy: str,
     intake: Intake,
     regime: Regime,
-    peers: Exchange | None,
+    peers: ExchangeClient | None,
     telemetry: Telemetry,
 ) -> Gathering:
     bounds = _wait_bounds(config.policies[policy], start_s=config.supervision.start_s)

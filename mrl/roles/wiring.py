@@ -23,13 +23,13 @@ from mrl.config.run_folder import RunFolder, read_run_config, write_json
 from mrl.config.schema import RunConfig
 from mrl.errors import MRLError, UserError
 from mrl.exchange.client import ExchangeClient
-from mrl.exchange.shards import Exchange, ShardedExchange, endpoint_of, folder_of
+from mrl.exchange.daemon import ENDPOINT
 from mrl.metrics.logging import configure_logging
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import encode
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client import ClientSocket
-from mrl.transport.endpoints import is_near, nearest_endpoint
+from mrl.transport.endpoints import nearest_endpoint
 from mrl.transport.grants import grant_of
 from mrl.transport.keys import load_client_keys
 
@@ -115,25 +115,17 @@ def link(
     return client
 
 
-def connect_exchange(folder: RunFolder, shards: int, role: str, policy: str, closing: ExitStack) -> Exchange:
+def connect_exchange(folder: RunFolder, role: str, policy: str, closing: ExitStack) -> ExchangeClient:
     """A learner's or worker's end of the exchange; it never waits for a daemon to be there."""
-    clients = [_connect_shard(folder, shard, role, policy, closing) for shard in range(shards)]
-    if shards == 1:
-        return clients[0]
-    exchange = ShardedExchange(clients)
-    closing.callback(exchange.close, FLUSH_S)  # together: one after the other they could take seconds
-    return exchange
-
-
-def _connect_shard(folder: RunFolder, shard: int, role: str, policy: str, closing: ExitStack) -> ExchangeClient:
-    return ExchangeClient.connect(
+    client = ExchangeClient.connect(
         lambda on_message, on_tick: link(
-            folder, endpoint_of(shard), identity=role, on_message=on_message, on_tick=on_tick, closing=closing
+            folder, ENDPOINT, identity=role, on_message=on_message, on_tick=on_tick, closing=closing
         ),
         client=role,
         policy=policy,
-        locate=lambda: folder_of(folder.exchange, shard) if is_near(folder.endpoints, endpoint_of(shard)) else None,
     )
+    closing.callback(client.close, FLUSH_S)
+    return client
 
 
 def connect_telemetry(folder: RunFolder, role: str, policy: str, closing: ExitStack) -> Telemetry:

@@ -27,7 +27,7 @@ from mrl.config.schema import NO_EVALUATION, RunConfig
 from mrl.engines.bounds import load_bound_s
 from mrl.engines.engine import Engine
 from mrl.errors import PeerLost, RoleFailed
-from mrl.exchange.shards import Exchange
+from mrl.exchange.client import ExchangeClient
 from mrl.launch.unit_workers import UNIT, UNIT_EPOCH
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.prompting import PromptEncoder
@@ -98,7 +98,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         )
     closing.callback(sampler.pool.close)
     closing.callback(sampler.engine.close)
-    exchange = wiring.connect_exchange(folder, config.exchange.shards, role, policy, closing)
+    exchange = wiring.connect_exchange(folder, role, policy, closing)
     scorer = _scorer(config, sampler, receiver, exchange)
     if table.frozen:
         assert scorer is not None, "checked before the start: a frozen policy scores"
@@ -203,7 +203,7 @@ def _frozen_evaluation(
     )
 
 
-def _scorer(config: RunConfig, sampler: Sampler, receiver: Receiver, exchange: Exchange) -> Scorer | None:
+def _scorer(config: RunConfig, sampler: Sampler, receiver: Receiver, exchange: ExchangeClient) -> Scorer | None:
     """What answers the peers' score requests, where the regime lets this policy score."""
     policy = sampler.policy
     if policy not in scorers(config.sharing, config.policies):
@@ -253,7 +253,7 @@ class LeasedAnswers:
 
 
 def _sender(
-    config: RunConfig, exchange: Exchange, telemetry: Telemetry, stop: threading.Event
+    config: RunConfig, exchange: ExchangeClient, telemetry: Telemetry, stop: threading.Event
 ) -> Callable[[Sequence[ExperienceRecord]], None]:
     """A synchronous run waits until the exchange has what was published, and only then gives the learner the groups."""
     if not config.run.sync:

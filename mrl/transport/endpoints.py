@@ -41,11 +41,6 @@ def nearest_endpoint(folder: Path, name: str) -> str | None:
     return f"ipc://{ipc_path}" if ipc_path else read_endpoint(folder, name)
 
 
-def is_near(folder: Path, name: str) -> bool:
-    """Whether `name` listens on a socket file of this host."""
-    return bool(_ipc_path(folder, name))
-
-
 def reachable_host(bound: str) -> str:
     """How others reach what listens at `bound`: there, or where it listens everywhere, by this host's own address."""
     return os.environ.get(ADDRESS) or socket.gethostname() if bound in WILDCARDS else bound

@@ -6,7 +6,7 @@ connection on which a key with the right to that name was heard first after all 
 """
 
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mrl.transport.allow_list import AllowList
@@ -86,11 +86,6 @@ class Links:
         for routing, _ in gone:
             self._forget(routing)
         return [link for _, link in gone]
-
-    def drop_ended(self, connections: Collection[tuple[int, int]]) -> None:
-        """Forget the links over these connections: whose client has come back is let in anew, over its new one."""
-        for routing in [routing for routing, link in self._links.items() if link.connection in connections]:
-            self._forget(routing)
 
     def _forget(self, routing: bytes) -> None:
         client = self._links.pop(routing).client

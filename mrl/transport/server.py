@@ -18,11 +18,9 @@ from mrl.records.codec import MAX_MESSAGE_BYTES
 from mrl.transport.allow_list import AllowList, fingerprint
 from mrl.transport.endpoints import WILDCARDS, reachable_host
 from mrl.transport.grants import Grant
-from mrl.transport.hoarders import Hoarders, frame_bytes
 from mrl.transport.keys import RunKeys
 from mrl.transport.links import SEPARATOR, Admits, Link, Links
 from mrl.transport.refusals import Refusals
-from mrl.transport.unsent import MIN_TRACKED_BYTES, Unsent
 
 MAX_BURST_MESSAGES = 512
 MAX_BURST_BYTES = 4 * 1024 * 1024
@@ -81,12 +79,8 @@ class ServerSocket:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         handshake_s: float = HANDSHAKE_S,
         max_unread_messages: int = MAX_UNREAD_MESSAGES,
-        hoarders: Hoarders | None = None,
     ) -> None:
         """Bind `host:port`; port 0 takes a free one. With `ipc_path` also listen on that socket file, for this host.
-
-        With `hoarders` connections that send more than is read are cut. That is for a server which is always at
-        `receive`: where it rests for long, honest clients gather as much.
 
         The file is 0600 in a folder that is made 0700. A path that is too long or cannot be bound is counted as a
         refusal ("ipc_path"), and the attribute `ipc_path` is None then: tcp remains.
@@ -94,13 +88,11 @@ class ServerSocket:
         Raises AddressError when the port cannot be bound, RunFolderError when the allow-list cannot be read.
         """
         self.refusals = Refusals()
-        """What was refused, by reason: unknown_key, revoked_key, role, handshake, impersonation, unnamed, frames,
-        unread."""
+        """What was refused, by reason: unknown_key, revoked_key, role, handshake, impersonation, unnamed, frames."""
         self.ipc_path: Path | None = None
         self._allowed = AllowList(keys.folder)
         self._links = Links(self._allowed, admits)
-        self._watch_s, self._look_s = time.monotonic() + WATCH_S, 0.0
-        self._hoarders, self._unsent = hoarders, Unsent()
+        self._watch_s = time.monotonic() + WATCH_S
         self._context = zmq.Context()
         self._authenticator = _authenticator(self._context, _Gate(self._links, self.refusals))
         self._socket = _router(self._context, keys, max_message_bytes, max_unread_messages, handshake_s)
@@ -117,30 +109,16 @@ class ServerSocket:
         if ipc_path is not None and self._bind_ipc(ipc_path):
             self.ipc_path = ipc_path
 
-    @property
-    def malformed(self) -> int:
-        """Messages dropped because they had another number of frames than two (routing id and body)."""
-        return self.refusals.count("frames")
-
-    @property
-    def refused_handshakes(self) -> int:
-        """Connections refused: a key that may not connect, no CURVE, or no ZeroMQ at all."""
-        return sum(map(self.refusals.count, ("unknown_key", "revoked_key", "role", "handshake")))
-
     def receive(self, timeout_s: float) -> list[Incoming]:
         """Wait at most `timeout_s` or half a second, then take what is there: at most 512 messages or 4 MiB.
 
         What is longer than that comes alone or last.
         """
-        longest_s = self._hoarders.look_every_s if self._hoarders is not None else WATCH_S
-        ready = dict(self._poller.poll(max(0, round(min(timeout_s, longest_s) * 1000))))
+        ready = dict(self._poller.poll(max(0, round(min(timeout_s, WATCH_S) * 1000))))
         if time.monotonic() >= self._watch_s:
             self._watch_s = time.monotonic() + WATCH_S
             self.reload()
             self.refusals.settle()
-        if self._hoarders is not None and time.monotonic() >= self._look_s:
-            self._cut_hoarders(self._hoarders)
-            self._look_s = time.monotonic() + self._hoarders.look_every_s
         if self._monitor in ready:
             self._count_failures()
         return self._drain() if self._socket in ready else []
@@ -154,17 +132,9 @@ class ServerSocket:
         routing = self._links.route(client)
         if routing is None:
             return False
-        is_tracked = len(body) >= MIN_TRACKED_BYTES
-        if is_tracked and not self._unsent.admits(client, len(body)):
-            return False
         try:
             self._socket.send(routing, zmq.SNDMORE | zmq.NOBLOCK)
-            if is_tracked:
-                frame = zmq.Frame(body, track=True, copy=False, copy_threshold=0)
-                self._socket.send(frame, zmq.NOBLOCK, copy=False)
-                self._unsent.note(client, len(body), frame.tracker)
-            else:
-                self._socket.send(body, zmq.NOBLOCK)
+            self._socket.send(body, zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 return False
@@ -222,33 +192,21 @@ class ServerSocket:
             # Only an uncopied frame tells whose key sent it. The frames of a message arrive together.
             body = take(zmq.NOBLOCK, copy=False)
             num_bytes += len(body)
-            wire_bytes = frame_bytes(len(body))
             key = str(body.get(_KEY_PROPERTY))
             link = known(routing, key) or self._admit(routing, key, body)
             if body.more:
-                skipped_bytes = self._skip_frames(key)
-                num_bytes, wire_bytes = num_bytes + skipped_bytes, wire_bytes + skipped_bytes
+                num_bytes += self._skip_frames(key)
             elif link is not None:
                 received.append(Incoming(link.client, body.bytes, link.grant))
-            if self._hoarders is not None and link is not None:
-                self._hoarders.note_read(link, wire_bytes)
         return received
 
-    def _cut_hoarders(self, hoarders: Hoarders) -> None:
-        for link, unread_bytes in hoarders.take():
-            self.refusals.note("unread", fingerprint(link.key), name=link.grant.name, unread_bytes=unread_bytes)
-            _cut(link.connection)
-        if hoarders.ended:
-            self._links.drop_ended(set(hoarders.ended))
-            hoarders.ended.clear()
-
     def _skip_frames(self, key: str) -> int:
-        """Take the rest of a message of more than one body frame; returns its bytes on the connection."""
+        """Take the rest of a message of more than one body frame; returns its bytes."""
         self.refusals.note("frames", fingerprint(key))
         num_bytes, more = 0, True
         while more:
             frame = self._socket.recv(zmq.NOBLOCK, copy=False)
-            num_bytes, more = num_bytes + frame_bytes(len(frame)), frame.more
+            num_bytes, more = num_bytes + len(frame), frame.more
         return num_bytes
 
     def _admit(self, routing: bytes, key: str, body: zmq.Frame) -> Link | None:

@@ -165,17 +165,6 @@ def test_a_busy_port_is_refused_before_anything_is_written(
     check_address("127.0.0.1", port)
 
 
-@pytest.mark.thorough
-def test_the_ports_of_all_shards_are_looked_at(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They follow the first one's; where any will do, any will do for all."""
-    looked_at: list[tuple[str, int]] = []
-    monkeypatch.setattr("mrl.transport.server.check_address", lambda host, port: looked_at.append((host, port)))
-    for port in (0, 7000):
-        words = [f"--exchange.port={port}", "--exchange.shards=3", "--run.folder", str(tmp_path / "runs")]
-        assert main(["check", str(config), *words]) == 0
-    assert {port for _, port in looked_at} == {0, 7000, 7001, 7002}
-
-
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_half_a_model_folder_is_refused(
     missing: str, config: Path, model: Path, capsys: pytest.CaptureFixture[str]

@@ -140,12 +140,7 @@ def test_a_wrong_file_is_one_line_with_file_and_key(file: Path, old: str, new: s
         (["--policies.llama.rollout.group_size=65"], "got 64; wanted >= 65 = group_size * workers of policies.llama"),
         (["--policies.qwen.rollout.workers=9"], "got 64; wanted >= 72 = group_size * workers of policies.qwen"),
         (["--supervision.stop_s=601"], "supervision.stop_s: not valid; got 601; wanted <= 600"),
-        (["--exchange.shards=0"], "exchange.shards: not valid; got 0; wanted >= 1"),
-        (
-            ["--exchange.port=65534", "--exchange.shards=3"],
-            "exchange.port: no port is left for the last shard; got '65534 and 3 shards'; wanted <= 65533, or 0",
-        ),
-        (["--exchange.log_mib=1023"], "exchange.log_mib: too little for what is held; got 1023; wanted >= 1024"),
+        (["--exchange.budget_mib=1"], "exchange.budget_mib: not valid; got 1; wanted >= 2"),
         (["--allocation.floor_slots=400"], "floor_slots <= 256 or slots >= 800"),
         (["--policies.qwen.rollout.workers=0"], "needs a worker"),
         (["--policies.qwen.learner.minibatches=64"], "more minibatches than prompts"),

@@ -2,7 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logged_core import LoggedCore
+from stored_core import StoredCore
 
 from mrl.exchange.barriers import Barriers
 from mrl.records.exchange_messages import Announce, Barrier, BarrierState, Hello, Ping, StatRequest, Welcome
@@ -13,7 +13,7 @@ POLICIES = ["gemma", "llama", "qwen"]
 
 def make_core():
     """A core that knows a learner of every policy."""
-    core = LoggedCore()
+    core = StoredCore()
     for policy in POLICIES:
         core.handle(policy.encode(), Hello(client=policy, policy=policy), 0.0)
     return core

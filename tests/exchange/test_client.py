@@ -1,31 +1,30 @@
 """The client against a real core over a link that the test can cut."""
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import msgpack
 import msgspec
 import pytest
-from logged_core import LoggedCore, put_of_bodies
+from stored_core import StoredCore, put_of_bodies
+from structlog.testing import capture_logs
 
-from mrl.exchange import publisher, spool
-from mrl.exchange.client import SILENCE_S, ExchangeClient
+from mrl.exchange.client import ExchangeClient
 from mrl.exchange.inbox import Inbox
-from mrl.exchange.outbox import RESEND_S
-from mrl.exchange.packing import FULL_BYTES, MAX_RECORD_BYTES
-from mrl.exchange.publisher import GATHER_S, MAX_SMALL_PUTS, MAX_UNACKNOWLEDGED_BYTES
-from mrl.exchange.questions import MAX_UNANSWERED
-from mrl.exchange.spool import Spools
+from mrl.exchange.limits import ClientLimits, Limits
+from mrl.exchange.publisher import HEAD_BYTES
 from mrl.records.codec import MAX_MESSAGE_BYTES, decode, encode
-from mrl.records.exchange_messages import BarrierState, Welcome, client_message_decoder
+from mrl.records.exchange_messages import BarrierState, Deliver, Welcome, client_message_decoder
 from mrl.records.version import Version
+from mrl.transport.requests import SILENCE_S
+
+LIMITS = ClientLimits()
 
 
 class Network:
     """Daemon and links in one thread: `run` carries messages until none is left; `lose` drops those under way."""
 
-    def __init__(self, folder=None):
-        """With a `folder`, daemon and clients are on one host. There is no log in it, but it takes a look to know."""
-        self.folder = folder
+    def __init__(self):
         self.now_s = 0.0
         self.clients = {}
         self.under_way = []
@@ -38,10 +37,10 @@ class Network:
 
     def restart(self, incarnation, *, failure=lambda: ""):
         """A fresh daemon that knows nobody."""
-        spools = Spools(self.folder) if self.folder is not None else None
-        self.core = make_core(incarnation, failure=failure, started_s=self.now_s, spools=spools)
+        self.core = make_core(failure=failure)
+        self.core.incarnation = incarnation
 
-    def connect(self, name, policy):
+    def connect(self, name, policy, **limits):
         """A client of this network."""
         network = self
 
@@ -50,7 +49,7 @@ class Network:
                 network.under_way.append((name, body))
                 return True
 
-            def request_reconnect(self):
+            def restart(self):
                 network.reconnects += 1
 
             def close(self, timeout_s):
@@ -61,7 +60,7 @@ class Network:
             client=name,
             policy=policy,
             clock=lambda: self.now_s,
-            locate=lambda: self.folder,
+            limits=ClientLimits(**limits),
         )
         self.clients[name] = client
         return client
@@ -113,16 +112,15 @@ class Network:
             self.run()
 
 
-def make_core(incarnation="one", **options):
+def make_core(**options):
     """A core that holds whatever fits."""
-    return LoggedCore(incarnation=incarnation, **({"budget_bytes": 10_000_000, "started_s": 0.0} | options))
+    return StoredCore(**({"budget_bytes": 10_000_000} | options))
 
 
-@pytest.fixture(params=["far", "near"])
-def network(request, tmp_path, monkeypatch):
-    """A daemon that is up, on another host or on this one, where everything that is put goes by file."""
-    monkeypatch.setattr(spool, "MIN_BYTES", 1)
-    return Network(tmp_path if request.param == "near" else None)
+@pytest.fixture
+def network():
+    """A daemon that is up."""
+    return Network()
 
 
 @pytest.fixture
@@ -160,7 +158,7 @@ def test_a_lost_put_is_sent_again(network, pair, outcome):
     worker, learner = pair
     worker.publish([outcome()])
     assert network.lose() == ["Put"]
-    network.pass_time(RESEND_S + 1)
+    network.pass_time(SILENCE_S + 1)
     learner.fetch(["p1"], kinds=["outcome"], limit=1, max_age_versions=None, watch=False)
     network.run()
     assert ids(learner.take()) == ["r1"]
@@ -174,7 +172,7 @@ def test_a_lost_fetch_is_sent_again_and_counts_once(network, pair, outcome):
     worker, learner = pair
     learner.fetch(["p1"], kinds=["outcome"], limit=1, max_age_versions=None, watch=True)
     assert network.lose() == ["Fetch"]
-    network.pass_time(RESEND_S + 1)
+    network.pass_time(SILENCE_S + 1)
     worker.publish([outcome()])
     network.run()
     assert ids(learner.take()) == ["r1"]
@@ -193,7 +191,7 @@ def test_a_lost_announcement_is_repeated(network, pair, outcome):
     worker.publish([outcome("void", step=5), outcome("good", step=4)])
     network.run()
     assert (worker.counts["stored"], worker.counts["refused/void"]) == (1, 1)
-    assert network.core.memory.versions.newest["qwen"] == Version(1, 5)
+    assert network.core.versions.newest["qwen"] == Version(1, 5)
 
 
 def test_a_lost_delivery_comes_again_and_is_taken_once(network, pair, outcome):
@@ -212,7 +210,7 @@ def test_a_lost_delivery_comes_again_and_is_taken_once(network, pair, outcome):
             network.clients[receiver.decode()].on_message(encode(message))
         network.run()
     assert ids(learner.take()) == ["r1"]
-    assert network.core.stat(network.now_s).claims == 0
+    assert network.core.stat(network.now_s).unacknowledged == 0
 
 
 def test_asking_again_may_bring_the_same_record_again(network, pair, outcome):
@@ -239,7 +237,7 @@ def test_a_restarted_daemon_is_told_everything(network, pair, outcome):
     worker.publish([outcome("new", step=7), outcome("unwanted", prompt_id="p2")])
     network.run()
     assert sorted(ids(learner.take())) == ["new", "unacknowledged"]
-    assert network.core.memory.versions.newest["qwen"] == Version(0, 7)
+    assert network.core.versions.newest["qwen"] == Version(0, 7)
     assert network.core.stat(network.now_s).clients == ["learner/llama", "worker/qwen/0"]
     assert learner.counts["hellos"] == 1
 
@@ -299,10 +297,12 @@ def test_without_a_daemon_memory_is_bounded_and_nothing_blocks(network, pair, ou
         worker.publish([outcome(f"r{number}", prompt_id=f"p{number}", completion=bytes(100_000))])
         network.lose()
     kept = 300 - worker.counts["dropped"]
-    assert MAX_UNACKNOWLEDGED_BYTES - FULL_BYTES < kept * 100_400 < MAX_UNACKNOWLEDGED_BYTES + FULL_BYTES
+    most = LIMITS.unacknowledged_bytes
+    assert most - 2 * LIMITS.put_bytes < kept * 100_300 < most + 2 * LIMITS.put_bytes
     network.is_up = True
-    network.restart("two")
-    network.pass_time(2 * SILENCE_S)
+    network.core = make_core(budget_bytes=10**8)
+    network.core.incarnation = "two"
+    network.pass_time(4 * SILENCE_S)
     assert worker.counts["stored"] == kept
     assert "r299" in network.core.shelf
 
@@ -332,9 +332,9 @@ def test_what_a_full_disk_does_not_take_is_put_again(network, pair, outcome):
 
 
 def test_an_invalid_record_does_not_take_its_neighbours_with_it(network, pair, outcome):
-    """Nobody but a reader looks into a pack; it counts what is beyond the limits."""
+    """The daemon reads tags alone; a reader counts what is beyond the limits."""
     worker, learner = pair
-    learner.read("s", kinds=["outcome"])
+    learner.fetch(["p1"], kinds=["outcome"], limit=4, max_age_versions=None, watch=True)
     worker.publish([outcome("bad", completion=bytes(300_000)), outcome("good")])
     network.pass_time(1.0)
     assert ids(learner.take()) == ["good"]
@@ -342,20 +342,24 @@ def test_an_invalid_record_does_not_take_its_neighbours_with_it(network, pair, o
 
 
 def test_many_records_are_split_into_messages_of_bounded_size(network, pair, outcome):
-    """Nothing exceeds the transport's limit. What fills no message waits for the next answer."""
+    """Nothing much exceeds what a Put is made of, and no more goes at once than the window has room for."""
     worker, _ = pair
-    worker.publish([outcome(f"r{number}", completion=bytes(200_000)) for number in range(20)])
-    assert len(network.under_way) == MAX_SMALL_PUTS
-    assert max(len(body) for _, body in network.under_way) < 1_250_000
+    network.restart("two")
+    network.pass_time(1.0)
+    worker.publish([outcome(f"r{number}", completion=bytes(200_000)) for number in range(30)])
+    lengths = [len(body) for _, body in network.under_way]
+    assert max(lengths) < LIMITS.put_bytes + 201_000
+    window_bytes = network.core.limits.window_of(2)
+    assert window_bytes - 2 * max(lengths) < sum(lengths) <= window_bytes
     network.run()
-    assert worker.counts["stored"] == 20
+    assert worker.counts["stored"] == 30
 
 
 def test_a_record_that_no_message_can_hold_is_left_out(network, pair, rollout):
     """It would be sent for ever; the limit leaves room for the message around it."""
     worker, _ = pair
-    largest = exactly(MAX_RECORD_BYTES, rollout("largest", group=40, tokens=3_000))
-    too_large = exactly(MAX_RECORD_BYTES + 1, rollout("large", group=40, tokens=3_000))
+    largest = exactly(MAX_MESSAGE_BYTES - HEAD_BYTES, rollout("largest", group=40, tokens=3_000))
+    too_large = exactly(MAX_MESSAGE_BYTES - HEAD_BYTES + 1, rollout("large", group=40, tokens=3_000))
     worker.publish([too_large, largest, rollout("good")])
     assert max(len(body) for _, body in network.under_way) <= MAX_MESSAGE_BYTES
     network.run()
@@ -410,10 +414,10 @@ def test_flush_without_a_daemon_ends_in_time(network, pair, outcome):
     assert network.run_during(lambda: worker.flush(SHORT_S)) == [False]
 
 
-def test_a_publisher_that_waits_for_room_drops_nothing(network, pair, rollout, monkeypatch):
+def test_a_publisher_that_waits_for_room_drops_nothing(network, rollout, monkeypatch):
     """More than may be unacknowledged at once goes through; without waiting some is dropped, and flush says so."""
-    worker, _ = pair
-    monkeypatch.setattr(publisher, "MAX_UNACKNOWLEDGED_BYTES", 6_000_000)
+    worker = network.connect("worker/qwen/0", "qwen", unacknowledged_bytes=6_000_000)
+    network.run()
     records = [rollout(f"g{n}", prompt_id=f"p{n}", group=60, tokens=1000) for n in range(8)]
     assert 750_000 < len(encode(records[0])) < 1_000_000
 
@@ -425,12 +429,11 @@ def test_a_publisher_that_waits_for_room_drops_nothing(network, pair, rollout, m
     with monkeypatch.context() as patch:
         patch.setattr(worker._changed, "wait_for", wait_for)
         worker.publish(records, room_within_s=WAIT_S)
-        assert len(network.under_way) == 3
         assert worker.flush(WAIT_S)
-    assert worker.counts["stored"] == 8
+    assert (worker.counts["stored"], worker.counts.get("dropped", 0)) == (8, 0)
     worker.publish([msgspec.structs.replace(record, record_id=record.record_id + "again") for record in records])
     network.run()
-    assert worker.counts["dropped"] == 2
+    assert worker.counts["dropped"] == 8 - 6_000_000 // len(encode(records[0]))
     assert worker.flush(0.0) is False
 
 
@@ -442,7 +445,9 @@ def fetch_now(client, prompt_ids, timeout_s=WAIT_S, kinds=("rollout",)):
 def test_fetch_now_returns_with_everything_that_is_there(network, pair, rollout):
     """In questions of bounded size; a prompt without a record is answered too."""
     worker, learner = pair
-    network.core = make_core(budget_bytes=10**9)
+    network.restart("two")
+    network.core.shelf._limits = Limits(budget_bytes=10**9)
+    network.pass_time(1)
     worker.publish([rollout(f"g{n:02}", prompt_id=f"p{n:02}", group=4, tokens=2000) for n in range(50)])
     network.pass_time(2)
     prompt_ids = [f"p{n:02}" for n in range(60)]
@@ -455,7 +460,9 @@ def test_fetch_now_returns_with_everything_that_is_there(network, pair, rollout)
 def test_fetch_now_survives_a_lost_question_or_answer(network, pair, rollout, lost):
     """Whichever message of the daemon is lost, it comes back with all records, each once."""
     worker, learner = pair
-    network.core = make_core(budget_bytes=10**9)
+    network.restart("two")
+    network.core.shelf._limits = Limits(budget_bytes=10**9)
+    network.pass_time(1)
     worker.publish([rollout(f"g{n}", prompt_id=f"p{n}", group=20, tokens=1000) for n in range(12)])
     network.pass_time(2)
     network.answers_to_lose = {lost}
@@ -482,11 +489,11 @@ def test_fetch_now_is_not_given_up_for_other_questions(network, pair, rollout, m
     network.run()
 
     def wait_for(is_over, timeout_s):
-        for number in range(MAX_UNANSWERED + 5):
+        for number in range(LIMITS.fetches + 5):
             learner.fetch([f"x{number}"], kinds=["value"], limit=1, max_age_versions=None, watch=False)
         network.lose()
         assert not is_over()
-        network.pass_time(RESEND_S + 1)
+        network.pass_time(2 * SILENCE_S)
         return is_over()
 
     monkeypatch.setattr(learner._changed, "wait_for", wait_for)
@@ -495,14 +502,16 @@ def test_fetch_now_is_not_given_up_for_other_questions(network, pair, rollout, m
     assert ids(learner.take()) == ["g1"]
 
 
-def test_a_full_inbox_is_no_complete_answer(network, pair, rollout):
+def test_a_full_inbox_is_no_complete_answer(network, rollout):
     """The caller must not think that it has everything; after `take` the rest can be had."""
-    worker, learner = pair
+    worker = network.connect("worker/qwen/0", "qwen")
+    learner = network.connect("learner/llama", "llama", inbox_records=2, awaited_prompts=2)
     worker.publish([rollout(f"g{n}", prompt_id=f"p{n}") for n in range(3)])
     network.run()
-    learner._arrivals.inbox = Inbox(max_records=2)
     assert network.run_during(lambda: fetch_now(learner, ["p0", "p1", "p2"], SHORT_S)) == [False]
     assert ids(learner.take()) == ["g0", "g1"]
+    assert network.run_during(lambda: fetch_now(learner, ["p2"])) == [True]
+    assert ids(learner.take()) == ["g2"]
 
 
 def test_barrier_opens_when_the_last_has_come(network, pair):
@@ -620,52 +629,6 @@ def test_an_ended_subscription_brings_nothing_more(network, pair, request_for):
     assert engine.take() == []
 
 
-def test_a_stream_brings_everything_once_over_a_bad_link(network, pair, outcome):
-    """Batches, receipts and the daemon are lost; numbers rise, and what was committed is known to the next daemon."""
-    worker, learner = pair
-    learner.read("s", kinds=["outcome"])
-    received = []
-    for number in range(40):
-        worker.publish([outcome(f"r{number}", prompt_id=f"p{number}")])
-        if number % 4 == 1:
-            network.lose()
-        if number % 5 == 2:
-            network.answers_to_lose = {0, 2}
-        network.pass_time(1.0)
-        received += learner.take()
-        if number == 20:
-            learner.commit("s", received[-1].number)
-            network.lose()
-            network.pass_time(1.0)
-            entries = network.core.logged()
-            network.restart("two")
-            network.core.memory.restore(None, entries)
-    network.pass_time(60)
-    received += learner.take()
-    assert sorted(ids(received)) == sorted(f"r{number}" for number in range(40))
-    numbers = [item.number for item in received]
-    assert numbers == sorted(set(numbers))
-    [state] = network.core.stat(network.now_s).streams
-    assert 0 < state.committed < state.took == numbers[-1]
-
-
-def test_a_stream_goes_on_after_a_number(network, pair, outcome):
-    """As a learner does that has it in its checkpoint; a full inbox takes no batch, and loses none."""
-    worker, learner = pair
-    worker.publish([outcome(f"r{number}", prompt_id=f"p{number}") for number in range(4)])
-    network.run()
-    learner.read("s", kinds=["outcome"])
-    network.run()
-    second = learner.take()[1].number
-    learner._arrivals.inbox = Inbox(max_records=0)
-    learner.read("s", kinds=["outcome"], after=second)
-    network.pass_time(10)
-    assert learner.take() == []
-    learner._arrivals.inbox = Inbox()
-    network.pass_time(10)
-    assert ids(learner.take()) == ["r2", "r3"]
-
-
 def test_garbage_from_the_daemon_is_counted(pair):
     """It neither raises nor counts as life."""
     _, learner = pair
@@ -679,102 +642,47 @@ def test_a_record_that_this_client_cannot_read_is_counted_and_done_with(network,
     learner.fetch(["p1"], kinds=["outcome"], limit=4, max_age_versions=None, watch=True)
     network.run()
     bad = msgpack.packb(msgpack.unpackb(encode(outcome("bad"))) | {"reward": "high"})
-    put = put_of_bodies((outcome("bad"), bad), (outcome("good"), encode(outcome("good"))))
+    put = put_of_bodies(bad, encode(outcome("good")))
     network.under_way.append(("worker/qwen/0", encode(put)))
     network.pass_time(60)
     assert ids(learner.take()) == ["good"]
     assert learner.counts["unreadable"] == 1
-    assert network.core.stat(network.now_s).claims == 0
+    assert network.core.stat(network.now_s).unacknowledged == 0
+
+
+def delivery(*records):
+    """A message with these records."""
+    raws = [msgspec.Raw(encode(record)) for record in records]
+    return Deliver(incarnation="one", records=raws, ages_versions=[0] * len(raws), delivery=1)
 
 
 def test_a_full_inbox_takes_nothing_and_loses_nothing(outcome):
-    """What did not fit is new when it comes again."""
-    inbox = Inbox(max_records=2)
+    """What did not fit is new when it comes again; what was taken is not."""
+    inbox = Inbox(Counter(), ClientLimits(inbox_records=2))
     records = [outcome(f"r{number}") for number in range(3)]
-    assert [inbox.put(record, 0, 100) for record in records] == [True, True, False]
-    assert not inbox.has_seen(records[2])
+    assert [inbox.take_in(delivery(record)) for record in records] == [[], [], None]
+    assert inbox.take_in(delivery()) == []
     assert ids(inbox.take()) == ["r0", "r1"]
-    assert [inbox.put(record, 0, 100) for record in records] == [False, False, True]
+    assert inbox.take_in(delivery(*records)) == []
+    assert ids(inbox.take()) == ["r2"]
 
 
 def test_an_inbox_is_full_in_bytes_too(outcome):
     """Whatever the number of records."""
-    inbox = Inbox(max_bytes=1000)
-    assert [inbox.put(outcome(f"r{number}"), 0, 600) for number in range(3)] == [True, True, False]
-
-
-@pytest.fixture
-def near(tmp_path, monkeypatch):
-    """A daemon of this host with its folder, and a worker that knows it."""
-    monkeypatch.setattr(spool, "MIN_BYTES", 1)
-    network = Network(tmp_path)
-    worker = network.connect("worker/qwen/0", "qwen")
-    network.run()
-    return network, worker
-
-
-def put_under_way(network):
-    """The only Put that is being sent."""
-    [message] = [decode(body, client_message_decoder) for _, body in network.under_way if kind_of(body) == "Put"]
-    return message
-
-
-def test_on_one_host_records_go_by_file_and_a_second_time_by_link(near, outcome):
-    """Whatever was wrong with the file, the second copy does not need it."""
-    network, worker = near
-    worker.publish([outcome(completion=bytes(5000))])
-    first = put_under_way(network)
-    assert (first.spooled is not None, len(encode(first)) < 500) == (True, True)
-    network.lose()
-    network.now_s += RESEND_S
-    worker.on_tick(network.now_s)
-    second = put_under_way(network)
-    assert (second.seq, second.spooled, len(encode(second)) > 5000) == (first.seq, None, True)
-    network.run()
-    assert worker.counts["stored"] == 1
-
-
-def test_a_file_that_was_tampered_with_is_not_believed(near, outcome):
-    """The daemon says nothing and counts; what comes by link is what was meant."""
-    network, worker = near
-    [path] = network.folder.glob("spool/*.ring")
-    worker.publish([outcome(completion=b"y" * 5000)])
-    path.write_bytes(path.read_bytes().replace(b"yyy", b"zzz"))
-    network.run()
-    assert (worker.counts.get("stored", 0), network.core.malformed["spool"]) == (0, 1)
-    worker._publisher._puts._messages[put_seq(worker)].whole = lambda: None  # nor has the client the bytes any more
-    network.pass_time(10)
-    assert worker.counts.get("stored", 0) == 0
-
-
-def put_seq(worker):
-    """Number of the only unanswered Put."""
-    [seq] = worker._publisher._puts._messages
-    return seq
-
-
-def test_a_daemon_that_moves_to_another_host_gets_everything_by_link(near, outcome):
-    """What lay in the file and was not answered, too."""
-    network, worker = near
-    worker.publish([outcome("r1", completion=bytes(5000))])
-    network.lose()
-    network.folder = None
-    network.restart("two")
-    network.pass_time(10)
-    worker.publish([outcome("r2", completion=bytes(5000))])
-    assert put_under_way(network).spooled is None
-    network.run()
-    assert (worker.counts["stored"], "r1" in network.core.shelf) == (2, True)
+    inbox = Inbox(Counter(), ClientLimits(inbox_bytes=1000))
+    records = [outcome(f"r{number}", completion=bytes(600)) for number in range(3)]
+    assert [inbox.take_in(delivery(record)) for record in records] == [[], [], None]
 
 
 def test_small_publishes_are_gathered_while_the_daemon_is_at_work(network, pair, outcome):
     """One message for all that came meanwhile, in their order; nothing waits for more."""
     worker, learner = pair
-    learner.read("s", kinds=["outcome"])
+    learner.fetch([f"p{n}" for n in range(50)], kinds=["outcome"], limit=4, max_age_versions=None, watch=True)
+    network.run()
     for number in range(50):
         worker.publish([outcome(f"r{number}", prompt_id=f"p{number}")])
     network.run()
-    assert network.carried.count("Put") == MAX_SMALL_PUTS + 1
+    assert network.carried.count("Put") == LIMITS.small_puts + 1
     assert ids(learner.take()) == [f"r{number}" for number in range(50)]
     assert worker.counts["stored"] == 50
 
@@ -782,26 +690,53 @@ def test_small_publishes_are_gathered_while_the_daemon_is_at_work(network, pair,
 def test_nothing_is_gathered_for_long(network, pair, outcome):
     """A daemon far away answers late; what is published meanwhile is sent all the same."""
     worker, _ = pair
-    for number in range(MAX_SMALL_PUTS + 5):
+    for number in range(LIMITS.small_puts + 5):
         worker.publish([outcome(f"r{number}", prompt_id=f"p{number}")])
-    assert len(network.under_way) == MAX_SMALL_PUTS
-    worker.on_tick(network.now_s + GATHER_S / 2)
-    assert len(network.under_way) == MAX_SMALL_PUTS
-    worker.on_tick(network.now_s + GATHER_S)
-    assert len(network.under_way) == MAX_SMALL_PUTS + 1
+    assert len(network.under_way) == LIMITS.small_puts
+    worker.on_tick(network.now_s + LIMITS.gather_s / 2)
+    assert len(network.under_way) == LIMITS.small_puts
+    worker.on_tick(network.now_s + LIMITS.gather_s)
+    assert len(network.under_way) == LIMITS.small_puts + 1
     network.run()
-    assert worker.counts["stored"] == MAX_SMALL_PUTS + 5
+    assert worker.counts["stored"] == LIMITS.small_puts + 5
 
 
-def test_what_fills_no_message_waits_for_room_too(network, pair, rollout, monkeypatch):
+def test_what_fills_no_message_waits_for_room_too(network, rollout):
     """It goes with the next answer; nothing that is unanswered is dropped for it."""
-    worker, _ = pair
-    monkeypatch.setattr(publisher, "MAX_UNACKNOWLEDGED_BYTES", 2_000_000)
-    worker.publish([rollout(f"g{n}", prompt_id=f"p{n}", group=60, tokens=1000) for n in range(3)])
-    assert worker._publisher._open.num_records == 1
-    assert len(network.under_way) == 1
-    worker.publish([])
-    worker.on_tick(network.now_s + 1.0)
-    assert len([body for _, body in network.under_way if kind_of(body) == "Put"]) == 1
+    worker = network.connect("worker/qwen/0", "qwen", unacknowledged_bytes=1_000_000)
     network.run()
-    assert (worker.counts["stored"], worker.counts.get("dropped", 0)) == (3, 0)
+    worker.publish([rollout("g0", group=60, tokens=1000)])
+    worker.publish([rollout("g1", prompt_id="p1", group=16, tokens=1000)])
+    worker.on_tick(network.now_s + 1.0)
+    assert [kind_of(body) for _, body in network.under_way].count("Put") == 1
+    network.run()
+    assert (worker.counts["stored"], worker.counts.get("dropped", 0)) == (2, 0)
+
+
+def test_a_daemon_that_stores_nothing_is_told_of_once(network, pair, outcome):
+    """When it begins and when it ends: in the log of each of two clients; who drops records says that too."""
+    worker, _ = pair
+    failures = ["disk_full"]
+    network.restart("two", failure=lambda: failures[0])
+    with capture_logs() as logs:
+        for number in range(200):
+            worker.publish([outcome(f"r{number}", completion=bytes(100_000))])
+            network.pass_time(0.5)
+        failures[0] = ""
+        network.pass_time(60)
+    events = [entry["event"] for entry in logs]
+    assert (events.count("the exchange stores nothing"), events.count("the exchange stores again")) == (2, 2)
+    dropped = [entry["records"] for entry in logs if "dropped" in entry["event"]]
+    assert 0 < len(dropped) <= worker.counts["dropped"].bit_length()
+
+
+def test_who_waits_at_a_barrier_hears_how_far_the_others_are(network, pair):
+    """What they said with their last Ping, asked again with every Ping of one's own."""
+    worker, learner = pair
+    worker.tell(lambda: 7)
+    learner.barrier(1, ["llama", "qwen"], 0.0)
+    network.pass_time(3)
+    assert (learner.progress_of("qwen"), learner.progress_of("gemma")) == (7, 0)
+    worker.tell(lambda: 8)
+    network.pass_time(3)
+    assert learner.progress_of("qwen") == 8

@@ -5,37 +5,31 @@ import os
 import resource
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from logged_core import put_message
 
 from mrl.exchange.client import ExchangeClient
-from mrl.exchange.daemon import ExchangeDaemon, Limits
-from mrl.records.exchange_messages import Commit, Fetch, Hello
+from mrl.exchange.store import FILE
 from mrl.records.version import Version
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client import ClientSocket
 from mrl.transport.endpoints import nearest_endpoint, port_of, read_endpoint
-from mrl.transport.grants import Grant, grant_of
+from mrl.transport.grants import grant_of
 from mrl.transport.keys import load_client_keys
 from mrl.transport.server import ServerSocket
 
 pytestmark = pytest.mark.system  # real processes
 
-GRANT = Grant("worker", "qwen")
-FETCH = Fetch(
-    client="worker/qwen/0", policy="qwen", prompt_ids=["p"], limit=1, max_age_versions=None, watch=False, seq=1
-)
-
 DAEMON = textwrap.dedent("""
     import resource, signal, sys, time
     from pathlib import Path
-    from mrl.exchange.daemon import ExchangeDaemon, Limits
+    from mrl.exchange.daemon import ExchangeDaemon
+    from mrl.exchange.limits import Limits
     from mrl.transport.keys import load_keys
 
     run, max_file_bytes = Path(sys.argv[1]), int(sys.argv[2])
@@ -45,9 +39,12 @@ DAEMON = textwrap.dedent("""
         run / "exchange", run / "endpoints", load_keys(run / "keys"), host="127.0.0.1", port=0,
         limits=Limits(budget_bytes=64_000_000), clock=time.monotonic,
     )
-    print(len(daemon.core.shelf), daemon.log.cut_bytes, flush=True)
-    while True:
+    print(len(daemon.core.shelf), flush=True)
+    is_over = []
+    signal.signal(signal.SIGTERM, lambda *_: is_over.append(1))
+    while not is_over:
         daemon.round(0.1)
+    daemon.close()
 """)
 
 
@@ -60,7 +57,7 @@ def run(tmp_path, keys):
 
 @pytest.fixture
 def start(run):
-    """Starts daemon processes; returns (process, records replayed, bytes cut)."""
+    """Starts daemon processes; returns (process, records found in its file)."""
     processes = []
 
     def start_daemon(max_file_bytes=0):
@@ -68,8 +65,7 @@ def start(run):
             [sys.executable, "-c", DAEMON, str(run), str(max_file_bytes)], stdout=subprocess.PIPE, text=True
         )
         processes.append(process)
-        replayed, cut = map(int, process.stdout.readline().split())
-        return process, replayed, cut
+        return process, int(process.stdout.readline())
 
     yield start_daemon
     for process in processes:
@@ -89,15 +85,13 @@ def connect(run, keys):
     """Makes clients over real links."""
     clients = []
 
-    def connect_client(name, policy, *, near=False):
+    def connect_client(name, policy):
         def open_link(on_message, on_tick):
             own = load_client_keys(run / "keys", grant_of(name))
-            find = nearest_endpoint if near else read_endpoint
-            socket = ClientSocket(own, lambda: find(run / "endpoints", "exchange"), identity=name)
+            socket = ClientSocket(own, lambda: nearest_endpoint(run / "endpoints", "exchange"), identity=name)
             return BackgroundClient(socket, on_message=on_message, on_tick=on_tick)
 
-        locate = (lambda: run / "exchange") if near else (lambda: None)
-        clients.append(ExchangeClient.connect(open_link, client=name, policy=policy, locate=locate))
+        clients.append(ExchangeClient.connect(open_link, client=name, policy=policy))
         return clients[-1]
 
     yield connect_client
@@ -113,16 +107,16 @@ def taken(client, received):
 
 def test_acknowledged_records_survive_kill_9(start, connect, outcome, until):
     """The daemon is killed while records stream in; its successor holds everything that was acknowledged."""
-    process, replayed, _ = start()
-    assert replayed == 0
+    process, found = start()
+    assert found == 0
     worker = connect("worker/qwen/0", "qwen")
     for number in range(2000):
         worker.publish([outcome(f"r{number}", prompt_id=f"p{number}")])
     until(lambda: worker.counts.get("stored", 0) >= 200)
     kill(process)
     acknowledged = worker.counts["stored"]
-    _, replayed, _ = start()
-    assert acknowledged <= replayed <= 2000
+    _, found = start()
+    assert acknowledged <= found <= 2000
     until(lambda: worker.counts["stored"] + worker.counts.get("refused/duplicate", 0) >= 2000, within_s=20)
     learner = connect("learner/llama", "llama")
     learner.fetch(
@@ -133,31 +127,9 @@ def test_acknowledged_records_survive_kill_9(start, connect, outcome, until):
     assert {item.record.completion for item in received} == {b"yah"}
 
 
-def test_on_one_host_records_go_by_file_and_survive_kill_9(start, connect, rollout, until, run):
-    """Each once and in order, although the daemon is killed; the reader never asks for bytes over the link."""
-    process, _, _ = start()
-    worker, learner = connect("worker/qwen/0", "qwen", near=True), connect("learner/llama", "llama", near=True)
-    until(lambda: worker._files.is_spool_read)
-    learner.read("s", kinds=["rollout"])
-    records = [rollout(f"g{n}", prompt_id=f"p{n}", group=8, tokens=300) for n in range(300)]
-    received = []
-    for start_at in range(0, 300, 30):
-        worker.publish(records[start_at : start_at + 30], room_within_s=20.0)
-        if start_at == 120:
-            until(lambda: taken(learner, received))
-            kill(process)
-            process, _, _ = start()
-    assert until(lambda: len(taken(learner, received)) == 300, within_s=30)
-    assert [item.record for item in received] == records
-    assert worker.flush(20.0)
-    [reader] = learner._arrivals._readers.values()
-    assert (reader.wish.reads_log, learner.counts.get("unreadable", 0)) == (True, 0)
-    assert learner._files._places._files  # segments that it has opened
-
-
 def test_clients_find_a_restarted_daemon_and_their_watches_work(start, connect, outcome, until, run, keys):
     """Its old port is taken meanwhile, so it listens elsewhere; nobody is told but by the endpoint file."""
-    process, _, _ = start()
+    process, _ = start()
     worker, learner = connect("worker/qwen/0", "qwen"), connect("learner/llama", "llama")
     worker.announce(Version(0, 3))
     learner.fetch(["p1"], kinds=["outcome"], limit=4, max_age_versions=None, watch=True)
@@ -182,7 +154,7 @@ def test_clients_find_a_restarted_daemon_and_their_watches_work(start, connect, 
 
 def test_a_restarted_daemon_takes_its_old_port_again(start, run):
     """When it is free, so that clients need not search."""
-    process, _, _ = start()
+    process, _ = start()
     before = read_endpoint(run / "endpoints", "exchange")
     kill(process)
     start()
@@ -191,10 +163,10 @@ def test_a_restarted_daemon_takes_its_old_port_again(start, run):
 
 def test_a_full_disk_is_said_and_survived(start, connect, outcome, until):
     """Nothing is acknowledged that could not be written; as soon as there is room again, everything is."""
-    process, _, _ = start(max_file_bytes=20_000)
+    process, _ = start(max_file_bytes=400_000)
     worker = connect("worker/qwen/0", "qwen")
     for number in range(20):
-        worker.publish([outcome(f"r{number}", prompt_id=f"p{number}", completion=bytes(2000))])
+        worker.publish([outcome(f"r{number}", prompt_id=f"p{number}", completion=bytes(40_000))])
     until(lambda: worker.storage == "disk_full")
     assert 0 < worker.counts["stored"] < 20
     assert not worker.flush(0.5)
@@ -202,82 +174,7 @@ def test_a_full_disk_is_said_and_survived(start, connect, outcome, until):
     assert worker.flush(20.0)
     assert (worker.counts["stored"], worker.storage, process.poll()) == (20, "", None)
     kill(process)
-    _, replayed, cut = start()
-    assert (replayed, cut) == (20, 0)
-
-
-def test_a_torn_tail_is_cut_at_the_start(start, run, connect, outcome, until):
-    """A log whose last frame is incomplete is replayed up to it."""
-    process, _, _ = start()
-    worker = connect("worker/qwen/0", "qwen")
-    worker.publish([outcome("r1")])
-    until(lambda: worker.counts.get("stored"))
-    kill(process)
-    [segment] = (run / "exchange").glob("*.segment")
-    with segment.open("ab") as file:
-        file.write(b"\x50\0\0\0torn")
-    assert start()[1:] == (1, 8)
-
-
-@pytest.fixture
-def open_daemon(run, keys):
-    """Opens a daemon in this process, with a log of short segments."""
-    opened = []
-
-    def open_one():
-        limits = Limits(budget_bytes=4_000_000, log_bytes=8 * 1024 * 1024, durability="written", per_prompt=1)
-        daemon = ExchangeDaemon(
-            run / "exchange", run / "endpoints", keys, host="127.0.0.1", port=0, limits=limits, clock=time.monotonic
-        )
-        opened.append(daemon)
-        daemon.core.handle(b"worker/qwen/0", Hello(client="w", policy="qwen"), GRANT, time.monotonic())
-        return daemon
-
-    yield open_one
-    for daemon in opened:
-        daemon.close()
-
-
-def test_the_last_commit_is_on_the_log_of_a_daemon_that_was_ended(open_daemon):
-    """It had waited for something to go with."""
-    daemon = open_daemon()
-    commit = Commit(client="worker/qwen/0", policy="qwen", stream="s", upto=5)
-    daemon.core.handle(b"worker/qwen/0", commit, GRANT, time.monotonic())
-    daemon.close()
-    assert open_daemon().core.memory.streams.freed == 5
-
-
-def test_the_log_is_freed_from_its_front(open_daemon, outcome, until):
-    """When most of it is dead, old segments go with what nobody holds; what is held moves up, and is found again."""
-    daemon = open_daemon()
-
-    def store(number, prompt_id, size):
-        record = outcome(f"r{number}", prompt_id=prompt_id, step=number, completion=bytes(size))
-
-        def is_stored():
-            if daemon.stat().unstored == 0:
-                daemon.core.handle(b"worker/qwen/0", put_message(record, seq=number), GRANT, time.monotonic())
-            daemon.round(0.01)
-            return record.record_id in daemon.core.shelf
-
-        until(is_stored)
-
-    daemon.core.handle(b"worker/qwen/0", FETCH, GRANT, time.monotonic())
-    store(0, "old and held", 100)
-    longest = 0
-    for number in range(1, 120):
-        store(number, "p", 200_000)
-        longest = max(longest, daemon.log.size_bytes)
-    until(lambda: daemon.round(0.01) or daemon.log.size_bytes < 3_000_000)
-    assert longest < 8 * 1024 * 1024 < 120 * 200_000
-    assert daemon.log.first_offset > 20_000_000
-    last_number = daemon.core.shelf.last_number
-    daemon.close()
-    again = open_daemon()
-    assert [entry.tags.record_id for entry in again.core.shelf.entries()] == ["r0", "r119"]
-    assert again.core.shelf.last_number == last_number >= 120
-    again.core.handle(b"worker/qwen/0", put_message(outcome("r5", prompt_id="p", step=200)), GRANT, time.monotonic())
-    assert again.stat().unstored == 0  # a duplicate, though nothing of it is left
+    assert start()[1] == 20
 
 
 def test_a_batch_of_groups_is_published_flushed_and_fetched(start, connect, rollout):
@@ -295,7 +192,7 @@ def test_a_batch_of_groups_is_published_flushed_and_fetched(start, connect, roll
 
 def test_policies_in_step_outlive_the_daemon(start, connect):
     """Both pass one barrier after the other, each on a thread, while the daemon is killed and started again."""
-    process, _, _ = start()
+    process, _ = start()
     members = ["llama", "qwen"]
     came = {policy: connect(f"learner/{policy}", policy) for policy in members}
     passed = dict.fromkeys(members, -1)
@@ -376,3 +273,16 @@ def test_inspect_without_a_daemon_is_one_clear_line(run, tmp_path):
         code, out, err = inspect(folder)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert words in err
+
+
+def test_a_finished_daemon_leaves_one_file(start, connect, outcome, until, run):
+    """Told to stop, it copies everything to its place: the file alone can be carried away and opened."""
+    process, _ = start()
+    worker = connect("worker/qwen/0", "qwen")
+    worker.publish([outcome("r1")])
+    until(lambda: worker.counts.get("stored"))
+    process.terminate()
+    assert process.wait(10) == 0
+    assert sorted(path.name for path in (run / "exchange").iterdir()) == [FILE, "lock"]
+    with sqlite3.connect(run / "exchange" / FILE) as connection:
+        assert connection.execute("SELECT record_id, source, reward FROM records").fetchall() == [("r1", "qwen", 1.0)]

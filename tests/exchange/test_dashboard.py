@@ -1,4 +1,4 @@
-"""The Grafana dashboard asks for what the exposition shows, and for nothing else."""
+"""The Grafana dashboard asks for what the daemon shows, and for nothing else."""
 
 import json
 import re
@@ -6,10 +6,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from logged_core import LoggedCore
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from stored_core import StoredCore
 
-from mrl.exchange.exposition import Exposition
+from mrl.exchange.metrics import ExchangeCollector
 
 DASHBOARD = Path(__file__).parents[2] / "configs" / "grafana" / "exchange.json"
 NAME = re.compile(r"mrl_exchange_\w+")
@@ -27,7 +28,9 @@ def dashboard():
 @pytest.fixture(scope="module")
 def shown():
     """(name, type) of every metric that a daemon shows."""
-    text = Exposition(LoggedCore().stat(0.0), lambda: 0.0).metrics().decode()
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(ExchangeCollector(StoredCore().stat(0.0), lambda: 0.0))
+    text = generate_latest(registry).decode()
     return {
         family.name + ("_total" if family.type == "counter" else ""): family.type
         for family in text_string_to_metric_families(text)

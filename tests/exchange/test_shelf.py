@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mrl.exchange.entry import Entry
-from mrl.exchange.kinds import quotas
-from mrl.exchange.shelf import Shelf
+from mrl.exchange.limits import Limits, held_bytes_of
+from mrl.exchange.shelf import Entry, Shelf
 from mrl.records.codec import encode
 from mrl.records.experience import kind_of
 from mrl.records.tags import tags_of
@@ -38,10 +37,17 @@ def make(outcome, rollout, value, request_for, score_of):
     return make_record
 
 
-def hold(shelf, record, offset=0):
-    """Add a record."""
+def shelf_of(successes=4, *, gone=None, budget_bytes=10**9):
+    """An empty one; what leaves it is noted in `gone`."""
+    gone = [] if gone is None else gone
+    limits = Limits(successes_per_prompt=successes, budget_bytes=budget_bytes)
+    return Shelf(limits, lambda entry, reason: gone.append((entry.record_id, reason)))
+
+
+def hold(shelf, number, record):
+    """Add a record; whether it stayed."""
     body = encode(record)
-    shelf.add(Entry(tags_of(body), body, 0, offset=offset))
+    return shelf.add(Entry(number, tags_of(body), body))
 
 
 @pytest.mark.parametrize("size", [1, 8, 256])
@@ -50,11 +56,11 @@ def test_used_bytes_bounds_the_memory_really_used(make, kind, size):
     """In the worst case, where every record has a prompt and a version of its own, and answers are short."""
     number = max(20, 1500 // size)
     bodies = [encode(make(kind, f"ticket-{n:06}", "qwen", f"spell_backward:{n:06}", n, size)) for n in range(number)]
-    shelf = Shelf(quotas=quotas(4), budget_bytes=10**9)
+    shelf = shelf_of()
     tracemalloc.start()
     try:
-        for body in bodies:
-            shelf.add(Entry(tags_of(body), bytes(bytearray(body)), 0))
+        for place, body in enumerate(bodies):
+            shelf.add(Entry(place, tags_of(body), bytes(bytearray(body))))
         used, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -64,15 +70,15 @@ def test_used_bytes_bounds_the_memory_really_used(make, kind, size):
 class ReferenceQuotas:
     """Sort everything that ever came, newest first, and keep the head of every (type, source, prompt)."""
 
-    def __init__(self, quotas):
-        self.quotas, self.came = quotas, []
+    def __init__(self, limits):
+        self.limits, self.came = limits, []
 
     def held(self):
         kept, counts = set(), Counter()
         for _, record in sorted(enumerate(self.came), key=lambda item: (-item[1].oldest.step, -item[0])):
             shelf = (kind_of(record), record.source, record.prompt_id)
             counts[shelf] += 1
-            if counts[shelf] <= self.quotas[kind_of(record)]:
+            if counts[shelf] <= self.limits.quota(kind_of(record)):
                 kept.add(record.record_id)
         return kept
 
@@ -86,10 +92,10 @@ RECORDS = st.lists(
 @given(records=RECORDS, successes=st.integers(1, 5))
 def test_every_type_keeps_the_newest_within_its_own_quota(make, records, successes):
     """Whatever comes in whatever order: no type displaces another, and of each the newest stay."""
-    shelf, reference = Shelf(quotas=quotas(successes), budget_bytes=10**9), ReferenceQuotas(quotas(successes))
+    shelf, reference = shelf_of(successes), ReferenceQuotas(Limits(successes_per_prompt=successes))
     for number, (kind, source, prompt_id, step) in enumerate(records):
         record = make(kind, f"r{number}", source, prompt_id, step)
-        hold(shelf, record)
+        hold(shelf, number, record)
         reference.came.append(record)
     assert {entry.tags.record_id for entry in shelf.entries()} == reference.held()
     found = [entry.tags for prompt_id in "pq" for entry in shelf.on_prompt(prompt_id, ["value"], of_others_than="a")]
@@ -102,15 +108,29 @@ def test_every_type_keeps_the_newest_within_its_own_quota(make, records, success
         assert +shelf.policies[source].kinds == kinds
 
 
-def test_what_leaves_is_told_and_only_evictions_are_counted(make):
-    """Removal on purpose, displacement and staleness all reach `on_removal`, each once."""
+def test_what_leaves_is_told_with_the_reason(make):
+    """Each once: displaced, stale, or on purpose."""
     gone = []
-    shelf = Shelf(quotas=quotas(1), budget_bytes=10**9, on_removal=gone.append)
-    for number in range(4):
-        hold(shelf, make("value", f"r{number}", "a", f"p{number // 2}", number))
-    shelf.remove("r1")
-    shelf.remove("r1")
-    shelf.evict_stale("a", before_step=9)
-    assert gone == ["r0", "r2", "r1", "r3"]
-    assert shelf.policies["a"].evicted == {"surpassed": 2, "stale": 1}
-    assert (shelf.used_bytes, shelf.body_bytes, len(shelf)) == (0, 0, 0)
+    shelf = shelf_of(gone=gone)
+    assert [hold(shelf, n, make("value", f"r{n}", "a", f"p{n // 2}", n)) for n in range(6)] == [True] * 6
+    assert not hold(shelf, 6, make("value", "late", "a", "p2", 0))
+    shelf.remove(shelf.get("r1"), "served")
+    shelf.remove_stale("a", before_step=4)
+    assert [entry.record_id for entry in shelf.entries()] == ["r5"]
+    shelf.remove_void("a", lambda tags: tags.newest.step == 5)
+    surpassed = [(name, "surpassed") for name in ("r0", "r2", "r4", "late")]
+    assert gone == [*surpassed, ("r1", "served"), ("r3", "stale"), ("r5", "void")]
+    assert (shelf.used_bytes, len(shelf)) == (0, 0)
+
+
+def test_the_oldest_arrivals_make_room(make):
+    """Whatever their versions; a newcomer that is alone too large for the budget does not stay."""
+    gone = []
+    held_bytes = held_bytes_of(len(encode(make("value", "r0", "a", "p0", 0))))
+    shelf = shelf_of(gone=gone, budget_bytes=3 * held_bytes + 100)
+    for number in range(5):
+        assert hold(shelf, number, make("value", f"r{number}", "a", f"p{number}", 9 - number))
+        assert shelf.used_bytes <= 3 * held_bytes + 100
+    assert gone == [("r0", "full"), ("r1", "full")]
+    assert not hold(shelf, 9, make("value", "huge", "a", "p9", 9, size=1000))
+    assert len(shelf) == 0

@@ -2,18 +2,20 @@
 
 from mrl.exchange import versions
 from mrl.exchange.versions import VersionBook
-from mrl.records.tags import PackTags
+from mrl.records.codec import SCHEMA
+from mrl.records.tags import Tags
 from mrl.records.version import Version
 
 
 def tags(epoch, step):
-    """Of records of qwen."""
+    """Of a record of qwen."""
     version = Version(epoch, step)
-    return PackTags(type="rollout", source="qwen", oldest=version, newest=version, task="t")
+    names = {"record_id": "g", "source": "qwen", "prompt_id": "p", "task": "t"}
+    return Tags(type="rollout", oldest=version, newest=version, schema=SCHEMA, **names)
 
 
 def test_the_newest_resumes_are_remembered(monkeypatch):
-    """An older one said again is no news, so that repeating it does not fill the log."""
+    """An older one said again is no news, so that repeating it costs no transaction."""
     monkeypatch.setattr(versions, "MAX_RESUMES", 3)
     book = VersionBook()
     news = [book.announce("qwen", Version(epoch, 10 * epoch), resumed=True) for epoch in range(1, 7)]

@@ -33,17 +33,6 @@ def test_every_role_has_its_process_in_starting_order() -> None:
     assert names == ["exchange", "allocator", "learner/a", "worker/a/0", "worker/a/1", "worker/teacher/0"]
 
 
-def test_every_shard_of_the_exchange_has_its_process() -> None:
-    """The first is called and started as a single daemon is; the others say which they are."""
-    config = config_of(a={})
-    config = config.model_copy(update={"exchange": config.exchange.model_copy(update={"shards": 3})})
-    specs = [spec for spec in build_plan(config, Path("/r"), python="py").processes if spec.role == "exchange"]
-    first = ("py", "-m", "mrl", "exchange", "--run-folder", "/r")
-    assert [spec.name for spec in specs] == ["exchange", "exchange/1", "exchange/2"]
-    assert [spec.argv for spec in specs] == [first, (*first, "--index", "1"), (*first, "--index", "2")]
-    assert [spec.log_name for spec in specs] == ["exchange.log", "exchange-1.log", "exchange-2.log"]
-
-
 def test_commands_and_environments_follow_the_contract() -> None:
     """Roles run as `python -m mrl ROLE`, learners under torchrun without restarts of its own; threads per role."""
     config = config_of(a={"learner": {"processes": 2, "threads": 3}, "rollout": {"threads": 4}})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logged_core import put_message
+from stored_core import put_message
 
 from mrl.errors import RecordError
 from mrl.records.codec import SCHEMA, decode, decoder, encode, pack_array, unpack_array
@@ -62,9 +62,7 @@ def test_plain_msgpack_reads_a_record():
     """A reader without mrl sees a map with names, a type tag and raw bytes."""
     content = msgpack.unpackb(encode(put_message(outcome(), seq=5)))
     assert (content["type"], content["seq"]) == ("put", 5)
-    [pack] = content["packs"]
-    assert (pack["type"], pack["task"], pack["count"]) == ("outcome", outcome().task, 1)
-    [record] = pack["records"]
+    [record] = content["records"]
     assert record["type"] == "outcome"
     assert record["completion"] == b"reverse: \xff yah"
     assert record["oldest"] == {"run_epoch": 0, "step": 3}
@@ -129,14 +127,14 @@ def test_a_missing_field_is_named():
 
 def test_an_error_names_the_place_in_a_list():
     """The index of the bad record is part of the path."""
-    with pytest.raises(RecordError, match=r"\$\.record_ids\[1\]|\$\.record_ids\[\.\.\.\]"):
-        decode(msgpack.packb({"type": "done", "client": "w", "record_ids": ["a", None]}), client_message_decoder)
+    with pytest.raises(RecordError, match=r"\$\.requests\[1\]|\$\.requests\[\.\.\.\]"):
+        decode(msgpack.packb({"type": "done", "client": "w", "requests": ["a", None]}), client_message_decoder)
 
 
 def test_too_many_records_in_one_message_are_refused():
     """Lists are bounded."""
-    message = {"type": "done", "client": "w", "record_ids": ["a"] * 4097}
-    with pytest.raises(RecordError, match="record_ids"):
+    message = {"type": "done", "client": "w", "requests": ["a"] * 4097}
+    with pytest.raises(RecordError, match="requests"):
         decode(msgpack.packb(message), client_message_decoder)
 
 

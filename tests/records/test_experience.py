@@ -4,7 +4,7 @@ from typing import get_args
 
 import msgpack
 import pytest
-from logged_core import put_message
+from stored_core import put_message
 
 from mrl.errors import RecordError
 from mrl.records.codec import decode, encode, pack_array, unpack_array
@@ -23,7 +23,6 @@ from mrl.records.experience import (
     ValueRecord,
     experience_decoder,
     kind_of,
-    pack_decoder,
 )
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
@@ -66,8 +65,8 @@ def test_every_type_comes_back_equal(kind):
     """Alone and inside a message, and `kind_of` names it as the wire does."""
     record = RECORDS[kind]
     assert decode(encode(record), experience_decoder) == record
-    [pack] = decode(encode(put_message(record)), client_message_decoder).packs
-    assert decode(bytes(pack.records), pack_decoder) == [record]
+    [raw] = decode(encode(put_message(record)), client_message_decoder).records
+    assert decode(bytes(raw), experience_decoder) == record
     assert kind_of(record) == msgpack.unpackb(encode(record))["type"] == kind
 
 

@@ -1,89 +1,52 @@
-"""Tags say of a record what the record says of itself, for writers of today and of tomorrow."""
+"""What the exchange reads of a record, and what it reads for people."""
 
 import msgpack
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from mrl.records.codec import SCHEMA, encode
-from mrl.records.experience import GivenAnswer, OutcomeRecord, ScoreRecord, ScoreRequestRecord, ValueRecord, kind_of
+from mrl.records.codec import encode
+from mrl.records.experience import (
+    GivenAnswer,
+    OutcomeRecord,
+    RolloutRecord,
+    ScoreRecord,
+    ScoreRequestRecord,
+    SharedAnswer,
+    ValueRecord,
+    kind_of,
+)
 from mrl.records.finish import FinishReason
-from mrl.records.tags import Tags, tags_of
+from mrl.records.tags import mean_reward_of, tags_of
 from mrl.records.version import Version
 
 COMMON = {
-    "record_id": "r", "source": "qwen", "oldest": Version(0, 2), "newest": Version(0, 3), "fingerprint": "f",
+    "record_id": "r", "source": "qwen", "oldest": Version(0, 1), "newest": Version(0, 2), "fingerprint": "f",
     "prompt_id": "p", "task": "t", "created_unix_s": 0.0,
 }  # fmt: skip
-RECORDS = [
-    OutcomeRecord(**COMMON, completion=b"yah", finish_reason=FinishReason.STOP, verifier="v", reward=1.0),
-    ValueRecord(**COMMON, rewards=[1.0]),
-    ScoreRequestRecord(
-        **COMMON, scorer="teacher", answers=[GivenAnswer(completion=b"", finish_reason=FinishReason.STOP)]
-    ),
-    ScoreRecord(**COMMON, request_id="q", receiver="llama", scores=[None]),
+STOP = FinishReason.STOP
+ANSWERS = [SharedAnswer(completion=b"a", finish_reason=STOP, reward=reward, advantage=0.0) for reward in (0.0, 1.0)]
+REWARDED = [
+    (OutcomeRecord(**COMMON, completion=b"a", finish_reason=STOP, verifier="v", reward=0.75), 0.75),
+    (RolloutRecord(**COMMON, answers=ANSWERS), 0.5),
+    (ValueRecord(**COMMON, rewards=[1.0, 0.0, 0.0, 0.0]), 0.25),
+    (ScoreRequestRecord(**COMMON, scorer="x", answers=[GivenAnswer(completion=b"a", finish_reason=STOP)]), None),
+    (ScoreRecord(**COMMON, request_id="q", receiver="x", scores=[None]), None),
 ]
 
 
-def changed(record, **changes):
-    """The wire form of a record, changed."""
-    return msgpack.packb(msgpack.unpackb(encode(record)) | changes)
+@pytest.mark.parametrize(("record", "reward"), REWARDED, ids=lambda value: getattr(value, "task", None) and "")
+def test_tags_and_rewards_are_read_of_every_type(record, reward):
+    """The mean over all answers; a request and a score have none."""
+    body = encode(record)
+    tags = tags_of(body)
+    assert (tags.type, tags.record_id, tags.oldest, tags.newest) == (kind_of(record), "r", Version(0, 1), Version(0, 2))
+    assert mean_reward_of(body) == reward
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=kind_of)
-def test_tags_repeat_the_record(record):
-    """Field by field, and the addressee is the policy that the type names."""
-    tags = tags_of(encode(record))
-    assert tags is not None
-    assert tags.type == kind_of(record)
-    for name in ("record_id", "source", "oldest", "newest", "prompt_id", "task", "schema"):
-        assert getattr(tags, name) == getattr(record, name)
-    addressee = {"score_request": "teacher", "score": "llama"}.get(tags.type, "")
-    assert tags.addressee == addressee
-    assert [tags.is_for(policy) for policy in ("teacher", "llama")] == [
-        addressee in ("", policy) for policy in ("teacher", "llama")
-    ]
-
-
-@pytest.mark.parametrize("record", RECORDS, ids=kind_of)
-def test_a_newer_writer_is_understood(record):
-    """Fields that this reader does not know are passed over, whatever they hold."""
-    body = changed(record, added_later={"deeply": [1, {"nested": b"x" * 1000}]}, another=None)
-    assert tags_of(body) == tags_of(encode(record))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"schema": SCHEMA + 1},
-        {"schema": SCHEMA - 1},
-        {"type": "invented"},
-        {"source": ""},
-        {"prompt_id": "x" * 201},
-        {"oldest": {"run_epoch": -1, "step": 0}},
-        {"record_id": 7},
-    ],
-)
-def test_what_is_out_of_bounds_has_no_tags(changes):
-    """It is no record to the exchange."""
-    assert tags_of(changed(RECORDS[0], **changes)) is None
-
-
-@pytest.mark.parametrize(
-    ("record", "field"), [(RECORDS[2], "scorer"), (RECORDS[3], "request_id"), (RECORDS[3], "receiver")]
-)
-def test_a_type_needs_its_addressee(record, field):
-    """Nobody could be given the record."""
-    content = msgpack.unpackb(encode(record))
-    assert tags_of(msgpack.packb(content | {field: ""})) is None
-    del content[field]
-    assert tags_of(msgpack.packb(content)) is None
-
-
-@given(position=st.integers(0, 500), value=st.integers(0, 255))
-def test_a_changed_or_cut_record_raises_nothing(position, value):
-    """It has tags or it has none."""
-    body = bytearray(encode(RECORDS[2]))
-    body[position % len(body)] = value
-    for damaged in (bytes(body), bytes(body[: position % len(body)]), b"\x91" * 100_000):
-        assert isinstance(tags_of(damaged), Tags | None)
+def test_what_cannot_be_read_has_neither():
+    """A reward of another type costs the reward alone: a receiver checks the record."""
+    good = msgpack.unpackb(encode(REWARDED[0][0]))
+    assert tags_of(msgpack.packb(good | {"reward": "high"})) is not None
+    assert mean_reward_of(msgpack.packb(good | {"reward": "high"})) is None
+    assert tags_of(msgpack.packb(good | {"schema": 1})) is None
+    assert tags_of(msgpack.packb(good | {"type": "score", "request_id": "q"})) is None
+    assert tags_of(b"") is None

@@ -93,21 +93,6 @@ def test_exchange_flows_are_kept_per_ordered_pair() -> None:
     assert (progress.exchange, progress.process) == ({"records": 9.0}, {"restarts": 2})
 
 
-def test_the_exchanges_daemons_are_shown_together() -> None:
-    """Each one's newest account counts: sums, and the means of shares and ages."""
-    progress = make()
-    for role, records, hit_rate in (("exchange", 4, 0.2), ("exchange/1", 2, 0.5), ("exchange", 5, 0.3)):
-        values = {
-            "exchange/records": records,
-            "exchange/flow_bytes/qwen/llama": 10.0 * records,
-            "exchange/flow_hit_rate/qwen/llama": hit_rate,
-            "exchange/flow_age_versions/qwen/llama": 2.0 * records,
-        }
-        progress.apply(MetricsRecord(role=role, policy="", step=1, time_unix_s=0.0, values=values), 1.0)
-    assert progress.exchange == {"records": 7.0}
-    assert progress.flows == {("qwen", "llama"): {"bytes": 70.0, "hit_rate": 0.4, "age_versions": 7.0}}
-
-
 def test_a_new_pid_is_an_event() -> None:
     """A role that comes back under another pid was started again; the same pid is no news."""
     progress = make()

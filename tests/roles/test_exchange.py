@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from logged_core import LoggedCore
+from stored_core import StoredCore
 
 from mrl.metrics.names import is_known
 from mrl.records.exchange_messages import Announce, Fetch, Hello
@@ -23,7 +23,7 @@ ROLE = "import sys, pathlib; from mrl.roles.exchange import main; sys.exit(main(
 
 def test_every_metric_is_in_the_table():
     """Also those of a pair of policies."""
-    core = LoggedCore()
+    core = StoredCore()
     core.handle(b"l", Hello(client="l", policy="llama"), 0.0)
     core.handle(b"q", Hello(client="q", policy="qwen"), 0.0)
     core.handle(b"q", Announce(client="q", policy="qwen", version=Version(0, 3)), 0.0)
@@ -106,8 +106,6 @@ def test_the_role_shows_its_metrics_while_it_serves(start, run):
     first_s, end_s = uptime_s(), time.monotonic() + 10
     while uptime_s() == first_s:
         assert time.monotonic() < end_s
-    with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
-        assert json.load(answer)["loop_silence_s"] < 2
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=5) == 0
     with pytest.raises(urllib.error.URLError):

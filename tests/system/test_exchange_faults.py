@@ -34,11 +34,11 @@ def drill(folder, *arguments):
 
 
 def test_what_is_lost_or_doubled_is_seen():
-    """One acknowledged record never came, one came twice, and one came before its acknowledgement."""
+    """Of three that are gone two were evicted; one came twice, and one before its acknowledgement."""
     outcome = Outcome("a fault")
-    add_up(outcome, {"0:0", "0:1", "0:2"}, {"0:0": 1, "0:1": 2, "0:3": 1})
+    add_up(outcome, {f"0:{n}" for n in range(5)}, {"0:0": 1, "0:1": 2, "0:9": 1}, num_gone=3, num_evicted=2)
 
-    assert (outcome.acknowledged, outcome.lost, outcome.doubled) == (3, 1, 1)
+    assert (outcome.acknowledged, outcome.evicted, outcome.lost, outcome.doubled) == (5, 2, 1, 1)
     assert outcome.faults() == ["1 lost", "1 trained on twice"]
 
 
@@ -75,12 +75,12 @@ def test_memory_is_bounded_while_long_records_come_in(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_torn_tail_is_cut_at_every_byte(tmp_path):
-    """What was acknowledged before it is there."""
+def test_a_torn_log_leaves_a_beginning(tmp_path):
+    """Cut or spoiled, wherever that is."""
     code, figures, said = drill(tmp_path, "--faults", "torn")
 
     assert code == 0, said
-    assert figures["tried"]["value"] > 100
+    assert figures["tried"]["value"] >= 60
     assert (figures["lost"]["value"], figures["doubled"]["value"]) == (0, 0)
 
 

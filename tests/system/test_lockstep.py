@@ -62,14 +62,11 @@ STEPS = 3
 @pytest.mark.slow
 @pytest.mark.parametrize("regime", REGIMES)
 def test_equal_seeds_give_equal_bits_under_every_regime(make_run, regime):
-    """Groups of a peer that learns too, their rewards, and its scores, given under the weights of the same step.
-
-    Whatever the number of daemons over which they come.
-    """
+    """Groups of a peer that learns too, their rewards, and its scores, given under the weights of the same step."""
     sharing = f'[sharing]\nregime = "{regime}"\n'
     runs = [make_run(steps=STEPS, name=name, more=sharing) for name in ("first", "second")]
-    for shards, run in enumerate(runs, 1):
-        run.start(*SYNC, *TINY, f"--exchange.shards={shards}")
+    for run in runs:
+        run.start(*SYNC, *TINY)
     for run in runs:
         assert run.finish(200) == 0, run.tail()
     for policy in POLICIES if HEARD[regime] else ():

@@ -1,4 +1,4 @@
-"""The inspection tool against a real daemon: what it shows, dumps, and drains."""
+"""The inspection tool against a real daemon, and against the file that one left."""
 
 import json
 import threading
@@ -9,8 +9,8 @@ import pytest
 from inspect_see import main
 
 from mrl.exchange.client import ExchangeClient
-from mrl.exchange.daemon import ExchangeDaemon, Limits
-from mrl.exchange.shards import endpoint_of, folder_of
+from mrl.exchange.daemon import ExchangeDaemon
+from mrl.exchange.limits import Limits
 from mrl.records.experience import OutcomeRecord
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
@@ -43,21 +43,20 @@ def until(what, within_s=10.0):
 
 
 class Exchange:
-    """A run folder with daemons, each on a thread, and clients."""
+    """A run folder with a daemon on a thread, and clients."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.keys = create_keys(
             path / "keys", [Grant(role, policy) for role in ("learner", "worker") for policy in POLICIES]
         )
-        self._running, self._clients = {}, []
+        self._running, self._clients = None, []
 
-    def start(self, shard=0):
+    def start(self):
         """A daemon on the folder as it is."""
         daemon = ExchangeDaemon(
-            folder_of(self.path / "exchange", shard), self.path / "endpoints", self.keys, host="127.0.0.1", port=0,
-            limits=Limits(budget_bytes=4_000_000, log_bytes=16_000_000, durability="written"), clock=time.monotonic,
-            endpoint=endpoint_of(shard),
+            self.path / "exchange", self.path / "endpoints", self.keys, host="127.0.0.1", port=0,
+            limits=Limits(budget_bytes=4_000_000, durability="written"), clock=time.monotonic,
         )  # fmt: skip
         end = threading.Event()
 
@@ -68,16 +67,16 @@ class Exchange:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        self._running[shard] = end, thread
+        self._running = end, thread
 
-    def stop(self, shard=0):
+    def stop(self):
         """It is gone when this returns."""
-        end, thread = self._running.pop(shard)
+        (end, thread), self._running = self._running, None
         end.set()
         thread.join()
 
     def connect(self, name):
-        """A client over a real link to the first daemon."""
+        """A client over a real link."""
         policy = name.split("/")[1]
 
         def open_link(on_message, on_tick):
@@ -92,13 +91,13 @@ class Exchange:
         """End everything that was started."""
         for client in self._clients:
             client.close(0.0)
-        for shard in list(self._running):
-            self.stop(shard)
+        if self._running:
+            self.stop()
 
 
 @pytest.fixture
 def exchange(tmp_path):
-    """An exchange with one daemon."""
+    """An exchange with its daemon."""
     exchange = Exchange(tmp_path)
     exchange.start()
     yield exchange
@@ -113,106 +112,36 @@ def inspect(capsys, *arguments):
     return code, told.out, told.err
 
 
-def ask(client):
-    """From now on the daemon holds successes one by one; what the client says later comes later."""
-    client.fetch(["p1"], kinds=["outcome"], limit=1, max_age_versions=None, watch=False)
-
-
-def test_a_record_is_dumped_from_the_daemon_and_then_from_its_log(exchange, capsys):
-    """Held; and when the daemon is gone, from the segments."""
+def test_a_record_is_dumped_from_the_file_with_and_without_a_daemon(exchange, capsys):
+    """By SELECT, also while a daemon writes."""
     worker = exchange.connect("worker/qwen/0")
     worker.publish([outcome("r1"), outcome("r2", "p2")])
     assert worker.flush(10.0)
     code, out, _ = inspect(capsys, exchange.path, "--dump", "r2")
-    assert (code, "though perhaps in a pack; on the log in" in out) == (0, True)
-    ask(worker)
-    worker.publish([outcome("r4")])
-    assert worker.flush(10.0)
-    code, out, _ = inspect(capsys, exchange.path, "--dump", "r2")
-    assert code == 0
-    assert "held by the daemon, record number 2 of the exchange, 0 versions old" in out
-    assert 'completion: 12 bytes "reverse: yah"' in out
+    assert (code, "number 2 in" in out, 'prompt_id: "p2"' in out) == (0, True, True)
     exchange.stop()
     code, out, _ = inspect(capsys, exchange.path, "--dump", "r2")
-    assert code == 0
-    assert "no daemon answers; on the log in" in out
-    assert "as a record: whole, OutcomeRecord" in out
+    assert (code, "exchange.sqlite" in out, 'prompt_id: "p2"' in out) == (0, True, True)
     code, out, err = inspect(capsys, exchange.path, "--dump", "r3")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "no such record or file (no daemon answers, and not on the log); got 'r3'" in err
+    assert (code, out, err.count("\n"), "no such record" in err) == (2, "", 1, True)
 
 
-def test_a_file_is_dumped_without_asking_anybody(exchange, capsys, tmp_path):
-    """A segment of the log, beside the daemon that writes it."""
+def test_without_a_daemon_the_file_is_shown(exchange, capsys):
+    """As a table and as JSON."""
     worker = exchange.connect("worker/qwen/0")
-    worker.publish([outcome("r1")])
+    worker.publish([outcome("r1"), outcome("r2", "p2")])
     assert worker.flush(10.0)
-    [segment] = (exchange.path / "exchange").glob("*.segment")
-    code, out, _ = inspect(capsys, exchange.path, "--dump", segment)
-    assert code == 0
-    assert "checksums hold" in out
-    assert 'record_id: "r1"' in out
-
-
-def test_a_drain_ends_when_all_was_delivered(exchange, capsys):
-    """Nothing more is taken, and what the client holds back is taken after --undrain."""
-    worker, learner = exchange.connect("worker/qwen/0"), exchange.connect("learner/llama")
-    worker.publish([outcome("r1")])
-    assert worker.flush(10.0)
-    learner.read("all", kinds=["outcome"])
-    code, out, err = inspect(capsys, exchange.path, "--drain", "20")
-    assert (code, err) == (0, "")
-    assert out.startswith("drained: everything was delivered")
-    assert [item.record.record_id for item in learner.take()] == ["r1"]
-    until(lambda: worker.storage == "draining")
-    worker.publish([outcome("r2", "p2")])
-    assert not worker.flush(0.3)
-    assert worker.counts["stored"] == 1
-    code, out, _ = inspect(capsys, exchange.path)
-    assert "storage: draining" in out
-    assert inspect(capsys, exchange.path, "--undrain")[:2] == (0, "Puts are taken again\n")
-    assert worker.flush(20.0)
-    assert worker.counts["stored"] == 2
-
-
-def test_a_drain_that_does_not_end_names_what_is_left(exchange, capsys):
-    """Within its bound; a restarted daemon takes Puts again."""
-    worker, learner = exchange.connect("worker/qwen/0"), exchange.connect("learner/llama")
-    learner.read("all", kinds=["outcome"])
-    learner.announce(Version(0, 1))
-    until(lambda: "all" in inspect(capsys, exchange.path)[1])
-    learner.close(1.0)
-    worker.publish([outcome("r1")])
-    assert worker.flush(10.0)
-    code, out, err = inspect(capsys, exchange.path, "--drain", "0.2")
-    assert (code, out) == (1, "")
-    assert "not drained within 0.2 s: stream all of llama" in err
     exchange.stop()
-    exchange.start()
-    worker.publish([outcome("r2", "p2")])
-    assert worker.flush(20.0)
-
-
-def test_every_shard_is_shown_asked_and_drained(exchange, capsys):
-    """As many daemons as have said where they listen."""
-    exchange.start(1)
+    code, out, _ = inspect(capsys, exchange.path)
+    assert (code, "no daemon answers" in out, "outcome 2" in out) == (0, True, True)
     _, out, _ = inspect(capsys, exchange.path, "--json")
-    assert [json.loads(line)["shard"] for line in out.splitlines()] == [0, 1]
-    _, out, _ = inspect(capsys, exchange.path)
-    assert "exchange shard 1" in out
-    assert inspect(capsys, exchange.path, "--drain", "5")[0] == 0
-    _, out, _ = inspect(capsys, exchange.path, "--json")
-    assert [json.loads(line)["storage"] for line in out.splitlines()] == ["draining"] * 2
-    exchange.stop(1)
-    code, _, err = inspect(capsys, exchange.path)
-    assert code == 2
-    assert "shard 1 did not answer within 2 s" in err
+    [shelf] = json.loads(out)["shelves"]
+    assert (shelf["policy"], shelf["records"], shelf["put"]) == ("qwen", 2, 2)
 
 
 def test_json_has_the_rates(exchange, capsys):
     """Beside the daemon's own numbers."""
     worker = exchange.connect("worker/qwen/0")
-    ask(worker)
     worker.publish([outcome("r1"), outcome("r1")])
     assert worker.flush(10.0)
     _, out, _ = inspect(capsys, exchange.path, "--json")

@@ -4,11 +4,11 @@ import io
 
 import msgspec
 import pytest
-from logged_core import LoggedCore
 from rich.console import Console
 from see_tables import rates_per_s, tables
+from stored_core import StoredCore
 
-from mrl.records.exchange_messages import ClientState, PairFlow, PolicyShelf, StreamState
+from mrl.records.exchange_messages import ClientState, PairFlow, PolicyShelf
 from mrl.records.version import Version
 
 
@@ -22,7 +22,7 @@ def account(*, incarnation="one", uptime_s=10.0, records=20, put=30, refused=5, 
         source="qwen", receiver="llama", asked=10, hits=4, records=records, bytes=2**21, mean_age_versions=1.5
     )
     fields = {"shelves": [shelf], "flows": [flow], "incarnation": incarnation, "uptime_s": uptime_s}
-    return msgspec.structs.replace(LoggedCore().stat(0.0), **fields | changes)
+    return msgspec.structs.replace(StoredCore().stat(0.0), **fields | changes)
 
 
 def text(stat, before=None, **options):
@@ -46,10 +46,12 @@ def test_rates_are_those_since_the_previous_look():
     ("changes", "line"),
     [
         ({}, "storage: well"),
-        ({"storage": "disk_full", "unstored": 7, "parked": 4}, "storage: disk_full, 7 Puts wait, 4 of them for room"),
-        ({"log_bytes": 2**20, "log_max_bytes": 2**22, "log_damaged": 2}, "log 1.00 of 4.00 MiB, 2 stretches damaged"),
-        ({"log_syncs": 4, "log_sync_s": 0.02}, "5.0 ms per sync"),
-        ({"claims": 3, "abandoned": 2, "undelivered": 1}, "3 unacknowledged, 2 abandoned, 1 found nobody"),
+        ({"storage": "disk_full", "unstored": 7, "later": 4}, "storage: disk_full, 7 Puts wait, 4 came too early"),
+        ({"file_bytes": 2**20, "commits": 4, "commit_s": 0.02}, "file 1.00 MiB, 5.0 ms per commit"),
+        (
+            {"unacknowledged": 3, "abandoned": 2, "undelivered": 1},
+            "3 records unacknowledged, 2 given up; 1 messages found nobody",
+        ),
         ({"malformed": {"record": 2, "frames": 1}}, "dropped input: frames 1, record 2"),
     ],
 )
@@ -67,25 +69,21 @@ def test_policies_and_pairs_have_their_rows():
     assert rows["qwen"][:9] == ["qwen", "llama", "20", "2.00", "2.00", "10", "4", "0.40", "1.5"]
 
 
-def test_who_reads_and_who_waits_is_shown():
-    """A stream without a reader, and clients with what is open for them."""
-    stream = StreamState(policy="llama", stream="all", reader="", sent=9, took=8, committed=7, waiting=6)
+def test_who_waits_is_shown():
+    """Clients with what is open for them."""
     clients = [
-        ClientState(client=f"worker/qwen/{n}", policy="qwen", silent_s=4.2, parked_puts=2, claims=0, queued=1)
+        ClientState(client=f"worker/qwen/{n}", policy="qwen", silent_s=4.2, unacknowledged=2, queued=1)
         for n in range(15)
     ]
-    shown = " ".join(text(account(streams=[stream], sessions=clients), shard=3).split())
-    assert "exchange shard 3" in shown
-    assert "llama all 9 8 7 6 nobody" in shown
-    assert "worker/qwen/0 qwen 4.2 s ago 2 - 1" in shown
+    shown = " ".join(text(account(sessions=clients)).split())
+    assert "worker/qwen/0 qwen 4.2 s ago 2 1" in shown
     assert "... and 3 more" in shown
     assert ("worker/qwen/11" in shown, "worker/qwen/12" in shown) == (True, False)
 
 
 def test_names_are_no_markup():
-    """Whatever a client calls itself or its stream."""
-    stream = StreamState(policy="a", stream="[red]x[/red]", reader="[b]", sent=0, took=0, committed=0, waiting=0)
-    client = ClientState(client="[/]\x1b[2J", policy="a", silent_s=0.0, parked_puts=0, claims=0, queued=0)
-    shown = text(account(streams=[stream], sessions=[client], malformed={"[x]": 1}))
-    assert all(word in shown for word in ("[red]x[/red]", "[b]", "[/]\\x1b[2J", "[x] 1"))
+    """Whatever a client calls itself."""
+    client = ClientState(client="[/]\x1b[2J", policy="[red]x[/red]", silent_s=0.0, unacknowledged=0, queued=0)
+    shown = text(account(sessions=[client], malformed={"[x]": 1}))
+    assert all(word in shown for word in ("[red]x[/red]", "[/]\\x1b[2J", "[x] 1"))
     assert "\x1b" not in shown

@@ -94,17 +94,6 @@ def test_the_book_is_bounded(allowed, key_of):
     assert isinstance(links.admit(routings[0], key_of(QWEN), HERE), Link)
 
 
-def test_links_over_connections_that_ended_are_let_in_anew(allowed, key_of):
-    """The others are not touched."""
-    links = Links(allowed, any_grant)
-    ended, other = routing_id("worker/qwen/0"), routing_id("worker/qwen/1")
-    links.admit(ended, key_of(QWEN), (5, 6))
-    links.admit(other, key_of(QWEN), HERE)
-    links.drop_ended({(5, 6), (7, 8)})
-    assert (links.known(ended, key_of(QWEN)), links.route(b"worker/qwen/0")) == (None, None)
-    assert links.known(other, key_of(QWEN)) is not None
-
-
 def test_who_says_no_name_is_no_impersonator(allowed, key_of):
     """So come messages whose connection lost its name to a newer one."""
     assert Links(allowed, any_grant).admit(b"\0abcd", key_of(QWEN), HERE) == "unnamed"

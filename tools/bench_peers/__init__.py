@@ -1,6 +1,7 @@
 """What `bench_exchange.py` measures: the exchange and what it is compared with, each behind the same three parts.
 
-A broker process stands between a producer process and a consumer process, all on this host.
+A broker process stands between a producer process and a consumer process, all on this host. Every record is published
+by one policy, stored, and decoded by a consumer of another policy that watches its prompt.
 
 - `loads`           the records that travel, and the check that they arrive
 - `part`            what a module has to offer: a producer, a consumer, and a broker where none is installed
@@ -8,9 +9,6 @@ A broker process stands between a producer process and a consumer process, all o
 - `__main__`        the same as the process itself sees it
 - `brokers`         starts and ends the broker of each system
 - `exchange`        the exchange of mrl, through its client library
-- `plain_links`     the same without encryption, for the price of CURVE
-- `redis_streams`   Redis Streams
-- `jetstream`       NATS JetStream
-- `relay`           two plain sockets and a loop: what the kernel and Python allow
-- `trial`           one round of one system: its rate, its broker's CPU, its acknowledgements
+- `redis_streams`   Redis Streams, with the lookup by prompt that the same job needs
+- `trial`           one round of one system: its rate, its broker's CPU and memory, its acknowledgements
 """

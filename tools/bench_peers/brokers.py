@@ -23,33 +23,16 @@ class Broker(NamedTuple):
 
 
 @contextmanager
-def python_broker(system: str, settings: Settings) -> Iterator[Broker]:
-    """A broker that is a process of the benchmark."""
-    with closing(Child("broker", system, settings)) as child:
+def exchange(folder: Path, durability: str, *, is_near: bool = False) -> Iterator[Broker]:
+    """The daemon of mrl with its file in the folder; unless `is_near`, its clients behave as on another host."""
+    settings: Settings = {"run": str(folder), "durability": durability, "is_near": is_near}
+    with closing(Child("broker", "exchange", settings)) as child:
         yield Broker(child.pid, child.answer())
 
 
 @contextmanager
-def exchange(folder: Path, durability: str, *, curve: bool = True, is_near: bool = True) -> Iterator[Broker]:
-    """The daemon of mrl with its log in the folder; unless `is_near`, its clients behave as on another host."""
-    settings: Settings = {"run": str(folder), "durability": durability, "curve": curve, "is_near": is_near}
-    with python_broker("exchange", settings) as broker:
-        yield broker
-
-
-@contextmanager
-def relay(_folder: Path) -> Iterator[Broker]:
-    """The loop between two sockets."""
-    with python_broker("relay", {}) as broker:
-        yield broker
-
-
-@contextmanager
-def redis(folder: Path, fsync: str, *, is_packed: bool = False) -> Iterator[Broker]:
-    """A Redis that logs every write (AOF), with `appendfsync` as given; it neither rewrites the log nor snapshots.
-
-    `is_packed`: its clients put many records into one entry of the stream.
-    """
+def redis(folder: Path, fsync: str) -> Iterator[Broker]:
+    """A Redis that logs every write (AOF), with `appendfsync` as given; it neither rewrites the log nor snapshots."""
     port = free_port()
     options = {
         "--bind": "127.0.0.1",
@@ -62,15 +45,6 @@ def redis(folder: Path, fsync: str, *, is_packed: bool = False) -> Iterator[Brok
         "--logfile": str(folder / "redis.log"),
     }
     with _server(("redis-server", *(word for option in options.items() for word in option)), port) as broker:
-        yield Broker(broker.pid, broker.settings | {"is_packed": is_packed})
-
-
-@contextmanager
-def jetstream(folder: Path) -> Iterator[Broker]:
-    """A NATS server with JetStream in the folder."""
-    port = free_port()
-    options = ("-js", "-sd", str(folder), "-a", "127.0.0.1", "-p", str(port), "-l", str(folder / "nats.log"))
-    with _server(("nats-server", *options), port) as broker:
         yield broker
 
 

@@ -1,7 +1,7 @@
 """The exchange of mrl: the daemon as its role runs it, and its client library at both ends.
 
-Settings: `run` (folder with keys, endpoints and log), `durability`, `curve` (False: links without encryption),
-`is_near` (False: clients use nothing but tcp, as on another host).
+Settings: `run` (folder with keys, endpoints and file), `durability`, `is_near` (False: clients use tcp, as from another
+host). The consumer belongs to another policy and watches the prompts on which the producer publishes.
 """
 
 import sys
@@ -10,52 +10,43 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench_peers.loads import KINDS, SOURCE, Checklist
+from bench_peers.loads import SINGLE_KINDS, SOURCE, Checklist
 from bench_peers.part import DEADLINE_S, Settings, Stamp, stamp
 from mrl.exchange.client import ExchangeClient
-from mrl.exchange.daemon import ENDPOINT, ExchangeDaemon, Limits
+from mrl.exchange.daemon import ENDPOINT, ExchangeDaemon
+from mrl.exchange.limits import Limits
 from mrl.records.experience import ExperienceRecord
-from mrl.roles.exchange_memory import compact_heap
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client import ClientSocket
-from mrl.transport.endpoints import is_near, nearest_endpoint, read_endpoint
+from mrl.transport.endpoints import nearest_endpoint, read_endpoint
 from mrl.transport.grants import Grant, grant_of
 from mrl.transport.keys import create_keys, load_client_keys, load_keys
 
 PRODUCER, CONSUMER, READER = f"worker/{SOURCE}/0", "learner/llama", "llama"
-STREAM = "bench"
 ROUND_S = 0.2
 POLL_S = 0.002
 """The client has no call that waits for records: a learner looks between two steps, far less often than this."""
+AWAITED, ASKED_AT_ONCE = 4000, 500
+"""Prompts that are watched at a time, and in one question."""
 
 
 def serve(settings: Settings) -> Iterator[Settings]:
     """The daemon, one round at a time."""
     run = Path(str(settings["run"]))
-    use_links(settings)
     create_keys(run / "keys", [Grant("worker", SOURCE), Grant("learner", READER)])
-    compact_heap()
     daemon = ExchangeDaemon(
         run / "exchange",
         run / "endpoints",
         load_keys(run / "keys"),
         host="127.0.0.1",
         port=0,
-        limits=Limits(durability=settings["durability"], when_full="refuse"),  # type: ignore[arg-type]
+        limits=Limits(durability=settings["durability"]),  # type: ignore[arg-type]
         clock=time.monotonic,
     )
-    yield settings | {"address": nearest_endpoint(run / "endpoints", ENDPOINT)}
+    yield settings
     while True:
         daemon.round(ROUND_S)
         yield settings
-
-
-def use_links(settings: Settings) -> None:
-    """Without CURVE when the settings say so; this concerns the whole process."""
-    if not settings["curve"]:
-        from bench_peers import plain_links
-
-        plain_links.use()
 
 
 class WatchedClient(ExchangeClient):
@@ -75,7 +66,6 @@ class WatchedClient(ExchangeClient):
 
 def connect(settings: Settings, client: str) -> WatchedClient:
     """A client as the roles connect theirs."""
-    use_links(settings)
     run, grant = Path(str(settings["run"])), grant_of(client)
     find = nearest_endpoint if settings["is_near"] else read_endpoint
     socket = ClientSocket(
@@ -85,7 +75,6 @@ def connect(settings: Settings, client: str) -> WatchedClient:
         lambda on_message, on_tick: BackgroundClient(socket, on_message=on_message, on_tick=on_tick),
         client=client,
         policy=grant.policy,
-        locate=lambda: run / "exchange" if settings["is_near"] and is_near(run / "endpoints", ENDPOINT) else None,
     )
     assert isinstance(found, WatchedClient)
     return found
@@ -130,20 +119,23 @@ class Producer:
 
 
 class Consumer:
-    """Reads a stream and commits whatever it has taken."""
+    """Watches prompts, some thousand ahead of what has come."""
 
     def __init__(self, settings: Settings) -> None:
         self._client = connect(settings, CONSUMER)
-        self._client.read(STREAM, kinds=KINDS)  # type: ignore[arg-type]
 
     def take_all(self, checklist: Checklist) -> Stamp:
         """Raises RuntimeError after a minute."""
         end_s = time.monotonic() + DEADLINE_S
+        num_asked = 0
         while checklist.num_missing:
+            if num_asked - checklist.num_came <= AWAITED - ASKED_AT_ONCE and num_asked < len(checklist.ids):
+                ids = checklist.ids[num_asked : num_asked + ASKED_AT_ONCE]
+                self._client.fetch(ids, kinds=SINGLE_KINDS, limit=1, max_age_versions=None, watch=True)
+                num_asked += len(ids)
             received = self._client.take()
             if received:
                 checklist.tick_off(one.record for one in received)
-                self._client.commit(STREAM, received[-1].number)
             elif time.monotonic() > end_s:
                 raise RuntimeError(f"records are missing: {self._client.counts}")
             else:

@@ -2,6 +2,7 @@
 
 rollout   a RolloutRecord of 37 KB: 8 answers of 352 tokens, each with its text, byte lengths, log-probs and flags
 outcome   an OutcomeRecord of 1 KB: an answer of 49 tokens with the same
+both      the two in turn
 """
 
 import time
@@ -11,11 +12,19 @@ from typing import Any
 import numpy as np
 
 from mrl.records.codec import pack_array
-from mrl.records.experience import ExperienceRecord, OutcomeRecord, RolloutRecord, SharedAnswer, TokenTrace
+from mrl.records.experience import (
+    ExperienceRecord,
+    OutcomeRecord,
+    RecordKind,
+    RolloutRecord,
+    SharedAnswer,
+    TokenTrace,
+)
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
 
-KINDS = ("rollout", "outcome")
+SINGLE_KINDS: tuple[RecordKind, ...] = ("rollout", "outcome")
+KINDS = (*SINGLE_KINDS, "both")
 SOURCE = "qwen"
 GROUP_SIZE, ROLLOUT_TOKENS, OUTCOME_TOKENS = 8, 352, 49
 BYTES_PER_TOKEN = 4
@@ -23,6 +32,9 @@ BYTES_PER_TOKEN = 4
 
 def make_records(kind: str, phase: str, count: int) -> list[ExperienceRecord]:
     """So many different records; `phase` makes their ids different from those of other calls."""
+    if kind == "both":
+        rollouts, outcomes = make_records("rollout", phase, count), make_records("outcome", phase, count)
+        return [(outcomes if place % 2 else rollouts)[place] for place in range(count)]
     rng = np.random.default_rng(0)
     tags: dict[str, Any] = {
         "source": SOURCE,
@@ -64,13 +76,19 @@ class Checklist:
     """
 
     def __init__(self, phase: str, count: int) -> None:
-        self._phase, self._count = phase, count
+        self.ids = ids_of(phase, count)
+        """Of the records, which are those of their prompts, in their order."""
         self._came: list[str] = []
+
+    @property
+    def num_came(self) -> int:
+        """How many have come."""
+        return len(self._came)
 
     @property
     def num_missing(self) -> int:
         """How many are still to come."""
-        return max(0, self._count - len(self._came))
+        return max(0, len(self.ids) - len(self._came))
 
     def tick_off(self, records: Iterable[ExperienceRecord]) -> None:
         """These came."""
@@ -78,7 +96,7 @@ class Checklist:
 
     def check(self) -> None:
         """Raises RuntimeError when one came twice, is of another phase, or is missing."""
-        missing = set(ids_of(self._phase, self._count))
+        missing = set(self.ids)
         for record_id in self._came:
             if record_id not in missing:
                 raise RuntimeError(f"{record_id} came twice, or nobody sent it")

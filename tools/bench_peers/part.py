@@ -60,7 +60,7 @@ class Consumer(Protocol):
         """End the connection."""
 
 
-PART_RECORDS = {"rollout": 16, "outcome": 512}
+PART_RECORDS = {"rollout": 16, "outcome": 512, "both": 32}
 """How many records a flooding producer hands over in one call."""
 
 Serve = Callable[[Settings], Iterator[Settings]]

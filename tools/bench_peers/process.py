@@ -25,7 +25,8 @@ class Child:
 
     def __init__(self, part: str, system: str, settings: Settings) -> None:
         argv = (sys.executable, "-m", "bench_peers", part, system, json.dumps(settings))
-        environment = os.environ | {"PYTHONPATH": str(FOLDER)}
+        path = os.pathsep.join((str(FOLDER), str(FOLDER.parent), os.environ.get("PYTHONPATH", "")))
+        environment = os.environ | {"PYTHONPATH": path}
         self._name = f"{part} of {system}"
         self._process = subprocess.Popen(
             parent_death.command(os.getpid(), argv),

@@ -1,9 +1,9 @@
-"""Redis Streams: XADD, then XREADGROUP, XACK and XDEL, all pipelined, with the parser in C.
+"""Redis Streams for the same job, all pipelined, with the parser in C.
 
-Settings: `port`, `is_packed` (False: one entry of the stream per record, as Redis is used; True: one per call of the
-producer, with all its records in one array, as somebody would do who does by hand what the exchange's client does).
-One pipeline of the producer is under way while the next is made; what the consumer has decoded is
-acknowledged and deleted in the message that asks for more.
+Each record goes into the stream of its prompt (XADD, at most one entry per prompt: the newest is the least stale), so
+that whoever needs a prompt finds it by XRANGE, and the prompt goes into a stream of news. Who watches reads the news
+(XREAD with BLOCK) and fetches the records of the prompts that it awaits. Nothing is ever deleted but what a newer
+record replaces. Settings: `port`.
 """
 
 import time
@@ -11,34 +11,22 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from redis.connection import Connection
 
 from bench_peers.loads import Checklist
 from bench_peers.part import DEADLINE_S, Settings, Stamp, stamp
 from mrl.records.codec import decode, encode
-from mrl.records.experience import ExperienceRecord, experience_decoder, pack_decoder
+from mrl.records.experience import ExperienceRecord, experience_decoder
 
-STREAM, GROUP, FIELD = b"bench", b"readers", b"d"
-READ_RECORDS, READ_PACKS, BLOCK_MS = 256, 2, 100
+NEWS, BODY, PROMPT = b"news", b"d", b"p"
+READ_RECORDS, BLOCK_MS = 256, 100
 
 
 def connect(settings: Settings) -> Connection:
-    """A connection, and the group that reads the stream."""
+    """A connection to the server."""
     connection = Connection(host="127.0.0.1", port=settings["port"], protocol=2)
     connection.connect()
-    try:
-        ask(connection, (b"XGROUP", b"CREATE", STREAM, GROUP, b"0", b"MKSTREAM"))
-    except ValueError as error:  # the other process was first
-        if "BUSYGROUP" not in str(error):
-            raise
     return connection
-
-
-def ask(connection: Connection, *commands: tuple[object, ...]) -> Any:
-    """Send commands at once; returns the answer to the last. Raises ValueError with the error of Redis."""
-    tell(connection, commands)
-    return [answer(connection) for _ in commands][-1]
 
 
 def tell(connection: Connection, commands: Sequence[tuple[object, ...]]) -> None:
@@ -54,14 +42,18 @@ def answer(connection: Connection) -> Any:
         raise ValueError(f"Redis answers: {error}") from error
 
 
+def key_of(prompt_id: str | bytes) -> bytes:
+    """The stream of a prompt."""
+    return b"prompt:" + (prompt_id if isinstance(prompt_id, bytes) else prompt_id.encode())
+
+
 class Producer:
     """Adds a part while the one before it is being stored."""
 
     def __init__(self, settings: Settings) -> None:
         self._connection = connect(settings)
-        self._is_packed = settings["is_packed"]
-        self._waiting: deque[tuple[int, int]] = deque()
-        """(records, entries) of every pipeline that is under way."""
+        self._waiting: deque[int] = deque()
+        """Records of every pipeline that is under way."""
         self._acknowledged: list[tuple[int, float]] = []
 
     def prepare(self, records: Sequence[ExperienceRecord]) -> Sequence[ExperienceRecord]:
@@ -71,9 +63,12 @@ class Producer:
 
     def send(self, part: Sequence[ExperienceRecord], *, is_paced: bool) -> None:
         """One pipeline."""
-        entries = [msgspec.msgpack.encode(part)] if self._is_packed else [encode(record) for record in part]
-        tell(self._connection, [(b"XADD", STREAM, b"*", FIELD, entry) for entry in entries])
-        self._waiting.append((len(part), len(entries)))
+        commands: list[tuple[object, ...]] = []
+        for record in part:
+            commands.append((b"XADD", key_of(record.prompt_id), b"MAXLEN", 1, b"*", BODY, encode(record)))
+            commands.append((b"XADD", NEWS, b"*", PROMPT, record.prompt_id.encode()))
+        tell(self._connection, commands)
+        self._waiting.append(len(part))
         while len(self._waiting) > (0 if is_paced else 1):
             self._settle()
 
@@ -92,39 +87,36 @@ class Producer:
 
     def _settle(self) -> None:
         """The answers to the oldest pipeline."""
-        number, num_entries = self._waiting.popleft()
-        for _ in range(num_entries):
+        number = self._waiting.popleft()
+        for _ in range(2 * number):
             answer(self._connection)
         total = self._acknowledged[-1][0] if self._acknowledged else 0
         self._acknowledged.append((total + number, time.monotonic()))
 
 
 class Consumer:
-    """The only reader of the group."""
+    """Reads the news, and the records of the prompts that it awaits."""
 
     def __init__(self, settings: Settings) -> None:
         self._connection = connect(settings)
-        self._is_packed = settings["is_packed"]
+        self._last = b"0"
 
     def take_all(self, checklist: Checklist) -> Stamp:
         """Raises RuntimeError after a minute."""
         end_s = time.monotonic() + DEADLINE_S
-        limits = (b"COUNT", READ_PACKS if self._is_packed else READ_RECORDS, b"BLOCK", BLOCK_MS)
-        read = (b"XREADGROUP", b"GROUP", GROUP, b"one", *limits, b"STREAMS", STREAM, b">")
-        done: list[tuple[object, ...]] = []
+        awaited = {name.encode() for name in checklist.ids}
         while checklist.num_missing:
-            found = ask(self._connection, *done, read)
+            read = (b"XREAD", b"COUNT", READ_RECORDS, b"BLOCK", BLOCK_MS, b"STREAMS", NEWS, self._last)
+            tell(self._connection, [read])
+            found = answer(self._connection)
             rows = found[0][1] if found else []
-            if self._is_packed:
-                for _, fields in rows:
-                    checklist.tick_off(decode(fields[1], pack_decoder, max_bytes=len(fields[1])))
-            else:
-                checklist.tick_off(decode(fields[1], experience_decoder) for _, fields in rows)
-            ids = [name for name, _ in rows]
-            done = [(b"XACK", STREAM, GROUP, *ids), (b"XDEL", STREAM, *ids)] if ids else []
+            self._last = rows[-1][0] if rows else self._last
+            wanted = [fields[1] for _, fields in rows if fields[1] in awaited]
+            tell(self._connection, [(b"XRANGE", key_of(prompt_id), b"-", b"+") for prompt_id in wanted])
+            for _ in wanted:
+                checklist.tick_off(decode(fields[1], experience_decoder) for _, fields in answer(self._connection))
             if time.monotonic() > end_s:
                 raise RuntimeError("records are missing")
-        ask(self._connection, *done)
         return stamp()
 
     def close(self) -> None:

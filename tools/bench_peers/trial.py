@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench_peers.brokers import Broker
-from bench_peers.loads import KINDS
+from bench_peers.loads import SINGLE_KINDS
 from bench_peers.process import Child, Load
 
 
@@ -20,7 +20,6 @@ class System(NamedTuple):
     durable: str
     """What an acknowledged record survives."""
     start: Callable[[Path], AbstractContextManager[Broker]]
-    acknowledges: bool = True
     missing: str = ""
     """Why it cannot be measured here."""
 
@@ -31,30 +30,41 @@ class Size(NamedTuple):
     warm_records: dict[str, int]
     records: dict[str, int]
     half_load_s: float
-    """Seconds at half load."""
+    """Seconds at half of the rate."""
+    load_s: float
+    """Seconds under the load that is to be carried."""
+    load_per_s: float
+    """Records of it per second: rollouts and outcomes in turn."""
 
 
 class Figures(NamedTuple):
-    """One round of one kind of record."""
+    """One phase: as fast as it goes, with acknowledgements at half of that rate; or the load that is to be carried."""
 
     records_per_s: float
-    """From the first put to the last commit."""
+    """From the first put until the last is decoded."""
     broker_us: float
     """CPU of the broker, per record."""
     chain_us: float
     """CPU of producer, broker and consumer together, per record."""
     others: float
     """Share of the machine's cores that other processes took meanwhile."""
-    p50_ms: float | None
-    """From when a record was due to its acknowledgement, at half load; None when nothing is acknowledged."""
-    p99_ms: float | None
+    p50_ms: float
+    """From when a record was due to its acknowledgement."""
+    p99_ms: float
+    resident_bytes: int
+    """Highest resident memory of the broker so far."""
+
+    @property
+    def broker_cores(self) -> float:
+        """Cores that the broker kept busy."""
+        return self.broker_us * self.records_per_s / 1e6
 
 
 class _Phase(NamedTuple):
     """One sending of records."""
 
     took_s: float
-    """From the first put to the last commit."""
+    """From the first put until the last is decoded."""
     broker_s: float
     """CPU of the broker."""
     clients_s: float
@@ -62,33 +72,40 @@ class _Phase(NamedTuple):
     others: float
     """Share of the machine's cores that other processes took."""
     latencies_s: list[float]
-    """p50 and p99 of the acknowledgements, if there are any."""
+    """p50 and p99 of the acknowledgements, where the sending was paced."""
 
 
 class Trial:
     """Broker, producer and consumer of one system, all three alive."""
 
-    def __init__(self, broker: Broker, producer: Child, consumer: Child, *, acknowledges: bool) -> None:
+    def __init__(self, broker: Broker, producer: Child, consumer: Child) -> None:
         self._broker, self._producer, self._consumer = broker, producer, consumer
-        self._acknowledges = acknowledges
         self._num_phases = 0
 
-    def figures(self, kind: str, size: Size) -> Figures:
+    def flood(self, kind: str, size: Size) -> Figures:
         """What one kind of record does after some have gone through."""
         self._phase(kind, size.warm_records[kind], 0.0)
         count = size.records[kind]
         found = self._phase(kind, count, 0.0)
         rate = count / found.took_s
-        cpu_us = (found.broker_s / count * 1e6, (found.broker_s + found.clients_s) / count * 1e6)
-        return Figures(
-            rate, *cpu_us, found.others, *self._quantiles_ms(kind, max(1, round(size.half_load_s * rate / 2)), rate / 2)
-        )
+        half = self._phase(kind, max(1, round(size.half_load_s * rate / 2)), rate / 2)
+        return self._figures(found, count, half.latencies_s)
 
-    def _quantiles_ms(self, kind: str, count: int, rate: float) -> tuple[float | None, float | None]:
-        if not self._acknowledges:
-            return None, None
-        p50_s, p99_s = self._phase(kind, count, rate).latencies_s
-        return 1e3 * p50_s, 1e3 * p99_s
+    def load(self, size: Size) -> Figures:
+        """What the load that is to be carried costs."""
+        count = round(size.load_s * size.load_per_s)
+        found = self._phase("both", count, size.load_per_s)
+        return self._figures(found, count, found.latencies_s)
+
+    def _figures(self, found: _Phase, count: int, latencies_s: list[float]) -> Figures:
+        return Figures(
+            count / found.took_s,
+            found.broker_s / count * 1e6,
+            (found.broker_s + found.clients_s) / count * 1e6,
+            found.others,
+            *(1e3 * value for value in latencies_s),
+            peak_bytes(self._broker.pid),
+        )
 
     def _phase(self, kind: str, count: int, rate: float) -> _Phase:
         self._num_phases += 1
@@ -112,13 +129,20 @@ class Trial:
         )
 
 
+def peak_bytes(pid: int) -> int:
+    """The highest resident memory that a process ever had."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
 def measure(system: System, size: Size, folder: Path | None) -> dict[str, Figures]:
-    """One round of a system, its files in a temporary folder below `folder`."""
+    """One round of a system, its files in a temporary folder below `folder`: each kind alone, then both as the load."""
     with (
         tempfile.TemporaryDirectory(dir=folder) as own,
         system.start(Path(own)) as broker,
         closing(Child("consumer", system.module, broker.settings)) as consumer,
         closing(Child("producer", system.module, broker.settings)) as producer,
     ):
-        trial = Trial(broker, producer, consumer, acknowledges=system.acknowledges)
-        return {kind: trial.figures(kind, size) for kind in KINDS}
+        trial = Trial(broker, producer, consumer)
+        found = {kind: trial.flood(kind, size) for kind in SINGLE_KINDS}
+        return found | {"both": trial.load(size)}

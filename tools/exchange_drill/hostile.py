@@ -10,25 +10,24 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
+import msgspec
 import zmq
 
 from exchange_drill.clients import BareClient
-from exchange_drill.puts import put_of
 from exchange_drill.workload import READER
+from mrl.records.codec import encode
 from mrl.records.exchange_messages import (
     Announce,
     Barrier,
     ClientMessage,
-    Commit,
     Done,
     Fetch,
     Ping,
-    Stream,
+    Put,
     Subscribe,
-    Took,
     Unwatch,
 )
-from mrl.records.experience import GivenAnswer, RolloutRecord, ScoreRequestRecord, SharedAnswer
+from mrl.records.experience import ExperienceRecord, GivenAnswer, RolloutRecord, ScoreRequestRecord, SharedAnswer
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
 
@@ -59,7 +58,7 @@ def flood(run: Path) -> None:
     """Puts of rollouts as fast as they go, whatever window the daemon states, acknowledgements unread."""
     client = connected(run, f"worker/{READER}/9", READER)
     for seq in count(1):
-        client.send(put_of(client.name, seq, [_rollout(f"f{seq}-{place}", 37_000) for place in range(20)]))
+        client.send(_put(client, seq, [_rollout(f"f{seq}-{place}", 37_000) for place in range(20)]))
 
 
 def large_records(run: Path) -> None:
@@ -67,7 +66,7 @@ def large_records(run: Path) -> None:
     clients = [connected(run, f"worker/{READER}/{number}", READER) for number in range(4)]
     for seq in count(1):
         for place, client in enumerate(clients):
-            client.send(put_of(client.name, seq, [_rollout(f"l{seq}-{place}", 8_300_000)]))
+            client.send(_put(client, seq, [_rollout(f"l{seq}-{place}", 8_300_000)]))
 
 
 def prompt_ids(run: Path) -> None:
@@ -81,14 +80,14 @@ def prompt_ids(run: Path) -> None:
 
 
 def slow_readers(run: Path) -> None:
-    """Many streams on many connections, renewed every second; nothing that comes is read."""
+    """Watches on all that comes, from many connections; nothing that comes is read."""
     clients = [connected(run, f"learner/{READER}/{number}", READER) for number in range(NUM_READERS)]
-    while True:
+    for start in count(0, 500):
         for client in clients:
-            stream = Stream(client=client.name, stream=client.name, kinds=["outcome", "rollout"])
-            client.send(stream, timeout_s=0.1)
+            ids = [f"{producer}:{start + number}" for producer in range(2) for number in range(1000)]
+            client.send(_fetch(client, ids, watch=True), timeout_s=0.1)
             client.send(Ping(client=client.name), timeout_s=0.1)
-        time.sleep(1.0)
+        time.sleep(0.5)
 
 
 def deaf_fetchers(run: Path) -> None:
@@ -112,14 +111,10 @@ def counts(run: Path) -> None:
 
 def _largest(client: str, number: int) -> Iterator[ClientMessage]:
     names = [name_of(number * 4096 + place) for place in range(4096)]
-    top = 2**63 - 1
-    yield Stream(client=client, stream=names[0], kinds=["outcome"] * 16, sources=names[:256], tasks=names[:1024])
-    yield Took(client=client, stream=names[0], upto=top)
-    yield Commit(client=client, policy=READER, stream=names[0], upto=number)
     yield Barrier(client=client, policy=READER, number=number, members=names[:256])
     yield Announce(client=client, policy=READER, version=Version(0, number))
     yield Subscribe(client=client, kinds=["score_request"] * 16)
-    yield Done(client=client, record_ids=names)
+    yield Done(client=client, deliveries=list(range(4096)), requests=names)
     yield Unwatch(client=client, prompt_ids=names)
 
 
@@ -127,7 +122,7 @@ def requests(run: Path) -> None:
     """Score requests to a policy that nobody serves, and to names that are no policies."""
     client = connected(run, f"worker/{READER}/9", READER)
     for seq in count(1):
-        client.send(put_of(client.name, seq, [_request(f"q{seq}-{place}", name_of(seq)) for place in range(1000)]))
+        client.send(_put(client, seq, [_request(f"q{seq}-{place}", name_of(seq)) for place in range(1000)]))
         while client.answer(timeout_s=0.0):
             pass
 
@@ -152,6 +147,10 @@ def bomb(run: Path, *, frame_bytes: int) -> None:
     client.socket.send(b"")
     while client.answer(timeout_s=1.0) is None:
         client.send(Ping(client=client.name), timeout_s=1.0)
+
+
+def _put(client: BareClient, seq: int, records: list[ExperienceRecord]) -> Put:
+    return Put(client=client.name, seq=seq, records=[msgspec.Raw(encode(record)) for record in records])
 
 
 def _fetch(client: BareClient, ids: list[str], *, watch: bool = False, seq: int = 0) -> Fetch:

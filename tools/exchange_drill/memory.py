@@ -3,12 +3,11 @@
 import time
 from pathlib import Path
 
-from exchange_drill.clients import stat_of
 from exchange_drill.faults import AFTER_RESTART_BOUND_S, Settings
 from exchange_drill.outcome import Outcome
 from exchange_drill.process import Process, module_argv, wait_until
 from exchange_drill.rig import MIB, Rig, opened
-from exchange_drill.workload import READER, SOURCE
+from exchange_drill.workload import READER
 from mrl.transport.allow_list import fingerprint
 from mrl.transport.grants import Grant
 from mrl.transport.keys import load_client_keys
@@ -21,13 +20,7 @@ LAST_RESORT_BYTES = 3072 * MIB
 BOMB_LIMIT_BYTES = 512 * MIB
 BOMB_S = 60.0
 BOMBS = ("bomb_of_4_MB", "bomb_of_8_KB")
-PAUSE_S = 0.02
-DAEMON = {
-    "budget_bytes": BUDGET_BYTES,
-    "log_bytes": 4 * BUDGET_BYTES,
-    "when_full": "evict",
-    "data_bytes": LAST_RESORT_BYTES,
-}
+DAEMON = {"budget_bytes": BUDGET_BYTES, "data_bytes": LAST_RESORT_BYTES}
 TITLES = {
     "flood": "rollouts as fast as they go",
     "large_records": "records of 8 MB",
@@ -44,7 +37,7 @@ def attack(folder: Path, settings: Settings, *, name: str) -> Outcome:
     """A hostile client with a good key, beside the load; afterwards everything flows as before."""
     outcome = Outcome(f"memory: {TITLES[name]}", tried=1)
     outcome.peak_bound_bytes = BUDGET_BYTES + ALLOWED_BYTES
-    with opened(Rig(folder, seed=settings.seed, daemon=DAEMON, pause_s=PAUSE_S)) as rig:
+    with opened(Rig(folder, seed=settings.seed, daemon=DAEMON)) as rig:
         rig.start()
         hostile = Process(module_argv("hostile", name, str(folder)), folder / "hostile.log")
         try:
@@ -61,11 +54,11 @@ def attack(folder: Path, settings: Settings, *, name: str) -> Outcome:
     return outcome
 
 
-def no_consumer(folder: Path, settings: Settings, *, when_full: str) -> Outcome:
+def no_consumer(folder: Path, settings: Settings) -> Outcome:
     """Producers flat out, nobody reads; then somebody does."""
-    outcome = Outcome(f"memory: no consumer, {when_full}", tried=1)
+    outcome = Outcome("memory: no consumer", tried=1)
     outcome.peak_bound_bytes = BUDGET_BYTES + ALLOWED_BYTES
-    rig = Rig(folder, seed=settings.seed, daemon={**DAEMON, "when_full": when_full}, num_producers=4)
+    rig = Rig(folder, seed=settings.seed, daemon=DAEMON, num_producers=4, pause_s=0.0)
     with opened(rig):
         rig.start(consumer=False)
         _watch(rig, outcome, settings.attack_s)
@@ -85,15 +78,10 @@ def _watch(rig: Rig, outcome: Outcome, seconds: float) -> None:
 
 
 def _add_up(rig: Rig, outcome: Outcome) -> None:
-    """What is missing and counted as evicted is not lost."""
-
     def watch() -> None:
         outcome.peak_bytes = max(outcome.peak_bytes, rig.daemon.status_bytes("VmHWM"))
 
-    evicted = sum(sum(shelf.evicted.values()) for shelf in stat_of(rig.run).shelves if shelf.policy == SOURCE)
-    rig.finish(outcome, watch=watch, num_missing=evicted)
-    outcome.evicted = min(evicted, outcome.lost)
-    outcome.lost -= outcome.evicted
+    rig.finish(outcome, watch=watch)
 
 
 def bomb(folder: Path, settings: Settings) -> Outcome:
@@ -103,7 +91,7 @@ def bomb(folder: Path, settings: Settings) -> Outcome:
     endings: list[str] = []
     unnamed = 0
     faults: list[tuple[float, float]] = []
-    rig = Rig(folder, seed=settings.seed, daemon={**DAEMON, "when_full": "refuse", "data_bytes": BOMB_LIMIT_BYTES})
+    rig = Rig(folder, seed=settings.seed, daemon={**DAEMON, "data_bytes": BOMB_LIMIT_BYTES})
     with opened(rig):
         rig.start()
         for number in range(settings.rounds):

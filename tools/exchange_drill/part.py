@@ -1,11 +1,12 @@
 """A producer or the consumer: `python -m exchange_drill.part producer|consumer RUN SETTINGS`.
 
-producer   publishes records of rising numbers in chunks of random length. Notes in its journal up to which number all
-           are acknowledged, and goes on from there when it is started again. Ends on SIGTERM once all are.
-consumer   reads the stream of all records. Its journal is the checkpoint of a learner: the position and the ids of what
-           was trained on, in one write. Commits afterwards, and goes on from there when it is started again. With
-           `die_at` it kills itself in one of `die_every` batches: after it "took" them, after the "checkpoint", or
-           after it "committed".
+producer   publishes records of rising numbers in chunks of random length, each record on a prompt of its own. Notes in
+           its journal up to which number all are acknowledged, and goes on from there when it is started again. Ends
+           on SIGTERM once all are.
+consumer   watches the prompts that it awaits, as a learner of another policy does. Its journal is the checkpoint: the
+           ids of what was trained on. Started again, it asks for what it awaits, and forgets by its id what the
+           checkpoint holds. With `die_at` it kills itself in one of `die_every` batches: after it "took" them, or after
+           the "checkpoint".
 """
 
 import json
@@ -15,11 +16,12 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from exchange_drill.journals import Journal, last_entry
-from exchange_drill.workload import READER, SOURCE, STREAM, is_intact, make_record
+from exchange_drill.journals import Journal, entries, last_entry
+from exchange_drill.workload import READER, SOURCE, is_intact, make_record, record_id
 from mrl.exchange.client import ExchangeClient
 from mrl.records.experience import Received
 from mrl.transport.background import BackgroundClient
@@ -31,7 +33,11 @@ from mrl.transport.keys import load_client_keys
 DEADLINE_S = 120.0
 FLUSH_S = 0.5
 POLL_S = 0.001
-MAX_CHUNK_RECORDS = 1500
+MAX_CHUNK_RECORDS = 200
+AWAITED = 1500
+"""Prompts of one producer that are awaited at once."""
+GIVE_UP_S = 5.0
+"""What has not come by then, although later ones have, was evicted; the pending table of a learner is bounded too."""
 
 
 def connect(run: Path, name: str, *, over_tcp: bool) -> ExchangeClient:
@@ -71,45 +77,90 @@ def produce(run: Path, settings: dict[str, Any], stop: threading.Event) -> None:
 
 def check_counts(client: ExchangeClient) -> None:
     """Raises RuntimeError when something that was published can never be acknowledged."""
-    bad = {name: number for name, number in client.counts.items() if name in ("dropped", "invalid", "too_large")}
+    bad = {name: number for name, number in client.counts.items() if name in ("dropped", "too_large")}
     bad |= {name: number for name, number in client.counts.items() if name.startswith("refused/")}
     bad.pop("refused/duplicate", None)
     if any(bad.values()):
         raise RuntimeError(f"not everything was taken: {bad}")
 
 
+class Awaited:
+    """The prompts of one producer for which nothing was trained on yet, as far as they are awaited."""
+
+    def __init__(self, run: Path, producer: int, trained: Iterable[int]) -> None:
+        self._path = run / f"producer-{producer}.jsonl"
+        self._producer, self._trained = producer, set(trained)
+        self._next, self._asked_s, self._newest = 0, dict[int, float](), max(self._trained, default=-1)
+
+    def note(self, number: int) -> None:
+        """Something was trained on."""
+        self._asked_s.pop(number, None)
+        self._newest = max(self._newest, number)
+
+    def ask(self, client: ExchangeClient, now_s: float) -> None:
+        """Await more, and give up what does not come any more."""
+        late = [number for number, at_s in self._asked_s.items() if number < self._newest and now_s - at_s > GIVE_UP_S]
+        client.unwatch(record_id(self._producer, number) for number in late)
+        for number in late:
+            del self._asked_s[number]
+        if self._asked_s and now_s - max(self._asked_s.values()) > GIVE_UP_S:
+            self._skip_evicted()
+        new: list[int] = []
+        while len(self._asked_s) + len(new) < AWAITED:
+            if self._next not in self._trained:
+                new.append(self._next)
+            self._next += 1
+        if len(new) > AWAITED // 4 or (new and not self._asked_s):
+            ids = [record_id(self._producer, number) for number in new]
+            client.fetch(ids, kinds=["outcome"], limit=1, max_age_versions=None, watch=True)
+            self._asked_s |= dict.fromkeys(new, now_s)
+        else:
+            self._next -= len(new)  # more at once, later
+
+    def _skip_evicted(self) -> None:
+        """Nothing at all came of what is awaited: who comes so late goes on with what was published last."""
+        first = (last_entry(self._path) or {"upto": 0})["upto"] - AWAITED
+        if first > max(self._asked_s):
+            self._asked_s.clear()
+            self._next = first
+
+
 def consume(run: Path, settings: dict[str, Any], stop: threading.Event) -> None:
-    """Until told to stop. Raises RuntimeError when a record came out of order or damaged."""
+    """Until told to stop. Raises RuntimeError when a record came damaged."""
     client = connect(run, f"learner/{READER}", over_tcp=settings["over_tcp"])
     path = run / "consumer.jsonl"
-    position = (last_entry(path) or {"position": 0})["position"]
+    trained = {name for entry in entries(path) for name in entry["ids"]}
+    by_producer: dict[int, list[int]] = {number: [] for number in range(settings["num_producers"])}
+    for name in trained:
+        producer, _, number = name.partition(":")
+        by_producer[int(producer)].append(int(number))
+    awaited = {producer: Awaited(run, producer, numbers) for producer, numbers in by_producer.items()}
     journal, rng = Journal(path), random.Random()
-    client.read(STREAM, kinds=["outcome"], after=position)
     while not stop.is_set():
-        received = client.take()
+        for one in awaited.values():
+            one.ask(client, time.monotonic())
+        received = [item for item in client.take() if item.record.record_id not in trained]
         if not received:
             stop.wait(POLL_S)
             continue
-        check(received, position)
+        check(received)
         dies = rng.random() < 1.0 / settings["die_every"] if settings["die_every"] else False
         die_if(dies and settings["die_at"] == "took")
-        position = received[-1].number
         ids = [item.record.record_id for item in received]
-        journal.append({"position": position, "at_s": time.monotonic(), "ids": ids})
+        journal.append({"at_s": time.monotonic(), "ids": ids})
         die_if(dies and settings["die_at"] == "checkpoint")
-        client.commit(STREAM, position)
-        die_if(dies and settings["die_at"] == "committed")
+        trained.update(ids)
+        for name in ids:
+            producer, _, number = name.partition(":")
+            awaited[int(producer)].note(int(number))
     client.close(0.0)
 
 
-def check(received: list[Received], position: int) -> None:
-    """Raises RuntimeError unless numbers rise and contents are what their producers made."""
+def check(received: list[Received]) -> None:
+    """Raises RuntimeError unless contents are what their producers made."""
     for item in received:
-        if item.number <= position:
-            raise RuntimeError(f"number {item.number} came after {position}")
         if not is_intact(item.record):
             raise RuntimeError(f"{item.record.record_id} was changed on its way")
-        position = item.number
 
 
 def die_if(is_due: bool) -> None:

@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from exchange_drill.clients import stat_of
 from exchange_drill.journals import entries
 from exchange_drill.outcome import Outcome
+from exchange_drill.part import connect
 from exchange_drill.process import Process, module_argv, wait_until
 from exchange_drill.workload import READER, SOURCE, record_id
 from mrl.transport.grants import Grant
@@ -22,15 +24,11 @@ MIB = 1024 * 1024
 READY = "drill: ready"
 START_S = 60.0
 DRAIN_S = 120.0
-EVICTED_S = 5.0
-DAEMON: dict[str, Any] = {
-    "budget_bytes": 16 * MIB,
-    "log_bytes": 96 * MIB,
-    "durability": "synced",
-    "when_full": "refuse",
-    "host": "127.0.0.1",
-    "data_bytes": 0,
-}
+DRAIN_STILL_S = 8.0
+"""Nothing more comes when nothing has come for so long: what is missing then was evicted, or given up."""
+DAEMON: dict[str, Any] = {"budget_bytes": 256 * MIB, "durability": "synced", "host": "127.0.0.1", "data_bytes": 0}
+PAUSE_S = 0.08
+"""What a producer rests after every chunk: so that what is not trained on yet has room for the longest fault."""
 
 
 class Rig:
@@ -47,7 +45,7 @@ class Rig:
         client_environment: Mapping[str, str] | None = None,
         num_producers: int = 2,
         over_tcp: bool = False,
-        pause_s: float = 0.0,
+        pause_s: float = PAUSE_S,
         consumer: Mapping[str, Any] | None = None,
     ) -> None:
         """`prefix` comes before the daemon's command. `pause_s`: what a producer rests after every chunk."""
@@ -56,17 +54,16 @@ class Rig:
         create_keys(run / "keys", grants)
         argv = (*prefix, *module_argv("serve", str(run), json.dumps({**DAEMON, **(daemon or {})})))
         self.daemon = Process(argv, run / "daemon.log", environment=daemon_environment)
-        shared = {"seed": seed, "over_tcp": over_tcp, "pause_s": pause_s}
+        shared = {"seed": seed, "over_tcp": over_tcp, "pause_s": pause_s, "num_producers": num_producers}
         self.producers = [
             self._part("producer", shared | {"number": number}, client_environment) for number in range(num_producers)
         ]
         calm = shared | {"die_at": "", "die_every": 0}
         self._calm_consumer = self._part("consumer", calm, client_environment)
         self.consumer = self._part("consumer", calm | dict(consumer or {}), client_environment)
-        self.cut_bytes: list[int] = []
-        """Torn ends that the daemons cut off, one for every start that came to serve."""
+        self._over_tcp = over_tcp
         self.openings_s: list[float] = []
-        """What reading the log and beginning to listen took, as often."""
+        """What opening the file and beginning to listen took, once for every start that came to serve."""
         self.client_deaths = 0
         """Producers and consumers that were killed and started again."""
         self.deaths: list[str] = []
@@ -98,8 +95,6 @@ class Rig:
         self.await_saying("drill: serving")
         served_s = time.monotonic()
         self.openings_s.append(served_s - opens_s)
-        words = self.daemon.said().partition("drill: serving")[2].split()
-        self.cut_bytes.append(int(words[1]))
         return served_s
 
     def await_saying(self, words: str) -> None:
@@ -157,36 +152,45 @@ class Rig:
             self.revive()
             time.sleep(min(0.05, left_s))
 
-    def finish(self, outcome: Outcome, *, watch: Callable[[], None] = lambda: None, num_missing: int = 0) -> None:
-        """Let the producers come to their end, the consumer have everything, and add up what was lost and doubled.
-
-        `num_missing`: so many may never come; then it is over when nothing has come for some seconds.
-        """
+    def finish(self, outcome: Outcome, *, watch: Callable[[], None] = lambda: None) -> None:
+        """Let the producers come to their end, the consumer have everything, and add up what was lost and doubled."""
         for producer in self.producers:
             wait_until(lambda producer=producer: READY in producer.said(), "a producer is ready", START_S)
             producer.signal(signal.SIGTERM)
         self._await_producers(watch)
         acknowledged = set(self.acknowledged_ids())
-        self._drain(acknowledged, num_missing, watch)
-        trained = Counter(self.trained_ids())
+        self._drain(acknowledged, watch)
         wait_until(lambda: READY in self.consumer.said(), "the consumer is ready", START_S)
         if (code := self.consumer.finish(DRAIN_S)) not in (0, -signal.SIGKILL):
             raise RuntimeError(f"the consumer ended with {code}: {self.consumer.last_words()}")
         outcome.deaths += len(self.deaths)
         outcome.failures += [f"the daemon {death}" for death in self.deaths]
-        add_up(outcome, acknowledged, trained)
+        trained = Counter(self.trained_ids())
+        gone = self._not_held(sorted(acknowledged - trained.keys()))
+        shelves = stat_of(self.run).shelves
+        evicted = sum(sum(shelf.evicted.values()) for shelf in shelves if shelf.policy == SOURCE)
+        add_up(outcome, acknowledged, trained, num_gone=len(gone), num_evicted=evicted)
 
-    def _drain(self, acknowledged: set[str], num_missing: int, watch: Callable[[], None]) -> None:
+    def _not_held(self, ids: list[str]) -> list[str]:
+        """Those of the records that the daemon does not give to whoever asks for them."""
+        client = connect(self.run, f"learner/{READER}/last", over_tcp=self._over_tcp)
+        found: set[str] = set()
+        try:
+            if not client.fetch_now(ids, kinds=["outcome"], limit=1, max_age_versions=None, timeout_s=DRAIN_S):
+                raise RuntimeError("the daemon does not say what it holds")
+            found = {item.record.record_id for item in client.take()}
+        finally:
+            client.close(0.0)
+        return [name for name in ids if name not in found]
+
+    def _drain(self, acknowledged: set[str], watch: Callable[[], None]) -> None:
         size, moved_s = -1, time.monotonic()
-        while len(missing := acknowledged.difference(self.trained_ids())) > 0:
+        while not acknowledged.issubset(self.trained_ids()) and time.monotonic() - moved_s < DRAIN_STILL_S:
             watch()
             self.revive()
             if _size([self.trained_path]) != size:
                 size, moved_s = _size([self.trained_path]), time.monotonic()
-            patience_s = EVICTED_S if len(missing) <= num_missing else DRAIN_S
-            if time.monotonic() - moved_s > patience_s:
-                return
-            time.sleep(0.2)
+            time.sleep(0.3)
 
     def _await_producers(self, watch: Callable[[], None]) -> None:
         end_s = time.monotonic() + DRAIN_S
@@ -231,10 +235,16 @@ class Rig:
             process.kill()
 
 
-def add_up(outcome: Outcome, acknowledged: Set[str], trained: Mapping[str, int]) -> None:
-    """Compare the ids that were acknowledged with how often each was trained on."""
+def add_up(
+    outcome: Outcome, acknowledged: Set[str], trained: Mapping[str, int], *, num_gone: int, num_evicted: int
+) -> None:
+    """What was acknowledged, against how often each id was trained on.
+
+    `num_gone`: acknowledged, never trained on, and held no longer; `num_evicted`: what the daemon says that it evicted.
+    """
     outcome.acknowledged += len(acknowledged)
-    outcome.lost += len(acknowledged - trained.keys())
+    outcome.evicted += min(num_gone, num_evicted)
+    outcome.lost += max(0, num_gone - num_evicted)
     outcome.doubled += sum(count > 1 for count in trained.values())
 
 

@@ -6,23 +6,19 @@ from typing import Any
 
 import msgspec
 
-from exchange_drill.puts import put_of
 from exchange_drill.stage import CLIENTS, joined, pieces
 from mrl.records.codec import encode, pack_array
 from mrl.records.exchange_messages import (
     Announce,
     Barrier,
     ClientMessage,
-    Commit,
     Done,
     Fetch,
     Hello,
     Ping,
     Put,
     StatRequest,
-    Stream,
     Subscribe,
-    Took,
     Unwatch,
 )
 from mrl.records.experience import (
@@ -51,25 +47,17 @@ def conversations() -> dict[str, bytes]:
     request = ScoreRequestRecord(**_tags("q1", "qwen"), scorer="llama", answers=[GivenAnswer(**_ANSWER)])
     score = ScoreRecord(**_tags("s1", "llama"), request_id="q1", receiver="qwen", scores=[_trace(3), None])
     ask = Fetch(client="l", policy="llama", prompt_ids=["p1", "p2"], limit=4, max_age_versions=3, watch=True, seq=1)
-    stream = Stream(client="l", stream="s", kinds=["outcome", "value"], sources=["qwen"], tasks=["t"])
     spoken: dict[str, list[tuple[int, ClientMessage]]] = {
         "hello": [(QWEN_WORKER, Hello(client="w", policy="qwen")), (ADMIN, Ping(client="a"))],
         "stat": [(QWEN_WORKER, _put(1, outcome)), (ADMIN, StatRequest(client="a"))],
-        "fetch": [(QWEN_WORKER, _put(1, outcome, value)), (LLAMA_LEARNER, ask), _done("r1"), _unwatch("p1")],
-        "watch": [(LLAMA_LEARNER, ask), (QWEN_WORKER, _put(1, outcome)), _done("r1")],
-        "stream": [
-            (LLAMA_LEARNER, stream),
-            (QWEN_WORKER, _put(1, outcome, _outcome("r2"))),
-            (LLAMA_LEARNER, Took(client="l", stream="s", upto=2)),
-            (LLAMA_LEARNER, Commit(client="l", policy="llama", stream="s", upto=2)),
-            (LLAMA_LEARNER, stream),
-        ],
+        "fetch": [(QWEN_WORKER, _put(1, outcome, value)), (LLAMA_LEARNER, ask), _done(1), _unwatch("p1")],
+        "watch": [(LLAMA_LEARNER, ask), (QWEN_WORKER, _put(1, outcome)), _done(1)],
         "twice": [(QWEN_WORKER, _put(1, outcome)), (QWEN_WORKER, _put(1, outcome)), (QWEN_WORKER, _put(2, outcome))],
         "score": [
             (LLAMA_WORKER, Subscribe(client="w", kinds=["score_request"])),
             (QWEN_WORKER, _put(1, request)),
             (LLAMA_WORKER, _put(1, score)),
-            (LLAMA_WORKER, Done(client="w", record_ids=["q1"])),
+            (LLAMA_WORKER, Done(client="w", requests=["q1"])),
         ],
         "barrier": [
             (place, Barrier(client="l", policy=policy, number=3, members=["llama", "qwen"]))
@@ -161,11 +149,11 @@ def _trace(num_tokens: int) -> TokenTrace:
 
 
 def _put(seq: int, *records: ExperienceRecord) -> Put:
-    return put_of("w", seq, records)
+    return Put(client="w", seq=seq, records=[msgspec.Raw(encode(record)) for record in records])
 
 
-def _done(record_id: str) -> tuple[int, Done]:
-    return LLAMA_LEARNER, Done(client="l", record_ids=[record_id])
+def _done(delivery: int) -> tuple[int, Done]:
+    return LLAMA_LEARNER, Done(client="l", deliveries=[delivery])
 
 
 def _unwatch(prompt_id: str) -> tuple[int, Unwatch]:

@@ -5,20 +5,22 @@ the end is a piece as well, so that every input means something.
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 
-from mrl.exchange.core import ExchangeCore
-from mrl.exchange.deliveries import Outgoing
-from mrl.exchange.memory import Memory
-from mrl.records.codec import MAX_MESSAGE_BYTES, Buffer, decode, encode
-from mrl.records.exchange_messages import Hello, daemon_message_decoder
+from mrl.exchange.contents import Contents
+from mrl.exchange.core import ExchangeCore, Outgoing
+from mrl.exchange.limits import Limits
+from mrl.exchange.shelf import Entry
+from mrl.records.codec import MAX_MESSAGE_BYTES, decode, encode
+from mrl.records.exchange_messages import Announce, Hello, daemon_message_decoder
 from mrl.transport.grants import Grant
 
 BUDGET_BYTES = 16 * 1024
 MAX_PIECES = 64
 STEP_S = 0.7
-POLICIES = ("qwen", "llama")
+LIMITS = Limits(
+    budget_bytes=BUDGET_BYTES, successes_per_prompt=2, max_age_versions=8, watches_per_client=64, watches_bytes=128_000
+)
 CLIENTS: Sequence[tuple[bytes, Grant]] = (
     (b"worker/qwen/0", Grant("worker", "qwen")),
     (b"learner/llama", Grant("learner", "llama")),
@@ -26,47 +28,16 @@ CLIENTS: Sequence[tuple[bytes, Grant]] = (
     (b"learner/qwen", Grant("learner", "qwen")),
     (b"admin", Grant("admin")),
 )
-PER_PROMPT, MAX_AGE_VERSIONS = 2, 8
-
-
-@dataclass
-class _Log:
-    """Has everything that it is given at once; every seventh time there is no room."""
-
-    entries: list[bytes] = field(default_factory=list)
-    waiting: list[tuple[int, bytes]] = field(default_factory=list)
-    num_asked: int = 0
-
-    def append(self, ticket: int, entry: Sequence[Buffer], *, is_move: bool) -> None:
-        """Keep it until the core has returned."""
-        self.waiting.append((ticket, b"".join(entry)))
-
-    def settle(self) -> Iterator[tuple[int, int, str]]:
-        """(ticket, offset, failure) of whatever waits."""
-        while self.waiting:
-            ticket, entry = self.waiting.pop(0)
-            self.num_asked += 1
-            failure = "" if self.num_asked % 7 else "disk_full"
-            self.entries += [] if failure else [entry]
-            yield ticket, len(self.entries) - 1, failure
 
 
 class Stage:
-    """A core whose clients have all said Hello."""
+    """A core whose clients have all said Hello, and a file that has no room every seventh time."""
 
-    def __init__(self, *, when_full: str) -> None:
-        self._log, self._now_s, self._when_full = _Log(), 0.0, when_full
-        self.core = ExchangeCore(
-            incarnation="stage",
-            budget_bytes=BUDGET_BYTES,
-            per_prompt=PER_PROMPT,
-            max_age_versions=MAX_AGE_VERSIONS,
-            when_full=when_full,  # type: ignore[arg-type]
-            append=self._log.append,
-            started_s=0.0,
-            max_watches_per_client=64,
-            max_watches=128,
-        )
+    def __init__(self) -> None:
+        self._now_s, self._num_commits = 0.0, 0
+        self._entries: dict[int, Entry] = {}
+        self._announced: list[Announce] = []
+        self.core = ExchangeCore(LIMITS, incarnation="stage", started_s=0.0)
         for client, grant in CLIENTS:
             if grant.policy:
                 self.say(client, grant, encode(Hello(client=grant.name, policy=grant.policy)))
@@ -74,40 +45,35 @@ class Stage:
     def say(self, client: bytes, grant: Grant, body: bytes) -> list[bytes]:
         """One message, and all that follows from it. Returns the answers; raises AssertionError when one is wrong."""
         self._now_s += STEP_S
-        out = self.core.receive(client, body, grant, self._now_s)
-        for ticket, offset, failure in self._log.settle():
-            out = out + self.core.stored(ticket, offset, failure, self._now_s)
+        out = self.core.receive(client, body, grant, self._now_s) + self._commit()
         assert self.core.shelf.used_bytes <= BUDGET_BYTES, f"{self.core.shelf.used_bytes} bytes are held"
         return checked(out)
 
     def rest(self) -> None:
-        """Time passes; then a new daemon reads the log, and knows what this one knew."""
+        """Time passes; then a new daemon opens the file, and holds what this one held."""
         for wait_s in (0.1, 5.0, 100.0):
             self._now_s += wait_s
-            out = self.core.tick(self._now_s)
-            for ticket, offset, failure in self._log.settle():
-                out = out + self.core.stored(ticket, offset, failure, self._now_s)
-            checked(out)
+            checked(self.core.tick(self._now_s) + self._commit())
         checked([(b"admin", self.core.stat(self._now_s))])
-        again = self._restored()
-        held, found = numbers_in(self.core.memory), numbers_in(again)
+        held = {entry.number for entry in self.core.shelf.entries()}
+        assert held <= self._entries.keys(), f"records {held - self._entries.keys()} are held and not in the file"
+        again = ExchangeCore(LIMITS, incarnation="again", started_s=0.0)
+        again.restore(Contents(list(self._entries.values()), self._announced, [], {}, max(self._entries, default=0)))
+        found = {entry.number for entry in again.shelf.entries()}
         assert held <= found, f"records {held - found} are not held after a restart"
-        again.snapshot()
 
-    def _restored(self) -> Memory:
-        memory = Memory(
-            budget_bytes=2 * BUDGET_BYTES,
-            per_prompt=2 * PER_PROMPT,
-            max_age_versions=MAX_AGE_VERSIONS,
-            when_full=self._when_full,  # type: ignore[arg-type]
-        )
-        memory.restore(None, enumerate(self._log.entries))
-        return memory
-
-
-def numbers_in(memory: Memory) -> set[int]:
-    """Numbers of the records that are held, in packs or not."""
-    return {number for entry in memory.shelf.entries() for number in range(entry.number, entry.last_number + 1)}
+    def _commit(self) -> Outgoing:
+        out: Outgoing = []
+        while (transaction := self.core.begin(self._now_s, is_awaited=False)) is not None:
+            self._num_commits += 1
+            failure = "" if self._num_commits % 7 else "disk_full"
+            if not failure:
+                self._entries |= {entry.number: entry for entry in transaction.inserts}
+                self._announced += transaction.announcements
+                for removal in transaction.removals:
+                    del self._entries[removal.number]
+            out += self.core.settle(failure, self._now_s)
+        return out
 
 
 def checked(out: Outgoing) -> list[bytes]:
@@ -139,10 +105,9 @@ def joined(messages: Iterable[tuple[int, bytes]]) -> bytes:
 
 
 def play(data: bytes) -> None:
-    """Say all of it to a daemon that evicts and to one that refuses. Raises whatever they raise."""
-    for when_full in ("evict", "refuse"):
-        stage = Stage(when_full=when_full)
-        for number, body in pieces(data):
-            client, grant = CLIENTS[number]
-            stage.say(client, grant, body)
-        stage.rest()
+    """Say all of it to a daemon. Raises whatever it raises."""
+    stage = Stage()
+    for number, body in pieces(data):
+        client, grant = CLIENTS[number]
+        stage.say(client, grant, body)
+    stage.rest()

@@ -7,7 +7,6 @@ from mrl.records.finish import FinishReason
 from mrl.records.version import Version
 
 SOURCE, READER = "qwen", "llama"
-STREAM = "drill"
 LARGE_EVERY, LARGE_BYTES = 61, 37_000
 HUGE_EVERY, HUGE_BYTES = 2003, 250_000
 

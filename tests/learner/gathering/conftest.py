@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
-from logged_core import LoggedCore
+from stored_core import StoredCore
 
 from mrl.exchange.client import ExchangeClient
 from mrl.learner.intake import Intake
@@ -31,7 +31,7 @@ class LocalExchange:
     """Carries messages between clients and the core until closed; `cut` loses them all."""
 
     def __init__(self) -> None:
-        self.core = LoggedCore(budget_bytes=1 << 24)
+        self.core = StoredCore(budget_bytes=1 << 24)
         self.cut = False
         self._posted: queue.Queue[tuple[str, bytes] | None] = queue.Queue()
         self._receive: dict[str, Callable[[bytes], None]] = {}
@@ -78,7 +78,7 @@ class _Link:
         self._post(body)
         return True
 
-    def request_reconnect(self) -> None:
+    def restart(self) -> None:
         """The thread carries everything anyway."""
 
     def close(self, timeout_s: float) -> None:

@@ -1,0 +1,75 @@
+"""The daemon's account of itself: what a person sees of it."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from mrl.exchange.barriers import Barriers
+from mrl.exchange.sessions import Session
+from mrl.exchange.shelf import PolicyRecords, Shelf
+from mrl.exchange.versions import VersionBook
+from mrl.exchange.watches import Watches
+from mrl.records.exchange_messages import ClientState, PolicyShelf
+from mrl.records.version import Version
+
+MAX_SHOWN_CLIENTS = 256
+SERVED = "served"
+"""The one reason for a removal that is no eviction."""
+
+
+class Account:
+    """Counts records by policy, over all lives of the daemon."""
+
+    def __init__(self, shelf: Shelf, versions: VersionBook, watches: Watches, barriers: Barriers) -> None:
+        self._shelf, self._versions, self._watches, self._barriers = shelf, versions, watches, barriers
+        self._counts: dict[str, dict[str, Counter[str]]] = {}
+        """Policy -> what -> reason -> records."""
+
+    def note(self, counts: Mapping[tuple[str, str, str], int]) -> None:
+        """What a transaction counts (`Transaction.counts`), or many of them together."""
+        for (policy, what, reason), number in counts.items():
+            self._counts.setdefault(policy, {}).setdefault(what, Counter())[reason] += number
+
+    def shelves(self, policies: Iterable[str]) -> list[PolicyShelf]:
+        """Everything that is known of each policy."""
+        watched = self._watches.num_prompts()
+        return [self._shelf_of(policy, watched[policy]) for policy in sorted(policies)]
+
+    def _shelf_of(self, policy: str, watched_prompts: int) -> PolicyShelf:
+        held, newest = self._shelf.policies.get(policy, PolicyRecords()), self._versions.newest.get(policy)
+        counts = self._counts.get(policy, {})
+        removed = counts.get("removed", Counter())
+        return PolicyShelf(
+            policy=policy,
+            newest=newest,
+            prompts=held.num_prompts,
+            records=held.kinds.total(),
+            bytes=held.held_bytes,
+            put=counts.get("stored", Counter())[""],
+            refused=dict(counts.get("refused", {})),
+            evicted={reason: number for reason, number in removed.items() if reason != SERVED},
+            watched_prompts=watched_prompts,
+            kinds={kind: number for kind, number in held.kinds.items() if number},
+            barrier=self._barriers.reached(policy),
+            oldest_age_versions=_oldest_age_versions(held, newest),
+        )
+
+
+def client_states(sessions: Mapping[bytes, Session], now_s: float) -> list[ClientState]:
+    """The clients for which most is open, then those that have been silent longest."""
+    states = [
+        ClientState(
+            client=session.name,
+            policy=session.policy,
+            silent_s=max(0.0, now_s - session.heard_s),
+            unacknowledged=session.num_unacknowledged,
+            queued=session.num_queued,
+        )
+        for session in sessions.values()
+    ]
+    states.sort(key=lambda state: (-state.unacknowledged - state.queued, -state.silent_s))
+    return states[:MAX_SHOWN_CLIENTS]
+
+
+def _oldest_age_versions(held: PolicyRecords, newest: Version | None) -> int:
+    """Steps between the oldest record that is held of a policy and its newest version; 0 without either."""
+    return max(0, newest.step - min(held.steps)) if newest is not None and held.steps else 0

@@ -1,0 +1,153 @@
+"""The daemon's account of itself as Prometheus metrics, collected on the threads of the library's own HTTP server.
+
+The loop hands its last account over and says that it turns; nothing here waits for it, and it waits for nothing here.
+Series are bounded: 1024 policies at most (`Limits.policies`) with a closed set of reasons and record types each, and
+4096 pairs of policies. Clients are counted, and are no label.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from mrl.exchange.store import DISK_FULL, LOCKED
+from mrl.records.exchange_messages import PairFlow, PolicyShelf, Stat
+
+SILENCE_S = 5.0
+"""A loop that has not turned for so long stands still; it turns at least twice a second."""
+SILENT_CLIENT_S = 3.0
+"""Living clients are heard every second."""
+MAX_PAIRS = 4096
+STORAGE_STATES = ("well", DISK_FULL, LOCKED)
+
+PREFIX = "mrl_exchange_"
+
+Labels = tuple[str, ...]
+Rows = Iterable[tuple[Labels, float]]
+
+
+class ExchangeCollector(Collector):
+    """The last account of a daemon. `hand_over` and `beat` are for its loop, everything else for any other thread."""
+
+    def __init__(self, stat: Stat, clock: Callable[[], float]) -> None:
+        self._stat, self._clock = stat, clock
+        self._beat_s = clock()
+
+    def hand_over(self, stat: Stat) -> None:
+        """The daemon's account by now."""
+        self._stat = stat
+
+    def beat(self) -> None:
+        """The loop has turned once more."""
+        self._beat_s = self._clock()
+
+    def collect(self) -> Iterator[Metric]:
+        """All metric families of one account."""
+        stat, silence_s = self._stat, max(0.0, self._clock() - self._beat_s)
+        is_well = silence_s <= SILENCE_S and not stat.storage
+        yield _gauge("healthy", "Whether all is well: the loop turns, and records are stored", is_well)
+        yield _gauge("loop_silence_seconds", "Time since the loop turned last", silence_s)
+        yield from _of_daemon(stat)
+        yield from _of_policies(stat.shelves)
+        yield from _of_pairs(stat.flows)
+
+
+def _of_daemon(stat: Stat) -> Iterator[Metric]:
+    yield InfoMetricFamily(PREFIX.rstrip("_"), "This life of the daemon", {"incarnation": stat.incarnation})
+    states = [((state,), state == (stat.storage or "well")) for state in STORAGE_STATES]
+    yield _gauges("storage_state", "1 for what holds of storing records", ("state",), states)
+    gauges = {
+        "uptime_seconds": ("Time since the daemon started", stat.uptime_s),
+        "budget_bytes": ("Bytes of records that may be held", stat.budget_bytes),
+        "used_bytes": ("Bytes of records that are held", stat.used_bytes),
+        "clients": ("Clients that are known", len(stat.clients)),
+        "silent_clients": ("Known clients not heard for 3 s", _num_silent(stat)),
+        "unacknowledged_records": ("Records delivered and not acknowledged", stat.unacknowledged),
+        "unserved_requests": ("Score requests that nobody has been given", stat.unserved),
+        "unstored_puts": ("Puts received and not acknowledged", stat.unstored),
+        "file_bytes": ("Length of the file and of SQLite's log beside it", stat.file_bytes),
+    }
+    counters = {
+        "abandoned_deliveries": ("Records whose delivery was given up", stat.abandoned),
+        "dropped_watches": ("Watches dropped because there were too many", stat.dropped_watches),
+        "later_puts": ("Puts that have to come again, because nothing was stored", stat.later),
+        "commits": ("Transactions committed", stat.commits),
+        "commit_seconds": ("Time that transactions took", stat.commit_s),
+        "undelivered_messages": ("Messages whose receiver was gone or did not keep up", stat.undelivered),
+    }
+    yield from (_gauge(name, *told) for name, told in gauges.items())
+    yield from (_counter(name, *told) for name, told in counters.items())
+    dropped = _by(stat.malformed)
+    yield _counters("dropped_input", "Messages and connections that were dropped", ("reason",), dropped)
+
+
+def _of_policies(shelves: list[PolicyShelf]) -> Iterator[Metric]:
+    def gauge(name: str, help_text: str, value: Callable[[PolicyShelf], float | None]) -> Metric:
+        rows = [((shelf.policy,), number) for shelf in shelves if (number := value(shelf)) is not None]
+        return _gauges(name, help_text, ("policy",), rows)
+
+    def split(make: "_Make", name: str, help_text: str, label: str, of: "_Split") -> Metric:
+        rows = [((shelf.policy, key), number) for shelf in shelves for key, number in sorted(of(shelf).items())]
+        return make(name, help_text, ("policy", label), rows)
+
+    yield split(_gauges, "records", "Records held", "type", lambda shelf: shelf.kinds)
+    yield gauge("bytes", "Bytes held of a policy's records", lambda shelf: shelf.bytes)
+    yield gauge("prompts", "Prompts on which records are held", lambda shelf: shelf.prompts)
+    yield gauge("watched_prompts", "Prompts that the policy's clients watch", lambda shelf: shelf.watched_prompts)
+    yield gauge("newest_step", "Newest step announced", lambda shelf: shelf.newest.step if shelf.newest else None)
+    yield gauge("oldest_age_versions", "Age of the oldest record held", lambda shelf: shelf.oldest_age_versions)
+    yield gauge("barrier", "Last barrier that the policy has come to", lambda shelf: shelf.barrier)
+    put = [((shelf.policy,), shelf.put) for shelf in shelves]
+    yield _counters("put_records", "Records taken", ("policy",), put)
+    yield split(_counters, "refused_records", "Records refused", "reason", lambda shelf: shelf.refused)
+    yield split(_counters, "evicted_records", "Records evicted", "reason", lambda shelf: shelf.evicted)
+
+
+def _of_pairs(flows: list[PairFlow]) -> Iterator[Metric]:
+    """The first pairs in the order of names: a series stays, as long as no policy joins."""
+    yield _gauge("flow_pairs_left_out", "Pairs of policies beyond those shown", max(0, len(flows) - MAX_PAIRS))
+    columns: dict[str, tuple[str, Callable[[PairFlow], int]]] = {
+        "flow_asked_prompts": ("Prompts that the receiver asked for, of all sources", lambda flow: flow.asked),
+        "flow_hit_prompts": ("Of these, prompts on which it was given a record of this source", lambda flow: flow.hits),
+        "flow_records": ("Records delivered", lambda flow: flow.records),
+        "flow_bytes": ("Bytes delivered", lambda flow: flow.bytes),
+        "flow_age_versions": ("Ages of the delivered records, added up", lambda flow: flow.ages_versions),
+    }
+    for name, (help_text, value) in columns.items():
+        rows = [((flow.source, flow.receiver), value(flow)) for flow in flows[:MAX_PAIRS]]
+        yield _counters(name, help_text, ("source", "receiver"), rows)
+
+
+def _num_silent(stat: Stat) -> int:
+    return sum(state.silent_s > SILENT_CLIENT_S for state in stat.sessions)
+
+
+def _by(counts: Mapping[str, int]) -> Rows:
+    return [((reason,), number) for reason, number in sorted(counts.items())]
+
+
+def _gauge(name: str, help_text: str, value: float) -> Metric:
+    return _gauges(name, help_text, (), [((), value)])
+
+
+def _counter(name: str, help_text: str, value: float) -> Metric:
+    return _counters(name, help_text, (), [((), value)])
+
+
+def _gauges(name: str, help_text: str, labels: Labels, rows: Rows) -> Metric:
+    return _filled(GaugeMetricFamily(PREFIX + name, help_text, labels=labels), rows)
+
+
+def _counters(name: str, help_text: str, labels: Labels, rows: Rows) -> Metric:
+    """Prometheus adds `_total` to the name."""
+    return _filled(CounterMetricFamily(PREFIX + name, help_text, labels=labels), rows)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, rows: Rows) -> Metric:
+    for labels, value in rows:
+        family.add_metric(labels, value)
+    return family
+
+
+_Make = Callable[[str, str, Labels, Rows], Metric]
+_Split = Callable[[PolicyShelf], Mapping[str, int]]

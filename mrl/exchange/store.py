@@ -1,0 +1,312 @@
+"""The file of a run's exchange: one SQLite database, in which everything acknowledged stands.
+
+Schema (`docs/exchange.md` shows how to read it). Records are kept as their sources encoded them, as msgpack maps;
+`number` is the order in which they came. A row goes when its record is held no longer; `removed` says why of the
+newest 32,768 of these, and `counts` adds up everything that was ever stored, refused and removed.
+
+A transaction is on the disk when it is committed (`synced`), or in the kernel's hands (`written`); SQLite replays its
+write-ahead log when the file is opened. Writers write over nothing that readers may see: the file can be read by others
+at any time.
+"""
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mrl.errors import DiskBroken, RunFolderError
+from mrl.exchange.contents import Contents
+from mrl.exchange.limits import Durability, Limits
+from mrl.exchange.shelf import Entry
+from mrl.exchange.transaction import Transaction
+from mrl.records.exchange_messages import Announce
+from mrl.records.tags import mean_reward_of, tags_of
+from mrl.records.version import Version
+
+FILE = "exchange.sqlite"
+LOCK = "lock"
+SCHEMA_VERSION = 1
+APPLICATION_ID = 0x6D726C78
+"""What `file` and SQLite tell of the file: "mrlx"."""
+PAGE_BYTES = 32 * 1024
+CACHE_KIB = 4 * 1024
+CHECKPOINT_BYTES = 2 * 1024 * 1024
+"""Length of the write-ahead log at which its pages are copied to their places, when nobody waits. Short, so that who
+comes meanwhile does not wait for long."""
+MAX_WAL_BYTES = 16 * CHECKPOINT_BYTES
+"""The same when somebody waits."""
+LOCKED_S = 1.0
+"""How long a transaction waits for somebody else who writes to the file."""
+ROWS_AT_ONCE = (64, 16, 4, 1)
+"""Rows of one statement: the interpreter is asked for once per statement, and other threads have it meanwhile."""
+DISK_FULL, LOCKED = "disk_full", "locked"
+"""Why a transaction was not done."""
+# SQLite tells a full disk from other errors of a write only by ENOSPC, and so not a quota or a limit of the process.
+_NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
+_NOT_ALONE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+DAMAGED_CURE = "move the file aside, or restore it; the run goes on without what it held"
+
+SCHEMA = """
+CREATE TABLE records (
+    number INTEGER PRIMARY KEY,
+    record_id TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    source TEXT NOT NULL,
+    prompt_id TEXT NOT NULL,
+    task TEXT NOT NULL,
+    run_epoch INTEGER NOT NULL,
+    oldest_step INTEGER NOT NULL,
+    newest_epoch INTEGER NOT NULL,
+    newest_step INTEGER NOT NULL,
+    reward REAL,
+    body BLOB NOT NULL
+);
+CREATE TABLE removed (
+    place INTEGER PRIMARY KEY,
+    number INTEGER NOT NULL,
+    record_id TEXT NOT NULL,
+    source TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    reason TEXT NOT NULL
+);
+CREATE TABLE counts (
+    policy TEXT NOT NULL,
+    what TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    records INTEGER NOT NULL,
+    PRIMARY KEY (policy, what, reason)
+) WITHOUT ROWID;
+CREATE TABLE versions (
+    policy TEXT NOT NULL,
+    run_epoch INTEGER NOT NULL,
+    step INTEGER NOT NULL,
+    resumed INTEGER NOT NULL,
+    PRIMARY KEY (policy, run_epoch, resumed)
+) WITHOUT ROWID;
+"""
+"""`versions` holds the newest step of each run epoch, and with `resumed` the step at which a resume opened it."""
+
+TABLES = ("records", "removed", "counts", "versions")
+RECORD_COLUMNS, REMOVED_COLUMNS = 12, 6
+COUNT = (
+    "INSERT INTO counts VALUES (?,?,?,?) "
+    "ON CONFLICT (policy, what, reason) DO UPDATE SET records = records + excluded.records"
+)
+
+
+class Store:
+    """The file, opened for writing by one daemon. Used by one thread at a time."""
+
+    def __init__(self, folder: Path, limits: Limits) -> None:
+        """Open the file of the folder, or make it. Raises RunFolderError when that cannot be done, or it is damaged."""
+        self.path = folder / FILE
+        self.num_unreadable = 0
+        """Rows that held no record, and were left out."""
+        self._remembered_ids = limits.remembered_ids
+        self._wal_bytes = MAX_WAL_BYTES  # nobody knows what an earlier daemon left
+        self._lock = _locked(folder)
+        try:
+            self._connection = _opened(self.path, limits.durability)
+            self._last_place = self._number("SELECT max(place) FROM removed")
+        except sqlite3.Error as error:
+            os.close(self._lock)
+            raise damaged(self.path, error) from error
+
+    @property
+    def file_bytes(self) -> int:
+        """Length of the file and of the write-ahead log beside it."""
+        return sum(map(_length, (self.path, self.path.with_name(f"{FILE}-wal"))))
+
+    def contents(self) -> Contents:
+        """Everything that is in it. Raises RunFolderError when it is damaged."""
+        try:
+            last_number = max(
+                self._number("SELECT max(number) FROM records"), self._number("SELECT max(number) FROM removed")
+            )
+            removed = "SELECT record_id FROM removed ORDER BY place"
+            versions = "SELECT policy, run_epoch, step, resumed FROM versions ORDER BY policy, run_epoch, resumed DESC"
+            return Contents(
+                entries=list(self._entries()),
+                announcements=[
+                    Announce(client="store", policy=policy, version=Version(epoch, step), resumed=bool(resumed))
+                    for policy, epoch, step, resumed in self._rows(versions)
+                ],
+                removed_ids=[record_id for (record_id,) in self._rows(removed)],
+                counts={(policy, what, reason): n for policy, what, reason, n in self._rows("SELECT * FROM counts")},
+                last_number=last_number,
+            )
+        except sqlite3.Error as error:
+            raise damaged(self.path, error) from error
+
+    def commit(self, transaction: Transaction) -> str:
+        """Do a transaction. Returns why it was not done, and then nothing of it was; "" when it was.
+
+        Raises DiskBroken when nobody knows any more what is in the file.
+        """
+        connection = self._connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            self._insert("records", RECORD_COLUMNS, map(_row, transaction.inserts))
+            self._remove(transaction)
+            connection.executemany(
+                "INSERT OR REPLACE INTO versions VALUES (?,?,?,?)",
+                [(m.policy, m.version.run_epoch, m.version.step, m.resumed) for m in transaction.announcements],
+            )
+            connection.executemany(COUNT, [(*key, number) for key, number in sorted(transaction.counts().items())])
+            connection.execute("COMMIT")
+            self._last_place += len(transaction.removals)
+            num_pages = sum(len(entry.body) // PAGE_BYTES + 1 for entry in transaction.inserts)
+            self._wal_bytes += (num_pages + len(TABLES)) * PAGE_BYTES
+        except sqlite3.Error as error:
+            return self._failure(error)
+        return ""
+
+    def checkpoint(self, *, is_idle: bool) -> None:
+        """Copy the pages of the write-ahead log to their places, when there are many. Raises DiskBroken."""
+        if self._wal_bytes < (CHECKPOINT_BYTES if is_idle else MAX_WAL_BYTES):
+            return
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        except sqlite3.Error as error:
+            self._failure(error)  # where the disk is full, the log goes on growing or is refused by the next commit
+        self._wal_bytes = 0
+
+    def close(self) -> None:
+        """Copy everything to its place, and let go of the file."""
+        if self._lock < 0:
+            return
+        with suppress(sqlite3.Error):  # what is committed is in the write-ahead log, which stays then
+            self._connection.close()
+        os.close(self._lock)
+        self._lock = -1
+
+    def _insert(self, table: str, num_columns: int, rows: Iterable[Sequence[Any]]) -> None:
+        """Many rows in few statements."""
+        left = list(rows)
+        one = f"({','.join('?' * num_columns)})"
+        for size in ROWS_AT_ONCE:
+            statement = f"INSERT INTO {table} VALUES {','.join([one] * size)}"
+            while len(left) >= size:
+                self._connection.execute(statement, [value for row in left[:size] for value in row])
+                del left[:size]
+
+    def _remove(self, transaction: Transaction) -> None:
+        numbers = [removal.number for removal in transaction.removals]
+        for size in ROWS_AT_ONCE:
+            statement = f"DELETE FROM records WHERE number IN ({','.join('?' * size)})"
+            while len(numbers) >= size:
+                self._connection.execute(statement, numbers[:size])
+                del numbers[:size]
+        placed = enumerate(transaction.removals, self._last_place + 1)
+        self._insert("removed", REMOVED_COLUMNS, [(place, *removal) for place, removal in placed])
+        last_kept = self._last_place + len(transaction.removals) - self._remembered_ids
+        self._connection.execute("DELETE FROM removed WHERE place <= ?", (last_kept,))
+
+    def _failure(self, error: sqlite3.Error) -> str:
+        code = getattr(error, "sqlite_errorcode", 0)
+        with suppress(sqlite3.Error):
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        if code in _NO_ROOM:
+            return DISK_FULL
+        if code & 0xFF in _NOT_ALONE:
+            return LOCKED
+        raise DiskBroken(f"{self.path}: {error}") from error
+
+    def _entries(self) -> Iterator[Entry]:
+        for number, body in self._rows("SELECT number, body FROM records ORDER BY number"):
+            tags = tags_of(body)
+            if tags is None:
+                self.num_unreadable += 1
+            else:
+                yield Entry(number, tags, body)
+
+    def _rows(self, query: str) -> sqlite3.Cursor:
+        return self._connection.execute(query)
+
+    def _number(self, query: str) -> int:
+        [(number,)] = self._rows(query)
+        return int(number or 0)
+
+
+def _opened(path: Path, durability: Durability) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=LOCKED_S, isolation_level=None, check_same_thread=False)
+    settings = {
+        "page_size": PAGE_BYTES,
+        "journal_mode": "WAL",
+        "synchronous": "FULL" if durability == "synced" else "NORMAL",
+        "wal_autocheckpoint": 0,
+        "journal_size_limit": MAX_WAL_BYTES,
+        "cache_size": -CACHE_KIB,
+        # What was deleted is no secret of this file; writing zeros over it costs as much as storing.
+        "secure_delete": "OFF",
+    }
+    for name, value in settings.items():
+        connection.execute(f"PRAGMA {name} = {value}")
+    [(version,)] = connection.execute("PRAGMA user_version")
+    if version == 0:
+        connection.executescript(
+            f"BEGIN; {SCHEMA} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+        )
+    elif version != SCHEMA_VERSION:
+        connection.close()
+        raise RunFolderError(
+            "the exchange's file has another schema",
+            where=str(path),
+            got=version,
+            wanted=str(SCHEMA_VERSION),
+            cure="go on with the version of mrl that made it, or move the file aside",
+        )
+    return connection
+
+
+def _locked(folder: Path) -> int:
+    """The lock of the folder. Raises RunFolderError where another daemon has it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise RunFolderError(f"cannot use the exchange's folder ({error.strerror})", where=str(folder)) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise RunFolderError(
+            "another exchange daemon has this file open", where=str(folder / FILE), cure="end it first"
+        ) from error
+    return descriptor
+
+
+def _row(entry: Entry) -> tuple[Any, ...]:
+    tags = entry.tags
+    return (
+        entry.number,
+        tags.record_id,
+        tags.type,
+        tags.source,
+        tags.prompt_id,
+        tags.task,
+        tags.oldest.run_epoch,
+        tags.oldest.step,
+        tags.newest.run_epoch,
+        tags.newest.step,
+        mean_reward_of(entry.body),
+        entry.body,
+    )
+
+
+def damaged(path: Path, error: sqlite3.Error) -> RunFolderError:
+    """Says which file cannot be used, why, and what to do."""
+    is_damaged = not isinstance(error, sqlite3.OperationalError)
+    cure = DAMAGED_CURE if is_damaged else "free the disk, and see who may read and write there"
+    return RunFolderError(f"the exchange's file cannot be used ({error})", where=str(path), cure=cure)
+
+
+def _length(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
