@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stored_core import put_message
 
 from mrl.errors import RecordError
 from mrl.records.codec import SCHEMA, decode, decoder, encode, pack_array, unpack_array
@@ -16,6 +15,7 @@ from mrl.records.leases import allocator_reply_decoder, allocator_request_decode
 from mrl.records.rollouts import learner_message_decoder, worker_message_decoder
 from mrl.records.telemetry_messages import telemetry_decoder
 from mrl.records.version import Version
+from tests.support.stored_core import put_message
 
 ALL_DECODERS = [
     allocator_reply_decoder,
