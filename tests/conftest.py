@@ -1,12 +1,13 @@
 """Small real models and values that tests of several rooms share."""
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
-sys.path.append(str(Path(__file__).parent / "exchange" / "rig"))
+# A busy machine is slow for longer than any time limit on one example.
+settings.register_profile("mrl", deadline=None)
+settings.load_profile("mrl")
 
 
 @pytest.fixture

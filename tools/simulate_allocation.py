@@ -4,10 +4,10 @@
     .venv/bin/python tools/simulate_allocation.py [--quick] [--scenarios S0 ...] [--seeds N] [--first-seed N]
         [--rules NAME ...] [--rule-seeds N] [--random N] [--large POLICIES UNITS] [--hours N] [--out FILE.png]
 
-Real are the meter, the decision and the admission window of `mrl.allocation`. Simulated are the placement, engines
-(processor sharing with a latency line, key-value cache, pauses for new weights), answers with long tails that share a
-prompt's difficulty, learners, seconds of switching, lost units, crashed engines and learners that hang. No number comes
-from an accelerator: times of switching are assumptions within what is published.
+Real are the meter and the decision of `mrl.allocation` and the admission window of the learner. Simulated are the
+placement, engines (processor sharing with a latency line, key-value cache, pauses for new weights), answers with long
+tails that share a prompt's difficulty, learners, seconds of switching, lost units, crashed engines and learners that
+hang. No number comes from an accelerator: times of switching are assumptions within what is published.
 
 Four policies (1.5, 7, 8 and 32 billion parameters) share 12 units for eight hours:
 S0 nothing changes; S1 answers of C grow fourfold within half an hour; S2 two units are lost and come back, two engines

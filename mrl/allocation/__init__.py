@@ -1,26 +1,31 @@
-"""Allocation: who may run how many requests at once (MWRA in the paper).
+"""Allocation: how much rollout capacity each policy has (MWRA in the paper), as slots of engines or as whole units.
 
-A pure core (`core`) answers lease requests; `ledger` is its record of who may be using what. A worker keeps a
-`lease.LeaseHolder`, a learner a `report.ReportSender`.
+Who holds what. Cores are pure: a message and the time in, answers out.
+- `slot_core`        leases of slots: answers requests of workers; `slot_leases` keeps the slots that each may be using
+- `unit_core`        leases of whole units; `unit_leases` keeps their states, `node_guard` is the host's side
+- `lease`            a worker's side of its lease; `learner_reports` a learner's side
+- `allocation_limits` every fixed bound of the room
 
-Shares are decided in steps that are pure, and the same in the allocator and in the simulator:
-- `meter`     counters of engines and learner -> demand, supply, silence of a policy; `latency_line` what a full engine
-  would make, `engine_use` the counters of engines on units
-- `worth`     what a share of units is worth: the objective, with the price of switching inside
-- `solver`    the exact split of one type of units; `exchange_search` where there are several; `shares` in proportion
-- `decision`  state and readings -> new shares and the record why: floors, ageing, dwell, bucket, urgency
-- `unmeasured` a fair part for policies without a known demand; `window` how many groups a policy may have in flight
-- `slot_shares` all of it for slots of running engines
+Who should have what. Every step is pure, and the same in the allocator and in the simulator.
+- `meter`            counters of engines and learner -> demand, supply, silence of a policy; `engine_meter` speeds of
+  engines by type of unit, `engine_totals` the work of engines on units
+- `objective`        the worth of a share of units, with the price of switching inside; also the rule's numbers
+- `solver`           the exact split of one type of units; `typed_split` a search where there are several types
+- `proportional`     splits without a demand; `unit_seats` and `floors` room for least shares on several types
+- `decision`         state and readings -> new shares and the record why: floors, dwell, bucket, urgency
+- `slot_controller`  meters and decisions of one pool of slots; `unit_controller` the same for units of every kind
+- `gain_check`       the predicted gain of a move against its measured gain
 
 Protocol: a worker asks about once a second and says which lease it acts under; the answer is its lease: slots, epoch,
-ttl. A lease that changes gets a new epoch, larger than every one before. A learner reports its totals once a step, and
-gives signs of life while it waits and trains.
+ttl. A lease that changes gets a new epoch, larger than every epoch before. A learner reports its totals once a step,
+and gives signs of life while it waits and trains.
 
 Invariants:
-- What holders may be using never sums to more than the slots: a growing lease waits for the shrinking ones, and a
-  shrunk lease counts in full until its holder acts under it or was silent for the ttl.
-- Every policy with a live holder and a live learner has its floor; slots are free only where no policy can use them, or
+- The slots that holders may be using never sum to more than there are. A growing lease waits for shrinking leases. A
+  shrunk lease counts in full until its holder acts under it, or was silent for the ttl.
+- A unit never has two owners: a lease ends by proof from the unit's node and by nothing else.
+- Every policy with a live holder and a live learner has its floor. Slots are free only where no policy can use them, or
   where they are fewer than a group.
-- Only the allocator acts on expiry. While it is away holders keep what they have; when it is back it first listens for
-  one ttl, so that it knows what is in use.
+- Only the allocator acts on expiry. While it is away, holders keep their leases. A restarted allocator of slots first
+  listens for one ttl, so that it knows which slots are in use.
 """

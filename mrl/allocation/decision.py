@@ -1,7 +1,7 @@
-"""The controller's one function: state and readings in, new shares and the record of the decision out.
+"""The decision: state and readings in, new shares and the record of the decision out.
 
-Pure, and the same in the allocator and in the simulator; all that goes in and comes out can be written down, so that a
-run's decisions can be replayed.
+The decision is pure, and the same in the allocator and in the simulator. Its inputs and outputs can be written down, so
+that a run's decisions can be replayed.
 """
 
 import math
@@ -11,43 +11,37 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from mrl.allocation.exchange_search import best_typed_split
-from mrl.allocation.floors import HeldFloors, competing_policies, floors_that_hold
-from mrl.allocation.shares import proportional_split
-from mrl.allocation.solver import best_split
-from mrl.allocation.type_trial import trial_shares
-from mrl.allocation.unmeasured import fair_parts, is_unmeasured, rest_of, with_rest
-from mrl.allocation.worth import Reading, Rule, share_worth
+from mrl.allocation.allocation_limits import START_PROGRESS
+from mrl.allocation.floors import competing_policies, floors_that_hold
+from mrl.allocation.objective import Reading, Rule, share_worth
+from mrl.allocation.proportional import fair_parts, is_unmeasured, proportional_split, units_left, with_units_left
+from mrl.allocation.solver import FloatArray, best_split
+from mrl.allocation.typed_split import Counts, Worth, best_typed_split
 
 Shares = dict[str, tuple[int, ...]]
 """Replicas per policy and unit type."""
 
-Verdict = Literal["moved", "trial", "best already", "demand unknown", "gain too small", "dwell", "bucket empty"]
-"""A trial is a move that is made to measure a policy on a type of unit."""
-START_PROGRESS = 0.5
-MOVES_PER_TRIAL = 2
-"""Where trials and better splits compete for the dwell."""
+Verdict = Literal["moved", "best already", "demand unknown", "gain too small", "dwell", "bucket empty"]
 
 
 class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the controller remembers from one decision to the next."""
+    """The memory of a controller between two decisions."""
 
     decided_s: float
     moved_s: float | None = None
     """Time of the last move."""
     bucket_units: float | None = None
-    """Unit moves left; None before the first decision, and where moves are free."""
+    """Unit moves left in the bucket; None before the first decision, and where moves are free."""
     progress: dict[str, float] = {}
     """Windowed supply progress of every policy."""
     unserved_s: dict[str, float] = {}
     """Time at which a policy without units lost its last one."""
     unknown_since_s: float | None = None
-    """Since when there is a policy whose demand is unknown; None when there is none."""
-    moves_since_trial: int = 0
+    """Time since which the demand of some policy is unknown; None when all demands are known."""
 
 
 class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision with all that led to it."""
+    """One decision with its inputs."""
 
     now_s: float
     rule: Rule
@@ -57,21 +51,19 @@ class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
     progress: dict[str, float]
     candidate: Shares
     shares: Shares
-    """What holds from now on: the candidate, or what was there."""
+    """Shares after the decision: the candidate, or the shares of before."""
     gain: float | None
-    """Relative gain in worth of the candidate; None where what was there broke a floor or the capacity."""
+    """Relative gain in worth of the candidate; None where the shares of before broke a floor or the capacity."""
     moved_units: int
     """Units that the candidate starts."""
     bucket_units: float | None
     """Unit moves left after the decision; None where moves are free."""
     verdict: Verdict
-    """Whether the candidate was taken, and if not, why."""
+    """Whether the decision moves to the candidate, and if not, why."""
 
     @property
     def why(self) -> str:
-        """What a move was made for, in words."""
-        if self.verdict == "trial":
-            return "to measure a type of unit"
+        """The reason of a move, in words."""
         if self.urgent:
             return "who takes part has changed"
         return "the split before was not allowed" if self.gain is None else "a better split"
@@ -86,57 +78,19 @@ def decide(
     *,
     urgent: bool = False,
 ) -> tuple[ControllerState, DecisionRecord]:
-    """Decide the shares of all policies (reference: deficit-weighted receding horizon, exact solver).
+    """Decide the shares of all policies of one pool (deficit-weighted receding horizon, exact solver).
 
-    `urgent`: a unit or an engine came or went, or a learner fell silent or came back; dwell, bucket and least gain do
-    not apply.
+    urgent: a unit or an engine came or went, or a learner fell silent or came back. Dwell, bucket and least gain do not
+    apply to such a decision.
     """
-    state = _observe(rule, state, readings, sum(capacity_units), now_s)
-    held = floors_that_hold(readings, capacity_units)
-    aged = _with_aged_floors(rule, state, readings, held, capacity_units, now_s)
-    before = {reading.policy: reading.replicas for reading in aged}
-    fits = _fits(aged, before, capacity_units)
-    known = [reading for reading in aged if reading.progress_per_replica is not None and not reading.silent]
-    has_unmeasured = rule.objective != "static" and any(map(is_unmeasured, aged)) and not held.taking_turns
-    forced = urgent or not fits
-    gain: float | None
-    verdict: Verdict
-    if has_unmeasured and fits and not urgent and not _has_waited(rule, state, known):
-        candidate, gain, verdict = before, 0.0, "demand unknown"
-    else:
-        around = has_unmeasured and bool(known)
-        find = _candidate_around if around else _candidate
-        candidate, gain = find(rule, state, aged, before, capacity_units, is_measured=bool(known), fits=fits)
-        gain = gain if fits else None
-        verdict = _judge(rule, state, aged, candidate, gain, capacity_units, now_s, forced=forced)
-        if around and verdict != "moved" and (fuller := with_rest(before, aged, capacity_units)) != before:
-            candidate, verdict = fuller, "moved"
-        if not urgent and fits and _may_try(rule, state, verdict, now_s):
-            tried = trial_shares(aged, capacity_units)
-            candidate, gain, verdict = (tried, 0.0, "trial") if tried else (candidate, gain, verdict)
-    if verdict in ("moved", "trial"):
-        state = _paid(state, _taken_units(aged, candidate, capacity_units), forced=forced)
-    return _conclude(rule, state, aged, candidate, gain, verdict, capacity_units, now_s, urgent=urgent)
+    state = _observed(rule, state, readings, sum(capacity_units), now_s)
+    return Decision(rule, state, readings, capacity_units, now_s, urgent=urgent).conclude()
 
 
-def _has_waited(rule: Rule, state: ControllerState, known: Sequence[Reading]) -> bool:
-    """Whether those whose demands are known have waited for the others for long enough."""
-    since_s = state.unknown_since_s
-    return bool(known) and since_s is not None and state.decided_s - since_s >= rule.dwell_s
-
-
-def _may_try(rule: Rule, state: ControllerState, verdict: Verdict, now_s: float) -> bool:
-    """Whether a move may be spent on measuring: when no better split is to be made, or now and then instead of it."""
-    has_dwelt = state.moved_s is None or now_s - state.moved_s >= rule.dwell_s
-    has_moves = state.bucket_units is None or state.bucket_units > 0.0
-    is_turn = verdict in ("best already", "gain too small") or state.moves_since_trial >= MOVES_PER_TRIAL
-    return rule.objective != "static" and has_dwelt and has_moves and is_turn
-
-
-def _observe(
+def _observed(
     rule: Rule, state: ControllerState, readings: Sequence[Reading], capacity: int, now_s: float
 ) -> ControllerState:
-    """Take progress and time into account. A silent policy's progress stands still."""
+    """The state with time and progress taken into account. The progress of a silent policy stands still."""
     elapsed_s = max(0.0, now_s - state.decided_s)
     keep = math.exp(-elapsed_s / rule.window_s)
     progress = {}
@@ -164,25 +118,184 @@ def _observe(
     )
 
 
-def _with_aged_floors(
-    rule: Rule,
-    state: ControllerState,
-    readings: Sequence[Reading],
-    held: HeldFloors,
-    capacity_units: tuple[int, ...],
-    now_s: float,
-) -> list[Reading]:
-    """Floors as they hold now: of those who take turns, only for who was unserved for too long.
+class Decision:
+    """One decision about one pool: the best split, and whether to move to it.
 
-    Whoever got units in such a way keeps them for a dwell before the next one's turn.
+    `readings` have the floors of the configuration; here they get the floors that hold together at this moment.
     """
-    floors, live = dict(held.replicas), [one for one in readings if not one.silent]
-    may_move = state.moved_s is None or now_s - state.moved_s >= rule.dwell_s
-    for policy, since_s in sorted(state.unserved_s.items(), key=lambda item: item[1]):
-        is_due = policy in held.taking_turns and now_s - since_s > rule.max_unserved_s
-        if may_move and is_due and not competing_policies(live, floors | {policy: 1}, capacity_units):
-            floors[policy] = 1
-    return [_with_floor(reading, floors[reading.policy]) for reading in readings]
+
+    def __init__(
+        self,
+        rule: Rule,
+        state: ControllerState,
+        readings: Sequence[Reading],
+        capacity_units: tuple[int, ...],
+        now_s: float,
+        *,
+        urgent: bool,
+    ) -> None:
+        """`state`: with this moment's progress and time taken into account."""
+        self._rule, self._state, self._capacity_units = rule, state, capacity_units
+        self._now_s, self._urgent = now_s, urgent
+        self._has_dwelt = state.moved_s is None or now_s - state.moved_s >= rule.dwell_s
+        self._floors = floors_that_hold(readings, capacity_units)
+        self._readings = self._with_due_floors(readings)
+        self._known = [one for one in self._readings if one.progress_per_replica is not None and not one.silent]
+        self._before: Shares = {one.policy: one.replicas for one in self._readings}
+        self._fits = _fits(self._readings, self._before, capacity_units)
+        """Whether the shares of before keep all floors and the capacity."""
+
+    def conclude(self) -> tuple[ControllerState, DecisionRecord]:
+        """The state after the decision, and its record."""
+        candidate, gain, verdict = self._choose()
+        state = self._paid(candidate) if verdict == "moved" else self._state
+        record = DecisionRecord(
+            now_s=self._now_s,
+            rule=self._rule,
+            urgent=self._urgent,
+            capacity_units=self._capacity_units,
+            readings=tuple(self._readings),
+            progress=state.progress,
+            candidate=candidate,
+            shares=candidate if verdict == "moved" else self._before,
+            gain=gain,
+            moved_units=self._started_units(candidate),
+            bucket_units=state.bucket_units,
+            verdict=verdict,
+        )
+        return state, record
+
+    def _choose(self) -> tuple[Shares, float | None, Verdict]:
+        """The candidate, its gain, and the verdict."""
+        has_unmeasured = self._rule.objective != "static" and any(map(is_unmeasured, self._readings))
+        has_unmeasured = has_unmeasured and not self._floors.taking_turns
+        # A demand is usually known soon. Until then the equal split stays, rather than to move and to move back.
+        if has_unmeasured and self._fits and not self._urgent and not self._has_waited():
+            return self._before, 0.0, "demand unknown"
+        is_apart = has_unmeasured and bool(self._known)
+        if is_apart:
+            candidate, gain = self._best_beside_the_unmeasured()
+        else:
+            candidate, gain = self._best(self._readings, self._capacity_units, fits=self._fits)
+        gain = gain if self._fits else None
+        verdict = self._judge(candidate, gain)
+        # Free units go to the unmeasured policies also where the measured policies stay as they are.
+        if is_apart and verdict != "moved":
+            fuller = with_units_left(self._before, self._readings, self._capacity_units)
+            if fuller != self._before:
+                return fuller, gain, "moved"
+        return candidate, gain, verdict
+
+    def _has_waited(self) -> bool:
+        """Whether policies with a known demand have waited a dwell for the demands of the others."""
+        since_s = self._state.unknown_since_s
+        has_waited = since_s is not None and self._state.decided_s - since_s >= self._rule.dwell_s
+        return bool(self._known) and has_waited
+
+    # Floors.
+
+    def _with_due_floors(self, readings: Sequence[Reading]) -> list[Reading]:
+        """Readings with the floors that hold. A policy that takes turns has a floor when it was unserved for too long.
+
+        It keeps the units of its turn for a dwell before the next policy's turn.
+        """
+        floors, live = dict(self._floors.replicas), [one for one in readings if not one.silent]
+        for policy, since_s in sorted(self._state.unserved_s.items(), key=lambda item: item[1]):
+            is_late = self._now_s - since_s > self._rule.max_unserved_s
+            is_due = self._has_dwelt and is_late and policy in self._floors.taking_turns
+            if is_due and not competing_policies(live, floors | {policy: 1}, self._capacity_units):
+                floors[policy] = 1
+        return [_with_floor(reading, floors[reading.policy]) for reading in readings]
+
+    # The best split.
+
+    def _best(
+        self, readings: Sequence[Reading], capacity_units: tuple[int, ...], *, fits: bool
+    ) -> tuple[Shares, float | None]:
+        """The best shares of these policies, and their gain over the shares of before; None where that has no measure.
+
+        fits: whether the shares of before keep the floors of these policies and this capacity.
+        """
+        if self._rule.objective == "static":
+            return proportional_split(readings, capacity_units, by_weight=True), None
+        if not self._known:  # no demand speaks for taking from one policy for another
+            kept = [_with_floor(one, max(one.floor_replicas, sum(one.replicas) * fits)) for one in readings]
+            return proportional_split(kept, capacity_units, by_weight=False), None
+        filled, worth = _with_guesses(readings), self._worth(readings)
+        if len(capacity_units) == 1:
+            units = [one.units_per_replica for one in filled]
+            values = [worth(one, np.arange(capacity_units[0] // one.units_per_replica + 1)[:, None]) for one in filled]
+            found: list[tuple[int, ...]] = [(count,) for count in best_split(values, units, capacity_units[0])]
+        else:
+            found = best_typed_split(filled, worth, capacity_units, [one.replicas for one in filled] if fits else None)
+        shares = {one.policy: counts for one, counts in zip(filled, found, strict=True)}
+        old = sum(float(worth(one, np.array([one.replicas]))[0]) for one in filled)
+        new = sum(float(worth(one, np.array([shares[one.policy]]))[0]) for one in filled)
+        return shares, (new - old) / abs(old) if old else 0.0
+
+    def _worth(self, readings: Sequence[Reading]) -> Worth:
+        """The worth of candidate shares of one policy, beside the progress of these policies."""
+        progress, is_weighted = self._state.progress, self._rule.objective == "weighted"
+        reference = min(
+            progress[one.policy] / (one.weight if is_weighted else 1.0) for one in readings if not one.silent
+        )
+
+        def worth(reading: Reading, counts_NK: Counts) -> FloatArray:
+            own = progress[reading.policy]
+            return share_worth(reading, counts_NK, self._rule, progress=own, reference=reference)
+
+        return worth
+
+    def _best_beside_the_unmeasured(self) -> tuple[Shares, float | None]:
+        """Fair parts for the unmeasured policies, `_best` of the rest for the others, and what is left over dealt."""
+        kept = fair_parts(self._readings, self._capacity_units)
+        rest = units_left(self._capacity_units, self._readings, kept)
+        others = [one for one in self._readings if one.policy not in kept]
+        shares, gain = self._best(others, rest, fits=self._fits and _fits(others, self._before, rest))
+        found = with_units_left(kept | shares, self._readings, self._capacity_units)
+        return {policy: found[policy] for policy in self._before}, gain
+
+    # The verdict, and the price of a move.
+
+    def _judge(self, candidate: Shares, gain: float | None) -> Verdict:
+        if candidate == self._before:
+            return "best already"
+        if self._urgent or not self._fits:
+            return "moved"
+        if gain is not None and gain < self._rule.min_gain:
+            return "gain too small"
+        # Free units make no policy wait for a switch, so that neither dwell nor bucket protects anything.
+        if not self._taken_units(candidate):
+            return "moved"
+        if not self._has_dwelt:
+            return "dwell"
+        bucket = self._state.bucket_units
+        return "moved" if bucket is None or bucket > 0.0 else "bucket empty"
+
+    def _started_units(self, candidate: Shares) -> int:
+        return sum(
+            one.units_per_replica * max(0, new - old)
+            for one in self._readings
+            for new, old in zip(candidate[one.policy], one.replicas, strict=True)
+        )
+
+    def _taken_units(self, candidate: Shares) -> int:
+        """Units that the candidate takes from one policy for another; a free unit costs no policy anything."""
+        held = sum(sum(one.replicas) * one.units_per_replica for one in self._readings)
+        return max(0, self._started_units(candidate) - max(0, sum(self._capacity_units) - held))
+
+    def _paid(self, candidate: Shares) -> ControllerState:
+        """The state after a move to the candidate.
+
+        A move by choice may cost more than the bucket holds; the next one then waits longer. A move that had to be
+        leaves at least an empty bucket.
+        """
+        left = bucket = self._state.bucket_units
+        if bucket is not None:
+            left = bucket - self._taken_units(candidate)
+            is_by_choice = self._fits and not self._urgent
+            left = left if is_by_choice else max(left, min(0.0, bucket))
+        return msgspec.structs.replace(self._state, moved_s=self._now_s, bucket_units=left)
 
 
 def _with_floor(reading: Reading, replicas: int) -> Reading:
@@ -190,6 +303,7 @@ def _with_floor(reading: Reading, replicas: int) -> Reading:
 
 
 def _fits(readings: Sequence[Reading], shares: Shares, capacity_units: tuple[int, ...]) -> bool:
+    """Whether these shares keep the floor of every policy and the capacity of every type."""
     used = np.zeros(len(capacity_units))
     for reading in readings:
         used += np.array(shares[reading.policy]) * reading.units_per_replica
@@ -198,70 +312,10 @@ def _fits(readings: Sequence[Reading], shares: Shares, capacity_units: tuple[int
     return bool((used <= np.array(capacity_units)).all())
 
 
-def _candidate(
-    rule: Rule,
-    state: ControllerState,
-    readings: Sequence[Reading],
-    before: Shares,
-    capacity_units: tuple[int, ...],
-    *,
-    is_measured: bool,
-    fits: bool,
-) -> tuple[Shares, float | None]:
-    """The best shares, and by how much they beat those of before; None where that cannot be told."""
-    if rule.objective == "static":
-        return proportional_split(readings, capacity_units, by_weight=True), None
-    if not is_measured:  # nothing speaks for taking from one and giving to another, where what was there fits
-        kept = [_with_floor(one, max(one.floor_replicas, sum(one.replicas) * fits)) for one in readings]
-        return proportional_split(kept, capacity_units, by_weight=False), None
-    filled = _with_guesses(readings)
-    live = [reading for reading in filled if not reading.silent]
-    weights = {reading.policy: reading.weight if rule.objective == "weighted" else 1.0 for reading in live}
-    reference = min(state.progress[policy] / weight for policy, weight in weights.items())
-
-    def worth(reading: Reading, counts_NK: np.ndarray) -> np.ndarray:
-        return share_worth(reading, counts_NK, rule, progress=state.progress[reading.policy], reference=reference)
-
-    if len(capacity_units) == 1:
-        units = [reading.units_per_replica for reading in filled]
-        values = [worth(one, np.arange(capacity_units[0] // one.units_per_replica + 1)[:, None]) for one in filled]
-        found: list[tuple[int, ...]] = [(count,) for count in best_split(values, units, capacity_units[0])]
-    else:
-        now = list(before.values()) if fits else None
-        found = best_typed_split(filled, worth, capacity_units, now)
-    shares = dict(zip(before, found, strict=True))
-    old, new = (
-        sum(float(worth(one, np.array([split[one.policy]]))[0]) for one in filled) for split in (before, shares)
-    )
-    return shares, (new - old) / abs(old) if old else 0.0
-
-
-def _candidate_around(
-    rule: Rule,
-    state: ControllerState,
-    readings: Sequence[Reading],
-    before: Shares,
-    capacity_units: tuple[int, ...],
-    *,
-    is_measured: bool,
-    fits: bool,
-) -> tuple[Shares, float | None]:
-    """`_candidate` of the measured policies with what the others leave, who get what is left over then."""
-    kept = fair_parts(readings, capacity_units)
-    rest = rest_of(capacity_units, readings, kept)
-    others = [reading for reading in readings if reading.policy not in kept]
-    had = {reading.policy: before[reading.policy] for reading in others}
-    fits = fits and _fits(others, had, rest)
-    shares, gain = _candidate(rule, state, others, had, rest, is_measured=is_measured, fits=fits)
-    found = with_rest(kept | shares, readings, capacity_units)
-    return {policy: found[policy] for policy in before}, gain
-
-
 def _with_guesses(readings: Sequence[Reading]) -> list[Reading]:
-    """An unmeasured policy is taken for one with the mean demand of the measured, on every type."""
+    """Readings in which an unmeasured policy has the mean demand of the measured policies, on every type."""
     known = [one for one in readings if one.progress_per_replica is not None and not one.silent]
-    num_types = len(readings[0].replicas)
-    means = [_mean_demand(known, kind) for kind in range(num_types)]
+    means = [_mean_demand(known, kind) for kind in range(len(readings[0].replicas))]
     return [
         reading
         if reading.progress_per_replica is not None
@@ -277,87 +331,7 @@ def _guessed(reading: Reading, means: Sequence[float]) -> tuple[float, ...]:
 
 
 def _mean_demand(known: Sequence[Reading], kind: int) -> float:
-    """Units of one type that these policies need in the mean; 1 while nobody is known, 0 where none of them can run."""
+    """Mean demand of these policies in units of one type; 0 where none of them runs there, 1 where there are none."""
     pairs = [(one.units_per_replica, one.progress_per_replica[kind]) for one in known if one.progress_per_replica]
     demands = [units / progress for units, progress in pairs if progress > 0.0]
     return sum(demands) / len(demands) if demands else 0.0 if pairs else 1.0
-
-
-def _started_units(readings: Sequence[Reading], candidate: Shares) -> int:
-    return sum(
-        reading.units_per_replica * max(0, new - old)
-        for reading in readings
-        for new, old in zip(candidate[reading.policy], reading.replicas, strict=True)
-    )
-
-
-def _taken_units(readings: Sequence[Reading], candidate: Shares, capacity_units: tuple[int, ...]) -> int:
-    """Units that the candidate takes from one policy for another; those that are free cost nobody anything."""
-    held = sum(sum(reading.replicas) * reading.units_per_replica for reading in readings)
-    return max(0, _started_units(readings, candidate) - max(0, sum(capacity_units) - held))
-
-
-def _paid(state: ControllerState, taken_units: int, *, forced: bool) -> ControllerState:
-    """After a move. It may cost more than is left, so that the next one waits longer; one that had to be does not."""
-    if state.bucket_units is None:
-        return state
-    left = state.bucket_units - taken_units
-    return msgspec.structs.replace(state, bucket_units=max(left, min(0.0, state.bucket_units)) if forced else left)
-
-
-def _judge(
-    rule: Rule,
-    state: ControllerState,
-    readings: Sequence[Reading],
-    candidate: Shares,
-    gain: float | None,
-    capacity_units: tuple[int, ...],
-    now_s: float,
-    *,
-    forced: bool,
-) -> Verdict:
-    if all(candidate[reading.policy] == reading.replicas for reading in readings):
-        return "best already"
-    if forced:
-        return "moved"
-    if gain is not None and gain < rule.min_gain:
-        return "gain too small"
-    if not _taken_units(readings, candidate, capacity_units):
-        return "moved"
-    if state.moved_s is not None and now_s - state.moved_s < rule.dwell_s:
-        return "dwell"
-    return "moved" if state.bucket_units is None or state.bucket_units > 0.0 else "bucket empty"
-
-
-def _conclude(
-    rule: Rule,
-    state: ControllerState,
-    readings: Sequence[Reading],
-    candidate: Shares,
-    gain: float | None,
-    verdict: Verdict,
-    capacity_units: tuple[int, ...],
-    now_s: float,
-    *,
-    urgent: bool,
-) -> tuple[ControllerState, DecisionRecord]:
-    moved, shares = _started_units(readings, candidate), {reading.policy: reading.replicas for reading in readings}
-    if verdict in ("moved", "trial"):
-        shares = candidate
-        count = state.moves_since_trial + 1 if verdict == "moved" else 0
-        state = msgspec.structs.replace(state, moved_s=now_s, moves_since_trial=count)
-    record = DecisionRecord(
-        now_s=now_s,
-        rule=rule,
-        urgent=urgent,
-        capacity_units=capacity_units,
-        readings=tuple(readings),
-        progress=state.progress,
-        candidate=candidate,
-        shares=shares,
-        gain=gain,
-        moved_units=moved,
-        bucket_units=state.bucket_units,
-        verdict=verdict,
-    )
-    return state, record

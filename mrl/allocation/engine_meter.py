@@ -1,12 +1,16 @@
-"""What is known about the engines of one policy on one type of unit, from increments of their counters.
+"""Speed of the engines of one policy on one type of unit, from increments of their counters.
 
-Estimates decay by evidence (seconds that an engine was busy), never by wall time.
+Estimates decay by evidence (seconds in which an engine was busy), never by wall time. A speed on a type where the
+policy's engines never ran is foreseen by what other policies lose or gain there.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import geometric_mean
 
-from mrl.allocation.latency_line import LatencyLine
+RIDGE = (1e-4, 1e-2)
+"""Added to the diagonal of the normal equations: samples at one place would else divide by zero."""
 
 
 @dataclass
@@ -32,8 +36,43 @@ class DecayedRatio:
 
 
 @dataclass
+class LatencyLine:
+    """Seconds per token of a request beside c - 1 others: a line a + b c, by decayed least squares with a ridge.
+
+    An engine that never ran full has shown its speed half empty only; the line foresees the speed of a full engine.
+    """
+
+    ones: float = 0.0
+    sum_c: float = 0.0
+    sum_cc: float = 0.0
+    sum_z: float = 0.0
+    sum_cz: float = 0.0
+
+    def add(self, running: float, seconds_per_token: float, keep: float) -> None:
+        """Count one sample, after scaling the earlier samples by `keep`."""
+        self.ones = self.ones * keep + 1.0
+        self.sum_c = self.sum_c * keep + running
+        self.sum_cc = self.sum_cc * keep + running * running
+        self.sum_z = self.sum_z * keep + seconds_per_token
+        self.sum_cz = self.sum_cz * keep + running * seconds_per_token
+
+    def seconds_per_token(self, running: float) -> float | None:
+        """The line at c = running; the mean where samples tell no line; None without samples.
+
+        Samples tell no line where one request would take no time (a <= 0), or more requests less time each (b < 0).
+        """
+        if self.ones <= 0.0:
+            return None
+        p, q, r = self.ones + RIDGE[0], self.sum_c, self.sum_cc + RIDGE[1]
+        determinant = p * r - q * q
+        a = (self.sum_z * r - self.sum_cz * q) / determinant
+        b = (self.sum_cz * p - self.sum_z * q) / determinant
+        return self.sum_z / self.ones if a <= 0.0 or b < 0.0 else a + b * running
+
+
+@dataclass
 class EngineMeter:
-    """Speed and size of these engines."""
+    """Speed and size of the engines of one policy on one type of unit."""
 
     time_constant_s: float
     """Memory of rates, in busy seconds."""
@@ -41,37 +80,65 @@ class EngineMeter:
     rollout: DecayedRatio = field(default_factory=DecayedRatio)
     """Generated tokens per request-second."""
     full_requests: float | None = None
-    """Requests that a replica runs when it is full (C); None: unknown, or the units are requests themselves."""
+    """Requests that a full replica runs (C). None: unknown, or the units are requests themselves."""
 
     def add_generated(self, tokens: float, request_s: float, *, evidence_s: float) -> None:
-        """Count what engines generated in `request_s` request-seconds, `evidence_s` seconds of one busy engine."""
+        """Count tokens generated in `request_s` request-seconds, which took one engine `evidence_s` busy seconds."""
         if request_s > 0.0:
             self.rollout.add(tokens, request_s, evidence_s, self.time_constant_s)
-
-    def add_running(self, running: float, *, is_full: bool) -> None:
-        """Count requests that one replica runs; is_full: others wait, so this is all that fits."""
-        if running > 0 and (is_full or running > (self.full_requests or 0.0)):
-            self.full_requests = float(running)
 
     def add_sample(
         self, active_s: float, request_s: float, tokens: float, *, interval_s: float, num_engines: int = 1
     ) -> None:
-        """Count one point of the latency line: what one of `num_engines` did within `interval_s`.
+        """Count one point of the latency line: the work of one of `num_engines` engines within `interval_s`.
 
-        active_s: time with a request running; request_s: integral of running requests over time. Not counted while it
-        mostly had nothing to do: such an interval is full of beginnings and ends.
+        active_s: time with a request running. request_s: integral of running requests over time. An interval in which
+        the engine was mostly idle is full of beginnings and ends, and does not count.
         """
         if active_s > interval_s / 2 and tokens > 0.0:
             keep = math.exp(-active_s / max(1, num_engines) / self.time_constant_s)
             self.line.add(request_s / active_s, request_s / tokens, keep)
 
     def seconds_per_token(self, min_evidence_s: float = 0.0) -> float | None:
-        """Of a request in a full replica where it is known what fits into one, else as engines were run of late.
+        """Seconds per token of a request in a full replica; None while unknown.
 
-        None while unknown.
+        Where the size of a full replica is unknown, the engines count as full as they were of late.
         """
         generated = self.rollout.value(min_evidence_s)
         if not generated:
             return None
         full = None if self.full_requests is None else self.line.seconds_per_token(self.full_requests)
         return full or 1.0 / generated
+
+
+Speeds = Sequence[float | None]
+"""Speeds of one policy by type of unit, in any measure that is the same over types; None where not measured."""
+
+
+def foreseen_speeds(measured: Mapping[str, Speeds]) -> dict[str, tuple[float, ...] | None]:
+    """The speeds of every policy with the gaps filled; None for a policy that was measured nowhere.
+
+    A gap is filled from each type on which the policy was measured, by the mean ratio of the two types over the
+    policies that were measured on both; the mean of these estimates is taken. Types that no policy connects count as
+    equally fast. All means are geometric, since speeds differ by factors.
+    """
+    return {policy: _filled(speeds, measured) for policy, speeds in measured.items()}
+
+
+def _filled(speeds: Speeds, measured: Mapping[str, Speeds]) -> tuple[float, ...] | None:
+    known = {kind: speed for kind, speed in enumerate(speeds) if speed is not None}
+    if not known:
+        return None
+    filled = []
+    for kind, speed in enumerate(speeds):
+        ratios = {other: _ratio(kind, other, measured) for other in known}
+        related = [known[other] * ratio for other, ratio in ratios.items() if ratio is not None]
+        filled.append(geometric_mean(related or known.values()) if speed is None else speed)
+    return tuple(filled)
+
+
+def _ratio(kind: int, other: int, measured: Mapping[str, Speeds]) -> float | None:
+    """Speed on type `kind` over speed on type `other`."""
+    pairs = [(speeds[kind], speeds[other]) for speeds in measured.values()]
+    ratios = [one / two for one, two in pairs if one is not None and two is not None]
+    return geometric_mean(ratios) if ratios else None

@@ -1,67 +1,92 @@
-"""Least shares on several types of units: who can keep them, and who competes where they do not all fit."""
+"""Least shares on several types of units: which policies can keep them, and which compete where they do not all fit."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from mrl.allocation.worth import Reading
-from mrl.config.unit_seats import UnitSeats, competing
+from mrl.allocation.objective import Reading
+from mrl.allocation.unit_seats import UnitSeats, competing, runs_on
+from mrl.config.schema import RunConfig
+from mrl.config.unit_rules import KINDS, fitting_units
+from mrl.errors import ConfigError
 
 
-class HeldFloors(NamedTuple):
-    """Floors of which all hold at once."""
+class JointFloors(NamedTuple):
+    """Floors that all hold at once."""
 
     replicas: dict[str, int]
     """By policy."""
     taking_turns: frozenset[str]
-    """Policies of which not even one replica each has room; their floors are none."""
+    """Policies that lack room for even one replica each. Their floors are 0."""
 
 
-def runs_on(reading: Reading, kind: int) -> bool:
-    """Whether an engine of the policy fits a type of unit, and makes anything there."""
-    fits = not (reading.unfit and reading.unfit[kind])
-    return fits and (reading.progress_per_replica is None or reading.progress_per_replica[kind] > 0.0)
+def check_floors(config: RunConfig, *, where: str) -> None:
+    """Raises ConfigError where units are leased, and the floors of all policies do not hold on them at once."""
+    for device, kind in KINDS.items():
+        is_leased = bool(config.allocation.units)
+        rivals = [name for name in config.learning if is_leased and config.policies[name].device == device]
+        fitting = {name: fitting_units(config, name) for name in rivals}
+        floor_units = config.allocation.floor_units
+        if short := _short_of_floors(fitting, floor_units):
+            have = len(frozenset().union(*(fitting[name] for name in short)))
+            most = next(floor for floor in range(have // len(short), -1, -1) if not _short_of_floors(fitting, floor))
+            raise ConfigError(
+                f"allocation.floor_units: more floors than {kind} units",
+                where=where,
+                got=f"{floor_units} * {len(short)} policies > {have} units",
+                wanted=f"floor_units <= {most}",
+                cure="" if most else "0 lets policies take turns",
+            )
 
 
-def floors_that_hold(readings: Sequence[Reading], capacity_units: tuple[int, ...]) -> HeldFloors:
-    """The floors, lowered for those policies that compete for too few units: to one replica, or to none in turns.
+def _short_of_floors(fitting: Mapping[str, frozenset[str]], floor_units: int) -> list[str]:
+    """Policies whose floors do not all hold on the units that each of them fits."""
+    alike = Counter(
+        frozenset(name for name in fitting if unit in fitting[name]) for unit in frozenset().union(*fitting.values())
+    )
+    fits_NK = [[name in some for some in alike] for name in fitting]
+    found = competing([floor_units] * len(fitting), [1] * len(fitting), fits_NK, list(alike.values()))
+    return [name for index, name in enumerate(fitting) if index in found]
 
-    A policy fits its own types only: others may have all they need meanwhile. Silent policies have no floor.
+
+def floors_that_hold(readings: Sequence[Reading], capacity_units: tuple[int, ...]) -> JointFloors:
+    """The floors, lowered for the policies that compete for too few units: to one replica, or to none in turns.
+
+    Policies that do not compete keep their floors. Silent policies have none.
     """
     live = [one for one in readings if not one.silent]
     floors = {one.policy: 0 if one.silent else one.floor_replicas for one in readings}
+    # Lowered by one replica at a time, since a smaller floor of one policy may end the competition of others.
     while rivals := competing_policies(live, floors, capacity_units):
         floors = {policy: floor - (policy in rivals) for policy, floor in floors.items()}
     turns = competing_policies(live, dict.fromkeys(floors, 1), capacity_units)
-    return HeldFloors({policy: 0 if policy in turns else floor for policy, floor in floors.items()}, turns)
+    return JointFloors({policy: 0 if policy in turns else floor for policy, floor in floors.items()}, turns)
 
 
 def competing_policies(
     readings: Sequence[Reading], floors: Mapping[str, int], capacity_units: tuple[int, ...]
 ) -> frozenset[str]:
-    """Policies of which somebody goes short of its floor, whatever the split; nobody where all floors can hold.
-
-    floors: replicas per policy.
-    """
+    """Policies that compete for too few units to have these floors (replicas per policy); empty where all can hold."""
     wanted = [floors[one.policy] for one in readings]
     found = competing(wanted, *_sizes_and_types(readings, capacity_units), capacity_units)
     return frozenset(readings[index].policy for index in found)
 
 
 def keeps_floor(reading: Reading, counts: Sequence[int]) -> bool:
-    """Whether this share, by type, is no less than the floor; the silent and the unmeasured have none."""
+    """Whether this share, by type, keeps the policy's floor. Silent and unmeasured policies have none."""
     serving = sum(count for kind, count in enumerate(counts) if runs_on(reading, kind))
     return reading.silent or reading.progress_per_replica is None or serving >= reading.floor_replicas
 
 
 def shares_at_floors(readings: Sequence[Reading], capacity_units: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Replicas per policy and type, the floor for each: where not all can hold, for as many as the smallest let in.
+    """Replicas per policy and type, each policy at its floor; where not all fit, the smallest floors come first.
 
-    Types are those on which a policy has replicas now, then those on which it is fast.
+    A policy takes the types on which it has replicas, then the types on which it is fast.
     """
-    everybody = set(range(len(readings)))
-    if (seats := _seated(everybody, readings, capacity_units)) is None:
+    all_policies = set(range(len(readings)))
+    if (seats := _seated(all_policies, readings, capacity_units)) is None:
         kept: set[int] = set()
-        for index in sorted(everybody, key=lambda index: readings[index].floor_replicas * _size(readings[index])):
+        for index in sorted(all_policies, key=lambda index: readings[index].floor_replicas * _size(readings[index])):
             if _seated(kept | {index}, readings, capacity_units):
                 kept |= {index}
         seats = _seated(kept, readings, capacity_units)
@@ -69,7 +94,7 @@ def shares_at_floors(readings: Sequence[Reading], capacity_units: tuple[int, ...
 
 
 def _seated(chosen: set[int], readings: Sequence[Reading], capacity_units: tuple[int, ...]) -> UnitSeats | None:
-    """Seats in which the chosen have their floors; None where one of them cannot."""
+    """Seats in which the chosen policies have their floors; None where that is impossible."""
     seats = UnitSeats(*_sizes_and_types(readings, capacity_units), capacity_units)
     for index in sorted(chosen, key=lambda index: -_size(readings[index])):
         one = readings[index]

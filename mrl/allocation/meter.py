@@ -1,16 +1,14 @@
 """The measurement: supply, demand and silence of one policy, from increments of counters of engines and learner.
 
-Engines are measured apart for every type of unit that they run on, the learner once.
-
-Estimates decay by evidence (seconds that engine or learner were busy), never by wall time: a policy that stands still
-keeps its estimate.
+Engines are measured apart for every type of unit that they run on, the learner once. Estimates decay by evidence
+(seconds in which engine or learner were busy), never by wall time: a policy that stands still keeps its estimate.
 """
 
 from dataclasses import dataclass, field
 
+from mrl.allocation.allocation_limits import MIN_TRAINED_SHARE
 from mrl.allocation.engine_meter import DecayedRatio, EngineMeter
 
-MIN_YIELD = 0.3
 ONLY_TYPE = ""
 """The type of all units where types are not told apart."""
 
@@ -26,16 +24,16 @@ class MeterSettings:
     min_busy_s: float = 20.0
     """Least evidence of a learner's rate, in busy seconds."""
     min_interval_s: float = 1.0
-    """What happened in a shorter time is counted with what follows."""
+    """Work of a shorter interval counts with the next interval."""
     doubtful_s: float = 60.0
-    """A learner not heard of for this long says nothing about its progress."""
+    """A learner that was not heard of for this long tells nothing about its progress."""
     silent_s: float = 120.0
-    """A learner not heard of for longer hangs; learners are heard of while they train and while they wait."""
+    """A learner that was not heard of for longer hangs: learners speak while they train and while they wait."""
 
 
 @dataclass
 class PolicyMeter:
-    """What is known about one policy."""
+    """Estimates about one policy."""
 
     settings: MeterSettings = field(default_factory=MeterSettings)
     engines: dict[str, EngineMeter] = field(default_factory=dict)
@@ -45,7 +43,7 @@ class PolicyMeter:
     groups: DecayedRatio = field(default_factory=DecayedRatio)
     """Groups trained on per group trained on or dropped as stale."""
     busy: DecayedRatio = field(default_factory=DecayedRatio)
-    """Busy seconds per second that the learner was busy or waited for data."""
+    """Busy seconds per second in which the learner was busy or waited for data."""
     supply_progress: float | None = None
     """Share of the learner that the engines fed in the last interval; None when that cannot be told."""
     heard_s: float | None = None
@@ -57,27 +55,14 @@ class PolicyMeter:
         return self.engines.setdefault(unit_type, EngineMeter(self.settings.time_constant_s))
 
     def add_generated(self, tokens: float, request_s: float, *, evidence_s: float, unit_type: str = ONLY_TYPE) -> None:
-        """Count what engines generated in `request_s` request-seconds, `evidence_s` seconds of one busy engine."""
+        """Count tokens generated in `request_s` request-seconds, which took one engine `evidence_s` busy seconds."""
         self._generated_tokens += tokens
         self.engine(unit_type).add_generated(tokens, request_s, evidence_s=evidence_s)
-
-    def add_engine(
-        self, active_s: float, request_s: float, tokens: float, *, interval_s: float, running: float, is_full: bool,
-        num_engines: int = 1,
-    ) -> None:  # fmt: skip
-        """Count what one replica or worker did within `interval_s`.
-
-        active_s: time with a request running; request_s: integral of running requests over time; running: requests
-        now; is_full: others wait, so `running` is all that fits.
-        """
-        self.add_generated(tokens, request_s, evidence_s=active_s / max(1, num_engines))
-        self.engine().add_running(running, is_full=is_full)
-        self.engine().add_sample(active_s, request_s, tokens, interval_s=interval_s, num_engines=num_engines)
 
     def add_learner(
         self, tokens: float, busy_s: float, data_wait_s: float, trained_groups: float, dropped_groups: float
     ) -> None:
-        """Count what the learner did since the last call."""
+        """Count the work of the learner since the last call."""
         rate_s, yield_s = self.settings.time_constant_s, self.settings.yield_constant_s
         if busy_s > 0.0 or dropped_groups > 0.0:
             self.groups.add(trained_groups, trained_groups + dropped_groups, busy_s, yield_s)
@@ -90,42 +75,38 @@ class PolicyMeter:
         self.heard_s = now_s
 
     def is_silent(self, now_s: float) -> bool:
-        """Whether the learner was heard of and then no more: it hangs, or is done with its steps."""
+        """Whether the learner spoke once and then fell silent: it hangs, or is done with its steps."""
         return self.heard_s is not None and now_s - self.heard_s > self.settings.silent_s
 
-    def end_interval(
-        self, interval_s: float, now_s: float, *, num_engines: int, delivered_tokens: float | None = None
-    ) -> bool:
-        """Turn what was generated in these seconds into `supply_progress`; False when they are too few to tell.
-
-        delivered_tokens: tokens of the groups that were completed, where that is known; better than what was
-        generated, since it leaves out what only fills the engines when answers grow longer. Groups come in lumps, so
-        that a single interval may hold more than the learner takes.
-        """
+    def end_interval(self, interval_s: float, now_s: float, *, num_engines: int) -> bool:
+        """Turn the tokens generated in these seconds into `supply_progress`; False when the interval is too short."""
         doubtful = self.heard_s is not None and now_s - self.heard_s >= self.settings.doubtful_s
-        trained = self.learner.value(self.settings.min_busy_s)
+        needed = self.needed_tokens(interval_s)
         if num_engines == 0:
             self.supply_progress = 0.0
-        elif not trained or doubtful:
+        elif needed is None or doubtful:
             self.supply_progress = None
         elif interval_s >= self.settings.min_interval_s:
-            needed = trained * interval_s / self.trained_share()
-            generated = min(1.0, self._generated_tokens / needed)
-            self.supply_progress = generated if delivered_tokens is None else delivered_tokens / needed
+            self.supply_progress = min(1.0, self._generated_tokens / needed)
         else:
             return False
         self._generated_tokens = 0.0
         return True
 
+    def needed_tokens(self, interval_s: float) -> float | None:
+        """Generated tokens that keep the learner busy for so long; None while its rate is unknown."""
+        trained = self.learner.value(self.settings.min_busy_s)
+        return trained * interval_s / self.trained_share() if trained else None
+
     def trained_share(self) -> float:
-        """Share of the generated groups that are trained on (y), at least MIN_YIELD."""
+        """Share of the generated groups that are trained on (y), at least `MIN_TRAINED_SHARE`."""
         measured = self.groups.value(0.0)
-        return max(MIN_YIELD, 1.0 if measured is None else measured)
+        return max(MIN_TRAINED_SHARE, 1.0 if measured is None else measured)
 
     def demand_requests(self, unit_type: str = ONLY_TYPE, *, min_evidence_s: float = 0.0) -> float | None:
         """Requests in flight that just keep the learner busy (Little's law): kappa / y times seconds per token.
 
-        All of them on units of this type. None while unknown.
+        All requests run on units of this type. None while unknown.
         """
         trained = self.learner.value(self.settings.min_busy_s)
         seconds_per_token = self.engine(unit_type).seconds_per_token(min_evidence_s)
@@ -149,7 +130,7 @@ class PolicyMeter:
 
 
 def increments(new: tuple[float, ...], old: tuple[float, ...]) -> tuple[float, ...]:
-    """What came on top of `old`; a total that went backwards started again at zero."""
+    """Growth of totals over `old`; a total that went backwards began again at zero."""
     if any(a < b for a, b in zip(new, old, strict=True)):
         return new
     return tuple(a - b for a, b in zip(new, old, strict=True))

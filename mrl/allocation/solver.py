@@ -1,4 +1,4 @@
-"""The exact split of one pool: how many replicas each policy gets, so that the sum of what they are worth is highest.
+"""The exact split of one pool: how many replicas each policy gets, so that the sum of their worth is highest.
 
 A dynamic programme over capacities (allocation in the paper: MWRA). A policy never gets more replicas than where its
 own worth peaks, which loses nothing and keeps the work near policies * units instead of policies * units^2.

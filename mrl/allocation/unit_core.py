@@ -1,70 +1,21 @@
-"""Which policy has which unit: leases of whole units from reports of their nodes, their engines and the learners.
+"""The allocator of whole units: leases from reports of nodes, engines and learners. No socket, clock or file.
 
-No socket, clock or file in sight. How many units of which type each policy should have is decided elsewhere
-(`UnitRule`); here the leases follow, one unit at a time, and never faster than the proofs come in.
+A `UnitController` decides how many units of which type each policy should have. The leases follow here, one unit at a
+time, and never faster than the proofs come in.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
-from mrl.allocation.decision import DecisionRecord
-from mrl.allocation.engine_use import EngineUse, EngineUses
+from mrl.allocation.allocation_limits import EPOCHS_PER_LIFE
+from mrl.allocation.engine_totals import EngineTotals, UnitIdle
 from mrl.allocation.meter import ONLY_TYPE
-from mrl.allocation.unit_idle import UnitIdle
-from mrl.allocation.unit_service import UnitService
-from mrl.allocation.units import EPOCHS_PER_LIFE, HELD, Transition, UnitRow, UnitState, UnitTable
+from mrl.allocation.unit_controller import UnitController
+from mrl.allocation.unit_leases import OWNED, Transition, UnitRow, UnitState, UnitTable, UnservedPolicies
 from mrl.records.leases import LearnerReport, LeaseGrant, LeaseRequest, ReportAck, UnitReply, UnitRequest
-from mrl.records.units import NodeOrders, NodeReport, UnitOrder, UnitReport
-
-UnitsByType = Mapping[str, int]
-
-
-class UnitRule(Protocol):
-    """Decides how many units of which type each policy should have."""
-
-    switch_s: dict[str, float]
-    """Per policy, from a grant to its engine's first word, as measured so far."""
-
-    def add_rollout(self, policy: str, unit_type: str, use: EngineUse) -> None:
-        """Count what one engine on a unit of a type did since it was heard last."""
-
-    def add_switch(self, policy: str, switch_s: float) -> None:
-        """Count how long it took from a grant to the engine's first word."""
-
-    def add_report(self, report: LearnerReport, now_s: float) -> None:
-        """Count a learner's totals."""
-
-    def targets(
-        self,
-        usable: Mapping[str, UnitsByType],
-        held: Mapping[str, UnitsByType],
-        starting_s: Mapping[str, float],
-        now_s: float,
-    ) -> dict[str, dict[str, int]]:
-        """Units per policy and type. `usable`: those that its engine fits; `held`: what each has now.
-
-        `starting_s`: how long a policy's engine has been starting that has not spoken yet.
-        """
-
-    def release(self, policy: str) -> None:
-        """The policy needs no engine any more."""
-
-    def records(self) -> Sequence[DecisionRecord]:
-        """The newest decisions, with what led to them."""
-
-    def demand_units(self, policy: str) -> float:
-        """Units that just keep its learner busy; 0 while unknown."""
-
-    def progress(self, policy: str) -> float:
-        """Busy share of its learner, 0 while unknown."""
-
-    def tokens_per_s(self, policy: str, unit_type: str) -> float:
-        """What a full engine of a policy makes on a unit of a type; 0 while unknown."""
-
-    def num_reports(self, policy: str) -> int:
-        """Reports of its learner that said something new."""
+from mrl.records.unit_messages import NodeOrders, NodeReport, UnitOrder, UnitReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,63 +23,63 @@ class UnitSettings:
     """Bounds of the leases."""
 
     ttl_s: float
-    """A lease that its engine has not renewed for so long is taken back."""
+    """A lease without a renewal for longer is taken back."""
     start_s: float
-    """The same from the grant until the engine first speaks."""
+    """A lease whose engine has not spoken for longer after the grant is taken back."""
     grace_s: float
     """An engine that is asked to end is killed after this."""
     clear_s: float = 30.0
-    """A unit that is not proved quiet for so long counts as dead until it is."""
-    engines_sleep: bool = False
-    """An engine whose unit another policy gets is asked to sleep; else to end."""
+    """A unit that is not proved quiet in this time counts as dead until it is."""
+    sleeping_policies: frozenset[str] = frozenset()
+    """An engine of these policies is asked to sleep when another policy gets its unit; any other is asked to end."""
     slots_per_unit: int = 1
     """Requests that one engine may run at once."""
     unserved_s: float = 600.0
-    """A policy that no unit could serve for so long is told to be unserved."""
+    """A policy that no unit could serve for longer counts as unserved."""
 
 
 @dataclass(frozen=True, slots=True)
 class TypeShare:
-    """What one policy has of one type of unit."""
+    """The units of one policy of one type."""
 
     target_units: int
     held_units: int
     tokens_per_s: float
-    """What a full engine makes there; 0 while unknown."""
+    """Tokens per second of a full engine on such a unit; 0 while unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnitShare:
-    """What one policy has after a tick."""
+    """The units of one policy after a tick."""
 
     policy: str
     target_units: int
     held_units: int
     demand_units: float
-    """Units that would just keep its learner busy; 0 while unknown."""
+    """Units that would just keep the policy's learner busy; 0 while unknown."""
     progress: float
-    """Busy share of its learner."""
+    """Busy share of the policy's learner."""
     num_reports: int
     by_type: Mapping[str, TypeShare] = field(default_factory=dict)
-    """Where the units that it fits are of more than one type."""
+    """By type, where the units that the policy fits are of several types."""
 
 
 class UnitCore:
-    """Leases `units` among the policies of `fits`; an engine of a policy runs on the units that it fits."""
+    """Leases of units to policies. An engine of a policy runs on the units that `fits` names for it."""
 
     def __init__(
         self,
         fits: Mapping[str, frozenset[str]],
-        rule: UnitRule,
+        rule: UnitController,
         settings: UnitSettings,
         now_s: float,
         *,
         life: int,
         types: Mapping[str, str] | None = None,
     ) -> None:
-        """`life` is larger than that of every allocator before in this run.
+        """life: number of this allocator, larger than the number of every earlier allocator of the run.
 
-        `types`: unit -> its type; those that are not in it are of the type that their host reports.
+        types: unit -> its type. A unit that is not in it is of the type that its host reports.
         """
         self._first_epoch = self._epoch_before(life)
         self.table = UnitTable(sorted(frozenset().union(*fits.values())), self._first_epoch)
@@ -141,12 +92,12 @@ class UnitCore:
         self.num_unknown = 0
         """Messages of policies or about units that the run does not have."""
         self.newest: dict[str, NodeReport] = {}
-        """What each host said last."""
+        """The newest report of each host."""
         self.idle = UnitIdle(self.table.rows, now_s)
-        """How much of the time units do nothing."""
+        """Idle time of units."""
         self._fits, self._settings, self._life = fits, settings, life
-        self._service = UnitService(fits, now_s)
-        self._uses = EngineUses()
+        self._unserved = UnservedPolicies(fits, now_s)
+        self._totals = EngineTotals()
         self._granted_s: dict[str, float] = {}
         self._now_s = now_s
 
@@ -165,34 +116,37 @@ class UnitCore:
         return []
 
     def tick(self, now_s: float) -> list[UnitShare]:
-        """Take back what expired, decide anew, and move. To be called more often than ttl / 2."""
+        """Take back expired leases, decide anew, and move; returns the share of every policy.
+
+        To be called more often than ttl / 2.
+        """
         self._notice_gap(now_s)
         self._expire(now_s)
         self.targets = self.rule.targets(self._usable(), self._held(), self._starting_s(now_s), now_s)
         self._take_back(now_s)
         self._give(now_s)
-        self._service.look(self.table.rows, now_s)
+        self._unserved.look(self.table.rows, now_s)
         held = self._held()
         return [self._share(policy, held[policy]) for policy in self._fits]
 
     def release(self, policy: str, now_s: float) -> None:
-        """Give up all units of a policy that was stopped or is done; it gets none again."""
+        """Take back all units of a policy that was stopped or is done; it gets no unit again."""
         self.rule.release(policy)
-        self._service.release(policy)
+        self._unserved.release(policy)
         self.targets[policy] = {}
         for row in self._rows_of(policy):
             self._revoke(row, now_s, "its policy needs no engine any more")
 
     def unserved(self, now_s: float) -> list[str]:
         """Policies whose units were all dead, or failed, for longer than the bound."""
-        return self._service.unserved(now_s, for_s=self._settings.unserved_s)
+        return self._unserved.longer_than(self._settings.unserved_s, now_s)
 
     def held_units(self) -> dict[str, int]:
         """Units that each policy owns now."""
         return {policy: len(self._rows_of(policy)) for policy in self._fits}
 
     def orders(self, report: NodeReport) -> NodeOrders:
-        """What the node of a report is to do now, whatever it was told before."""
+        """Orders to the node of a report, complete in themselves: no order depends on an earlier one."""
         rows = (self.table.rows.get(unit.unit) for unit in report.units)
         orders = [order for row in rows if row and (order := self._order(row))]
         return NodeOrders(life=self._life, orders=orders)
@@ -210,38 +164,41 @@ class UnitCore:
                 self.release(policy, now_s)
         known = [unit for unit in report.units if unit.unit in self.table.rows]
         self.num_unknown += len(report.units) - len(known)
-        if sum(self._hear_unit(unit, now_s) for unit in known):  # hosts report often, and nearly always nothing new
+        # Without waiting for the next tick, and only where a unit is free: most reports tell nothing new.
+        if sum(self._hear_unit(unit, now_s) for unit in known):
             self._give(now_s)
         return self.orders(report)
 
     def _hear_unit(self, report: UnitReport, now_s: float) -> bool:
-        """Whether the unit is free from now on."""
+        """Take the report of one unit; returns whether the unit has become free."""
         row, clear_s = self.table.rows[report.unit], self._settings.clear_s
         if report.unit not in self._named:
             self.types[report.unit] = report.unit_type
         is_there = report.resident_epoch == row.epoch
+        # An engine of an earlier allocator goes on under its epoch, until this allocator has given the unit a lease.
         if row.epoch == self._first_epoch and report.resident_policy in self._fits and report.resident_epoch:
             self.table.adopt(row.unit, report.resident_epoch, report.resident_policy, now_s)
         elif row.state in (UnitState.CLEARING, UnitState.DEAD) and self._is_proof(report, row):
             return self._free(row, report.failed_policy, now_s)
-        elif row.state in (*HELD, UnitState.DRAINING) and report.epoch >= row.epoch and not is_there:
+        # A report older than the lease names a smaller epoch: it tells nothing about the engine of this lease.
+        elif row.state in (*OWNED, UnitState.DRAINING) and report.epoch >= row.epoch and not is_there:
             self.table.clear(row.unit, row.epoch, now_s, within_s=clear_s, why="its engine is gone")
         return False
 
     def _free(self, row: UnitRow, failed_policy: str, now_s: float) -> bool:
-        """With the proof in hand; a unit on which an engine fails is dead until its node says no more that it is."""
+        """Free a unit that is proved quiet. A unit on which an engine fails is dead while its node reports that."""
         if not failed_policy:
             return self.table.free(row.unit, row.epoch, now_s)
         if row.state is UnitState.CLEARING:
             self.table.bury(row.unit, row.epoch, now_s, why="its engines fail")
-            self._service.failed(row.unit, failed_policy)
+            self._unserved.failed(row.unit, failed_policy)
         return False
 
     def _epoch_before(self, life: int) -> int:
         return life * EPOCHS_PER_LIFE
 
     def _is_to_me(self, report: NodeReport) -> bool:
-        """What was said to an earlier allocator tells what was, not what is."""
+        """Whether the report answers this allocator; a report to an earlier allocator tells of the past."""
         return report.life == self._life
 
     def _is_proof(self, report: UnitReport, row: UnitRow) -> bool:
@@ -259,19 +216,19 @@ class UnitCore:
         return None
 
     def _renew(self, request: LeaseRequest, now_s: float) -> LeaseGrant:
-        """An engine's lease: its slots while the unit is its own, none any more afterwards."""
+        """Renew an engine's lease: its slots while the unit is its own, 0 slots afterwards."""
         row = self.table.rows.get(request.unit)
         was_granted = row is not None and row.state is UnitState.GRANTED
         if row is not None and row.epoch == request.unit_epoch:
-            self.idle.hear(request)
+            self.idle.add(request)
         is_own = self.table.renew(request.unit, request.unit_epoch, request.policy, now_s)
         if is_own:
-            self._service.spoke(request.unit, request.policy, now_s)
+            self._unserved.spoke(request.unit, request.policy, now_s)
         granted_s = self._granted_s.get(request.unit)
-        if is_own and was_granted and granted_s is not None:  # of an earlier allocator's grant nobody knows the time
+        if is_own and was_granted and granted_s is not None:  # a grant of an earlier allocator has no known time
             self.rule.add_switch(request.policy, now_s - granted_s)
-        if is_own and (use := self._uses.take(request, now_s)) is not None:
-            self.rule.add_rollout(request.policy, self.types[request.unit], use)
+        if is_own and (increment := self._totals.increment(request, now_s)) is not None:
+            self.rule.add_rollout(request.policy, self.types[request.unit], increment)
         return LeaseGrant(
             holder=request.holder,
             policy=request.policy,
@@ -292,18 +249,19 @@ class UnitCore:
                 self.table.bury(row.unit, row.epoch, now_s)
 
     def _take_back(self, now_s: float) -> None:
-        """Ask for the units above the targets, those granted last first."""
+        """Take back the units above the targets, the newest grants first."""
         for policy, held in self._held().items():
+            may_sleep = policy in self._settings.sleeping_policies
             above = {kind: count - self._target(policy, kind) for kind, count in held.items()}
             for row in sorted(self._rows_of(policy), key=lambda row: -self._granted_s.get(row.unit, 0.0)):
                 if above[self.types[row.unit]] > 0:
                     above[self.types[row.unit]] -= 1
-                    self._revoke(row, now_s, "another policy needs it more", may_sleep=self._settings.engines_sleep)
+                    self._revoke(row, now_s, "another policy needs it more", may_sleep=may_sleep)
 
     def _give(self, now_s: float) -> None:
-        """Grant free units to the policies that are furthest below their targets, and that they fit.
+        """Grant free units to the fitting policies that are furthest below their targets.
 
-        One whose engine failed on a unit comes last there: others may do better.
+        A policy whose engine failed on a unit comes last there.
         """
         held = self._held()
         for unit, row in self.table.rows.items():
@@ -317,22 +275,22 @@ class UnitCore:
                 held[taker][kind] += 1
 
     def _merit(self, unit: str, policy: str, short_units: int) -> tuple[bool, int, str]:
-        return not self._service.is_doubtful(unit, policy), short_units, policy
+        return not self._unserved.is_doubtful(unit, policy), short_units, policy
 
     def _revoke(self, row: UnitRow, now_s: float, why: str, *, may_sleep: bool = False) -> None:
         grace_s = self._settings.grace_s
         self.table.revoke(row.unit, row.epoch, now_s, grace_s=grace_s, why=why, may_sleep=may_sleep)
 
     def _rows_of(self, policy: str) -> list[UnitRow]:
-        return [row for row in self.table.rows.values() if row.policy == policy and row.state in HELD]
+        return [row for row in self.table.rows.values() if row.policy == policy and row.state in OWNED]
 
     def _starting_s(self, now_s: float) -> dict[str, float]:
-        """Of policies with an engine that has not spoken yet, the longest; at most the bound of a start."""
+        """Policy -> age of its oldest grant whose engine has not spoken yet."""
         waiting = [row for row in self.table.rows.values() if row.state is UnitState.GRANTED]
         return {row.policy: now_s - row.renewed_s for row in sorted(waiting, key=lambda row: -row.renewed_s)}
 
     def _usable(self) -> dict[str, Counter[str]]:
-        """Units that a policy's engine fits, by type; those of which nobody can say what runs there count for none."""
+        """Units that a policy's engine fits, by type. A dead unit does not count."""
         found = {policy: Counter(dict.fromkeys(sorted(map(self.types.__getitem__, units)), 0))
                  for policy, units in self._fits.items()}  # fmt: skip
         for policy, units in self._fits.items():
@@ -367,9 +325,9 @@ class UnitCore:
         )
 
     def _notice_gap(self, now_s: float) -> None:
-        """Silence while this process itself was stopped is nobody's silence."""
+        """Do not count the silence of a time in which this process itself stood still."""
         gap_s = now_s - self._now_s
         if gap_s > self._settings.ttl_s / 2:
             self.table.forgive(gap_s)
-            self._service.forgive(gap_s)
+            self._unserved.forgive(gap_s)
         self._now_s = max(self._now_s, now_s)

@@ -22,7 +22,7 @@ from mrl.config.defaults import Choice, by_size
 from mrl.config.load import load_resolved
 from mrl.config.run_folder import RunFolder, run_folder_of
 from mrl.config.schema import RunConfig
-from mrl.config.units import parse_units
+from mrl.config.unit_names import parse_units
 from mrl.errors import ConfigError, MissingError
 from mrl.host_memory import host_memory_bytes
 from mrl.launch.devices import sizes_mib, visible_gpus

@@ -18,7 +18,7 @@ import psutil
 from mrl.cli.compare_plan import Run
 from mrl.config.schema import RunConfig
 from mrl.config.toml_text import config_toml
-from mrl.config.units import parse_units
+from mrl.config.unit_names import parse_units
 from mrl.files import replace_file
 from mrl.launch.devices import visible_gpus
 from mrl.launch.log_lines import reason_in

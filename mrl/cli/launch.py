@@ -45,6 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config, arguments.overrides)
     where = str(arguments.config)
     if arguments.slurm:
+        from mrl.allocation.floors import check_floors
+
+        check_floors(config, where=where)
         jobs = render(config, arguments.config, request_of(arguments), arguments.overrides)
         show(jobs)
         check_run_folder(config, clean=arguments.clean, resume=arguments.resume)

@@ -262,18 +262,15 @@ class _Policy:
         return parts
 
     def resting(self, *, is_asleep: bool) -> Need:
-        """What is left of that on the host while another policy has its unit: a GPU is given back.
+        """What is left of that on the host while another policy has its unit: the memory of the GPU is given back.
 
-        A server on cores keeps all that it serves with; one on a GPU keeps nothing, transformers the weights that were
-        served.
+        An engine that sleeps keeps its processes; transformers also keep the weights that were served.
         """
         if not is_asleep:
             return Need("ended", {})
         is_server, process = self.table.rollout.engine != "embedded", self.process()
         if is_server:
-            parts = self.engine().parts if self.table.device == "cpu" else {}
-            kept = {part: size for part, size in parts.items() if part != NEW_WEIGHTS}
-            return Need("asleep", process | self.server_processes() | kept)
+            return Need("asleep", process | self.server_processes())
         return Need("asleep", process | {"weights": float(element_bytes(self.table) * self._size.parameters)})
 
     def process(self) -> dict[str, float]:

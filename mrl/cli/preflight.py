@@ -28,6 +28,7 @@ def preflight(
     `on_missing` is told of every model, data file and package that the configuration says how to get and that is not
     there yet. `first_host`: the name of this host in a run on several; the others look at their own cores.
     """
+    from mrl.allocation.floors import check_floors
     from mrl.launch.local_folder import parent_of
     from mrl.sharing.regimes import check_objectives
     from mrl.transport.server import check_address
@@ -36,6 +37,7 @@ def preflight(
     check_frozen(config, where=where)
     check_scorers(config, where=where)
     check_objectives(config.sharing, config.policies, where)
+    check_floors(config, where=where)
     try:
         check_address(config.exchange.host, config.exchange.port)
         if config.exchange.metrics_host:

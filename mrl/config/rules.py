@@ -30,9 +30,9 @@ def check_rules(config: RunConfig, *, where: str) -> None:
     _check_learning(config, where)
     if config.allocation.units or config.allocation.unit_types:
         check_units(config, where=where)
-        _check_sleepers(config, where)
     else:
         _check_slots(config, where)
+    _check_sleepers(config, where)
     _check_ttl(config, where)
     _check_exchange(config, where)
     if not isinstance(config.sharing.get("regime"), str):
@@ -194,10 +194,19 @@ def _check_adapters(key: str, policy: PolicyTable, where: str) -> None:
 
 
 def _check_sleepers(config: RunConfig, where: str) -> None:
-    """On a GPU vLLM gives all weights back when it goes to sleep, and what comes when it wakes are adapters alone."""
+    """Some engine can sleep where engines are to, and none of those needs weights that its sleep gives away.
+
+    vLLM gives all weights of a GPU back when it goes to sleep; with adapters, only adapters come after its waking.
+    """
+    if config.allocation.residency == "sleep" and not any(may_sleep(config, name) for name in config.policies):
+        raise ConfigError(
+            'allocation.residency = "sleep": no engine of this run can sleep',
+            where=where,
+            got="no policy that learns with device = 'cuda' and leased units",
+            wanted='"stop" for engines on cores, and for runs without allocation.units',
+        )
     for name, policy in config.policies.items():
-        is_served_by_vllm = policy.rollout.engine == "vllm" and policy.device == "cuda"
-        if is_served_by_vllm and policy.rollout.weights == "adapters" and may_sleep(config, name):
+        if policy.rollout.engine == "vllm" and policy.rollout.weights == "adapters" and may_sleep(config, name):
             raise ConfigError(
                 f"policies.{name}.rollout.weights: asleep this engine keeps no weights for adapters to lie on",
                 where=where,

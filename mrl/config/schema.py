@@ -142,12 +142,11 @@ class AllocationTable(Table):
     """Time that an engine whose unit another policy gets has to end, or to fall asleep, before it is killed. Left out:
     1 s more for each GB of the largest model's weights."""
     residency: Literal["stop", "sleep"] = "stop"
-    """What becomes of such an engine: it ends, or it stays and sleeps, without its cache and its accelerator's memory
-    (a server on cores keeps all), until its policy gets the unit again. Every unit then keeps an engine of every policy
-    in main memory."""
+    """What becomes of such an engine: it ends, or on a GPU it stays and sleeps, without its cache and the GPU's memory,
+    until its policy gets the unit again. Every GPU unit then keeps an engine of every policy in main memory."""
     wake_s: float = Field(default=30.0, gt=0)
-    """An engine that takes longer to wake up is killed and started anew. Left out: 5 s more for each GB of the largest
-    model's weights."""
+    """An engine that sleeps and takes longer to wake up is killed and started anew. Left out: 5 s more for each GB of
+    the largest model's weights."""
     switching_share: float = Field(default=0.05, gt=0, le=1)
     """Part of the time that units may spend on starting engines, as measured: the higher, the more often they move."""
     max_moves_per_unit_hour: float = Field(default=0.0, ge=0)

@@ -1,13 +1,9 @@
 """Rules for runs whose workers live on leased units."""
 
-from collections import Counter
-from collections.abc import Mapping
-
 from mrl.config.nearest_key import nearest
 from mrl.config.schema import RunConfig
-from mrl.config.unit_seats import competing
+from mrl.config.unit_names import Unit, parse_units
 from mrl.config.unit_types import named_types
-from mrl.config.units import Unit, parse_units
 from mrl.errors import ConfigError
 
 KINDS = {"cpu": "cpu", "cuda": "gpu"}
@@ -30,9 +26,6 @@ def check_units(config: RunConfig, *, where: str) -> None:
         )
     for name in config.learning:
         _check_policy(config, name, units, where)
-    for device, kind in KINDS.items():
-        rivals = [name for name in config.learning if config.policies[name].device == device]
-        _check_floors({name: fitting_units(config, name) for name in rivals}, table.floor_units, kind, where)
 
 
 def fitting_units(config: RunConfig, policy: str) -> frozenset[str]:
@@ -47,8 +40,13 @@ def fitting_units(config: RunConfig, policy: str) -> frozenset[str]:
 
 
 def may_sleep(config: RunConfig, policy: str) -> bool:
-    """Whether engines of a policy lie on units and sleep there while another policy has them."""
-    return bool(config.allocation.units) and config.allocation.residency == "sleep" and policy in config.learning
+    """Whether engines of a policy sleep on their GPU units while other policies have these units.
+
+    An engine on cores never sleeps: asleep it would keep all its memory, so that it ends instead.
+    """
+    table = config.allocation
+    is_leased = bool(table.units) and policy in config.learning
+    return is_leased and table.residency == "sleep" and config.policies[policy].device == "cuda"
 
 
 def _check_types(config: RunConfig, name: str, where: str) -> None:
@@ -63,32 +61,6 @@ def _check_types(config: RunConfig, name: str, where: str) -> None:
                 wanted=f"one of {', '.join(known)}" if known else "a name in allocation.unit_types, which has none",
                 cure=f"did you mean {near!r}?" if near else "",
             )
-
-
-def _check_floors(fitting: Mapping[str, frozenset[str]], floor_units: int, kind: str, where: str) -> None:
-    """`fitting`: the units of one kind that an engine of each policy fits."""
-    rivals = _short_of_floors(fitting, floor_units)
-    if rivals:
-        have = len(frozenset().union(*(fitting[name] for name in rivals)))
-        most = next(floor for floor in range(have // len(rivals), -1, -1) if not _short_of_floors(fitting, floor))
-        raise ConfigError(
-            f"allocation.floor_units: more floors than {kind} units",
-            where=where,
-            got=f"{floor_units} * {len(rivals)} policies > {have} units",
-            wanted=f"floor_units <= {most}",
-            cure="" if most else "0 lets policies take turns",
-        )
-
-
-def _short_of_floors(fitting: Mapping[str, frozenset[str]], floor_units: int) -> list[str]:
-    """Policies whose floors do not all hold on the units that these fit."""
-    names = list(fitting)
-    alike = Counter(
-        frozenset(name for name in names if unit in fitting[name]) for unit in frozenset().union(*fitting.values())
-    )
-    fits_NK = [[name in some for some in alike] for name in names]
-    found = competing([floor_units] * len(names), [1] * len(names), fits_NK, list(alike.values()))
-    return [names[index] for index in sorted(found)]
 
 
 def _check_policy(config: RunConfig, name: str, units: tuple[Unit, ...], where: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from mrl.config.nearest_key import nearest
-from mrl.config.units import Unit
+from mrl.config.unit_names import Unit
 from mrl.errors import ConfigError
 
 

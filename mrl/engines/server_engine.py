@@ -303,7 +303,7 @@ class ServerEngine:
             updating = self._current().is_updating  # a server may be deaf while it loads, which has a bound of its own
             lives = updating or await self._asked(self._dialect.alive(self._link()))
             self._usage = await self._asked(self._dialect.usage(self._link())) or self._usage
-            updating |= self._current().is_updating  # asleep since: this process may have been stopped meanwhile
+            updating |= self._current().is_updating  # it may have fallen asleep since it was asked
             if lives or updating:
                 heard_s = clock()
             if clock() - heard_s > self._bounds.silence_s:

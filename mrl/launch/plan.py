@@ -15,8 +15,8 @@ from typing import Literal
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
+from mrl.config.unit_names import Unit, parse_units
 from mrl.config.unit_rules import fitting_units, may_sleep
-from mrl.config.units import Unit, parse_units
 from mrl.errors import ConfigError
 from mrl.launch.hosts import Host, host_environment, join_argv
 from mrl.launch.placement import Key, Seat, seats
@@ -59,7 +59,7 @@ class ProcessSpec:
     host: str = ""
     """Host that it runs on; empty in a run on one host."""
     has_line: bool = False
-    """Its standard input is a line to its supervisor (`mrl.launch.sleep_line`), else nothing."""
+    """Its standard input is a line to its supervisor (`mrl.roles.sleep_line`), else nothing."""
 
     @property
     def log_name(self) -> str:

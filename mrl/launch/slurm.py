@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from mrl.config.run_folder import run_folder_of
 from mrl.config.schema import RunConfig
-from mrl.config.units import parse_units
+from mrl.config.unit_names import parse_units
 from mrl.errors import ConfigError
 from mrl.launch.hosts import Host, check_hosts, srun_words
 from mrl.launch.plan import build_plan

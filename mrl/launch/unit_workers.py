@@ -1,22 +1,22 @@
-"""Units of the hosts of a run: which a host has, what they leave to others, and how a worker on one is known."""
+"""Units of the hosts of a run: units of a host, GPUs that are no unit's, and the marks of a worker on a unit."""
 
 import os
 from collections.abc import Sequence
 
 from mrl.config.schema import RunConfig
-from mrl.config.units import Unit, parse_units
+from mrl.config.unit_names import Unit, parse_units
 from mrl.errors import ConfigError
 
 UNIT, UNIT_EPOCH, UNIT_RUN, UNIT_POLICY = "MRL_UNIT", "MRL_UNIT_EPOCH", "MRL_UNIT_RUN", "MRL_UNIT_POLICY"
-"""In the environment of a worker on a unit, and of all that it starts: whoever looks for them finds them by it."""
+"""Variables of a worker on a unit, and of every process that it starts: its node finds these processes by them."""
 KEEPS_ENVIRONMENT = "SPT_NOENV"
-"""Else `setproctitle` writes the title over a process's environment, where nobody would find these any more."""
+"""Keeps `setproctitle` from writing the title over a process's environment, where the variables would be lost."""
 UNIT_LINE = "MRL_UNIT_LINE"
-"""Set where the worker may sleep: its standard input is then the line to its node."""
+"""Set where the worker's engine may sleep: its standard input is then the line to its node."""
 
 
 def units_of(config: RunConfig, host: str, *, is_first: bool) -> tuple[Unit, ...]:
-    """The units of one host; those without a host's name are the first one's."""
+    """The units of one host; units without a host's name are on the first host."""
     units = parse_units(config.allocation.units, where="")
     return tuple(unit for unit in units if unit.host == host or (is_first and not unit.host))
 

@@ -12,7 +12,6 @@ from mrl.learner.order import StepOrder
 from mrl.learner.peers import PeerSource
 from mrl.records.rollouts import ScoredGroup
 from mrl.records.version import Version, age_versions
-from mrl.sharing.cost import SharedRows, Tried
 from mrl.sharing.regime import Absorbed, Regime, Rescue
 
 
@@ -26,10 +25,6 @@ class PreparedStep:
     rescued: Sequence[Rescue]
     tokens: int
     """Answer tokens of the own groups."""
-    shared: Sequence[SharedRows] = ()
-    """Peer answers among the order's examples, aligned."""
-    tried: Sequence[Tried] = ()
-    """All peer answers that were looked at."""
 
 
 class BatchMaker:
@@ -65,8 +60,6 @@ class BatchMaker:
             groups=groups,
             rescued=absorbed.rescued,
             tokens=_num_tokens(groups),
-            shared=absorbed.shared,
-            tried=absorbed.tried,
         )
 
     def _drops(self) -> dict[str, float]:

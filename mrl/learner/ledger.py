@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mrl.allocation.window import AdmissionWindow
+from mrl.learner.admission import AdmissionWindow
 from mrl.records.codec import unpack_array
 from mrl.records.rollouts import Answer, ScoredGroup, StaleGroup, WorkItem, WorkRequest, are_logprobs
 from mrl.records.version import Version, is_void

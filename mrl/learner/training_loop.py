@@ -32,9 +32,8 @@ from mrl.models.parameters import TensorSource, weight_sources
 from mrl.records.leases import LearnerReport
 from mrl.records.rollouts import WeightsNotice
 from mrl.records.version import Version
-from mrl.sharing.cost import gap_values
+from mrl.sharing.recorder import SharingRecorder
 from mrl.sharing.regime import Regime
-from mrl.sharing.row_cost import row_residuals_of
 from mrl.weights.broadcast import BroadcastPublisher
 from mrl.weights.checkpoint_saver import Saver
 from mrl.weights.publish import Publisher
@@ -91,6 +90,8 @@ class FirstRank:
     intake: Intake
     batches: BatchMaker
     regime: Regime
+    recorder: SharingRecorder
+    """Notes what the regime reads of peers."""
     peers: PeerSource | None
     evaluations: Evaluations | None
     crash_folder: Path
@@ -287,10 +288,9 @@ class Learner:
             )
         )
         self._watch_mismatch(values)
-        gaps = gap_values(prepared.shared, self._trainer.peer_logprobs)
-        first.telemetry.metrics(step, prepared.values | values | gaps | {"mismatch/alarms": self._alarms})
-        rows = row_residuals_of(prepared.tried, prepared.shared, self._trainer.peer_logprobs)
-        first.telemetry.residuals(step, rows)
+        shared = first.recorder.record(prepared.order.examples, self._trainer.peer_logprobs)
+        first.telemetry.metrics(step, prepared.values | values | shared.values | {"mismatch/alarms": self._alarms})
+        first.telemetry.residuals(step, shared.answers)
         if first.evaluations:
             first.evaluations.tell()
 

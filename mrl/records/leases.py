@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 
 from mrl.records.codec import decoder
-from mrl.records.units import NodeOrders, NodeReport
+from mrl.records.unit_messages import NodeOrders, NodeReport
 from mrl.records.version import Count, Name
 
 Rate = Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]

@@ -20,7 +20,7 @@ from mrl.report.strange_answers import StrangeAnswers, strange_answers, strange_
 from mrl.report.tables import accuracy_table, evaluation_notes, flow_table, sample_table
 from mrl.report.timeline_data import Timeline, run_timeline
 from mrl.report.timeline_picture import timeline_html
-from mrl.report.units import Units, read_units, units_html
+from mrl.report.unit_stays import Units, read_units, units_html
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from mrl.allocation.core import AllocationSettings, AllocatorCore, Decision
 from mrl.allocation.decision import DecisionRecord
-from mrl.allocation.worth import SLOTS
+from mrl.allocation.objective import SLOTS
+from mrl.allocation.slot_core import SlotCore, SlotSettings, SlotShare
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.errors import AddressError, RecordError
@@ -54,7 +54,7 @@ def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
         return 0
     settings = slot_settings(config)
     earlier = read_endpoint(folder.endpoints, ROLE)
-    core = AllocatorCore(config.learning, settings, time.monotonic(), settling=earlier is not None)
+    core = SlotCore(config.learning, settings, time.monotonic(), settling=earlier is not None)
     server = _bind(folder, config.exchange.host, port_of(earlier))
     publish_endpoint(folder.endpoints, ROLE, server.address)
     telemetry.doing("sharing slots")
@@ -73,10 +73,10 @@ def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
     return 0
 
 
-def slot_settings(config: RunConfig) -> AllocationSettings:
+def slot_settings(config: RunConfig) -> SlotSettings:
     """The numbers of the slot allocator, as the configuration has them."""
     table = config.allocation
-    return AllocationSettings(
+    return SlotSettings(
         table.slots,
         table.floor_slots,
         table.ttl_s,
@@ -100,7 +100,7 @@ def _admits(grant: Grant) -> bool:
     return grant.role in ("learner", "worker", "supervisor")
 
 
-def _answer(server: ServerSocket, core: AllocatorCore) -> None:
+def _answer(server: ServerSocket, core: SlotCore) -> None:
     for client, body, grant in server.receive(POLL_S):
         try:
             message = decode(body, allocator_request_decoder)
@@ -114,7 +114,7 @@ def _answer(server: ServerSocket, core: AllocatorCore) -> None:
             server.send(client, encode(reply))
 
 
-def report(telemetry: Telemetry, decisions: list[Decision], record: DecisionRecord, bound: float) -> None:
+def report(telemetry: Telemetry, decisions: list[SlotShare], record: DecisionRecord, bound: float) -> None:
     """Say what every policy has now; their step is the number of reports of their learner."""
     for decision in decisions:
         if decision.moved_slots:
@@ -146,7 +146,7 @@ def report(telemetry: Telemetry, decisions: list[Decision], record: DecisionReco
         )
 
 
-def _because(decision: Decision, record: DecisionRecord) -> dict[str, float]:
+def _because(decision: SlotShare, record: DecisionRecord) -> dict[str, float]:
     if not decision.moved_slots:
         return {}
     return {f"allocation/moves_because/{record.why.replace(' ', '_')}": decision.moved_slots}

@@ -1,8 +1,8 @@
-"""What the allocators of a run hand on to the next, in its `allocator.json`: their count, and how long switching takes.
+"""The file `allocator.json`: an allocator hands on its number and the measured times of switches to its successor.
 
-The epochs that each of them grants follow from the count. A count that became smaller would use epochs again, and a
-unit could get two owners. So the file names the run that it belongs to, by the public key of its servers, which no
-other run has and which lasts as long as the run.
+The epochs that an allocator grants follow from its number. With a smaller number epochs would be used again, and a unit
+could get two owners. So the file names the run that it belongs to, by the public key of the run's servers: no other run
+has this key, and it lasts as long as the run.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 import structlog
 
-from mrl.allocation.units import EPOCHS_PER_LIFE
+from mrl.allocation.allocation_limits import EPOCHS_PER_LIFE
 from mrl.errors import RunFolderError
 from mrl.files import replace_file
 
@@ -29,7 +29,7 @@ class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run_key: str = ""
     """Empty in a file of an mrl that did not write it."""
     switch_s: dict[str, Annotated[float, msgspec.Meta(ge=0)]] = {}
-    """Per policy, from a grant to its engine's first word."""
+    """Per policy, seconds from a grant to the first request of its engine."""
 
 
 class AllocatorLife:
@@ -40,16 +40,16 @@ class AllocatorLife:
 
     @property
     def number(self) -> int:
-        """Larger than that of every allocator before."""
+        """Number of this allocator, larger than the number of every earlier allocator of the run."""
         return self._kept.life
 
     @property
     def switch_s(self) -> Mapping[str, float]:
-        """Per policy, how long switching to it took, as measured so far."""
+        """Per policy, seconds of a switch to it, as measured so far."""
         return self._kept.switch_s
 
     def keep(self, switch_s: Mapping[str, float]) -> None:
-        """Hand on what was measured, where it is new. What cannot be written is measured again by the next one."""
+        """Write new measurements. A successor measures again what could not be written."""
         if switch_s == self._kept.switch_s:
             return
         self._kept = msgspec.structs.replace(self._kept, switch_s=dict(switch_s))

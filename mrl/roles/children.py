@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 
 from mrl.config.run_folder import LOCAL_FOLDER
-from mrl.launch import sleep_line
 from mrl.launch.devices import DEVICE_ORDER
 from mrl.launch.log_lines import rank_code, reason_in
 from mrl.launch.plan import ProcessSpec
 from mrl.launch.restarts import USER_ERROR
 from mrl.launch.torchrun import LIFE, LOCAL
 from mrl.parent_death import SUPERVISOR_PID, command
+from mrl.roles import sleep_line
 
 MAX_READ_BYTES = 1024 * 1024
 TAIL_LINES = 60
@@ -46,8 +46,6 @@ class Child:
         """The signal by which the end of the run was announced to it."""
         self.line: socket.socket | None = None
         """This side of the line to it, where it has one."""
-        self.sleeps = False
-        """It is stopped, and says nothing: that is as it should be."""
         self._life = life or log.parent.name
         self._process: subprocess.Popen[bytes] | None = None
         self._num_lives = 0
@@ -73,7 +71,6 @@ class Child:
         local = environment.get(LOCAL_FOLDER, "")
         argv = tuple(word.replace(LIFE, life).replace(LOCAL, local) for word in self.spec.argv)
         bound = {**DEVICE_ORDER, **environment, **self.spec.env, SUPERVISOR_PID: str(os.getpid())}
-        self.sleeps = False
         with self.log.open("ab") as log, self._stdin() as stdin:
             self._process = subprocess.Popen(
                 command(os.getpid(), argv),

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Protocol
 
 from mrl.config.schema import SupervisionTable
-from mrl.launch import sleep_line
 from mrl.launch.lifecycle import Lifecycle
 from mrl.launch.log_lines import ERROR_PREFIX, loud_line
 from mrl.launch.plan import HOST_ROLE, ProcessSpec
 from mrl.launch.restarts import EndRun, Exit, RestartPolicy, RoleFinished, StartAgain, how_it_ended, is_silent
 from mrl.launch.unit_workers import UNIT
+from mrl.roles import sleep_line
 from mrl.roles.children import Child
 
 STANDSTILL_S = 5.0
@@ -133,11 +133,6 @@ class HostProcesses:
         line = self._children[name].line
         return [] if line is None else sleep_line.heard(line)
 
-    def sleeps(self, name: str, now_s: float, *, sleeps: bool) -> None:
-        """Whether it sleeps, and so is silent without being hung."""
-        child = self._children[name]
-        child.sleeps, child.started_s, child.beat_s = sleeps, now_s, None
-
     def parts(self) -> tuple[Callable[[float], None], ...]:
         """What to do every turn, in this order; each takes the time in seconds and may raise OSError."""
         return (self._forgive_standstill, self._read_logs, self._reap, self._kill_silent, self._end_stopped,
@@ -226,7 +221,7 @@ class HostProcesses:
         if self._lifecycle.phase == "stopping":
             return
         for name, child in self._children.items():
-            if not child.alive or child.sleeps:
+            if not child.alive:
                 continue
             silent = is_silent(self._table, started_s=child.started_s, last_beat_s=child.beat_s, now_s=now_s)
             if silent:

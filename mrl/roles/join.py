@@ -188,7 +188,7 @@ class JoinedHost:
             told=uplink,
             life=f"{order.attempt}-{uplink.session}",
         )
-        lease_units(config, folder, self._processes, self._lifecycle, host, closing, is_first=False)
+        lease_units(config, folder, self._processes, self._lifecycle, host=host, is_first=False, closing=closing)
         self._measure_s = 0.0
 
     def run(self) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 import structlog
 
 from mrl.alignment.receiver import load_receiver
-from mrl.allocation.report import ReportSender
+from mrl.allocation.learner_reports import ReportSender
 from mrl.config.policy_tables import LearnerTable, PolicyTable
 from mrl.config.run_folder import RunFolder, local_folder
 from mrl.config.schema import NO_EVALUATION, RunConfig
@@ -48,10 +48,10 @@ from mrl.models.parameters import adapter_sources, weight_sources
 from mrl.models.prompting import PromptEncoder
 from mrl.records.version import Version
 from mrl.roles import wiring
+from mrl.sharing.context import SharingContext, sharing_context
 from mrl.sharing.own_objective import own_objective
 from mrl.sharing.regime import Regime
 from mrl.sharing.regimes import build_regime, shares
-from mrl.sharing.setting import policy_setting
 from mrl.tasks.pool import TaskPool, build_pool
 from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.grants import Grant
@@ -93,7 +93,8 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
     world = join_world(table.device, timeout_s=_group_timeout_s(config, policy))
     closing.callback(world.close)
     telemetry = wiring.connect_telemetry(folder, role, policy, closing)
-    regime = build_regime(config.sharing, policy_setting(config, policy, load_receiver(Path(table.model))))
+    context = sharing_context(config, policy, load_receiver(Path(table.model)))
+    regime = build_regime(config.sharing, context)
     store = _store(config, folder, policy)
     with _enough_memory("at the start of the learner", policy, table):
         trainer = _trainer(config, policy, regime, world)
@@ -104,7 +105,7 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
         first = None
         if world.is_first:
             courier = publisher if isinstance(publisher, BroadcastPublisher) else None
-            first = _first_rank(config, folder, closing, policy, regime, start, checkpoint, telemetry, courier)
+            first = _first_rank(config, folder, closing, policy, regime, start, checkpoint, telemetry, courier, context)
         learner = Learner(
             trainer,
             _milestones(config, policy),
@@ -235,6 +236,7 @@ def _first_rank(
     checkpoint: Checkpoint | None,
     telemetry: Telemetry,
     courier: Courier | None,
+    context: SharingContext,
 ) -> FirstRank:
     pool = build_pool(config.tasks, config.pool, order_seed=config.run.seed)
     ledger = WorkLedger(
@@ -265,6 +267,7 @@ def _first_rank(
         intake=intake,
         batches=BatchMaker(intake, regime, peers, gathering),
         regime=regime,
+        recorder=context.recorder,
         peers=peers,
         evaluations=_evaluations(config, folder, policy, intake, pool, telemetry) if held_out is not None else None,
         crash_folder=folder.crash,

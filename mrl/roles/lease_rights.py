@@ -1,7 +1,7 @@
-"""Which messages to an allocator a key may bring: a learner's report of its own, a worker's word about itself."""
+"""Rights of keys to messages to the allocator: a learner reports its own totals, a worker asks for its own lease."""
 
 from mrl.records.leases import LearnerReport, UnitRequest
-from mrl.records.units import NodeReport
+from mrl.records.unit_messages import NodeReport
 from mrl.transport.grants import Grant
 
 

@@ -108,7 +108,15 @@ class Supervisor:
             told=display,
         )
         self._closing = ExitStack()
-        lease_units(config, folder, self._processes, self._lifecycle, plan.first_host, self._closing, is_first=True)
+        lease_units(
+            config,
+            folder,
+            self._processes,
+            self._lifecycle,
+            host=plan.first_host,
+            is_first=True,
+            closing=self._closing,
+        )
         self._hosts = OtherHosts(plan, config.launch, self._lifecycle, display, self._attempt.name, time.monotonic())
         self._files = RunFiles(folder)
         self._waits = WaitWatch()

@@ -1,4 +1,4 @@
-"""The allocator's loop where whole units are leased; every transition of every unit goes to `units.jsonl`."""
+"""The loop of the allocator of whole units; every transition of every unit goes to `units.jsonl`."""
 
 import threading
 import time
@@ -10,22 +10,21 @@ import structlog
 
 from mrl.allocation.decision import DecisionRecord
 from mrl.allocation.gain_check import Gain, GainCheck
-from mrl.allocation.lease_counts import LeaseCounts
+from mrl.allocation.objective import Rule
+from mrl.allocation.unit_controller import UnitController
 from mrl.allocation.unit_core import UnitCore, UnitSettings, UnitShare
-from mrl.allocation.unit_rule import UnitShares
-from mrl.allocation.units import Transition
-from mrl.allocation.worth import Rule
+from mrl.allocation.unit_leases import LeaseCounts, Transition
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
-from mrl.config.unit_rules import KINDS, fitting_units
+from mrl.config.unit_names import Unit, parse_units
+from mrl.config.unit_rules import KINDS, fitting_units, may_sleep
 from mrl.config.unit_types import named_types
-from mrl.config.units import Unit, parse_units
 from mrl.errors import DeviceError, RecordError
 from mrl.metrics.names import idle_metric, type_metric
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
 from mrl.records.leases import unit_request_decoder
-from mrl.records.units import NodeReport
+from mrl.records.unit_messages import NodeReport
 from mrl.roles.allocator_life import AllocatorLife, begin_life
 from mrl.roles.lease_rights import may_say
 from mrl.transport.keys import load_keys
@@ -34,7 +33,7 @@ from mrl.transport.server import ServerSocket
 POLL_S = 0.05
 UNITS_PER_RECORD = 500
 UNSERVED_S = 600.0
-"""The run ends when no unit could serve a policy for so long; a host is back from a reboot by then."""
+"""The run ends when no unit could serve a policy for longer; a host is back from a reboot by then."""
 
 log = structlog.get_logger()
 
@@ -44,10 +43,10 @@ def life_of(folder: RunFolder) -> AllocatorLife:
     return begin_life(folder.path / "allocator.json", load_keys(folder.keys).server_public.decode())
 
 
-def unit_rule(config: RunConfig, units: Sequence[Unit], switch_s: Mapping[str, float], now_s: float) -> UnitShares:
-    """What decides about the units of a run. `switch_s`: how long switching to a policy took before."""
+def unit_rule(config: RunConfig, units: Sequence[Unit], switch_s: Mapping[str, float], now_s: float) -> UnitController:
+    """The controller of the units of a run. `switch_s`: per policy, seconds of a switch as measured earlier."""
     table = config.allocation
-    return UnitShares(
+    return UnitController(
         {name: KINDS[config.policies[name].device] for name in config.learning},
         Counter(unit.kind for unit in units),
         Rule(
@@ -68,7 +67,8 @@ def unit_rule(config: RunConfig, units: Sequence[Unit], switch_s: Mapping[str, f
 def unit_core(config: RunConfig, folder: RunFolder, life: AllocatorLife, now_s: float) -> UnitCore:
     """The core for the units and policies of a run.
 
-    A host that joins by itself may bring the only units that serve a policy: it is awaited for as long as any other.
+    A host that joins by itself may bring the only units that serve a policy: these policies wait as long as a host may
+    take to join.
     """
     table = config.allocation
     units = parse_units(table.units, where=str(folder.path))
@@ -78,7 +78,7 @@ def unit_core(config: RunConfig, folder: RunFolder, life: AllocatorLife, now_s: 
         start_s=_start_s(config),
         grace_s=table.grace_s,
         slots_per_unit=table.slots // len(units),
-        engines_sleep=table.residency == "sleep",
+        sleeping_policies=frozenset(name for name in config.learning if may_sleep(config, name)),
         unserved_s=max(UNSERVED_S, config.launch.join_s if config.launch.hosts_join else 0.0),
     )
     types = named_types(table.unit_types, units, where=str(folder.path))
@@ -87,7 +87,7 @@ def unit_core(config: RunConfig, folder: RunFolder, life: AllocatorLife, now_s: 
 
 
 def _start_s(config: RunConfig) -> float:
-    """From the grant of a unit until its worker asks for a lease: the process, and the longest start of a server."""
+    """Seconds from a grant to the first request of its worker: the start of a process, and of the slowest server."""
     servers = [policy.rollout.server for policy in config.policies.values() if policy.rollout.engine != "embedded"]
     return config.supervision.start_s + max((server.start_s for server in servers), default=0.0)
 
@@ -113,18 +113,18 @@ def serve_units(
                 _tell(telemetry, shares, counts)
                 gains = [gain for record in core.rule.records() if (gain := check.see(record))]
                 tell_gains(telemetry, num_reports, gains)
-                _tell_idle(telemetry, num_reports, core.idle.take(time.monotonic()))
+                _tell_idle(telemetry, num_reports, core.idle.shares(time.monotonic()))
                 if config.allocation.residency == "sleep":
                     telemetry.metrics(num_reports, sleep_counts(core.newest.values()))
                 told = _log_verdicts(core.rule.records(), told)
             transitions = core.take_log()
-            counts.take(transitions)
+            counts.add(transitions)
             for line in _lines(transitions, core.types):
                 journal.write(line)
 
 
 def _check_served(core: UnitCore, now_s: float) -> None:
-    """What fails costs itself only, but a policy without any engine would wait for ever."""
+    """Raises DeviceError for a policy that no unit serves: it would wait for ever."""
     unserved = core.unserved(now_s)
     if unserved:
         raise DeviceError(
@@ -157,7 +157,7 @@ def _lines(transitions: Iterable[Transition], types: Mapping[str, str]) -> Itera
 
 
 def _log_verdicts(records: Sequence[DecisionRecord], told: str) -> str:
-    """Say what was decided, and why nothing was, when that is not what was told last."""
+    """Log the newest verdicts where they differ from the verdicts told before; returns them."""
     verdicts = "; ".join(f"{record.verdict} {record.candidate}" for record in records)
     if verdicts != told:
         for record in records:
@@ -167,7 +167,7 @@ def _log_verdicts(records: Sequence[DecisionRecord], told: str) -> str:
 
 
 def sleep_counts(reports: Iterable[NodeReport]) -> dict[str, float]:
-    """Engines that slept, woke up and failed to, over all hosts, as metrics."""
+    """Engines that slept, that woke up, and that failed to, over all hosts, as metrics."""
     counts = Counter[str]()
     for report in reports:
         counts += Counter(slept=report.slept, woken=report.woken)
@@ -199,7 +199,7 @@ def _tell(telemetry: Telemetry, shares: Sequence[UnitShare], counts: LeaseCounts
 
 
 def tell_gains(telemetry: Telemetry, num_reports: int, gains: Iterable[Gain]) -> None:
-    """Say what moves were to bring, and what they brought."""
+    """Log and count the predicted and the measured gain of moves."""
     for gain in gains:
         log.info("move measured", predicted=round(gain.predicted, 3), measured=round(gain.measured, 3))
         values = {"allocation/predicted_gain": gain.predicted, "allocation/measured_gain": gain.measured}

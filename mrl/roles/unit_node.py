@@ -1,36 +1,31 @@
-"""The shell of a host's unit guard, inside its supervisor: only who starts and reaps processes can prove them gone."""
+"""The shell of a host's unit guard, inside its supervisor: the parent of processes alone can prove them gone."""
 
 import os
 import signal
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
-from mrl.allocation.guard import Action, NodeGuard, Seen
+from mrl.allocation.node_guard import Action, NodeGuard, Seen
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
+from mrl.config.unit_names import Unit
 from mrl.config.unit_types import seen_type
-from mrl.config.units import Unit
 from mrl.launch.devices import visible_gpus
 from mrl.launch.lifecycle import Lifecycle
 from mrl.launch.plan import HOST_ROLE, unit_worker
-from mrl.launch.sleep_line import ASLEEP, AWAKE, SLEEP, SLEEPLESS, WAKE
 from mrl.launch.unit_workers import UNIT, UNIT_POLICY, UNIT_RUN, units_of
 from mrl.records.codec import encode
-from mrl.records.units import NodeOrders, NodeReport, node_orders_decoder
+from mrl.records.unit_messages import NodeOrders, NodeReport, node_orders_decoder
 from mrl.roles import wiring
 from mrl.roles.host_processes import HostProcesses
-from mrl.roles.residents import gpu_models, grouped_by, used_gpu_mib
-from mrl.roles.sleepers import Sleepers, send
+from mrl.roles.sleep_line import ASLEEP, AWAKE, SLEEP, SLEEPLESS, WAKE
+from mrl.roles.unit_memory import UnitMemory, gpu_models
+from mrl.roles.unit_processes import processes_by
 from mrl.transport.requests import RequestLink, Requests
 
 REPORT_S = 0.25
-MEMORY_EVERY_S = 1.0
-SPARE_MIB = 512
-"""What a GPU may hold beyond what it held at first and still count as empty."""
-SLEEPER_MIB = 2048
-"""What an engine that sleeps may hold of a GPU: its context and its graphs, but no weights and no cache."""
 
 
 def lease_units(
@@ -38,12 +33,12 @@ def lease_units(
     folder: RunFolder,
     processes: HostProcesses,
     lifecycle: Lifecycle,
-    host: str,
-    closing: ExitStack,
     *,
+    host: str,
     is_first: bool,
+    closing: ExitStack,
 ) -> None:
-    """Give this host's units, if it has any, a node that has a part in every turn of its supervisor."""
+    """Give the units of this host a node that takes part in every turn of the host's supervisor."""
     units = units_of(config, host, is_first=is_first)
     if units:
         gpus = visible_gpus(os.environ)
@@ -72,9 +67,12 @@ class UnitNode:
         types = {unit.name: seen_type(unit, gpu_models(_gpus_of(unit, gpus))) for unit in units}
         self._guard = NodeGuard(host or HOST_ROLE, self._units, wake_s=config.allocation.wake_s, types=types)
         self._workers: defaultdict[str, dict[str, str]] = defaultdict(dict)
-        """Unit -> policy -> the process that was placed there."""
-        self._sleepers = Sleepers()
-        self._memory = {unit.name: _Memory(_gpus_of(unit, gpus)) for unit in units if unit.kind == "gpu"}
+        """Unit -> policy -> name of the worker that was started there."""
+        self._asleep: set[str] = set()
+        """Workers that said that their engines sleep."""
+        self._proved: set[str] = set()
+        """Workers among `_asleep` on whose unit the GPUs' memory was given back since."""
+        self._memory = {unit.name: UnitMemory(_gpus_of(unit, gpus)) for unit in units if unit.kind == "gpu"}
         self._orders: deque[NodeOrders] = deque(maxlen=16)
         self._told: NodeReport | None = None
         self._told_s = time.monotonic()
@@ -91,19 +89,19 @@ class UnitNode:
         self._requests.open(client.post, client.restart)
 
     def turn(self, now_s: float) -> None:
-        """Obey, act, and report; to be called every turn. Raises OSError as the start of a process does."""
+        """Obey orders, act, and report; to be called every turn. Raises OSError as the start of a process does."""
         released = self._released()
         self._end_sleepers(released)
         if self._lifecycle.phase == "stopping":
             return
-        self._listen(now_s)
+        self._listen()
         while self._orders:
             self._act(self._guard.obey(self._orders.popleft(), now_s), now_s)
         self._act(self._guard.step(now_s, self._look), now_s)
         self._report(now_s, released)
 
     def _take(self, body: bytes) -> None:
-        """On the link's thread."""
+        """Keep orders for the next turn; called on the link's thread."""
         orders = self._requests.read(body, node_orders_decoder)
         if orders is not None:  # else the allocator says it again
             self._orders.append(orders)
@@ -115,26 +113,25 @@ class UnitNode:
                 case "start":
                     self._start(action, now_s)
                 case "wake":
-                    self._wake(action, now_s)
+                    self._wake(action)
                 case "sleep":
                     self._processes.say(self._workers[action.unit][action.policy], SLEEP)
                 case "end":
                     self._processes.dismiss(self._workers[action.unit][action.policy], signal.SIGTERM)
                 case "kill":
-                    self._kill(action.unit)
+                    self._kill(action.unit, now_s)
 
-    def _listen(self, now_s: float) -> None:
-        """To what workers say about their sleep."""
+    def _listen(self) -> None:
+        """Take the words of workers about the sleep of their engines."""
         for unit, workers in self._workers.items():
             for policy, name in workers.items():
                 for words in self._processes.heard_from(name):
-                    self._hear(unit, policy, words, now_s)
+                    self._hear(unit, policy, words)
 
-    def _hear(self, unit: str, policy: str, words: str, now_s: float) -> None:
+    def _hear(self, unit: str, policy: str, words: str) -> None:
         name, (word, _, epoch) = self._workers[unit][policy], words.partition(" ")
         if word == ASLEEP:
-            self._sleepers.add(name)
-            self._processes.sleeps(name, now_s, sleeps=True)
+            self._asleep.add(name)
         elif word == AWAKE and epoch.isdigit():
             self._guard.woke(unit, int(epoch))
         elif word == SLEEPLESS:
@@ -151,59 +148,67 @@ class UnitNode:
             gpus=self._gpus,
         )
         self._workers[action.unit][action.policy] = spec.name
-        self._sleepers.remove(spec.name)
+        self._forget_sleep(spec.name)
         self._processes.place(spec, now_s)
 
-    def _wake(self, action: Action, now_s: float) -> None:
-        """Only then is it let run; what does not hear it is killed when its time to wake up is over."""
+    def _wake(self, action: Action) -> None:
+        """Tell the engine to wake up; the guard has it killed when its time for that is over."""
         name = self._workers[action.unit][action.policy]
-        self._sleepers.remove(name)
-        self._processes.sleeps(name, now_s, sleeps=False)
+        self._forget_sleep(name)
         self._processes.say(name, WAKE, action.epoch)
-        for pid in self._on_unit(action.unit).get(action.policy, ()):
-            send(pid, signal.SIGCONT)
 
-    def _kill(self, unit: str) -> None:
-        """All that does not sleep: workers' groups and descendants, and whatever else was started from them.
+    def _kill(self, unit: str, now_s: float) -> None:
+        """Kill all that does not sleep: workers' groups and descendants, and whatever else was started from them.
 
-        A sleeper that a stranger lets run is stopped again as soon as it is looked at: it need not be killed.
+        Engines that sleep are spared where the GPUs' memory was given back, and as long as it stays so.
         """
-        spared = {policy for policy, name in self._workers[unit].items() if self._is_sleeper(name)}
+        is_kept = unit in self._memory and self._memory[unit].is_kept(now_s)
+        spared = {policy for policy, name in self._workers[unit].items() if self._is_proved(name) and not is_kept}
         for policy in self._workers[unit].keys() - spared:
             self._end(self._workers[unit][policy])
         for policy, pids in self._on_unit(unit).items():
             for pid in pids if policy not in spared else ():
-                send(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
-    def _is_sleeper(self, name: str) -> bool:
-        return name in self._sleepers and self._processes.is_there(name)
+    def _is_proved(self, name: str) -> bool:
+        return name in self._proved and self._processes.is_there(name)
 
     def _end(self, name: str) -> None:
-        self._sleepers.remove(name)
+        self._forget_sleep(name)
         self._processes.dismiss(name, signal.SIGKILL)
 
+    def _forget_sleep(self, name: str) -> None:
+        self._asleep.discard(name)
+        self._proved.discard(name)
+
     def _end_sleepers(self, released: Sequence[str]) -> None:
-        """Those that nobody will wake any more. They hold nothing that has to be brought to an end."""
+        """End engines that sleep and belong to a released policy: no order will wake them."""
         for workers in self._workers.values():
             for policy, name in workers.items():
-                if name in self._sleepers and policy in released:
+                if name in self._asleep and policy in released:
                     self._end(name)
 
     def _look(self, unit: str) -> Seen:
-        """Quiet: workers that do not sleep are reaped, what descends from them is gone, the GPUs' memory given back."""
+        """Quiet: every worker sleeps or is reaped, its descendants are gone, and the GPUs' memory is given back.
+
+        A worker's own word is no proof that its engine sleeps: the memory has to be free, too.
+        """
         found, workers = self._on_unit(unit), self._workers[unit]
         there = {policy for policy, name in workers.items() if self._processes.is_there(name)}
-        asleep = frozenset(
-            policy for policy in there & found.keys() if self._sleepers.is_stopped(workers[policy], found[policy])
-        )
-        is_quiet = (there | found.keys()) <= asleep and (
-            unit not in self._memory or self._memory[unit].is_free(time.monotonic(), num_sleepers=len(asleep))
-        )
+        asleep = frozenset(policy for policy in there & found.keys() if workers[policy] in self._asleep)
+        is_quiet = (there | found.keys()) <= asleep and self._is_given_back(unit, len(asleep))
+        if is_quiet:
+            self._proved |= {workers[policy] for policy in asleep}
         return Seen(is_quiet, asleep)
+
+    def _is_given_back(self, unit: str, num_sleepers: int) -> bool:
+        memory = self._memory.get(unit)
+        return memory is None or memory.is_given_back(time.monotonic(), num_sleepers=num_sleepers)
 
     def _on_unit(self, unit: str) -> dict[str, list[int]]:
         """Policy -> all processes on a unit."""
-        return grouped_by(UNIT_POLICY, self._mark(unit))
+        return processes_by(UNIT_POLICY, self._mark(unit))
 
     def _mark(self, unit: str) -> dict[str, str]:
         return {UNIT: unit, UNIT_RUN: str(self._folder.path.absolute())}
@@ -234,29 +239,3 @@ class UnitNode:
 
 def _gpus_of(unit: Unit, gpus: Sequence[str]) -> list[str]:
     return [gpus[device] for device in unit.devices] if unit.kind == "gpu" else []
-
-
-class _Memory:
-    """What a unit's GPUs hold, against what they held at first. A driver that said no is asked again a second later."""
-
-    def __init__(self, gpus: Sequence[str]) -> None:
-        self._gpus = gpus
-        self._first_mib = used_gpu_mib(gpus)
-        self._refused_s = -MEMORY_EVERY_S
-
-    def is_free(self, now_s: float, *, num_sleepers: int) -> bool:
-        """Whether all is given back but what so many sleepers keep.
-
-        Where the driver does not answer, that no process is left, or runs, has to do.
-        """
-        if self._first_mib is None:
-            return True
-        if now_s - self._refused_s < MEMORY_EVERY_S:
-            return False
-        now_mib = used_gpu_mib(self._gpus)
-        spare_mib = SPARE_MIB + num_sleepers * SLEEPER_MIB
-        is_free = now_mib is None or all(
-            held <= first + spare_mib for held, first in zip(now_mib, self._first_mib, strict=True)
-        )
-        self._refused_s = self._refused_s if is_free else now_s
-        return is_free

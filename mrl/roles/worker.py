@@ -28,7 +28,6 @@ from mrl.engines.bounds import load_bound_s
 from mrl.engines.engine import Engine
 from mrl.errors import PeerLost, RoleFailed
 from mrl.exchange.client import ExchangeClient
-from mrl.launch.sleep_line import WorkerLine
 from mrl.launch.unit_workers import UNIT, UNIT_EPOCH
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.prompting import PromptEncoder
@@ -37,6 +36,7 @@ from mrl.records.experience import ExperienceRecord
 from mrl.records.rollouts import ScoredGroup
 from mrl.roles import wiring
 from mrl.roles.engines import answers_at_once, build_engine, check_lengths
+from mrl.roles.sleep_line import WorkerLine
 from mrl.rollout.duties import Duties
 from mrl.rollout.frozen import FROZEN, FrozenLife
 from mrl.rollout.frozen_evaluation import FrozenEvaluation
@@ -44,9 +44,9 @@ from mrl.rollout.link import WorkerLink
 from mrl.rollout.peer_scoring import Scorer
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.worker_loop import RolloutLoop
+from mrl.sharing.context import sharing_context
 from mrl.sharing.regime import Author, Regime
 from mrl.sharing.regimes import build_regime, scorers
-from mrl.sharing.setting import policy_setting
 from mrl.tasks.pool import build_pool
 from mrl.weights.canary_texts import NUM_PROMPTS, longest_row, texts_of_prompts
 from mrl.weights.manifest import Manifest
@@ -107,7 +107,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         life = FrozenLife(scorer, sampler.engine, telemetry, manifest=own, evaluation=evaluation)
         life.run(stop.is_set)
         return 0
-    regime = build_regime(config.sharing, policy_setting(config, policy, receiver))
+    regime = build_regime(config.sharing, sharing_context(config, policy, receiver))
     lease = LeaseHolder(role, policy, unit=os.environ.get(UNIT, ""), unit_epoch=int(os.environ.get(UNIT_EPOCH, 0)))
     line = WorkerLine.of_this_process()
     duties = Duties(

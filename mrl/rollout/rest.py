@@ -1,4 +1,4 @@
-"""Who tells a worker to sleep, where units have engines that may."""
+"""Who tells a worker to sleep, where engines on GPU units may."""
 
 from typing import Protocol
 

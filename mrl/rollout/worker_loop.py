@@ -133,6 +133,7 @@ class RolloutLoop:
             rest.refuse()
             return
         self._link.tell(lambda: ASLEEP)
+        self._telemetry.doing("asleep")
         if rest.sleep():
             self._wake(rest)
 

@@ -7,7 +7,7 @@ is known before the first backward. Nothing here holds a tensor, a socket or a c
     loss = sum over components c of   coefficient_c / D_c * sum over rows i of c, tokens t of   weight_it * term_it
 
 What a regime is
-- `regime`, `setting`  the protocol and its values; what a regime is told of its policy
+- `regime`, `context`  the protocol and its values; what a regime is told of its policy
 - `regimes`            the one dict of regimes; building and checking by name
 
 The regimes
@@ -22,18 +22,18 @@ The regimes
 Own rows
 - `own_objective`  what a policy maximises on them, resolved
 - `advantages`     group-relative advantages, overlong penalties
-- `own_rows`       own answers as training rows
+- `own_examples`   own answers as training examples
+- `own_traces`     own answers as peers can read them
 
 What comes from peers
-- `peer_groups`    whole groups: asked for, awaited, kept
-- `peer_rollouts`  their answers as training rows
-- `carried`        answers in the tokens of another policy
-- `scored`         a teacher's log-probs laid on own tokens
-- `pending`        the bounded table of prompts that wait for a peer's success
-- `capability`     running mean rewards and their ratios
+- `peer_groups`     whole groups: asked for, awaited, kept
+- `peer_rollouts`   whole groups of answers: published, and taken in own tokens
+- `peer_traces`     answers of peers in own tokens, and the training examples that they make
+- `teacher_traces`  a teacher's log-probs laid on own tokens
+- `rescues`         the bounded table of prompts that wait for a peer's success
 
 What it costs
-- `cost`, `row_cost`  the residual of alignment, as metrics and answer by answer
+- `recorder`  the residual of alignment, as metrics and answer by answer; no regime takes part in it
 
-To add a regime, write one file and add one line to `regimes.REGIMES`.
+To add a regime, write one file and add one line to `regimes.REGIMES`: `docs/new-regime.md` shows one.
 """

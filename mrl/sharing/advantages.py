@@ -36,14 +36,16 @@ def group_advantages(
 
 
 def against(rewards_G: Rewards, baseline: float, std: float | None) -> Float32s:
-    """[G] float32 (r_i - baseline) / (std + 1e-6), undivided without a std."""
+    """[G] float32 advantages (r_i - baseline) / (std + 1e-6). Without a std they are not divided."""
     centred = np.asarray(rewards_G, dtype=np.float64) - baseline
     advantages: Float32s = (centred if std is None else centred / (std + EPS)).astype(np.float32)
     return advantages
 
 
 def overlong_penalties(lengths_G: Sequence[int], *, max_tokens: int, buffer_tokens: int) -> Float64s:
-    """What answers lose that reach into the last `buffer_tokens` before `max_tokens` (DAPO, arXiv 2503.14476, eq. 13).
+    """Reward that overlong answers lose (DAPO, arXiv 2503.14476, eq. 13).
+
+    An answer is overlong when it reaches into the last `buffer_tokens` before `max_tokens`. It loses
 
         min(-(length - (max - buffer)) / buffer, 0)
 

@@ -23,13 +23,13 @@ from pydantic import Field
 from mrl.objectives.specs import Grafted
 from mrl.records.experience import RolloutRecord
 from mrl.records.rollouts import ScoredGroup
-from mrl.sharing.carried import mean_logprobs
+from mrl.sharing.context import SharingContext
+from mrl.sharing.own_examples import own_examples, prompt_of
 from mrl.sharing.own_objective import POLICY_GRADIENT
-from mrl.sharing.own_rows import own_rows
 from mrl.sharing.peer_groups import PeerGroupParameters
-from mrl.sharing.peer_rollouts import PeerRow, RolloutReader, carry_groups, peer_example
+from mrl.sharing.peer_rollouts import RolloutReader
+from mrl.sharing.peer_traces import PeerTrace, mean_logprobs, peer_traces
 from mrl.sharing.regime import SUCCESS_REWARD, Absorbed, Component, TrainingExample
-from mrl.sharing.setting import Setting
 
 GRAFTED = "grafted"
 
@@ -46,41 +46,43 @@ class GraftParameters(PeerGroupParameters):
 class GraftRegime(RolloutReader):
     """Own groups, with failed ones replaced by peers' groups."""
 
-    def __init__(self, parameters: GraftParameters, setting: Setting) -> None:
-        super().__init__(parameters, setting)
+    def __init__(self, parameters: GraftParameters, context: SharingContext) -> None:
+        super().__init__(parameters, context)
         self.parameters = parameters
-        own = setting.objective.component()
-        graft = Grafted(replace(setting.objective.token_clip(), correction=None), floor=parameters.floor)
+        own = context.objective.component()
+        graft = Grafted(replace(context.objective.token_clip(), correction=None), floor=parameters.floor)
         self.components = (own, Component(GRAFTED, graft, 1.0, own.denominator, "peer", own.regularizer))
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
         """Own rows of the groups that stay, and the rows of the grafted groups last."""
-        objective = self._setting.objective
+        objective = self.context.objective
         heard = self.take_rollouts(groups)
         chosen = choose_grafts(groups, heard, balance=self.parameters.balance)
-        kept = [group for place, group in enumerate(groups) if place not in chosen]
-        own = own_rows(kept, objective, source=self._setting.policy)
-        taken = [[chosen[place]] if place in chosen else [] for place in range(len(groups))]
-        peers = carry_groups(groups, taken, self._setting, needs_trace=True)
-        rows = [row for of_group in peers.of_group for row in of_group]
-        lengths = [len(row.trace.token_ids) for row in rows]
+        own = own_examples([group for place, group in enumerate(groups) if place not in chosen], self.context)
+        places = sorted(chosen)
+        read = peer_traces([chosen[place] for place in places], self.context, needs_trace=True)
+        grafted = [
+            self._example(groups[place], trace)
+            for place, traces in zip(places, read, strict=True)
+            for trace in traces
+            if trace.is_usable
+        ]
+        lengths = [row.answer_token_ids.size for row in grafted]
         denominator = objective.denominator([*own.lengths, *lengths])
         return self.absorbed(
-            own.examples + [self._example(row) for row in rows],
+            own.examples + grafted,
             {POLICY_GRADIENT: denominator, GRAFTED: denominator},
-            peers,
-            lengths=lengths,
-            shared=peers.shared([(row, len(own.examples) + place) for place, row in enumerate(rows)]),
+            peer_lengths=lengths,
             counts={"sharing/grafted_prompts": float(len(chosen))},
         )
 
-    def _example(self, row: PeerRow) -> TrainingExample:
-        return peer_example(
-            row,
+    def _example(self, group: ScoredGroup, trace: PeerTrace) -> TrainingExample:
+        return trace.example(
+            prompt_of(group),
             component=GRAFTED,
-            advantage=row.answer.advantage,
-            weights=self._setting.objective.weights(len(row.trace.token_ids)),
-            behaviour=mean_logprobs(row.trace),
+            advantage=trace.advantage,
+            weights=self.context.objective.weights(trace.num_tokens),
+            behaviour=mean_logprobs(trace.aligned),
             phase=1,
         )
 
@@ -88,7 +90,7 @@ class GraftRegime(RolloutReader):
 def choose_grafts(
     groups: Sequence[ScoredGroup], heard: Sequence[Sequence[RolloutRecord]], *, balance: bool
 ) -> dict[int, RolloutRecord]:
-    """Place of an own group -> the peer's group that replaces it.
+    """The peers' groups that replace own ones: place of the own group -> group of a peer.
 
     Balance is kept per peer. Where several peers could replace a group, the one with the most successes does, and of
     equals the first by name.
@@ -112,7 +114,7 @@ def choose_grafts(
 
 
 def _top(found: list[tuple[int, int, RolloutRecord]], limit: int) -> list[tuple[int, int, RolloutRecord]]:
-    """The `limit` entries with the most successes, and those equal to the last of them."""
+    """The `limit` entries with the most successes. Entries equal to the last of them are taken too."""
     if limit <= 0:
         return []
     least = sorted((passed for passed, _, _ in found), reverse=True)[limit - 1]

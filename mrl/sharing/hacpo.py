@@ -17,28 +17,29 @@ text and 13 per token.
 Costs: forward and backward over every peer answer, twice the training work with one peer.
 """
 
-from collections import defaultdict
+import itertools
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
-from mrl.alignment.selection import first_tokens
 from mrl.objectives.specs import CrossSequence
-from mrl.records.experience import RolloutRecord
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.advantages import Float32s, Float64s, against
-from mrl.sharing.capability import Capabilities
-from mrl.sharing.carried import ended_text
+from mrl.sharing.context import SharingContext
+from mrl.sharing.own_examples import own_advantages, own_examples, prompt_of
 from mrl.sharing.own_objective import POLICY_GRADIENT
-from mrl.sharing.own_rows import own_advantages, own_rows
 from mrl.sharing.peer_groups import PeerGroupParameters
-from mrl.sharing.peer_rollouts import PeerRow, RolloutReader, carry_groups, peer_example, rewards_of
+from mrl.sharing.peer_rollouts import RolloutReader, peer_rewards
+from mrl.sharing.peer_traces import PeerTrace, ended_text
 from mrl.sharing.regime import Absorbed, Component, TrainingExample
-from mrl.sharing.setting import Setting
 
 CROSS = "cross"
+CAPABILITY_FLOOR = 1e-8
+RATIO_BOUNDS = (0.1, 10.0)
+"""Of capabilities; an unable policy has the floor. As in the authors' code."""
 
 
 class HacpoParameters(PeerGroupParameters):
@@ -54,8 +55,44 @@ class HacpoParameters(PeerGroupParameters):
     """Steps over which capabilities are taken (K)."""
 
 
+class Capabilities:
+    """How able each policy is now: the mean reward of its last `window_steps` steps that had any."""
+
+    def __init__(self, *, window_steps: int) -> None:
+        self._window_steps = window_steps
+        self._means: dict[str, deque[float]] = {}
+
+    def note(self, rewards: Mapping[str, Sequence[float]]) -> None:
+        """Add the rewards of one step, by policy. A policy without rewards keeps its window."""
+        for policy, seen in rewards.items():
+            if len(seen):
+                window = self._means.setdefault(policy, deque(maxlen=self._window_steps))
+                window.append(sum(seen) / len(seen))
+
+    def of(self, policy: str) -> float | None:
+        """The mean over the window of `policy`. None before its first step."""
+        window = self._means.get(policy)
+        return sum(window) / len(window) if window else None
+
+    def ratio(self, policy: str, other: str) -> float:
+        """omega = P(policy) / P(other), held in [0.1, 10] as in the authors' code. It is 1 while either is unknown."""
+        own, others = self.of(policy), self.of(other)
+        if own is None or others is None:
+            return 1.0
+        low, high = RATIO_BOUNDS
+        return min(high, max(low, max(own, CAPABILITY_FLOOR) / max(others, CAPABILITY_FLOOR)))
+
+    def state(self) -> dict[str, Any]:
+        """The windows as JSON values."""
+        return {policy: list(window) for policy, window in self._means.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state()`."""
+        self._means = {policy: deque(means, maxlen=self._window_steps) for policy, means in state.items()}
+
+
 class Joint(NamedTuple):
-    """Advantages of one prompt."""
+    """The advantages of all answers to one prompt."""
 
     own_G: Float32s
     of_peers: Float32s
@@ -65,51 +102,40 @@ class Joint(NamedTuple):
 class HacpoRegime(RolloutReader):
     """Own groups, then the peers' groups on the same prompts."""
 
-    def __init__(self, parameters: HacpoParameters, setting: Setting) -> None:
-        super().__init__(parameters, setting)
+    def __init__(self, parameters: HacpoParameters, context: SharingContext) -> None:
+        super().__init__(parameters, context)
         self.parameters = parameters
         cross = CrossSequence(parameters.lower, parameters.lower_step, parameters.alpha)
-        self.components = (setting.objective.component(), Component(CROSS, cross, 1.0, "rows", "peer"))
+        self.components = (context.objective.component(), Component(CROSS, cross, 1.0, "rows", "peer"))
         self._capabilities = Capabilities(window_steps=parameters.window_steps)
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
         """Own rows in phase 0, peers' rows in phase 1."""
-        objective = self._setting.objective
-        heard = self.take_rollouts(groups)
-        self._capabilities.note(_passes(self._setting.policy, groups, heard))
-        peers = carry_groups(groups, heard, self._setting, needs_trace=True)
-        joint = [
-            self._advantages(group, records, num_tokens)
-            for group, records, num_tokens in zip(groups, heard, peers.num_tokens, strict=True)
-        ]
-        own = own_rows(
-            groups, objective, source=self._setting.policy, advantages=[one.own_G for one in joint], keep_idle=True
-        )
+        objective = self.context.objective
+        peers = self.take_traces(groups, needs_trace=True)
+        self._capabilities.note(_passes(self.context.policy, groups, peers))
+        joint = [self._advantages(group, traces) for group, traces in zip(groups, peers, strict=True)]
+        own = own_examples(groups, self.context, advantages=[one.own_G for one in joint], keep_idle=True)
         cross = [
-            (row, _cross_example(row, one.of_peers[row.place]))
-            for rows, one in zip(peers.of_group, joint, strict=True)
-            for row in rows
+            _cross_example(group, trace, advantage)
+            for group, traces, one in zip(groups, peers, joint, strict=True)
+            for trace, advantage in zip(traces, one.of_peers, strict=True)
+            if trace.is_usable
         ]
+        lengths = [row.answer_token_ids.size for row in cross]
         num_own, num_cross = len(own.lengths), len(cross)
-        lengths = [example.answer_token_ids.size for _, example in cross]
-        shared = [
-            rows._replace(batch=first_tokens(rows.batch, [lengths[place - num_own] for place in rows.places]))
-            for rows in peers.shared([(row, num_own + place) for place, (row, _) in enumerate(cross)])
-        ]
         return self.absorbed(
-            own.examples + [example for _, example in cross],
+            own.examples + cross,
             {
                 POLICY_GRADIENT: objective.denominator([*own.lengths, *lengths]),
                 CROSS: float(max(1, num_own + num_cross)),
             },
-            peers,
-            lengths=lengths,
-            shared=shared,
+            peer_lengths=lengths,
             expansion=(num_own + num_cross) / max(1, num_own),
         )
 
     def state(self) -> dict[str, Any]:
-        """The capability windows, and what the cumulative rates are made of."""
+        """The capability windows, and the totals behind the cumulative rates."""
         return super().state() | {"capabilities": self._capabilities.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -117,18 +143,18 @@ class HacpoRegime(RolloutReader):
         super().restore(state)
         self._capabilities.restore(state["capabilities"])
 
-    def _advantages(self, group: ScoredGroup, records: Sequence[RolloutRecord], num_tokens: Sequence[int]) -> Joint:
-        """Without a peer's answer, the policy's own; `num_tokens` are the lengths of the peers' in own tokens."""
-        objective = self._setting.objective
-        if not records:
+    def _advantages(self, group: ScoredGroup, traces: Sequence[PeerTrace]) -> Joint:
+        """The advantages of one prompt. A prompt that no peer answered has the policy's own."""
+        objective = self.context.objective
+        if not traces:
             return Joint(own_advantages(group, objective), np.zeros(0, np.float32))
-        own, capabilities = self._setting.policy, self._capabilities
-        ends = np.cumsum([len(record.answers) for record in records])[:-1]
+        own, capabilities = self.context.policy, self._capabilities
+        by_peer = {peer: list(theirs) for peer, theirs in itertools.groupby(traces, key=lambda trace: trace.source)}
         return joint_advantages(
             objective.rewards(group),
-            np.split(objective.penalised(rewards_of(records), num_tokens), ends),
-            own_over_peer=[capabilities.ratio(own, record.source) for record in records],
-            peer_over_own=[capabilities.ratio(record.source, own) for record in records],
+            [peer_rewards(theirs, self.context) for theirs in by_peer.values()],
+            own_over_peer=[capabilities.ratio(own, peer) for peer in by_peer],
+            peer_over_own=[capabilities.ratio(peer, own) for peer in by_peer],
             std_correction=objective.std_correction,
         )
 
@@ -141,7 +167,7 @@ def joint_advantages(
     peer_over_own: Sequence[float],
     std_correction: int = 1,
 ) -> Joint:
-    """Advantages of own rewards, and of those of each peer, against the capability-weighted joint baseline.
+    """Advantages of own rewards [G] and of each peer's, against the capability-weighted joint baseline.
 
     Equal rewards give exact zeros; a baseline above 1 is replaced by the own mean. The authors' std has correction 1.
     """
@@ -160,26 +186,23 @@ def joint_advantages(
     return Joint(against(own_G, baseline, std), np.concatenate(theirs))
 
 
-def _cross_example(row: PeerRow, advantage: np.float32) -> TrainingExample:
-    num_tokens, mean_logprob = ended_text(row.trace)
-    return peer_example(
-        row,
+def _cross_example(group: ScoredGroup, trace: PeerTrace, advantage: np.float32) -> TrainingExample:
+    num_tokens, mean_logprob = ended_text(trace.aligned)
+    return trace.example(
+        prompt_of(group),
         component=CROSS,
         advantage=advantage,
-        weights=np.full(num_tokens, 1.0 / max(1, num_tokens), dtype=np.float32),
         behaviour=np.full(num_tokens, mean_logprob, dtype=np.float32),
         phase=1,
         num_tokens=num_tokens,
     )
 
 
-def _passes(
-    policy: str, groups: Sequence[ScoredGroup], heard: Sequence[Sequence[RolloutRecord]]
-) -> dict[str, list[float]]:
-    """By policy, 1 for every answer of the step with a reward above 0, else 0."""
+def _passes(policy: str, groups: Sequence[ScoredGroup], peers: Sequence[Sequence[PeerTrace]]) -> dict[str, list[float]]:
+    """Passes of all answers of the step, by policy: 1 for a reward above 0, else 0."""
     passes: defaultdict[str, list[float]] = defaultdict(list)
     passes[policy] = [float(answer.reward > 0) for group in groups for answer in group.answers]
-    for records in heard:
-        for record in records:
-            passes[record.source] += [float(answer.reward > 0) for answer in record.answers]
+    for traces in peers:
+        for trace in traces:
+            passes[trace.source].append(float(trace.answer.reward > 0))
     return passes

@@ -11,10 +11,10 @@ import numpy as np
 from mrl.config.table import Table
 from mrl.records.experience import ExperienceRecord, Received
 from mrl.records.rollouts import ScoredGroup
+from mrl.sharing.context import SharingContext
+from mrl.sharing.own_examples import own_examples
 from mrl.sharing.own_objective import POLICY_GRADIENT
-from mrl.sharing.own_rows import own_rows
 from mrl.sharing.regime import Absorbed, Asking, Author, Patience
-from mrl.sharing.setting import Setting
 
 
 class IndependentParameters(Table):
@@ -27,37 +27,37 @@ class IndependentRegime:
     asking: Asking | None = None
     patience: Patience | None = None
 
-    def __init__(self, parameters: IndependentParameters, setting: Setting) -> None:
-        self._setting = setting
-        self.components = (setting.objective.component(),)
+    def __init__(self, parameters: IndependentParameters, context: SharingContext) -> None:
+        self.context = context
+        self.components = (context.objective.component(),)
 
     def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
-        """Nothing."""
+        """No record: peers get nothing."""
         return []
 
     def asks(self, group: ScoredGroup) -> list[str]:
-        """Nothing."""
+        """No prompt: peers are asked for nothing."""
         return []
 
     def awaited(self) -> list[str]:
-        """Nothing."""
+        """No prompt."""
         return []
 
     def hear(self, received: Sequence[Received], *, step: int) -> None:
-        """Nothing is of use."""
+        """Drop them: nothing is asked for."""
 
     def is_settled(self, group: ScoredGroup) -> bool:
-        """Always."""
+        """Always true: nobody is waited for."""
         return True
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
         """Own rows only."""
-        own = own_rows(groups, self._setting.objective, source=self._setting.policy)
-        return Absorbed(own.examples, {POLICY_GRADIENT: self._setting.objective.denominator(own.lengths)})
+        own = own_examples(groups, self.context)
+        return Absorbed(own.examples, {POLICY_GRADIENT: self.context.objective.denominator(own.lengths)})
 
     def state(self) -> dict[str, Any]:
-        """Stateless."""
+        """Nothing: there is no state."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing to restore."""
+        """Do nothing: there is no state."""

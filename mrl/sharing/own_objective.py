@@ -1,4 +1,4 @@
-"""What a policy maximises on its own rows: the `[policies.X.objective]` table, with its method's values filled in."""
+"""The objective of a policy on its own rows: the `[policies.X.objective]` table, with its method's values filled in."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -56,12 +56,12 @@ class OwnObjective:
     max_resampling: float
 
     def component(self, name: str = POLICY_GRADIENT, *, term: Term | None = None) -> Component:
-        """The component of own rows, with another term where a regime wants one."""
+        """The component of own rows. A regime may give it another term."""
         kind = DENOMINATORS[self.aggregation]
         return Component(name, term or self.term, 1.0, kind, "own", self.regularizer)
 
     def token_clip(self) -> Clipped:
-        """The own term where it clips ratios of tokens; else one that clips these at 0.2 and is corrected as the own.
+        """A term that clips ratios of tokens: the own one where it does, else one at 0.2 with the own correction.
 
         Bounds of a whole row's ratio, as GSPO's, are far too narrow for those of a token.
         """
@@ -76,12 +76,12 @@ class OwnObjective:
                 return Clipped()
 
     def weights(self, num_tokens: int) -> Float32s:
-        """[T] of one row: 1 / T where answers are averaged, else 1."""
+        """[T] weights of one row: 1 / T where the objective averages over an answer, else 1."""
         share = 1.0 / num_tokens if num_tokens and self.aggregation == "sequence_mean" else 1.0
         return np.full(num_tokens, share, dtype=np.float32)
 
     def denominator(self, lengths: Sequence[int]) -> float:
-        """Of a component with rows of these lengths in tokens, left-out ones included; never 0."""
+        """The denominator of a component with rows of these lengths in tokens. Rows left out count too. Never 0."""
         match self.aggregation:
             case "sequence_mean":
                 count = len(lengths)
@@ -92,12 +92,12 @@ class OwnObjective:
         return float(max(1, count))
 
     def rewards(self, group: ScoredGroup) -> Float64s:
-        """[G] what the advantages of a group are made of: rewards, less what overlong answers lose."""
+        """[G] the rewards that advantages are made of: as verified, less what overlong answers lose."""
         rewards = np.array([answer.reward for answer in group.answers], dtype=np.float64)
         return self.penalised(rewards, [len(answer.token_ids) // 4 for answer in group.answers])
 
     def advantages(self, rewards_G: Float64s) -> Float32s:
-        """[G] of one group with these rewards."""
+        """[G] the advantages of one group with these rewards."""
         return group_advantages(rewards_G, self.advantage, std_correction=self.std_correction)
 
     def penalised(self, rewards_G: Float64s, lengths_G: Sequence[int]) -> Float64s:
@@ -110,12 +110,12 @@ class OwnObjective:
 
 
 def clips_tokens(term: Term) -> TypeGuard[Clipped]:
-    """Whether a term clips the ratios of tokens, as those of GRPO, Dr.GRPO and DAPO do."""
+    """Whether `term` clips the ratios of single tokens, as the terms of GRPO, Dr.GRPO and DAPO do."""
     return isinstance(term, Clipped) and term.ratio == "token"
 
 
 def own_objective(table: ObjectiveTable, *, max_answer_tokens: int) -> OwnObjective:
-    """The objective that a configuration asks for; keys left out take the method's values."""
+    """The objective of a configuration. Keys that it leaves out take the values of the method."""
     given = {key: value for key, value in table.model_dump().items() if value is not None}
     values = METHODS[table.method] | given
     return OwnObjective(

@@ -16,12 +16,12 @@ from pydantic import Field
 from mrl.config.table import Table
 from mrl.records.experience import Received, RecordKind, kind_of
 from mrl.records.rollouts import ScoredGroup
+from mrl.sharing.context import SharingContext
 from mrl.sharing.regime import Asking, Patience
-from mrl.sharing.setting import Setting
 
 
 class PeerGroupParameters(Table):
-    """What the tables of all regimes hold that read groups of peers."""
+    """The keys of every regime that reads groups of peers."""
 
     max_age_versions: int = Field(4, ge=0)
     """Groups of peers older than this are ignored."""
@@ -32,7 +32,10 @@ class PeerGroupParameters(Table):
 
 
 class PeerGroups:
-    """The newest record of every peer, for at most `max_prompts` open prompts; the least recently opened goes first."""
+    """The newest record of every peer for each open prompt.
+
+    At most `max_prompts` are open. Beyond that the least recently opened one is closed.
+    """
 
     def __init__(
         self,
@@ -56,14 +59,14 @@ class PeerGroups:
         return list(self._open)
 
     def open(self, group: ScoredGroup) -> list[str]:
-        """An own group has arrived; returns the prompt to ask for."""
+        """Open the prompt of an own group that has arrived. Returns the prompts to ask for."""
         self._open[group.prompt_id] = self._open.pop(group.prompt_id, {})
         while len(self._open) > self._max_prompts:
             self._close(next(iter(self._open)))
         return [group.prompt_id]
 
     def hear(self, received: Sequence[Received]) -> None:
-        """Keep what belongs to an open prompt, newest per peer; the rest is counted by reason."""
+        """Keep the newest record of each peer for open prompts. Every other record is counted by reason."""
         for item in received:
             reason = self._ignore_reason(item)
             if reason:
@@ -75,11 +78,11 @@ class PeerGroups:
                 of_prompt[item.record.source] = item
 
     def is_settled(self, prompt_id: str) -> bool:
-        """Whether every peer has answered, or nobody asks any more."""
+        """Whether every peer has answered about the prompt. A closed prompt is settled."""
         return prompt_id not in self._open or self._peers <= self._open[prompt_id].keys()
 
     def take(self, prompt_id: str) -> list[Received]:
-        """What the peers said, by name; the prompt is closed. Counts whether it was answered."""
+        """Close the prompt and return its records, by name of the peer. Counts whether any peer answered."""
         found = self._open.get(prompt_id, {})
         self._totals["asked"] += 1
         self._counts["asked"] += 1
@@ -108,7 +111,7 @@ class PeerGroups:
         return values
 
     def state(self) -> dict[str, Any]:
-        """What the cumulative rates are made of, as JSON values."""
+        """The totals behind the cumulative rates, as JSON values."""
         return dict(self._totals)
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -131,16 +134,16 @@ class PeerGroups:
 
 
 class PeerGroupReader:
-    """The part of a regime that asks peers for their groups on every prompt, and waits a little for them."""
+    """The part of a regime that asks peers for their groups on every own prompt, and waits for them within a bound."""
 
-    def __init__(self, kind: RecordKind, parameters: PeerGroupParameters, setting: Setting) -> None:
-        age = parameters.max_age_versions
-        self.asking: Asking | None = Asking((kind,), max(1, len(setting.peers)), age, watch=True)
+    def __init__(self, kind: RecordKind, parameters: PeerGroupParameters, context: SharingContext) -> None:
+        self.context, age = context, parameters.max_age_versions
+        self.asking: Asking | None = Asking((kind,), max(1, len(context.peers)), age, watch=True)
         self.patience: Patience | None = Patience(parameters.peer_hold_versions, parameters.peer_wait_s)
-        self.peer_groups = PeerGroups(kind, policy=setting.policy, peers=setting.peers, max_age_versions=age)
+        self.peer_groups = PeerGroups(kind, policy=context.policy, peers=context.peers, max_age_versions=age)
 
     def asks(self, group: ScoredGroup) -> list[str]:
-        """Every prompt."""
+        """The prompt of every own group."""
         return self.peer_groups.open(group)
 
     def awaited(self) -> list[str]:
@@ -152,11 +155,11 @@ class PeerGroupReader:
         self.peer_groups.hear(received)
 
     def is_settled(self, group: ScoredGroup) -> bool:
-        """Whether every peer has answered."""
+        """Whether every peer has answered about the prompt of `group`."""
         return self.peer_groups.is_settled(group.prompt_id)
 
     def state(self) -> dict[str, Any]:
-        """What the cumulative rates are made of; what was heard is asked for again."""
+        """The totals behind the cumulative rates. Records that were heard are asked for again."""
         return {"totals": self.peer_groups.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -27,18 +27,18 @@ from typing import Literal, get_args
 import numpy as np
 from pydantic import Field, model_validator
 
+from mrl.alignment.aligned_batch import AlignedTrace
 from mrl.alignment.spreading import SPREADING
 from mrl.objectives.specs import Cispo, Clipped, Correction, Shaped, Spreading, Term
-from mrl.records.experience import RolloutRecord
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.advantages import Float32s
-from mrl.sharing.carried import behaviour_of, mean_logprobs
+from mrl.sharing.context import SharingContext
+from mrl.sharing.own_examples import own_advantages, own_examples, prompt_of
 from mrl.sharing.own_objective import POLICY_GRADIENT, OwnObjective
-from mrl.sharing.own_rows import own_advantages, own_rows
 from mrl.sharing.peer_groups import PeerGroupParameters
-from mrl.sharing.peer_rollouts import PeerRow, RolloutReader, carry_groups, peer_example, rewards_of
+from mrl.sharing.peer_rollouts import RolloutReader, peer_rewards
+from mrl.sharing.peer_traces import PeerTrace, behaviour_of, mean_logprobs
 from mrl.sharing.regime import Absorbed, Component, Int32s, TrainingExample
-from mrl.sharing.setting import Setting
 
 PEER_ROLLOUTS = "peer_rollouts"
 
@@ -94,10 +94,10 @@ class PrpParameters(PeerGroupParameters):
 class PrpRegime(RolloutReader):
     """Own groups and the peers' groups on the same prompts, as one batch."""
 
-    def __init__(self, parameters: PrpParameters, setting: Setting) -> None:
-        super().__init__(parameters, setting)
+    def __init__(self, parameters: PrpParameters, context: SharingContext) -> None:
+        super().__init__(parameters, context)
         self.parameters = parameters
-        objective = setting.objective
+        objective = context.objective
         own = objective.component()
         peer = Component(
             PEER_ROLLOUTS,
@@ -112,50 +112,54 @@ class PrpRegime(RolloutReader):
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
         """Own and peers' rows under one denominator."""
-        objective, parameters = self._setting.objective, self.parameters
-        heard = self.take_rollouts(groups)
-        peers = carry_groups(groups, heard, self._setting, needs_trace=parameters.variant in TRACED)
-        advantages = [
-            _advantages(group, records, num_tokens, objective, pooled=parameters.advantages == "pooled")
-            for group, records, num_tokens in zip(groups, heard, peers.num_tokens, strict=True)
+        objective = self.context.objective
+        peers = self.take_traces(groups, needs_trace=self.parameters.variant in TRACED)
+        advantages = [self._advantages(group, traces) for group, traces in zip(groups, peers, strict=True)]
+        own = own_examples(groups, self.context, advantages=[own_G for own_G, _ in advantages])
+        pooled = [
+            self._example(group, trace, advantage)
+            for group, traces, (_, theirs) in zip(groups, peers, advantages, strict=True)
+            for trace, advantage in zip(traces, theirs, strict=True)
+            if trace.is_usable and (advantage or objective.regularizer)
         ]
-        own = own_rows(groups, objective, source=self._setting.policy, advantages=[own for own, _ in advantages])
-        trained: list[tuple[PeerRow, int]] = []
-        examples = list(own.examples)
-        for rows, (_, theirs) in zip(peers.of_group, advantages, strict=True):
-            for row in rows:
-                if theirs[row.place] or objective.regularizer:
-                    trained.append((row, len(examples)))
-                    examples.append(self._example(row, theirs[row.place]))
-        lengths = [len(row.trace.token_ids) for rows in peers.of_group for row in rows]
+        lengths = [trace.num_tokens for traces in peers for trace in traces if trace.is_usable]
         denominator = objective.denominator([*own.lengths, *lengths])
         denominators = {POLICY_GRADIENT: denominator, PEER_ROLLOUTS: denominator}
-        return self.absorbed(examples, denominators, peers, lengths=lengths, shared=peers.shared(trained))
+        return self.absorbed(own.examples + pooled, denominators, peer_lengths=lengths)
 
-    def _example(self, row: PeerRow, advantage: np.float32) -> TrainingExample:
-        behaviour, spans = None, None
-        if self.parameters.variant == "sequence":
-            behaviour = mean_logprobs(row.trace)
-        elif self.parameters.variant in TRACED:
-            behaviour, spans = self._peer_logprobs(row)
-        return peer_example(
-            row,
+    def _advantages(self, group: ScoredGroup, traces: Sequence[PeerTrace]) -> tuple[Float32s, Float32s]:
+        """[G] advantages of own answers, and those of all answers of peers, in order."""
+        objective = self.context.objective
+        if self.parameters.advantages == "source" or not traces:
+            told = np.array([trace.advantage for trace in traces], dtype=np.float32)
+            return own_advantages(group, objective), told
+        joint = objective.advantages(np.concatenate([objective.rewards(group), peer_rewards(traces, self.context)]))
+        return joint[: len(group.answers)], joint[len(group.answers) :]
+
+    def _example(self, group: ScoredGroup, trace: PeerTrace, advantage: np.float32) -> TrainingExample:
+        behaviour, spans = self._peer_logprobs(trace.aligned)
+        return trace.example(
+            prompt_of(group),
             component=PEER_ROLLOUTS,
             advantage=advantage,
-            weights=self._setting.objective.weights(len(row.trace.token_ids)),
+            weights=self.context.objective.weights(trace.num_tokens),
             behaviour=behaviour,
             spans=spans,
         )
 
-    def _peer_logprobs(self, row: PeerRow) -> tuple[Float32s, Int32s | None]:
-        """The peer's log-probs for own tokens, and spans where the learner has yet to divide them."""
+    def _peer_logprobs(self, row: AlignedTrace) -> tuple[Float32s | None, Int32s | None]:
+        """[T] the peer's log-probs at own tokens, and [T] the spans that the learner has yet to divide."""
+        if self.parameters.variant == "sequence":
+            return mean_logprobs(row), None
+        if self.parameters.variant not in TRACED:
+            return None, None
         if self.parameters.spreading in get_args(Spreading):
-            return behaviour_of(row.trace)
-        return SPREADING[self.parameters.spreading](row.trace, None).astype(np.float32), None
+            return behaviour_of(row)
+        return SPREADING[self.parameters.spreading](row, None).astype(np.float32), None
 
 
 def _spreading(parameters: PrpParameters) -> Spreading:
-    """What the learner does with spans; rules that need no own log-probs leave none to it."""
+    """The rule by which the learner reads spans. Rules that need no own log-probs leave it no spans."""
     match parameters.spreading:
         case "bytes" | "uniform":
             return "receiver_multiplicative"
@@ -164,7 +168,7 @@ def _spreading(parameters: PrpParameters) -> Spreading:
 
 
 def _term(parameters: PrpParameters, objective: OwnObjective) -> Term:
-    """What the tokens of peers get, with the clips of the policy's own objective where these are of the same ratio."""
+    """The term of peers' tokens. It has the clips of the policy's own objective where these bound the same ratio."""
     token = objective.token_clip()
     match parameters.variant:
         case "behaviour":
@@ -181,20 +185,3 @@ def _term(parameters: PrpParameters, objective: OwnObjective) -> Term:
             return Clipped(clips.clip_low, clips.clip_high, "sequence", "behaviour")
         case "luffy":
             return Shaped(parameters.shaping_gamma)
-
-
-def _advantages(
-    group: ScoredGroup,
-    records: Sequence[RolloutRecord],
-    num_tokens: Sequence[int],
-    objective: OwnObjective,
-    *,
-    pooled: bool,
-) -> tuple[Float32s, Float32s]:
-    """[G] of the own answers, and of all answers of the peers, of these lengths in own tokens, in order."""
-    if not pooled or not records:
-        told = [answer.advantage for record in records for answer in record.answers]
-        return own_advantages(group, objective), np.array(told, dtype=np.float32)
-    theirs = objective.penalised(rewards_of(records), num_tokens)
-    joint = objective.advantages(np.concatenate([objective.rewards(group), theirs]))
-    return joint[: len(group.answers)], joint[len(group.answers) :]

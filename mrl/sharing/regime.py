@@ -10,10 +10,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mrl.alignment.aligned_batch import AlignedBatch
 from mrl.objectives.specs import Regularizer, Spreading, Term
 from mrl.records.experience import ExperienceRecord, Received, RecordKind
 from mrl.records.rollouts import ScoredGroup
-from mrl.sharing.cost import SharedRows, Tried
 
 Int32s = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
@@ -44,6 +44,29 @@ class Component:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ExaminedAnswer:
+    """A peer's answer that was brought into own tokens, or an own answer that a peer has scored.
+
+    The functions that read records make it, and give it to the recorder. A regime only passes it on, in the row that it
+    makes of the answer.
+    """
+
+    source: str
+    """The policy that wrote the answer, or scored it."""
+    prompt_id: str
+    record_id: str
+    number: int
+    """Place of the answer in its record."""
+    rejected: str = ""
+    """Why the answer cannot be used; "" when it can."""
+    trace_fault: str = ""
+    """Why the source's log-probs are not believed, or are not there; "" when they are sound."""
+    batch: AlignedBatch | None = None
+    """Holds the answer as row `row`; None for a score that was rejected."""
+    row: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TrainingExample:
     """One row of a batch with its credit; token ids are the receiver's own.
 
@@ -61,8 +84,8 @@ class TrainingExample:
     weights: Float32s
     """[T], multiplies the per-token term."""
     behaviour_logprobs: Float32s | None
-    """[T] of the policy that sampled the row, or None where no ratio is formed. Where `behaviour_spans` is given: the
-    sum over the token's span, the same at each of its tokens."""
+    """[T] of the policy that sampled the row; None where no ratio is formed. With `behaviour_spans` each token has the
+    sum over its span."""
     prompt_id: str
     source: str
     """The policy that wrote the answer."""
@@ -75,11 +98,14 @@ class TrainingExample:
     """[T] that a scoring peer gave the token's span; NaN, or None for the whole row, where it said nothing."""
     teacher_spans: Int32s | None = None
     """[T] as `behaviour_spans`, of the teacher's segmentation."""
+    examined: ExaminedAnswer | None = None
+    """The answer that the row's tokens, or its teacher's log-probs, come from. Only the recorder reads it, on the first
+    rank; other ranks do not get it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rescue:
-    """A peer's answer that was trained on for a prompt where the own group failed; for samples and reports."""
+    """A peer's answer that was trained on where the own group failed. Samples show it."""
 
     prompt_id: str
     source: str
@@ -104,18 +130,13 @@ class Absorbed:
     counts: Mapping[str, float] = field(default_factory=dict)
     """Metric name -> value of this step."""
     rescued: Sequence[Rescue] = ()
-    shared: Sequence[SharedRows] = ()
-    """Peer answers among `examples`, and own ones that a peer scored, aligned, so that the learner can say what they
-    cost."""
-    tried: Sequence[Tried] = ()
-    """All that were looked at, those among them."""
     expansion: float = 1.0
     """Optimizer updates of the step, as a multiple of the policy's minibatches: 2 for a batch twice as large."""
 
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """Who publishes: the tags of every record that a worker writes."""
+    """The author of published records: the policy, and what every record of its worker says."""
 
     policy: str
     fingerprint: str
@@ -140,7 +161,7 @@ class Author:
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """How a regime asks the exchange for the prompts that `asks` names."""
+    """The question to the exchange for the prompts that `asks` names."""
 
     kinds: tuple[RecordKind, ...]
     """Record types that are of use."""
@@ -156,10 +177,11 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long an own group may wait for what peers say about its prompt. Never longer: peers are optional.
+    """The longest wait of an own group for what peers say about its prompt: peers are optional.
 
-    While enough groups are ready, those with an answer from a peer are trained first; one without is passed over for
-    `hold_versions` steps at most, inside the staleness bound. A batch with such groups is held for `wait_s` at most.
+    While enough groups are ready, those that peers have answered are trained first. A group that is still awaited is
+    passed over for `hold_versions` steps at most, inside the staleness bound. A batch that holds such a group waits
+    `wait_s` at most.
     """
 
     hold_versions: int
@@ -181,40 +203,43 @@ class Regime(Protocol):
 
     @property
     def patience(self) -> Patience | None:
-        """How long own groups wait for peers; None when they never do."""
+        """The bound of own groups' waits for peers. None for a regime whose groups never wait."""
         ...
 
     @property
     def asking(self) -> Asking | None:
-        """How to fetch what `asks` names; None when the regime never asks."""
+        """The question for the prompts that `asks` names. None for a regime that never asks."""
         ...
 
     def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
-        """Records that this group gives to the peers; depends on nothing but its arguments."""
+        """The records that this group gives to the peers. They depend on the arguments alone."""
         ...
 
     def asks(self, group: ScoredGroup) -> list[str]:
-        """Note an own group that has arrived; returns prompt ids to ask the peers for."""
+        """Note an own group that has arrived. Returns the prompt ids to ask the peers for."""
         ...
 
     def awaited(self) -> list[str]:
-        """Prompt ids that are awaited now; a resumed learner asks for them again."""
+        """The prompt ids that are awaited now. A resumed learner asks for them again."""
         ...
 
     def hear(self, received: Sequence[Received], *, step: int) -> None:
-        """Note peer records, at learner step `step`; bounded, whatever comes."""
+        """Note peer records at learner step `step`. What is kept has a bound, whatever comes."""
         ...
 
     def is_settled(self, group: ScoredGroup) -> bool:
-        """Whether waiting for peers has nothing more to give to this own group."""
+        """Whether this own group has nothing more to wait for."""
         ...
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
-        """Turn the own groups of `step` (the learner's version) and what was heard into rows with credit."""
+        """Turn the own groups of `step` and the records that were heard into rows with credit.
+
+        `step` is that of the learner's version. `rng` is the only source of chance.
+        """
         ...
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold, as plain JSON values."""
+        """The state that a checkpoint must hold, as plain JSON values."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:

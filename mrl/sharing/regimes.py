@@ -6,7 +6,7 @@ regime = "sgt"          which regime runs
 lambda = 0.3
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -16,6 +16,7 @@ from mrl.config.nearest_key import nearest
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.table import Table
 from mrl.errors import ConfigError
+from mrl.sharing.context import SharingContext
 from mrl.sharing.graft import GraftParameters, GraftRegime
 from mrl.sharing.hacpo import HacpoParameters, HacpoRegime
 from mrl.sharing.independent import IndependentParameters, IndependentRegime
@@ -23,20 +24,22 @@ from mrl.sharing.own_objective import clips_tokens, own_objective
 from mrl.sharing.prp import PrpParameters, PrpRegime
 from mrl.sharing.regime import Regime
 from mrl.sharing.rlad import RladParameters, RladRegime
-from mrl.sharing.setting import Setting
 from mrl.sharing.sgt import SgtParameters, SgtRegime
 from mrl.sharing.xgrpo import XgrpoParameters, XgrpoRegime
 
 
 class RegimeKind(NamedTuple):
-    """What a name stands for: its typed table, and how to build it."""
+    """One regime: its typed table, the function that builds it, and what the configuration must know of it."""
 
     parameters: type[Table]
-    build: Callable[[Any, Setting], Regime]
+    build: Callable[[Any, SharingContext], Regime]
     carries_text: bool = True
     """Whether policies read each other's texts, so that their tokenizers are aligned."""
     learns_of_uniform_groups: bool = False
-    """Whether it makes use of own groups whose answers all have one reward, which dynamic sampling drops."""
+    """Whether the regime uses own groups whose answers all have one reward. Dynamic sampling drops these."""
+    teacher_of: Callable[[Any, str, Sequence[str]], str | None] = lambda parameters, policy, policies: None
+    """(Its parameters, a policy, all policies) -> the policy that scores texts of that one; None where nobody does.
+    The teacher's ratio stands in a clip of tokens, so the objective of a policy with a teacher needs one."""
 
 
 REGIMES: dict[str, RegimeKind] = {
@@ -46,14 +49,14 @@ REGIMES: dict[str, RegimeKind] = {
     "sgt": RegimeKind(SgtParameters, SgtRegime),
     "hacpo": RegimeKind(HacpoParameters, HacpoRegime, learns_of_uniform_groups=True),
     "graft": RegimeKind(GraftParameters, GraftRegime, learns_of_uniform_groups=True),
-    "rlad": RegimeKind(RladParameters, RladRegime),
+    "rlad": RegimeKind(RladParameters, RladRegime, teacher_of=RladParameters.teacher_of),
 }
 """Every regime; a new one is added here and nowhere else."""
 
 
-def build_regime(table: Mapping[str, Any], setting: Setting) -> Regime:
+def build_regime(table: Mapping[str, Any], context: SharingContext) -> Regime:
     """The regime of one policy. Raises ConfigError as `check_sharing` does."""
-    return REGIMES[_name(table)].build(check_sharing(table, ""), setting)
+    return REGIMES[_name(table)].build(check_sharing(table, ""), context)
 
 
 def shares(table: Mapping[str, Any]) -> bool:
@@ -67,16 +70,13 @@ def aligns(table: Mapping[str, Any]) -> bool:
 
 
 def scorers(table: Mapping[str, Any], policies: Mapping[str, PolicyTable]) -> frozenset[str]:
-    """The policies whose engines score texts of those that learn, under this `[sharing]` table."""
-    parameters = check_sharing(table, "")
-    if not isinstance(parameters, RladParameters):
-        return frozenset()
+    """The policies whose engines score texts of learning policies, under this `[sharing]` table."""
     learning = [name for name, policy in policies.items() if not policy.frozen]
-    return frozenset(filter(None, (parameters.teacher_of(name, list(policies)) for name in learning)))
+    return frozenset(teacher for name in learning if (teacher := _teacher_of(table, name, policies)))
 
 
 def check_sharing(table: Mapping[str, Any], where: str) -> Table:
-    """The typed parameters of the regime that the `[sharing]` table in `where` names; every sub-table is checked.
+    """The typed parameters of the regime that the `[sharing]` table in `where` names. Every sub-table is checked.
 
     Raises ConfigError for an unknown regime, an unknown key (with the nearest valid one) or a value out of bounds.
     """
@@ -91,8 +91,13 @@ def check_sharing(table: Mapping[str, Any], where: str) -> Table:
 
 
 def check_objectives(table: Mapping[str, Any], policies: Mapping[str, PolicyTable], where: str) -> None:
-    """Raises ConfigError for a policy that learns by an objective with which the regime is not what it says."""
-    name, parameters = _name(table), check_sharing(table, where)
+    """Check that every policy learns by an objective that suits the regime of the `[sharing]` table in `where`.
+
+    Raises ConfigError for groups that dynamic sampling drops although the regime learns of them, and for an objective
+    without a clip of token ratios where the policy has a teacher.
+    """
+    name = _name(table)
+    check_sharing(table, where)
     for policy, of_policy in policies.items():
         objective = own_objective(of_policy.objective, max_answer_tokens=of_policy.rollout.max_new_tokens)
         if of_policy.frozen:
@@ -104,8 +109,7 @@ def check_objectives(table: Mapping[str, Any], policies: Mapping[str, PolicyTabl
                 got=True,
                 cure=f"set policies.{policy}.objective.drop_uniform_groups = false",
             )
-        has_teacher = isinstance(parameters, RladParameters) and parameters.teacher_of(policy, list(policies))
-        if has_teacher and not clips_tokens(objective.term):
+        if _teacher_of(table, policy, policies) and not clips_tokens(objective.term):
             raise ConfigError(
                 f"policies.{policy}.objective.method: the teacher's ratio stands in a clip of tokens",
                 where=where,
@@ -130,6 +134,10 @@ def _check(name: str, parameters: object, where: str) -> Table:
     except ValidationError as error:
         mistakes = sorted(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
         raise _explain(mistakes[0], name, where) from error
+
+
+def _teacher_of(table: Mapping[str, Any], policy: str, policies: Mapping[str, PolicyTable]) -> str | None:
+    return REGIMES[_name(table)].teacher_of(check_sharing(table, ""), policy, list(policies))
 
 
 def _name(table: Mapping[str, Any]) -> str:

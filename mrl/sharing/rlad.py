@@ -15,14 +15,12 @@ teacher's. Costs: one forward pass of the teacher per answer of a mixed group.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from pydantic import Field
 
-from mrl.alignment.aligned_batch import AlignedBatch, merge
-from mrl.alignment.flags import Rejected
 from mrl.config.table import Table
 from mrl.objectives.specs import Trrd
 from mrl.records.experience import (
@@ -34,17 +32,14 @@ from mrl.records.experience import (
     ScoreRequestRecord,
 )
 from mrl.records.rollouts import ScoredGroup
-from mrl.sharing.cost import SharedRows, Tried, shared_values, tried_values
+from mrl.sharing.context import SharingContext
+from mrl.sharing.own_examples import own_advantages, own_examples
 from mrl.sharing.own_objective import POLICY_GRADIENT, clips_tokens
-from mrl.sharing.own_rows import own_advantages, own_rows
 from mrl.sharing.regime import Absorbed, Asking, Author, Patience, TrainingExample
-from mrl.sharing.scored import TeacherView, teacher_view
-from mrl.sharing.setting import Setting
+from mrl.sharing.teacher_traces import UNSCORED, teacher_traces
 
 MAX_OPEN = 4096
 SCORES_PER_ASK = 4
-UNSCORED = "unscored"
-"""The teacher could not express the text, or own ids do not stand for it."""
 
 
 class RladParameters(Table):
@@ -62,7 +57,7 @@ class RladParameters(Table):
     """Longest wait of a batch for its scores; a synchronous run waits `run.sync_timeout_s` and ends without them."""
 
     def teacher_of(self, policy: str, policies: Sequence[str]) -> str | None:
-        """Who scores for `policy`; None when nobody does, as for the teacher itself."""
+        """The policy that scores for `policy`. None where nobody does, as for the teacher itself."""
         others = sorted(set(policies) - {policy})
         wanted = self.teacher or (others[0] if others else "")
         return wanted if wanted in others else None
@@ -71,11 +66,11 @@ class RladParameters(Table):
 class RladRegime:
     """Own rows with a teacher's log-probs."""
 
-    def __init__(self, parameters: RladParameters, setting: Setting) -> None:
+    def __init__(self, parameters: RladParameters, context: SharingContext) -> None:
         self.parameters = parameters
-        self._setting = setting
-        self._teacher = parameters.teacher_of(setting.policy, setting.others)
-        self.components = (setting.objective.component(term=_term(parameters, setting) if self._teacher else None),)
+        self.context = context
+        self._teacher = parameters.teacher_of(context.policy, context.others)
+        self.components = (context.objective.component(term=_term(parameters, context) if self._teacher else None),)
         self.asking: Asking | None = None
         self.patience: Patience | None = None
         if self._teacher is not None:
@@ -88,7 +83,7 @@ class RladRegime:
         self._totals: Counter[str] = Counter()
 
     def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
-        """A request to score the group, when it moves anything and every text of it fits."""
+        """A request to score the group. A group that moves nothing, or has an oversized text, is not sent."""
         if not self._is_scored(group):
             return []
         assert self._teacher is not None
@@ -106,7 +101,7 @@ class RladRegime:
         """The prompt of a group that was sent to the teacher."""
         if not self._is_scored(group):
             return []
-        self._open[request_id(self._setting.policy, group.ticket)] = group.prompt_id
+        self._open[request_id(self.context.policy, group.ticket)] = group.prompt_id
         while len(self._open) > MAX_OPEN:
             self._close(next(iter(self._open)))
         return [group.prompt_id]
@@ -127,35 +122,30 @@ class RladRegime:
                 self._scores[record.request_id] = record
 
     def is_settled(self, group: ScoredGroup) -> bool:
-        """Whether its scores are there, or were never asked for."""
-        request = request_id(self._setting.policy, group.ticket)
+        """Whether the scores of `group` are there. A group that was never sent is settled."""
+        request = request_id(self.context.policy, group.ticket)
         return request not in self._open or request in self._scores
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
-        """Own rows; those of scored answers with the teacher's log-probs."""
-        objective, policy = self._setting.objective, self._setting.policy
+        """Own rows. Rows of scored answers have the teacher's log-probs."""
+        counts: Counter[str] = Counter(asked=0, scored=0, absent=0, unscored=0)
         examples: list[TrainingExample] = []
         lengths: list[int] = []
-        seen = _Seen()
         for group in groups:
-            own = own_rows([group], objective, source=policy)
+            own = own_examples([group], self.context)
             lengths += own.lengths
-            request = request_id(policy, group.ticket)
-            record = self._scores.get(request)
-            examples += self._with_scores(own.examples, group, record, seen, first_place=len(examples))
+            request = request_id(self.context.policy, group.ticket)
+            examples += self._with_scores(own.examples, group, self._scores.get(request), counts)
             self._close(request)
-        shared = seen.shared()
         return Absorbed(
             examples,
-            {POLICY_GRADIENT: objective.denominator(lengths)},
+            {POLICY_GRADIENT: self.context.objective.denominator(lengths)},
             forget=self._take_forgotten(),
-            counts=self._counts(seen) | tried_values(seen.tried) | shared_values(shared),
-            shared=shared,
-            tried=seen.tried,
+            counts=self._values(counts),
         )
 
     def state(self) -> dict[str, Any]:
-        """What the cumulative rate is made of; open groups are sampled again."""
+        """The totals behind the cumulative rate. Open groups are sampled again."""
         return {"totals": dict(self._totals)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -164,7 +154,7 @@ class RladRegime:
 
     def _is_scored(self, group: ScoredGroup) -> bool:
         fits = all(len(answer.completion) <= MAX_COMPLETION_BYTES for answer in group.answers)
-        return self._teacher is not None and fits and bool(own_advantages(group, self._setting.objective).any())
+        return self._teacher is not None and fits and bool(own_advantages(group, self.context.objective).any())
 
     def _close(self, request: str) -> None:
         self._scores.pop(request, None)
@@ -173,98 +163,50 @@ class RladRegime:
             self._forget[prompt_id] = None
 
     def _take_forgotten(self) -> list[str]:
-        """Prompts of requests that were closed since the last call, without those that another request is about."""
+        """Prompts of requests that were closed since the last call. Prompts with another open request are left out."""
         still_open = set(self._open.values())
         forgotten = [prompt_id for prompt_id in self._forget if prompt_id not in still_open]
         self._forget.clear()
         return forgotten
 
     def _with_scores(
-        self,
-        rows: list[TrainingExample],
-        group: ScoredGroup,
-        record: ScoreRecord | None,
-        seen: "_Seen",
-        *,
-        first_place: int,
+        self, rows: list[TrainingExample], group: ScoredGroup, record: ScoreRecord | None, counts: Counter[str]
     ) -> list[TrainingExample]:
+        """The own rows of a group, with the teacher's log-probs where it was asked and gave sound ones."""
         if not self._is_scored(group):
             return rows
-        seen.counts["asked"] += len(rows)
+        counts["asked"] += len(rows)
         if record is None or len(record.scores) != len(rows):
-            seen.counts["absent"] += len(rows)
+            counts["absent"] += len(rows)
             return rows
         scored = []
-        for number, (row, answer, score) in enumerate(zip(rows, group.answers, record.scores, strict=True)):
-            view = teacher_view(answer, score, record.fingerprint, self._setting.receiver)
-            one = Tried(record.source, *_verdict(view), record.prompt_id, record.record_id, number)
-            seen.tried.append(one)
-            if isinstance(view, TeacherView):
-                seen.add(one, first_place + number, view.aligned)
-                row = replace(row, teacher_logprobs=view.logprobs, teacher_spans=view.spans)
+        for row, (examined, trace) in zip(rows, teacher_traces(group, record, self.context), strict=True):
+            counts["unscored"] += examined.rejected == UNSCORED
+            if trace is not None:
+                counts["scored"] += 1
+                row = replace(row, teacher_logprobs=trace.logprobs, teacher_spans=trace.spans, examined=examined)
             scored.append(row)
         return scored
 
-    def _counts(self, seen: "_Seen") -> dict[str, float]:
+    def _values(self, counts: Counter[str]) -> dict[str, float]:
+        """Metrics of a step with these counts of rows."""
         ignored, self._ignored = self._ignored, Counter()
-        seen.counts["scored"] = len(seen.answers)
-        seen.counts["unscored"] = sum(one.reason == UNSCORED for one in seen.tried)
-        values = {
-            f"sharing/{name}_rows": float(seen.counts[name]) for name in ("asked", "scored", "absent", "unscored")
-        }
-        self._totals.update({name: seen.counts[name] for name in ("asked", "scored")})
+        self._totals.update(asked=counts["asked"], scored=counts["scored"])
+        values = {f"sharing/{name}_rows": float(count) for name, count in counts.items()}
+        values |= {f"regime/ignored_{reason}": float(count) for reason, count in ignored.items()}
         if self._totals["asked"]:
             values["sharing/hit_rate"] = self._totals["scored"] / self._totals["asked"]
-        return values | {f"regime/ignored_{reason}": float(number) for reason, number in ignored.items()}
-
-
-@dataclass(slots=True)
-class _Seen:
-    """The answers of a step that the teacher was asked about."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    tried: list[Tried] = field(default_factory=list)
-    """Those with a score, or the word that there is none."""
-    answers: list[Tried] = field(default_factory=list)
-    """Those with a usable score."""
-    places: list[int] = field(default_factory=list)
-    """Of these, among the examples."""
-    aligned: list[AlignedBatch] = field(default_factory=list)
-    """Of these, one row each."""
-
-    def add(self, one: Tried, place: int, aligned: AlignedBatch) -> None:
-        """One more with a usable score."""
-        self.answers.append(one)
-        self.places.append(place)
-        self.aligned.append(aligned)
-
-    def shared(self) -> list[SharedRows]:
-        """All with a usable score; there is one teacher."""
-        if not self.answers:
-            return []
-        batch = merge(self.aligned, len(self.aligned))
-        return [SharedRows(self.answers[0].source, tuple(self.places), batch, tuple(self.answers))]
-
-
-def _verdict(view: TeacherView | Rejected | None) -> tuple[str, str]:
-    """(Why there is no usable score, why it was not believed); "" where that is not so."""
-    match view:
-        case Rejected(reason):
-            return reason, reason
-        case None:
-            return UNSCORED, ""
-        case _:
-            return "", ""
+        return values
 
 
 def request_id(policy: str, ticket: str) -> str:
-    """The id of the request about one group, known to its worker, which writes it, and to its learner, which waits."""
+    """The id of the request about one group. Its worker and its learner both know it."""
     return f"{policy}:{ticket}:score"
 
 
-def _term(parameters: RladParameters, setting: Setting) -> Trrd:
-    """The policy's own clips with the teacher's ratio."""
-    own = setting.objective.term
+def _term(parameters: RladParameters, context: SharingContext) -> Trrd:
+    """The term of own rows: the policy's own clips with the teacher's ratio."""
+    own = context.objective.term
     assert clips_tokens(own), "others are refused before a run starts"
     return Trrd(
         alpha=parameters.alpha,

@@ -6,11 +6,11 @@
     y* ~ Uniform{ received successes on x }
 
 y* is the peer's text in own tokens, closed by the own EOS when the peer ended it itself. The normaliser Z is a choice
-of this code: "prompts" counts the prompts sampled for the batch, which are its own groups and those that dynamic
-sampling has dropped; "rescues" its rescued prompts, those that had been pending
-included; "tokens" the tokens of its rescues, which then count alike in short and long ones. Policies run
-asynchronously, so a success may come after the failure it answers: `pending` says how a failure waits and how it is
-settled. A success that was verified before the failure lies in the exchange's memory, and answers at once.
+of this code. "prompts" counts the prompts sampled for the batch: those of its own groups, and those of groups that
+dynamic sampling has dropped. "rescues" counts its rescued prompts, older failures included. "tokens" counts the
+tokens of its rescues, which then weigh alike in short and long ones. Policies run asynchronously, so a success may come
+after the failure that it answers: `rescues` says how a failure waits and how it is settled. A success that was verified
+before the failure lies in the exchange's memory, and answers at once.
 
 Reads of a peer: verified texts (outcome records) on prompts that failed here. On the wire, per prompt with a success:
 about 360 bytes, one text, and 13 bytes per token (ids, lengths and log-probs, for the residual). Costs: one forward and
@@ -24,17 +24,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import ConfigDict, Field
 
-from mrl.alignment.aligned_batch import AlignedBatch, merge
 from mrl.config.table import Table
 from mrl.objectives.specs import Imitation
-from mrl.records.codec import unpack_array
 from mrl.records.experience import MAX_COMPLETION_BYTES, ExperienceRecord, OutcomeRecord, Received
 from mrl.records.rollouts import Answer, ScoredGroup
-from mrl.sharing.carried import carry, trace_of
-from mrl.sharing.cost import SharedRows, Tried, shared_values, tried_values
+from mrl.sharing.context import SharingContext
+from mrl.sharing.own_examples import own_examples, prompt_of
 from mrl.sharing.own_objective import POLICY_GRADIENT
-from mrl.sharing.own_rows import own_rows
-from mrl.sharing.pending import Failure, PendingFailures
+from mrl.sharing.own_traces import trace_of
+from mrl.sharing.peer_traces import PeerTrace, peer_traces
 from mrl.sharing.regime import (
     SUCCESS_REWARD,
     Absorbed,
@@ -46,7 +44,7 @@ from mrl.sharing.regime import (
     Rescue,
     TrainingExample,
 )
-from mrl.sharing.setting import Setting
+from mrl.sharing.rescues import Failure, PendingRescues
 
 RESCUE = "rescue"
 RECORDS_PER_ASK = 16
@@ -57,12 +55,10 @@ MAX_HEARD = 4096
 
 
 class Success(NamedTuple):
-    """A peer's success that can be used, and the one row that it is in own tokens."""
+    """A success of a peer that is trained on."""
 
-    record: OutcomeRecord
+    trace: PeerTrace
     age_versions: int
-    row: AlignedBatch
-    tried: Tried
 
 
 class SgtParameters(Table):
@@ -95,17 +91,17 @@ class SgtRegime:
 
     patience: Patience | None = None
 
-    def __init__(self, parameters: SgtParameters, setting: Setting) -> None:
+    def __init__(self, parameters: SgtParameters, context: SharingContext) -> None:
         self.parameters = parameters
-        self._setting = setting
+        self.context = context
         kind = DENOMINATORS[parameters.normaliser]
         rescue = Component(RESCUE, Imitation(), parameters.lambda_, kind, "peer")
-        self.components = (setting.objective.component(), rescue)
+        self.components = (context.objective.component(), rescue)
         self.asking: Asking | None = Asking(("outcome",), RECORDS_PER_ASK, parameters.max_age_versions, watch=True)
         self._heard: deque[Received] = deque(maxlen=MAX_HEARD)
         self._num_overflown = 0
         self._droppable: set[str] = set()
-        self._pending = PendingFailures(
+        self._pending = PendingRescues(
             max_pending=parameters.max_pending, gate_age_versions=parameters.gate_age_versions
         )
 
@@ -121,15 +117,14 @@ class SgtRegime:
         ]
 
     def asks(self, group: ScoredGroup) -> list[str]:
-        """The group's prompt when its answers failed; a success ends the wait for an older failure on it."""
-        if self._setting.objective.drop_uniform_groups and group.is_uniform:
+        """The prompt of a group that failed. A group with a success settles an older failure on its prompt."""
+        if self.context.objective.drop_uniform_groups and group.is_uniform:
             self._droppable.add(group.ticket)
         passed = sum(answer.reward >= SUCCESS_REWARD for answer in group.answers)
         if passed > self.parameters.gate_success_share * len(group.answers):
             self._pending.succeeded(group.prompt_id, group.newest)
             return []
-        prompt_token_ids = tuple(unpack_array(group.prompt_token_ids, "i4").tolist())
-        self._pending.failed(Failure(group.prompt_id, prompt_token_ids, group.newest))
+        self._pending.failed(Failure(group.prompt_id, tuple(prompt_of(group).tolist()), group.newest))
         return [group.prompt_id]
 
     def awaited(self) -> list[str]:
@@ -137,12 +132,12 @@ class SgtRegime:
         return self._pending.prompt_ids
 
     def hear(self, received: Sequence[Received], *, step: int) -> None:
-        """Note them for the next batch; what has no failure to answer then is counted and forgotten."""
+        """Note records for the next batch. A record that answers no failure then is counted and forgotten."""
         self._num_overflown += max(0, len(self._heard) + len(received) - MAX_HEARD)
         self._heard.extend(received)
 
     def is_settled(self, group: ScoredGroup) -> bool:
-        """Always: a failure may wait without its group."""
+        """Always true: a failure waits without its group."""
         return True
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
@@ -151,71 +146,64 @@ class SgtRegime:
         Without a rescue the rows are those of `IndependentRegime`, bit for bit, and `rng` is untouched.
         """
         self._pending.expire(step=step)
-        ignored: Counter[str] = Counter()
-        tried: list[Tried] = []
-        own = own_rows(groups, self._setting.objective, source=self._setting.policy)
+        counts: Counter[str] = Counter({"align/rejected": 0})
+        own = own_examples(groups, self.context)
         rescues: list[TrainingExample] = []
         used: list[Success] = []
         num_rescued_prompts = 0
-        for prompt_id, candidates in self._take_usable(ignored).items():
-            chosen = self._choose(candidates, rng, tried)
+        for prompt_id, candidates in self._take_usable(counts).items():
+            chosen = self._choose(candidates, rng, counts)
             if chosen:
-                failure = self._pending.hit(prompt_id, chosen[0].record.source)
-                rescues += [self._rescue_row(failure, one, rows_sharing=len(chosen)) for one in chosen]
+                failure = self._pending.hit(prompt_id, chosen[0].trace.source)
+                rescues += [self._rescue_row(failure, one.trace, rows_sharing=len(chosen)) for one in chosen]
                 used += chosen
                 num_rescued_prompts += 1
-        shared = _shared_rows(used, first_place=len(own.examples))
-        divisor = self._divisor(len(groups) + self._take_dropped(groups), num_rescued_prompts, rescues)
+        num_tokens = sum(row.answer_token_ids.size for row in rescues)
+        num_prompts = len(groups) + self._take_dropped(groups)
+        divisors = {"prompts": num_prompts, "rescues": num_rescued_prompts, "tokens": num_tokens}
+        counts.update({"sharing/rescues": len(rescues), "sharing/rescue_tokens": num_tokens})
+        values = self._pending.take_counts() | {name: float(count) for name, count in counts.items()}
+        if used:
+            values["sharing/rescue_age_versions"] = sum(one.age_versions for one in used) / len(used)
         return Absorbed(
             examples=own.examples + rescues,
             denominators={
-                POLICY_GRADIENT: self._setting.objective.denominator(own.lengths),
-                RESCUE: float(max(1, divisor)),
+                POLICY_GRADIENT: self.context.objective.denominator(own.lengths),
+                RESCUE: float(max(1, divisors[self.parameters.normaliser])),
             },
             forget=self._pending.take_forgotten(),
-            counts=self._pending.take_counts()
-            | _counts(rescues, used, ignored, tried)
-            | tried_values(tried)
-            | shared_values(shared),
-            rescued=[Rescue(one.record.prompt_id, one.record.source, one.record.completion) for one in used],
-            shared=shared,
-            tried=tried,
+            counts=values,
+            rescued=[
+                Rescue(row.prompt_id, row.source, one.trace.answer.completion)
+                for row, one in zip(rescues, used, strict=True)
+            ],
         )
 
     def state(self) -> dict[str, Any]:
-        """The pending table, the cumulative counts, and tickets of groups that the next batch may not have."""
+        """The table of failures, the cumulative counts, and tickets of groups that dynamic sampling may drop."""
         return self._pending.state() | {"droppable": sorted(self._droppable)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from `state()`; the caller asks again for `awaited()`."""
         self._pending.restore(state)
-        self._droppable = set(state.get("droppable", ()))  # a checkpoint of an earlier state of the code has none
+        self._droppable = set(state["droppable"])
 
     def _take_dropped(self, groups: Sequence[ScoredGroup]) -> int:
-        """How many groups arrived since the last batch that dynamic sampling has kept out of this one, `groups`."""
+        """The number of groups since the last batch that dynamic sampling has kept out of `groups`."""
         dropped = self._droppable - {group.ticket for group in groups}
         self._droppable.clear()
         return len(dropped)
 
-    def _divisor(self, num_prompts: int, num_rescued_prompts: int, rescues: Sequence[TrainingExample]) -> int:
-        num_tokens = sum(row.answer_token_ids.size for row in rescues)
-        return {"prompts": num_prompts, "rescues": num_rescued_prompts, "tokens": num_tokens}[
-            self.parameters.normaliser
-        ]
+    def _rescue_row(self, failure: Failure, trace: PeerTrace, *, rows_sharing: int) -> TrainingExample:
+        """The row of one rescue. It is a token mean, divided by the `rows_sharing` rescues of its prompt.
 
-    def _rescue_row(self, failure: Failure, success: Success, *, rows_sharing: int) -> TrainingExample:
-        """A row that is its token mean, shared by the `rows_sharing` rescues of its prompt; or tokens that count 1."""
-        token_ids = success.row.token_ids
-        weight = 1.0 if self.parameters.normaliser == "tokens" else 1.0 / (len(token_ids) * rows_sharing)
-        return TrainingExample(
-            prompt_token_ids=np.asarray(failure.prompt_token_ids, dtype=np.int32),
-            answer_token_ids=token_ids,
+        With the normaliser "tokens" every token counts 1.
+        """
+        weight = 1.0 if self.parameters.normaliser == "tokens" else 1.0 / (trace.num_tokens * rows_sharing)
+        return trace.example(
+            np.asarray(failure.prompt_token_ids, dtype=np.int32),
             component=RESCUE,
-            advantages=np.zeros(len(token_ids), dtype=np.float32),
-            weights=np.full(len(token_ids), weight, dtype=np.float32),
-            behaviour_logprobs=None,
-            prompt_id=failure.prompt_id,
-            source=success.record.source,
+            weights=np.full(trace.num_tokens, weight, dtype=np.float32),
         )
 
     def _is_publishable(self, answer: Answer) -> bool:
@@ -230,27 +218,27 @@ class SgtRegime:
             finish_reason=answer.finish_reason,
             verifier=author.verifier,
             reward=answer.reward,
-            trace=trace_of(answer, self._setting.receiver),
+            trace=trace_of(answer, self.context.receiver),
         )
 
-    def _take_usable(self, ignored: Counter[str]) -> dict[str, list[Received]]:
-        """What was heard and answers a pending failure, by prompt in order of arrival."""
+    def _take_usable(self, counts: Counter[str]) -> dict[str, list[Received]]:
+        """The records that answer a pending failure, by prompt in order of arrival."""
         heard = list(self._heard)
         self._heard.clear()
         if self._num_overflown:
-            ignored["overflow"], self._num_overflown = self._num_overflown, 0
+            counts["regime/ignored_overflow"], self._num_overflown = self._num_overflown, 0
         by_prompt: defaultdict[str, list[Received]] = defaultdict(list)
         for item in heard:
             reason = self._ignore_reason(item)
             if reason:
-                ignored[reason] += 1
+                counts[f"regime/ignored_{reason}"] += 1
             else:
                 by_prompt[item.record.prompt_id].append(item)
         return by_prompt
 
     def _ignore_reason(self, item: Received) -> str:
         record, oldest = item.record, self.parameters.max_age_versions
-        if record.source == self._setting.policy:
+        if record.source == self.context.policy:
             return "own"
         if not isinstance(record, OutcomeRecord):
             return "other"
@@ -262,7 +250,8 @@ class SgtRegime:
             return "stale"
         return "" if record.prompt_id in self._pending else "not_pending"
 
-    def _choose(self, candidates: list[Received], rng: np.random.Generator, tried: list[Tried]) -> list[Success]:
+    def _choose(self, candidates: list[Received], rng: np.random.Generator, counts: Counter[str]) -> list[Success]:
+        """The successes of one rescue: distinct texts, drawn uniformly."""
         chosen: list[Success] = []
         texts: set[bytes] = set()
         for index in rng.permutation(len(candidates)):
@@ -271,42 +260,9 @@ class SgtRegime:
             if len(chosen) == self.parameters.successes_per_rescue or record.completion in texts:
                 continue
             texts.add(record.completion)
-            setting = self._setting
-            carried = carry([record], [record.fingerprint], setting.receiver, max_tokens=setting.max_answer_tokens)
-            reason = carried.reason(0, needs_trace=False)
-            fault = carried.trace_faults[0]
-            tried.append(Tried(record.source, reason, fault, record.prompt_id, record.record_id))
-            if not reason:
-                chosen.append(Success(record, age_versions, carried.batch, tried[-1]))
+            ((trace,),) = peer_traces([record], self.context, needs_trace=False)
+            if trace.is_usable:
+                chosen.append(Success(trace, age_versions))
+            else:
+                counts.update(["align/rejected", f"regime/rejected_{trace.examined.rejected}"])
         return chosen
-
-
-def _shared_rows(used: Sequence[Success], *, first_place: int) -> list[SharedRows]:
-    """Per peer, its answers and their places among the examples of the step."""
-    by_source: defaultdict[str, list[int]] = defaultdict(list)
-    for place, one in enumerate(used):
-        by_source[one.record.source].append(place)
-    return [
-        SharedRows(
-            source,
-            tuple(first_place + place for place in places),
-            merge([used[place].row for place in places], len(places)),
-            tuple(used[place].tried for place in places),
-        )
-        for source, places in sorted(by_source.items())
-    ]
-
-
-def _counts(
-    rescues: Sequence[TrainingExample], used: Sequence[Success], ignored: Counter[str], tried: Sequence[Tried]
-) -> dict[str, float]:
-    rejected = Counter(item.reason for item in tried if item.reason)
-    counts = {
-        "sharing/rescues": float(len(rescues)),
-        "sharing/rescue_tokens": float(sum(row.answer_token_ids.size for row in rescues)),
-        "align/rejected": float(rejected.total()),
-    }
-    if used:
-        counts["sharing/rescue_age_versions"] = sum(one.age_versions for one in used) / len(used)
-    counts |= {f"regime/ignored_{reason}": float(n) for reason, n in ignored.items()}
-    return counts | {f"regime/rejected_{reason}": float(n) for reason, n in rejected.items()}

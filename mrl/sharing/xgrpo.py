@@ -27,12 +27,12 @@ from pydantic import Field, model_validator
 from mrl.records.experience import ExperienceRecord, ValueRecord
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.advantages import EPS, Float32s, Float64s
-from mrl.sharing.capability import Capabilities
+from mrl.sharing.context import SharingContext
+from mrl.sharing.hacpo import Capabilities
+from mrl.sharing.own_examples import own_advantages, own_examples
 from mrl.sharing.own_objective import POLICY_GRADIENT
-from mrl.sharing.own_rows import own_advantages, own_rows
 from mrl.sharing.peer_groups import PeerGroupParameters, PeerGroupReader
 from mrl.sharing.regime import Absorbed, Author
-from mrl.sharing.setting import Setting
 
 Baseline = Literal["pooled", "peer_only", "rescaled", "mean_only", "leave_one_out"]
 
@@ -59,26 +59,25 @@ class XgrpoParameters(PeerGroupParameters):
 class XgrpoRegime(PeerGroupReader):
     """Own rows with advantages that peers' rewards have moved."""
 
-    def __init__(self, parameters: XgrpoParameters, setting: Setting) -> None:
-        super().__init__("value", parameters, setting)
+    def __init__(self, parameters: XgrpoParameters, context: SharingContext) -> None:
+        super().__init__("value", parameters, context)
         self.parameters = parameters
-        self._setting = setting
-        self.components = (setting.objective.component(),)
+        self.components = (context.objective.component(),)
         self._capabilities = Capabilities(window_steps=parameters.window_steps)
 
     def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
         """The rewards of every group, as the policy's own advantages are made of them."""
-        rewards: list[float] = self._setting.objective.rewards(group).tolist()
+        rewards: list[float] = self.context.objective.rewards(group).tolist()
         return [ValueRecord(**author.tags(group), rewards=rewards)]
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
-        """Own rows; the advantages of a group that peers answered are measured against theirs too."""
+        """Own rows. The advantages of a group that peers answered are measured against their rewards too."""
         heard = [self._rewards_by_peer(group.prompt_id) for group in groups]
-        objective = self._setting.objective
+        objective = self.context.objective
         own_rewards = [float(reward) for group in groups for reward in objective.rewards(group)]
-        self._capabilities.note(_rewards_by_policy(self._setting.policy, own_rewards, heard))
+        self._capabilities.note(_rewards_by_policy(self.context.policy, own_rewards, heard))
         advantages = [self._advantages(group, peers) for group, peers in zip(groups, heard, strict=True)]
-        own = own_rows(groups, objective, source=self._setting.policy, advantages=advantages)
+        own = own_examples(groups, self.context, advantages=advantages)
         return Absorbed(
             own.examples,
             {POLICY_GRADIENT: objective.denominator(own.lengths)},
@@ -87,7 +86,7 @@ class XgrpoRegime(PeerGroupReader):
         )
 
     def state(self) -> dict[str, Any]:
-        """The capability windows, and what the cumulative rates are made of."""
+        """The capability windows, and the totals behind the cumulative rates."""
         return super().state() | {"capabilities": self._capabilities.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -100,12 +99,12 @@ class XgrpoRegime(PeerGroupReader):
         return {record.source: record.rewards for record in records if isinstance(record, ValueRecord)}
 
     def _advantages(self, group: ScoredGroup, by_peer: Mapping[str, Sequence[float]]) -> Float32s:
-        objective = self._setting.objective
+        objective = self.context.objective
         if not by_peer:
             return own_advantages(group, objective)
         scales = dict.fromkeys(by_peer, 1.0)
         if self.parameters.baseline == "rescaled":
-            scales = {peer: self._capabilities.ratio(self._setting.policy, peer) for peer in by_peer}
+            scales = {peer: self._capabilities.ratio(self.context.policy, peer) for peer in by_peer}
         return cross_advantages(
             objective.rewards(group),
             [np.asarray(rewards, dtype=np.float64) for rewards in by_peer.values()],
@@ -127,7 +126,7 @@ def cross_advantages(
     std_correction: int = 1,
     divide: bool = True,
 ) -> Float32s:
-    """[G] advantages of own rewards against those of peers ([G_m] each), as the module says.
+    """[G] advantages of own rewards, measured against the rewards of peers ([G_m] each). The module has the formulas.
 
     All rewards equal give exact zeros, whatever the scales. The standard deviation is that of the rewards as they are,
     not rescaled; without `divide`, as in "mean_only", there is none.

@@ -23,7 +23,7 @@ def receivers(sources):
     return load(sources)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=texts, random=chances)
 def test_any_text_arrives_at_every_kind(receivers, text, random):
     """Cut anywhere and said in any tokens, a text is carried over span by span, or refused for the one known reason."""
@@ -33,7 +33,7 @@ def test_any_text_arrives_at_every_kind(receivers, text, random):
         expect_row(kind, receivers[kind], answer, batch.row(0))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=texts, random=chances, source=st.sampled_from(KINDS), kind=st.sampled_from(KINDS))
 def test_any_text_travels_between_kinds(receivers, text, random, source, kind):
     """What one tokenizer writes of any text arrives at any other."""

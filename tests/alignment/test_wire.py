@@ -125,7 +125,7 @@ views = st.one_of(
 odd = scalars | arrays | numbers | views
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from([*TRUE, "token_ids", "noncanonical", "traced"]), odd, max_size=4))
 def test_validate_never_raises(fields):
     """Whatever the fields are, the result is an answer with sound fields or a reason."""

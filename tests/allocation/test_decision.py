@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from mrl.allocation.decision import ControllerState, DecisionRecord, decide
-from mrl.allocation.worth import Objective, Reading, Rule
+from mrl.allocation.objective import Objective, Reading, Rule
 
 ACCELERATORS = Rule(moves_per_unit_hour=1.0)
 TIGHT_ACCELERATORS = Rule(hold_s=450.0, dwell_s=300.0, moves_per_unit_hour=5.0)

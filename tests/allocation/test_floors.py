@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from mrl.allocation.floors import competing_policies, floors_that_hold, keeps_floor, shares_at_floors
-from mrl.allocation.worth import Reading
+from mrl.allocation.objective import Reading
 
 Split = list[tuple[int, ...]]
 

@@ -9,7 +9,7 @@ import pytest
 
 from mrl.allocation.decision import DecisionRecord, Shares, Verdict
 from mrl.allocation.gain_check import Gain, GainCheck
-from mrl.allocation.worth import Reading, Rule
+from mrl.allocation.objective import Reading, Rule
 
 RULE = Rule(period_s=5.0, dwell_s=10.0, window_s=20.0 / math.log(2.0))
 BEFORE: Shares = {"a": (3,), "b": (1,)}
@@ -87,10 +87,6 @@ def test_what_cannot_be_told_is_not_measured() -> None:
 def test_a_move_that_another_one_follows_soon_is_not_measured_and_the_other_one_is() -> None:
     records = [*story()[:2], decision(30.0, 0.6, verdict="moved"), *story()[3:]]
     assert gains(records) == [pytest.approx(Gain(predicted=0.8 + (0.6 - 0.8) * 0.5 ** (69 / 20) - 0.6, measured=0.4))]
-
-
-def test_a_move_that_a_trial_follows_soon_is_not_measured_nor_is_the_trial() -> None:
-    assert gains([*story()[:2], decision(30.0, 0.5, verdict="trial"), *story()[3:]]) == []
 
 
 def test_policies_that_do_not_compete_are_measured_apart() -> None:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from mrl.allocation.latency_line import RIDGE, LatencyLine
+from mrl.allocation.engine_meter import RIDGE, LatencyLine
 
 
 def by_least_squares(samples: list[tuple[float, float, float]], running: float) -> float:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mrl.allocation.core import AllocationSettings, AllocatorCore
 from mrl.allocation.lease import LeaseHolder, Used
+from mrl.allocation.slot_core import SlotCore, SlotSettings
 from mrl.records.codec import decode, encode
 from mrl.records.leases import LeaseGrant, LeaseRequest, LeaseReturn, ReportAck, allocator_request_decoder
 
@@ -273,7 +273,7 @@ def test_a_restarted_allocator_hears_of_the_lease_that_a_worker_still_shrinks_to
     request = wire.posted[-1]
     assert (request.epoch, request.slots, request.newest_epoch) == (5, 60, 8)
 
-    core = AllocatorCore(["qwen"], AllocationSettings(64, 8, 10.0), 0.0, settling=True)
+    core = SlotCore(["qwen"], SlotSettings(64, 8, 10.0), 0.0, settling=True)
     [(_, reply)] = core.handle(request, 0.1)
     assert isinstance(reply, LeaseGrant)
     holder.on_message(encode(reply), 2.4)

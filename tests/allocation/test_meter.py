@@ -40,23 +40,13 @@ def test_demand_in_units_is_that_of_full_replicas() -> None:
     meter = PolicyMeter()
     for running in (8, 24) * 5:
         slowness = 0.016 + 0.00025 * running
-        meter.add_engine(
-            60.0, 60.0 * running, 60.0 * running / slowness, interval_s=60.0, running=running, is_full=False
-        )
+        tokens = 60.0 * running / slowness
+        meter.add_generated(tokens, 60.0 * running, evidence_s=60.0)
+        meter.engine().add_sample(60.0, 60.0 * running, tokens, interval_s=60.0)
     meter.add_learner(7166.0 * 100, 100.0, 0.0, trained_groups=32, dropped_groups=0)
     meter.engine().full_requests = 64.0
 
     assert meter.demand_units(2) == pytest.approx(2 * 7166.0 / (64 / (0.016 + 0.00025 * 64)), rel=0.02)
-
-
-def test_a_replica_is_full_with_the_most_it_ran_or_with_what_it_runs_while_others_wait() -> None:
-    """Fewer requests alone do not mean that less fits."""
-    meter = PolicyMeter()
-    seen = []
-    for running, is_full in ((10, False), (30, False), (20, False), (15, True), (0, True)):
-        meter.add_engine(60.0, 600.0, 6000.0, interval_s=60.0, running=running, is_full=is_full)
-        seen.append(meter.engine().full_requests)
-    assert seen == [10.0, 30.0, 30.0, 15.0, 15.0]
 
 
 def test_groups_dropped_as_stale_raise_the_demand() -> None:

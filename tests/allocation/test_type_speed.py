@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from mrl.allocation.type_speed import Speeds, foreseen
+from mrl.allocation.engine_meter import Speeds, foreseen_speeds
 
 
 def mean(values: list[float]) -> float:
@@ -38,12 +38,12 @@ def test_gaps_are_filled_as_by_hand(seed: int) -> None:
     measured: dict[str, Speeds] = {
         f"p{index}": [rng.uniform(0.1, 9.0) if rng.random() < 0.5 else None for _ in range(3)] for index in range(4)
     }
-    for policy, speeds in foreseen(measured).items():
+    for policy, speeds in foreseen_speeds(measured).items():
         wanted = [slow_twin(measured, policy, kind) for kind in range(3)]
         assert speeds == (None if None in wanted else pytest.approx(wanted)), policy
 
 
 def test_what_all_others_lost_on_a_type_is_expected_and_otherwise_nothing() -> None:
-    assert foreseen({"a": (1.0, None)}) == {"a": (1.0, 1.0)}
-    assert foreseen({"a": (1.0, None), "b": (4.0, 1.0)})["a"] == pytest.approx((1.0, 0.25))
-    assert foreseen({"a": (None, None), "b": (4.0, 1.0)})["a"] is None
+    assert foreseen_speeds({"a": (1.0, None)}) == {"a": (1.0, 1.0)}
+    assert foreseen_speeds({"a": (1.0, None), "b": (4.0, 1.0)})["a"] == pytest.approx((1.0, 0.25))
+    assert foreseen_speeds({"a": (None, None), "b": (4.0, 1.0)})["a"] is None

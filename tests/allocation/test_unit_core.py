@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import pytest
 
+from mrl.allocation.allocation_limits import EPOCHS_PER_LIFE
 from mrl.allocation.decision import DecisionRecord
-from mrl.allocation.engine_use import EngineUse, LineSample
-from mrl.allocation.guard import NodeGuard, Seen
+from mrl.allocation.engine_totals import EngineIncrement, LineSample
 from mrl.allocation.meter import ONLY_TYPE
-from mrl.allocation.unit_core import UnitCore, UnitsByType, UnitSettings
-from mrl.allocation.unit_rule import UnitShares, timed_rule
-from mrl.allocation.units import EPOCHS_PER_LIFE, HELD, UnitState
-from mrl.allocation.worth import Rule
+from mrl.allocation.node_guard import NodeGuard, Seen
+from mrl.allocation.objective import Rule
+from mrl.allocation.unit_controller import UnitController, UnitsByType, timed_rule
+from mrl.allocation.unit_core import UnitCore, UnitSettings
+from mrl.allocation.unit_leases import OWNED, UnitState
 from mrl.records.leases import LearnerReport, LeaseGrant, LeaseRequest, ReportAck
-from mrl.records.units import NodeOrders, NodeReport, UnitReport
+from mrl.records.unit_messages import NodeOrders, NodeReport, UnitReport
 
 SETTINGS = UnitSettings(ttl_s=2.0, start_s=20.0, grace_s=1.0, clear_s=5.0, slots_per_unit=4)
 TURN_S = 0.1
@@ -29,7 +30,7 @@ class Wanted:
         self.switches: list[float] = []
         self.switch_s: dict[str, float] = {}
 
-    def add_rollout(self, policy: str, unit_type: str, use: EngineUse) -> None: ...
+    def add_rollout(self, policy: str, unit_type: str, use: EngineIncrement) -> None: ...
 
     def add_report(self, report: LearnerReport, now_s: float) -> None: ...
 
@@ -103,7 +104,7 @@ class World:
         """An allocator that knows nothing."""
         self.life += 1
         fits = {policy: frozenset(self.units) for policy in self.policies}
-        settings = replace(SETTINGS, engines_sleep=self.engines_sleep)
+        settings = replace(SETTINGS, sleeping_policies=frozenset(self.policies if self.engines_sleep else ""))
         self.core = UnitCore(fits, self.rule, settings, self.now_s, life=self.life, types=self.types)  # type: ignore[arg-type]
 
     def run(self, seconds: float) -> None:
@@ -206,7 +207,7 @@ def test_a_unit_is_busy_while_the_engine_of_its_lease_has_answers_in_flight() ->
     world.core.tick(world.now_s)
     assert world.core.table.rows["cpu:0"].state is UnitState.DRAINING
     say(4.0, epoch)
-    assert world.core.idle.take(20.0) == pytest.approx({"cpu:0": 0.8})
+    assert world.core.idle.shares(20.0) == pytest.approx({"cpu:0": 0.8})
 
 
 def test_a_silent_engine_is_killed_after_its_grace_and_replaced() -> None:
@@ -280,7 +281,7 @@ def test_a_policy_that_no_unit_serves_for_long_is_told() -> None:
 def test_policies_share_the_units_that_are_left_and_none_is_left_of_all() -> None:
     """With the rule that decides in runs: units that fail are no capacity, and none at all is an answer too."""
     kinds = {"a": "cpu", "b": "cpu"}
-    rule = UnitShares(
+    rule = UnitController(
         kinds, {"cpu": 2}, Rule(), floor_units=1, switching_share=0.1, slots_per_unit=4, hung_s=120.0, weights={},
         now_s=0.0,
     )  # fmt: skip
@@ -427,7 +428,7 @@ class WantedByType(Wanted):
         self.by_type, self.seen = wanted, set[tuple[str, str]]()
         self.told: tuple[dict[str, UnitsByType], dict[str, UnitsByType]] = ({}, {})
 
-    def add_rollout(self, policy: str, unit_type: str, use: EngineUse) -> None:
+    def add_rollout(self, policy: str, unit_type: str, use: EngineIncrement) -> None:
         self.seen.add((policy, unit_type))
 
     def targets(
@@ -538,12 +539,12 @@ def test_under_random_faults_nobody_meets_a_second_owner_and_all_units_come_back
     rule.wanted = {"a": 3, "b": 1}
     world.run(15.0)
     assert sorted(world.owners().values()) == ["a", "a", "a", "b"]
-    assert all(row.state in HELD and world.engines[row.unit][0] == row.epoch for row in world.core.table.rows.values())
+    assert all(row.state in OWNED and world.engines[row.unit][0] == row.epoch for row in world.core.table.rows.values())
 
 
-def shares(**options: float) -> UnitShares:
+def shares(**options: float) -> UnitController:
     given = {"floor_units": 1, "switching_share": 0.05, "hung_s": 10.0, "slots_per_unit": 2, **options}
-    return UnitShares({"a": "cpu", "b": "cpu", "c": "gpu"}, {"cpu": 4, "gpu": 2}, Rule(period_s=1.0),
+    return UnitController({"a": "cpu", "b": "cpu", "c": "gpu"}, {"cpu": 4, "gpu": 2}, Rule(period_s=1.0),
                       weights={}, now_s=0.0, **given)  # type: ignore[arg-type]  # fmt: skip
 
 
@@ -556,12 +557,12 @@ def totals(units: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
     return {policy: sum(counts.values()) for policy, counts in units.items()}
 
 
-def feed(rule: UnitShares, seconds: int, kappa: Mapping[str, float], *, start: int = 0) -> dict[str, int]:
+def feed(rule: UnitController, seconds: int, kappa: Mapping[str, float], *, start: int = 0) -> dict[str, int]:
     """Every second: engines make 100 tokens/s per slot, learners train `kappa` tokens per busy second."""
     usable, held = typed({"a": 4, "b": 4, "c": 2}), {"a": 2, "b": 2, "c": 2}
     for second in range(start + 1, start + seconds + 1):
         for policy, rate in kappa.items():
-            rule.add_rollout(policy, ONLY_TYPE, EngineUse(held[policy] * 200.0, held[policy] * 2.0))
+            rule.add_rollout(policy, ONLY_TYPE, EngineIncrement(held[policy] * 200.0, held[policy] * 2.0))
             rule.add_report(
                 LearnerReport(policy=policy, trained_tokens=int(rate * second), busy_s=second, data_wait_s=0.0), second
             )
@@ -576,13 +577,13 @@ def test_units_follow_measured_demand_and_kinds_do_not_compete() -> None:
     assert rule.demand_units("b") == pytest.approx(3.0, rel=0.05)
 
 
-def half_empty(rule: UnitShares, *, full_answers: int = 0) -> float:
+def half_empty(rule: UnitController, *, full_answers: int = 0) -> float:
     """Two units with 1 and then 2 of 8 answers in flight, which slow each other down; what the demand is said to be."""
     for second in range(1, 121):
         running = 1 + second % 2
         tokens = 5.0 * running / (0.01 + 0.005 * running)
         sample = LineSample(5.0, 5.0, 5.0 * running, tokens)
-        rule.add_rollout("a", ONLY_TYPE, EngineUse(tokens, 5.0 * running, full_answers, sample))
+        rule.add_rollout("a", ONLY_TYPE, EngineIncrement(tokens, 5.0 * running, full_answers, sample))
         rule.add_report(
             LearnerReport(policy="a", trained_tokens=480 * second, busy_s=second, data_wait_s=0.0), 5.0 * second
         )
@@ -616,7 +617,7 @@ def test_a_released_policy_gets_nothing_any_more() -> None:
 
 def test_a_free_unit_is_started_also_by_who_starts_slowest() -> None:
     """With all of the time allowed for starts, a horizon without them would leave the unit to nobody."""
-    rule = UnitShares({"a": "cpu", "b": "cpu"}, {"cpu": 1}, Rule(period_s=1.0), floor_units=0, switching_share=1.0,
+    rule = UnitController({"a": "cpu", "b": "cpu"}, {"cpu": 1}, Rule(period_s=1.0), floor_units=0, switching_share=1.0,
                       hung_s=10.0, slots_per_unit=2, weights={}, now_s=0.0)  # fmt: skip
     rule.add_switch("a", 30.0)
     rule.add_switch("b", 2.0)
@@ -627,7 +628,7 @@ def test_a_free_unit_is_started_also_by_who_starts_slowest() -> None:
             LearnerReport(policy=speaker, trained_tokens=80 * second, busy_s=second, data_wait_s=0.0), second
         )
         if held["a"]:
-            rule.add_rollout("a", ONLY_TYPE, EngineUse(400.0, 2.0))
+            rule.add_rollout("a", ONLY_TYPE, EngineIncrement(400.0, 2.0))
         held = totals(rule.targets(typed({"a": 1, "b": 1}), typed(held), {}, second))
         if second == 44:
             assert held == {"a": 0, "b": 1}
@@ -636,7 +637,7 @@ def test_a_free_unit_is_started_also_by_who_starts_slowest() -> None:
 
 def one_unit_for_two(*, start_s: float) -> World:
     """Nothing is known yet of how long a start takes."""
-    rule = UnitShares({"a": "cpu", "b": "cpu"}, {"cpu": 1}, Rule(period_s=0.5), floor_units=0, switching_share=1.0,
+    rule = UnitController({"a": "cpu", "b": "cpu"}, {"cpu": 1}, Rule(period_s=0.5), floor_units=0, switching_share=1.0,
                       hung_s=1e9, slots_per_unit=2, weights={}, now_s=0.0)  # fmt: skip
     world = World(rule, ("cpu:0",))
     world.start_s = start_s

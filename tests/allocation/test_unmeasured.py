@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mrl.allocation.decision import ControllerState, decide
-from mrl.allocation.unmeasured import fair_parts, rest_of, with_rest
-from mrl.allocation.worth import Reading, Rule
+from mrl.allocation.objective import Reading, Rule
+from mrl.allocation.proportional import fair_parts, units_left, with_units_left
 
 
 def reading(policy: str, *replicas: int, known: bool = False, **more: object) -> Reading:
@@ -37,8 +37,14 @@ def test_what_is_left_over_goes_to_who_has_the_fewest_units() -> None:
         reading("e", 0, 1, unfit=(True, False)),
     ]
     shares = {one.policy: one.replicas for one in readings}
-    assert rest_of((10, 3), readings, shares) == (6, 2)
-    assert with_rest(shares, readings, (10, 3)) == {"a": (5, 0), "b": (2, 0), "c": (1, 0), "d": (0, 0), "e": (0, 3)}
+    assert units_left((10, 3), readings, shares) == (6, 2)
+    assert with_units_left(shares, readings, (10, 3)) == {
+        "a": (5, 0),
+        "b": (2, 0),
+        "c": (1, 0),
+        "d": (0, 0),
+        "e": (0, 3),
+    }
 
 
 @given(
@@ -52,9 +58,9 @@ def test_parts_and_rest_never_exceed_what_there_is(rows, capacity) -> None:
         for place, (*counts, gang, known) in enumerate(rows)
     ]
     kept = fair_parts(readings, capacity)
-    assert min(rest_of(capacity, readings, kept)) >= 0
-    dealt = with_rest(kept, readings, capacity)
-    left = rest_of(capacity, readings, dealt)
+    assert min(units_left(capacity, readings, kept)) >= 0
+    dealt = with_units_left(kept, readings, capacity)
+    left = units_left(capacity, readings, dealt)
     assert min(left) >= 0
     smallest = min((one.units_per_replica for one in readings if one.policy in kept), default=99)
     assert max(left) < smallest

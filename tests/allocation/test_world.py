@@ -7,9 +7,9 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mrl.allocation.core import AllocationSettings, AllocatorCore
 from mrl.allocation.lease import LeaseHolder, Used
-from mrl.allocation.worth import SLOTS
+from mrl.allocation.objective import SLOTS
+from mrl.allocation.slot_core import SlotCore, SlotSettings
 from mrl.records.codec import decode, encode
 from mrl.records.leases import LearnerReport, allocator_request_decoder
 
@@ -46,7 +46,7 @@ class World:
     workers: dict[str, Worker] = field(default_factory=dict)
     mail: list[tuple[float, str, bytes]] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
-    allocator: AllocatorCore | None = None
+    allocator: SlotCore | None = None
 
     def __post_init__(self) -> None:
         self.start_allocator(settling=False)
@@ -54,8 +54,8 @@ class World:
     def start_allocator(self, *, settling: bool) -> None:
         """A new allocator that knows nothing."""
         rule = msgspec.structs.replace(SLOTS, period_s=1.0, dwell_s=1.0)
-        numbers = AllocationSettings(self.slots, self.floor, TTL_S, rule=rule)
-        self.allocator = AllocatorCore(self.policies, numbers, self.now_s, settling=settling)
+        numbers = SlotSettings(self.slots, self.floor, TTL_S, rule=rule)
+        self.allocator = SlotCore(self.policies, numbers, self.now_s, settling=settling)
 
     def start_worker(self, name: str) -> None:
         """A new worker process."""
@@ -143,7 +143,7 @@ worlds = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(worlds)
 def test_slots_in_use_never_exceed_the_pool(world: World) -> None:
     """Through crashes, stops and restarts of workers and of the allocator, at every moment."""
@@ -167,7 +167,7 @@ def test_slots_in_use_never_exceed_the_pool(world: World) -> None:
         world.step()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(worlds)
 def test_every_live_policy_is_served(world: World) -> None:
     """After a restart of the allocator too, each policy runs something within two ttl, and all slots are leased."""

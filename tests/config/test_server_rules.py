@@ -59,21 +59,27 @@ def test_tables_that_contradict_themselves_are_refused(rollout, policy, words):
 
 
 @pytest.mark.parametrize(
-    ("engine", "device", "unit", "refused"),
-    [("vllm", "cuda", "gpu:0", True), ("vllm", "cpu", "cpu:0", False), ("embedded", "cuda", "gpu:0", False)],
+    ("engine", "units", "refused"),
+    [
+        ("vllm", ["gpu:0"], r"qwen\.rollout\.weights: asleep .*residency"),
+        ("embedded", ["gpu:0"], None),
+        ("vllm", ["cpu:0"], r'= "sleep": no engine of this run can sleep.*wanted .*"stop" for engines on cores'),
+        ("embedded", [], r'residency = "sleep": no engine of this run can sleep'),
+    ],
 )
-def test_adapters_need_weights_that_stay_asleep(engine, device, unit, refused):
-    """vLLM on a GPU gives them back; on cores it keeps them, and transformers does anywhere."""
+def test_engines_sleep_on_gpu_units_and_with_adapters_only_those_that_keep_their_weights(engine, units, refused):
+    """vLLM gives them back to the GPU, and transformers keeps them; on cores, or without units, no engine sleeps."""
+    device = "cpu" if units == ["cpu:0"] else "cuda"
     policy = {"model": "/nowhere", "device": device, "learner": {"lora": {}}}
     tables = {
         "run": {"name": "r", "steps": 1},
         "sharing": {"regime": "independent"},
         "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
-        "allocation": {"units": [unit], "residency": "sleep"},
+        "allocation": {"units": units, "residency": "sleep"},
         "policies": {"qwen": policy | {"rollout": {"engine": engine, "weights": "adapters"}}},
     }
     if refused:
-        with pytest.raises(ConfigError, match=r"qwen\.rollout\.weights: asleep .*residency"):
+        with pytest.raises(ConfigError, match=refused):
             check_rules(validate(tables, where="test"), where="test")
     else:
         check_rules(validate(tables, where="test"), where="test")

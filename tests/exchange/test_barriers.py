@@ -2,11 +2,11 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stored_core import StoredCore
 
 from mrl.exchange.barriers import Barriers
 from mrl.records.exchange_messages import Announce, Barrier, BarrierState, Hello, Ping, StatRequest, Welcome
 from mrl.records.version import Version
+from tests.support.stored_core import StoredCore
 
 POLICIES = ["gemma", "llama", "qwen"]
 

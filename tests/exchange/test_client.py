@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 import msgpack
 import msgspec
 import pytest
-from stored_core import StoredCore, put_of_bodies
 from structlog.testing import capture_logs
 
 from mrl.exchange.client import ExchangeClient
@@ -17,6 +16,7 @@ from mrl.records.codec import MAX_MESSAGE_BYTES, decode, encode
 from mrl.records.exchange_messages import BarrierState, Deliver, Welcome, client_message_decoder
 from mrl.records.version import Version
 from mrl.transport.requests import SILENCE_S
+from tests.support.stored_core import StoredCore, put_of_bodies
 
 LIMITS = ClientLimits()
 

@@ -6,7 +6,6 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stored_core import StoredCore, put_message, records_of
 
 from mrl.exchange.core import ExchangeCore
 from mrl.exchange.intake import BUSY, RETRY_S
@@ -31,6 +30,7 @@ from mrl.records.exchange_messages import (
 )
 from mrl.records.version import Version
 from mrl.transport.grants import Grant
+from tests.support.stored_core import StoredCore, put_message, records_of
 
 LEARNER, WORKER = b"learner/llama", b"worker/qwen/0"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from stored_core import StoredCore
 
 from mrl.exchange.metrics import ExchangeCollector
+from tests.support.stored_core import StoredCore
 
 DASHBOARD = Path(__file__).parents[2] / "configs" / "grafana" / "exchange.json"
 NAME = re.compile(r"mrl_exchange_\w+")

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from stored_core import StoredCore, put_message
 
 from mrl.exchange.limits import Limits
 from mrl.exchange.store import FILE, SCHEMA, SCHEMA_VERSION, Store
 from mrl.records.exchange_messages import Hello
+from tests.support.stored_core import StoredCore, put_message
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exchange.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

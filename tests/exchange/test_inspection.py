@@ -1,13 +1,13 @@
 """What the daemon says of itself: who waits, how old what it holds is, and what flows."""
 
 import pytest
-from stored_core import StoredCore, put_message
 
 from mrl.exchange.account import MAX_SHOWN_CLIENTS, client_states
 from mrl.exchange.limits import Limits
 from mrl.exchange.sessions import Allowance, Session, Shipment
 from mrl.records.exchange_messages import Announce, Fetch, Hello
 from mrl.records.version import Version
+from tests.support.stored_core import StoredCore, put_message
 
 
 @pytest.fixture

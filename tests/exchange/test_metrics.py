@@ -6,7 +6,6 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from stored_core import StoredCore, put_message
 
 from mrl.exchange.metrics import MAX_PAIRS, SILENCE_S, STORAGE_STATES, ExchangeCollector
 from mrl.records.exchange_messages import (
@@ -19,6 +18,7 @@ from mrl.records.exchange_messages import (
     Subscribe,
 )
 from mrl.records.version import Version
+from tests.support.stored_core import StoredCore, put_message
 
 
 class Clock:

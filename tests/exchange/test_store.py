@@ -11,7 +11,6 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stored_core import StoredCore, put_message
 
 from mrl.errors import DiskBroken, RunFolderError
 from mrl.exchange.limits import Limits
@@ -22,6 +21,7 @@ from mrl.records.codec import encode
 from mrl.records.exchange_messages import Announce, Hello
 from mrl.records.tags import tags_of
 from mrl.records.version import Version
+from tests.support.stored_core import StoredCore, put_message
 
 
 @pytest.fixture

@@ -2,12 +2,12 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stored_core import StoredCore, put_message, records_of
 
 from mrl.exchange.sessions import FORGET_AFTER_S
 from mrl.exchange.subscriptions import CLAIM_S, LAPSE_S, MAX_GIVEN
 from mrl.records.exchange_messages import Announce, Deliver, Done, Fetch, Hello, Ping, StatRequest, Subscribe, Welcome
 from mrl.records.version import Version
+from tests.support.stored_core import StoredCore, put_message, records_of
 
 STUDENT, ENGINES = b"worker/qwen/0", [b"worker/llama/0", b"worker/llama/1", b"worker/llama/2"]
 

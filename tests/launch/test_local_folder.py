@@ -68,17 +68,15 @@ def test_what_a_killed_supervisor_left_goes_with_the_next_run(tmp_path: Path) ->
         assert not stale.exists()
 
 
-def test_it_lies_in_the_users_runtime_folder_or_the_temporary_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_lies_in_the_users_runtime_folder_or_the_temporary_one(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runtime folder that SLURM hands down is of another host, as a rule; a long temporary one is of no use."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    runtime = tmp_path / "user"
+    monkeypatch.setattr(tempfile, "tempdir", str(short))
+    runtime = short / "user"
     runtime.mkdir()
     assert parent_of(config_of(), {"XDG_RUNTIME_DIR": str(runtime)}) == runtime
-    assert parent_of(config_of(), {"XDG_RUNTIME_DIR": "/run/user/nobody-here"}) == tmp_path
-    assert parent_of(config_of(), {}) == tmp_path
-    deep = tmp_path / ("d" * 90)
+    assert parent_of(config_of(), {"XDG_RUNTIME_DIR": "/run/user/nobody-here"}) == short
+    assert parent_of(config_of(), {}) == short
+    deep = short / ("d" * 90)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
     assert parent_of(config_of(), {}) == Path("/tmp")

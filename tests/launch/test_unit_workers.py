@@ -7,7 +7,7 @@ import pytest
 
 from mrl.config.load import validate
 from mrl.config.schema import RunConfig
-from mrl.config.units import Unit
+from mrl.config.unit_names import Unit
 from mrl.errors import ConfigError
 from mrl.launch.dry_run import describe
 from mrl.launch.hosts import parse_hosts

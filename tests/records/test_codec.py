@@ -4,9 +4,8 @@ import msgpack
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from stored_core import put_message
 
 from mrl.errors import RecordError
 from mrl.records.codec import SCHEMA, decode, decoder, encode, pack_array, unpack_array
@@ -16,6 +15,7 @@ from mrl.records.leases import allocator_reply_decoder, allocator_request_decode
 from mrl.records.rollouts import learner_message_decoder, worker_message_decoder
 from mrl.records.telemetry_messages import telemetry_decoder
 from mrl.records.version import Version
+from tests.support.stored_core import put_message
 
 ALL_DECODERS = [
     allocator_reply_decoder,
@@ -156,7 +156,6 @@ def test_bombs_are_refused(bomb, using):
         decode(bomb, using)
 
 
-@settings(deadline=None)
 @given(body=st.binary(max_size=300))
 @pytest.mark.parametrize("using", ALL_DECODERS)
 def test_random_bytes_raise_nothing_but_record_error(using, body):
@@ -167,7 +166,6 @@ def test_random_bytes_raise_nothing_but_record_error(using, body):
         return
 
 
-@settings(deadline=None)
 @given(position=st.integers(0, 2000), value=st.integers(0, 255))
 def test_a_changed_byte_raises_nothing_but_record_error(position, value):
     """Nor does a valid message with one byte changed, or cut short."""

@@ -4,7 +4,6 @@ from typing import get_args
 
 import msgpack
 import pytest
-from stored_core import put_message
 
 from mrl.errors import RecordError
 from mrl.records.codec import decode, encode, pack_array, unpack_array
@@ -26,6 +25,7 @@ from mrl.records.experience import (
 )
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
+from tests.support.stored_core import put_message
 
 TAGS = {
     "record_id": "qwen:0.3:7", "source": "qwen", "oldest": Version(0, 3), "newest": Version(0, 4), "fingerprint": "f",

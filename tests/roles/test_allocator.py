@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mrl.allocation.core import AllocationSettings, AllocatorCore, Decision
 from mrl.allocation.lease import LeaseHolder, Used
+from mrl.allocation.slot_core import SlotCore, SlotSettings, SlotShare
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode
 from mrl.records.telemetry_messages import MetricsRecord, TelemetryRecord, telemetry_decoder
@@ -34,8 +34,8 @@ def test_every_decision_becomes_metrics_of_its_policy() -> None:
     """All names are in the table, which Telemetry asserts, and the policy is that of the decision."""
     records: list[TelemetryRecord] = []
     telemetry = Telemetry("allocator", "", records.append)
-    core = AllocatorCore(["qwen"], AllocationSettings(64, 8, 10.0), 0.0)
-    report(telemetry, [Decision("qwen", 64, 60, 70.0, 0.9, 7, 2, 1, 12)], core.record, core.bound)
+    core = SlotCore(["qwen"], SlotSettings(64, 8, 10.0), 0.0)
+    report(telemetry, [SlotShare("qwen", 64, 60, 70.0, 0.9, 7, 2, 1, 12)], core.record, core.bound)
 
     (record,) = records
     assert isinstance(record, MetricsRecord)

@@ -8,10 +8,10 @@ import pytest
 from mrl.allocation.meter import ONLY_TYPE
 from mrl.config.run_folder import RunFolder, dump_config, write_json
 from mrl.config.schema import RunConfig
-from mrl.config.units import parse_units
+from mrl.config.unit_names import parse_units
 from mrl.errors import RunFolderError
 from mrl.records.codec import decode, encode
-from mrl.records.units import NodeOrders, UnitOrder, node_orders_decoder
+from mrl.records.unit_messages import NodeOrders, UnitOrder, node_orders_decoder
 from mrl.roles.allocator_life import MAX_LIFE, begin_life
 from mrl.roles.unit_allocator import life_of, unit_rule
 from mrl.transport.keys import create_keys, load_keys

@@ -9,7 +9,6 @@ import urllib.error
 import urllib.request
 
 import pytest
-from stored_core import StoredCore
 
 from mrl.metrics.names import is_known
 from mrl.records.exchange_messages import Announce, Fetch, Hello
@@ -17,6 +16,7 @@ from mrl.records.version import Version
 from mrl.roles.exchange import metrics_of
 from mrl.transport.endpoints import port_of, read_endpoint
 from mrl.transport.keys import create_keys
+from tests.support.stored_core import StoredCore
 
 ROLE = "import sys, pathlib; from mrl.roles.exchange import main; sys.exit(main(pathlib.Path(sys.argv[1]), '', 0))"
 

@@ -18,6 +18,7 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.objectives.specs import Imitation
 from mrl.records.version import Version
 from mrl.roles import learner as learner_role
+from mrl.sharing.recorder import SharingRecorder
 from mrl.sharing.regime import Component
 from mrl.transport.grants import Grant
 from mrl.transport.keys import create_keys
@@ -34,7 +35,7 @@ def config(monkeypatch: pytest.MonkeyPatch, tiny_model: Any, tmp_path: Path) -> 
         "wiring.stop_event": threading.Event,
         "wiring.connect_telemetry": lambda *_: SimpleNamespace(doing=lambda _: None),
         "load_receiver": lambda _: None,
-        "policy_setting": lambda *_: None,
+        "sharing_context": lambda *_: None,
         "build_regime": lambda *_: regime,
         "read_policy": lambda *_: tiny_model(),
         "_first_rank": lambda *_: None,
@@ -91,7 +92,8 @@ def test_a_learner_that_never_evaluates_has_neither_books_nor_a_plan(
     create_keys(folder.keys, [Grant("worker", "qwen")])
     telemetry = Telemetry("learner/qwen", "qwen", lambda record: True)
     with ExitStack() as closing:
-        first = FIRST_RANK(config, folder, closing, "qwen", SimpleNamespace(), Version(0, 0), None, telemetry, None)
+        regime, context = SimpleNamespace(), SimpleNamespace(recorder=SharingRecorder())
+        first = FIRST_RANK(config, folder, closing, "qwen", regime, Version(0, 0), None, telemetry, None, context)
     assert (first.evaluations is not None, first.intake._held_out is not None) == (evaluates, evaluates)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mrl.records.leases import LearnerReport, LeaseRequest, LeaseReturn
-from mrl.records.units import NodeReport
+from mrl.records.unit_messages import NodeReport
 from mrl.roles.lease_rights import may_say
 from mrl.transport.grants import Grant
 

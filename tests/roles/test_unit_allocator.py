@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 
 from mrl.allocation.gain_check import Gain
-from mrl.allocation.lease_counts import LeaseCounts
 from mrl.allocation.unit_core import TypeShare, UnitShare
-from mrl.allocation.units import Transition, UnitState
+from mrl.allocation.unit_leases import LeaseCounts, Transition, UnitState
 from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder
 from mrl.config.schema import RunConfig
 from mrl.errors import DeviceError
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.telemetry_messages import MetricsRecord, TelemetryRecord
-from mrl.records.units import NodeReport, UnitReport
+from mrl.records.unit_messages import NodeReport, UnitReport
 from mrl.roles import unit_allocator
 from mrl.roles.unit_allocator import (
     _check_served,
@@ -103,7 +102,7 @@ def test_leases_are_told_with_the_reasons_why_they_ended() -> None:
     """Each policy's own."""
     records: list[TelemetryRecord] = []
     counts = LeaseCounts()
-    counts.take(Transition(0.0, "cpu:0", 7, "a", state, "its engine is gone") for state in ENDED)
+    counts.add(Transition(0.0, "cpu:0", 7, "a", state, "its engine is gone") for state in ENDED)
     shares = [UnitShare(policy, 2, 1, 1.5, 0.9, 4) for policy in "ab"]
     _tell(Telemetry("allocator", "", records.append), shares, counts)
     (first, a), (second, b) = told(records)

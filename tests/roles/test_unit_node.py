@@ -18,17 +18,18 @@ from mrl.launch import restarts
 from mrl.launch.lifecycle import Lifecycle
 from mrl.launch.plan import ProcessSpec, unit_worker
 from mrl.records.codec import decode, decoder, encode
-from mrl.records.units import NodeOrders, NodeReport, UnitOrder, UnitReport
-from mrl.roles import unit_node
+from mrl.records.unit_messages import NodeOrders, NodeReport, UnitOrder, UnitReport
+from mrl.roles import unit_memory, unit_node
 from mrl.roles.host_processes import HostProcesses
-from mrl.roles.residents import gpu_models, processes_with, read_used_mib, used_gpu_mib
+from mrl.roles.unit_memory import gpu_models, read_used_mib, used_gpu_mib
+from mrl.roles.unit_processes import processes_by
 from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.keys import create_keys, load_keys
 from mrl.transport.requests import SILENCE_S
 from mrl.transport.server import ServerSocket
 
 CORE = min(os.sched_getaffinity(0))
-UNIT = f"cpu:{CORE}"
+UNIT, GPU_UNIT = f"cpu:{CORE}", "gpu:0"
 reports = decoder(NodeReport)
 FOREVER = "import time\nwhile True: time.sleep(60)"
 STUBBORN = """
@@ -41,17 +42,28 @@ time.sleep(600)
 """
 
 SLEEPER = """
-import signal, socket, sys, time
-line, hold_s = socket.socket(fileno=0), 0.0
+import os, socket, sys, time
+folder = sys.argv[1]
+def said(name):
+    return open(os.path.join(folder, name)).read()
+def holds(mib):
+    with open(os.path.join(folder, "new"), "w") as file:
+        file.write(mib)
+    os.replace(file.name, os.path.join(folder, "used_mib"))
+line = socket.socket(fileno=0)
 line.setblocking(True)
+holds("40000")
 while True:
     word, _, epoch = line.recv(64).decode().partition(" ")
     if word == "sleep":
+        holds(said("asleep_mib"))
         line.send(b"asleep")
     if word == "wake":
-        time.sleep(float(open(sys.argv[1]).read()))
+        time.sleep(float(said("hold_s")))
+        holds("40000")
         line.send(b"awake " + epoch.encode())
 """
+"""An engine that says how much of the GPU it holds, where the driver of these tests looks."""
 SLEEPLESS = (
     "import socket; line = socket.socket(fileno=0); line.setblocking(True); line.recv(64); line.send(b'sleepless')"
 )
@@ -71,15 +83,30 @@ class Node:
     """A node whose allocator is this test."""
 
     def __init__(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch, closing: ExitStack, *, max_restarts: int = 5
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        closing: ExitStack,
+        *,
+        max_restarts: int = 5,
+        unit: str = UNIT,
     ) -> None:
-        self.folder, self.code = folder, FOREVER
-        (folder / "hold_s").write_text("0")
+        self.folder, self.code, self.unit = folder, FOREVER, unit
+        is_gpu = unit == GPU_UNIT
+        self.holds(100)
+        self.says(hold_s="0", asleep_mib="600")
+        if is_gpu:
+            self.driver = folder / "bin" / "nvidia-smi"
+            self.driver.parent.mkdir()
+            self.driver.write_text(f"#!/bin/sh\n[ $2 = --query-gpu=memory.used ] && cat {folder}/used_mib\n")
+            self.driver.chmod(0o755)
+            monkeypatch.setenv("PATH", f"{self.driver.parent}:{os.environ['PATH']}")
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
         tables = {
             "run": {"name": "r", "steps": 3, "folder": str(folder / "runs"), "min_free_mib": 0},
             "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-            "policies": {name: {"model": "m"} for name in "ab"},
-            "allocation": {"units": [UNIT], "residency": "sleep", "wake_s": 1.0},
+            "policies": {name: {"model": "m", "device": "cuda" if is_gpu else "cpu"} for name in "ab"},
+            "allocation": {"units": [unit], "residency": "sleep" if is_gpu else "stop", "wake_s": 1.0},
             "supervision": {"backoff_s": 1.5, "max_restarts": max_restarts},
         }
         config = validate(tables, where="test")
@@ -94,9 +121,18 @@ class Node:
             crash=folder / "crash", told=self.told,
         )  # fmt: skip
         closing.callback(self.processes.kill_all)
-        unit_node.lease_units(config, run, self.processes, self.lifecycle, "", closing, is_first=True)
+        unit_node.lease_units(config, run, self.processes, self.lifecycle, host="", is_first=True, closing=closing)
         self.orders: list[UnitOrder] = []
         self.report: NodeReport | None = None
+
+    def says(self, **values: str) -> None:
+        """What the engine of the next start reads."""
+        for name, value in values.items():
+            (self.folder / name).write_text(value)
+
+    def holds(self, mib: int) -> None:
+        """What the driver tells of the GPU's memory."""
+        (self.folder / "used_mib").write_text(str(mib))
 
     def until(self, condition: Callable[[UnitReport], object], timeout_s: float = 10.0) -> UnitReport:
         """Turn, and answer every report with the orders, until a report says so."""
@@ -113,7 +149,7 @@ class Node:
         raise AssertionError(f"did not happen; last report {self.report}")
 
     def order(self, kind: str, epoch: int, policy: str = "", grace_s: float = 0.3) -> None:
-        self.orders = [UnitOrder(unit=UNIT, epoch=epoch, kind=kind, policy=policy, grace_s=grace_s)]  # type: ignore[arg-type]
+        self.orders = [UnitOrder(unit=self.unit, epoch=epoch, kind=kind, policy=policy, grace_s=grace_s)]  # type: ignore[arg-type]
 
     def start(self, epoch: int, policy: str = "a") -> int:
         """Start an engine and wait for its process."""
@@ -123,13 +159,16 @@ class Node:
 
     def on_unit(self) -> list[int]:
         """Processes on the unit that have become what they are to be."""
-        ours = processes_with({"MRL_UNIT": UNIT, "MRL_UNIT_RUN": str((self.folder / "runs" / "r").absolute())})
-        return [pid for pid in ours if "parent_death.py" not in " ".join(psutil.Process(pid).cmdline())]
+        variables = {"MRL_UNIT": self.unit, "MRL_UNIT_RUN": str((self.folder / "runs" / "r").absolute())}
+        ours = processes_by("MRL_UNIT_POLICY", variables).values()
+        return [
+            pid for pids in ours for pid in pids if "parent_death.py" not in " ".join(psutil.Process(pid).cmdline())
+        ]
 
     def _worker(self, *args: object, **named: object) -> ProcessSpec:
         spec = unit_worker(*args, **named)  # type: ignore[arg-type]
-        mark = "hold_s" if self.code == SLEEPER else "mark"
-        argv = (sys.executable, "-S", "-c", self.code, str(self.folder / mark))
+        mark = self.folder if self.code == SLEEPER else self.folder / "mark"
+        argv = (sys.executable, "-S", "-c", self.code, str(mark))
         return ProcessSpec(**{name: getattr(spec, name) for name in spec.__slots__} | {"argv": argv})
 
 
@@ -138,6 +177,13 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     with ExitStack() as closing:
         yield Node(tmp_path, monkeypatch, closing)
     assert psutil.Process().children(recursive=True) == []
+
+
+@pytest.fixture
+def gpu_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    """A node with a GPU, whose driver is a script and tells what a file says."""
+    with ExitStack() as closing:
+        yield Node(tmp_path, monkeypatch, closing, unit=GPU_UNIT)
 
 
 def test_an_engine_starts_on_its_cores_and_ends_when_asked(node: Node) -> None:
@@ -229,6 +275,7 @@ def put_to_sleep(node: Node, epoch: int = 5) -> int:
     """a's engine sleeps, and the unit is cleared."""
     node.code = SLEEPER
     pid = node.start(epoch)
+    node.until(lambda _: (node.folder / "used_mib").read_text() == "40000")
     node.order("sleep", epoch, grace_s=30.0)
     node.until(lambda unit: unit.resident_epoch == 0)
     node.order("clear", epoch)
@@ -236,36 +283,31 @@ def put_to_sleep(node: Node, epoch: int = 5) -> int:
     return pid
 
 
-def is_stopped(pid: int) -> bool:
-    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-
-
 def counts(node: Node) -> tuple[int, int, int, int]:
     assert node.report is not None
     return node.report.slept, node.report.woken, node.report.failed_sleeps, node.report.failed_wakes
 
 
-def test_an_engine_that_sleeps_stays_stopped_beside_another_and_is_woken_in_its_turn(node: Node) -> None:
-    """The same process, under the new epoch; somebody's SIGCONT meanwhile is undone when the unit is looked at."""
+def test_an_engine_that_sleeps_stays_beside_another_and_is_woken_in_its_turn(gpu_node: Node) -> None:
+    """The same process, under the new epoch; each that sleeps may keep a little of the GPU."""
+    node = gpu_node
+    node.says(asleep_mib="1500")
     pid = put_to_sleep(node)
-    assert is_stopped(pid)
-    os.kill(pid, signal.SIGCONT)
     node.order("start", 6, "b")
     node.until(lambda unit: unit.resident_policy == "b" and len(node.on_unit()) == 2)
-    assert is_stopped(pid)
+    node.until(lambda _: (node.folder / "used_mib").read_text() == "40000")
     node.order("sleep", 6, grace_s=30.0)
     node.until(lambda unit: unit.resident_epoch == 0)
     node.order("start", 7, "a")
     node.until(lambda _: counts(node)[1] == 1)
-    assert not is_stopped(pid)
     assert psutil.Process(pid).environ()["MRL_UNIT_POLICY"] == "a"
-    assert [is_stopped(other) for other in node.on_unit() if other != pid] == [True]
+    assert len(node.on_unit()) == 2
     assert counts(node) == (2, 1, 0, 0)
     assert node.told.events == []
 
 
-def test_a_sleeper_that_was_killed_is_started_anew(node: Node) -> None:
-    pid = put_to_sleep(node)
+def test_a_sleeper_that_was_killed_is_started_anew(gpu_node: Node) -> None:
+    node, pid = gpu_node, put_to_sleep(gpu_node)
     os.kill(pid, signal.SIGKILL)
     node.until(lambda _: pid not in node.on_unit())
     node.order("start", 6, "a")
@@ -273,13 +315,12 @@ def test_a_sleeper_that_was_killed_is_started_anew(node: Node) -> None:
     assert counts(node)[1] == 0
 
 
-def test_a_sleeper_that_is_stopped_when_it_should_wake_is_killed_and_counted(node: Node) -> None:
+def test_a_sleeper_that_does_not_wake_up_is_killed_and_counted(gpu_node: Node) -> None:
     """The unit is proved quiet, and can be granted again."""
-    pid = put_to_sleep(node)
-    (node.folder / "hold_s").write_text("0.5")
+    node, pid = gpu_node, put_to_sleep(gpu_node)
+    node.says(hold_s="30")
     node.order("start", 6, "a")
-    node.until(lambda unit: unit.resident_epoch == 6 and not is_stopped(pid))
-    os.kill(pid, signal.SIGSTOP)
+    node.until(lambda unit: unit.resident_epoch == 6)
     node.until(lambda unit: unit.resident_epoch == 0)
     assert not psutil.pid_exists(pid)
     assert counts(node) == (1, 0, 0, 1)
@@ -288,8 +329,9 @@ def test_a_sleeper_that_is_stopped_when_it_should_wake_is_killed_and_counted(nod
 
 
 @pytest.mark.parametrize("code", [FOREVER, SLEEPLESS], ids=["deaf", "cannot"])
-def test_what_does_not_fall_asleep_is_ended_and_counted(node: Node, code: str) -> None:
+def test_what_does_not_fall_asleep_is_ended_and_counted(gpu_node: Node, code: str) -> None:
     """Whether it says nothing until its time is over, or that it cannot."""
+    node = gpu_node
     node.code = code
     pid = node.start(5)
     node.order("sleep", 5, grace_s=0.3 if code == FOREVER else 30.0)
@@ -298,11 +340,49 @@ def test_what_does_not_fall_asleep_is_ended_and_counted(node: Node, code: str) -
     assert counts(node) == (0, 0, 1, 0)
 
 
-def test_a_sleeper_whose_policy_is_released_is_ended(node: Node) -> None:
+@pytest.mark.parametrize("has_driver", [True, False], ids=["its memory is held", "no driver answers"])
+def test_an_engine_that_sleeps_by_its_word_alone_is_killed_at_the_end_of_its_grace(
+    gpu_node: Node, has_driver: bool
+) -> None:
+    """It may be awake. Once it is gone, and its memory with it, the unit is quiet."""
+    node = gpu_node
+    node.code = SLEEPER
+    node.says(asleep_mib="39000")
+    pid = node.start(5)
+    if not has_driver:
+        node.driver.unlink()
+        node.says(asleep_mib="100")
+    node.order("sleep", 5, grace_s=1.0)
+    ordered_s = time.monotonic()
+    node.until(lambda _: not psutil.pid_exists(pid))
+    assert time.monotonic() - ordered_s >= 1.0
+    assert node.report is not None
+    assert not has_driver or node.report.units[0].resident_epoch == 5, "not quiet while its memory is held"
+    node.holds(100)
+    node.until(lambda unit: unit.resident_epoch == 0)
+    assert counts(node) == (0, 0, 1, 0)
+
+
+def test_a_sleeper_that_takes_memory_again_is_killed_before_another_engine_starts(
+    gpu_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the time that the driver may take to show what others gave back."""
+    monkeypatch.setattr(unit_memory, "RETURN_S", 1.0)
+    node, pid = gpu_node, put_to_sleep(gpu_node)
+    node.holds(9000)
+    held_s = time.monotonic()
+    node.order("start", 6, "b")
+    node.until(lambda _: not psutil.pid_exists(pid))
+    assert time.monotonic() - held_s > 1.0
+    node.holds(100)
+    node.until(lambda unit: unit.resident_policy == "b" and node.on_unit())
+
+
+def test_a_sleeper_whose_policy_is_released_is_ended(gpu_node: Node) -> None:
     """Nobody would wake it any more."""
-    pid = put_to_sleep(node)
-    node.lifecycle.done.add("learner/a")
-    node.until(lambda _: pid not in node.on_unit())
+    pid = put_to_sleep(gpu_node)
+    gpu_node.lifecycle.done.add("learner/a")
+    gpu_node.until(lambda _: pid not in gpu_node.on_unit())
 
 
 def test_policies_that_are_done_or_stopped_are_released(node: Node) -> None:

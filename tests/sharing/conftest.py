@@ -22,12 +22,13 @@ from mrl.records.experience import OutcomeRecord, Received, ScoreRecord, TokenTr
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.records.version import Version, VersionSpan
-from mrl.sharing.carried import rollout_record
+from mrl.sharing.context import SharingContext
+from mrl.sharing.own_examples import own_advantages
 from mrl.sharing.own_objective import own_objective
-from mrl.sharing.own_rows import own_advantages
-from mrl.sharing.regime import Author, Regime
+from mrl.sharing.own_traces import rollout_record
+from mrl.sharing.recorder import StepRecord
+from mrl.sharing.regime import Absorbed, Author, Regime
 from mrl.sharing.regimes import build_regime
-from mrl.sharing.setting import Setting
 from mrl.sharing.sgt import SgtRegime
 from tests.support.retokenizing import retokenize
 
@@ -223,16 +224,14 @@ def peer(tmp_path_factory) -> Receiver:
 
 
 @pytest.fixture
-def make_setting(receiver) -> Callable[..., Setting]:
-    """The setting of policy "own" beside "peer"; further keywords are keys of its objective."""
+def make_context(receiver) -> Callable[..., SharingContext]:
+    """The context of policy "own" beside "peer"; further keywords are keys of its objective."""
 
-    def make(*, max_answer_tokens: int = 64, peers: tuple[str, ...] = ("peer",), **objective) -> Setting:
-        return Setting(
+    def make(*, max_answer_tokens: int = 64, peers: tuple[str, ...] = ("peer",), **objective) -> SharingContext:
+        return SharingContext(
             policy="own",
             objective=own_objective(ObjectiveTable(**objective), max_answer_tokens=max_answer_tokens),
             receiver=receiver,
-            max_answer_tokens=max_answer_tokens,
-            group_size=4,
             peers=peers,
             others=peers,
         )
@@ -241,21 +240,21 @@ def make_setting(receiver) -> Callable[..., Setting]:
 
 
 @pytest.fixture
-def build(make_setting) -> Callable[..., Regime]:
-    """A regime by name with the given parameters; `setting` of policy "own" by default."""
+def build(make_context) -> Callable[..., Regime]:
+    """A regime by name with the given parameters; `context` of policy "own" by default."""
 
-    def build(name: str, setting: Setting | None = None, **parameters) -> Regime:
-        return build_regime({"regime": name, name: parameters}, setting or make_setting())
+    def build(name: str, context: SharingContext | None = None, **parameters) -> Regime:
+        return build_regime({"regime": name, name: parameters}, context or make_context())
 
     return build
 
 
 @pytest.fixture
-def make_sgt(build, make_setting) -> Callable[..., SgtRegime]:
+def make_sgt(build, make_context) -> Callable[..., SgtRegime]:
     """An SGT regime of policy "own" with the given parameters."""
 
     def make(*, max_answer_tokens: int = 64, **parameters) -> SgtRegime:
-        return build("sgt", make_setting(max_answer_tokens=max_answer_tokens), **parameters)
+        return build("sgt", make_context(max_answer_tokens=max_answer_tokens), **parameters)
 
     return make
 
@@ -271,6 +270,16 @@ def step_of():
         return regime.absorb(groups, step=step, rng=np.random.default_rng(seed))
 
     return run
+
+
+@pytest.fixture
+def record():
+    """What the recorder of a regime says of a step, by default without own log-probs."""
+
+    def record(regime: Regime, absorbed: Absorbed, logprobs: dict[int, np.ndarray] | None = None) -> StepRecord:
+        return regime.context.recorder.record(absorbed.examples, logprobs or {})
+
+    return record
 
 
 @pytest.fixture

@@ -52,6 +52,6 @@ def test_known_values():
 
 
 def test_overlong_answers_lose_in_a_straight_line():
-    """DAPO's setting: no loss up to 16384 of 20480 tokens, all at the limit, half in the middle of the buffer."""
+    """DAPO's context: no loss up to 16384 of 20480 tokens, all at the limit, half in the middle of the buffer."""
     found = overlong_penalties([0, 16384, 18432, 20480], max_tokens=20480, buffer_tokens=4096)
     assert found.tolist() == [0, 0, -0.5, -1]

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mrl.objectives.specs import Clipped, Grafted
@@ -69,7 +69,6 @@ def slow_choice(own_passed, peers_passed, balance):
     return {q: source for q, (_, source) in wins.items()}
 
 
-@settings(deadline=None)
 @given(
     own_passed=st.lists(st.sampled_from([0, 0, 1, N]), min_size=1, max_size=6),
     answers=st.data(),
@@ -161,15 +160,14 @@ def test_balance_needs_a_prompt_the_other_way(build, make, receiver, step_of):
     assert [row.component for row in absorbed.examples] == ["policy_gradient"] * 2 + ["grafted"] * 2
     assert [row.prompt_id for row in absorbed.examples] == ["q", "q", "p", "p"]
     assert absorbed.denominators == {"policy_gradient": 4.0, "grafted": 4.0}
-    ((source, places, *_),) = absorbed.shared
-    assert (source, places) == ("peer", (2, 3))
+    assert [row.source for row in absorbed.examples] == ["own"] * 2 + ["peer"] * 2
 
 
-def test_term_has_the_own_clips_and_no_second_correction(build, make_setting):
+def test_term_has_the_own_clips_and_no_second_correction(build, make_context):
     """The gate is the correction; GSPO's narrow bounds are not those of tokens."""
-    dapo = build("graft", make_setting(method="dapo", dual_clip=3), floor=0.7).components[1]
+    dapo = build("graft", make_context(method="dapo", dual_clip=3), floor=0.7).components[1]
     assert dapo.term == Grafted(Clipped(0.2, 0.28, dual_clip=3), floor=0.7)
-    assert build("graft", make_setting(method="gspo")).components[1].term == Grafted(Clipped(), floor=0.8)
+    assert build("graft", make_context(method="gspo")).components[1].term == Grafted(Clipped(), floor=0.8)
 
 
 def test_publishes_every_group_whole(build, make, receiver):

@@ -5,13 +5,12 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mrl.learner.order import StepOrder, split_minibatches
 from mrl.objectives.specs import CrossSequence
-from mrl.sharing.cost import gap_values
-from mrl.sharing.hacpo import joint_advantages
+from mrl.sharing.hacpo import Capabilities, joint_advantages
 from tests.support.retokenizing import retokenize
 
 REWARD = st.sampled_from([0.0, 0.5, 1.0])
@@ -32,7 +31,6 @@ def slow_joint(own, peers, omega_kj, omega_jk, correction=1):
     return [(r - mu) / sigma for r in own], theirs
 
 
-@settings(deadline=None)
 @given(
     own=st.lists(REWARD, min_size=1, max_size=4),
     peers=st.lists(st.tuples(st.lists(REWARD, min_size=1, max_size=4), OMEGA, OMEGA), min_size=1, max_size=3),
@@ -64,19 +62,19 @@ def test_guards_of_the_code():
 
 @pytest.mark.parametrize("shift", [0.0, 2e-4, 0.02])
 @pytest.mark.parametrize("kl", [None, 0.1])
-def test_alone_it_is_the_own_objective(build, make_setting, make, receiver, lab, step_of, shift, kl):
+def test_alone_it_is_the_own_objective(build, make_context, make, receiver, lab, step_of, shift, kl):
     """One agent under GSPO: the same gradient; rows that move nothing keep their places, no update is added.
 
     At the start of a step, inside the clip and beyond it, with and without a divergence.
     """
-    setting, model, start = make_setting(method="gspo", kl_coefficient=kl), lab.model(), lab.model()
+    context, model, start = make_context(method="gspo", kl_coefficient=kl), lab.model(), lab.model()
     for parameter in start.parameters():
         parameter.data.mul_(1 + shift)
     groups = [
         make.sampled(receiver, [1, 0, 0], logprobs=model.sampler_logprobs),
         make.sampled(receiver, [0, 0, 0], "q", logprobs=model.sampler_logprobs),
     ]
-    hacpo, alone = build("hacpo", setting), build("independent", setting)
+    hacpo, alone = build("hacpo", context), build("independent", context)
     found, expected = step_of(hacpo, groups), step_of(alone, groups)
     assert len(found.examples) == 6
     assert found.denominators == {"policy_gradient": 6.0, "cross": 6.0}
@@ -153,10 +151,10 @@ def test_order_of_minibatches_is_that_of_the_code(build, make, receiver, step_of
 
 
 @pytest.mark.parametrize(("aggregation", "denominator"), [("token_mean", "tokens"), ("sequence_mean", "rows")])
-def test_both_denominators_cover_the_whole_step(build, make_setting, make, receiver, step_of, aggregation, denominator):
+def test_both_denominators_cover_the_whole_step(build, make_context, make, receiver, step_of, aggregation, denominator):
     """Divided by the number of updates, each is what one minibatch holds."""
     own, theirs = make.sampled(receiver, [1, 0]), make.sampled(receiver, [1, 0])
-    absorbed = step_of(build("hacpo", make_setting(aggregation=aggregation)), [own], [make.rollout(theirs, receiver)])
+    absorbed = step_of(build("hacpo", make_context(aggregation=aggregation)), [own], [make.rollout(theirs, receiver)])
     tokens = sum(row.answer_token_ids.size for row in absorbed.examples)
     assert absorbed.denominators == {"policy_gradient": tokens if denominator == "tokens" else 4.0, "cross": 4.0}
 
@@ -185,9 +183,9 @@ def test_capability_is_that_of_the_last_steps(build, make, receiver, step_of):
     assert regime.state()["capabilities"] == {"own": [0.0, 0.5], "peer": [0.0, 0.5]}
 
 
-def test_components(build, make_setting):
+def test_components(build, make_context):
     """The cross term has the table's bounds and no divergence: the authors' is on own rows only."""
-    own, cross = build("hacpo", make_setting(kl_coefficient=0.001), lower=0.9, lower_step=0.01, alpha=3).components
+    own, cross = build("hacpo", make_context(kl_coefficient=0.001), lower=0.9, lower_step=0.01, alpha=3).components
     assert cross.term == CrossSequence(0.9, 0.01, 3)
     assert cross.regularizer is None
     assert own.regularizer is not None
@@ -201,17 +199,62 @@ def test_answers_without_a_trace_only_move_the_baseline(build, make, receiver, s
     assert absorbed.expansion == 1.0
 
 
-def test_rows_without_their_end_still_show_what_sharing_costs(build, make, receiver, peer, step_of):
+def test_rows_without_their_end_still_show_what_sharing_costs(build, make, receiver, peer, step_of, record):
     """The end is left out of the aligned rows as it is of the trained ones, so that own log-probs fit them."""
-    own = make.sampled(receiver, [1, 0])
-    told = make.rollout(make.sampled(peer, [1, 0], texts=[b"reverse: yah", b"copy: hay"]), peer)
-    found = step_of(build("hacpo"), [own], [told])
-    logprobs = {
-        place: np.full(row.answer_token_ids.size, -0.25, np.float32)
-        for place, row in enumerate(found.examples)
-        if row.component == "cross"
-    }
-    values = gap_values(found.shared, logprobs)
-    assert math.isfinite(values["align/gap_nats_per_byte/peer"])
-    (rows,) = found.shared
-    assert rows.batch.span_bytes.all()
+    own, texts = make.sampled(receiver, [1, 0]), [b"reverse: yah", b"copy: hay"]
+    regime = build("hacpo")
+    found = step_of(regime, [own], [make.rollout(make.sampled(peer, [1, 0], texts=texts), peer)])
+    cross = {place: row.answer_token_ids.size for place, row in enumerate(found.examples) if row.component == "cross"}
+    told = record(regime, found, {place: np.full(size, -0.25, np.float32) for place, size in cross.items()})
+    gaps = [0.5 * len(text) - 0.25 * size for text, size in zip(texts, cross.values(), strict=True)]
+    assert [line.gap_nats for line in told.answers] == pytest.approx(gaps, rel=1e-5)
+    assert [line.dropped_nats for line in told.answers] == [-0.5, -0.5]
+    size = sum(map(len, texts))
+    assert told.values["align/gap_nats_per_byte/peer"] == pytest.approx(sum(gaps) / size, rel=1e-5)
+
+
+def test_capability_is_the_mean_over_the_last_steps_that_had_any():
+    """A step without rewards of a policy leaves its window alone; the oldest step of a full window goes."""
+    seen = Capabilities(window_steps=2)
+    assert seen.of("a") is None
+    for rewards in ([1, 1], [], [0, 1], [0, 0]):
+        seen.note({"a": rewards})
+    assert seen.of("a") == 0.25
+    seen.note({"b": [1]})
+    assert (seen.of("a"), seen.of("b")) == (0.25, 1.0)
+
+
+def test_steps_weigh_alike_whatever_their_size():
+    """It is a mean of batch means (arXiv 2603.02604), not of rewards."""
+    seen = Capabilities(window_steps=5)
+    seen.note({"a": [1]})
+    seen.note({"a": [0] * 9})
+    assert seen.of("a") == 0.5
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "ratio"), [(0.5, 0.25, 2), (0, 0, 1), (0, 1, 0.1), (1, 0, 10), (0.4, 0.4, 1), (-3, 1, 0.1)]
+)
+def test_ratio_is_held_in_bounds(own, other, ratio):
+    """omega within [0.1, 10], 1 between equals, also between two that never passed."""
+    seen = Capabilities(window_steps=5)
+    seen.note({"own": [own], "other": [other]})
+    assert seen.ratio("own", "other") == pytest.approx(ratio)
+
+
+def test_the_unknown_is_as_able():
+    """Without a step of either, omega is 1."""
+    seen = Capabilities(window_steps=5)
+    seen.note({"own": [0.1]})
+    assert seen.ratio("own", "other") == seen.ratio("other", "own") == 1.0
+
+
+def test_windows_survive_json():
+    """The window goes on where it was."""
+    one, other = Capabilities(window_steps=2), Capabilities(window_steps=2)
+    for rewards in ([1], [0]):
+        one.note({"a": rewards})
+    other.restore(json.loads(json.dumps(one.state())))
+    for seen in (one, other):
+        seen.note({"a": [1]})
+    assert one.state() == other.state() == {"a": [0.0, 1.0]}

@@ -23,9 +23,9 @@ def test_independent_shares_nothing(build, make_group, make_success):
     ("objective", "denominator"),
     [({}, 6), ({"method": "dapo"}, 14), ({"method": "dr_grpo"}, 6 * 64)],
 )
-def test_denominator_counts_left_out_rows(build, make_setting, make_group, step_of, objective, denominator):
+def test_denominator_counts_left_out_rows(build, make_context, make_group, step_of, objective, denominator):
     """A uniform group adds nothing to the sum and all its rows, tokens or token limits to the count."""
-    absorbed = step_of(build("independent", make_setting(**objective)), [make_group([1, 0, 0]), make_group([1] * 3)])
+    absorbed = step_of(build("independent", make_context(**objective)), [make_group([1, 0, 0]), make_group([1] * 3)])
     assert absorbed.denominators == {"policy_gradient": denominator}
     assert len(absorbed.examples) == 3
 
@@ -37,12 +37,12 @@ def test_denominator_is_never_zero(build, step_of):
 
 @pytest.mark.parametrize("method", ["grpo", "dapo", "gspo", "cispo", "dppo", "dr_grpo"])
 def test_gradient_on_policy_is_the_mean_score_times_advantage(
-    build, make_setting, make, lab, receiver, step_of, method
+    build, make_context, make, lab, receiver, step_of, method
 ):
     """At the parameters that sampled, every method moves along advantage times score, however it clips."""
     model = lab.model()
     group = make.sampled(receiver, [1, 0, 0], logprobs=model.sampler_logprobs)
-    regime = build("independent", make_setting(method=method))
+    regime = build("independent", make_context(method=method))
     absorbed = step_of(regime, [group])
     weight = 1 / absorbed.denominators["policy_gradient"]
 

@@ -42,9 +42,9 @@ def test_every_method_of_the_configuration_is_known():
 
 @pytest.mark.parametrize("name", ["independent", "prp", "xgrpo", "hacpo"])
 @pytest.mark.parametrize("correction", [0, 1])
-def test_the_deviation_is_that_of_the_objective(build, make_setting, make, receiver, step_of, name, correction):
+def test_the_deviation_is_that_of_the_objective(build, make_context, make, receiver, step_of, name, correction):
     """Whether a peer has answered or not: all prompts of a policy are measured alike, at its source too."""
-    regime = build(name, make_setting(std_correction=correction))
+    regime = build(name, make_context(std_correction=correction))
     alone, met = (make.sampled(receiver, rewards, prompt) for rewards, prompt in (([1, 0, 0], "a"), ([1, 0], "m")))
     peers = make.sampled(receiver, [1, 1], "m")
     received = {"xgrpo": [make.value([1, 1], "m")], "independent": []}.get(name, [make.rollout(peers, receiver)])
@@ -70,7 +70,7 @@ def test_the_deviation_is_that_of_the_objective(build, make_setting, make, recei
         ("sgt", {}, {"own"}),
     ],
 )
-def test_rows_are_held_to_the_reference(build, make_setting, make, receiver, lab, step_of, name, parameters, held):
+def test_rows_are_held_to_the_reference(build, make_context, make, receiver, lab, step_of, name, parameters, held):
     """What a divergence adds to the gradient is that of k3 over the rows of `held`, under the regime's denominator."""
     model, reference, coefficient = lab.model(2), lab.model(7), 0.3
     groups = [
@@ -79,7 +79,7 @@ def test_rows_are_held_to_the_reference(build, make_setting, make, receiver, lab
     ]
     theirs = make.sampled(receiver, [1, 0], texts=[b"copy: hay", b"copy: yah"], logprobs=model.sampler_logprobs)
     received = {"xgrpo": [make.value([1, 0])], "sgt": [make.success()]}.get(name, [make.rollout(theirs, receiver)])
-    regime, free = (build(name, make_setting(kl_coefficient=kl), **parameters) for kl in (coefficient, None))
+    regime, free = (build(name, make_context(kl_coefficient=kl), **parameters) for kl in (coefficient, None))
     absorbed, plain = (step_of(one, groups, received) for one in (regime, free))
     found = lab.gradient(absorbed, regime, model, reference=reference)
     without = lab.gradient(plain, free, model)

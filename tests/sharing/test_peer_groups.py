@@ -123,10 +123,10 @@ def test_rates_are_cumulative_and_survive_json(table, make):
 @pytest.mark.parametrize(
     ("regime", "kind"), [("prp", "rollout"), ("hacpo", "rollout"), ("graft", "rollout"), ("xgrpo", "value")]
 )
-def test_readers_ask_for_every_prompt_and_wait_a_little(build, make_setting, make, step_of, regime, kind):
+def test_readers_ask_for_every_prompt_and_wait_a_little(build, make_context, make, step_of, regime, kind):
     """They ask every peer on every prompt, hold a group as the table says, and forget it once it is trained."""
-    setting = make_setting(peers=("a", "b"))
-    reader = build(regime, setting, max_age_versions=2, peer_hold_versions=3, peer_wait_s=0.5)
+    context = make_context(peers=("a", "b"))
+    reader = build(regime, context, max_age_versions=2, peer_hold_versions=3, peer_wait_s=0.5)
     assert (reader.asking.kinds, reader.asking.limit) == ((kind,), 2)
     assert (reader.asking.max_age_versions, reader.asking.watch) == (2, True)
     assert (reader.patience.hold_versions, reader.patience.wait_s) == (3, 0.5)

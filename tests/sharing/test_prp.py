@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrl.errors import ConfigError
@@ -14,7 +14,6 @@ from mrl.learner.loss import behaviour_by_token
 from mrl.learner.packing import pack
 from mrl.objectives.specs import Cispo, Clipped, Correction, Shaped
 from mrl.records.codec import pack_array, unpack_array
-from mrl.sharing.cost import gap_values
 from tests.support.retokenizing import retokenize
 
 
@@ -35,56 +34,39 @@ def slow_pooled(own, peers):
     return [0.0 if len(set(pool)) == 1 else (r - mean) / (std + 1e-6) for r in pool]
 
 
-@given(own=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=4), theirs=st.data())
-def test_pooled_advantages_equal_their_slow_twin(own, theirs):
+def test_pooled_advantages_equal_their_slow_twin(build, make_context, make, peer, step_of):
     """One mean and one deviation over all answers, whoever wrote them."""
-    from mrl.config.policy_tables import ObjectiveTable
-    from mrl.records.experience import RolloutRecord, SharedAnswer
-    from mrl.records.finish import FinishReason
-    from mrl.records.rollouts import Answer, ScoredGroup
-    from mrl.records.version import Version
-    from mrl.sharing.own_objective import own_objective
-    from mrl.sharing.prp import _advantages
+    groups_of_peers = st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=3), min_size=1, max_size=2)
 
-    peers = theirs.draw(st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=3), min_size=1, max_size=2))
-    answers = [
-        Answer(token_ids=b"", logprobs=b"", versions=[], completion=b"", finish_reason=FinishReason.STOP, reward=reward)
-        for reward in own
-    ]
-    group = ScoredGroup(ticket="t", prompt_id="p", task="w", prompt_token_ids=b"", answers=answers)
-    at = Version(0, 0)
-    records = [
-        RolloutRecord(
-            **{"record_id": "r", "source": f"s{n}", "oldest": at, "newest": at, "fingerprint": "f", "prompt_id": "p"},
-            **{"task": "w", "created_unix_s": 0.0},
-            answers=[
-                SharedAnswer(completion=b"", finish_reason=FinishReason.STOP, reward=r, advantage=9.0) for r in rewards
-            ],
-        )
-        for n, rewards in enumerate(peers)
-    ]
-    objective = own_objective(ObjectiveTable(), max_answer_tokens=9)
-    found = np.concatenate(_advantages(group, records, [0] * sum(map(len, peers)), objective, pooled=True))
-    assert found.tolist() == pytest.approx(slow_pooled(own, peers), rel=1e-5, abs=1e-6)
+    @settings(max_examples=30, deadline=None)
+    @given(own=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=4), theirs=groups_of_peers)
+    def holds(own, theirs):
+        regularised = make_context(peers=("s0", "s1"), kl_coefficient=0.1)  # so that rows without advantage stay
+        told = [make.rollout(make.sampled(peer, rewards), peer, source=f"s{n}") for n, rewards in enumerate(theirs)]
+        absorbed = step_of(build("prp", regularised), [make.group(own)], told)
+        found = [row.advantages[0] for row in absorbed.examples]
+        assert found == pytest.approx(slow_pooled(own, theirs), rel=1e-5, abs=1e-6)
+
+    holds()
 
 
 @pytest.mark.parametrize(("seed_of_start", "overlong_buffer_tokens"), [(2, 0), (5, 0), (5, 60)])
 def test_identical_peer_is_a_group_twice_as_large(
-    build, make_setting, make, receiver, lab, step_of, seed_of_start, overlong_buffer_tokens
+    build, make_context, make, receiver, lab, step_of, seed_of_start, overlong_buffer_tokens
 ):
     """The learner itself as its peer: rows, denominators and gradient are those of GRPO with 2G answers.
 
     Also when the parameters have moved since the start of the step, where ratios and clips come in, and when overlong
     answers lose reward: those of the peer lose as much.
     """
-    setting = make_setting(overlong_buffer_tokens=overlong_buffer_tokens)
+    context = make_context(overlong_buffer_tokens=overlong_buffer_tokens)
     model, start = lab.model(2), lab.model(seed_of_start)
     texts = [b"reverse: %d" % n + b"!" * n for n in range(6)]
     how = {"logprobs": start.sampler_logprobs}
     own = make.sampled(receiver, [1, 0, 0], texts=texts[:3], **how)
     theirs = make.sampled(receiver, [1, 1, 0], texts=texts[3:], **how)
     whole = make.sampled(receiver, [1, 0, 0, 1, 1, 0], texts=texts, **how)
-    prp, alone = build("prp", setting), build("independent", setting)
+    prp, alone = build("prp", context), build("independent", context)
     found, expected = step_of(prp, [own], [make.rollout(theirs, receiver)]), step_of(alone, [whole])
     assert [row.component for row in found.examples] == ["policy_gradient"] * 3 + ["peer_rollouts"] * 3
     assert set(found.denominators.values()) == set(expected.denominators.values()) == {6.0}
@@ -144,14 +126,14 @@ def test_gradient_of_every_variant(build, make, receiver, peer, lab, step_of, va
 
 
 @pytest.mark.parametrize("name", ["prp", "hacpo"])
-def test_overlong_answers_of_peers_lose_what_own_ones_would(build, make_setting, make, receiver, peer, step_of, name):
+def test_overlong_answers_of_peers_lose_what_own_ones_would(build, make_context, make, receiver, peer, step_of, name):
     """By their length in own tokens, whatever the peer's were; the limit for one that does not fit at all."""
     limit, texts = 12, [b"reverse: yah", b"copy: hay, hay", b"z" * 40]
-    setting = make_setting(max_answer_tokens=limit, overlong_buffer_tokens=limit, overlong_penalty=0.5)
+    context = make_context(max_answer_tokens=limit, overlong_buffer_tokens=limit, overlong_penalty=0.5)
     theirs = make.sampled(peer, [1, 0, 1], texts=texts)
     theirs.answers[2] = make.group([1], texts=[b"z" * 40]).answers[0]  # untraced, so that it cannot be cut
     own = make.sampled(receiver, [1, 0], texts=[b"copy: hay", b"reverse: yah"])
-    regime = build(name, setting, **({"variant": "recompute"} if name == "prp" else {}))
+    regime = build(name, context, **({"variant": "recompute"} if name == "prp" else {}))
     absorbed = step_of(regime, [own], [make.rollout(theirs, peer)])
     found = [float(row.advantages[0]) for row in absorbed.examples]
 
@@ -175,7 +157,7 @@ def min_clipped(ratio, advantage):
 
 @pytest.mark.parametrize("gap_nats", [0.0, 1.7])
 def test_a_mean_per_own_token_depends_on_the_tokens_and_one_per_byte_does_not(
-    build, make, receiver, peer, step_of, gap_nats
+    build, make, receiver, peer, step_of, record, gap_nats
 ):
     """Log-probs with sum L over T_n own tokens and T_m of the peer, of one text.
 
@@ -192,7 +174,7 @@ def test_a_mean_per_own_token_depends_on_the_tokens_and_one_per_byte_does_not(
     own = np.full(num_own, (total_nats + gap_nats) / num_own, dtype=np.float32)
     ratio = math.exp(float((own - row.behaviour_logprobs).mean()))
     assert ratio == pytest.approx(math.exp((total_nats + gap_nats) / num_own - total_nats / num_peer), rel=1e-5)
-    per_byte = math.exp(gap_values(absorbed.shared, {place: own})["align/gap_nats_per_byte/peer"])
+    per_byte = math.exp(record(regime, absorbed, {place: own}).values["align/gap_nats_per_byte/peer"])
     assert per_byte == pytest.approx(math.exp(gap_nats / len(text)), rel=1e-5)
 
 
@@ -217,25 +199,27 @@ def test_without_a_peer_it_is_the_own_objective(build, make, step_of):
 @pytest.mark.parametrize(
     ("variant", "rows"), [("behaviour", 0), ("decoupled", 0), ("sequence", 0), ("recompute", 2), ("luffy", 2)]
 )
-def test_untraced_answers_serve_variants_without_ratios(build, make, receiver, step_of, variant, rows):
+def test_untraced_answers_serve_variants_without_ratios(build, make, receiver, step_of, record, variant, rows):
     """Rejected rows are counted and not in the denominator; their rewards still move the pooled mean."""
     theirs = make.group([1, 1])  # ids that are no text: no trace
-    absorbed = step_of(build("prp", variant=variant), [make.group([0, 0])], [make.rollout(theirs, receiver)])
+    regime = build("prp", variant=variant)
+    absorbed = step_of(regime, [make.group([0, 0])], [make.rollout(theirs, receiver)])
     peers = [row for row in absorbed.examples if row.component == "peer_rollouts"]
     assert len(peers) == rows
     assert all(row.behaviour_logprobs is row.behaviour_spans is None for row in peers)
     assert absorbed.denominators["peer_rollouts"] == 2 + rows
     assert all((row.advantages < 0).all() for row in absorbed.examples if row.component == "policy_gradient")
-    assert absorbed.counts["align/rejected_share/peer"] == 1 - rows / 2
-    assert absorbed.counts["align/trace_rejected/untraced/peer"] == 2
+    values = record(regime, absorbed).values
+    assert values["align/rejected_share/peer"] == 1 - rows / 2
+    assert values["align/trace_rejected/untraced/peer"] == 2
 
 
-def test_terms_follow_the_own_objective(build, make_setting):
+def test_terms_follow_the_own_objective(build, make_context):
     """The clips of own tokens, the own term where rows are taken as own; GSPO's narrow bounds never for tokens."""
 
     def term(variant, method="grpo", parameters=None, **objective):
         return (
-            build("prp", make_setting(method=method, **objective), variant=variant, **(parameters or {}))
+            build("prp", make_context(method=method, **objective), variant=variant, **(parameters or {}))
             .components[1]
             .term
         )
@@ -251,11 +235,11 @@ def test_terms_follow_the_own_objective(build, make_setting):
     assert decoupled == Clipped(correction=Correction("token", "truncate", 0.25, 4.0))
 
 
-def test_idle_peer_rows_stay_where_they_are_regularised(build, make_setting, make, receiver, step_of):
+def test_idle_peer_rows_stay_where_they_are_regularised(build, make_context, make, receiver, step_of):
     """As own rows do."""
     received = [make.rollout(make.sampled(receiver, [1, 1]), receiver)]
     assert step_of(build("prp"), [make.group([1, 1])], received).examples == []
-    kept = step_of(build("prp", make_setting(kl_coefficient=0.01)), [make.group([1, 1])], received)
+    kept = step_of(build("prp", make_context(kl_coefficient=0.01)), [make.group([1, 1])], received)
     assert [row.component for row in kept.examples] == ["policy_gradient"] * 2 + ["peer_rollouts"] * 2
 
 
@@ -279,7 +263,7 @@ def spans_as_written(own_lengths, peer_lengths):
 @pytest.mark.parametrize("own_is_finer", [True, False])
 @pytest.mark.parametrize("rule", ["none", "receiver_additive", "receiver_multiplicative", "bytes", "uniform"])
 def test_every_rule_keeps_the_peers_log_likelihood(
-    build, make, make_setting, receiver, peer, lab, step_of, rule, own_is_finer
+    build, make, make_context, receiver, peer, lab, step_of, rule, own_is_finer
 ):
     """As the loss reads a row: each span of several tokens, and so the row, has the peer's sum; "none" the ratio."""
     coarse_and_fine = (receiver, peer)
@@ -287,7 +271,7 @@ def test_every_rule_keeps_the_peers_log_likelihood(
     texts = [b"reverse: yah", b"copy: hay"]
     shared = make.sampled(theirs, [1, -1], texts=texts, logprobs=lambda ids: -0.2 - 0.3 * np.arange(len(ids)))
     told = make.rollout(shared, theirs)
-    regime = build("prp", replace(make_setting(), receiver=mine), variant="behaviour", spreading=rule)
+    regime = build("prp", replace(make_context(), receiver=mine), variant="behaviour", spreading=rule)
     rows = [
         row
         for row in step_of(regime, [make.sampled(mine, [0, 0])], [told]).examples
@@ -311,12 +295,12 @@ def test_every_rule_keeps_the_peers_log_likelihood(
 
 
 @pytest.mark.parametrize("rule", ["none", "receiver_additive", "receiver_multiplicative"])
-def test_gradient_by_every_rule_of_own_log_probs(build, make, make_setting, receiver, peer, lab, step_of, rule):
+def test_gradient_by_every_rule_of_own_log_probs(build, make, make_context, receiver, peer, lab, step_of, rule):
     """A peer that merges what the learner splits, at the start of a step, against the ratios of tokens as written."""
     model = lab.model()
     theirs = make.sampled(receiver, [1, -1], texts=[b"copy: hay", b"reverse: yah"], logprobs=-1.5)
     own = make.sampled(peer, [0, 0])
-    regime = build("prp", replace(make_setting(), receiver=peer), variant="behaviour", spreading=rule)
+    regime = build("prp", replace(make_context(), receiver=peer), variant="behaviour", spreading=rule)
     absorbed = step_of(regime, [own], [make.rollout(theirs, receiver)])
     deviation = math.sqrt(2 / 3)
 

@@ -4,9 +4,9 @@ from msgspec import structs
 from mrl.config.policy_tables import PolicyTable
 from mrl.errors import ConfigError
 from mrl.records.codec import encode
-from mrl.sharing.carried import traces_of
 from mrl.sharing.independent import IndependentParameters, IndependentRegime
 from mrl.sharing.own_objective import METHODS
+from mrl.sharing.own_traces import traces_of
 from mrl.sharing.regimes import (
     REGIMES,
     build_regime,
@@ -19,14 +19,14 @@ from mrl.sharing.regimes import (
 from mrl.sharing.sgt import SgtRegime
 
 
-def test_regimes_are_built_by_name(make_setting):
+def test_regimes_are_built_by_name(make_context):
     """The table's `regime` chooses, the sub-table of that name holds its parameters; without a name nobody shares."""
-    setting = make_setting()
-    sgt = build_regime({"regime": "sgt", "sgt": {"lambda": 0.3, "gate_age_versions": 5}}, setting)
+    context = make_context()
+    sgt = build_regime({"regime": "sgt", "sgt": {"lambda": 0.3, "gate_age_versions": 5}}, context)
     assert isinstance(sgt, SgtRegime)
     assert [c.coefficient for c in sgt.components] == [1.0, 0.3]
     assert sgt.parameters.gate_age_versions == 5
-    assert isinstance(build_regime({}, setting), IndependentRegime)
+    assert isinstance(build_regime({}, context), IndependentRegime)
 
 
 @pytest.mark.parametrize("name", REGIMES)

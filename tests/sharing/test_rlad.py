@@ -11,10 +11,8 @@ from mrl.objectives.specs import Correction, Trrd
 from mrl.records.codec import decode, encode, unpack_array
 from mrl.records.experience import experience_decoder
 from mrl.sharing import rlad as module
-from mrl.sharing.carried import trace_of
-from mrl.sharing.cost import gap_values
+from mrl.sharing.own_traces import trace_of
 from mrl.sharing.rlad import request_id
-from mrl.sharing.row_cost import row_residuals_of
 
 TIS = Correction("token", "truncate", 0.0, 5.0)
 
@@ -40,9 +38,9 @@ def test_request_holds_the_texts_of_a_group(build, make, receiver):
 
 
 @pytest.mark.parametrize("rewards", [[0, 0], [1, 1]])
-def test_groups_that_move_nothing_are_not_sent(build, make_setting, make, step_of, rewards):
+def test_groups_that_move_nothing_are_not_sent(build, make_context, make, step_of, rewards):
     """Nobody is asked, nothing is counted as asked, even where their rows are regularised."""
-    regime, group = build("rlad", make_setting(kl_coefficient=0.1)), make.group(rewards)
+    regime, group = build("rlad", make_context(kl_coefficient=0.1)), make.group(rewards)
     assert regime.publish(group, make.author()) == regime.asks(group) == []
     assert regime.is_settled(group)
     absorbed = step_of(regime, [group])
@@ -97,7 +95,7 @@ def test_requests_are_bounded_and_forgotten(build, make, receiver, step_of, monk
     assert step_of(regime, []).forget == ["a"]
 
 
-def test_unusable_scores_leave_the_plain_ratio(build, make, peer, receiver, step_of):
+def test_unusable_scores_leave_the_plain_ratio(build, make, peer, receiver, step_of, record):
     """Unscored, lying and miscounted ones are told apart; the row is trained without a teacher."""
     groups = [make.sampled(receiver, [1, 0, 0], prompt_id) for prompt_id in "ab"]
     told = scored_by(make, peer, groups[0], -0.1)
@@ -107,9 +105,10 @@ def test_unusable_scores_leave_the_plain_ratio(build, make, peer, receiver, step
         make.score(request_id("own", groups[0].ticket), scores, prompt_id="a"),
         make.score(request_id("own", groups[1].ticket), scores[:2], prompt_id="b"),
     ]
-    absorbed = step_of(build("rlad"), groups, received)
+    regime = build("rlad")
+    absorbed = step_of(regime, groups, received)
     assert [row.teacher_logprobs is None for row in absorbed.examples] == [False, True, True, True, True, True]
-    counts = absorbed.counts
+    counts = absorbed.counts | record(regime, absorbed).values
     assert (counts["sharing/scored_rows"], counts["sharing/unscored_rows"], counts["sharing/absent_rows"]) == (1, 1, 3)
     assert counts["align/trace_rejected/lengths/peer"] == counts["align/rejected/lengths/peer"] == 1
     assert (counts["align/rows/peer"], counts["align/rejected_share/peer"]) == (3, pytest.approx(2 / 3))
@@ -120,11 +119,11 @@ def test_unusable_scores_leave_the_plain_ratio(build, make, peer, receiver, step
 
 @pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("method", ["grpo", "dr_grpo", "dapo"])
-def test_alpha_one_is_the_own_objective(build, make_setting, make, peer, receiver, lab, step_of, told, method):
+def test_alpha_one_is_the_own_objective(build, make_context, make, peer, receiver, lab, step_of, told, method):
     """And so is any alpha without scores."""
-    model, start, setting = lab.model(2), lab.model(5), make_setting(method=method)
+    model, start, context = lab.model(2), lab.model(5), make_context(method=method)
     group = make.sampled(receiver, [1, 0, 0], logprobs=start.sampler_logprobs)
-    rlad, alone = build("rlad", setting, alpha=1.0 if told else 0.3), build("independent", setting)
+    rlad, alone = build("rlad", context, alpha=1.0 if told else 0.3), build("independent", context)
     received = [scored_by(make, peer, group, -0.1)] if told else []
     found, expected = step_of(rlad, [group], received), step_of(alone, [group])
     assert (found.examples[0].teacher_logprobs is not None) == told
@@ -165,23 +164,23 @@ def test_gradient_with_a_teacher(build, make, receiver, lab, step_of):
     lab.assert_same(lab.gradient(absorbed, regime, model), lab.score_of(model, slow))
 
 
-def test_who_teaches(build, make_setting, make, step_of):
+def test_who_teaches(build, make_context, make, step_of):
     """The named policy, or the first other by name; the teacher itself has none and trains by its own objective."""
-    setting = make_setting(peers=("b", "a"))
-    assert build("rlad", setting).publish(make.group([1, 0]), make.author())[0].scorer == "a"
-    assert build("rlad", setting, teacher="b").publish(make.group([1, 0]), make.author())[0].scorer == "b"
-    itself = build("rlad", setting, teacher="own")
+    context = make_context(peers=("b", "a"))
+    assert build("rlad", context).publish(make.group([1, 0]), make.author())[0].scorer == "a"
+    assert build("rlad", context, teacher="b").publish(make.group([1, 0]), make.author())[0].scorer == "b"
+    itself = build("rlad", context, teacher="own")
     assert itself.asking is itself.patience is None
-    assert itself.components == build("independent", setting).components
+    assert itself.components == build("independent", context).components
     absorbed = step_of(itself, [make.group([1, 0])])
     assert absorbed.counts["sharing/asked_rows"] == absorbed.counts["sharing/absent_rows"] == 0
     assert "sharing/hit_rate" not in absorbed.counts
-    assert build("rlad", replace(setting, others=())).asking is None
+    assert build("rlad", replace(context, others=())).asking is None
 
 
-def test_term_and_patience(build, make_setting):
+def test_term_and_patience(build, make_context):
     """The own clips, dual clip and correction; the table's waits."""
-    regime = build("rlad", make_setting(method="dapo", dual_clip=3), alpha=0.3, peer_hold_versions=2, peer_wait_s=4)
+    regime = build("rlad", make_context(method="dapo", dual_clip=3), alpha=0.3, peer_hold_versions=2, peer_wait_s=4)
     assert regime.components[0].term == Trrd(0.3, 0.2, 0.28, 1.0, 3.0, TIS)
     assert (regime.patience.hold_versions, regime.patience.wait_s) == (2, 4)
     assert (regime.asking.kinds, regime.asking.max_age_versions, regime.asking.watch) == (("score",), None, True)
@@ -199,16 +198,17 @@ def test_rate_survives_json(build, make, receiver, step_of):
     assert step_of(restored, []).counts["sharing/hit_rate"] == 0.0
 
 
-def test_every_answer_that_was_scored_has_a_line(build, make, peer, receiver, step_of):
+def test_every_answer_that_was_scored_has_a_line(build, make, peer, receiver, step_of, record):
     """With its figures, own log-probs against the teacher's; those that no score came for have none."""
     groups = [make.sampled(receiver, [1, 0, 0], prompt_id) for prompt_id in "ab"]
     told = scored_by(make, peer, groups[1], lambda ids: -0.1 - 0.2 * np.arange(len(ids)))
     lie = make.sampled(peer, [0.0], texts=[b"no"]).answers[0]
     scores = [trace_of(lie, peer), None, told.record.scores[2]]
     received = make.score(request_id("own", groups[1].ticket), scores, prompt_id="b")
-    absorbed = step_of(build("rlad"), groups, [received])
+    regime = build("rlad")
+    absorbed = step_of(regime, groups, [received])
     own = np.linspace(-0.3, -0.9, absorbed.examples[5].answer_token_ids.size).astype(np.float32)
-    lines = row_residuals_of(absorbed.tried, absorbed.shared, {5: own})
+    values, lines = record(regime, absorbed, {5: own})
     assert {(line.source, line.prompt_id, line.record_id) for line in lines} == {
         ("peer", "b", f"peer>{request_id('own', groups[1].ticket)}")
     }
@@ -226,14 +226,12 @@ def test_every_answer_that_was_scored_has_a_line(build, make, peer, receiver, st
     assert line.gap_nats == pytest.approx(gap, rel=1e-5)
     assert line.gap_nats_per_byte == pytest.approx(gap / size, rel=1e-5)
     assert line.ess_weight == 1
-    gaps = gap_values(absorbed.shared, {5: own})
-    assert gaps["align/gap_nats_per_token/peer"] == pytest.approx(gap / own.size, rel=1e-5)
-    assert absorbed.counts["align/receiver_tokens/peer"] == own.size
-    assert all(map(is_known, absorbed.counts | gaps))
+    assert values["align/gap_nats_per_token/peer"] == pytest.approx(gap / own.size, rel=1e-5)
+    assert values["align/receiver_tokens/peer"] == own.size
+    assert all(map(is_known, absorbed.counts | values))
 
 
-def test_without_scores_there_are_no_lines(build, make, receiver, step_of):
+def test_without_scores_there_are_no_lines(build, make, receiver, step_of, record):
     """Nothing was looked at, and nothing is said of the pair."""
-    absorbed = step_of(build("rlad"), [make.sampled(receiver, [1, 0])])
-    assert row_residuals_of(absorbed.tried, absorbed.shared, {}) == []
-    assert not any(name.startswith("align/") for name in absorbed.counts)
+    regime = build("rlad")
+    assert record(regime, step_of(regime, [make.sampled(receiver, [1, 0])])) == ({}, [])

@@ -220,15 +220,15 @@ def test_normaliser_counts_rescues_or_prompts(make_sgt, make_group, make_success
     assert absorbed.counts["sharing/rescues"] == 2
 
 
-def test_dropped_groups_count_among_the_prompts(build, make_setting, make_group, make_success):
+def test_dropped_groups_count_among_the_prompts(build, make_context, make_group, make_success):
     """With dynamic sampling Z is what was sampled for the batch, so that lambda means the same as without it."""
-    setting = make_setting(drop_uniform_groups=True)
-    regimes = [build("sgt", setting)]
+    context = make_context(drop_uniform_groups=True)
+    regimes = [build("sgt", context)]
     failed = [make_group([0, 0], f"f{number}") for number in range(3)]
     mixed, taken = make_group([0, 1], "m"), make_group([1, 1], "t")
     for group in [*failed, mixed, taken]:
         regimes[0].asks(group)
-    regimes.append(build("sgt", setting))
+    regimes.append(build("sgt", context))
     regimes[1].restore(json.loads(json.dumps(regimes[0].state())))
     for regime in regimes:
         received = [make_success(prompt_id=f"f{number}") for number in range(3)]

@@ -48,13 +48,13 @@ def test_gradient_of_several_rescues(make_sgt, make, receiver, lab, step_of, nor
 
 @pytest.mark.parametrize("kl", [None, 0.1])
 def test_without_a_rescue_the_gradient_is_that_of_grpo_bit_for_bit(
-    make_setting, build, make, receiver, lab, step_of, kl
+    make_context, build, make, receiver, lab, step_of, kl
 ):
     """Also after the parameters have moved, with clips, corrections and a divergence in play."""
     model, start, reference = lab.model(2), lab.model(5), lab.model(7)
     groups = [make.sampled(receiver, rewards, p, logprobs=-1.0) for p, rewards in (("p", [1, 0, 0]), ("q", [0, 0]))]
-    setting = make_setting(kl_coefficient=kl)
-    sgt, alone = build("sgt", setting), build("independent", setting)
+    context = make_context(kl_coefficient=kl)
+    sgt, alone = build("sgt", context), build("independent", context)
     found, expected = (
         lab.gradient(step_of(one, groups), one, model, start=start, reference=reference) for one in (sgt, alone)
     )

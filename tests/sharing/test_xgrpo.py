@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mrl.sharing.advantages import group_advantages
@@ -41,7 +41,6 @@ def slow(own, peers, baseline, omega, w, correction):
 
 
 @pytest.mark.parametrize("baseline", BASELINES)
-@settings(deadline=None)
 @given(own=REWARDS, peers=PEERS, w=st.sampled_from([None, 0.0, 0.3, 1.0]), correction=st.sampled_from([0, 1]))
 def test_baselines_equal_their_slow_twins(baseline, own, peers, w, correction):
     """Every baseline, with the peers' share or a given weight, either deviation, one to three peers."""
@@ -58,7 +57,6 @@ def test_baselines_equal_their_slow_twins(baseline, own, peers, w, correction):
     assert found.tolist() == pytest.approx(slow(own, peers, baseline, omega, w, correction), rel=1e-5, abs=1e-6)
 
 
-@settings(deadline=None)
 @given(own=REWARDS)
 def test_equal_rewards_of_peers_change_nothing(own):
     """The mean is GRPO's; so are the advantages with the population's deviation. With the corrected one they grow.
@@ -108,7 +106,7 @@ def test_uniform_own_groups_move_by_what_peers_reach(build, make, step_of, own, 
 @pytest.mark.parametrize("weight", [None, 0.3])
 @pytest.mark.parametrize("baseline", BASELINES)
 def test_a_step_does_what_the_table_says(
-    build, make_setting, make, receiver, lab, step_of, baseline, weight, correction
+    build, make_context, make, receiver, lab, step_of, baseline, weight, correction
 ):
     """Advantages by the baseline, weight and deviation that were asked for, and the gradient that they make.
 
@@ -119,8 +117,8 @@ def test_a_step_does_what_the_table_says(
     own, peers, model = [1.0, 0.0, 0.0], [[1.0, 1.0], [0.0, 1.0, 0.0]], lab.model()
     group = make.sampled(receiver, own, logprobs=model.sampler_logprobs)
     received = [make.value(rewards, source=source) for source, rewards in zip(("peer", "third"), peers, strict=True)]
-    setting = make_setting(peers=("peer", "third"), std_correction=correction)
-    regime = build("xgrpo", setting, baseline=baseline, peer_weight=weight)
+    context = make_context(peers=("peer", "third"), std_correction=correction)
+    regime = build("xgrpo", context, baseline=baseline, peer_weight=weight)
     absorbed = step_of(regime, [group], received)
     omega = [mean(own) / mean(rewards) for rewards in peers]
     expected = slow(own, peers, baseline, omega, weight, correction)
@@ -134,12 +132,12 @@ def test_a_step_does_what_the_table_says(
 
 
 @pytest.mark.parametrize("own_method", ["grpo", "dr_grpo"])
-def test_without_a_peer_it_is_the_own_objective(build, make_setting, make, step_of, own_method):
+def test_without_a_peer_it_is_the_own_objective(build, make_context, make, step_of, own_method):
     """Peers are optional, prompt by prompt; an undivided own objective stays undivided with them."""
-    setting = make_setting(method=own_method)
+    context = make_context(method=own_method)
     groups = [make.group([1, 0]), make.group([1, 0], "q")]
-    found = step_of(build("xgrpo", setting), groups, [make.value([1, 1], "q")])
-    alone = step_of(build("independent", setting), groups)
+    found = step_of(build("xgrpo", context), groups, [make.value([1, 1], "q")])
+    alone = step_of(build("independent", context), groups)
     assert [row.advantages.tolist() for row in found.examples[:2]] == [
         r.advantages.tolist() for r in alone.examples[:2]
     ]
@@ -164,13 +162,13 @@ def test_rescaled_by_running_means(build, make, step_of):
 
 
 @pytest.mark.parametrize("baseline", ["pooled", "rescaled"])
-def test_an_identical_peer_has_identical_rewards(build, make_setting, make, receiver, step_of, baseline):
+def test_an_identical_peer_has_identical_rewards(build, make_context, make, receiver, step_of, baseline):
     """Also where overlong answers lose reward: what is published has lost it, so that like is pooled with like."""
-    setting = make_setting(overlong_buffer_tokens=60)
+    context = make_context(overlong_buffer_tokens=60)
     group = make.sampled(receiver, [1, 0, 0], texts=[b"reverse: %d" % n + b"!" * n for n in range(3)])
-    regime = build("xgrpo", setting, baseline=baseline)
+    regime = build("xgrpo", context, baseline=baseline)
     (record,) = regime.publish(group, make.author("peer"))
-    rewards = setting.objective.rewards(group)
+    rewards = context.objective.rewards(group)
     assert record.rewards == rewards.tolist() != [1, 0, 0]
     found = step_of(regime, [group], [make.value(record.rewards)])
     factor = math.sqrt(2 * 2 / 5)  # sqrt(2 (G - 1) / (2G - 1))

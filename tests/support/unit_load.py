@@ -17,8 +17,8 @@ import sys
 import time
 from pathlib import Path
 
+from mrl.allocation.learner_reports import ReportSender
 from mrl.allocation.lease import LeaseHolder, Used
-from mrl.allocation.report import ReportSender
 from mrl.launch.unit_workers import UNIT, UNIT_EPOCH
 from mrl.records.leases import LearnerReport
 from mrl.transport.background import BackgroundClient

@@ -107,7 +107,7 @@ class Host:
             crash=folder / "crash",
             told=Silent(),
         )
-        unit_node.lease_units(config, self.run, self.processes, self.lifecycle, "", closing, is_first=True)
+        unit_node.lease_units(config, self.run, self.processes, self.lifecycle, host="", is_first=True, closing=closing)
 
     def go(
         self, seconds: float, until: Callable[[], object] = lambda: False, each: Callable[[], None] = lambda: None

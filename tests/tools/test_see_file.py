@@ -2,7 +2,6 @@
 
 import pytest
 from see_file import find, record_lines, stat_of
-from stored_core import StoredCore, put_message
 
 from mrl.errors import RunFolderError
 from mrl.exchange.archive import read_records
@@ -13,6 +12,7 @@ from mrl.records.exchange_messages import Announce, Hello
 from mrl.records.experience import OutcomeRecord
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
+from tests.support.stored_core import StoredCore, put_message
 
 
 def outcome(record_id, prompt_id="p1", step=3):

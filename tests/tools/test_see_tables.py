@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from rich.console import Console
 from see_tables import rates_per_s, tables
-from stored_core import StoredCore
 
 from mrl.records.exchange_messages import ClientState, PairFlow, PolicyShelf
 from mrl.records.version import Version
+from tests.support.stored_core import StoredCore
 
 
 def account(*, incarnation="one", uptime_s=10.0, records=20, put=30, refused=5, **changes):

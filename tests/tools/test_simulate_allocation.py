@@ -20,7 +20,7 @@ from allocation_simulation.rules import Controller, PoolMeters
 from allocation_simulation.settings import HOUR_S, A, B, C, D, random_instance, scenarios
 from allocation_simulation.world import World
 
-from mrl.allocation.latency_line import LatencyLine
+from mrl.allocation.engine_meter import LatencyLine
 
 SHORT = replace(scenarios()["S0"], horizon_s=2 * HOUR_S)
 

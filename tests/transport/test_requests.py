@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mrl.records.unit_messages import node_orders_decoder
 from structlog.testing import capture_logs
 
-from mrl.records.units import node_orders_decoder
 from mrl.transport.requests import MAX_REPEAT_S, MAX_REPORTS, Due, RequestLink, Requests
 
 A, B, C = b"a", b"bb", b"ccc"
@@ -315,7 +315,7 @@ ACTIONS = (
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     actions=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 40)), max_size=80),
     window_requests=st.integers(1, 5),
@@ -337,7 +337,7 @@ def test_every_request_is_answered_exactly_once_in_the_end(
     assert (len(network.requests), network.requests.num_bytes) == (0, 0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=30), breaks=st.lists(st.booleans(), max_size=20))
 def test_over_links_that_only_break_requests_reach_the_server_in_order(sizes: list[int], breaks: list[bool]) -> None:
     """What a link delivered before it broke is delivered again by the next, but nothing overtakes anything."""

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from mrl.allocation.decision import ControllerState, decide
-from mrl.allocation.worth import Reading, Rule
+from mrl.allocation.objective import Reading, Rule
 
 SWITCH_S = 15.0
 RULE = Rule()

@@ -13,7 +13,7 @@ from allocation_simulation.settings import (
     MIN_LENGTH_TOKENS,
     PolicySpec,
 )
-from mrl.allocation.window import AdmissionWindow
+from mrl.learner.admission import AdmissionWindow
 
 STEP_NOISE = 0.05
 

@@ -10,8 +10,8 @@ from allocation_simulation.learner import SimulatedPolicy
 from allocation_simulation.world import World
 from mrl.allocation.decision import ControllerState, DecisionRecord, decide
 from mrl.allocation.meter import MeterSettings, PolicyMeter, increments
-from mrl.allocation.unit_rule import timed_rule
-from mrl.allocation.worth import Reading, Rule
+from mrl.allocation.objective import Reading, Rule
+from mrl.allocation.unit_controller import timed_rule
 from mrl.config.schema import AllocationTable
 
 GRANT_OVERHEAD_S = 3.0
@@ -43,19 +43,19 @@ class PoolMeters:
             for replica in (*policy.replicas, *retired):
                 totals[replica] = (replica.active_s, replica.request_s, replica.tokens)
                 active_s, request_s, tokens = increments(totals[replica], self._replica_totals.get(replica, (0.0,) * 3))
-                meter.add_engine(
-                    active_s,
-                    request_s,
-                    tokens,
-                    interval_s=interval_s,
-                    running=len(replica.running),
-                    is_full=bool(policy.queue),
-                    num_engines=len(policy.replicas),
-                )
+                meter.add_generated(tokens, request_s, evidence_s=active_s / max(1, len(policy.replicas)))
+                engine, running = meter.engine(), len(replica.running)
+                if running and (policy.queue or running > (engine.full_requests or 0.0)):
+                    engine.full_requests = float(running)  # with requests waiting, these are all that fit
+                engine.add_sample(active_s, request_s, tokens, interval_s=interval_s, num_engines=len(policy.replicas))
             self._measure_learner(name, policy, meter)
             (delivered,) = increments((policy.delivered_tokens,), (self._delivered.get(name, 0.0),))
             self._delivered[name] = policy.delivered_tokens
-            meter.end_interval(interval_s, world.now_s, num_engines=len(policy.replicas), delivered_tokens=delivered)
+            meter.end_interval(interval_s, world.now_s, num_engines=len(policy.replicas))
+            needed = meter.needed_tokens(interval_s)
+            if policy.replicas and meter.supply_progress is not None and needed:
+                # Workers tell the tokens of complete groups, which leave out what only fills engines.
+                meter.supply_progress = delivered / needed
         self._replica_totals = totals
 
     def _measure_learner(self, name: str, policy: SimulatedPolicy, meter: PolicyMeter) -> None:

@@ -33,9 +33,9 @@ from mrl.records.rollouts import Answer, ScoredGroup, WorkItem
 from mrl.records.version import Version
 from mrl.roles.engines import build_embedded
 from mrl.roles.worker import build_sampler
-from mrl.sharing.own_rows import own_rows
+from mrl.sharing.context import SharingContext, sharing_context
+from mrl.sharing.own_examples import own_examples
 from mrl.sharing.regimes import build_regime
-from mrl.sharing.setting import Setting, policy_setting
 from mrl.tasks.pool import build_pool
 
 LR = 1e-4
@@ -117,8 +117,8 @@ def sample(config: RunConfig, policy: str) -> list[ScoredGroup]:
 def learn(config: RunConfig, policy: str, groups: Sequence[ScoredGroup]) -> Learned:
     """One step of mrl's trainer."""
     table = config.policies[policy]
-    setting = policy_setting(config, policy, load_receiver(Path(table.model)))
-    regime = build_regime(config.sharing, setting)
+    context = sharing_context(config, policy, load_receiver(Path(table.model)))
+    regime = build_regime(config.sharing, context)
     absorbed = regime.absorb(groups, step=0, rng=np.random.default_rng(0))
     trainer = Trainer(
         load_policy(Path(table.model)),
@@ -129,17 +129,17 @@ def learn(config: RunConfig, policy: str, groups: Sequence[ScoredGroup]) -> Lear
         total_steps=1,
         world=World(0, 1, torch.device("cpu")),
     )
-    logprobs_T, advantages_A = score(trainer, table.learner, setting, groups)
+    logprobs_T, advantages_A = score(trainer, table.learner, context, groups)
     trainer.train(StepOrder(absorbed.examples, absorbed.denominators, absorbed.expansion), 0)
     return Learned(logprobs_T, advantages_A, parameters_of(trainer.model))
 
 
 def score(
-    trainer: Trainer, table: LearnerTable, setting: Setting, groups: Sequence[ScoredGroup]
+    trainer: Trainer, table: LearnerTable, context: SharingContext, groups: Sequence[ScoredGroup]
 ) -> tuple[Tensor, Tensor]:
     """[T] log-probabilities and [A] advantages of all answers, those included that a step leaves out as idle."""
-    examples = own_rows(groups, setting.objective, source=setting.policy, keep_idle=True).examples
-    components = [setting.objective.component()]
+    examples = own_examples(groups, context, keep_idle=True).examples
+    components = [context.objective.component()]
     batches = pack(examples, components, microbatch_tokens=table.microbatch_tokens)
     packed_T = torch.cat(frozen_logprobs(trainer.model, batches, ForwardSettings(1.0)))
     in_order_T = torch.cat([batch.row_T for batch in batches]).argsort(stable=True)

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 
 from fencing_model.world import Bounds, Design
-from mrl.allocation.guard import Action, GuardedUnit, NodeGuard, Seen
+from mrl.allocation.allocation_limits import EPOCHS_PER_LIFE
+from mrl.allocation.node_guard import Action, GuardedUnit, NodeGuard, Seen
 from mrl.allocation.unit_core import UnitCore
-from mrl.allocation.units import EPOCHS_PER_LIFE, UnitRow
-from mrl.records.units import NodeOrders, NodeReport, UnitReport
+from mrl.allocation.unit_leases import UnitRow
+from mrl.records.unit_messages import NodeOrders, NodeReport, UnitReport
 
 
 class NoToken(NodeGuard):
@@ -62,7 +63,7 @@ WITHOUT = (
     (Design("epochs reused", core=SameEpochs), Bounds(messages=2, allocator_restarts=1)),
     (Design("no expiry", expires=False), Bounds(messages=1)),
     (Design("no kill", kills=False), Bounds(messages=1)),
-    (Design("asleep at its word", stops=False), Bounds(messages=1, sleeps=True)),
+    (Design("asleep at its word", proves_sleep=False), Bounds(messages=1, sleeps=True)),
     (Design("wakes by itself", awaits_word=False), Bounds(messages=1, sleeps=True)),
     (Design("no evict of the awake", guard=NoEvict), Bounds(messages=1, node_restarts=1, sleeps=True)),
     (Design("no verify of sleep", core=NoVerify), Bounds(messages=1, sleeps=True)),

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from fencing_model.world import Bounds, Design, Steps, World
-from mrl.allocation.units import HELD, UnitState
+from mrl.allocation.unit_leases import OWNED, UnitState
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def has_intruder(world: World) -> bool:
     row, active = world.row, [one for one in world.processes if one.may_act]
     if row.state is UnitState.FREE:
         return bool(active)
-    return row.state in HELD and any(one[:2] != (row.epoch, row.policy) for one in active)
+    return row.state in OWNED and any(one[:2] != (row.epoch, row.policy) for one in active)
 
 
 def backwards(targets: set[int], before: list[list[int]]) -> set[int]:

@@ -1,20 +1,21 @@
 """One unit, two policies: the state of everything, and every step that can come next.
 
-The allocator is `mrl.allocation.unit_core.UnitCore` and the node `mrl.allocation.guard.NodeGuard`: a state is what they
-hold, and a step loads them, calls them, and saves them. Time is abstract: whatever may expire may do so at any moment.
+The allocator is `mrl.allocation.unit_core.UnitCore` and the node `mrl.allocation.node_guard.NodeGuard`: a state is what
+they hold, and a step loads them, calls them, and saves them. Time is abstract: whatever may expire may do so at any
+moment.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from mrl.allocation.decision import DecisionRecord
-from mrl.allocation.engine_use import EngineUse
-from mrl.allocation.guard import Action, NodeGuard, Seen, Tenant
-from mrl.allocation.unit_core import UnitCore, UnitsByType, UnitSettings
-from mrl.allocation.units import EPOCHS_PER_LIFE, HELD, UnitState
-from mrl.records.leases import LearnerReport
-from mrl.records.units import NodeOrders, NodeReport, UnitOrder, UnitReport
+from mrl.allocation.allocation_limits import EPOCHS_PER_LIFE
+from mrl.allocation.node_guard import Action, NodeGuard, Seen, Tenant
+from mrl.allocation.objective import Rule
+from mrl.allocation.unit_controller import UnitController
+from mrl.allocation.unit_core import UnitCore, UnitSettings
+from mrl.allocation.unit_leases import OWNED, UnitState
+from mrl.records.unit_messages import NodeOrders, NodeReport, UnitOrder, UnitReport
 
 UNIT, HOST, POLICIES = "cpu:0", "node", ("a", "b")
 GRACE_S, BEFORE_S, AFTER_S = 1.0, 0.0, 2.0
@@ -30,7 +31,8 @@ class Process(NamedTuple):
     is_doomed: bool = False
     """SIGKILL is on its way."""
     rest: Literal["", "said", "asleep", "orphaned"] = ""
-    """It says that it sleeps, and could yet act; then it is stopped, and cannot; then the node that saw it has died."""
+    """It says that it sleeps, and could yet act; then its memory is given back, and it cannot; then the node that saw
+    this has died."""
 
     @property
     def may_act(self) -> bool:
@@ -95,50 +97,10 @@ class World(NamedTuple):
     node_restarts: int = 0
 
 
-class NoRule:
-    """The search decides who gets the unit, not a rule."""
-
-    def add_rollout(self, policy: str, unit_type: str, use: EngineUse) -> None:
-        """Nothing is measured."""
-
-    def add_switch(self, policy: str, switch_s: float) -> None:
-        """Nothing is measured."""
-
-    def add_report(self, report: LearnerReport, now_s: float) -> None:
-        """Nothing is measured."""
-
-    def targets(
-        self,
-        usable: Mapping[str, UnitsByType],
-        held: Mapping[str, UnitsByType],
-        starting_s: Mapping[str, float],
-        now_s: float,
-    ) -> dict[str, dict[str, int]]:
-        """Nobody gets anything by itself."""
-        return {}
-
-    def release(self, policy: str) -> None:
-        """Nobody is released."""
-
-    def records(self) -> Sequence[DecisionRecord]:
-        """Nothing is decided."""
-        return ()
-
-    def demand_units(self, policy: str) -> float:
-        """Nothing is measured."""
-        return 0.0
-
-    def progress(self, policy: str) -> float:
-        """Nothing is measured."""
-        return 0.0
-
-    def tokens_per_s(self, policy: str, unit_type: str) -> float:
-        """Nothing is measured."""
-        return 0.0
-
-    def num_reports(self, policy: str) -> int:
-        """Nothing is measured."""
-        return 0
+NOBODY_DECIDES = UnitController(
+    {}, {}, Rule(), floor_units=0, switching_share=1.0, slots_per_unit=1, hung_s=1.0, weights={}, now_s=0.0
+)
+"""Without policies: the search gives units to policies, in place of the controller."""
 
 
 @dataclass(frozen=True)
@@ -173,10 +135,10 @@ class Design:
     """Whether the allocator acts on silence and on deadlines."""
     kills: bool = True
     """Whether SIGKILL follows SIGTERM."""
-    stops: bool = True
-    """Whether an engine counts as asleep only once it is stopped, and not at its word."""
+    proves_sleep: bool = True
+    """Whether an engine counts as asleep only once its memory is given back, and not at its word."""
     awaits_word: bool = True
-    """Whether an engine that sleeps goes on sleeping when somebody else lets its process run."""
+    """Whether an engine that sleeps goes on sleeping until its node wakes it."""
 
 
 Event = Literal["", "start"]
@@ -212,7 +174,7 @@ class Steps:
             core, speaks = self._core(world), not (process.is_stuck or process.rest)
             if speaks and core.table.renew(UNIT, process.epoch, process.policy, BEFORE_S):
                 yield "", world._replace(row=_row(core))
-        if self._design.expires and row.state in HELD:
+        if self._design.expires and row.state in OWNED:
             for may_sleep in (False, True)[: 1 + self._bounds.sleeps]:
                 core = self._core(world)
                 core.table.revoke(UNIT, row.epoch, BEFORE_S, grace_s=GRACE_S, why="", may_sleep=may_sleep)
@@ -265,7 +227,7 @@ class Steps:
                     yield "", self._act(before._replace(guarded=_guarded(guard)), actions)
 
     def _processes(self, world: World) -> Iterator[tuple[Event, World]]:
-        """Each ends by itself, gets stuck, says that it sleeps when it was asked to, and is stopped then."""
+        """Each ends by itself, gets stuck, says that it sleeps when it was asked to, and gives its memory back then."""
         for process in dict.fromkeys(world.processes):
             others = list(world.processes)
             others.remove(process)
@@ -289,7 +251,7 @@ class Steps:
 
     def _seen(self, world: World) -> Seen:
         """What the node finds on the unit."""
-        restful = ("asleep",) if self._design.stops else ("said", "asleep")
+        restful = ("asleep",) if self._design.proves_sleep else ("said", "asleep")
         asleep = [process for process in world.processes if process.rest in restful and not process.is_doomed]
         return Seen(len(asleep) == len(world.processes), frozenset(process.policy for process in asleep))
 
@@ -319,7 +281,7 @@ class Steps:
         return core
 
     def _new_core(self, world: World) -> UnitCore:
-        return self._design.core(self._fits, NoRule(), self._settings, BEFORE_S, life=world.life)
+        return self._design.core(self._fits, NOBODY_DECIDES, self._settings, BEFORE_S, life=world.life)
 
     def _guard(self, world: World) -> NodeGuard:
         guard, saved = self._design.guard(HOST, [UNIT], wake_s=GRACE_S), world.guarded

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
-from stored_core import StoredCore
 
 from mrl.exchange.client import ExchangeClient
 from mrl.learner.intake import Intake
@@ -23,6 +22,7 @@ from mrl.records.version import Version
 from mrl.sharing.regime import Asking, Patience
 from mrl.transport.keys import create_keys
 from mrl.transport.server import ServerSocket
+from tests.support.stored_core import StoredCore
 
 GROUPS_PER_STEP = 2
 

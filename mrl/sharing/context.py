@@ -1,0 +1,37 @@
+"""The context of a sharing regime: the policy that it serves, and who else is in the run."""
+
+from dataclasses import dataclass, field
+
+from mrl.alignment.receiver import Receiver
+from mrl.config.schema import RunConfig
+from mrl.sharing.own_objective import OwnObjective, own_objective
+from mrl.sharing.recorder import SharingRecorder
+
+
+@dataclass(frozen=True, slots=True)
+class SharingContext:
+    """One policy of a run, as its sharing regime sees it."""
+
+    policy: str
+    objective: OwnObjective
+    receiver: Receiver
+    """Expresses peer texts in the policy's tokens."""
+    peers: tuple[str, ...] = ()
+    """The other policies that learn."""
+    others: tuple[str, ...] = ()
+    """All other policies, frozen ones included."""
+    recorder: SharingRecorder = field(default_factory=SharingRecorder)
+    """Hears of every answer of a peer that the regime reads."""
+
+
+def sharing_context(config: RunConfig, policy: str, receiver: Receiver) -> SharingContext:
+    """The context of `policy` in the run that `config` describes."""
+    table = config.policies[policy]
+    others = tuple(sorted(set(config.policies) - {policy}))
+    return SharingContext(
+        policy=policy,
+        objective=own_objective(table.objective, max_answer_tokens=table.rollout.max_new_tokens),
+        receiver=receiver,
+        peers=tuple(other for other in others if not config.policies[other].frozen),
+        others=others,
+    )

@@ -1,0 +1,75 @@
+"""Own groups as training examples: the ids that were sampled, with the advantages that a regime gives them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from mrl.records.codec import unpack_array
+from mrl.records.rollouts import Answer, ScoredGroup
+from mrl.sharing.advantages import Float32s
+from mrl.sharing.context import SharingContext
+from mrl.sharing.own_objective import POLICY_GRADIENT, OwnObjective
+from mrl.sharing.regime import Int32s, TrainingExample
+
+
+class OwnExamples(NamedTuple):
+    """Training examples of own groups."""
+
+    examples: list[TrainingExample]
+    lengths: list[int]
+    """Tokens of all own answers. Answers whose rows were left out count too."""
+
+
+def own_examples(
+    groups: Sequence[ScoredGroup],
+    context: SharingContext,
+    *,
+    advantages: Sequence[Float32s] | None = None,
+    keep_idle: bool = False,
+) -> OwnExamples:
+    """One row for every own answer. `advantages` are [G] for each group; by default they are the policy's own.
+
+    A group whose advantages are all exactly zero moves nothing, so its rows are left out. They stay where the objective
+    has a regularizer. They also stay with `keep_idle`, for regimes in which their places among the minibatches count.
+    """
+    objective = context.objective
+    keep_idle = keep_idle or objective.regularizer is not None
+    if advantages is None:
+        advantages = [own_advantages(group, objective) for group in groups]
+    examples: list[TrainingExample] = []
+    for group, advantages_G in zip(groups, advantages, strict=True):
+        if keep_idle or advantages_G.any():
+            prompt = prompt_of(group)
+            examples += [
+                _own_row(group.prompt_id, prompt, answer, advantage, context)
+                for answer, advantage in zip(group.answers, advantages_G, strict=True)
+            ]
+    return OwnExamples(examples, [len(answer.token_ids) // 4 for group in groups for answer in group.answers])
+
+
+def own_advantages(group: ScoredGroup, objective: OwnObjective) -> Float32s:
+    """[G] the advantages of a group, from its own rewards alone."""
+    return objective.advantages(objective.rewards(group))
+
+
+def prompt_of(group: ScoredGroup) -> Int32s:
+    """[P] the prompt of an own group in own tokens."""
+    return unpack_array(group.prompt_token_ids, "i4")
+
+
+def _own_row(
+    prompt_id: str, prompt_token_ids: Int32s, answer: Answer, advantage: np.float32, context: SharingContext
+) -> TrainingExample:
+    answer_token_ids = unpack_array(answer.token_ids, "i4")
+    num_tokens = len(answer_token_ids)
+    return TrainingExample(
+        prompt_token_ids=prompt_token_ids,
+        answer_token_ids=answer_token_ids,
+        component=POLICY_GRADIENT,
+        advantages=np.full(num_tokens, advantage, dtype=np.float32),
+        weights=context.objective.weights(num_tokens),
+        behaviour_logprobs=unpack_array(answer.logprobs, "f4"),
+        prompt_id=prompt_id,
+        source=context.policy,
+    )

@@ -1,0 +1,20 @@
+from mrl.config.schema import RunConfig
+from mrl.objectives.specs import Clipped
+from mrl.sharing.context import sharing_context
+
+
+def test_setting_of_a_policy(receiver):
+    """Its own objective and limits, who learns beside it, and who else is there."""
+    policies = {
+        "b": {"rollout": {"max_new_tokens": 7}, "objective": {"method": "gspo"}},
+        "c": {},
+        "a": {"frozen": True},
+    }
+    task = {"t": {"source": "words", "dataset": "reverse"}}
+    config = RunConfig.model_validate({"run": {"name": "r", "steps": 1}, "tasks": task, "policies": policies})
+    context = sharing_context(config, "b", receiver)
+    assert (context.policy, context.peers, context.others) == ("b", ("c",), ("a", "c"))
+    assert context.objective.max_answer_tokens == 7
+    assert isinstance(context.objective.term, Clipped)
+    assert context.objective.term.ratio == "sequence"
+    assert context.receiver is receiver

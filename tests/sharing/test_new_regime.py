@@ -1,0 +1,127 @@
+"""The regime of docs/new-regime.md, taken out of the page: it builds, shares, trains and is measured."""
+
+import importlib.util
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mrl.config.policy_tables import LearnerTable, PolicyTable
+from mrl.errors import ConfigError
+from mrl.learner.order import StepOrder
+from mrl.learner.trainer import Trainer
+from mrl.learner.world import World
+from mrl.metrics.names import is_known
+from mrl.records.codec import decode, encode
+from mrl.records.experience import Received, experience_decoder
+from mrl.sharing.regimes import REGIMES, build_regime, check_objectives, check_sharing, sharing_schema
+
+PAGE = Path(__file__).parents[2] / "docs" / "new-regime.md"
+MODULE, LINE = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+REGISTER = "from imitate import ImitateParameters, ImitateRegime\nfrom mrl.sharing.regimes import RegimeKind\n"
+
+
+@pytest.fixture(autouse=True)
+def registered(tmp_path, monkeypatch):
+    """The page's file lies on the path, and its line stands in the dict."""
+    (tmp_path / "imitate.py").write_text(MODULE, encoding="utf-8")
+    (tmp_path / "register_imitate.py").write_text(f"{REGISTER}LINES = {{{LINE}}}\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = importlib.util.spec_from_file_location("register_imitate", tmp_path / "register_imitate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name, kind in module.LINES.items():
+        monkeypatch.setitem(REGIMES, name, kind)
+    yield
+    sys.modules.pop("imitate", None)
+
+
+@pytest.fixture
+def met(make, make_context, receiver, peer):
+    """A synchronous step of two policies of different tokenizers: all give, then the own one hears and absorbs."""
+
+    def met(own_rewards, peer_rewards, **parameters):
+        table = {"regime": "imitate", "imitate": parameters}
+        own = build_regime(table, make_context())
+        other = build_regime(table, replace(make_context(peers=("own",)), policy="peer", receiver=peer))
+        mine = [make.sampled(receiver, rewards, f"p{n}") for n, rewards in enumerate(own_rewards)]
+        theirs = [make.sampled(peer, rewards, f"p{n}") for n, rewards in enumerate(peer_rewards)]
+        given = [record for group in theirs for record in other.publish(group, make.author("peer", peer.fingerprint))]
+        for group in mine:
+            assert own.asks(group) == [group.prompt_id]
+        own.hear([Received(decode(encode(record), experience_decoder), 0) for record in given], step=0)
+        assert all(own.is_settled(group) for group in mine)
+        return own, own.absorb(mine, step=0, rng=np.random.default_rng(0))
+
+    return met
+
+
+def test_it_is_as_short_as_the_page_says():
+    """A regime of about 40 lines of code and docstrings, imports apart."""
+    lines = [line for line in MODULE.splitlines() if line.strip() and not line.startswith(("from ", "import "))]
+    assert len(lines) <= 40
+    assert max(map(len, MODULE.splitlines())) <= 120
+
+
+def test_weak_groups_are_helped(met):
+    """Below the share, and only by a success of a peer; own rows are those of the own objective."""
+    own_rewards = [[0, 0], [1, 0], [1, 1], [0, 0]]
+    peer_rewards = [[0, 1], [1, 1], [1, 1], [0, 0]]
+    _, absorbed = met(own_rewards, peer_rewards)
+    assert [(row.component, row.prompt_id) for row in absorbed.examples] == [
+        ("policy_gradient", "p1"),
+        ("policy_gradient", "p1"),
+        ("imitated", "p0"),
+    ]
+    imitated = absorbed.examples[-1]
+    assert (imitated.examined.number, imitated.source) == (1, "peer")
+    assert imitated.weights.sum() == pytest.approx(1)
+    assert absorbed.denominators == {"policy_gradient": 8.0, "imitated": 4.0}
+    _, generous = met(own_rewards, peer_rewards, below=1.0)
+    assert [row.prompt_id for row in generous.examples if row.component == "imitated"] == ["p0", "p1"]
+
+
+def test_the_learner_trains_and_measures_it(met, tiny_model, receiver, record):
+    """Steps of the learner's trainer raise the likelihood of the imitated answer; the recorder measures the pair."""
+    regime, absorbed = met([[0, 0]], [[1, 1]], coefficient=1.0)
+    trainer = Trainer(
+        tiny_model(vocab_size=len(receiver.table.pieces)),
+        LearnerTable(lr=1e-2),
+        regime.components,
+        temperature=1.0,
+        seed=0,
+        total_steps=5,
+        world=World(0, 1, torch.device("cpu")),
+    )
+    order = StepOrder(absorbed.examples, absorbed.denominators, absorbed.expansion)
+    losses = [trainer.train(order, step)["loss/imitated"] for step in range(5)]
+    assert losses[-1] < 0.7 * losses[0]
+    values, lines = record(regime, absorbed, trainer.peer_logprobs)
+    assert [(line.trained, line.gap_nats is None) for line in lines] == [(True, False), (False, True)]
+    assert (values["align/rows/peer"], absorbed.counts["sharing/peer_rows"]) == (2, 1)
+    assert all(map(is_known, values | dict(absorbed.counts)))
+
+
+def test_it_is_configured_as_any_other(met):
+    """Bounds, unknown keys, the schema, and the objective that would drop the groups that it helps."""
+    assert "below" in sharing_schema()["properties"]["imitate"]["properties"]
+    with pytest.raises(ConfigError, match=r"sharing\.imitate\.below: not valid; got 2"):
+        check_sharing({"regime": "imitate", "imitate": {"below": 2}}, "run.toml")
+    with pytest.raises(ConfigError, match=r"did you mean sharing\.imitate\.below"):
+        check_sharing({"regime": "imitate", "imitate": {"belw": 0.1}}, "run.toml")
+    dapo = {"a": PolicyTable(objective={"method": "dapo"})}
+    with pytest.raises(ConfigError, match="imitate learns of the groups that this drops"):
+        check_objectives({"regime": "imitate"}, dapo, "run.toml")
+
+
+def test_a_restored_one_goes_on(met, make_context):
+    """Its rates survive a checkpoint."""
+    regime, _ = met([[0, 0]], [[1, 1]])
+    restored = build_regime({"regime": "imitate"}, make_context())
+    restored.restore(json.loads(json.dumps(regime.state())))
+    assert restored.state() == regime.state()
