@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mrl.records.unit_messages import node_orders_decoder
 from structlog.testing import capture_logs
 
+from mrl.records.unit_messages import node_orders_decoder
 from mrl.transport.requests import MAX_REPEAT_S, MAX_REPORTS, Due, RequestLink, Requests
 
 A, B, C = b"a", b"bb", b"ccc"
