@@ -115,7 +115,7 @@ def make_worker(shapes: dict[str, tuple[int, ...]]) -> Any:
     layers = sys.modules[PACKED]
     vars(layers)["dispatch_cpu_unquantized_gemm"] = print
     vars(sys.modules["vllm.model_executor.layers"])["utils"] = layers
-    worker, model = importlib.import_module("vllm_cpu_worker").WeightsExtension(), FusedModel(shapes)
+    worker, model = importlib.import_module("vllm_cpu_worker").CpuWeightsExtension(), FusedModel(shapes)
     worker.model_runner = SimpleNamespace(get_model=lambda: model)
     return worker
 

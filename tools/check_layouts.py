@@ -32,7 +32,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from mrl.config.policy_tables import LearnerTable, MakeTable
-from mrl.learner.order import StepOrder
+from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer
 from mrl.learner.world import World
 from mrl.models.architectures import init_model

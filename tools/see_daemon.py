@@ -8,7 +8,7 @@ from mrl.errors import PeerLost, RecordError
 from mrl.exchange.daemon import ENDPOINT
 from mrl.records.codec import decode, encode
 from mrl.records.exchange_messages import Stat, StatRequest, daemon_message_decoder
-from mrl.transport.client import ClientSocket
+from mrl.transport.client_socket import ClientSocket
 from mrl.transport.endpoints import read_endpoint
 from mrl.transport.grants import Grant
 from mrl.transport.keys import load_client_keys

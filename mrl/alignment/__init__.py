@@ -28,12 +28,11 @@ True
 (12, {}, 0)
 
 reading tokenizers
-- `tokenizer_file` reads `tokenizer.json`: kind, dummy prefix, fingerprint; `refusals` why a kind is refused
-- `rank_table`     raw tiktoken and tekken files as such files; `rank_families` what known ones leave open
-- `tokenizer_folder`, `eos`        which file of a model folder, and which ids end an answer
+- `tokenizer_file` reads `tokenizer.json`: kind, dummy prefix, fingerprint; `tokenizer_refusals` why a kind is refused
+- `rank_table`     raw tiktoken and tekken files as such files, and what known families leave open
+- `tokenizer_folder`               which file of a model folder, and which ids end an answer
 - `byte_table`     token id -> bytes
-- `probes`         texts on which a tokenizer proves itself
-- `encoders`, `tiktoken_encoder`   texts -> ids, flat
+- `encoders`, `tiktoken_encoder`   texts -> ids, flat, proved on probes
 - `receiver`       bytes -> own token ids, own token ids -> bytes; `rank_file` from a rank file and what it leaves open
 
 carrying traces over

@@ -52,16 +52,6 @@ class AlignedTrace:
         """Whether the peer's log-probs are known."""
         return not self.flags & Flag.UNTRACED
 
-    @property
-    def aligned_tokens(self) -> int:
-        """Peer tokens in spans."""
-        return int(self.span_peer_tokens.sum())
-
-    @property
-    def aligned_logprob(self) -> float:
-        """The peer's log-probs in spans, summed, in nats."""
-        return float(self.span_logprob.sum())
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlignedBatch:

@@ -7,8 +7,7 @@ leaves open.
 from collections.abc import Mapping
 from pathlib import Path
 
-from mrl.alignment.rank_families import PATTERNS
-from mrl.alignment.rank_table import read_tekken, read_tiktoken_ranks
+from mrl.alignment.rank_table import PATTERNS, read_tekken, read_tiktoken_ranks
 from mrl.alignment.receiver import Receiver, prove
 
 

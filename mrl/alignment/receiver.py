@@ -13,15 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mrl.alignment.byte_table import ByteTable, build_byte_table
-from mrl.alignment.encoders import Encoder, FileEncoder
-from mrl.alignment.eos import find_eos
+from mrl.alignment.encoders import CUTTING_PROBES, PROBES, Encoder, FileEncoder
 from mrl.alignment.flags import Reason
-from mrl.alignment.probes import CUTTING_PROBES, PROBES
 from mrl.alignment.ragged import offsets_of, row_sums
-from mrl.alignment.refusals import text_fault
 from mrl.alignment.tiktoken_encoder import build_tiktoken_encoder
 from mrl.alignment.tokenizer_file import TokenizerFile, steps
-from mrl.alignment.tokenizer_folder import read_tokenizer
+from mrl.alignment.tokenizer_folder import find_eos, read_tokenizer
+from mrl.alignment.tokenizer_refusals import text_fault
 from mrl.errors import TokenizerRefused
 
 Int32s: TypeAlias = npt.NDArray[np.int32]

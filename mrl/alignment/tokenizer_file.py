@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mrl.alignment.refusals import model_fault
+from mrl.alignment.tokenizer_refusals import model_fault
 from mrl.errors import ModelFolderError, TokenizerRefused
 
 Kind = Literal["byte_level", "metaspace"]

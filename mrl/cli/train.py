@@ -136,8 +136,7 @@ def conclude(folder: RunFolder, ended: EndedRun, board: "Board", console: Consol
 
 
 def _report(folder: RunFolder, *, after_signal: bool) -> str:
-    from mrl.report.extent import is_small
-    from mrl.report.page import write_report
+    from mrl.report.page import is_small, write_report
 
     if after_signal and not is_small(folder, max_bytes=QUICK_REPORT_BYTES, max_files=QUICK_REPORT_FILES):
         return f"no report after a signal, the run is large; `mrl report {folder.path}` writes it"

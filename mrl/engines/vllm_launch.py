@@ -38,11 +38,11 @@ def command(launch: Launch) -> list[str]:
     if launch.device == "cpu":
         _check_head_size(launch.model_folder, config)
         words += ["--enforce-eager", "--distributed-executor-backend", "uni"]
-        words += ["--worker-extension-cls", "vllm_cpu_worker.WeightsExtension"]
+        words += ["--worker-extension-cls", "vllm_cpu_worker.CpuWeightsExtension"]
         # A prompt that is read in parts ends vLLM where its request has a seed: it winds back what torch's CPU cannot.
         words += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(READ_AT_ONCE, context_tokens))]
     else:
-        words += ["--worker-extension-cls", "vllm_gpu_worker.WeightsExtension"]
+        words += ["--worker-extension-cls", "vllm_gpu_worker.GpuWeightsExtension"]
         # On a CPU vLLM does not start with it, and /sleep gives up what runs and frees nothing.
         words += ["--enable-sleep-mode"] if launch.may_sleep else []
     if launch.gpus > 1:

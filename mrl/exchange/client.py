@@ -18,7 +18,7 @@ import structlog
 from mrl.errors import RecordError
 from mrl.exchange.inbox import Inbox
 from mrl.exchange.limits import ClientLimits, Limits
-from mrl.exchange.publisher import Publisher
+from mrl.exchange.publisher import RecordPublisher
 from mrl.exchange.questions import Question, Questions, slices
 from mrl.records.codec import decode, encode
 from mrl.records.exchange_messages import (
@@ -48,7 +48,7 @@ GREET_AGAIN_S = 2.0
 log = structlog.get_logger()
 
 
-class Link(Protocol):
+class ExchangeLink(Protocol):
     """What the client needs of the connection below it (`mrl.transport.background.BackgroundClient`)."""
 
     def post(self, body: bytes) -> bool:
@@ -61,7 +61,7 @@ class Link(Protocol):
         """End the link."""
 
 
-OpenLink = Callable[[Callable[[bytes], None], Callable[[float], None]], Link]
+OpenLink = Callable[[Callable[[bytes], None], Callable[[float], None]], ExchangeLink]
 """Makes the link from (on_message, on_tick)."""
 
 
@@ -82,7 +82,7 @@ class ExchangeClient:
         self._client, self._policy, self._clock, self._limits = client, policy, clock, limits
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._link: Link | None = None
+        self._link: ExchangeLink | None = None
         self._counts: Counter[str] = Counter()
         self._incarnation = ""
         # An answer that was meant for an earlier process of this name must fit nothing here.
@@ -90,8 +90,8 @@ class ExchangeClient:
             first_number=1 + secrets.randbits(48), window_bytes=Limits().min_window_bytes, silence_s=math.inf
         )
         self._asked = Requests(first_number=1 + secrets.randbits(48))
-        self._publisher = Publisher(client, self._puts, self._counts, limits, self._send)
-        self._questions = Questions(client, policy, self._asked, self._counts, limits, self._send)
+        self._publisher = RecordPublisher(client, self._puts, self._counts, limits, self._send)
+        self._questions = Questions(client, policy, self._asked, counts=self._counts, limits=limits, send=self._send)
         self._inbox = Inbox(self._counts, limits)
         self._subscription: Subscribe | None = None
         self._barrier: Barrier | None = None

@@ -9,8 +9,8 @@ from mrl.errors import RecordError
 from mrl.exchange.account import Account, client_states
 from mrl.exchange.barriers import Barriers
 from mrl.exchange.contents import Contents
-from mrl.exchange.intake import Intake
 from mrl.exchange.limits import Limits
+from mrl.exchange.record_intake import RecordIntake
 from mrl.exchange.sessions import Allowance, Session, Shipment, shipments_of
 from mrl.exchange.shelf import Entry, Shelf
 from mrl.exchange.subscriptions import Subscriptions
@@ -61,7 +61,7 @@ class ExchangeCore:
         self.versions = VersionBook()
         self.subscriptions = Subscriptions()
         self.shelf = Shelf(limits, self._on_removal)
-        self.intake = Intake(limits, self.shelf, self.versions)
+        self.intake = RecordIntake(limits, self.shelf, self.versions)
         self.watches = Watches(limits, self.shelf, self.versions)
         self.barriers = Barriers()
         self.sessions: dict[bytes, Session] = {}

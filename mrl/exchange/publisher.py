@@ -18,7 +18,7 @@ HEAD_BYTES = 1024
 log = structlog.get_logger()
 
 
-class Publisher:
+class RecordPublisher:
     """Used under the client's lock. Adds to `counts`: stored, refused/<reason>, dropped, too_large."""
 
     def __init__(

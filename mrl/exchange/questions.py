@@ -37,6 +37,7 @@ class Questions:
         client: str,
         policy: str,
         requests: Requests,
+        *,
         counts: Counter[str],
         limits: ClientLimits,
         send: Callable[[bytes], None],

@@ -93,7 +93,15 @@ def rank_needs(
     Where ranks have shards, the first one alone reads the model, and gives the others theirs. `staged` are bytes of
     published versions (`staged_bytes`), `scoring` those that a pass of a canary needs.
     """
-    rank = _Rank(size, peaks, table, num_passes, holds_reference, is_first, on_gpu)
+    rank = _Rank(
+        size,
+        peaks,
+        table,
+        num_passes=num_passes,
+        holds_reference=holds_reference,
+        is_first=is_first,
+        on_gpu=on_gpu,
+    )
     copies = {"checkpoint copy": rank.trained + rank.moments}
     process = process_parts(size) | {"published weights": staged}
     loading = Need("loading", {"parameters": (rank.read or rank.held) * (1 + holds_reference)})
@@ -222,6 +230,7 @@ class _Rank:
         size: ModelSize,
         peaks: PassPeaks,
         table: LearnerTable,
+        *,
         num_passes: int,
         holds_reference: bool,
         is_first: bool,

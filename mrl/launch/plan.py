@@ -133,7 +133,7 @@ def build_plan(
             reaches_out = _broadcasts_far(config, name, seated)
             specs.append(_learner(name, config.policies[name], run_folder, python, own, reaches_out=reaches_out))
         else:
-            specs.append(_worker(name, config.policies[name], index, run_folder, python, own))
+            specs.append(_worker(name, config.policies[name], index, run_folder=run_folder, python=python, gpus=own))
     by_name = {host.name: host for host in hosts}
     placed = []
     for spec in specs:
@@ -304,7 +304,7 @@ def _learner(
 
 
 def _worker(
-    name: str, policy: PolicyTable, index: int, run_folder: Path, python: str, gpus: tuple[str, ...]
+    name: str, policy: PolicyTable, index: int, *, run_folder: Path, python: str, gpus: tuple[str, ...]
 ) -> ProcessSpec:
     return ProcessSpec(
         name=f"worker/{name}/{index}",

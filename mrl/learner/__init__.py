@@ -4,9 +4,9 @@
 - `intake`    the socket thread around the ledger
 - `held_out_ledger` which evaluations are under way, and who answers their prompts; pure
 - `evaluations` when a version is evaluated, and what is told of it
-- `peers`     what a learner needs of the exchange
-- `gather`    how the groups of a step come together, each policy at its own pace; `lockstep` where all step together
-- `batches`   groups and what peers say become the order of a step
+- `gather`    how the groups of a step come together, each policy at its own pace; what that needs of the exchange
+- `lockstep`  the same where all policies step together
+- `batches`   groups and what peers say become the `step_order` that all ranks train on
 - `packing`   training examples -> packed tensors, the only bridge from records to tensors
 - `world`     the process group of one policy: shares, sums, broadcasts
 - `stall`     who is awaited when the ranks go on no longer
@@ -14,10 +14,10 @@
 - `forward`   log-probs and entropies of a packed batch's answer tokens
 - `loss`      the components' terms on them, divided by what is known before
 - `step`      one optimizer update over packed batches
-- `trainer`   all updates of a step, and what they say (`tally`, `peer_logprobs`, `phases`)
+- `trainer`   all updates of a step, and what they say (`token_diagnostics`, `peer_logprobs`, `step_timing`)
 - `references` the scores of its own that go with a version, and those of the version before
 - `pass_memory` what a pass needs in memory, found without data
-- `skipped`   the rows of updates that were left out, kept to be looked at
+- `kept_rows` samples of every step, and the rows of updates that were left out, to be looked at
 - `training_loop`  the learner's life
 
 Shapes: N packed sequences of L tokens, T answer tokens of all rows of a batch, R rows.

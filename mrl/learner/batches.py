@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mrl.learner.gather import Gathering, Stopping
+from mrl.learner.gather import Gathering, PeerSource, Stopping
 from mrl.learner.intake import Intake
-from mrl.learner.order import StepOrder
-from mrl.learner.peers import PeerSource
+from mrl.learner.step_order import StepOrder
 from mrl.records.rollouts import ScoredGroup
 from mrl.records.version import Version, age_versions
 from mrl.sharing.regime import Absorbed, Regime, Rescue

@@ -7,8 +7,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mrl.learner.order import StepOrder
 from mrl.learner.packing import PackedBatch
+from mrl.learner.step_order import StepOrder
 from mrl.learner.world import World
 from mrl.sharing.regime import Component
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mrl.learner.order import StepOrder
 from mrl.learner.sharding import is_wrapped
+from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer
 from mrl.models.number_formats import COARSENESS, NumberFormat, coarser
 from mrl.weights.canary import make_canary, reference_logprobs

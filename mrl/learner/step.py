@@ -18,8 +18,8 @@ from mrl.learner.loss import (
     teacher_by_token,
 )
 from mrl.learner.packing import PackedBatch
-from mrl.learner.phases import PhaseClock
 from mrl.learner.sharding import is_wrapped
+from mrl.learner.step_timing import PhaseClock
 from mrl.learner.world import World
 from mrl.models.lora import adapters_off
 from mrl.sharing.regime import Component

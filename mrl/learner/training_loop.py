@@ -21,11 +21,11 @@ from mrl.errors import RoleFailed
 from mrl.files import replace_file
 from mrl.learner.batches import BatchMaker, PreparedStep
 from mrl.learner.evaluations import Evaluations
+from mrl.learner.gather import PeerSource
 from mrl.learner.intake import Intake
-from mrl.learner.order import StepOrder, decode_order, encode_order
-from mrl.learner.peers import PeerSource
+from mrl.learner.kept_rows import keep_batch
 from mrl.learner.references import CanaryReferences
-from mrl.learner.skipped import keep_batch
+from mrl.learner.step_order import StepOrder, decode_order, encode_order
 from mrl.learner.trainer import Trainer, check_forward
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.parameters import TensorSource, weight_sources
@@ -114,8 +114,8 @@ class Learner:
         start: Version,
         first: FirstRank | None,
         saver: Saver | None,
-        seed: int,
         *,
+        seed: int,
         canary: CanaryReferences,
         publisher: Publisher | BroadcastPublisher,
         published: SourcesOf = weight_sources,

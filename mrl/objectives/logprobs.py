@@ -43,7 +43,7 @@ def token_logprobs(
     if kernel == "liger" and len(targets_T):
         return fused_logprobs(hidden_TD, head_VD, targets_T, temperature)
     softmax = _Softmax(temperature, softcap)
-    (logprobs_T,) = _in_chunks(_logprobs, hidden_TD, head_VD, targets_T, softmax, chunk_tokens)
+    (logprobs_T,) = _in_chunks(_logprobs, hidden_TD, head_VD, targets_T, softmax=softmax, chunk_tokens=chunk_tokens)
     return logprobs_T
 
 
@@ -66,7 +66,9 @@ def token_logprobs_and_entropy(
     if kernel == "liger" and len(targets_T):
         return fused_logprobs_and_entropy(hidden_TD, head_VD, targets_T, temperature)
     softmax = _Softmax(temperature, softcap)
-    logprobs_T, entropy_T = _in_chunks(_logprobs_and_entropy, hidden_TD, head_VD, targets_T, softmax, chunk_tokens)
+    logprobs_T, entropy_T = _in_chunks(
+        _logprobs_and_entropy, hidden_TD, head_VD, targets_T, softmax=softmax, chunk_tokens=chunk_tokens
+    )
     return logprobs_T, entropy_T
 
 
@@ -88,6 +90,7 @@ def _in_chunks(
     hidden_TD: Tensor,
     head_VD: Tensor,
     targets_T: Tensor,
+    *,
     softmax: _Softmax,
     chunk_tokens: int,
 ) -> ChunkOutputs:

@@ -9,13 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any, NamedTuple
 
 from mrl.config.run_folder import RunFolder
 from mrl.metrics.jsonl import read_metrics
 from mrl.report.run_data import RunData, read_run
-from mrl.report.spent import spent_of
 from mrl.report.student_t import two_sided_quantile
 
+PAUSE_S = 60.0
+"""A supervisor writes every few seconds; where nobody wrote for longer than this, no attempt was going on."""
+SCORED = "scoring/tokens"
 AVERAGE = "average"
 CONFIDENCE = 0.95
 DROPPED_GROUPS = ("staleness/dropped_groups", "groups/uniform_dropped")
@@ -23,6 +26,40 @@ DROPPED_TOKENS = ("staleness/dropped_tokens", "groups/uniform_dropped_tokens")
 
 Curve = dict[int, float]
 """Step -> held-out accuracy."""
+
+
+class Spent(NamedTuple):
+    """Over all attempts of one run."""
+
+    running_s: float
+    """Without the pauses between attempts."""
+    scored_tokens: float
+    """Answer tokens that engines scored for other policies, as last told by every worker (every 2 s, and per batch)."""
+
+
+def spent_of(lines: Sequence[Mapping[str, Any]]) -> Spent:
+    """From the lines of `metrics.jsonl`."""
+    times_s = sorted(float(line["time_unix_s"]) for line in lines if "time_unix_s" in line)
+    gaps_s = (later - earlier for earlier, later in itertools.pairwise(times_s))
+    return Spent(sum(gap_s for gap_s in gaps_s if gap_s <= PAUSE_S), _scored_tokens(lines))
+
+
+def _scored_tokens(lines: Iterable[Mapping[str, Any]]) -> float:
+    """A worker counts from its start, so the last count of every life is added up; a new life has a new pid."""
+    told: dict[str, float] = {}
+    pids: dict[str, int] = {}
+    total = 0.0
+    for line in lines:
+        role = str(line.get("role", ""))
+        pid = line.get("heartbeat", {}).get("pid", pids.get(role))
+        if pid != pids.get(role):
+            pids[role], told[role] = pid, 0.0
+        scored = line.get("values", {}).get(SCORED)
+        if scored is not None:
+            last = told.get(role, 0.0)
+            total += scored - last if scored >= last else scored
+            told[role] = scored
+    return total
 
 
 @dataclass(frozen=True, slots=True)

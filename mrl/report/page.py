@@ -3,6 +3,8 @@
 No scripts, no external requests (a content security policy forbids both), light and dark by the reader's preference.
 """
 
+import os
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -160,3 +162,32 @@ def _grid(figures: list[charts.Figure]) -> str:
 
 def _section(title: str, body: str) -> str:
     return f"<section><h2>{escape(title)}</h2>{body}</section>"
+
+
+def is_small(folder: RunFolder, *, max_bytes: int, max_files: int) -> bool:
+    """Whether what a report reads (metrics, timeline, evaluations, samples, residuals) stays within both bounds.
+
+    Stops looking as soon as it does not.
+
+    What cannot be looked at counts nothing.
+    """
+    total_bytes = 0
+    for number, path in enumerate(_inputs(folder), start=1):
+        total_bytes += _size(path)
+        if number > max_files or total_bytes > max_bytes:
+            return False
+    return True
+
+
+def _inputs(folder: RunFolder) -> Iterator[Path]:
+    yield from (path for path in (folder.metrics_jsonl, folder.timeline_jsonl) if path.exists())
+    for root in (folder.evaluation, folder.rollouts, folder.residuals):
+        for parent, _, names in os.walk(root):
+            yield from (Path(parent) / name for name in names)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

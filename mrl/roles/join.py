@@ -69,7 +69,7 @@ def main(run_folder: Path, host: str, wait_s: float) -> int:
             order = uplink.first_order(signals, deadline_s, wait_s)
             if order is None or order.phase == "stopping":
                 return 128 + signals[0] if signals else 0
-            return JoinedHost(folder, host, uplink, order, signals, closing).run()
+            return JoinedHost(folder, host, uplink, order, signals=signals, closing=closing).run()
     finally:
         restore()
 
@@ -157,7 +157,7 @@ class JoinedHost:
     """The roles of one host under the orders of the first."""
 
     def __init__(
-        self, folder: RunFolder, host: str, uplink: Uplink, order: HostOrder, signals: list[int], closing: ExitStack
+        self, folder: RunFolder, host: str, uplink: Uplink, order: HostOrder, *, signals: list[int], closing: ExitStack
     ) -> None:
         """Raises ConfigError when this host lacks GPUs of the plan, cores of a unit, or room for a local folder."""
         config = read_run_config(folder.path)

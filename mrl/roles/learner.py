@@ -15,6 +15,7 @@ import json
 import os
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
@@ -32,11 +33,11 @@ from mrl.learner.evaluations import EvaluationPlan, Evaluations
 from mrl.learner.gather import FreeGathering, Gathering
 from mrl.learner.held_out_ledger import HeldOutLedger
 from mrl.learner.intake import Courier, Intake
+from mrl.learner.kept_rows import sample_writer
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.learner.lockstep import LockstepGathering
 from mrl.learner.loss import needs_reference
 from mrl.learner.references import CanaryReferences
-from mrl.learner.samples import sample_writer
 from mrl.learner.sharding import read_policy
 from mrl.learner.trainer import Trainer
 from mrl.learner.training_loop import FirstRank, Learner, Milestones, next_run_epoch
@@ -76,6 +77,16 @@ STOPPED_EARLY = 143
 log = structlog.get_logger()
 
 
+class _Life(NamedTuple):
+    """What all parts of one life of a learner are made from."""
+
+    config: RunConfig
+    folder: RunFolder
+    policy: str
+    telemetry: Telemetry
+    closing: ExitStack
+
+
 def main(run_folder: Path, policy: str, index: int) -> int:
     """Train one policy until its steps are done."""
     rank = int(os.environ.get("RANK", "0"))
@@ -105,14 +116,15 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
         first = None
         if world.is_first:
             courier = publisher if isinstance(publisher, BroadcastPublisher) else None
-            first = _first_rank(config, folder, closing, policy, regime, start, checkpoint, telemetry, courier, context)
+            life = _Life(config, folder, policy, telemetry, closing)
+            first = _first_rank(life, regime, context, start=start, checkpoint=checkpoint, courier=courier)
         learner = Learner(
             trainer,
             _milestones(config, policy),
             start,
             first,
             _saver(table.learner, world, store, start),
-            config.run.seed,
+            seed=config.run.seed,
             canary=_canary(config, policy, trainer, first),
             publisher=publisher,
             published=adapter_sources if table.rollout.weights == "adapters" else weight_sources,
@@ -227,17 +239,15 @@ def _milestones(config: RunConfig, policy: str) -> Milestones:
 
 
 def _first_rank(
-    config: RunConfig,
-    folder: RunFolder,
-    closing: ExitStack,
-    policy: str,
+    life: _Life,
     regime: Regime,
+    context: SharingContext,
+    *,
     start: Version,
     checkpoint: Checkpoint | None,
-    telemetry: Telemetry,
     courier: Courier | None,
-    context: SharingContext,
 ) -> FirstRank:
+    config, folder, policy, telemetry, closing = life
     pool = build_pool(config.tasks, config.pool, order_seed=config.run.seed)
     ledger = WorkLedger(
         _pace(config, policy),
@@ -261,7 +271,7 @@ def _first_rank(
     closing.callback(intake.close)
     is_sharing = shares(config.sharing)
     peers = wiring.connect_exchange(folder, f"learner/{policy}", policy, closing) if is_sharing else None
-    gathering = _gathering(config, policy, intake, regime, peers, telemetry)
+    gathering = _gathering(life, intake, regime, peers)
     return FirstRank(
         policy=policy,
         intake=intake,
@@ -269,7 +279,7 @@ def _first_rank(
         regime=regime,
         recorder=context.recorder,
         peers=peers,
-        evaluations=_evaluations(config, folder, policy, intake, pool, telemetry) if held_out is not None else None,
+        evaluations=_evaluations(life, intake, pool) if held_out is not None else None,
         crash_folder=folder.crash,
         telemetry=telemetry,
         allocator=_connect_allocator(folder, policy, closing),
@@ -283,12 +293,11 @@ def _canary_prompts(pool: TaskPool, model_folder: Path) -> list[list[int]]:
     return [encoder.token_ids(pool.prompt_at(place).text).tolist() for place in range(min(len(pool), NUM_PROMPTS))]
 
 
-def _evaluations(
-    config: RunConfig, folder: RunFolder, policy: str, intake: Intake, pool: TaskPool, telemetry: Telemetry
-) -> Evaluations:
+def _evaluations(life: _Life, intake: Intake, pool: TaskPool) -> Evaluations:
+    config = life.config
     plan = EvaluationPlan(pool.held_out, config.evaluation.every, config.evaluation.prompts, config.run.steps)
-    bounds = _wait_bounds(config.policies[policy], start_s=config.supervision.start_s)
-    return Evaluations(intake, plan, folder.evaluation, telemetry, bounds=bounds)
+    bounds = _wait_bounds(config.policies[life.policy], start_s=config.supervision.start_s)
+    return Evaluations(intake, plan, life.folder.evaluation, life.telemetry, bounds=bounds)
 
 
 def _publisher(
@@ -335,14 +344,8 @@ def _pace(config: RunConfig, policy: str) -> Pace:
     )
 
 
-def _gathering(
-    config: RunConfig,
-    policy: str,
-    intake: Intake,
-    regime: Regime,
-    peers: ExchangeClient | None,
-    telemetry: Telemetry,
-) -> Gathering:
+def _gathering(life: _Life, intake: Intake, regime: Regime, peers: ExchangeClient | None) -> Gathering:
+    config, policy, telemetry = life.config, life.policy, life.telemetry
     bounds = _wait_bounds(config.policies[policy], start_s=config.supervision.start_s)
     if not config.run.sync:
         return FreeGathering(intake, regime, peers, telemetry, bounds=bounds)

@@ -35,7 +35,7 @@ class OtherHosts:
     """
 
     def __init__(
-        self, plan: Plan, table: LaunchTable, lifecycle: Lifecycle, told: Told, attempt: str, now_s: float
+        self, plan: Plan, table: LaunchTable, lifecycle: Lifecycle, told: Told, *, attempt: str, now_s: float
     ) -> None:
         self._table, self._lifecycle, self._told, self._attempt = table, lifecycle, told, attempt
         self._all_hosts = [str(host) for host in plan.hosts]

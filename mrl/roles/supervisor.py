@@ -43,7 +43,7 @@ STOPPED = 3
 """Exit code of a run that `mrl stop` ended."""
 
 
-class Inbox(Protocol):
+class TelemetryInbox(Protocol):
     """Where telemetry arrives; `mrl.transport.server.ServerSocket` in a run."""
 
     def receive(self, timeout_s: float) -> list[Incoming]:
@@ -87,7 +87,9 @@ def may_say(grant: Grant, record: InboxRecord) -> bool:
 class Supervisor:
     """Runs one plan to its end. `run` returns the exit code; `reason` then says why, empty when all went well."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, plan: Plan, *, inbox: Inbox, display: Display) -> None:
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, plan: Plan, *, inbox: TelemetryInbox, display: Display
+    ) -> None:
         self._folder, self._inbox, self._display = folder, inbox, display
         self._policies = set(config.policies)
         self._attempt = start_attempt(folder)
@@ -117,7 +119,9 @@ class Supervisor:
             is_first=True,
             closing=self._closing,
         )
-        self._hosts = OtherHosts(plan, config.launch, self._lifecycle, display, self._attempt.name, time.monotonic())
+        self._hosts = OtherHosts(
+            plan, config.launch, self._lifecycle, display, attempt=self._attempt.name, now_s=time.monotonic()
+        )
         self._files = RunFiles(folder)
         self._waits = WaitWatch()
         self._signals: list[int] = []

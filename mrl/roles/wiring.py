@@ -28,7 +28,7 @@ from mrl.metrics.logging import configure_logging
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import encode
 from mrl.transport.background import BackgroundClient
-from mrl.transport.client import ClientSocket
+from mrl.transport.client_socket import ClientSocket
 from mrl.transport.endpoints import nearest_endpoint
 from mrl.transport.grants import grant_of
 from mrl.transport.keys import load_client_keys

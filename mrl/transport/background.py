@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from mrl.transport.client import ClientSocket
+from mrl.transport.client_socket import ClientSocket
 
 
 class BackgroundClient:

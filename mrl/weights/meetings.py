@@ -24,7 +24,7 @@ class WaitingWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueAnswers:
     """What is to be answered, and done, now."""
 
     outdated: list[WaitingWorker]
@@ -59,7 +59,9 @@ class Meetings:
         """It was sent there: a repetition of its request is no new one, also where it only crossed that answer."""
         self._invited[asking.request.worker] = asking.request.attempt, meeting
 
-    def due(self, newest: Version | None, now_s: float, *, num_workers: int, can_send: bool, has_files: bool) -> Due:
+    def due(
+        self, newest: Version | None, now_s: float, *, num_workers: int, can_send: bool, has_files: bool
+    ) -> DueAnswers:
         """Take out what can be answered. While there is no newest version only those are who were invited before.
 
         `num_workers` are known: once all of them have asked, nobody is waited for.
@@ -67,7 +69,7 @@ class Meetings:
         invited = [(one, self._invited[worker][1]) for worker, one in self._again.items()]
         self._again.clear()
         if newest is None:
-            return Due([], [], [], invited)
+            return DueAnswers([], [], [], invited)
         asking = list(self._asking.values())
         outdated = [one for one in asking if one.request.version != newest]
         current = [one for one in asking if one.request.version == newest]
@@ -78,7 +80,7 @@ class Meetings:
             party = []
         for one in (*outdated, *readers, *party):
             del self._asking[one.request.worker]
-        return Due(outdated, readers, party, invited)
+        return DueAnswers(outdated, readers, party, invited)
 
     def wants_files(self, newest: Version | None) -> bool:
         """Whether somebody waits for the files of the newest version."""

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mrl.alignment.eos import find_eos
 from mrl.alignment.tokenizer_file import read_tokenizer_file
+from mrl.alignment.tokenizer_folder import find_eos
 from mrl.errors import ModelFolderError
 
 

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 
-from mrl.alignment.encoders import FileEncoder
-from mrl.alignment.probes import PROBES
+from mrl.alignment.encoders import PROBES, FileEncoder
 from mrl.alignment.receiver import load_receiver
 from mrl.alignment.tiktoken_encoder import build_tiktoken_encoder
 from mrl.alignment.tokenizer_file import read_tokenizer_file

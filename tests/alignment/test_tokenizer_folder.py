@@ -9,7 +9,7 @@ import pytest
 
 from mrl.alignment import rank_families
 from mrl.alignment.byte_table import byte_piece, piece_bytes
-from mrl.alignment.rank_families import PATTERNS, RankFamily
+from mrl.alignment.rank_table import PATTERNS, RankFamily
 from mrl.alignment.receiver import load_receiver
 from mrl.alignment.tokenizer_file import read_tokenizer_file
 from mrl.alignment.tokenizer_folder import find_tokenizer, read_tokenizer

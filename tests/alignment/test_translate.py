@@ -144,8 +144,8 @@ def test_a_row_tells_the_peers_sum(batch):
         row = batch.row(index)
         first, end = batch.peer_offsets[index : index + 2]
         used = batch.peer_logprobs[first:end][row.peer_span_of_token >= 0].astype(np.float64)
-        assert row.aligned_tokens == len(used)
-        assert row.aligned_logprob == pytest.approx(used.sum())
+        assert row.span_peer_tokens.sum() == len(used)
+        assert row.span_logprob.sum() == pytest.approx(used.sum())
         assert row.is_traced == (index != 5)
         assert row.token_bytes.sum() == batch.text_bytes[index]
 

@@ -16,7 +16,7 @@ from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder
 from mrl.config.schema import RunConfig
 from mrl.report.board import Board
-from mrl.report.extent import is_small
+from mrl.report.page import is_small
 
 ROOT = Path(__file__).parents[2]
 

@@ -132,7 +132,7 @@ def test_the_first_host_looks_at_the_cores_of_its_own_units() -> None:
     plain = config_with({"regime": "prp"})
 
     def refusal(*units: str) -> str:
-        table = plain.allocation.model_copy(update={"units": list(units)})
+        table = plain.allocation.model_copy(update={"units": list(units), "floor_units": 0})
         without_teacher = {name: plain.policies[name] for name in "ab"}
         config = plain.model_copy(update={"allocation": table, "policies": without_teacher})
         with pytest.raises((ConfigError, ModelFolderError)) as caught:

@@ -46,7 +46,7 @@ def worker(monkeypatch):
     module = importlib.import_module("vllm_cpu_worker")
 
     def make(dtype: torch.dtype = torch.float32):
-        made, model = module.WeightsExtension(), Fused(dtype)
+        made, model = module.CpuWeightsExtension(), Fused(dtype)
         made.model_runner = SimpleNamespace(get_model=lambda: model)
         return made
 

@@ -54,7 +54,7 @@ def worker(monkeypatch):
     monkeypatch.setattr(module, "COMPARED_BYTES", 16)
 
     def make(dtype: torch.dtype = torch.float32):
-        made, model = module.WeightsExtension(), Served(dtype)
+        made, model = module.GpuWeightsExtension(), Served(dtype)
         made.model_runner, made.device = SimpleNamespace(get_model=lambda: model), torch.device("cpu")
         made.reload_weights = lambda weights_iterator, is_checkpoint_format: model.load(weights_iterator)
         return made

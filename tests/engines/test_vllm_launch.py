@@ -100,7 +100,7 @@ def test_it_can_free_the_memory_of_a_gpu_where_it_may_sleep(tmp_path, device, ma
     words = vllm_launch.command(dataclasses.replace(launch(tmp_path, device=device), may_sleep=may_sleep))
 
     assert ("--enable-sleep-mode" in words) == (device == "cuda" and may_sleep)
-    assert (words[words.index("--worker-extension-cls") + 1] == "vllm_gpu_worker.WeightsExtension") == (
+    assert (words[words.index("--worker-extension-cls") + 1] == "vllm_gpu_worker.GpuWeightsExtension") == (
         device == "cuda"
     )
 

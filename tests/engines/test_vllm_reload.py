@@ -22,7 +22,7 @@ from mrl.weights.publish import Publisher
 from tests.support.engine_rig import EOS_IDS, VOCAB_SIZE, Weights, make_weights
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
-EXTENSION = "import vllm_cpu_worker  # nothing is packed\nfrom vllm_gpu_worker import WeightsExtension\n"
+EXTENSION = "import vllm_cpu_worker  # nothing is packed\nfrom vllm_gpu_worker import GpuWeightsExtension\n"
 
 
 class Reloading(VLLM):
@@ -48,7 +48,7 @@ def engine(start, tmp_path_factory) -> Iterator[ServerEngine]:
     (folder / "reloading.py").write_text(EXTENSION)
     dialect = Reloading()
     dialect.folder = folder
-    options = ("--worker-extension-cls", "reloading.WeightsExtension")
+    options = ("--worker-extension-cls", "reloading.GpuWeightsExtension")
     python = engine_python("vllm", device="cpu")
     launch = Launch(python, start.folder, "127.0.0.1", 0, "cpu", "bfloat16", 1, 8, 64, 0, options)
     bounds = Bounds(start_s=700.0, load_s=60.0)

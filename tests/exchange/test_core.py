@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrl.exchange.core import ExchangeCore
-from mrl.exchange.intake import BUSY, RETRY_S
 from mrl.exchange.limits import HELD_OVERHEAD_BYTES, MIB, Limits, held_bytes_of
+from mrl.exchange.record_intake import BUSY, RETRY_S
 from mrl.exchange.sessions import CLAIM_S, FORGET_AFTER_S, MAX_TRIES
 from mrl.records.codec import decode, encode
 from mrl.records.exchange_messages import (

@@ -17,7 +17,7 @@ from mrl.exchange.client import ExchangeClient
 from mrl.exchange.store import FILE
 from mrl.records.version import Version
 from mrl.transport.background import BackgroundClient
-from mrl.transport.client import ClientSocket
+from mrl.transport.client_socket import ClientSocket
 from mrl.transport.endpoints import nearest_endpoint, port_of, read_endpoint
 from mrl.transport.grants import grant_of
 from mrl.transport.keys import load_client_keys

@@ -6,7 +6,7 @@ import torch
 
 from mrl.config.defaults import by_device
 from mrl.config.load import validate
-from mrl.learner.order import StepOrder
+from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer
 from mrl.learner.world import World
 from mrl.models.row_attention import NAMES

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mrl.config.policy_tables import LearnerTable, MakeTable
-from mrl.learner.order import StepOrder
+from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer
 from mrl.learner.world import World
 from mrl.models.architectures import init_model

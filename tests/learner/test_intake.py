@@ -17,7 +17,7 @@ from mrl.rollout.held_out_answers import HeldOutRoom
 from mrl.rollout.link import WorkerLink
 from mrl.tasks.pool import Prompt
 from mrl.transport.background import BackgroundClient
-from mrl.transport.client import ClientSocket
+from mrl.transport.client_socket import ClientSocket
 from mrl.transport.grants import Grant
 from mrl.transport.keys import create_keys, load_client_keys
 from mrl.transport.server import ServerSocket

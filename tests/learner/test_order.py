@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from mrl.learner.order import StepOrder, decode_order, encode_order, split_minibatches
+from mrl.learner.step_order import StepOrder, decode_order, encode_order, split_minibatches
 
 
 def order(rows, expansion: float = 1.0) -> StepOrder:

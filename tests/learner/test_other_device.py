@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mrl.config.policy_tables import LearnerTable
 from mrl.learner import sharding
-from mrl.learner.order import StepOrder
-from mrl.learner.tally import Tally
+from mrl.learner.step_order import StepOrder
+from mrl.learner.token_diagnostics import Tally
 from mrl.learner.trainer import Trainer, check_forward
 from mrl.learner.world import World
 from mrl.models.parameters import whole_weights

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mrl.config.policy_tables import LearnerTable
-from mrl.learner.order import StepOrder
+from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer
 from mrl.learner.world import World
 from mrl.objectives.specs import Clipped, CrossSequence, Imitation

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mrl.learner.phases import PhaseClock, peak_flops, peak_memory_mib, training_flops
+from mrl.learner.step_timing import PhaseClock, peak_flops, peak_memory_mib, training_flops
 from mrl.sharing.regime import TrainingExample
 
 CPU = torch.device("cpu")

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from mrl.errors import RoleFailed
-from mrl.learner.order import StepOrder
+from mrl.learner.kept_rows import keep_batch
 from mrl.learner.references import CanaryReferences
-from mrl.learner.skipped import keep_batch
+from mrl.learner.step_order import StepOrder
 from mrl.learner.training_loop import MAX_SKIPPED_UPDATES, Learner, Milestones
 from mrl.models.row_attention import use_row_attention
 from mrl.records.version import Version

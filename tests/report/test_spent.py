@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mrl.report.spent import spent_of
+from mrl.report.comparison import spent_of
 
 
 def line(time_s: float, role: str = "supervisor", pid: int | None = None, **values: float) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from mrl.records.codec import decode
 from mrl.records.telemetry_messages import MetricsRecord, TelemetryRecord, telemetry_decoder
 from mrl.roles.allocator import report
 from mrl.transport.background import BackgroundClient
-from mrl.transport.client import ClientSocket
+from mrl.transport.client_socket import ClientSocket
 from mrl.transport.endpoints import publish_endpoint, read_endpoint
 from mrl.transport.grants import Grant, grant_of
 from mrl.transport.keys import RunKeys, create_keys, load_client_keys

@@ -113,7 +113,7 @@ def joined(folder: RunFolder, wait_s: float = 10.0) -> tuple[threading.Thread, l
             uplink = join.Uplink(folder, "h1", closing)
             order = uplink.first_order([], time.monotonic() + wait_s, wait_s)
             assert order is not None
-            codes.append(join.JoinedHost(folder, "h1", uplink, order, [], closing).run())
+            codes.append(join.JoinedHost(folder, "h1", uplink, order, signals=[], closing=closing).run())
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -242,6 +242,6 @@ def test_a_host_looks_at_the_cores_of_its_own_units(folder: RunFolder, monkeypat
         with ExitStack() as closing:
             uplink = join.Uplink(folder, "h1", closing)
             with pytest.raises(ConfigError, match=r"host h1: allocation.units: this host has no core 4000"):
-                join.JoinedHost(folder, "h1", uplink, order, [], closing)
+                join.JoinedHost(folder, "h1", uplink, order, signals=[], closing=closing)
     finally:
         first.close()

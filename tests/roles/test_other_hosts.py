@@ -38,7 +38,9 @@ class World:
         self.said = Said()
         hosts = (Host("h0"), Host("h1", "10.0.0.2"), *map(Host, unit_hosts))
         plan = Plan(tuple(specs), hosts, frozenset(unit_hosts))
-        self.hosts = OtherHosts(plan, LaunchTable(**table), self.lifecycle, self.said, Path("attempt_2").name, 0.0)
+        self.hosts = OtherHosts(
+            plan, LaunchTable(**table), self.lifecycle, self.said, attempt=Path("attempt_2").name, now_s=0.0
+        )
 
     def report(self, session: str, now_s: float, **fields: Any) -> str:
         return self.hosts.answer(HostReport(host="h1", session=session, **fields), now_s).phase

@@ -21,7 +21,7 @@ from mrl.rollout import updates
 from mrl.rollout.link import WorkerLink
 from mrl.rollout.updates import Installed, NotOffered, Route, install
 from mrl.transport.background import BackgroundClient
-from mrl.transport.client import ClientSocket
+from mrl.transport.client_socket import ClientSocket
 from mrl.transport.grants import Grant
 from mrl.transport.keys import create_keys, load_client_keys
 from mrl.transport.server import ServerSocket

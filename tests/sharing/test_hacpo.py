@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mrl.learner.order import StepOrder, split_minibatches
+from mrl.learner.step_order import StepOrder, split_minibatches
 from mrl.objectives.specs import CrossSequence
 from mrl.sharing.hacpo import Capabilities, joint_advantages
 from tests.support.retokenizing import retokenize

@@ -13,7 +13,7 @@ import torch
 
 from mrl.config.policy_tables import LearnerTable, PolicyTable
 from mrl.errors import ConfigError
-from mrl.learner.order import StepOrder
+from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer
 from mrl.learner.world import World
 from mrl.metrics.names import is_known

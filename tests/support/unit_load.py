@@ -22,7 +22,7 @@ from mrl.allocation.lease import LeaseHolder, Used
 from mrl.launch.unit_workers import UNIT, UNIT_EPOCH
 from mrl.records.leases import LearnerReport
 from mrl.transport.background import BackgroundClient
-from mrl.transport.client import ClientSocket
+from mrl.transport.client_socket import ClientSocket
 from mrl.transport.endpoints import nearest_endpoint
 from mrl.transport.grants import grant_of
 from mrl.transport.keys import load_client_keys

@@ -22,7 +22,7 @@ from mrl.rollout.sampling import Sampler
 from mrl.rollout.worker_loop import RolloutLoop
 from mrl.tasks.pool import build_pool
 from mrl.transport.background import BackgroundClient
-from mrl.transport.client import ClientSocket
+from mrl.transport.client_socket import ClientSocket
 from mrl.transport.grants import Grant
 from mrl.transport.keys import create_keys, load_client_keys
 from mrl.transport.server import ServerSocket

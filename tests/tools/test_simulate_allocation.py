@@ -62,7 +62,7 @@ def test_fixed_splits_are_those_of_the_specification():
 
 def test_requests_share_a_replica_as_in_small_steps():
     """Ends of three requests, one of which comes later, with a pause; against a walk in steps of a millisecond."""
-    replica = Replica("A", 0, 1, (0.01, 0.005), 8, 0.0)
+    replica = Replica("A", 0, 1, line=(0.01, 0.005), full=8, serving_from_s=0.0)
     lengths = {"x": 100.0, "y": 300.0, "z": 150.0}
     requests = {name: Request(Group(0, 8, 0.0), length, length) for name, length in lengths.items()}
     ends = {}
@@ -96,7 +96,7 @@ def test_a_displaced_request_keeps_its_tokens_and_a_lost_one_does_not():
     """Two percent of what was generated is computed again."""
     left = []
     for keep in (True, False):
-        replica = Replica("A", 0, 1, (0.01, 0.0), 8, 0.0)
+        replica = Replica("A", 0, 1, line=(0.01, 0.0), full=8, serving_from_s=0.0)
         replica.add(Request(Group(0, 8, 0.0), 400.0, 400.0))
         replica.advance(2.0)
         left += [request.left for request in replica.evict(keep_tokens=keep, rework=0.02)]
@@ -124,7 +124,7 @@ def test_nothing_staler_than_the_bound_is_trained_on(monkeypatch, versions):
 def test_a_group_that_can_only_end_too_stale_frees_its_replica():
     """Four versions are allowed; of a group without an ended answer nobody knows how stale it is."""
     policy = learner.SimulatedPolicy(A, random.Random(1), lambda seconds: None)
-    replica = Replica("A", 0, 1, (0.01, 0.0), 8, 0.0)
+    replica = Replica("A", 0, 1, line=(0.01, 0.0), full=8, serving_from_s=0.0)
     policy.replicas.append(replica)
     policy.version, policy.num_running_groups = 5, 3
     old, begun, fresh = Group(0, 7, 0.0), Group(0, learner.GROUP_SIZE, 0.0), Group(1, 7, 0.0)
@@ -281,7 +281,7 @@ def test_many_replicas_are_fed_as_few_are():
 def test_a_replica_that_gets_a_request_has_done_its_work_until_then():
     """Two run beside each other for a second before a third one comes and slows them down."""
     policy = LargePolicy(A, random.Random(1), lambda seconds: None)
-    replica = Replica("A", 0, 1, (0.01, 0.01), 8, 0.0)
+    replica = Replica("A", 0, 1, line=(0.01, 0.01), full=8, serving_from_s=0.0)
     policy.replicas.append(replica)
     for _ in range(2):
         replica.add(Request(Group(0, 8, 0.0), 400.0, 400.0))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mrl.transport.client import ClientSocket
+from mrl.transport.client_socket import ClientSocket
 from mrl.transport.grants import Grant, grant_of
 from mrl.transport.keys import ClientKeys, RunKeys, create_keys, load_client_keys
 from mrl.transport.server import ServerSocket

@@ -6,7 +6,7 @@ import pytest
 import zmq
 
 from mrl.errors import AddressError
-from mrl.transport.client import ClientSocket
+from mrl.transport.client_socket import ClientSocket
 from mrl.transport.endpoints import port_of
 from mrl.transport.grants import Grant
 from mrl.transport.keys import load_client_keys

@@ -4,7 +4,7 @@ from typing import Any
 
 from mrl.records.rollouts import Meeting, WeightsRequest
 from mrl.records.version import Version
-from mrl.weights.meetings import WINDOW_S, Due, Meetings, WaitingWorker, backend_of
+from mrl.weights.meetings import WINDOW_S, DueAnswers, Meetings, WaitingWorker, backend_of
 
 V1, V2 = Version(0, 1), Version(0, 2)
 MEETING = Meeting(host="h", port=1, name="m", backend="gloo", first_rank=1, world_size=2)
@@ -16,7 +16,7 @@ def request(
     return WeightsRequest(worker=worker, version=version, attempt=attempt, num_ranks=num_ranks, gpu=gpu)
 
 
-def due(meetings: Meetings, now_s: float, **options: Any) -> Due:
+def due(meetings: Meetings, now_s: float, **options: Any) -> DueAnswers:
     chosen: dict[str, Any] = {"newest": V1, "num_workers": 2, "can_send": True, "has_files": False, **options}
     return meetings.due(chosen.pop("newest"), now_s, **chosen)
 
@@ -33,7 +33,7 @@ def test_a_broadcast_begins_when_all_have_asked_and_no_later_than_its_window():
     meetings.ask(b"b", request("b"), 0.5 * WINDOW_S)
 
     assert workers(due(meetings, 0.5 * WINDOW_S).party) == ["a", "b"]
-    assert due(meetings, 9.0) == Due([], [], [], [])
+    assert due(meetings, 9.0) == DueAnswers([], [], [], [])
     meetings.ask(b"a", request("a", attempt=2), 10.0)
     assert due(meetings, 10.0 + 0.9 * WINDOW_S).party == []
     assert workers(due(meetings, 10.0 + 1.1 * WINDOW_S).party) == ["a"]
@@ -67,14 +67,14 @@ def test_who_asks_again_although_it_was_invited_is_told_the_same_place():
     meetings.ask(b"a", request("a"), 0.0)
     (asking,) = due(meetings, 1.0).party
     meetings.invite(asking, MEETING)
-    assert due(meetings, 2.0) == Due([], [], [], [])
+    assert due(meetings, 2.0) == DueAnswers([], [], [], [])
 
     for newest, later in ((V1, b"b"), (None, b"c")):
         meetings.ask(later, request("a"), 3.0)
         found = due(meetings, 9.0, newest=newest)
         assert [(one.client, meeting) for one, meeting in found.invited] == [(later, MEETING)]
         assert found.party == []
-        assert due(meetings, 9.0) == Due([], [], [], [])
+        assert due(meetings, 9.0) == DueAnswers([], [], [], [])
 
     meetings.ask(b"a", request("a", attempt=2), 10.0)
     found = due(meetings, 11.0)
@@ -87,7 +87,7 @@ def test_who_asks_for_an_older_version_is_told_and_nobody_is_answered_while_one_
     meetings.ask(b"a", request("a"), 0.0)
     meetings.ask(b"b", request("b", version=V2), 0.0)
 
-    assert due(meetings, 9.0, newest=None) == Due([], [], [], [])
+    assert due(meetings, 9.0, newest=None) == DueAnswers([], [], [], [])
     found = due(meetings, 9.0, newest=V2)
 
     assert (workers(found.outdated), workers(found.party)) == (["a"], ["b"])
@@ -101,7 +101,7 @@ def test_readers_wait_for_the_files_and_for_nothing_else():
 
     assert meetings.wants_files(V1)
     assert not meetings.wants_files(V2)
-    assert due(meetings, 9.0, can_send=False) == Due([], [], [], [])
+    assert due(meetings, 9.0, can_send=False) == DueAnswers([], [], [], [])
     assert workers(due(meetings, 9.0, can_send=False, has_files=True).readers) == ["a"]
     assert workers(due(meetings, 9.0).party) == ["b"]
     assert not meetings.wants_files(V1)

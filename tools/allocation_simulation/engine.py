@@ -34,7 +34,14 @@ class Replica:
     )  # fmt: skip
 
     def __init__(
-        self, policy: str, first_unit: int, num_units: int, line: tuple[float, float], full: int, serving_from_s: float
+        self,
+        policy: str,
+        first_unit: int,
+        num_units: int,
+        *,
+        line: tuple[float, float],
+        full: int,
+        serving_from_s: float,
     ) -> None:
         self.policy, self.first_unit, self.num_units = policy, first_unit, num_units
         self.token_s, self.per_request_s = line

@@ -157,9 +157,9 @@ class World:
             placed.policy,
             placed.first_unit,
             placed.num_units,
-            (spec.token_s, spec.token_s_per_request),
-            spec.full_requests(policy.multiplier),
-            self.now_s + delay_s,
+            line=(spec.token_s, spec.token_s_per_request),
+            full=spec.full_requests(policy.multiplier),
+            serving_from_s=self.now_s + delay_s,
         )
         policy.replicas.append(replica)
         self._at(replica.serving_from_s, lambda: self._feed(policy))

@@ -17,7 +17,7 @@ from mrl.exchange.daemon import ENDPOINT, ExchangeDaemon
 from mrl.exchange.limits import Limits
 from mrl.records.experience import ExperienceRecord
 from mrl.transport.background import BackgroundClient
-from mrl.transport.client import ClientSocket
+from mrl.transport.client_socket import ClientSocket
 from mrl.transport.endpoints import nearest_endpoint, read_endpoint
 from mrl.transport.grants import Grant, grant_of
 from mrl.transport.keys import create_keys, load_client_keys, load_keys

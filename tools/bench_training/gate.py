@@ -23,8 +23,8 @@ from mrl.config.policy_tables import LearnerTable
 from mrl.config.schema import RunConfig
 from mrl.engines.engine import generate_all
 from mrl.learner.forward import ForwardSettings, frozen_logprobs
-from mrl.learner.order import StepOrder
 from mrl.learner.packing import pack
+from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer
 from mrl.learner.world import World
 from mrl.models.load_policy import load_policy

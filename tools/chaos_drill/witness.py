@@ -13,7 +13,7 @@ from mrl.records.experience import OutcomeRecord
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
 from mrl.transport.background import BackgroundClient
-from mrl.transport.client import ClientSocket
+from mrl.transport.client_socket import ClientSocket
 from mrl.transport.endpoints import nearest_endpoint
 from mrl.transport.grants import grant_of
 from mrl.transport.keys import load_client_keys

@@ -25,7 +25,7 @@ from exchange_drill.workload import READER, SOURCE, is_intact, make_record, reco
 from mrl.exchange.client import ExchangeClient
 from mrl.records.experience import Received
 from mrl.transport.background import BackgroundClient
-from mrl.transport.client import ClientSocket
+from mrl.transport.client_socket import ClientSocket
 from mrl.transport.endpoints import nearest_endpoint, read_endpoint
 from mrl.transport.grants import grant_of
 from mrl.transport.keys import load_client_keys

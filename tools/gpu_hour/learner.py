@@ -19,9 +19,9 @@ from mrl.config.defaults import by_device
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.launch.memory import MIB, Need, largest_microbatch, rank_needs
-from mrl.learner.order import StepOrder
 from mrl.learner.pass_memory import pass_peaks
-from mrl.learner.phases import training_flops
+from mrl.learner.step_order import StepOrder
+from mrl.learner.step_timing import training_flops
 from mrl.learner.trainer import Trainer
 from mrl.learner.world import World
 from mrl.models.skeleton import model_size

@@ -34,7 +34,7 @@ assert callable(layers.dispatch_cpu_unquantized_gemm)
 layers.dispatch_cpu_unquantized_gemm = _compute_with_parameters
 
 
-class WeightsExtension(ArrivingWeights):
+class CpuWeightsExtension(ArrivingWeights):
     """Methods added to vLLM's worker.
 
     The first weights go through the model's own loader, which is watched: where it puts which elements holds for all

@@ -18,7 +18,7 @@ COMPARED_BYTES = 64 * 1024**2
 """On the GPU beside what vLLM has there."""
 
 
-class WeightsExtension(ArrivingWeights):
+class GpuWeightsExtension(ArrivingWeights):
     """Methods added to vLLM's worker."""
 
     model_runner: Any

@@ -149,8 +149,8 @@ def check_rows_without_a_trace_count_in_no_residual(receivers: Receivers, random
             trace = batch.row(row)
             inside = batch.peer_logprobs[batch.peer_offsets[row] : batch.peer_offsets[row + 1]]
             inside = inside[trace.peer_span_of_token >= 0].astype(float)
-            assert trace.aligned_tokens == len(inside)
-            assert close(trace.aligned_logprob, float(inside.sum()))
+            assert trace.span_peer_tokens.sum() == len(inside)
+            assert close(float(trace.span_logprob.sum()), float(inside.sum()))
 
 
 def check_effective_share_is_that_of_the_weights(receivers: Receivers, random: Random) -> None:

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 from tokenizers import Regex, pre_tokenizers
 
-from mrl.alignment.encoders import FileEncoder
-from mrl.alignment.eos import find_eos
-from mrl.alignment.probes import PROBES
+from mrl.alignment.encoders import PROBES, FileEncoder
 from mrl.alignment.rank_file import PATTERNS, load_tekken, load_tiktoken_ranks
 from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.alignment.tiktoken_encoder import build_tiktoken_encoder
 from mrl.alignment.tokenizer_file import TokenizerFile, read_tokenizer_file
+from mrl.alignment.tokenizer_folder import find_eos
 from mrl.errors import ModelFolderError
 from tests.support.alignment_properties.definitions import slow_rank_encoding
 from tests.support.alignment_properties.generated import canonical_ids, make_text

@@ -20,7 +20,7 @@ BUSY = "busy"
 """Why nothing more is taken while too much is under way."""
 
 
-class Intake:
+class RecordIntake:
     """Judges Puts, and gathers transactions: one under way, and the next."""
 
     def __init__(self, limits: Limits, shelf: Shelf, versions: VersionBook) -> None:

@@ -1,12 +1,16 @@
-"""Batches whose update was left out, kept for whoever wants to know why: JSON lines, one a row."""
+"""Rows that people look at: samples of every step, and batches whose update was left out (JSON lines, one a row)."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import numpy.typing as npt
 
 from mrl.files import replace_file
-from mrl.learner.order import StepOrder
+from mrl.learner.batches import PreparedStep
+from mrl.learner.step_order import StepOrder
+from mrl.metrics.telemetry import Telemetry
+from mrl.tasks.pool import TaskPool
 
 KEPT = 3
 """Newest batches of a policy that are kept."""
@@ -48,3 +52,30 @@ def _listed(values_T: npt.NDArray | None) -> list[float] | None:
 
 def _step_of(path: Path) -> int:
     return int(path.stem.rpartition("_")[2])
+
+
+def sample_writer(pool: TaskPool, telemetry: Telemetry) -> Callable[[int, PreparedStep], None]:
+    """What a learner calls behind every step, to write samples of it."""
+
+    def write(step: int, prepared: PreparedStep) -> None:
+        group = prepared.groups[step % len(prepared.groups)]
+        answer = group.answers[0]
+        text = answer.completion.decode("utf-8", errors="replace")
+        prompt = pool.prompt(group.prompt_id)
+        telemetry.sample(
+            step, kind="rollout", task=prompt.task, prompt=prompt.text, completion=text, reward=answer.reward
+        )
+        for rescue in prepared.rescued[:1]:
+            prompt = pool.prompt(rescue.prompt_id)
+            text = rescue.completion.decode("utf-8", errors="replace")
+            telemetry.sample(
+                step,
+                kind="rescue",
+                task=prompt.task,
+                prompt=prompt.text,
+                completion=text,
+                reward=1.0,
+                source=rescue.source,
+            )
+
+    return write
