@@ -115,7 +115,7 @@ def test_a_killed_daemon_loses_nothing_that_it_was_told_is_committed(tmp_path, o
     code = textwrap.dedent("""
         import os, sys
         from pathlib import Path
-        sys.path[:0] = ["tests/exchange/rig", "tests/exchange"]
+        sys.path[:0] = ["tests/support", "tests/exchange"]
         from test_store import entry, inserting
         from mrl.exchange.limits import Limits
         from mrl.exchange.store import Store

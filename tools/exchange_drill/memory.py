@@ -7,10 +7,6 @@ from exchange_drill.faults import AFTER_RESTART_BOUND_S, Settings
 from exchange_drill.outcome import Outcome
 from exchange_drill.process import Process, module_argv, wait_until
 from exchange_drill.rig import MIB, Rig, opened
-from exchange_drill.workload import READER
-from mrl.transport.allow_list import fingerprint
-from mrl.transport.grants import Grant
-from mrl.transport.keys import load_client_keys
 
 ALLOWED_BYTES = 150_000_000
 """Beside the budget, under a load of clients of mrl."""
@@ -89,9 +85,7 @@ def _add_up(rig: Rig, outcome: Outcome) -> None:
 def bomb(folder: Path, settings: Settings) -> Outcome:
     """One message of frames without end, against a hard limit of the daemon's memory."""
     outcome = Outcome(f"bomb of many frames, hard limit {BOMB_LIMIT_BYTES / MIB:.0f} MiB")
-    key = fingerprint(_hostile_key(folder))
     endings: list[str] = []
-    unnamed = 0
     faults: list[tuple[float, float]] = []
     rig = Rig(folder, seed=settings.seed, daemon={**DAEMON, "data_bytes": BOMB_LIMIT_BYTES})
     with opened(rig):
@@ -99,26 +93,16 @@ def bomb(folder: Path, settings: Settings) -> Outcome:
         for number in range(settings.rounds):
             ended_s = _explode(rig, outcome, BOMBS[number % len(BOMBS)])
             outcome.tried += 1
-            named = key in rig.daemon.said()
             if rig.daemon.exit_code is not None:
                 endings.append(f"ended with {rig.daemon.exit_code}: {rig.daemon.last_words()}")
                 rig.start_daemon()
-            named = named or key in rig.daemon.said()
-            unnamed += not named
             faults.append((ended_s, time.monotonic()))
             rig.await_progress("a bomb")
         rig.finish(outcome)
         outcome.recoveries_s = rig.recoveries_s(faults)
     outcome.recovery_bound_s = AFTER_RESTART_BOUND_S
-    outcome.failures += [f"after {unnamed} of them nothing says whose key it was"] if unnamed else []
     outcome.notes.append(f"{outcome.tried - len(endings)} survived" + "".join(f", {ending}" for ending in endings))
     return outcome
-
-
-def _hostile_key(folder: Path) -> str:
-    """The public key of the hostile client, which is made with the others where it is not there."""
-    Rig(folder)
-    return load_client_keys(folder / "keys", Grant("worker", READER)).public.decode()
 
 
 def _explode(rig: Rig, outcome: Outcome, name: str) -> float:
