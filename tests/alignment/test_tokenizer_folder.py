@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.alignment import rank_families
+from mrl.alignment import rank_table
 from mrl.alignment.byte_table import byte_piece, piece_bytes
 from mrl.alignment.rank_table import PATTERNS, RankFamily
 from mrl.alignment.receiver import load_receiver
@@ -89,7 +89,7 @@ def test_a_known_rank_file_needs_no_settings(rank_folder, monkeypatch):
     num_ranks = len(path.read_bytes().splitlines())
     names = {0: "<|a|>", 3: "<|end|>", 4: "<|stop|>"}
     family = RankFamily(PATTERNS["llama3"], num_ranks, names, 8, ("<|end|>", "<|stop|>"), nfc=True)
-    monkeypatch.setitem(rank_families.FAMILIES, hashlib.sha256(path.read_bytes()).hexdigest(), family)
+    monkeypatch.setitem(rank_table.FAMILIES, hashlib.sha256(path.read_bytes()).hexdigest(), family)
     receiver = load_receiver(rank_folder)
     assert receiver.eos_ids == (num_ranks + 3, num_ranks + 4)
     assert receiver.table.special_ids == set(range(num_ranks, num_ranks + 8))

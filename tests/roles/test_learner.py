@@ -38,7 +38,7 @@ def config(monkeypatch: pytest.MonkeyPatch, tiny_model: Any, tmp_path: Path) -> 
         "sharing_context": lambda *_: None,
         "build_regime": lambda *_: regime,
         "read_policy": lambda *_: tiny_model(),
-        "_first_rank": lambda *_: None,
+        "_first_rank": lambda *_, **__: None,
         "_canary": lambda _config, _policy, trainer, _first: CanaryReferences(trainer, [[3, 5, 9, 2, 7]]),
     }.items():
         monkeypatch.setattr(f"{learner_role.__name__}.{name}", value)
@@ -93,7 +93,8 @@ def test_a_learner_that_never_evaluates_has_neither_books_nor_a_plan(
     telemetry = Telemetry("learner/qwen", "qwen", lambda record: True)
     with ExitStack() as closing:
         regime, context = SimpleNamespace(), SimpleNamespace(recorder=SharingRecorder())
-        first = FIRST_RANK(config, folder, closing, "qwen", regime, Version(0, 0), None, telemetry, None, context)
+        life = learner_role._Life(config, folder, "qwen", telemetry, closing)
+        first = FIRST_RANK(life, regime, context, start=Version(0, 0), checkpoint=None, courier=None)
     assert (first.evaluations is not None, first.intake._held_out is not None) == (evaluates, evaluates)
 
 
