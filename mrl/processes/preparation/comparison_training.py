@@ -17,13 +17,13 @@ import psutil
 
 from mrl.config.toml_text import config_toml
 from mrl.files import replace_file
-from mrl.memory_plan.needs import MIB
 from mrl.parent_death import command
 from mrl.processes.planning.devices import visible_gpus
 from mrl.processes.planning.log_lines import reason_in
 from mrl.processes.preparation.comparison_plan import Run
 
 POLL_S = 0.5
+MIB = 1024 * 1024
 Lane = tuple[str, ...]
 """GPUs of the runs that take this place, one after the other; empty where no policy is on one."""
 
