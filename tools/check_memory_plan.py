@@ -23,12 +23,12 @@ from typing import Any
 import psutil
 import tomli_w
 
-from mrl.cli.memory_plan import memory_plan
 from mrl.config.load import load_config
 from mrl.config.policy_tables import MakeTable
 from mrl.config.schema import RunConfig
-from mrl.launch.memory import MIB, Need
-from mrl.launch.plan import build_plan
+from mrl.memory_plan.needs import MIB, Need
+from mrl.memory_plan.run_memory import memory_plan
+from mrl.processes.planning.plan import build_plan
 
 BOUND = 1.15
 POLL_S = 0.1

@@ -19,10 +19,10 @@ from transformers import PreTrainedModel
 
 from mrl.config.load import validate
 from mrl.config.run_folder import create_run_folder
-from mrl.launch.plan import environment, role_argv
 from mrl.learner.intake import Intake
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.models.tokenizers import train_byte_level
+from mrl.processes.planning.plan import environment, role_argv
 from mrl.records.rollouts import ScoredGroup, WeightsNotice
 from mrl.records.version import Version
 from mrl.tasks.pool import TaskPool, build_pool

@@ -21,9 +21,9 @@ from mrl.alignment.pair_card import Direction, PairCard, make_card
 from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.alignment.residual import KINDS
 from mrl.cli.align_show import show
-from mrl.cli.pair_cards import write_pair_cards
 from mrl.errors import ConfigError, TokenizerRefused
 from mrl.files import replace_file
+from mrl.processes.preparation.pair_cards import write_pair_cards
 from mrl.report.card_picture import KIND_WORDS, card_picture, visible
 
 FLOOR_COLUMNS = ("text, max", "span std: 1:1", "other", "ratio outside [.8,1.2]", "[.5,2]")

@@ -14,22 +14,21 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mrl.cli.memory_plan import ProcessNeed, by_device, memory_plan, too_little
-from mrl.cli.model_bytes import weights_bytes
-from mrl.cli.policies import cached_folder, is_made, recipe_of
-from mrl.cli.preflight import preflight
 from mrl.config.defaults import Choice, by_size
 from mrl.config.load import load_resolved
 from mrl.config.run_folder import RunFolder, run_folder_of
 from mrl.config.schema import RunConfig
-from mrl.config.unit_names import parse_units
 from mrl.errors import ConfigError, MissingError
 from mrl.host_memory import host_memory_bytes
-from mrl.launch.devices import sizes_mib, visible_gpus
-from mrl.launch.memory import MIB, Need
-from mrl.launch.placement import has_own_gpus, planned_workers, rank_gpus, server_gpus, worker_gpus
-from mrl.launch.plan import Plan, ProcessSpec, build_plan, shared_gpus
-from mrl.launch.unit_workers import UNIT
+from mrl.memory_plan.needs import MIB, Need
+from mrl.memory_plan.run_memory import ProcessNeed, by_device, memory_plan, too_little
+from mrl.processes.planning.devices import sizes_mib, visible_gpus
+from mrl.processes.planning.placement import least_gpus, most_gpus, server_gpus
+from mrl.processes.planning.plan import ProcessSpec, build_plan, planned, shared_gpus
+from mrl.processes.planning.unit_workers import UNIT
+from mrl.processes.preparation.made_policies import cached_folder, is_made, recipe_of
+from mrl.processes.preparation.model_bytes import weights_bytes
+from mrl.processes.preparation.preflight import preflight
 from mrl.sharing.regimes import check_sharing
 
 SHOWN_SHARE = 0.05
@@ -74,38 +73,6 @@ def run(arguments: argparse.Namespace) -> int:
     for line in _still_needed(missing, config, len(here)):
         print(line)
     return 0
-
-
-def planned(config: RunConfig) -> Plan:
-    """The plan on this host, or, where it shows too few GPUs, on one with as many as the run can use."""
-    here = visible_gpus(os.environ)
-    gpus = here if len(here) >= least_gpus(config) else [str(number) for number in range(most_gpus(config))]
-    return build_plan(config, run_folder_of(config).path, gpus=gpus)
-
-
-def least_gpus(config: RunConfig) -> int:
-    """GPUs without which the run cannot start; beside servers, which share none, each rank needs one for itself."""
-    own = [name for name, policy in config.policies.items() if has_own_gpus(policy) and planned_workers(config, name)]
-    on_gpu = [policy for policy in config.policies.values() if policy.device == "cuda"]
-    ranks = [rank_gpus(policy) for policy in on_gpu]
-    shared = sum(ranks) if own else max(ranks, default=0)
-    servers = sum(planned_workers(config, name) * worker_gpus(config.policies[name]) for name in own)
-    leased = _leased_gpus(config)
-    return max([max(shared + servers, bool(on_gpu)) + len(leased), *(number + 1 for number in leased)])
-
-
-def most_gpus(config: RunConfig) -> int:
-    """GPUs of which each rank of a learner and each worker has its own."""
-    on_gpu = {name: policy for name, policy in config.policies.items() if policy.device == "cuda"}
-    workers = sum(planned_workers(config, name) * worker_gpus(policy) for name, policy in on_gpu.items())
-    learners = sum(map(rank_gpus, on_gpu.values()))
-    return max(least_gpus(config), workers + learners + len(_leased_gpus(config)))
-
-
-def _leased_gpus(config: RunConfig) -> list[int]:
-    """GPUs of this host that are units, by their place among those that it shows."""
-    units = parse_units(config.allocation.units, where="")
-    return [device for unit in units if unit.kind == "gpu" and not unit.host for device in unit.devices]
 
 
 def _still_needed(missing: Sequence[MissingError], config: RunConfig, num_gpus: int) -> Iterator[str]:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from mrl.cli.compare_plan import Run, check_earlier, plan_runs
 from mrl.errors import ConfigError, RoleFailed
 from mrl.files import replace_file
+from mrl.processes.preparation.comparison_plan import Run, check_earlier, plan_runs
 
 if TYPE_CHECKING:
     from mrl.report.comparison import Comparison
@@ -45,8 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _train(runs: Sequence[Run], *, jobs: int, where: str) -> None:
-    from mrl.cli.compare_train import FreeMachine, lanes, run_need, train_missing
-    from mrl.cli.preflight import preflight
+    from mrl.memory_plan.run_memory import run_need
+    from mrl.processes.preparation.comparison_training import FreeMachine, lanes, train_missing
+    from mrl.processes.preparation.preflight import preflight
 
     configs = {one.regime: one.config for one in runs}.values()
     for config in configs:

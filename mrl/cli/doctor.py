@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.table import Table
 
 import mrl
-from mrl.cli.engine_examination import Finding, Subject, examine
 from mrl.config.load import load_config
 from mrl.config.schema import RunConfig
 from mrl.engines.wheel_limits import GLIBC, lacks, this_machine
 from mrl.errors import ConfigError
-from mrl.launch.devices import visible_gpus
-from mrl.roles.engines import DIALECTS
+from mrl.processes.engines import DIALECTS
+from mrl.processes.planning.devices import visible_gpus
+from mrl.processes.preparation.engine_examination import Finding, Subject, examine
 
 ENGINES = ("embedded", *DIALECTS)
 GIB = 1024**3

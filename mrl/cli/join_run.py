@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve the run to its end."""
     from mrl.errors import ConfigError
-    from mrl.launch.hosts import parse_hosts
-    from mrl.roles.join import main
+    from mrl.processes.join import main
+    from mrl.processes.planning.hosts import parse_hosts
 
     if len(parse_hosts(arguments.host)) != 1 or "=" in arguments.host:
         raise ConfigError("--host: not a host", got=arguments.host, wanted="one name of `mrl launch --hosts`")

@@ -15,9 +15,9 @@ from mrl.config.load import load_config
 from mrl.config.run_folder import check_run_folder, run_folder_of
 from mrl.errors import ConfigError, MissingError
 from mrl.host_memory import host_memory_bytes
-from mrl.launch.hosts import check_hosts, parse_hosts, remote_words
-from mrl.launch.plan import build_plan
-from mrl.launch.slurm import Job, SlurmRequest, render
+from mrl.processes.planning.hosts import check_hosts, parse_hosts, remote_words
+from mrl.processes.planning.plan import build_plan
+from mrl.processes.planning.slurm import Job, SlurmRequest, render
 
 SUBMIT_S = 60.0
 
@@ -55,11 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
     hosts = parse_hosts(arguments.hosts)
     if not arguments.dry_run:
         return train.train(config, clean=arguments.clean, resume=arguments.resume, where=where, hosts=hosts)
-    from mrl.cli.memory_plan import check_sleepers
-    from mrl.cli.preflight import preflight
-    from mrl.launch.devices import visible_gpus
-    from mrl.launch.dry_run import describe
-    from mrl.launch.memory import MIB
+    from mrl.memory_plan.needs import MIB
+    from mrl.memory_plan.run_memory import check_sleepers
+    from mrl.processes.planning.devices import visible_gpus
+    from mrl.processes.planning.dry_run import describe
+    from mrl.processes.preparation.preflight import preflight
 
     check_hosts(config, [host.name for host in hosts], where=where)
     remote = remote_words(config, hosts, os.environ, where=where)

@@ -10,10 +10,10 @@ from typing import NoReturn
 from mrl.parent_death import die_with_supervisor
 
 ROLES: dict[str, str] = {
-    "exchange": "mrl.roles.exchange",
-    "allocator": "mrl.roles.allocator",
-    "learner": "mrl.roles.learner",
-    "worker": "mrl.roles.worker",
+    "exchange": "mrl.processes.exchange",
+    "allocator": "mrl.processes.allocator",
+    "learner": "mrl.processes.learner",
+    "worker": "mrl.processes.worker",
 }
 
 

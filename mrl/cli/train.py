@@ -18,8 +18,8 @@ from mrl.errors import MRLError
 from mrl.host_memory import host_memory_bytes
 
 if TYPE_CHECKING:
-    from mrl.launch.hosts import Host
-    from mrl.launch.plan import Plan
+    from mrl.processes.planning.hosts import Host
+    from mrl.processes.planning.plan import Plan
     from mrl.report.board import Board
 
 SIGNALLED = 128
@@ -44,15 +44,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def train(config: RunConfig, *, clean: bool, resume: bool, where: str, hosts: "Sequence[Host]" = ()) -> int:
     """Check everything, make missing policies, then supervise the run to its end; returns the exit code."""
-    from mrl.cli.memory_plan import check_sleepers
-    from mrl.cli.model_bytes import weights_bytes
-    from mrl.cli.policies import resolve_policies
-    from mrl.cli.preflight import preflight
-    from mrl.launch.devices import visible_gpus
-    from mrl.launch.hosts import check_hosts, counting_gpus, host_environment, remote_words
-    from mrl.launch.local_folder import local_folder_of
-    from mrl.launch.memory import MIB
-    from mrl.launch.plan import build_plan, shared_gpus
+    from mrl.memory_plan.needs import MIB
+    from mrl.memory_plan.run_memory import check_sleepers
+    from mrl.processes.planning.devices import visible_gpus
+    from mrl.processes.planning.hosts import check_hosts, counting_gpus, host_environment, remote_words
+    from mrl.processes.planning.local_folder import local_folder_of
+    from mrl.processes.planning.plan import build_plan, shared_gpus
+    from mrl.processes.preparation.made_policies import resolve_policies
+    from mrl.processes.preparation.model_bytes import weights_bytes
+    from mrl.processes.preparation.preflight import preflight
 
     check_hosts(config, [host.name for host in hosts], where=where)
     remote = remote_words(config, hosts, os.environ, where=where)
@@ -78,11 +78,11 @@ def train(config: RunConfig, *, clean: bool, resume: bool, where: str, hosts: "S
 
 
 def _supervise(config: RunConfig, folder: RunFolder, plan: "Plan", console: Console) -> int:
-    from mrl.cli.pair_cards import measured_beside
     from mrl.metrics.jsonl import read_metrics
+    from mrl.processes.display import Display
+    from mrl.processes.preparation.pair_cards import measured_beside
+    from mrl.processes.supervisor import Supervisor, open_inbox
     from mrl.report.board import Board
-    from mrl.roles.display import Display
-    from mrl.roles.supervisor import Supervisor, open_inbox
 
     board = Board(config)
     inbox = open_inbox(folder, config.exchange.host, plan.processes)

@@ -15,17 +15,18 @@ RANK = {
     "plots": 1, "config": 1, "metrics": 1, "objectives": 1, "alignment": 1, "transport": 1,
     "tasks": 2, "models": 2, "exchange": 2, "allocation": 2, "sharing": 2, "bandit": 2,
     "engines": 3, "weights": 3,
-    "learner": 4, "rollout": 4, "report": 4, "launch": 4,
-    "roles": 5,
-    "cli": 6,
-    "__main__": 7, "__init__": 7,
+    "learner": 4, "rollout": 4, "report": 4,
+    "processes": 5,
+    "memory_plan": 6,
+    "cli": 7,
+    "__main__": 8, "__init__": 8,
 }  # fmt: skip
 SAME_RANK = {("records", "errors"): "decoding raises RecordError, and errors imports nothing"}
 INSIDE = ROOT / "mrl" / "engines" / "inside"
 """Files that run in the environments of other engines, where there is no mrl."""
 HOMES = {
     "zmq": {"transport"},
-    "torch": {"objectives", "models", "engines", "weights", "learner"},
+    "torch": {"objectives", "models", "engines", "weights", "learner", "memory_plan"},
     "transformers": {"models", "engines"},
     "peft": {"models"},
     "aiohttp": {"engines"},
@@ -149,7 +150,7 @@ def test_light_rooms_import_without_heavy_libraries() -> None:
     ("path", "text"),
     [
         ("records/a.py", "import mrl.errors\nfrom mrl.errors import MRLError\n"),
-        ("cli/a.py", "from mrl import __version__\nfrom mrl.roles.worker import main\n"),
+        ("cli/a.py", "from mrl import __version__\nfrom mrl.processes.worker import main\n"),
         ("learner/a.py", "import torch.distributed\nfrom mrl.learner.b import c\n"),
         ("engines/a.py", "from transformers import AutoModel\n"),
     ],
@@ -162,13 +163,13 @@ def test_what_is_allowed_passes(tmp_path: Path, path: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("path", "text", "word"),
     [
-        ("exchange/a.py", "from mrl.roles.worker import main\n", "may not import"),
+        ("exchange/a.py", "from mrl.processes.worker import main\n", "may not import"),
         ("exchange/a.py", "def f():\n    from mrl import allocation\n", "may not import"),
         ("errors.py", "import mrl.records\n", "may not import"),
         ("learner/a.py", "from . import b\n", "relative"),
         ("learner/a.py", "import zmq.auth\n", "zmq lives in"),
-        ("roles/a.py", "def f():\n    import torch\n", "torch lives in"),
-        ("roles/a.py", "import importlib\nimportlib.import_module('torch')\n", "torch lives in"),
+        ("processes/a.py", "def f():\n    import torch\n", "torch lives in"),
+        ("processes/a.py", "import importlib\nimportlib.import_module('torch')\n", "torch lives in"),
         ("learner/a.py", "from transformers import AutoModel\n", "transformers lives in"),
         ("engines/a.py", "import vllm\n", "vllm lives in"),
         ("engines/a.py", "from sglang import Engine\n", "sglang lives in"),

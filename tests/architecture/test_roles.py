@@ -45,8 +45,8 @@ def faults(roles: Path) -> list[str]:
 
 def test_every_process_opens_with_the_five_lines() -> None:
     """Each role file has the header, and none of the six processes is missing."""
-    assert faults(ROOT / "mrl" / "roles") == []
-    assert [name for name in PROCESSES if not (ROOT / "mrl" / "roles" / f"{name}.py").exists()] == []
+    assert faults(ROOT / "mrl" / "processes") == []
+    assert [name for name in PROCESSES if not (ROOT / "mrl" / "processes" / f"{name}.py").exists()] == []
 
 
 GOOD = '"""The role.\n\nOwns: a\nSpeaks: b\nWaits for: c\nUnblocked by: d\nIf it dies: e\n"""\ndef main():\n    pass\n'

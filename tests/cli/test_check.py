@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from mrl.cli.check import least_gpus, most_gpus
 from mrl.cli.main import main
 from mrl.config.load import load_config
+from mrl.processes.planning.placement import least_gpus, most_gpus
 from tests.support.model_folders import write_model
 
 ROOT = Path(__file__).parents[2]

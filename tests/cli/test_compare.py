@@ -6,9 +6,9 @@ import statistics
 import pytest
 
 from mrl.cli.compare import conclude, notes, run
-from mrl.cli.compare_plan import Run, plan_runs
 from mrl.errors import ConfigError, MissingError, ModelFolderError, RoleFailed
 from mrl.metrics.jsonl import MetricsWriter
+from mrl.processes.preparation.comparison_plan import Run, plan_runs
 from mrl.records.telemetry_messages import MetricsRecord
 from tests.support.compared_runs import arguments, finish
 

@@ -10,11 +10,11 @@ import torch
 
 from mrl.cli import doctor as doctor_module
 from mrl.cli.doctor import add_arguments, run, subjects_of, unfit
-from mrl.cli.engine_examination import Subject, examine
 from mrl.config.load import load_config
 from mrl.engines.bounds import Bounds
 from mrl.engines.wheel_limits import Machine
 from mrl.errors import ConfigError
+from mrl.processes.preparation.engine_examination import Subject, examine
 
 TABLES = """
 [run]
@@ -142,7 +142,7 @@ def test_an_interpreter_that_is_none_of_the_engine_is_told_as_that(tmp_path: Pat
 
 def test_a_server_that_is_not_at_its_url_is_told_with_the_url(monkeypatch) -> None:
     """Nothing is started in its place."""
-    monkeypatch.setattr("mrl.cli.engine_examination.THEIRS", Bounds(start_s=0.1))
+    monkeypatch.setattr("mrl.processes.preparation.engine_examination.THEIRS", Bounds(start_s=0.1))
 
     found = examine(Subject("sglang", "cpu", url="http://127.0.0.1:1"))
 
@@ -152,7 +152,7 @@ def test_a_server_that_is_not_at_its_url_is_told_with_the_url(monkeypatch) -> No
 
 def test_an_engine_that_is_off_is_told_with_what_may_help(monkeypatch) -> None:
     """Here by a verdict that nothing escapes."""
-    monkeypatch.setattr("mrl.cli.engine_examination.excess", lambda off_T, noise_T: "off by a lot")
+    monkeypatch.setattr("mrl.processes.preparation.engine_examination.excess", lambda off_T, noise_T: "off by a lot")
 
     found = examine(Subject("embedded", "cpu"))
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from mrl.cli.policies import cached_folder, is_made, recipe_of
 from mrl.config.load import validate
 from mrl.config.schema import RunConfig
+from mrl.processes.preparation.made_policies import cached_folder, is_made, recipe_of
 
 
 def config_of(*, seed: int = 1, steps: int = 3, operation: str = "reverse", pool_seed: int = 17) -> RunConfig:

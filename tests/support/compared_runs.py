@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mrl.cli.compare import add_arguments
-from mrl.cli.compare_plan import Run
 from mrl.cli.main import split_overrides
 from mrl.config.run_folder import dump_config
+from mrl.processes.preparation.comparison_plan import Run
 
 CONFIG = """
 [run]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mrl.allocation.learner_reports import ReportSender
 from mrl.allocation.lease import LeaseHolder, Used
-from mrl.launch.unit_workers import UNIT, UNIT_EPOCH
+from mrl.processes.planning.unit_workers import UNIT, UNIT_EPOCH
 from mrl.records.leases import LearnerReport
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client_socket import ClientSocket

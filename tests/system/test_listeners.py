@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from mrl.config.run_folder import LOCAL_FOLDER
-from mrl.launch.plan import environment
-from mrl.launch.torchrun import LIFE, torchrun_argv, torchrun_environment
+from mrl.processes.planning.plan import environment
+from mrl.processes.planning.torchrun import LIFE, torchrun_argv, torchrun_environment
 
 pytestmark = pytest.mark.system
 ROOT = Path(__file__).parents[2]

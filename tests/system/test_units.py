@@ -21,10 +21,10 @@ from scipy.optimize import linprog
 
 from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder
-from mrl.launch.lifecycle import Lifecycle
-from mrl.launch.plan import ProcessSpec, environment, role_argv, unit_worker
-from mrl.roles import unit_node
-from mrl.roles.host_processes import HostProcesses
+from mrl.processes import unit_node
+from mrl.processes.host_processes import HostProcesses
+from mrl.processes.planning.lifecycle import Lifecycle
+from mrl.processes.planning.plan import ProcessSpec, environment, role_argv, unit_worker
 from mrl.transport.grants import Grant
 from mrl.transport.keys import create_keys
 

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from mrl.errors import MissingError, TaskError
-from mrl.launch.plan import environment
+from mrl.processes.planning.plan import environment
 from mrl.tasks.reasoning_gym_source import ReasoningGymSource
 from tests.support.data_sets import FOLLOW_SETS
 

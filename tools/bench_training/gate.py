@@ -28,11 +28,11 @@ from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer
 from mrl.learner.world import World
 from mrl.models.load_policy import load_policy
+from mrl.processes.engines import build_embedded
+from mrl.processes.worker import build_sampler
 from mrl.records.codec import unpack_array
 from mrl.records.rollouts import Answer, ScoredGroup, WorkItem
 from mrl.records.version import Version
-from mrl.roles.engines import build_embedded
-from mrl.roles.worker import build_sampler
 from mrl.sharing.context import SharingContext, sharing_context
 from mrl.sharing.own_examples import own_examples
 from mrl.sharing.regimes import build_regime

@@ -19,8 +19,8 @@ from mrl.engines.environment import engine_python
 from mrl.engines.server_engine import ServerEngine
 from mrl.errors import EngineError
 from mrl.models.parameters import named_weights
+from mrl.processes.engines import DIALECTS
 from mrl.records.version import Version
-from mrl.roles.engines import DIALECTS
 from mrl.rollout.updates import install
 from mrl.weights.canary import canary_sequences, make_canary
 from mrl.weights.publish import Publisher

@@ -1,0 +1,60 @@
+"""Settings of a learner that need less memory than others, the cheapest first."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mrl.config.policy_tables import LearnerTable
+
+LARGER_CURE = "more ranks in shards (learner.processes), or adapters alone (learner.lora)"
+LEAST_MICROBATCH_TOKENS = 256
+"""Of a pass that may be recommended: smaller ones do not keep a processor busy."""
+FEW_LOGITS = 1 << 25
+"""Of a chunk of the head: fewer save next to nothing."""
+
+
+def shortest_cure(
+    needed_mib: Callable[[LearnerTable], float], table: LearnerTable, room_mib: float, *, on_device: bool
+) -> str:
+    """The first setting that brings a learner's process below `room_mib`, or all that help; and what it then needs.
+
+    `on_device`: whether the room is that on a GPU; else it is that on the host.
+    """
+    now_mib = needed_mib(table)
+    helping: dict[str, Any] = {}
+    for change in _savings(table, on_device):
+        mib = needed_mib(table.model_copy(update=change))
+        if mib <= room_mib:
+            return f"{_told(change)} would need {mib:.0f} MiB"
+        helping |= change if mib < now_mib else {}
+    if not helping:
+        return LARGER_CURE
+    mib = needed_mib(table.model_copy(update=helping))
+    told = f"{_told(helping)} would need {mib:.0f} MiB"
+    return told if mib <= room_mib else f"{told.replace('would', 'would still')}; {LARGER_CURE}"
+
+
+def all_cures(table: LearnerTable, *, on_device: bool) -> str:
+    """Every setting with which a learner's process would need less, the cheapest first; how much less is not said."""
+    return ", ".join([*map(_told, _savings(table, on_device)), LARGER_CURE])
+
+
+def _savings(table: LearnerTable, on_device: bool) -> Iterator[dict[str, Any]]:
+    """Settings that need less memory than those of a table, the cheapest first."""
+    if table.microbatch_tokens > (smaller := max(LEAST_MICROBATCH_TOKENS, table.microbatch_tokens // 4)):
+        yield {"microbatch_tokens": smaller}
+    if table.chunk_logits > FEW_LOGITS:
+        yield {"chunk_logits": FEW_LOGITS}
+    if not table.activation_checkpointing:
+        yield {"activation_checkpointing": True}
+    if table.processes > 1 and table.sharding != "shard":
+        yield {"sharding": "shard"}
+    short, other = ("device", "host") if on_device else ("host", "device")
+    if table.optimizer_memory == short:
+        yield {"optimizer_memory": other}
+    if table.precision != "bfloat16":
+        yield {"precision": "bfloat16"}
+
+
+def _told(change: dict[str, Any]) -> str:
+    return ", ".join(f"learner.{key} = {json.dumps(value)}" for key, value in change.items())

@@ -1,0 +1,289 @@
+"""The memory plan: what each process of a plan needs at its worst moment, part by part, before anything is started.
+
+Pure arithmetic. What a pass through the model needs was traced before (`pass_memory`); nothing here knows a family of
+models. On a GPU the parts of a model lie on the device, and the process itself, with whatever it copies to
+the disk, on the host.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mrl.config.policy_tables import LearnerTable, PolicyTable
+from mrl.models.size import Microbatch, ModelSize, PassPeaks
+
+MIB = 1024 * 1024
+DAEMON_MIB = 75
+AGENT_MIB = 220
+"""torchrun beside its ranks, which imports torch and holds no tensor."""
+TORCH_MIB = 460
+"""A process that has imported torch, transformers and the tasks; a third of it are pages that all of them share."""
+VOCABULARY_BYTES = 2000
+"""Per token of a vocabulary, in a process that has its policy's tokenizer; measured with those of Qwen and Mistral."""
+SERVER_MIB = {"vllm": 1100, "sglang": 1500}
+"""Processes of a server beside weights and cache, measured on CPUs (vLLM 0.32, SGLang 0.5.23)."""
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+FLOAT_BYTES = 4
+NEW_WEIGHTS = "new weights"
+SAMPLING_BYTES = 20
+"""Per row and token of the vocabulary while tokens are drawn: logits, scaled, softmax, and its sum in float64."""
+KEPT_WHOLE, KEPT_IN_GAPS = 0.2, 0.5
+"""Share of a pass's memory that malloc holds beyond it, between what was freed and what is needed next.
+
+Measured with glibc (`tools/check_memory_plan.py`). Blocks that are gathered and let go (FSDP2) leave more gaps, and so
+do the short-lived products of adapters."""
+SOON_WRITTEN = 1024**3
+"""Bytes of a checkpoint's copies up to which they are on the disk before the next pass needs its memory."""
+PUBLISHED_AT_ONCE = 512 * 1024**2
+"""Bytes of gathered weights that wait to be copied (`mrl.weights.staging.GATHERED_BYTES`)."""
+COPIES_IN_MEMORY, COPIES_FOR_DISK, COPIES_TO_SEND = 2, 1, 2
+"""Versions in a learner's memory: the newest, and the next one. An engine that reads one for longer than two steps take
+has a third made, for which nothing is set aside."""
+
+VISITING_MOMENTS = 128 * 1024**2
+"""Bytes of moments that are on the device at once where they lie on the host (`mrl.learner.host_moments`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes of each part at the moment at which their sum is largest."""
+
+    moment: str
+    parts: dict[str, float]
+
+    @property
+    def mib(self) -> float:
+        """The sum."""
+        return sum(self.parts.values()) / MIB
+
+
+def largest_microbatch(policy: PolicyTable, prompt_tokens: int) -> tuple[Microbatch, int]:
+    """When every answer takes all the tokens that it may: the fullest pass of a rank, and how many make an update."""
+    table, group_size, answer = policy.learner, policy.rollout.group_size, policy.rollout.max_new_tokens
+    rows = math.ceil(table.prompts_per_step * group_size / table.minibatches / table.processes)
+    at_once = min(rows, max(1, table.microbatch_tokens // (prompt_tokens + answer - 1)))
+    return Microbatch(at_once, group_size, prompt_tokens, answer), math.ceil(rows / at_once)
+
+
+def rank_needs(
+    size: ModelSize,
+    peaks: PassPeaks,
+    table: LearnerTable,
+    *,
+    num_passes: int,
+    holds_reference: bool,
+    saves_beside_training: bool,
+    on_gpu: bool = False,
+    is_first: bool = True,
+    staged: float = 0.0,
+    scoring: float = 0.0,
+) -> tuple[Need, Need]:
+    """What one rank of a learner needs on its host, and on its device; they are the same memory without a GPU.
+
+    Where ranks have shards, the first one alone reads the model, and gives the others theirs. `staged` are bytes of
+    published versions (`staged_bytes`), `scoring` those that a pass of a canary needs.
+    """
+    rank = _Rank(
+        size,
+        peaks,
+        table,
+        num_passes=num_passes,
+        holds_reference=holds_reference,
+        is_first=is_first,
+        on_gpu=on_gpu,
+    )
+    copies = {"checkpoint copy": rank.trained + rank.moments}
+    process = process_parts(size) | {"published weights": staged}
+    loading = Need("loading", {"parameters": (rank.read or rank.held) * (1 + holds_reference)})
+    gathered = {"gathered weights": min(PUBLISHED_AT_ONCE, rank.whole) if rank.is_sharded else 0.0}
+    beside = copies if saves_beside_training and copies["checkpoint copy"] > SOON_WRITTEN else {}
+    if on_gpu:
+        process |= {"optimizer": rank.moments - rank.moments_on_device}
+        host = [loading, Need("saving", copies)]
+        return _with(process, host), _with({}, [*rank.training(), rank.update(), rank.canary(scoring)])
+    together = [
+        loading,
+        *(Need(need.moment, need.parts | rank.kept(need) | beside) for need in rank.training()),
+        Need("update", rank.update().parts | beside),
+        Need("canary", rank.canary(scoring).parts | beside),
+        Need("saving", rank.state() | copies),
+        Need("publishing", rank.state() | gathered | beside),
+    ]
+    need = _with(process, together)
+    return need, need
+
+
+def process_parts(size: ModelSize) -> dict[str, float]:
+    """A process with the tokenizer of its policy, before it has a model."""
+    return {"process": float(TORCH_MIB * MIB), "vocabulary": float(VOCABULARY_BYTES * size.vocab_size)}
+
+
+def element_bytes(policy: PolicyTable) -> int:
+    """Of a number in the weights and the cache of the policy's engines."""
+    return ELEMENT_BYTES[policy.rollout.engine_dtype]
+
+
+def staged_bytes(size: ModelSize, policy: PolicyTable, *, is_first: bool, in_memory: bool) -> float:
+    """Bytes of versions that a rank of a learner has copied for the engines, in their number format."""
+    rollout = policy.rollout
+    copies = COPIES_IN_MEMORY if in_memory else COPIES_FOR_DISK
+    if rollout.weights == "adapters":
+        return float(copies * FLOAT_BYTES * size.trained) if is_first else 0.0
+    if rollout.weights == "broadcast":
+        return float(COPIES_TO_SEND * element_bytes(policy) * size.parameters) if is_first else 0.0
+    return copies * element_bytes(policy) * size.parameters / policy.learner.processes
+
+
+def engine_need(
+    size: ModelSize, policy: PolicyTable, *, answers_at_once: int, prompt_tokens: int, scoring: float = 0.0
+) -> Need:
+    """An embedded engine: weights twice (served, and the next ones), the key-value cache, and drawing a token.
+
+    Beside that it scores the canary, which needs `scoring` bytes.
+    """
+    answer = policy.rollout.max_new_tokens
+    rows = _allocated_rows(answers_at_once, policy.rollout.group_size)
+    cache = element_bytes(policy) * size.cached_per_token * rows * _allocated_columns(prompt_tokens, answer)
+    block = cache / size.num_blocks
+    return Need(
+        "sampling",
+        {
+            "weights": 2.0 * element_bytes(policy) * size.parameters,
+            "key-value cache": cache + block * max(0.5, size.query_heads_per_cached),
+            "sampling": SAMPLING_BYTES * size.vocab_size * answers_at_once,
+        }
+        | ({"canary": scoring} if scoring else {}),
+    )
+
+
+def server_need(
+    size: ModelSize, policy: PolicyTable, *, cached_tokens: int, vllm_cache_gib: int, gpus: int = 1
+) -> Need:
+    """A server without its processes: weights, and on cores the cache; a GPU's cache is what its own options say.
+
+    Of several `gpus` it is what lies on each of them.
+
+    vLLM on cores reads new weights beside those that it serves, and places the first of them there once more.
+    """
+    per_element = element_bytes(policy)
+    parts = {"server's weights": per_element * size.parameters / gpus}
+    if policy.device == "cpu" and policy.rollout.engine == "vllm" and policy.rollout.weights != "adapters":
+        parts[NEW_WEIGHTS] = float(2 * per_element * size.parameters)
+    if policy.device == "cpu":
+        of_sglang = per_element * size.cached_per_token * cached_tokens
+        parts["key-value cache"] = float(vllm_cache_gib * 1024 * MIB if policy.rollout.engine == "vllm" else of_sglang)
+    return Need("sampling", parts)
+
+
+def at_worst_turn(engines: Sequence[tuple[Need, Need]]) -> list[Need]:
+    """What each of several engines that take turns needs when all of them together need most.
+
+    `engines`: what each needs at its own turn, and while another has it.
+    """
+    if not engines:
+        return []
+    growth_mib = [turn.mib - rest.mib for turn, rest in engines]
+    fullest = growth_mib.index(max(growth_mib))
+    return [turn if index == fullest else rest for index, (turn, rest) in enumerate(engines)]
+
+
+def _allocated_rows(answers: int, group_size: int) -> int:
+    """Rows double from one group on, as `mrl.engines.slot_cache` makes room for them."""
+    rows = min(group_size, answers)
+    while rows < answers:
+        rows = min(answers, 2 * rows)
+    return rows
+
+
+def _allocated_columns(prompt_tokens: int, answer_tokens: int) -> int:
+    """Columns grow to twice what is in use and 64, whenever less than 64 would be left (`mrl.engines.slot_cache`)."""
+    longest, columns = prompt_tokens + answer_tokens, 2 * prompt_tokens + 64
+    while columns < longest + 64:
+        columns = 2 * min(longest, columns) + 64
+    return columns
+
+
+class _Rank:
+    def __init__(
+        self,
+        size: ModelSize,
+        peaks: PassPeaks,
+        table: LearnerTable,
+        *,
+        num_passes: int,
+        holds_reference: bool,
+        is_first: bool,
+        on_gpu: bool,
+    ) -> None:
+        self._size, self._peaks, self._table = size, peaks, table
+        self._accumulates, self._holds_reference = num_passes > 1, holds_reference
+        self.whole = float(FLOAT_BYTES * size.parameters)
+        self.held = self.whole / table.num_shards
+        self.trained = FLOAT_BYTES * size.trained / table.num_shards
+        self.moments = 2 * self.trained
+        self.moments_on_device = 0.0 if on_gpu and table.optimizer_memory == "host" else self.moments
+        self.is_sharded = table.num_shards > 1
+        self.read = self.whole if is_first or not self.is_sharded else 0.0
+        self._is_wrapped = table.sharding == "shard" or table.precision != "float32"
+
+    def state(self) -> dict[str, float]:
+        """What stays between two updates; gradients are kept until the next one begins."""
+        reference = {"reference": self.held} if self._holds_reference else {}
+        return {"parameters": self.held, "optimizer": self.moments_on_device, **reference, "gradients": self.trained}
+
+    def training(self) -> list[Need]:
+        """The windows of a forward and backward pass."""
+        size, peaks, state = self._size, self._peaks, self.state()
+        block = FLOAT_BYTES * size.trained_block / self._table.num_shards
+        trained_outer = size.trained - size.num_blocks * size.trained_block
+        gathered, reduced = self._communication()
+        windows = {
+            "forward": (peaks.forward, 0.0, gathered),
+            "backward of the head": (peaks.head, 0.0, gathered),
+            "backward of the last block": (peaks.blocks, block, gathered + reduced * size.trained_block),
+            "backward of the embedding": (peaks.bottom, size.num_blocks * block, gathered + reduced * trained_outer),
+        }
+        return [
+            Need(
+                moment,
+                state
+                | {"gradients": self.trained if self._accumulates else so_far, "activations": activations}
+                | ({"gathered blocks": gathered_bytes} if gathered_bytes else {}),
+            )
+            for moment, (activations, so_far, gathered_bytes) in windows.items()
+        ]
+
+    def update(self) -> Need:
+        """Gradients of several whole copies are summed in one flat tensor; fused AdamW needs nothing of its own."""
+        flat = self.trained if self._table.processes > 1 and not self._is_wrapped else 0.0
+        visiting = min(VISITING_MOMENTS, self.moments) if self._table.optimizer_memory == "host" else 0.0
+        return Need("update", self.state() | {"summed gradients": flat, "visiting moments": visiting})
+
+    def canary(self, scoring: float) -> Need:
+        """Its passes come between two steps, and keep nothing."""
+        gathered, _ = self._communication()
+        return Need("canary", self.state() | {"scoring": scoring, "gathered blocks": gathered})
+
+    def kept(self, need: Need) -> dict[str, float]:
+        """What malloc holds on to: gaps, and what was whole before it was shared out, on every rank (as measured)."""
+        share = KEPT_IN_GAPS if self._is_wrapped or self._table.lora else KEPT_WHOLE
+        was_whole = self.whole * (1 + self._holds_reference) if self.is_sharded else 0.0
+        passes = need.parts["activations"] + need.parts.get("gathered blocks", 0.0)
+        return {"kept by malloc": share * passes + was_whole}
+
+    def _communication(self) -> tuple[float, float]:
+        """Bytes of gathered parameters, and bytes per parameter of gradients that are being summed."""
+        if not self._is_wrapped:
+            return 0.0, 0.0
+        compute_bytes = FLOAT_BYTES if self._table.precision == "float32" else 2
+        gathered = compute_bytes * (self._size.outer + 2 * self._size.block)
+        return float(gathered), compute_bytes + FLOAT_BYTES * (1 + 1 / self._table.num_shards)
+
+
+def _largest(needs: Iterable[Need]) -> Need:
+    return max(needs, key=lambda need: need.mib)
+
+
+def _with(process: dict[str, float], needs: Iterable[Need]) -> Need:
+    largest = _largest(needs)
+    return Need(largest.moment, {part: size for part, size in (process | largest.parts).items() if size})

@@ -1,0 +1,188 @@
+"""One child process: started, watched, signalled, and its log read. Used by the supervisor alone."""
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from mrl.config.run_folder import LOCAL_FOLDER
+from mrl.parent_death import SUPERVISOR_PID, command
+from mrl.processes import sleep_line
+from mrl.processes.planning.devices import DEVICE_ORDER
+from mrl.processes.planning.log_lines import rank_code, reason_in
+from mrl.processes.planning.plan import ProcessSpec
+from mrl.processes.planning.restarts import USER_ERROR
+from mrl.processes.planning.torchrun import LIFE, LOCAL
+
+MAX_READ_BYTES = 1024 * 1024
+TAIL_LINES = 60
+
+
+class Child:
+    """A process of the plan in all its lives; its log is one file per attempt.
+
+    It leads a session and process group of its own, writes its log without a pipe (a slow supervisor never blocks it),
+    and is killed by the kernel when the supervisor dies.
+    """
+
+    def __init__(self, spec: ProcessSpec, log: Path, *, life: str = "") -> None:
+        """`life` begins the name of every life; two supervisors of one attempt differ in it."""
+        self.spec, self.log = spec, log
+        self.started_s = 0.0
+        self.started_unix_s = 0.0
+        self.beat_s: float | None = None
+        """When its last heartbeat arrived; None before the first of this life."""
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        """Last lines of this life."""
+        self.told_to_end: signal.Signals | None = None
+        """The signal by which the end of the run was announced to it."""
+        self.line: socket.socket | None = None
+        """This side of the line to it, where it has one."""
+        self._life = life or log.parent.name
+        self._process: subprocess.Popen[bytes] | None = None
+        self._num_lives = 0
+        self._read_bytes = log.stat().st_size if log.exists() else 0  # written under another supervisor
+        self._torn = b""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was started and has not been found ended."""
+        return self._process is not None
+
+    @property
+    def pid(self) -> int:
+        """Process id, 0 when it does not live."""
+        return self._process.pid if self._process else 0
+
+    def start(self, environment: Mapping[str, str], *, now_s: float, now_unix_s: float) -> None:
+        """Start it. Raises OSError when the log cannot be written or no process can be made."""
+        self.started_s, self.started_unix_s, self.beat_s = now_s, now_unix_s, None
+        self.tail.clear()
+        self._num_lives += 1
+        life = f"{self._life}-{self._num_lives}"
+        local = environment.get(LOCAL_FOLDER, "")
+        argv = tuple(word.replace(LIFE, life).replace(LOCAL, local) for word in self.spec.argv)
+        bound = {**DEVICE_ORDER, **environment, **self.spec.env, SUPERVISOR_PID: str(os.getpid())}
+        with self.log.open("ab") as log, self._stdin() as stdin:
+            self._process = subprocess.Popen(
+                command(os.getpid(), argv),
+                stdin=stdin,
+                stdout=log,
+                stderr=log,
+                env=bound,
+                start_new_session=True,
+            )
+
+    @contextmanager
+    def _stdin(self) -> Iterator[int]:
+        if not self.spec.has_line:
+            yield subprocess.DEVNULL
+            return
+        self.line, its_end = sleep_line.line()
+        with its_end:
+            yield its_end.fileno()
+
+    def poll(self) -> int | None:
+        """Its exit code if it has just been found ended, else None. What was left of its group is killed first."""
+        if self._process is None:
+            return None
+        # The zombie keeps its pid, and so its group id, until it is reaped: nothing else can be hit here.
+        if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return None
+        self._signal_group(signal.SIGKILL)
+        code = self._process.wait()
+        self._process = None
+        if self.line is not None:
+            self.line.close()
+            self.line = None
+        return code
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal its group; SIGKILL goes to all its descendants too (torchrun's ranks lead sessions of their own)."""
+        if self._process is None:
+            return
+        descendants = _descendants(self._process.pid) if number == signal.SIGKILL else []
+        self._signal_group(number)
+        for process in descendants:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+
+    def ask_for_stacks(self) -> None:
+        """Have the role, or the ranks below torchrun, write their stacks (`mrl.processes.wiring`)."""
+        if self._process is None:
+            return
+        for pid in (self._process.pid, *(process.pid for process in _descendants(self._process.pid))):
+            with suppress(ProcessLookupError):
+                if _catches(pid, signal.SIGUSR1):  # others, such as torchrun, would end by it
+                    os.kill(pid, signal.SIGUSR1)
+
+    def new_lines(self) -> list[str]:
+        """Whole lines written since the last call, at most a MiB; they also go to `tail`."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(self._read_bytes)
+                data = file.read(MAX_READ_BYTES)
+        except FileNotFoundError:
+            return []
+        self._read_bytes += len(data)
+        *whole, self._torn = (self._torn + data).split(b"\n")
+        self._torn = self._torn[-MAX_READ_BYTES:]
+        lines = [line.decode(errors="replace").rstrip("\r") for line in whole]
+        self.tail.extend(lines)
+        return lines
+
+    def account(self, code: int, *, free_bytes: int) -> tuple[int, str]:
+        """Exit code and reason of the life that has just ended, as its log tells them.
+
+        A log on a disk without a free byte tells nothing, and another life would end alike: that is a user error.
+        """
+        lines = [*self.tail, self._torn.decode(errors="replace")]
+        if self.spec.role == "learner":
+            code = rank_code(code, lines)
+        reason = reason_in(lines)
+        if code > 0 and not free_bytes:
+            return USER_ERROR, reason if "space" in reason else f"{os.strerror(errno.ENOSPC)}: {self.log} ({reason})"
+        return code, reason
+
+    def write_crash(self, folder: Path, code: int, reason: str, now_unix_s: float) -> None:
+        """Leave crash/<name>.json, unless this life of the process left a better one itself."""
+        path = folder / self.log.with_suffix(".json").name
+        if path.exists() and path.stat().st_mtime >= self.started_unix_s:
+            return
+        account = {"name": self.spec.name, "exit_code": code, "reason": reason, "time_unix_s": now_unix_s}
+        folder.mkdir(exist_ok=True)
+        path.write_text(json.dumps(account | {"last_lines": list(self.tail)}, indent=2) + "\n", encoding="utf-8")
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        try:
+            os.killpg(self._process.pid, number)
+        except (ProcessLookupError, PermissionError):  # not yet its leader, or all of it gone
+            self._process.send_signal(number)
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal; False where the kernel does not tell."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)

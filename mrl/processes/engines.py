@@ -1,0 +1,144 @@
+"""Which engine a policy's worker has: transformers in its own process, or a server of one of the known kinds."""
+
+import os
+from collections.abc import Callable, Sized
+from pathlib import Path
+
+from mrl.alignment.receiver import Receiver
+from mrl.config.policy_tables import PolicyTable
+from mrl.config.run_folder import RunFolder
+from mrl.config.schema import RunConfig
+from mrl.config.unit_names import parse_units
+from mrl.config.unit_rules import may_sleep
+from mrl.engines.bounds import bounds_of
+from mrl.engines.dialect import AdapterShape, Dialect, Launch
+from mrl.engines.embedded import EmbeddedEngine
+from mrl.engines.engine import Engine, Sampling
+from mrl.engines.environment import engine_python
+from mrl.engines.family_limits import check_names
+from mrl.engines.server_engine import ServerEngine
+from mrl.engines.sglang import SGLang
+from mrl.engines.sglang_launch import SPARE_TOKENS
+from mrl.engines.vllm import VLLM
+from mrl.errors import ConfigError
+from mrl.models.skeleton import adapted_layers, config_of_folder, most_positions, published_names
+from mrl.processes.planning.unit_workers import UNIT
+from mrl.tasks.pool import TaskPool
+
+PROMPTS_LOOKED_AT = 32
+DIALECTS: dict[str, type[Dialect]] = {"vllm": VLLM, "sglang": SGLang}
+
+
+def build_engine(config: RunConfig, policy: str, receiver: Receiver, folder: RunFolder, role: str) -> Engine:
+    """The engine of one worker, started. Raises UserError when it cannot be."""
+    table = config.policies[policy]
+    if table.rollout.engine == "embedded":
+        return build_embedded(config, policy, receiver)
+    server = table.rollout.server
+    if not table.frozen and table.rollout.weights != "adapters":
+        check_names(table.rollout.engine, Path(table.model), published_names(config_of_folder(Path(table.model))))
+    return ServerEngine(
+        DIALECTS[table.rollout.engine](),
+        _sampling(table, receiver),
+        launch=None if server.url else _launch(config, policy),
+        log=folder.logs / "engines" / f"{role.replace('/', '-')}.log",
+        url=server.url,
+        bounds=bounds_of(server, Path(table.model)),
+    )
+
+
+def build_embedded(config: RunConfig, policy: str, receiver: Receiver) -> EmbeddedEngine:
+    """Transformers in this process."""
+    table = config.policies[policy]
+    return EmbeddedEngine(
+        Path(table.model),
+        _sampling(table, receiver),
+        device=table.device,
+        max_running=answers_at_once(config, policy),
+        dtype=table.rollout.embedded_dtype,
+    )
+
+
+def check_lengths(config: RunConfig, policy: str, pool: TaskPool, token_ids: Callable[[str], Sized]) -> None:
+    """Raises ConfigError where a prompt and its answer exceed what a pass of the learner, or a server, may hold.
+
+    Looked at are the prompts of the most bytes, which are the longest in tokens or nearly so.
+    """
+    longest = max(pool.longest(PROMPTS_LOOKED_AT), key=lambda prompt: len(token_ids(prompt.text)))
+    table, prompt = config.policies[policy], len(token_ids(longest.text))
+    row = prompt + table.rollout.max_new_tokens - 1  # the last token is predicted, and predicts nothing
+    if not table.frozen and row > table.learner.microbatch_tokens:
+        raise ConfigError(
+            f"policies.{policy}.learner.microbatch_tokens: smaller than one row",
+            got=table.learner.microbatch_tokens,
+            wanted=f">= {row}, for a prompt of {prompt} tokens of {longest.task} and the answer behind it",
+            cure=f"raise it, or a lower tasks.{longest.task}.max_prompt_chars, or rollout.max_new_tokens",
+        )
+    _check_context(table, policy, longest.task, prompt)
+
+
+def _check_context(table: PolicyTable, policy: str, task: str, prompt: int) -> None:
+    """Of a server that the run starts; `prompt` tokens are the longest prompt, of `task`."""
+    server, answer = table.rollout.server, table.rollout.max_new_tokens
+    if table.rollout.engine == "embedded" or server.url:
+        return
+    readable = most_positions(config_of_folder(Path(table.model)))
+    readable -= SPARE_TOKENS if table.rollout.engine == "sglang" else 0
+    room = min(server.context_tokens, readable)
+    if prompt + answer > room:
+        cure = f"a lower tasks.{task}.max_prompt_chars, or rollout.max_new_tokens"
+        raise ConfigError(
+            f"policies.{policy}.rollout.server.context_tokens: a prompt and its answer do not fit",
+            got=f"{room}" + (", all that the model can read there" if room == readable else ""),
+            wanted=f">= {prompt + answer}, for a prompt of {prompt} tokens of {task} and {answer} behind it",
+            cure=cure if room == readable else f"raise it, or {cure}",
+        )
+
+
+def answers_at_once(config: RunConfig, policy: str) -> int:
+    """Answers that the engine of one worker samples side by side."""
+    table = config.policies[policy]
+    in_flight = config.allocation.slots // max(1, len(config.allocation.units))
+    if config.run.sync:
+        in_flight = table.learner.prompts_per_step * table.rollout.group_size
+    return max(table.rollout.answers_at_once or in_flight, table.rollout.group_size)
+
+
+def _sampling(table: PolicyTable, receiver: Receiver) -> Sampling:
+    return Sampling(table.rollout.temperature, table.rollout.max_new_tokens, tuple(receiver.eos_ids))
+
+
+def _adapters(table: PolicyTable) -> AdapterShape | None:
+    lora = table.learner.lora
+    if lora is None or table.rollout.weights != "adapters":
+        return None
+    return AdapterShape(lora.rank, adapted_layers(config_of_folder(Path(table.model)), lora))
+
+
+def _gpus(table: PolicyTable) -> int:
+    """Those of a server: all of the unit that its worker is on, or what the policy's table says."""
+    if UNIT not in os.environ:
+        return table.rollout.gpus
+    (unit,) = parse_units([os.environ[UNIT]], where=UNIT)
+    return len(unit.devices) if unit.kind == "gpu" else 1
+
+
+def _launch(config: RunConfig, policy: str) -> Launch:
+    table = config.policies[policy]
+    server = table.rollout.server
+    return Launch(
+        python=engine_python(table.rollout.engine, device=table.device, configured=server.python),
+        model_folder=Path(table.model),
+        host="127.0.0.1",
+        port=0,
+        device=table.device,
+        dtype=server.dtype,
+        threads=int(os.environ.get("OMP_NUM_THREADS", table.rollout.threads)),  # on cores of a unit one for each
+        max_running=answers_at_once(config, policy),
+        max_context_tokens=server.context_tokens,
+        seed=config.run.seed,
+        options=tuple(server.options),
+        gpus=_gpus(table),
+        adapters=_adapters(table),
+        may_sleep=may_sleep(config, policy),
+    )

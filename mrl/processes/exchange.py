@@ -1,0 +1,176 @@
+"""The exchange daemon of one run.
+
+Owns: the records that policies share, and their file, `exchange/exchange.sqlite`.
+Speaks: acknowledgements, deliveries and barrier states to learners and workers; metrics to the supervisor; /metrics to
+    whoever asks.
+Waits for: messages, without a bound of its own: an idle exchange says so and costs nothing.
+Unblocked by: any client.
+If it dies: learners go on without what it has and count it; the restarted daemon opens its file, and its clients find
+    it again.
+Memory: its budget and some 150 MB; at 512 MiB beside the budget it ends. A client that is let in can make the socket
+    gather a message without end, and then this process ends instead of all others on the machine.
+"""
+
+import resource
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import structlog
+from prometheus_client import CollectorRegistry, start_http_server
+
+from mrl.config.run_folder import RunFolder, local_folder
+from mrl.config.schema import ExchangeTable, RunConfig
+from mrl.exchange.daemon import ExchangeDaemon
+from mrl.exchange.limits import MIB, Limits
+from mrl.exchange.metrics import ExchangeCollector
+from mrl.metrics.telemetry import Telemetry
+from mrl.processes import wiring
+from mrl.records.exchange_messages import Stat
+from mrl.transport.endpoints import port_of, publish_endpoint, read_endpoint
+from mrl.transport.keys import load_keys
+from mrl.transport.server import check_address
+
+ROLE = "exchange"
+METRICS_ENDPOINT = "exchange-metrics"
+ROUND_S = 0.2
+REPORT_S = 2.0
+MAX_VALUES = 500
+SPARE_BYTES = 512 * MIB
+"""What may be allocated beside the budget. Far above `BESIDE_BUDGET_BYTES`: what is mapped and not touched counts too,
+such as stacks of threads."""
+
+log = structlog.get_logger()
+
+
+def main(run_folder: Path, policy: str, index: int) -> int:
+    """Serve until told to stop."""
+    return wiring.run_role(run_folder, ROLE, "", _serve)
+
+
+def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
+    stop = wiring.stop_event()
+    limit_memory(data_bytes() + config.exchange.budget_mib * MIB + SPARE_BYTES)
+    telemetry = wiring.connect_telemetry(folder, ROLE, "", closing)
+    daemon = _open(config, folder)
+    closing.callback(daemon.close)
+    collector = ExchangeCollector(daemon.stat(), time.monotonic)
+    closing.enter_context(metrics_page(collector, config.exchange, folder))
+    reload = threading.Event()
+    signal.signal(signal.SIGHUP, lambda *_: reload.set())
+    telemetry.doing("serving")
+    next_report_s = time.monotonic()
+    while not stop.is_set():
+        daemon.round(ROUND_S)
+        collector.beat()
+        if reload.is_set():
+            reload.clear()
+            daemon.reload_keys()
+        if time.monotonic() >= next_report_s:
+            next_report_s = time.monotonic() + REPORT_S
+            stat = daemon.stat()
+            collector.hand_over(stat)
+            _report(stat, telemetry)
+    return 0
+
+
+def _open(config: RunConfig, folder: RunFolder) -> ExchangeDaemon:
+    table = config.exchange
+    daemon = ExchangeDaemon(
+        folder.exchange,
+        folder.endpoints,
+        load_keys(folder.keys),
+        host=table.host,
+        port=table.port,
+        limits=Limits(
+            budget_bytes=table.budget_mib * MIB,
+            durability=table.durability,
+            successes_per_prompt=table.successes_per_prompt,
+            max_age_versions=table.max_age_versions,
+        ),
+        clock=time.monotonic,
+        sockets=local_folder(),
+    )
+    log.info(
+        "exchange opened its file",
+        path=str(daemon.store.path),
+        records=len(daemon.core.shelf),
+        unreadable=daemon.store.num_unreadable,
+    )
+    return daemon
+
+
+@contextmanager
+def metrics_page(collector: ExchangeCollector, table: ExchangeTable, folder: RunFolder) -> Iterator[str]:
+    """Serve /metrics, publish where, and give its address; "" when the configuration wants none.
+
+    Where any port will do, it is that of the last daemon if that is free: scrapers need not search. Raises AddressError
+    when the configured port cannot be had.
+    """
+    host = table.metrics_host
+    if not host:
+        (folder.endpoints / f"{METRICS_ENDPOINT}.json").unlink(missing_ok=True)
+        yield ""
+        return
+    check_address(host, table.metrics_port)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    previous = table.metrics_port or port_of(read_endpoint(folder.endpoints, METRICS_ENDPOINT))
+    address = "0.0.0.0" if host == "*" else host
+    try:
+        server, thread = start_http_server(previous, address, registry)
+    except OSError:  # somebody else has it by now
+        server, thread = start_http_server(table.metrics_port, address, registry)
+    url = f"http://{host}:{server.server_port}"
+    publish_endpoint(folder.endpoints, METRICS_ENDPOINT, f"tcp://{host}:{server.server_port}")
+    log.info("exchange shows its metrics", url=f"{url}/metrics")
+    try:
+        yield url
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def data_bytes() -> int:
+    """What this process has allocated: on a machine of many cores libraries alone take gigabytes."""
+    pages = int(Path("/proc/self/statm").read_text().split()[5])
+    return pages * resource.getpagesize()
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Let no more data than this be allocated by this process; a lower limit that is in force already stays."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard == resource.RLIM_INFINITY or hard > num_bytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (num_bytes, num_bytes))
+
+
+def _report(stat: Stat, telemetry: Telemetry) -> None:
+    newest_step = max((shelf.newest.step for shelf in stat.shelves if shelf.newest is not None), default=0)
+    values = list(metrics_of(stat).items())
+    for start in range(0, len(values), MAX_VALUES):  # pairs grow with the square of the policies
+        telemetry.metrics(newest_step, dict(values[start : start + MAX_VALUES]))
+
+
+def metrics_of(stat: Stat) -> dict[str, float]:
+    """The daemon's account as metrics."""
+    values: dict[str, float] = {
+        "exchange/records": sum(shelf.records for shelf in stat.shelves),
+        "exchange/used_bytes": stat.used_bytes,
+        "exchange/refused": sum(sum(shelf.refused.values()) for shelf in stat.shelves),
+        "exchange/evicted": sum(sum(shelf.evicted.values()) for shelf in stat.shelves),
+        "exchange/unserved_requests": stat.unserved,
+        "exchange/file_bytes": stat.file_bytes,
+        "exchange/unstored_puts": stat.unstored,
+        "exchange/malformed": sum(stat.malformed.values()),
+    }
+    for flow in stat.flows:
+        pair = f"{flow.source}/{flow.receiver}"
+        values[f"exchange/flow_records/{pair}"] = flow.records
+        values[f"exchange/flow_bytes/{pair}"] = flow.bytes
+        values[f"exchange/flow_hit_rate/{pair}"] = flow.hits / max(1, flow.asked)
+        values[f"exchange/flow_age_versions/{pair}"] = flow.mean_age_versions
+    return values

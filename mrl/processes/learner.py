@@ -1,0 +1,385 @@
+"""A learner of one policy: one rank of its process group, started by torchrun.
+
+Owns: parameters, optimizer and version of the policy; which prompts its workers sample; when it is evaluated.
+Speaks: grants and acknowledgements to its workers, fetches and version announcements to the exchange, throughput to the
+    allocator, published weights and checkpoints to the run folder; its ranks speak torch.distributed among themselves.
+Waits for: groups of its own workers, as long as one of them gets on, and `learner.data_timeout_s` more; after its last
+    step their held-out answers, each for at most as long; peers only where the regime has patience, and in a
+    synchronous run the other learners, as long as they get on, and `run.sync_timeout_s` more.
+Unblocked by: its workers; in a synchronous run the other learners.
+If it dies: the supervisor starts it again from its newest checkpoint, under a new run epoch; peers go on. A synchronous
+    run ends with it, and `--resume` takes all policies back to their newest common step.
+"""
+
+import json
+import os
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from mrl.alignment.receiver import load_receiver
+from mrl.allocation.learner_reports import ReportSender
+from mrl.config.memory_savings import all_cures
+from mrl.config.policy_tables import LearnerTable, PolicyTable
+from mrl.config.run_folder import RunFolder, local_folder
+from mrl.config.schema import NO_EVALUATION, RunConfig
+from mrl.engines.bounds import bounds_of, load_bound_s
+from mrl.errors import CheckpointError
+from mrl.exchange.client import ExchangeClient
+from mrl.learner.batches import BatchMaker
+from mrl.learner.evaluations import EvaluationPlan, Evaluations
+from mrl.learner.gather import FreeGathering, Gathering
+from mrl.learner.held_out_ledger import HeldOutLedger
+from mrl.learner.intake import Courier, Intake
+from mrl.learner.kept_rows import sample_writer
+from mrl.learner.ledger import Pace, WorkLedger
+from mrl.learner.lockstep import LockstepGathering
+from mrl.learner.loss import needs_reference
+from mrl.learner.references import CanaryReferences
+from mrl.learner.sharding import read_policy
+from mrl.learner.trainer import Trainer
+from mrl.learner.training_loop import FirstRank, Learner, Milestones, next_run_epoch
+from mrl.learner.worker_news import WaitBounds
+from mrl.learner.world import World, join_world
+from mrl.metrics.telemetry import Telemetry
+from mrl.models.device_memory import PLAN, enough_memory
+from mrl.models.parameters import adapter_sources, weight_sources
+from mrl.models.prompting import PromptEncoder
+from mrl.processes import wiring
+from mrl.processes.planning.hosts import is_in_memory
+from mrl.records.version import Version
+from mrl.sharing.context import SharingContext, sharing_context
+from mrl.sharing.own_objective import own_objective
+from mrl.sharing.regime import Regime
+from mrl.sharing.regimes import build_regime, shares
+from mrl.tasks.pool import TaskPool, build_pool
+from mrl.transport.endpoints import publish_endpoint
+from mrl.transport.grants import Grant
+from mrl.transport.keys import load_keys
+from mrl.transport.server import ServerSocket
+from mrl.weights.adapters import AdapterFormat
+from mrl.weights.broadcast import BroadcastPublisher
+from mrl.weights.canary_texts import NUM_PROMPTS, longest_row
+from mrl.weights.checkpoint_saver import Saver
+from mrl.weights.checkpoint_store import MIN_KEPT, Checkpoint, CheckpointStore, newest_common_step
+from mrl.weights.publish import Publisher
+from mrl.weights.training_state import restore_training
+
+GROUP_TIMEOUT_MARGIN_S = 600.0
+"""Other ranks wait in a broadcast while the first one publishes and saves too."""
+PUBLISHED_AND_SAVED = 4
+"""Times the bytes of the weights, in the number format that they lie on the disk in, once published and once saved."""
+ENGINE_STARTS = 4
+"""How often a worker starts an engine that is lost again and again, first start included, before it ends."""
+STOPPED_EARLY = 143
+
+log = structlog.get_logger()
+
+
+class _Life(NamedTuple):
+    """What all parts of one life of a learner are made from."""
+
+    config: RunConfig
+    folder: RunFolder
+    policy: str
+    telemetry: Telemetry
+    closing: ExitStack
+
+
+def main(run_folder: Path, policy: str, index: int) -> int:
+    """Train one policy until its steps are done."""
+    rank = int(os.environ.get("RANK", "0"))
+    role = f"learner/{policy}" if rank == 0 else f"learner/{policy}/rank{rank}"
+
+    def body(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
+        return _learn(config, folder, closing, policy, role)
+
+    return wiring.run_role(run_folder, role, policy, body)
+
+
+def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str, role: str) -> int:
+    stop = wiring.stop_event()
+    table = config.policies[policy]
+    world = join_world(table.device, timeout_s=_group_timeout_s(config, policy))
+    closing.callback(world.close)
+    telemetry = wiring.connect_telemetry(folder, role, policy, closing)
+    context = sharing_context(config, policy, load_receiver(Path(table.model)))
+    regime = build_regime(config.sharing, context)
+    store = _store(config, folder, policy)
+    with _enough_memory("at the start of the learner", policy, table):
+        trainer = _trainer(config, policy, regime, world)
+        start, checkpoint = _start(config, folder, world, store, policy)
+        if checkpoint:
+            restore_training(trainer.model, trainer.optimizer, checkpoint)
+        publisher = _publisher(config, folder, closing, policy, world)
+        first = None
+        if world.is_first:
+            courier = publisher if isinstance(publisher, BroadcastPublisher) else None
+            life = _Life(config, folder, policy, telemetry, closing)
+            first = _first_rank(life, regime, context, start=start, checkpoint=checkpoint, courier=courier)
+        learner = Learner(
+            trainer,
+            _milestones(config, policy),
+            start,
+            first,
+            _saver(table.learner, world, store, start),
+            seed=config.run.seed,
+            canary=_canary(config, policy, trainer, first),
+            publisher=publisher,
+            published=adapter_sources if table.rollout.weights == "adapters" else weight_sources,
+        )
+    if checkpoint:
+        learner.restore(checkpoint.state)
+    if config.run.sync and first is not None and first.peers is not None:
+        first.peers.tell(learner.progress)
+    world.watch(bound_s=table.learner.collective_timeout_s, slow_bound_s=_group_timeout_s(config, policy))
+    with _enough_memory("in a step", policy, table):
+        finished = learner.run(stop.is_set)
+    if finished:
+        world.close()  # the other ranks are done, while the workers answer what is left of the held-out prompts
+        learner.await_evaluation(stop.is_set)
+    telemetry.doing("done" if finished else "stopped")
+    return 0 if finished else STOPPED_EARLY
+
+
+def _enough_memory(during: str, policy: str, table: PolicyTable) -> AbstractContextManager[None]:
+    """Raises DeviceError with the settings that the memory plan would name, when memory runs out inside."""
+    cure = f"{all_cures(table.learner, on_device=table.device == 'cuda')}; {PLAN}"
+    return enough_memory(during, where=f"policies.{policy} ({table.model})", cure=cure)
+
+
+def _trainer(config: RunConfig, policy: str, regime: Regime, world: World) -> Trainer:
+    table = config.policies[policy]
+    holds_reference = needs_reference(regime.components) and table.learner.lora is None
+    return Trainer(
+        read_policy(Path(table.model), table.learner, world),
+        table.learner,
+        regime.components,
+        temperature=table.rollout.temperature,
+        seed=config.run.seed,
+        total_steps=config.run.steps,
+        world=world,
+        reference=read_policy(Path(table.model), table.learner, world) if holds_reference else None,
+    )
+
+
+def _store(config: RunConfig, folder: RunFolder, policy: str) -> CheckpointStore:
+    keep = config.policies[policy].learner.keep_checkpoints
+    return CheckpointStore(folder.checkpoints(policy), policy, keep=max(keep, MIN_KEPT) if config.run.sync else keep)
+
+
+def _saver(table: LearnerTable, world: World, store: CheckpointStore, start: Version) -> Saver | None:
+    """Writes what this rank holds; ranks that hold the same as one before them write nothing."""
+    if world.rank >= table.num_shards:
+        return None
+    return Saver(store, rank=world.rank, num_ranks=table.num_shards, life=start.run_epoch)
+
+
+def _start(
+    config: RunConfig, folder: RunFolder, world: World, store: CheckpointStore, policy: str
+) -> tuple[Version, Checkpoint | None]:
+    """Where this life starts: the first rank decides and counts the life, all ranks check the files together."""
+    told = None
+    if world.is_first:
+        store.discard_unfinished()
+        told = json.dumps([next_run_epoch(folder.checkpoints(policy)), _candidates(config, folder, store)]).encode()
+    epoch, candidates = json.loads(world.broadcast_bytes(told))
+    for step in candidates:
+        if _is_sound(store, step, world):
+            return Version(epoch, step), store.open(step)
+    if candidates:
+        raise CheckpointError(f"{folder.checkpoints(policy)}: no checkpoint of steps {candidates} is sound")
+    return Version(epoch, 0), None
+
+
+def _is_sound(store: CheckpointStore, step: int, world: World) -> bool:
+    problem = store.problem(step, rank=world.rank, num_ranks=world.size)
+    if problem is not None:
+        log.warning("checkpoint is not sound", step=step, problem=problem)
+    return not world.any(problem is not None)
+
+
+def _candidates(config: RunConfig, folder: RunFolder, store: CheckpointStore) -> list[int]:
+    """Steps to go on from, the best first; where all step together, the newest step that all have."""
+    if not config.run.sync:
+        return store.steps()[::-1]
+    step = newest_common_step({name: _store(config, folder, name) for name in config.learning})
+    store.discard_after(step or 0)
+    return [] if step is None else [step]
+
+
+def _group_timeout_s(config: RunConfig, policy: str) -> float:
+    """How long other ranks wait for a word of the first one: as long as it may be busy without them, and the margin."""
+    sync_s, table = 3 * config.run.sync_timeout_s if config.run.sync else 0.0, config.policies[policy]
+    publish_s = PUBLISHED_AND_SAVED * load_bound_s(Path(table.model))
+    return table.learner.data_timeout_s + sync_s + publish_s + GROUP_TIMEOUT_MARGIN_S
+
+
+def _canary(config: RunConfig, policy: str, trainer: Trainer, first: FirstRank | None) -> CanaryReferences:
+    """Every rank gets the prompts of the first one."""
+    table = config.policies[policy]
+    told = json.dumps(first.canary_prompts).encode() if first else None
+    return CanaryReferences(
+        trainer,
+        json.loads(trainer.world.broadcast_bytes(told)),
+        engine_format=table.rollout.engine_dtype,
+        max_row_tokens=longest_row(table.rollout.server.context_tokens),
+        merges_adapters=table.learner.lora is not None and table.rollout.weights != "adapters",
+    )
+
+
+def _milestones(config: RunConfig, policy: str) -> Milestones:
+    return Milestones(
+        total=config.run.steps,
+        checkpoint_every=config.policies[policy].learner.checkpoint_every,
+        mismatch_alarm_nats=config.policies[policy].learner.mismatch_alarm_nats,
+        save_when_stopped=not config.run.sync,
+    )
+
+
+def _first_rank(
+    life: _Life,
+    regime: Regime,
+    context: SharingContext,
+    *,
+    start: Version,
+    checkpoint: Checkpoint | None,
+    courier: Courier | None,
+) -> FirstRank:
+    config, folder, policy, telemetry, closing = life
+    pool = build_pool(config.tasks, config.pool, order_seed=config.run.seed)
+    ledger = WorkLedger(
+        _pace(config, policy),
+        lambda position: pool.prompt_at(position).prompt_id,
+        resumed_at=start,
+        step=start.step,
+    )
+    if checkpoint:
+        ledger.restore(checkpoint.state["ledger"], start.step)
+        regime.restore(checkpoint.state["regime"])
+    workers = Grant("worker", policy)
+    server = ServerSocket(
+        load_keys(folder.keys),
+        admits=lambda grant: grant == workers,
+        host=config.exchange.host,
+        ipc_path=local / f"learner-{policy}" if (local := local_folder()) else None,
+    )
+    publish_endpoint(folder.endpoints, f"learner-{policy}", server.address, server.ipc_path)
+    held_out = None if config.evaluation.every == NO_EVALUATION else HeldOutLedger(policy)
+    intake = Intake(server, ledger, held_out=held_out, evaluates_alone=config.run.sync, courier=courier)
+    closing.callback(intake.close)
+    is_sharing = shares(config.sharing)
+    peers = wiring.connect_exchange(folder, f"learner/{policy}", policy, closing) if is_sharing else None
+    gathering = _gathering(life, intake, regime, peers)
+    return FirstRank(
+        policy=policy,
+        intake=intake,
+        batches=BatchMaker(intake, regime, peers, gathering),
+        regime=regime,
+        recorder=context.recorder,
+        peers=peers,
+        evaluations=_evaluations(life, intake, pool) if held_out is not None else None,
+        crash_folder=folder.crash,
+        telemetry=telemetry,
+        allocator=_connect_allocator(folder, policy, closing),
+        on_step=sample_writer(pool, telemetry),
+        canary_prompts=_canary_prompts(pool, Path(config.policies[policy].model)),
+    )
+
+
+def _canary_prompts(pool: TaskPool, model_folder: Path) -> list[list[int]]:
+    encoder = PromptEncoder(model_folder)
+    return [encoder.token_ids(pool.prompt_at(place).text).tolist() for place in range(min(len(pool), NUM_PROMPTS))]
+
+
+def _evaluations(life: _Life, intake: Intake, pool: TaskPool) -> Evaluations:
+    config = life.config
+    plan = EvaluationPlan(pool.held_out, config.evaluation.every, config.evaluation.prompts, config.run.steps)
+    bounds = _wait_bounds(config.policies[life.policy], start_s=config.supervision.start_s)
+    return Evaluations(intake, plan, life.folder.evaluation, life.telemetry, bounds=bounds)
+
+
+def _publisher(
+    config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str, world: World
+) -> Publisher | BroadcastPublisher:
+    """Of this rank, in the number format that the engines compute in."""
+    table = config.policies[policy]
+    broadcasts, adapters = table.rollout.weights == "broadcast" and world.is_first, None
+    if table.rollout.weights == "adapters":
+        assert table.learner.lora is not None, "a rule of the configuration"
+        adapters = AdapterFormat(table.learner.lora, Path(table.model))
+    dtype = table.rollout.engine_dtype
+    files = Publisher(
+        folder.weights(policy),
+        policy,
+        model_folder=Path(table.model),
+        adapters=adapters,
+        dtype=dtype,
+        in_memory=is_in_memory(config, policy) and not broadcasts,
+        on_gpu=world.device.type == "cuda",
+        rank=world.rank,
+        num_ranks=1 if table.rollout.weights == "broadcast" else world.size,
+    )
+    closing.callback(files.close)
+    if not broadcasts:
+        return files
+    publisher = BroadcastPublisher(files, host=config.exchange.host, device=table.device, dtype=dtype)
+    closing.callback(publisher.close)
+    return publisher
+
+
+def _pace(config: RunConfig, policy: str) -> Pace:
+    """A synchronous run samples every batch under the version that it trains."""
+    table = config.policies[policy]
+    objective = own_objective(table.objective, max_answer_tokens=table.rollout.max_new_tokens)
+    return Pace(
+        groups_per_step=table.learner.prompts_per_step,
+        group_size=table.rollout.group_size,
+        max_staleness_versions=0 if config.run.sync else table.learner.max_staleness_versions,
+        total_steps=config.run.steps,
+        drop_uniform=objective.drop_uniform_groups,
+        max_resampling=objective.max_resampling,
+        adaptive=table.learner.pace == "adaptive",
+    )
+
+
+def _gathering(life: _Life, intake: Intake, regime: Regime, peers: ExchangeClient | None) -> Gathering:
+    config, policy, telemetry = life.config, life.policy, life.telemetry
+    bounds = _wait_bounds(config.policies[policy], start_s=config.supervision.start_s)
+    if not config.run.sync:
+        return FreeGathering(intake, regime, peers, telemetry, bounds=bounds)
+    return LockstepGathering(
+        intake,
+        regime,
+        peers,
+        telemetry,
+        members=config.learning,
+        bounds=bounds,
+        sync_timeout_s=config.run.sync_timeout_s,
+    )
+
+
+def _wait_bounds(table: PolicyTable, *, start_s: float) -> WaitBounds:
+    """A worker gives up on an engine by itself, after some starts; its learner does so a little later.
+
+    `start_s`: until a process is heard for the first time.
+    """
+    engine = bounds_of(table.rollout.server, Path(table.model))
+    loading_s, data_timeout_s = ENGINE_STARTS * (engine.start_s + engine.load_s), table.learner.data_timeout_s
+    return WaitBounds(data_timeout_s, start_s + data_timeout_s, loading_s + data_timeout_s)
+
+
+def _connect_allocator(folder: RunFolder, policy: str, closing: ExitStack) -> ReportSender:
+    sender = ReportSender(policy)
+    client = wiring.link(
+        folder,
+        "allocator",
+        identity=f"learner/{policy}",
+        on_message=sender.on_message,
+        on_tick=sender.requests.on_tick,
+        closing=closing,
+    )
+    sender.requests.open(client.post, client.restart)
+    return sender

@@ -1,0 +1,126 @@
+"""The hosts of a run: their names and addresses, what may not be asked of several, and how a command gets there."""
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mrl.config.schema import RunConfig
+from mrl.errors import ConfigError
+from mrl.transport.endpoints import ADDRESS, HOST
+
+SRUN = (
+    "srun", "--nodes=1", "--ntasks=1", "--overlap", "--nodelist={host}", "--export=ALL", "--kill-on-bad-exit=1",
+    "--cpu-bind=none",
+)  # fmt: skip
+"""One step on one host of the SLURM job that the first supervisor runs in."""
+CPUS = "SLURM_CPUS_PER_TASK"
+HOST_WORD = "{host}"
+WILDCARDS = ("0.0.0.0", "*", "::")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One host: the name by which it is started, and how others reach it where that is not its hostname."""
+
+    name: str
+    address: str = ""
+
+    def __str__(self) -> str:
+        """As `parse_hosts` reads it."""
+        return f"{self.name}={self.address}" if self.address else self.name
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """Hosts of "a,b=10.0.0.2". Raises ConfigError for a name that is none, and for one that stands twice."""
+    hosts = []
+    for word in filter(None, text.split(",")):
+        name, _, address = word.partition("=")
+        if not _NAME.fullmatch(name):
+            raise ConfigError("--hosts: not a host", got=word, wanted="NAME or NAME=ADDRESS, with commas between")
+        hosts.append(Host(name, address))
+    names = [host.name for host in hosts]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError("--hosts: one stands twice", got=name)
+    return tuple(hosts)
+
+
+def srun_words(cpus: int | str, *words: str) -> list[str]:
+    """SRUN with `words` of one's own, for a step that may use so many cores of its host.
+
+    From its job it inherits no number of them since SLURM 22.05: it would have one, and all that it starts with it.
+    """
+    return [SRUN[0], *words, *SRUN[1:], *([f"--cpus-per-task={cpus}"] if cpus else [])]
+
+
+def host_environment(host: Host) -> dict[str, str]:
+    """What the processes of a host know of where they are."""
+    return {HOST: host.name} | ({ADDRESS: host.address} if host.address else {})
+
+
+def join_argv(host: str, run_folder: Path, remote: Sequence[str], *, python: str) -> tuple[str, ...]:
+    """The command by which the first host starts the supervisor of another one."""
+    command = ("env", "-C", os.getcwd(), python, "-m", "mrl", "join", str(run_folder), "--host", host)
+    words = tuple(word.replace(HOST_WORD, host) for word in remote)
+    # ssh hands its words to a shell, with spaces between.
+    return (*words, shlex.join(command)) if Path(words[0]).name == "ssh" else (*words, *command)
+
+
+def remote_words(config: RunConfig, hosts: Sequence[Host], environ: Mapping[str, str], *, where: str) -> list[str]:
+    """The words that start a command on another host; none where there is no other, or others join by themselves.
+
+    Raises ConfigError when there is no way to start one.
+    """
+    if len(hosts) < 2 or config.launch.hosts_join:
+        return []
+    words = config.launch.remote or (srun_words(environ.get(CPUS, "")) if "SLURM_JOB_ID" in environ else [])
+    if not words:
+        raise ConfigError(
+            "launch.remote: no way to start a command on another host outside a SLURM job",
+            where=where,
+            got="[]",
+            cure="""--launch.remote '["ssh", "{host}"]', or `mrl launch --slurm`""",
+        )
+    if not any(HOST_WORD in word for word in words):
+        raise ConfigError("launch.remote: the name of the host has no place", where=where, got=words, wanted=HOST_WORD)
+    return words
+
+
+def check_hosts(config: RunConfig, hosts: Sequence[str], *, where: str) -> None:
+    """Raises ConfigError when the configuration cannot run on these hosts."""
+    if len(hosts) < 2:
+        if config.launch.hosts_join or not config.launch.policies_on_first_host:
+            key = "hosts_join" if config.launch.hosts_join else "policies_on_first_host"
+            raise ConfigError(f"launch.{key}: there is one host only", where=where, cure="name more by --hosts")
+        return
+    if config.exchange.host not in WILDCARDS:
+        raise ConfigError(
+            "exchange.host: every host has to listen on an address of its own",
+            where=where,
+            got=config.exchange.host,
+            wanted="0.0.0.0, all addresses (every link is encrypted and needs a key of the run)",
+            cure="--exchange.host 0.0.0.0",
+        )
+
+
+def counting_gpus(config: RunConfig, hosts: Sequence[Host], num_gpus: int) -> RunConfig:
+    """The configuration that all hosts go by: where it does not say how many GPUs each shows, as the first one does."""
+    if len(hosts) < 2 or config.launch.gpus_per_host or not num_gpus:
+        return config
+    return config.model_copy(update={"launch": config.launch.model_copy(update={"gpus_per_host": num_gpus})})
+
+
+def is_in_memory(config: RunConfig, policy: str) -> bool:
+    """Whether engines read new weights in the memory of their learner, and not on a disk.
+
+    Where nobody says, they do in a run of one host, unless the server is somebody else's, who may be elsewhere.
+    """
+    rollout = config.policies[policy].rollout
+    if rollout.weights_in != "auto":
+        return rollout.weights_in == "memory"
+    return config.exchange.host not in WILDCARDS and not rollout.server.url

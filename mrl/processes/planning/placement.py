@@ -1,0 +1,242 @@
+"""Where learners and workers go: on which host, on which of its GPUs. Pure, so that every host finds the same answer.
+
+Learners come first, each whole on one host, then servers, then embedded engines. A server has its GPUs for itself: it
+takes most of their memory when it starts. A learner shares one with others, and an embedded engine does, only where
+none is left.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from mrl.config.policy_tables import PolicyTable
+from mrl.config.schema import RunConfig
+from mrl.config.unit_names import parse_units
+from mrl.config.unit_rules import fitting_units
+from mrl.errors import ConfigError
+
+Key = tuple[Literal["learner", "worker"], str, int]
+"""Role, policy, index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where one process goes."""
+
+    host: str
+    gpus: tuple[int, ...] = ()
+    """Among the GPUs that the host offers, by their place."""
+
+
+def planned_workers(config: RunConfig, policy: str) -> int:
+    """Workers of a policy that the plan starts; where units are leased, a lease starts those of whoever learns."""
+    table = config.policies[policy]
+    return 0 if config.allocation.units and not table.frozen else table.rollout.workers
+
+
+def worker_gpus(policy: PolicyTable) -> int:
+    """GPUs that one worker of a policy needs, with its engine; none for a server that somebody else started."""
+    return policy.rollout.gpus if policy.device == "cuda" and not policy.rollout.server.url else 0
+
+
+def server_gpus(config: RunConfig, name: str) -> int:
+    """GPUs of the widest server that the run may start for a policy, from its table or on a leased unit; 0: of none."""
+    policy = config.policies[name]
+    if not has_own_gpus(policy):
+        return 0
+    if name not in config.learning or not config.allocation.units:
+        return worker_gpus(policy)
+    fitting = fitting_units(config, name)
+    units = parse_units(config.allocation.units, where="")
+    return max(len(unit.devices) for unit in units if unit.name in fitting)
+
+
+def rank_gpus(policy: PolicyTable) -> int:
+    """GPUs that the learner of a policy needs, one for each rank."""
+    return policy.learner.processes if policy.device == "cuda" and not policy.frozen else 0
+
+
+def has_own_gpus(policy: PolicyTable) -> bool:
+    """Whether the engines of a policy are servers that share a GPU with nobody."""
+    return policy.rollout.engine != "embedded" and worker_gpus(policy) > 0
+
+
+def seats(config: RunConfig, room: Mapping[str, int], load: Mapping[str, int] | None = None) -> dict[Key, Seat]:
+    """The seat of every learner and every planned worker.
+
+    `room`: host -> GPUs that it offers, for the hosts that policies live on, in their order. `load`: what runs on a
+    host beside them. Policies begin on the hosts in turn. A worker on GPUs goes to its policy's host while that has
+    some free, else to the host with most free; one on cores goes to the host with the fewest processes. Raises
+    ConfigError, with counts that would fit, when a learner or a server cannot have the GPUs that it needs.
+    """
+    try:
+        return _filled(config, room, load or {})
+    except _FullError as full:
+        raise _refusal(config, room, full) from None
+
+
+class _FullError(Exception):
+    """There is no room for the learner of a policy, or for one of its workers."""
+
+    def __init__(self, name: str, role: str) -> None:
+        super().__init__(name, role)
+        self.name, self.role = name, role
+
+
+def _filled(config: RunConfig, room: Mapping[str, int], load: Mapping[str, int]) -> dict[Key, Seat]:
+    """As `seats`. Raises _FullError."""
+    hall = _Hall(config, room, load)
+    for place, name in enumerate(config.policies):
+        hall.seat_home(name, place)
+    workers = [(name, index) for name in config.policies for index in range(planned_workers(config, name))]
+    workers.sort(key=lambda worker: worker[1])  # the first of every policy, then the second of every policy
+    for name, index in sorted(workers, key=lambda worker: not has_own_gpus(config.policies[worker[0]])):
+        hall.seat_worker(name, index)
+    return hall.taken
+
+
+class _Hall:
+    """Seats that are taken so far."""
+
+    def __init__(self, config: RunConfig, room: Mapping[str, int], load: Mapping[str, int]) -> None:
+        self.taken: dict[Key, Seat] = {}
+        self._config, self._room, self._load = config, room, Counter(load)
+        self._held: Counter[tuple[str, int]] = Counter()
+        self._homes: dict[str, str] = {}
+
+    def seat_home(self, name: str, place: int) -> None:
+        """The policy's host, and there its learner."""
+        hosts, policy = list(self._room), self._config.policies[name]
+        turn = [hosts[(place + step) % len(hosts)] for step in range(len(hosts))]
+        ranks = rank_gpus(policy)
+        fits = [host for host in turn if len(self._free(host)) >= ranks]
+        home = next(iter(fits or [host for host in turn if self._room[host] >= ranks]), None)
+        if home is None:
+            raise _FullError(name, "learner")
+        self._homes[name] = home
+        self._load[home] += 1 if policy.frozen else policy.learner.processes
+        if not policy.frozen:
+            self._take(("learner", name, 0), home, self._least_held(home)[:ranks])
+
+    def seat_worker(self, name: str, index: int) -> None:
+        """On the policy's host or another."""
+        policy, home = self._config.policies[name], self._homes[name]
+        wanted = worker_gpus(policy)
+        if not policy.frozen or index:  # the first one of a frozen policy stands for it since `seat_home`
+            host = home if wanted else min(self._room, key=lambda host: (self._load[host], host != home))
+        else:
+            host, self._load = home, self._load - Counter([home])
+        gpus: Sequence[int] = self._free(host)[:wanted]
+        if wanted and len(gpus) < wanted:
+            host = max(self._room, key=lambda host: len(self._free(host)))
+            gpus = self._free(host)[:wanted]
+        if len(gpus) < wanted:
+            if has_own_gpus(policy):
+                raise _FullError(name, "worker")
+            host, gpus = self._shared(name)
+        self._load[host] += 1
+        self._take(("worker", name, index), host, gpus)
+
+    def _shared(self, name: str) -> tuple[str, list[int]]:
+        """A GPU for an embedded engine that others use as well, of its policy's host before all."""
+        hosts = sorted(self._room, key=lambda host: host != self._homes[name])
+        for host in hosts:
+            if gpus := self._least_held(host):
+                return host, gpus[:1]
+        raise _FullError(name, "worker")
+
+    def _take(self, key: Key, host: str, gpus: Sequence[int]) -> None:
+        self.taken[key] = Seat(host, tuple(gpus))
+        self._held.update((host, gpu) for gpu in gpus)
+
+    def _free(self, host: str) -> list[int]:
+        return [gpu for gpu in range(self._room[host]) if not self._held[host, gpu]]
+
+    def _least_held(self, host: str) -> list[int]:
+        """GPUs of a host that are no server's."""
+        own = {
+            (seat.host, gpu)
+            for (role, name, _), seat in self.taken.items()
+            if role == "worker" and has_own_gpus(self._config.policies[name])
+            for gpu in seat.gpus
+        }
+        return sorted(
+            (gpu for gpu in range(self._room[host]) if (host, gpu) not in own), key=lambda gpu: self._held[host, gpu]
+        )
+
+
+def _refusal(config: RunConfig, room: Mapping[str, int], full: _FullError) -> ConfigError:
+    here = f"{sum(room.values())} GPUs" + (f" on {len(room)} hosts" if len(room) > 1 else "")
+    if full.role == "learner":
+        return ConfigError(
+            f"policies.{full.name}.learner.processes: too few GPUs on one host",
+            got=config.policies[full.name].learner.processes,
+            wanted=f"<= {max(room.values())}",
+        )
+    ranks = sum(map(rank_gpus, config.policies.values()))
+    engines = sum(planned_workers(config, name) * worker_gpus(policy) for name, policy in config.policies.items())
+    return ConfigError(
+        f"policies.{full.name}.rollout.workers: no GPU is left for it, and a server shares one with nobody",
+        got=f"{here}; {ranks} are for ranks of learners, {engines} for engines",
+        wanted=f"{ranks + engines} GPUs",
+        cure=_smaller(config, room) or "more GPUs, or the embedded engine, which may share one",
+    )
+
+
+def _smaller(config: RunConfig, room: Mapping[str, int]) -> str:
+    """The largest counts of ranks and of workers that would fit, as keys and values; empty where none do."""
+    most_ranks = max([1, *map(rank_gpus, config.policies.values())])
+    most_workers = max(policy.rollout.workers for policy in config.policies.values())
+    for ranks in range(most_ranks, 0, -1):
+        for workers in range(most_workers, 0, -1):
+            smaller = _with_at_most(config, ranks, workers)
+            with suppress(_FullError):
+                _filled(smaller, room, {})
+                return ", ".join(_changes(config, smaller))
+    return ""
+
+
+def _with_at_most(config: RunConfig, ranks: int, workers: int) -> RunConfig:
+    policies = {}
+    for name, policy in config.policies.items():
+        learner = policy.learner.model_copy(update={"processes": min(ranks, policy.learner.processes)})
+        rollout = policy.rollout.model_copy(update={"workers": min(workers, policy.rollout.workers)})
+        on_gpu = {"learner": learner, "rollout": rollout} if policy.device == "cuda" else {}
+        policies[name] = policy.model_copy(update=on_gpu)
+    return config.model_copy(update={"policies": policies})
+
+
+def _changes(before: RunConfig, after: RunConfig) -> Iterator[str]:
+    for name, policy in after.policies.items():
+        old = before.policies[name]
+        if rank_gpus(policy) != rank_gpus(old):
+            yield f"policies.{name}.learner.processes = {policy.learner.processes}"
+        if policy.rollout.workers != old.rollout.workers:
+            yield f"policies.{name}.rollout.workers = {policy.rollout.workers}"
+
+
+def least_gpus(config: RunConfig) -> int:
+    """GPUs without which the run cannot start; beside servers, which share none, each rank needs one for itself."""
+    own = [name for name, policy in config.policies.items() if has_own_gpus(policy) and planned_workers(config, name)]
+    on_gpu = [policy for policy in config.policies.values() if policy.device == "cuda"]
+    ranks = [rank_gpus(policy) for policy in on_gpu]
+    shared = sum(ranks) if own else max(ranks, default=0)
+    servers = sum(planned_workers(config, name) * worker_gpus(config.policies[name]) for name in own)
+    leased = _leased_gpus(config)
+    return max([max(shared + servers, bool(on_gpu)) + len(leased), *(number + 1 for number in leased)])
+
+
+def most_gpus(config: RunConfig) -> int:
+    """GPUs of which each rank of a learner and each worker has its own."""
+    on_gpu = {name: policy for name, policy in config.policies.items() if policy.device == "cuda"}
+    workers = sum(planned_workers(config, name) * worker_gpus(policy) for name, policy in on_gpu.items())
+    learners = sum(map(rank_gpus, on_gpu.values()))
+    return max(least_gpus(config), workers + learners + len(_leased_gpus(config)))
+
+
+def _leased_gpus(config: RunConfig) -> list[int]:
+    """GPUs of this host that are units, by their place among those that it shows."""
+    units = parse_units(config.allocation.units, where="")
+    return [device for unit in units if unit.kind == "gpu" and not unit.host for device in unit.devices]

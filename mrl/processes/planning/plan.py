@@ -1,0 +1,366 @@
+"""The processes of a run: their names, hosts, commands and environments. Starts nothing.
+
+The learner of a policy lives whole on one host, so that its process group never crosses a network; its workers may live
+on others. The first host has the daemons; for every other host its supervisor starts one process, `mrl join`, which is
+the supervisor there.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from mrl.config.policy_tables import PolicyTable
+from mrl.config.run_folder import RunFolder, run_folder_of
+from mrl.config.schema import RunConfig
+from mrl.config.unit_names import Unit, parse_units
+from mrl.config.unit_rules import fitting_units, may_sleep
+from mrl.errors import ConfigError
+from mrl.parent_death import CORES
+from mrl.processes.planning.devices import visible_gpus
+from mrl.processes.planning.hosts import Host, host_environment, join_argv
+from mrl.processes.planning.placement import Key, Seat, least_gpus, most_gpus, seats
+from mrl.processes.planning.torchrun import (
+    LOCAL,
+    allocator_environment,
+    nccl_environment,
+    torchrun_argv,
+    torchrun_environment,
+)
+from mrl.processes.planning.unit_workers import (
+    KEEPS_ENVIRONMENT,
+    UNIT,
+    UNIT_EPOCH,
+    UNIT_LINE,
+    UNIT_POLICY,
+    UNIT_RUN,
+    not_leased,
+    unit_hosts,
+    units_of,
+)
+
+HOST_ROLE = "supervisor"
+"""Role of a process that supervises another host."""
+Role = Literal["exchange", "allocator", "learner", "worker"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """One process. `name` is unique in the run and the name under which its telemetry speaks ("worker/qwen/0")."""
+
+    name: str
+    role: str
+    policy: str
+    index: int
+    argv: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    """Added to the supervisor's own environment."""
+    restart: Literal["always", "until_done", "leased", "spared"] = "always"
+    """"until_done": exit code 0 means finished; "always": a process that ends while the run goes on has failed.
+
+    "spared": the same, but one that fails again and again does not end the run. "leased": as "spared", but only a new
+    lease of its unit starts it again.
+    """
+    host: str = ""
+    """Host that it runs on; empty in a run on one host."""
+    has_line: bool = False
+    """Its standard input is a line to its supervisor (`mrl.processes.sleep_line`), else nothing."""
+
+    @property
+    def log_name(self) -> str:
+        """File name of its log."""
+        return self.name.replace("/", "-") + ".log"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All roles of a run, in the order in which they start, and what starts the supervisors of other hosts."""
+
+    processes: tuple[ProcessSpec, ...]
+    hosts: tuple[Host, ...] = ()
+    """The first one has the daemons; empty for a run on this host alone."""
+    unit_hosts: frozenset[str] = frozenset()
+    """Hosts with units, on which leases start workers."""
+    joins: tuple[ProcessSpec, ...] = ()
+    """Processes of the first host, one per other host, unless those join by themselves."""
+    leased: tuple[ProcessSpec, ...] = ()
+    """For each unit a worker of every policy whose engine fits it; leases start them, one at a time on a unit."""
+
+    @property
+    def first_host(self) -> str:
+        """Name of the host that owns the run folder."""
+        return self.hosts[0].name if self.hosts else ""
+
+    @property
+    def other_hosts(self) -> tuple[str, ...]:
+        """Names of the other hosts that have roles."""
+        used = {spec.host for spec in self.processes} | self.unit_hosts
+        return tuple(host.name for host in self.hosts[1:] if host.name in used)
+
+    def spares(self, host: str) -> bool:
+        """Whether the run can go on without a host: it has nothing but engines, and whoever learns has others."""
+        learning = {spec.policy for spec in self.processes if spec.role == "learner"}
+        served = {spec.policy for spec in self.processes if spec.role == "worker" and spec.host != host}
+        here = [spec for spec in self.processes if spec.host == host]
+        return all(spec.role == "worker" and spec.policy not in learning - served for spec in here)
+
+    def started_by(self, host: str) -> tuple[ProcessSpec, ...]:
+        """What the supervisor of a host starts; on the first one also the supervisors of the others."""
+        here = tuple(spec for spec in self.processes if spec.host == host)
+        return (*self.joins, *here) if host == self.first_host else here
+
+
+def build_plan(
+    config: RunConfig,
+    run_folder: Path,
+    *,
+    gpus: Sequence[str] = (),
+    hosts: Sequence[Host] = (),
+    here: str = "",
+    remote: Sequence[str] = (),
+    python: str = sys.executable,
+) -> Plan:
+    """The plan of a run in `run_folder`.
+
+    With several `hosts` policies live on them in turn. `gpus` are those of the host `here`, by default the first; what
+    runs elsewhere is given its devices by the plan that is made there. `remote` are the words that start a command on
+    another host; without them other hosts join by themselves. Raises ConfigError when a policy asks for GPUs that do
+    not exist.
+    """
+    first = hosts[0].name if hosts else ""
+    here = here or first
+    shown, gpus = gpus, not_leased(config, gpus, here, is_first=here == first)
+    seated = _seats(config, [host.name for host in hosts], here=here, shown=shown)
+    specs = [_daemon("exchange", run_folder, python), _daemon("allocator", run_folder, python)]
+    for (role, name, index), seat in sorted(seated.items(), key=lambda item: (item[0][0], *_order(config, item[0]))):
+        own = _gpus_of(seat, gpus, here, name)
+        if role == "learner":
+            reaches_out = _broadcasts_far(config, name, seated)
+            specs.append(_learner(name, config.policies[name], run_folder, python, own, reaches_out=reaches_out))
+        else:
+            specs.append(_worker(name, config.policies[name], index, run_folder=run_folder, python=python, gpus=own))
+    by_name = {host.name: host for host in hosts}
+    placed = []
+    for spec in specs:
+        at = seated[spec.role, spec.policy, spec.index].host if spec.policy else first  # type: ignore[index]
+        own_host = host_environment(by_name[at]) if at in by_name else {}
+        placed.append(replace(spec, host=at, env=spec.env | own_host))
+    plan = Plan(tuple(placed), tuple(hosts), unit_hosts(config, [host.name for host in hosts]))
+    joins = [
+        _join(by_name[name], run_folder, remote, python, is_spared=plan.spares(name))
+        for name in (plan.other_hosts if remote else ())
+    ]
+    leased = _leased(config, run_folder, shown, python, first=first, here=here)
+    return replace(plan, joins=tuple(joins), leased=tuple(leased))
+
+
+def _leased(
+    config: RunConfig, run_folder: Path, gpus: Sequence[str], python: str, *, first: str, here: str
+) -> Iterator[ProcessSpec]:
+    """GPUs of another host are named there."""
+    for unit in parse_units(config.allocation.units, where=""):
+        host = unit.host or first
+        shown = gpus if host == here else ()
+        for name in config.learning:
+            if unit.name in fitting_units(config, name):
+                spec = unit_worker(config, run_folder, unit, policy=name, epoch=0, gpus=shown, python=python)
+                yield replace(spec, host=host)
+
+
+def _seats(config: RunConfig, hosts: Sequence[str], *, here: str, shown: Sequence[str]) -> dict[Key, Seat]:
+    """Hosts that show other GPUs than this one are told of by `launch.gpus_per_host`."""
+    first = hosts[0] if hosts else ""
+    offered = hosts if config.launch.policies_on_first_host or len(hosts) < 2 else hosts[1:]
+    num_gpus = config.launch.gpus_per_host if len(hosts) > 1 else 0
+    units = {host: units_of(config, host, is_first=host == first) for host in offered or [""]}
+    leased = {host: sum(len(unit.devices) for unit in found if unit.kind == "gpu") for host, found in units.items()}
+    room = {host: max(0, (num_gpus or len(shown)) - leased[host]) for host in units}
+    on_gpu = next((name for name, policy in config.policies.items() if policy.device == "cuda"), None)
+    if on_gpu and not any(room.values()):
+        raise _no_gpu(on_gpu, leased.get(here, 0), "" if here in room else here)
+    seated = seats(config, room, {host: len(found) for host, found in units.items()})
+    idle = [host for host in offered if not units[host] and all(seat.host != host for seat in seated.values())]
+    if idle:
+        raise ConfigError(
+            "--hosts: nothing is left for some",
+            got=", ".join(idle),
+            wanted=f"{len(hosts) - len(idle)} hosts, for {len(seated)} learners and workers",
+            cure="fewer hosts, a larger rollout.workers, or allocation.units of these hosts",
+        )
+    return seated
+
+
+def _order(config: RunConfig, key: Key) -> tuple[int, int]:
+    return list(config.policies).index(key[1]), key[2]
+
+
+def _gpus_of(seat: Seat, gpus: Sequence[str], here: str, policy: str) -> tuple[str, ...]:
+    """By their names, where these are known: on this host."""
+    if seat.host != here:
+        return ()
+    if any(place >= len(gpus) for place in seat.gpus):
+        raise ConfigError(
+            f"policies.{policy}: host {here} shows fewer GPUs than the plan counts on",
+            got=f"{len(gpus)} that are no unit's",
+            wanted=f"at least {max(seat.gpus) + 1}",
+            cure="launch.gpus_per_host = what every host with policies shows",
+        )
+    return tuple(gpus[place] for place in seat.gpus)
+
+
+def _no_gpu(policy: str, num_leased: int, first: str) -> ConfigError:
+    if first:
+        return ConfigError(
+            "launch.gpus_per_host: the first host, which has the daemons alone, shows no GPU",
+            got=0,
+            wanted="how many GPUs each of the other hosts shows",
+            cure="--launch.gpus_per_host 8, say",
+        )
+    if num_leased:
+        return ConfigError(
+            "allocation.units: the units leave no GPU to learners and frozen policies",
+            got=f"units of all {num_leased} GPUs that this host shows",
+            wanted=f'at least one that is no unit\'s, for policies.{policy}.device = "cuda"',
+            cure="leave one out of allocation.units, or make more GPUs visible",
+        )
+    return ConfigError(
+        f"policies.{policy}.device: this host shows no GPU",
+        got="cuda",
+        cure='set device = "cpu", or make the GPUs visible',
+    )
+
+
+def _broadcasts_far(config: RunConfig, policy: str, seated: Mapping[Key, Seat]) -> bool:
+    """Whether a learner broadcasts weights to workers of other hosts."""
+    hosts = {seat.host for (_, name, _), seat in seated.items() if name == policy}
+    return config.policies[policy].rollout.weights == "broadcast" and len(hosts) > 1
+
+
+def shared_gpus(plan: Plan) -> Iterator[str]:
+    """A line for every GPU of this host that several processes of the plan are on."""
+    users: dict[str, list[str]] = {}
+    for spec in plan.processes:
+        for gpu in filter(None, spec.env.get("CUDA_VISIBLE_DEVICES", "").split(",")):
+            users.setdefault(gpu, []).append(spec.name)
+    for gpu, names in users.items():
+        if len(names) > 1:
+            yield f"GPU {gpu} is shared by {', '.join(names)}: its memory has to hold all of them"
+
+
+def role_argv(role: Role, run_folder: Path, *, python: str, policy: str = "", index: int = 0) -> tuple[str, ...]:
+    """The command of one role process."""
+    argv: tuple[str, ...] = (python, "-m", "mrl", role, "--run-folder", str(run_folder))
+    if policy:
+        argv = (*argv, "--policy", policy)
+    return (*argv, "--index", str(index)) if policy or index else argv
+
+
+def learner_argv(run_folder: Path, *, python: str, policy: str, processes: int) -> tuple[str, ...]:
+    """The command of one learner: torchrun on this host, with `LIFE` and `LOCAL` to be filled in at every start."""
+    torchrun = torchrun_argv(Path(LOCAL), python=python, policy=policy, processes=processes)
+    return (*torchrun, "-m", "mrl", "learner", "--run-folder", str(run_folder), "--policy", policy)
+
+
+def environment(threads: int, gpus: Sequence[str] = ()) -> dict[str, str]:
+    """What every role process has in its environment."""
+    variables = {
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONHASHSEED": "0",  # every process makes the same prompts; some data sets follow the order of sets
+    }
+    return variables | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
+
+
+def _join(host: Host, run_folder: Path, remote: Sequence[str], python: str, *, is_spared: bool) -> ProcessSpec:
+    return ProcessSpec(
+        name=f"{HOST_ROLE}/{host.name}",
+        role=HOST_ROLE,
+        policy="",
+        index=0,
+        argv=join_argv(host.name, run_folder, remote, python=python),
+        restart="spared" if is_spared else "always",
+    )
+
+
+def _daemon(role: Literal["exchange", "allocator"], run_folder: Path, python: str) -> ProcessSpec:
+    argv = role_argv(role, run_folder, python=python)
+    return ProcessSpec(name=role, role=role, policy="", index=0, argv=argv, env=environment(1))
+
+
+def _learner(
+    name: str, policy: PolicyTable, run_folder: Path, python: str, gpus: tuple[str, ...], *, reaches_out: bool
+) -> ProcessSpec:
+    folder = RunFolder(run_folder)
+    env = environment(policy.learner.threads, gpus)
+    env |= torchrun_environment(reaches_out=reaches_out)
+    if policy.device == "cuda":
+        env |= nccl_environment(folder.crash, name) | allocator_environment(os.environ)
+    return ProcessSpec(
+        name=f"learner/{name}",
+        role="learner",
+        policy=name,
+        index=0,
+        argv=learner_argv(run_folder, python=python, policy=name, processes=policy.learner.processes),
+        env=env,
+        restart="until_done",
+    )
+
+
+def _worker(
+    name: str, policy: PolicyTable, index: int, *, run_folder: Path, python: str, gpus: tuple[str, ...]
+) -> ProcessSpec:
+    return ProcessSpec(
+        name=f"worker/{name}/{index}",
+        role="worker",
+        policy=name,
+        index=index,
+        argv=role_argv("worker", run_folder, python=python, policy=name, index=index),
+        env=environment(policy.rollout.threads, gpus),
+    )
+
+
+def unit_worker(
+    config: RunConfig,
+    run_folder: Path,
+    unit: Unit,
+    *,
+    policy: str,
+    epoch: int,
+    gpus: Sequence[str],
+    python: str = sys.executable,
+) -> ProcessSpec:
+    """The worker that a lease of `unit` under `epoch` starts.
+
+    `gpus`: all that the unit's host shows, as CUDA names them; empty where that is not known.
+    """
+    index = config.allocation.units.index(unit.name)
+    is_cpu = unit.kind == "cpu"
+    threads = len(unit.devices) if is_cpu else config.policies[policy].rollout.threads
+    env = environment(threads, [gpus[device] for device in unit.devices] if gpus and not is_cpu else [])
+    env |= {UNIT: unit.name, UNIT_EPOCH: str(epoch), UNIT_RUN: str(run_folder.absolute()), UNIT_POLICY: policy}
+    env[KEEPS_ENVIRONMENT] = "1"
+    sleeps = may_sleep(config, policy)
+    env |= {UNIT_LINE: "1"} if sleeps else {}
+    env |= {CORES: ",".join(map(str, unit.devices))} if is_cpu else {}
+    return ProcessSpec(
+        name=f"worker/{policy}/{index}",
+        role="worker",
+        policy=policy,
+        index=index,
+        argv=role_argv("worker", run_folder, python=python, policy=policy, index=index),
+        env=env,
+        restart="leased",
+        host=unit.host,
+        has_line=sleeps,
+    )
+
+
+def planned(config: RunConfig) -> Plan:
+    """The plan on this host, or, where it shows too few GPUs, on one with as many as the run can use."""
+    here = visible_gpus(os.environ)
+    gpus = here if len(here) >= least_gpus(config) else [str(number) for number in range(most_gpus(config))]
+    return build_plan(config, run_folder_of(config).path, gpus=gpus)

@@ -1,0 +1,121 @@
+"""The runs of a comparison: which there are, and what is left of an earlier call."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from mrl.config.load import load_config
+from mrl.config.run_folder import read_run_config
+from mrl.config.schema import NO_EVALUATION, RunConfig
+from mrl.errors import ConfigError, RunFolderError
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run of the comparison."""
+
+    regime: str
+    seed: int
+    folder: Path
+    config: RunConfig
+    left_out: tuple[str, ...] = ()
+    """Frozen policies of the comparison that this regime has no use for."""
+
+    @property
+    def config_toml(self) -> Path:
+        """The configuration, as `mrl train` takes it."""
+        return self.folder.with_name(f"{self.folder.name}.toml")
+
+    @property
+    def output(self) -> Path:
+        """What `mrl train` printed last."""
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    @cached_property
+    def learning(self) -> list[str]:
+        """Policies that are not frozen."""
+        return [name for name, table in self.config.policies.items() if not table.frozen]
+
+    def state(self) -> "State":
+        """What its folder holds now."""
+        try:
+            earlier = read_run_config(self.folder)
+        except RunFolderError:
+            return State()
+        if not _is_same(earlier, self.config):
+            return State(is_foreign=True)
+        last = [self.folder / "evaluation" / f"{name}-{self.config.run.steps}.json" for name in self.learning]
+        checkpoints = [self.folder / "checkpoints" / name for name in self.learning]
+        return State(
+            is_done=all(path.exists() for path in last),
+            can_resume=all(any(path.glob("step_*")) for path in checkpoints),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How far a run has come; all false before it was begun."""
+
+    is_done: bool = False
+    """This very configuration ran to its end."""
+    can_resume: bool = False
+    """It was begun, and every policy that learns has a checkpoint."""
+    is_foreign: bool = False
+    """The folder holds a run of another configuration."""
+
+
+def plan_runs(arguments: argparse.Namespace) -> list[Run]:
+    """All runs, seed by seed, so that every regime has some early. Raises ConfigError for mistaken arguments."""
+    regimes, seeds = arguments.regimes.split(","), _seeds(arguments.seeds)
+    name = load_config(arguments.config, [*arguments.overrides, "--sharing.regime", regimes[0]]).run.name
+    folder = arguments.folder or Path("runs") / f"compare-{name}"
+    return [_plan_one(arguments, folder, regime, seed) for seed in seeds for regime in dict.fromkeys(regimes)]
+
+
+def check_earlier(runs: Sequence[Run]) -> None:
+    """Raises ConfigError when a run would take the place of one of another configuration, which may have cost hours."""
+    foreign = [str(one.folder) for one in runs if one.state().is_foreign]
+    if foreign:
+        raise ConfigError(
+            "holds a run of another configuration", where=foreign[0], cure="name another --folder, or delete this one"
+        )
+
+
+def _plan_one(arguments: argparse.Namespace, folder: Path, regime: str, seed: int) -> Run:
+    from mrl.processes.preparation.preflight import unasked
+
+    name = f"{regime}-{seed}"
+    chosen = ["--run.folder", str(folder), "--run.name", name, "--run.seed", str(seed), "--sharing.regime", regime]
+    chosen += ["--run.sync", "false" if arguments.is_async else "true"]
+    config = load_config(arguments.config, [*arguments.overrides, *chosen])
+    if config.evaluation.every == NO_EVALUATION:
+        raise ConfigError(
+            "evaluation.every: runs that evaluate nothing cannot be compared",
+            where=str(arguments.config),
+            got=NO_EVALUATION,
+            wanted="0, which evaluates at start and end, or steps between evaluations",
+        )
+    left_out = tuple(unasked(config, where=str(arguments.config)))
+    policies = {policy: table for policy, table in config.policies.items() if policy not in left_out}
+    return Run(regime, seed, folder / name, config.model_copy(update={"policies": policies}), left_out)
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [-1]
+    if min(numbers) < 0 or numbers == [0]:
+        raise ConfigError("not a number of seeds", where="--seeds", got=text, wanted="3, or a list as 11,12,13")
+    return list(dict.fromkeys(numbers)) if "," in text else list(range(1, numbers[0] + 1))
+
+
+def _is_same(earlier: RunConfig, wanted: RunConfig) -> bool:
+    """Models are resolved when a run starts, and left out."""
+    policies = {
+        name: table.model_copy(update={"model": wanted.policies[name].model}) if name in wanted.policies else table
+        for name, table in earlier.policies.items()
+    }
+    return earlier.model_copy(update={"policies": policies}) == wanted

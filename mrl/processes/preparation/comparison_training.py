@@ -1,0 +1,141 @@
+"""Trains the runs of a comparison that are not done, as many at once as the machine holds.
+
+Shapes: GPUs by the names that CUDA_VISIBLE_DEVICES has for them; a lane is a place for one run at a time.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psutil
+
+from mrl.config.toml_text import config_toml
+from mrl.files import replace_file
+from mrl.parent_death import command
+from mrl.processes.planning.devices import visible_gpus
+from mrl.processes.planning.log_lines import reason_in
+from mrl.processes.preparation.comparison_plan import Run
+
+POLL_S = 0.5
+MIB = 1024 * 1024
+Lane = tuple[str, ...]
+"""GPUs of the runs that take this place, one after the other; empty where no policy is on one."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreeMachine:
+    """What there is for runs."""
+
+    cores: int
+    memory_mib: float
+    gpus: tuple[str, ...]
+
+    @classmethod
+    def here(cls) -> "FreeMachine":
+        """Cores that this process may use, memory that is free now, GPUs that it sees."""
+        free_mib = psutil.virtual_memory().available / MIB
+        return cls(len(os.sched_getaffinity(0)), free_mib, tuple(visible_gpus(os.environ)))
+
+
+@dataclass(frozen=True, slots=True)
+class RunNeed:
+    """What one run takes while it goes on."""
+
+    policies: int
+    host_mib: float
+    """Planned peak of all its processes."""
+    least_gpus: int
+    """Without which it cannot start; 0 where no policy is on one."""
+    most_gpus: int
+    """Of which each of its processes has one for itself."""
+    is_alone: bool = False
+    """It names cores or ports, which no two runs can have at once."""
+
+
+def lanes(machine: FreeMachine, needs: Sequence[RunNeed], *, jobs: int = 0) -> list[Lane]:
+    """Places for runs of any of `needs`, each with GPUs of its own; at least one place.
+
+    `jobs` asks for that many, whatever fits; when GPUs then do not suffice for all, all places share all of them.
+    """
+    least, most = max(need.least_gpus for need in needs), max(need.most_gpus for need in needs)
+    if not jobs:
+        by_cores = machine.cores // max(need.policies for need in needs)
+        by_memory = int(machine.memory_mib / max(need.host_mib for need in needs))
+        by_gpus = [len(machine.gpus) // most] if most else []
+        by_names = [1] if any(need.is_alone for need in needs) else []
+        jobs = max(1, min([by_cores, by_memory, *by_gpus, *by_names]))
+    if not most:
+        return [()] * jobs
+    share = len(machine.gpus) // jobs
+    if share < max(1, least):
+        return [machine.gpus] * jobs
+    return [machine.gpus[place * share : (place + 1) * share] for place in range(jobs)]
+
+
+def train_missing(runs: Sequence[Run], places: Sequence[Lane]) -> None:
+    """Every run that is not done, one per place at a time. A signal that ends this process ends the runs first."""
+    missing = [one for one in runs if not one.state().is_done]
+    print(f"{len(runs)} runs, {len(runs) - len(missing)} done before, {len(places)} at once", flush=True)
+    waiting, free = deque(missing), deque(places)
+    running: dict[subprocess.Popen[bytes], tuple[Run, Lane]] = {}
+    started_s, done = time.monotonic(), 0
+    with _terminated_as_interrupted():
+        try:
+            while waiting or running:
+                while waiting and free:
+                    one, lane = waiting.popleft(), free.popleft()
+                    running[_start(one, lane)] = one, lane
+                time.sleep(POLL_S)
+                for process in [process for process in running if process.poll() is not None]:
+                    done += 1
+                    minutes = (time.monotonic() - started_s) / 60
+                    one, lane = running.pop(process)
+                    free.append(lane)
+                    _tell(one, process.returncode, minutes, minutes / done * (len(missing) - done))
+        except KeyboardInterrupt:
+            print("interrupted; the same command goes on from here", flush=True)
+            raise
+        finally:
+            for process in running:
+                process.terminate()
+            for process in running:
+                process.wait()
+
+
+def _tell(one: Run, code: int, minutes: float, minutes_left: float) -> None:
+    outcome = "done"
+    if code:
+        reason = reason_in(one.output.read_text(errors="replace").splitlines())
+        outcome = f"failed with exit code {code} ({reason}), see {one.output} and {one.folder / 'logs'}"
+    print(f"{one.folder}: {outcome}; {minutes:.1f} minutes, about {minutes_left:.0f} left", flush=True)
+
+
+def _start(one: Run, lane: Lane) -> subprocess.Popen[bytes]:
+    """Begin or resume a run; it dies with this process, so that no later call finds it still going on."""
+    how = "--resume" if one.state().can_resume else "--clean"
+    one.config_toml.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(one.config_toml, config_toml(one.config).encode())
+    argv = command(os.getpid(), (sys.executable, "-m", "mrl", "train", how, str(one.config_toml)))
+    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ",".join(lane)} if lane else {})
+    with one.output.open("wb") as log:
+        return subprocess.Popen(argv, env=environment, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt, as Ctrl-C does, so that what was started is ended."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    earlier = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)

@@ -1,0 +1,163 @@
+"""Small local policies, made once and cached by their content.
+
+A made policy lies in `$MRL_CACHE/policies/<hash>` (default ~/.cache/mrl), where the hash covers all that its making
+depends on. Policies are made by parallel processes, one per core, so that this process never imports torch.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console
+
+import mrl
+from mrl.config.policy_tables import MakeTable
+from mrl.config.schema import PoolTable, RunConfig, TaskTable
+from mrl.errors import MRLError, UserError
+from mrl.parent_death import SUPERVISOR_PID, command
+from mrl.processes.planning.log_lines import reason_in
+from mrl.processes.planning.plan import environment
+
+VERIFYING = {"verifier", "verifier_processes", "verifier_timeout_s", "verifier_memory_mib"}
+"""Keys of a task that say nothing about its examples."""
+POLL_S = 0.1
+TELL_EVERY_S = 5.0
+
+
+def resolve_policies(config: RunConfig, *, console: Console) -> RunConfig:
+    """`config` with the absolute model folder of every policy; what the cache lacks is made first."""
+    names = [name for name, policy in config.policies.items() if policy.make is not None]
+    folders = make_policies(config, names, force=False, console=console)
+    policies = {
+        name: policy.model_copy(update={"model": str(folders.get(name, Path(policy.model).absolute()))})
+        for name, policy in config.policies.items()
+    }
+    return config.model_copy(update={"policies": policies})
+
+
+def recipe_of(config: RunConfig, name: str) -> dict[str, Any]:
+    """The tables that the making of one policy depends on, as JSON values."""
+    table = config.policies[name].make
+    assert table is not None
+    tasks = {
+        task: entry.model_dump(mode="json", exclude=VERIFYING)
+        for task, entry in config.tasks.items()
+        if entry.operation
+    }
+    return {"make": table.model_dump(mode="json"), "tasks": tasks, "pool_seed": config.pool.seed}
+
+
+def cached_folder(recipe: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Path:
+    """Where the policy of this recipe lies or will lie.
+
+    The name also changes with the code that makes policies and with the package that tasks come from.
+    """
+    digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode())
+    package = Path(mrl.__file__).parent
+    for source in sorted([*(package / "models").glob("*.py"), *(package / "tasks").glob("*.py")]):
+        digest.update(source.read_bytes())
+    with suppress(importlib.metadata.PackageNotFoundError):
+        digest.update(importlib.metadata.version("reasoning-gym").encode())
+    root = environ.get("MRL_CACHE") or Path.home() / ".cache" / "mrl"
+    return Path(root).absolute() / "policies" / digest.hexdigest()[:16]
+
+
+def is_made(folder: Path) -> bool:
+    """Whether the cache holds the policy; folders appear whole or not at all."""
+    return (folder / "config.json").is_file()
+
+
+def make_policies(config: RunConfig, names: Sequence[str], *, force: bool, console: Console) -> dict[str, Path]:
+    """The folder of every named policy, made in parallel where missing.
+
+    Raises UserError for the first that cannot be made because of a mistake, MRLError for other failures.
+    """
+    recipes = {name: recipe_of(config, name) for name in names}
+    folders = {name: cached_folder(recipe) for name, recipe in recipes.items()}
+    # Two policies of one recipe share one folder, which is made once.
+    waiting = list({folders[name]: name for name in names if force or not is_made(folders[name])}.values())
+    under_way: list[_Making] = []
+    with ExitStack() as stack:
+        while waiting or under_way:
+            while waiting and len(under_way) < len(os.sched_getaffinity(0)):
+                name = waiting.pop(0)
+                console.print(f"making policy {name}", highlight=False)
+                under_way.append(stack.enter_context(_making(name, recipes[name], folders[name])))
+            time.sleep(POLL_S)
+            for making in [one for one in under_way if one.process.poll() is not None]:
+                under_way.remove(making)
+                making.conclude()
+                seconds = time.monotonic() - making.since_s
+                console.print(
+                    f"made policy {making.name} in {seconds:.0f} s: {making.folder}", highlight=False, soft_wrap=True
+                )
+    return folders
+
+
+@dataclass(frozen=True, slots=True)
+class _Making:
+    name: str
+    folder: Path
+    process: "subprocess.Popen[bytes]"
+    said: IO[bytes]
+    since_s: float
+
+    def conclude(self) -> None:
+        """Raises UserError (the maker exited with 2) or MRLError unless the policy was made."""
+        if self.process.returncode == 0:
+            return
+        self.said.seek(0)
+        reason = reason_in(self.said.read().decode(errors="replace").splitlines())
+        told = f"policy {self.name} cannot be made: {reason}"
+        raise UserError(told) if self.process.returncode == 2 else MRLError(told)
+
+
+@contextmanager
+def _making(name: str, recipe: Mapping[str, Any], folder: Path) -> Iterator[_Making]:
+    """A process that makes one policy; it is killed when the block ends first."""
+    with tempfile.TemporaryFile() as said, tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(recipe, file)
+        file.flush()
+        words = ("policies", "build", file.name, "--policy", name, "--into", str(folder))
+        argv = (sys.executable, "-m", "mrl", *words)
+        bound = os.environ | environment(1) | {SUPERVISOR_PID: str(os.getpid())}
+        process = subprocess.Popen(command(os.getpid(), argv), env=bound, stdin=subprocess.DEVNULL, stderr=said)
+        try:
+            yield _Making(name, folder, process, said, time.monotonic())
+        finally:
+            process.kill()
+            process.wait()
+
+
+def build_policy(recipe: Mapping[str, Any], name: str, folder: Path) -> None:
+    """Make one policy in this process, and say how far its warm start is."""
+    from mrl.models.make import make_policy
+    from mrl.tasks.warm_start_examples import collect_examples
+
+    make = MakeTable.model_validate_json(json.dumps(recipe["make"]))
+    tasks = {task: TaskTable.model_validate_json(json.dumps(table)) for task, table in recipe["tasks"].items()}
+    pool = PoolTable(seed=recipe["pool_seed"])
+    examples = collect_examples(tasks, pool, skilled_in=make.skilled_in, rare_share=make.rare_share)
+    make_policy(make, examples, folder, on_step=_teller(name, make.warm_start_steps))
+
+
+def _teller(name: str, num_steps: int) -> Callable[[int, float], None]:
+    """Prints how far the making is, every few seconds."""
+    told_s = [time.monotonic()]
+
+    def on_step(step: int, loss: float) -> None:
+        if time.monotonic() - told_s[0] >= TELL_EVERY_S:
+            told_s[0] = time.monotonic()
+            print(f"  {name}: warm start step {step} of {num_steps}, loss {loss:.3f}", flush=True)
+
+    return on_step

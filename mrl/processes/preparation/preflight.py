@@ -1,0 +1,193 @@
+"""Everything that can be found wrong before a process is started or a file is written."""
+
+import importlib.util
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+from mrl.config.nearest_key import nearest
+from mrl.config.policy_tables import PolicyTable
+from mrl.config.schema import RunConfig
+from mrl.errors import AddressError, ConfigError, MissingError, ModelFolderError
+from mrl.processes.planning.placement import server_gpus
+from mrl.processes.planning.unit_workers import check_cores, units_of
+
+
+def refuse(missing: MissingError) -> None:
+    """What is not there ends the command."""
+    raise missing
+
+
+def preflight(
+    config: RunConfig, *, where: str, first_host: str = "", on_missing: Callable[[MissingError], None] = refuse
+) -> None:
+    """Check sharing parameters, addresses, model folders and tasks. Raises UserError for the first that is wrong.
+
+    `on_missing` is told of every model, data file and package that the configuration says how to get and that is not
+    there yet. `first_host`: the name of this host in a run on several; the others look at their own cores.
+    """
+    from mrl.allocation.floors import check_floors
+    from mrl.processes.planning.local_folder import parent_of
+    from mrl.sharing.regimes import check_objectives
+    from mrl.transport.server import check_address
+
+    check_teacher(config, where=where)
+    check_frozen(config, where=where)
+    check_scorers(config, where=where)
+    check_objectives(config.sharing, config.policies, where)
+    check_floors(config, where=where)
+    try:
+        check_address(config.exchange.host, config.exchange.port)
+        if config.exchange.metrics_host:
+            check_address(config.exchange.metrics_host, config.exchange.metrics_port)
+    except AddressError as error:
+        raise AddressError(error.what, where=f"{where}: [exchange] {error.where}", cure=error.cure) from None
+    parent_of(config, os.environ)
+    check_cores(units_of(config, first_host, is_first=True), where=where)
+    for name, policy in config.policies.items():
+        missing = missing_model(name, policy)
+        if missing is not None:
+            on_missing(missing)
+        elif policy.model:
+            check_model_folder(Path(policy.model), key=f"policies.{name}.model")
+            check_sharing_out(config, name)
+    check_adapters(config, on_missing)
+    check_tasks(config, on_missing)
+
+
+def check_sharing_out(config: RunConfig, name: str) -> None:
+    """Raises EngineError for a model that a server cannot share out over as many GPUs as it is given."""
+    from mrl.engines.family_limits import check_parts
+
+    gpus = server_gpus(config, name)
+    if gpus > 1:
+        path = Path(config.policies[name].model) / "config.json"
+        described = json.loads(path.read_text(encoding="utf-8"))
+        text = SimpleNamespace(**(described.get("text_config") or described))
+        check_parts(config.policies[name].rollout.engine, str(path), text, gpus)
+
+
+def check_adapters(config: RunConfig, on_missing: Callable[[MissingError], None] = refuse) -> None:
+    """`on_missing` is told when a policy trains adapters and the package for them is not there."""
+    learners = (name for name in config.learning if config.policies[name].learner.lora is not None)
+    if importlib.util.find_spec("peft") is None:
+        for name in learners:
+            where = f"policies.{name}.learner.lora"
+            on_missing(MissingError("the package peft is not there", where=where, cure="pip install 'mrl[lora]'"))
+
+
+def check_tasks(config: RunConfig, on_missing: Callable[[MissingError], None] = refuse) -> None:
+    """Build the prompt pool and start verifiers of the user's own once. Raises TaskError.
+
+    When something is missing, `on_missing` is told for every task.
+    """
+    from mrl.tasks.pool import build_pool
+    from mrl.tasks.sources import open_source
+    from mrl.tasks.verify import check_verifier
+
+    try:
+        build_pool(config.tasks, config.pool)
+    except MissingError:
+        for task, table in config.tasks.items():
+            try:
+                open_source(task, table, seed=config.pool.seed)
+            except MissingError as missing:
+                on_missing(missing)
+    for task, table in config.tasks.items():
+        if table.verifier:
+            check_verifier(task, table)
+
+
+def missing_model(name: str, policy: PolicyTable) -> MissingError | None:
+    """What to fetch when the policy's folder does not exist and the configuration says where the model comes from."""
+    if not policy.model or not policy.source or Path(policy.model).exists():
+        return None
+    command = f"hf download {policy.source} --local-dir {policy.model}"
+    return MissingError(
+        f"the model {policy.source} is not there", where=f"policies.{name}.model = {policy.model!r}", cure=command
+    )
+
+
+def check_teacher(config: RunConfig, *, where: str) -> None:
+    """Raises ConfigError when the regime's teacher is no policy of the run, which would be plain GRPO unsaid."""
+    from mrl.sharing.regimes import check_sharing
+    from mrl.sharing.rlad import RladParameters
+
+    parameters = check_sharing(config.sharing, where)
+    if isinstance(parameters, RladParameters) and parameters.teacher and parameters.teacher not in config.policies:
+        near = nearest(parameters.teacher, config.policies)
+        raise ConfigError(
+            "sharing.rlad.teacher: no such policy",
+            where=where,
+            got=parameters.teacher,
+            wanted="one of " + ", ".join(config.policies),
+            cure=f"did you mean {near!r}?" if near else "",
+        )
+
+
+def check_frozen(config: RunConfig, *, where: str) -> None:
+    """Raises ConfigError for a frozen policy that the sharing regime never asks for a score."""
+    for name in unasked(config, where=where):
+        raise ConfigError(
+            f"policies.{name}.frozen: the sharing regime has no use for it",
+            where=where,
+            got=f"regime {config.sharing.get('regime')!r}",
+            wanted="a regime that asks it for scores, such as rlad",
+            cure=f"drop policies.{name}.frozen, or the policy; `mrl compare` leaves it out by itself",
+        )
+
+
+def check_scorers(config: RunConfig, *, where: str) -> None:
+    """Raises ConfigError for a policy that scores for its peers in a server, at a temperature that servers do not."""
+    from mrl.sharing.regimes import scorers
+
+    for name in sorted(scorers(config.sharing, config.policies)):
+        rollout = config.policies[name].rollout
+        if rollout.engine != "embedded" and rollout.temperature != 1.0:
+            raise ConfigError(
+                f"policies.{name}.rollout.temperature: {rollout.engine} scores given texts at temperature 1 alone",
+                where=where,
+                got=f"{rollout.temperature}, and peers ask {name} for scores",
+                wanted="1.0",
+                cure=f'or policies.{name}.rollout.engine = "embedded", which scores at any temperature',
+            )
+
+
+def unasked(config: RunConfig, *, where: str) -> list[str]:
+    """Frozen policies that nobody asks for a score under the sharing regime. Raises ConfigError as `check_sharing`."""
+    from mrl.sharing.regimes import check_sharing, scorers
+
+    check_sharing(config.sharing, where)
+    asked = scorers(config.sharing, config.policies)
+    return [name for name, policy in config.policies.items() if policy.frozen and name not in asked]
+
+
+def check_model_folder(folder: Path, *, key: str) -> None:
+    """Raises ModelFolderError unless `folder` looks like a Hugging Face folder of a causal language model.
+
+    Its tokenizer is read as every process of the policy reads it, which refuses what cannot be used (TokenizerRefused).
+    """
+    from mrl.alignment.receiver import load_receiver
+
+    where = f"{key} = {str(folder)!r}"
+    if not folder.is_dir():
+        raise ModelFolderError(
+            "no such folder" if not folder.exists() else "not a folder",
+            where=where,
+            wanted="a Hugging Face model folder",
+            cure=f"download the model there, or give the policy a [{key.rsplit('.', 1)[0]}.make] table instead",
+        )
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise ModelFolderError(f"{name} is missing", where=where, wanted="a Hugging Face model folder")
+    try:
+        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelFolderError(f"config.json cannot be read ({error})", where=where) from None
+    if not isinstance(described, dict) or "model_type" not in described:
+        raise ModelFolderError("config.json names no model_type", where=where, wanted="a Hugging Face model folder")
+    if not any(folder.glob("*.safetensors")):
+        raise ModelFolderError("no weights", where=where, wanted="*.safetensors")
+    load_receiver(folder, use_tiktoken=False)

@@ -1,0 +1,99 @@
+"""The line between a node and a worker whose engine may sleep on a GPU unit: a socket, the worker's standard input.
+
+Node -> worker: "sleep"; "wake EPOCH". Worker -> node: "asleep"; "awake EPOCH"; "sleepless" when its engine cannot.
+No other process has an end of the line. Each word arrives whole or not at all. When one side dies, the other side finds
+the line ended.
+"""
+
+import os
+import select
+import socket
+from collections.abc import Callable
+
+from mrl.processes.planning.unit_workers import UNIT_LINE
+
+LOOK_S = 1.0
+MAX_WORD_BYTES = 64
+SLEEP, WAKE, ASLEEP, AWAKE, SLEEPLESS = "sleep", "wake", "asleep", "awake", "sleepless"
+
+
+def line() -> tuple[socket.socket, socket.socket]:
+    """Both ends; neither ever blocks."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setblocking(False)
+    return ends
+
+
+def say(end: socket.socket, *words: object) -> bool:
+    """Say something; False when the other side is gone, or does not listen."""
+    try:
+        end.send(" ".join(map(str, words)).encode())
+    except OSError:
+        return False
+    return True
+
+
+def heard(end: socket.socket) -> list[str]:
+    """What the other side has said since; "" when it is gone."""
+    found: list[str] = []
+    while not found or found[-1]:
+        try:
+            found.append(end.recv(MAX_WORD_BYTES).decode(errors="replace"))
+        except BlockingIOError:
+            break
+        except OSError:
+            found.append("")
+    return found
+
+
+class WorkerLine:
+    """The worker's end."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._is_due = False
+
+    @classmethod
+    def of_this_process(cls) -> "WorkerLine | None":
+        """The line that is this process's standard input, which is empty from then on; None where there is none."""
+        if not os.environ.get(UNIT_LINE):
+            return None
+        end = socket.socket(fileno=os.dup(0))
+        end.setblocking(False)
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+        return cls(end)
+
+    def is_due(self) -> bool:
+        """Whether the worker is to sleep."""
+        self._is_due |= SLEEP in heard(self._end)
+        return self._is_due
+
+    def refuse(self) -> None:
+        """It cannot sleep."""
+        self._is_due = False
+        say(self._end, SLEEPLESS)
+
+    def rest(self, stopping: Callable[[], bool]) -> int | None:
+        """Say that the engine sleeps, and wait for the node's word; the epoch to wake up under, None to end.
+
+        The worker samples nothing meanwhile: only this call's return lets it go on.
+        """
+        self._is_due = False
+        say(self._end, ASLEEP)
+        while not stopping():
+            select.select([self._end], [], [], LOOK_S)
+            said = heard(self._end)
+            for number, words in enumerate(said, 1):
+                if not words:  # the node is gone, and with it whoever could wake it
+                    return None
+                word, _, epoch = words.partition(" ")
+                if word == WAKE and epoch.isdigit():
+                    self._is_due = SLEEP in said[number:]
+                    return int(epoch)
+        return None
+
+    def awake(self, epoch: int) -> None:
+        """It can sample again."""
+        say(self._end, AWAKE, epoch)

@@ -1,0 +1,254 @@
+"""The supervisor: one loop that starts the roles of a run, keeps them alive, and ends them.
+
+Owns: the child processes, the run folder, metrics.jsonl, the screen
+Speaks: telemetry (receives), orders to the supervisors of other hosts; signals
+Waits for: telemetry, at most TURN_S per turn
+Unblocked by: telemetry, child exits, SIGINT and SIGTERM, requests of `mrl stop`, time
+If it dies: the kernel kills every child, other hosts end theirs; `--resume` continues from the checkpoints
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+from mrl.config.run_folder import RunFolder, start_attempt
+from mrl.config.schema import RunConfig
+from mrl.config.stop_request import StopRequest, clear_requests, is_ended, note_ended, take_requests
+from mrl.errors import RecordError
+from mrl.metrics.waits import WaitWatch
+from mrl.processes.display import Display
+from mrl.processes.footprint import footprint_of
+from mrl.processes.host_processes import HostProcesses
+from mrl.processes.other_hosts import OtherHosts
+from mrl.processes.planning.lifecycle import Lifecycle
+from mrl.processes.planning.plan import Plan, ProcessSpec
+from mrl.processes.run_files import RunFiles
+from mrl.processes.unit_node import lease_units
+from mrl.records.codec import decode, encode
+from mrl.records.host_messages import HostReport, InboxRecord, inbox_decoder
+from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, SampleRecord, TelemetryRecord
+from mrl.transport.endpoints import publish_endpoint
+from mrl.transport.grants import Grant
+from mrl.transport.keys import create_keys
+from mrl.transport.server import Incoming, ServerSocket
+
+TURN_S = 0.1
+MEMORY_EVERY_S = 5.0
+REQUESTS_EVERY_S = 0.5
+STOPPED = 3
+"""Exit code of a run that `mrl stop` ended."""
+
+
+class TelemetryInbox(Protocol):
+    """Where telemetry arrives; `mrl.transport.server.ServerSocket` in a run."""
+
+    def receive(self, timeout_s: float) -> list[Incoming]:
+        """Wait at most `timeout_s`, then take what is there."""
+
+    def send(self, client: bytes, body: bytes) -> bool:
+        """Answer one client; False when it is gone."""
+
+
+def open_inbox(folder: RunFolder, host: str, processes: Iterable[ProcessSpec]) -> ServerSocket:
+    """Bind the telemetry socket of a run and publish where it is; keys that `processes` lack are made.
+
+    Endpoints that an earlier attempt left are removed first. Raises AddressError when the host is not of this machine,
+    RunFolderError when the keys cannot be made or used.
+    """
+    for stale in folder.endpoints.glob("*.json"):
+        stale.unlink(missing_ok=True)
+    keys = create_keys(folder.keys, (grant for spec in processes for grant in _grants(spec)))
+    socket = ServerSocket(keys, admits=lambda grant: grant.role != "admin", host=host)
+    publish_endpoint(folder.endpoints, "telemetry", socket.address)
+    return socket
+
+
+def _grants(spec: ProcessSpec) -> list[Grant]:
+    """What a process needs, and a learner's workers, which leases may start where the plan has none."""
+    grants = [Grant(spec.role, spec.policy)]
+    return [*grants, Grant("worker", spec.policy)] if spec.role == "learner" else grants
+
+
+def may_say(grant: Grant, record: InboxRecord) -> bool:
+    """Whether the record speaks for its sender: its role, and its policy where the sender has one.
+
+    The supervisor of another host hands on what its roles said, which it has looked at in the same way.
+    """
+    if grant.role == "supervisor" or isinstance(record, HostReport):
+        return grant.role == "supervisor"
+    is_own_role = isinstance(record, SampleRecord) or grant.covers(record.role)
+    return is_own_role and grant.policy in ("", record.policy)
+
+
+class Supervisor:
+    """Runs one plan to its end. `run` returns the exit code; `reason` then says why, empty when all went well."""
+
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, plan: Plan, *, inbox: TelemetryInbox, display: Display
+    ) -> None:
+        self._folder, self._inbox, self._display = folder, inbox, display
+        self._policies = set(config.policies)
+        self._attempt = start_attempt(folder)
+        clear_requests(folder.path)
+        self._lifecycle = Lifecycle(
+            learners=frozenset(spec.name for spec in plan.processes if spec.restart == "until_done"),
+            stop_s=config.supervision.stop_s,
+            max_run_s=config.run.max_minutes * 60,
+            started_s=time.monotonic(),
+        )
+        self._processes = HostProcesses(
+            plan.started_by(plan.first_host),
+            table=config.supervision,
+            is_sync=config.run.sync,
+            lifecycle=self._lifecycle,
+            attempt=self._attempt,
+            crash=folder.crash,
+            told=display,
+        )
+        self._closing = ExitStack()
+        lease_units(
+            config,
+            folder,
+            self._processes,
+            self._lifecycle,
+            host=plan.first_host,
+            is_first=True,
+            closing=self._closing,
+        )
+        self._hosts = OtherHosts(
+            plan, config.launch, self._lifecycle, display, attempt=self._attempt.name, now_s=time.monotonic()
+        )
+        self._files = RunFiles(folder)
+        self._waits = WaitWatch()
+        self._signals: list[int] = []
+        self._measure_s = self._look_s = 0.0
+        self._newest_step = 0
+        self.peak_pss_mib = 0.0
+        self.num_malformed = 0
+
+    @property
+    def reason(self) -> str:
+        """Why the run ended, when not because all learners were done."""
+        return self._lifecycle.reason
+
+    @property
+    def attempt(self) -> Path:
+        """Folder of this attempt's logs."""
+        return self._attempt
+
+    def run(self) -> int:
+        """Start everything, go on until the run ends, and leave no process behind, whatever happens."""
+        restore = catch_signals(self._signals)
+        try:
+            with self._display:
+                while not (self._processes.is_over and self._hosts.are_over(time.monotonic())):
+                    self._turn(time.monotonic())
+        finally:
+            self._processes.kill_all()
+            self._closing.close()
+            restore()
+            self._close_files()
+        return self._lifecycle.exit_code
+
+    def _close_files(self) -> None:
+        try:
+            self._files.close()
+        except OSError as error:  # what could not be written before may be told only now
+            if not self._lifecycle.exit_code:
+                self._lifecycle.exit_code, self._lifecycle.reason = 2, self._disk_reason(error)
+
+    def _turn(self, now_s: float) -> None:
+        look = (self._take_telemetry, self._note_signals, self._note_requests)
+        for part in (*look, *self._processes.parts(), self._hosts.tick, self._lifecycle.tick, self._measure):
+            try:
+                part(time.monotonic())
+            except OSError as error:  # the disk is full, or no process can be made; what is left must still be ended
+                self._lifecycle.end(2, self._disk_reason(error), now_s)
+        self._processes.signal_all(time.monotonic())
+        self._display.refresh(time.monotonic())
+
+    def _disk_reason(self, error: OSError) -> str:
+        return f"{error.strerror}: {error.filename or self._folder.path}"
+
+    def _take_telemetry(self, _now_s: float) -> None:
+        for client, body, grant in self._inbox.receive(TURN_S):
+            try:
+                record: InboxRecord = decode(body, inbox_decoder)
+            except RecordError:
+                self.num_malformed += 1
+                continue
+            if not may_say(grant, record):
+                self.num_malformed += 1
+            elif isinstance(record, HostReport):
+                self._inbox.send(client, encode(self._hosts.answer(record, time.monotonic())))
+            else:
+                self._take(record, time.monotonic())
+
+    def _take(self, record: TelemetryRecord, now_s: float) -> None:
+        self._display.record(record, now_s)
+        try:
+            self._files.write(record)
+        except RecordError:
+            self.num_malformed += 1
+        match record:
+            case HeartbeatRecord():
+                self._processes.heard(record.role, record.time_unix_s, now_s)
+                circle = self._waits.note(record)
+                if circle:
+                    self._display.event(circle, now_s)
+            case MetricsRecord():
+                self._newest_step = max(self._newest_step, record.step)
+
+    def _note_signals(self, now_s: float) -> None:
+        while self._signals:
+            self._lifecycle.interrupted(self._signals.pop(0), now_s)
+
+    def _note_requests(self, now_s: float) -> None:
+        """What `mrl stop` asks for, from whichever host."""
+        if now_s < self._look_s:
+            return
+        self._look_s = now_s + REQUESTS_EVERY_S
+        for request in take_requests(self._folder.path):
+            self._obey(request, now_s)
+        for policy in self._processes.without(self._lifecycle.stopped):
+            if self._hosts.have_ended(policy) and not is_ended(self._folder.path, policy):
+                note_ended(self._folder.path, policy)
+
+    def _obey(self, request: StopRequest, now_s: float) -> None:
+        if not request.policy:
+            self._lifecycle.end(STOPPED, f"stopped by {request.by}", now_s)
+        elif request.policy in self._policies - self._lifecycle.stopped:
+            self._lifecycle.stop(request.policy, now_s)
+            self._display.event(f"{request.policy} is stopped by {request.by}", now_s)
+
+    def _measure(self, now_s: float) -> None:
+        if now_s < self._measure_s:
+            return
+        self._measure_s = now_s + MEMORY_EVERY_S
+        footprint = footprint_of(os.getpid())
+        self.peak_pss_mib = max(self.peak_pss_mib, footprint.pss_mib)
+        values = {
+            "process/pss_mib": footprint.pss_mib,
+            "process/count": float(footprint.num_processes),
+            "process/restarts": float(self._processes.num_restarts),
+        }
+        record = MetricsRecord(
+            role="supervisor", policy="", step=self._newest_step, time_unix_s=time.time(), values=values
+        )
+        self._take(record, now_s)
+
+
+def catch_signals(into: list[int]) -> Callable[[], None]:
+    """Collect SIGINT, SIGTERM and SIGHUP in `into` until the returned function is called."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda got, _frame: into.append(got)) for number in numbers}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    return restore

@@ -1,0 +1,213 @@
+"""The loop of the allocator of whole units; every transition of every unit goes to `units.jsonl`."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+import structlog
+
+from mrl.allocation.decision import DecisionRecord
+from mrl.allocation.gain_check import Gain, GainCheck
+from mrl.allocation.objective import Rule
+from mrl.allocation.unit_controller import UnitController
+from mrl.allocation.unit_core import UnitCore, UnitSettings, UnitShare
+from mrl.allocation.unit_leases import LeaseCounts, Transition
+from mrl.config.run_folder import RunFolder
+from mrl.config.schema import RunConfig
+from mrl.config.unit_names import Unit, parse_units
+from mrl.config.unit_rules import KINDS, fitting_units, may_sleep
+from mrl.config.unit_types import named_types
+from mrl.errors import DeviceError, RecordError
+from mrl.metrics.names import idle_metric, type_metric
+from mrl.metrics.telemetry import Telemetry
+from mrl.processes.allocator_life import AllocatorLife, begin_life
+from mrl.processes.lease_rights import may_say
+from mrl.records.codec import decode, encode
+from mrl.records.leases import unit_request_decoder
+from mrl.records.unit_messages import NodeReport
+from mrl.transport.keys import load_keys
+from mrl.transport.server import ServerSocket
+
+POLL_S = 0.05
+UNITS_PER_RECORD = 500
+UNSERVED_S = 600.0
+"""The run ends when no unit could serve a policy for longer; a host is back from a reboot by then."""
+
+log = structlog.get_logger()
+
+
+def life_of(folder: RunFolder) -> AllocatorLife:
+    """A new allocator of a run. Raises RunFolderError when its number cannot be kept."""
+    return begin_life(folder.path / "allocator.json", load_keys(folder.keys).server_public.decode())
+
+
+def unit_rule(config: RunConfig, units: Sequence[Unit], switch_s: Mapping[str, float], now_s: float) -> UnitController:
+    """The controller of the units of a run. `switch_s`: per policy, seconds of a switch as measured earlier."""
+    table = config.allocation
+    return UnitController(
+        {name: KINDS[config.policies[name].device] for name in config.learning},
+        Counter(unit.kind for unit in units),
+        Rule(
+            period_s=table.period_s,
+            objective=table.objective,
+            moves_per_unit_hour=table.max_moves_per_unit_hour or None,
+        ),
+        floor_units=table.floor_units,
+        switching_share=table.switching_share,
+        slots_per_unit=table.slots // len(units),
+        hung_s=table.hung_s,
+        weights=table.weights,
+        now_s=now_s,
+        switch_s=switch_s,
+    )
+
+
+def unit_core(config: RunConfig, folder: RunFolder, life: AllocatorLife, now_s: float) -> UnitCore:
+    """The core for the units and policies of a run.
+
+    A host that joins by itself may bring the only units that serve a policy: these policies wait as long as a host may
+    take to join.
+    """
+    table = config.allocation
+    units = parse_units(table.units, where=str(folder.path))
+    fits = {name: fitting_units(config, name) for name in config.learning}
+    settings = UnitSettings(
+        ttl_s=table.ttl_s,
+        start_s=_start_s(config),
+        grace_s=table.grace_s,
+        slots_per_unit=table.slots // len(units),
+        sleeping_policies=frozenset(name for name in config.learning if may_sleep(config, name)),
+        unserved_s=max(UNSERVED_S, config.launch.join_s if config.launch.hosts_join else 0.0),
+    )
+    types = named_types(table.unit_types, units, where=str(folder.path))
+    rule = unit_rule(config, units, life.switch_s, now_s)
+    return UnitCore(fits, rule, settings, now_s, life=life.number, types=types)
+
+
+def _start_s(config: RunConfig) -> float:
+    """Seconds from a grant to the first request of its worker: the start of a process, and of the slowest server."""
+    servers = [policy.rollout.server for policy in config.policies.values() if policy.rollout.engine != "embedded"]
+    return config.supervision.start_s + max((server.start_s for server in servers), default=0.0)
+
+
+def serve_units(
+    config: RunConfig, folder: RunFolder, server: ServerSocket, telemetry: Telemetry, stop: threading.Event
+) -> None:
+    """Lease units until told to stop. Raises DeviceError when no unit is left for a policy."""
+    life = life_of(folder)
+    core = unit_core(config, folder, life, time.monotonic())
+    telemetry.doing("leasing units")
+    period_s = min(config.allocation.period_s, config.allocation.ttl_s / 4)
+    decide_s, told, counts, check = 0.0, "", LeaseCounts(), GainCheck()
+    with (folder.path / "units.jsonl").open("ab", buffering=0) as journal:
+        while not stop.is_set():
+            _answer(server, core)
+            if time.monotonic() >= decide_s:
+                decide_s = time.monotonic() + period_s
+                shares = core.tick(time.monotonic())
+                life.keep(core.rule.switch_s)
+                _check_served(core, time.monotonic())
+                num_reports = sum(share.num_reports for share in shares)
+                _tell(telemetry, shares, counts)
+                gains = [gain for record in core.rule.records() if (gain := check.see(record))]
+                tell_gains(telemetry, num_reports, gains)
+                _tell_idle(telemetry, num_reports, core.idle.shares(time.monotonic()))
+                if config.allocation.residency == "sleep":
+                    telemetry.metrics(num_reports, sleep_counts(core.newest.values()))
+                told = _log_verdicts(core.rule.records(), told)
+            transitions = core.take_log()
+            counts.add(transitions)
+            for line in _lines(transitions, core.types):
+                journal.write(line)
+
+
+def _check_served(core: UnitCore, now_s: float) -> None:
+    """Raises DeviceError for a policy that no unit serves: it would wait for ever."""
+    unserved = core.unserved(now_s)
+    if unserved:
+        raise DeviceError(
+            f"no unit serves {' and '.join(unserved)} any more: on all of them engines fail, or their hosts are lost",
+            cure="see crash/ for what ended the engines; mend the hosts, or take other units, and go on with --resume",
+        )
+
+
+def _answer(server: ServerSocket, core: UnitCore) -> None:
+    for client, body, grant in server.receive(POLL_S):
+        try:
+            message = decode(body, unit_request_decoder)
+        except RecordError as error:
+            log.warning("message refused", client=client.decode(errors="replace"), reason=str(error))
+            continue
+        if not may_say(grant, message):
+            server.refusals.note("impersonation", grant.name, claims=type(message).__name__)
+            continue
+        for reply in core.handle(message, time.monotonic()):
+            server.send(client, encode(reply))
+
+
+def _lines(transitions: Iterable[Transition], types: Mapping[str, str]) -> Iterable[bytes]:
+    zero_unix_s = time.time() - time.monotonic()
+    for one in transitions:
+        log.info("unit", unit=one.unit, state=one.state.value, policy=one.policy, epoch=one.epoch, why=one.why)
+        fields = one._asdict() | {"type": types[one.unit], "time_unix_s": round(zero_unix_s + one.at_s, 3)}
+        del fields["at_s"]
+        yield msgspec.json.encode(fields) + b"\n"
+
+
+def _log_verdicts(records: Sequence[DecisionRecord], told: str) -> str:
+    """Log the newest verdicts where they differ from the verdicts told before; returns them."""
+    verdicts = "; ".join(f"{record.verdict} {record.candidate}" for record in records)
+    if verdicts != told:
+        for record in records:
+            demands = {one.policy: round(one.demand_units, 2) for one in record.readings}
+            log.info("decision", verdict=record.verdict, gain=record.gain, candidate=record.candidate, demands=demands)
+    return verdicts
+
+
+def sleep_counts(reports: Iterable[NodeReport]) -> dict[str, float]:
+    """Engines that slept, that woke up, and that failed to, over all hosts, as metrics."""
+    counts = Counter[str]()
+    for report in reports:
+        counts += Counter(slept=report.slept, woken=report.woken)
+        counts += Counter(failed_sleeps=report.failed_sleeps, failed_wakes=report.failed_wakes)
+    return {f"allocation/{name}": counts[name] for name in ("slept", "woken", "failed_sleeps", "failed_wakes")}
+
+
+def _tell(telemetry: Telemetry, shares: Sequence[UnitShare], counts: LeaseCounts) -> None:
+    for share in shares:
+        values = {
+            "allocation/target_units": share.target_units,
+            "allocation/held_units": share.held_units,
+            "allocation/demand_units": share.demand_units,
+            "allocation/progress": share.progress,
+            "allocation/begun_leases": counts.begun[share.policy],
+        }
+        values |= {
+            f"allocation/ended_leases/{why.replace(' ', '_')}": number
+            for (policy, why), number in counts.ended.items()
+            if policy == share.policy
+        }
+        for unit_type, own in share.by_type.items():
+            values |= {
+                type_metric("target_units", unit_type): own.target_units,
+                type_metric("held_units", unit_type): own.held_units,
+                type_metric("unit_tokens_per_s", unit_type): own.tokens_per_s,
+            }
+        telemetry.metrics(share.num_reports, values, policy=share.policy)
+
+
+def tell_gains(telemetry: Telemetry, num_reports: int, gains: Iterable[Gain]) -> None:
+    """Log and count the predicted and the measured gain of moves."""
+    for gain in gains:
+        log.info("move measured", predicted=round(gain.predicted, 3), measured=round(gain.measured, 3))
+        values = {"allocation/predicted_gain": gain.predicted, "allocation/measured_gain": gain.measured}
+        telemetry.metrics(num_reports, values)
+
+
+def _tell_idle(telemetry: Telemetry, num_reports: int, idle_shares: Mapping[str, float]) -> None:
+    units = list(idle_shares)
+    for start in range(0, len(units), UNITS_PER_RECORD):
+        part = units[start : start + UNITS_PER_RECORD]
+        telemetry.metrics(num_reports, {idle_metric(unit): idle_shares[unit] for unit in part})

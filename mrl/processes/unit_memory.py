@@ -1,0 +1,76 @@
+"""Memory of a unit's GPUs, by the driver's own word: how much is in use, and whether engines gave it back."""
+
+from collections.abc import Iterable, Sequence
+
+from mrl.processes.planning.devices import ask_driver
+
+ASK_S = 5.0
+"""The driver has so long to answer one question."""
+ASK_AGAIN_S = 1.0
+"""Least time between a "not given back" and the next question."""
+SPARE_MIB = 512
+"""A GPU may hold so much more than it held at first, and still counts as given back."""
+SLEEPER_MIB = 2048
+"""An engine that sleeps may hold so much of a GPU: its context and its graphs, but no weights and no cache."""
+RETURN_S = 10.0
+"""The driver shows the memory of a process that has ended as free after less than this."""
+
+
+class UnitMemory:
+    """Memory of the GPUs of one unit, against what they held at first."""
+
+    def __init__(self, gpus: Sequence[str]) -> None:
+        self._gpus = gpus
+        self._first_mib = used_gpu_mib(gpus)
+        self._refused_s: float | None = None
+        """Time of the newest "not given back"."""
+        self._held_since_s: float | None = None
+        """Time of the first "not given back" since the memory was free last."""
+
+    def is_given_back(self, now_s: float, *, num_sleepers: int) -> bool:
+        """Whether the GPUs hold no more than at first, and a little for each of so many engines that sleep.
+
+        To be asked when nothing else is on the unit. A driver that does not answer proves nothing about an engine that
+        sleeps; without sleepers the end of all processes is proof enough.
+        """
+        if self._first_mib is None:
+            return num_sleepers == 0
+        if self._refused_s is not None and now_s - self._refused_s < ASK_AGAIN_S:
+            return False
+        now_mib = used_gpu_mib(self._gpus)
+        spare_mib = SPARE_MIB + num_sleepers * SLEEPER_MIB
+        is_free = num_sleepers == 0 if now_mib is None else all(
+            held <= first + spare_mib for held, first in zip(now_mib, self._first_mib, strict=True)
+        )  # fmt: skip
+        self._refused_s = None if is_free else now_s
+        self._held_since_s = None if is_free else now_s if self._held_since_s is None else self._held_since_s
+        return is_free
+
+    def is_kept(self, now_s: float) -> bool:
+        """Whether memory that only engines that sleep can hold was not given back for too long."""
+        return self._held_since_s is not None and now_s - self._held_since_s > RETURN_S
+
+
+def used_gpu_mib(gpus: Sequence[str]) -> list[int] | None:
+    """Memory in use on each of these GPUs, by the driver's own word; None where it cannot be asked."""
+    answer = _asked(gpus, "memory.used")
+    return None if answer is None else read_used_mib(answer)
+
+
+def gpu_models(gpus: Sequence[str]) -> list[str]:
+    """What the driver calls each of these GPUs; empty where it cannot be asked."""
+    models = [line.strip() for line in _asked(gpus, "name") or ()]
+    return models if len(models) == len(gpus) and all(models) else []
+
+
+def _asked(gpus: Sequence[str], what: str) -> list[str] | None:
+    if not gpus:
+        return None
+    ask = [f"--id={','.join(gpus)}", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
+    return ask_driver(ask, within_s=ASK_S)[0]
+
+
+def read_used_mib(lines: Iterable[str]) -> list[int] | None:
+    """The numbers of `nvidia-smi`'s answer; None when one of them is none ("[N/A]" on some devices)."""
+    words = [line.strip() for line in lines if line.strip()]
+    return [int(word) for word in words] if words and all(word.isdigit() for word in words) else None

@@ -1,0 +1,241 @@
+"""The shell of a host's unit guard, inside its supervisor: the parent of processes alone can prove them gone."""
+
+import os
+import signal
+import time
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+
+from mrl.allocation.node_guard import Action, NodeGuard, Seen
+from mrl.config.run_folder import RunFolder
+from mrl.config.schema import RunConfig
+from mrl.config.unit_names import Unit
+from mrl.config.unit_types import seen_type
+from mrl.processes import wiring
+from mrl.processes.host_processes import HostProcesses
+from mrl.processes.planning.devices import visible_gpus
+from mrl.processes.planning.lifecycle import Lifecycle
+from mrl.processes.planning.plan import HOST_ROLE, unit_worker
+from mrl.processes.planning.unit_workers import UNIT, UNIT_POLICY, UNIT_RUN, units_of
+from mrl.processes.sleep_line import ASLEEP, AWAKE, SLEEP, SLEEPLESS, WAKE
+from mrl.processes.unit_memory import UnitMemory, gpu_models
+from mrl.processes.unit_processes import processes_by
+from mrl.records.codec import encode
+from mrl.records.unit_messages import NodeOrders, NodeReport, node_orders_decoder
+from mrl.transport.requests import RequestLink, Requests
+
+REPORT_S = 0.25
+
+
+def lease_units(
+    config: RunConfig,
+    folder: RunFolder,
+    processes: HostProcesses,
+    lifecycle: Lifecycle,
+    *,
+    host: str,
+    is_first: bool,
+    closing: ExitStack,
+) -> None:
+    """Give the units of this host a node that takes part in every turn of the host's supervisor."""
+    units = units_of(config, host, is_first=is_first)
+    if units:
+        gpus = visible_gpus(os.environ)
+        node = UnitNode(config, folder, units, processes, lifecycle, host=host, gpus=gpus, closing=closing)
+        processes.every_turn(node.turn)
+
+
+class UnitNode:
+    """Starts, ends and reports the workers on this host's units, as the allocator orders and the guard allows."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        units: Sequence[Unit],
+        processes: HostProcesses,
+        lifecycle: Lifecycle,
+        *,
+        host: str = "",
+        gpus: Sequence[str] = (),
+        closing: ExitStack,
+    ) -> None:
+        self._config, self._folder, self._processes, self._lifecycle = config, folder, processes, lifecycle
+        self._units = {unit.name: unit for unit in units}
+        self._gpus = gpus
+        types = {unit.name: seen_type(unit, gpu_models(_gpus_of(unit, gpus))) for unit in units}
+        self._guard = NodeGuard(host or HOST_ROLE, self._units, wake_s=config.allocation.wake_s, types=types)
+        self._workers: defaultdict[str, dict[str, str]] = defaultdict(dict)
+        """Unit -> policy -> name of the worker that was started there."""
+        self._asleep: set[str] = set()
+        """Workers that said that their engines sleep."""
+        self._proved: set[str] = set()
+        """Workers among `_asleep` on whose unit the GPUs' memory was given back since."""
+        self._memory = {unit.name: UnitMemory(_gpus_of(unit, gpus)) for unit in units if unit.kind == "gpu"}
+        self._orders: deque[NodeOrders] = deque(maxlen=16)
+        self._told: NodeReport | None = None
+        self._told_s = time.monotonic()
+        self._requests = RequestLink("allocator", Requests())
+        identity = f"{HOST_ROLE}/{host}/units" if host else f"{HOST_ROLE}/units"
+        client = wiring.link(
+            folder,
+            "allocator",
+            identity=identity,
+            on_message=self._take,
+            on_tick=self._requests.on_tick,
+            closing=closing,
+        )
+        self._requests.open(client.post, client.restart)
+
+    def turn(self, now_s: float) -> None:
+        """Obey orders, act, and report; to be called every turn. Raises OSError as the start of a process does."""
+        released = self._released()
+        self._end_sleepers(released)
+        if self._lifecycle.phase == "stopping":
+            return
+        self._listen()
+        while self._orders:
+            self._act(self._guard.obey(self._orders.popleft(), now_s), now_s)
+        self._act(self._guard.step(now_s, self._look), now_s)
+        self._report(now_s, released)
+
+    def _take(self, body: bytes) -> None:
+        """Keep orders for the next turn; called on the link's thread."""
+        orders = self._requests.read(body, node_orders_decoder)
+        if orders is not None:  # else the allocator says it again
+            self._orders.append(orders)
+            self._requests.answered(self._requests.core.newest_report, time.monotonic())
+
+    def _act(self, actions: Sequence[Action], now_s: float) -> None:
+        for action in actions:
+            match action.kind:
+                case "start":
+                    self._start(action, now_s)
+                case "wake":
+                    self._wake(action)
+                case "sleep":
+                    self._processes.say(self._workers[action.unit][action.policy], SLEEP)
+                case "end":
+                    self._processes.dismiss(self._workers[action.unit][action.policy], signal.SIGTERM)
+                case "kill":
+                    self._kill(action.unit, now_s)
+
+    def _listen(self) -> None:
+        """Take the words of workers about the sleep of their engines."""
+        for unit, workers in self._workers.items():
+            for policy, name in workers.items():
+                for words in self._processes.heard_from(name):
+                    self._hear(unit, policy, words)
+
+    def _hear(self, unit: str, policy: str, words: str) -> None:
+        name, (word, _, epoch) = self._workers[unit][policy], words.partition(" ")
+        if word == ASLEEP:
+            self._asleep.add(name)
+        elif word == AWAKE and epoch.isdigit():
+            self._guard.woke(unit, int(epoch))
+        elif word == SLEEPLESS:
+            self._guard.could_not_sleep(unit)
+            self._processes.dismiss(name, signal.SIGTERM)
+
+    def _start(self, action: Action, now_s: float) -> None:
+        spec = unit_worker(
+            self._config,
+            self._folder.path,
+            self._units[action.unit],
+            policy=action.policy,
+            epoch=action.epoch,
+            gpus=self._gpus,
+        )
+        self._workers[action.unit][action.policy] = spec.name
+        self._forget_sleep(spec.name)
+        self._processes.place(spec, now_s)
+
+    def _wake(self, action: Action) -> None:
+        """Tell the engine to wake up; the guard has it killed when its time for that is over."""
+        name = self._workers[action.unit][action.policy]
+        self._forget_sleep(name)
+        self._processes.say(name, WAKE, action.epoch)
+
+    def _kill(self, unit: str, now_s: float) -> None:
+        """Kill all that does not sleep: workers' groups and descendants, and whatever else was started from them.
+
+        Engines that sleep are spared where the GPUs' memory was given back, and as long as it stays so.
+        """
+        is_kept = unit in self._memory and self._memory[unit].is_kept(now_s)
+        spared = {policy for policy, name in self._workers[unit].items() if self._is_proved(name) and not is_kept}
+        for policy in self._workers[unit].keys() - spared:
+            self._end(self._workers[unit][policy])
+        for policy, pids in self._on_unit(unit).items():
+            for pid in pids if policy not in spared else ():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _is_proved(self, name: str) -> bool:
+        return name in self._proved and self._processes.is_there(name)
+
+    def _end(self, name: str) -> None:
+        self._forget_sleep(name)
+        self._processes.dismiss(name, signal.SIGKILL)
+
+    def _forget_sleep(self, name: str) -> None:
+        self._asleep.discard(name)
+        self._proved.discard(name)
+
+    def _end_sleepers(self, released: Sequence[str]) -> None:
+        """End engines that sleep and belong to a released policy: no order will wake them."""
+        for workers in self._workers.values():
+            for policy, name in workers.items():
+                if name in self._asleep and policy in released:
+                    self._end(name)
+
+    def _look(self, unit: str) -> Seen:
+        """Quiet: every worker sleeps or is reaped, its descendants are gone, and the GPUs' memory is given back.
+
+        A worker's own word is no proof that its engine sleeps: the memory has to be free, too.
+        """
+        found, workers = self._on_unit(unit), self._workers[unit]
+        there = {policy for policy, name in workers.items() if self._processes.is_there(name)}
+        asleep = frozenset(policy for policy in there & found.keys() if workers[policy] in self._asleep)
+        is_quiet = (there | found.keys()) <= asleep and self._is_given_back(unit, len(asleep))
+        if is_quiet:
+            self._proved |= {workers[policy] for policy in asleep}
+        return Seen(is_quiet, asleep)
+
+    def _is_given_back(self, unit: str, num_sleepers: int) -> bool:
+        memory = self._memory.get(unit)
+        return memory is None or memory.is_given_back(time.monotonic(), num_sleepers=num_sleepers)
+
+    def _on_unit(self, unit: str) -> dict[str, list[int]]:
+        """Policy -> all processes on a unit."""
+        return processes_by(UNIT_POLICY, self._mark(unit))
+
+    def _mark(self, unit: str) -> dict[str, str]:
+        return {UNIT: unit, UNIT_RUN: str(self._folder.path.absolute())}
+
+    def _report(self, now_s: float, released: Sequence[str]) -> None:
+        report = self._guard.report(released, self._failed(now_s))
+        if report == self._told and now_s - self._told_s < REPORT_S:
+            return
+        self._told, self._told_s = report, now_s
+        self._requests.report(encode(report), now_s)
+
+    def _failed(self, now_s: float) -> dict[str, str]:
+        """Unit -> policy whose engine failed there again and again and is left alone for now."""
+        return {
+            unit: policy
+            for unit, workers in self._workers.items()
+            for policy, name in workers.items()
+            if self._processes.is_given_up(name, now_s)
+        }
+
+    def _released(self) -> list[str]:
+        """Policies that need no engine any more."""
+        lifecycle, learning = self._lifecycle, self._config.learning
+        if lifecycle.phase != "running":
+            return list(learning)
+        return [name for name in learning if name in lifecycle.stopped or f"learner/{name}" in lifecycle.done]
+
+
+def _gpus_of(unit: Unit, gpus: Sequence[str]) -> list[str]:
+    return [gpus[device] for device in unit.devices] if unit.kind == "gpu" else []

@@ -1,0 +1,322 @@
+"""A rollout worker of one policy.
+
+Owns: one engine in this process, and the groups and held-out answers that its learner has not acknowledged.
+Speaks: work requests and groups to the learner, records and scores to the exchange, lease requests to the allocator.
+Waits for: granted work and a lease, both bounded; in a synchronous run the exchange's word that it has what was
+    published. The worker of a frozen policy evaluates it once and waits for score requests, without a bound: idle, it
+    costs nothing.
+Unblocked by: the learner's next version (it raises the staleness budget), the allocator's next grant, the exchange.
+If it dies: the supervisor starts it again; the learner grants its work anew.
+"""
+
+import itertools
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import structlog
+
+from mrl.alignment.receiver import Receiver, load_receiver
+from mrl.allocation.lease import LeaseHolder, Used
+from mrl.config.run_folder import RunFolder
+from mrl.config.schema import NO_EVALUATION, RunConfig
+from mrl.engines.bounds import load_bound_s
+from mrl.engines.engine import Engine
+from mrl.errors import PeerLost, RoleFailed
+from mrl.exchange.client import ExchangeClient
+from mrl.metrics.telemetry import Telemetry
+from mrl.models.prompting import PromptEncoder
+from mrl.processes import wiring
+from mrl.processes.engines import answers_at_once, build_engine, check_lengths
+from mrl.processes.planning.unit_workers import UNIT, UNIT_EPOCH
+from mrl.processes.sleep_line import WorkerLine
+from mrl.records.evaluation_messages import result_name
+from mrl.records.experience import ExperienceRecord
+from mrl.records.rollouts import ScoredGroup
+from mrl.rollout.duties import Duties
+from mrl.rollout.frozen import FROZEN, FrozenLife
+from mrl.rollout.frozen_evaluation import FrozenEvaluation
+from mrl.rollout.link import WorkerLink
+from mrl.rollout.peer_scoring import Scorer
+from mrl.rollout.sampling import Sampler
+from mrl.rollout.worker_loop import RolloutLoop
+from mrl.sharing.context import sharing_context
+from mrl.sharing.regime import Author, Regime
+from mrl.sharing.regimes import build_regime, scorers
+from mrl.tasks.pool import build_pool
+from mrl.weights.canary_texts import NUM_PROMPTS, longest_row, texts_of_prompts
+from mrl.weights.manifest import Manifest
+from mrl.weights.own_folder import describe_folder
+
+FLUSH_SLICE_S = 0.5
+TOKENS_PER_TOKEN = 4
+"""A peer's text is scored up to this many times the tokens of the longest answer of any policy."""
+
+log = structlog.get_logger()
+
+
+def main(run_folder: Path, policy: str, index: int) -> int:
+    """Sample for one policy until told to stop."""
+    role = f"worker/{policy}/{index}"
+
+    def body(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
+        return _work(config, folder, closing, policy, role)
+
+    return wiring.run_role(run_folder, role, policy, body)
+
+
+def build_sampler(
+    config: RunConfig, policy: str, make_engine: Callable[[Receiver], Engine]
+) -> tuple[Sampler, Receiver]:
+    """What a worker samples with: engine, prompt pool and tokenizer of one policy."""
+    model_folder = Path(config.policies[policy].model)
+    receiver = load_receiver(model_folder)
+    encoder = PromptEncoder(model_folder)
+    pool = build_pool(config.tasks, config.pool)
+    check_lengths(config, policy, pool, encoder.token_ids)
+    engine = make_engine(receiver)
+    sampler = Sampler(policy, config.run.seed, engine, pool, encoder.token_ids, receiver.completion_bytes)
+    return sampler, receiver
+
+
+def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str, role: str) -> int:
+    stop = wiring.stop_event()
+    telemetry = wiring.connect_telemetry(folder, role, policy, closing)
+    table = config.policies[policy]
+    is_server = table.rollout.engine != "embedded"
+    telemetry.doing("starting")
+    link = None if table.frozen else _connect_learner(folder, policy, role, closing)  # it hears that the engine starts
+    # Before the engine is there, so that the host never holds the model twice.
+    own = _own_folder(config, policy) if table.frozen and is_server else None
+    with telemetry.awaiting("engine", whom=table.rollout.engine, bound_s=table.rollout.server.start_s):
+        sampler, receiver = build_sampler(
+            config, policy, lambda receiver: build_engine(config, policy, receiver, folder, role)
+        )
+    closing.callback(sampler.pool.close)
+    closing.callback(sampler.engine.close)
+    exchange = wiring.connect_exchange(folder, role, policy, closing)
+    scorer = _scorer(config, sampler, receiver, exchange)
+    if table.frozen:
+        assert scorer is not None, "checked before the start: a frozen policy scores"
+        exchange.announce(FROZEN)
+        evaluation = _frozen_evaluation(config, folder, sampler, telemetry)
+        life = FrozenLife(scorer, sampler.engine, telemetry, manifest=own, evaluation=evaluation)
+        life.run(stop.is_set)
+        return 0
+    regime = build_regime(config.sharing, sharing_context(config, policy, receiver))
+    lease = LeaseHolder(role, policy, unit=os.environ.get(UNIT, ""), unit_epoch=int(os.environ.get(UNIT_EPOCH, 0)))
+    line = WorkerLine.of_this_process()
+    duties = Duties(
+        rest=None if line is None else _UnitRest(line, lease, stop.is_set),
+        max_answers=_max_answers(config, policy, lease),
+        has_lost_lease=lambda: not config.run.sync and lease.is_lost(time.monotonic()),
+        rests_unleased=not is_server,
+        publish=_publisher(regime, receiver, policy, _sender(config, exchange, telemetry, stop)),
+        scorer=scorer,
+        max_staleness_versions=table.learner.max_staleness_versions,
+        held_out_share=None if config.evaluation.every == NO_EVALUATION else config.evaluation.share,
+        in_step=config.run.sync,
+    )
+    assert link is not None, "a policy that learns"
+    loop = RolloutLoop(
+        sampler,
+        link,
+        telemetry,
+        duties,
+        group_size=table.rollout.group_size,
+        learner_bound_s=_learner_bound_s(config, policy),
+    )
+    _connect_allocator(folder, role, lease, loop, closing)
+    loop.run(lambda: stop.is_set() or lease.has_lost_unit)
+    if lease.has_lost_unit and not stop.is_set():
+        raise RoleFailed("it was stopped for longer than its lease: its unit may be somebody else's by now")
+    if UNIT not in os.environ:  # a unit is free once its node has seen this process end
+        sampler.engine.close()
+        lease.give_back(time.monotonic())
+    return 0
+
+
+def _own_folder(config: RunConfig, policy: str) -> Manifest:
+    """What a server of a frozen policy has to prove, by prompts of the pool."""
+    table = config.policies[policy]
+    encoder, pool = PromptEncoder(Path(table.model)), build_pool(config.tasks, config.pool)
+    prompts = [encoder.token_ids(pool.prompt_at(place).text) for place in range(min(len(pool), NUM_PROMPTS))]
+    pool.close()
+    server = table.rollout.server
+    texts = texts_of_prompts(prompts, max_row_tokens=longest_row(server.context_tokens))
+    return describe_folder(Path(table.model), policy, FROZEN, texts, server.dtype)
+
+
+def _learner_bound_s(config: RunConfig, policy: str) -> float:
+    """Longer than its learner may take to give up, to start again and to load its model."""
+    table, sync_s = config.policies[policy], 3 * config.run.sync_timeout_s if config.run.sync else 0.0
+    start_s = config.supervision.start_s + load_bound_s(Path(table.model))
+    return 2 * table.learner.data_timeout_s + start_s + sync_s
+
+
+class _UnitRest:
+    """Sleep as the node of the worker's unit orders it."""
+
+    def __init__(self, line: WorkerLine, lease: LeaseHolder, stopping: Callable[[], bool]) -> None:
+        self._line, self._lease, self._stopping = line, lease, stopping
+        self._epoch = 0
+
+    def is_due(self) -> bool:
+        return self._line.is_due()
+
+    def refuse(self) -> None:
+        self._line.refuse()
+
+    def sleep(self) -> bool:
+        self._lease.rest()
+        epoch = self._line.rest(self._stopping)
+        if epoch is None and not self._stopping():
+            raise PeerLost("the node of its unit is gone: nobody else may wake it")
+        self._epoch = epoch or 0
+        return epoch is not None
+
+    def awake(self) -> None:
+        self._lease.wake(self._epoch, time.monotonic())
+        self._line.awake(self._epoch)
+
+
+def _frozen_evaluation(
+    config: RunConfig, folder: RunFolder, sampler: Sampler, telemetry: Telemetry
+) -> FrozenEvaluation | None:
+    """By the policy's first worker. Its weights never change, so neither does the result of an earlier attempt."""
+    is_first = telemetry.role == f"worker/{sampler.policy}/0"
+    is_there = (folder.evaluation / result_name(sampler.policy, FROZEN.step)).exists()
+    if not is_first or is_there or config.evaluation.every == NO_EVALUATION:
+        return None
+    return FrozenEvaluation(
+        sampler,
+        telemetry,
+        FROZEN,
+        sampler.pool.held_out,
+        folder=folder.evaluation,
+        max_answers=answers_at_once(config, sampler.policy),
+        share=config.evaluation.share,
+    )
+
+
+def _scorer(config: RunConfig, sampler: Sampler, receiver: Receiver, exchange: ExchangeClient) -> Scorer | None:
+    """What answers the peers' score requests, where the regime lets this policy score."""
+    policy = sampler.policy
+    if policy not in scorers(config.sharing, config.policies):
+        return None
+    exchange.subscribe(["score_request"])
+    longest = max(table.rollout.max_new_tokens for table in config.policies.values())
+    keeps_step = config.run.sync and not config.policies[policy].frozen
+    return Scorer(sampler, receiver, exchange, max_answer_tokens=TOKENS_PER_TOKEN * longest, keeps_step=keeps_step)
+
+
+def _max_answers(config: RunConfig, policy: str, lease: LeaseHolder) -> Callable[[int], int]:
+    """What the lease allows; the whole batch in a synchronous run, since what is sampled together decides every bit."""
+    table = config.policies[policy]
+    if config.run.sync:
+        return WholeBatch(lease, table.learner.prompts_per_step * table.rollout.group_size)
+    return LeasedAnswers(lease, table.rollout.group_size)
+
+
+class WholeBatch:
+    """As many answers as a batch has. The lease is looked at all the same: one that was lost is not renewed before."""
+
+    def __init__(self, lease: LeaseHolder, num_answers: int) -> None:
+        self._lease, self._num_answers = lease, num_answers
+
+    def __call__(self, in_flight: int) -> int:
+        """Told how many are in flight."""
+        self._lease.slots(time.monotonic())
+        return self._num_answers
+
+
+class LeasedAnswers:
+    """How many answers the lease allows; the log tells when that changes, and how many may be in flight at most."""
+
+    def __init__(self, lease: LeaseHolder, group_size: int) -> None:
+        self._lease, self._group_size = lease, group_size
+        self._told = 0
+
+    def __call__(self, in_flight: int) -> int:
+        """Told how many are in flight. They are given back by whole groups, as they are leased."""
+        in_use = math.ceil(in_flight / self._group_size) * self._group_size
+        leased = self._lease.slots(time.monotonic(), in_use)
+        at_most = max(leased, in_use)
+        if at_most != self._told:
+            log.info("slots", leased=leased, at_most=at_most)
+            self._told = at_most
+        return leased
+
+
+def _sender(
+    config: RunConfig, exchange: ExchangeClient, telemetry: Telemetry, stop: threading.Event
+) -> Callable[[Sequence[ExperienceRecord]], None]:
+    """A synchronous run waits until the exchange has what was published, and only then gives the learner the groups."""
+    if not config.run.sync:
+        return exchange.publish
+    bound_s = config.run.sync_timeout_s
+
+    def send(records: Sequence[ExperienceRecord]) -> None:
+        deadline_s = time.monotonic() + bound_s
+        with telemetry.awaiting("acknowledgement", whom="exchange", bound_s=bound_s):
+            exchange.publish(records, room_within_s=bound_s)
+            while not stop.is_set() and not exchange.flush(FLUSH_SLICE_S):
+                if time.monotonic() > deadline_s:
+                    raise PeerLost(f"the exchange did not acknowledge what was published within {bound_s:g} s")
+
+    return send
+
+
+def _connect_learner(folder: RunFolder, policy: str, role: str, closing: ExitStack) -> WorkerLink:
+    work = WorkerLink(role, learner=f"learner/{policy}")
+    client = wiring.link(
+        folder, f"learner-{policy}", identity=role, on_message=work.on_message, on_tick=work.on_tick, closing=closing
+    )
+    work.open(client.post, client.restart)
+    return work
+
+
+def _connect_allocator(folder: RunFolder, role: str, lease: LeaseHolder, loop: RolloutLoop, closing: ExitStack) -> None:
+    def used() -> Used:
+        totals = loop.totals
+        return Used(totals.tokens, totals.slot_seconds, totals.busy_s, totals.sampled_tokens, totals.full_answers)
+
+    client = wiring.link(
+        folder,
+        "allocator",
+        identity=role,
+        on_message=lambda body: lease.on_message(body, time.monotonic()),
+        on_tick=lambda now_s: lease.on_tick(now_s, used()),
+        closing=closing,
+    )
+    lease.open(client.post, client.restart)
+
+
+def _publisher(
+    regime: Regime, receiver: Receiver, policy: str, send: Callable[[Sequence[ExperienceRecord]], None]
+) -> Callable[[Sequence[ScoredGroup]], None]:
+    def publish(groups: Sequence[ScoredGroup]) -> None:
+        records: list[ExperienceRecord] = []
+        for group in groups:
+            author = Author(
+                policy=policy,
+                fingerprint=receiver.fingerprint,
+                verifier=group.task,
+                make_id=_record_ids(policy, group.ticket),
+                now_unix_s=time.time(),
+            )
+            records += regime.publish(group, author)
+        if records:
+            send(records)
+
+    return publish
+
+
+def _record_ids(policy: str, ticket: str) -> Callable[[], str]:
+    """Ids that come out the same when the same group is published again."""
+    numbers = itertools.count()
+    return lambda: f"{policy}:{ticket}:{next(numbers)}"

@@ -1,0 +1,203 @@
+"""What engines that take turns on units need, in the plan that `mrl check` shows and before a run where they sleep."""
+
+from pathlib import Path
+
+import pytest
+
+from mrl.cli.main import main
+from mrl.config.load import load_config
+from mrl.config.schema import RunConfig
+from mrl.engines.sglang_launch import SPARE_TOKENS
+from mrl.errors import ConfigError
+from mrl.memory_plan.needs import FLOAT_BYTES, MIB, SERVER_MIB, TORCH_MIB, VOCABULARY_BYTES
+from mrl.memory_plan.run_memory import ProcessNeed, by_device, check_sleepers, memory_plan
+from mrl.processes.planning.plan import Plan, build_plan
+
+CONFIG = """
+[run]
+name = "r"
+steps = 2
+folder = "{folder}"
+[pool]
+train_prompts = 4
+held_out_prompts = 2
+[tasks.trim]
+source = "words"
+dataset = "trim"
+[allocation]
+units = ["cpu:0", "cpu:1", "gpu:0"]
+floor_units = 0
+[policies.large]
+model = "{folder}/large"
+source = "maker/Large-2B"
+[policies.small]
+model = "{folder}/small"
+source = "maker/Small-1B"
+rollout = {{ engine = "vllm" }}
+[policies.one]
+model = "{folder}/one"
+source = "maker/One-2B"
+device = "cuda"
+[policies.two]
+model = "{folder}/two"
+source = "maker/Two-1B"
+device = "cuda"
+"""
+LARGE, SMALL = ("worker/large/0", "cpu:0"), ("worker/small/0", "cpu:0")
+ONE, TWO = ("worker/one/2", "gpu:0"), ("worker/two/2", "gpu:0")
+BILLION_MIB = FLOAT_BYTES * 1e9 / MIB
+VOCABULARY = VOCABULARY_BYTES * 32_000.0
+"""That of a model of which nothing is known."""
+PROCESS_MIB = TORCH_MIB + VOCABULARY / MIB
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two policies on cores, one of them in a server, and two on a GPU; no model is there."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a,b,c")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    path = tmp_path / "r.toml"
+    path.write_text(CONFIG.format(folder=tmp_path))
+    return path
+
+
+def planned(path: Path, residency: str, *overrides: str) -> tuple[RunConfig, Plan]:
+    config = load_config(path, ["--allocation.residency", residency, *overrides])
+    return config, build_plan(config, Path("r"), gpus=["a", "b", "c"])
+
+
+def on_units(needs: list[ProcessNeed]) -> dict[tuple[str, str], ProcessNeed]:
+    return {(need.spec.name, need.spec.env["MRL_UNIT"]): need for need in needs if "MRL_UNIT" in need.spec.env}
+
+
+def test_engines_that_end_count_once_on_each_unit(config: Path) -> None:
+    """The largest that may be there; the others are listed with nothing."""
+    needs = memory_plan(*planned(config, "stop", "--policies.large.rollout.weights", "broadcast"))
+    staged = {
+        need.spec.name: need.host.parts["published weights"] / MIB for need in needs if need.spec.role == "learner"
+    }
+    assert staged["learner/large"] == pytest.approx(2 * 2 * BILLION_MIB, rel=0.2), "two copies of two billion numbers"
+    found = on_units(needs)
+    assert len(found) == 6, "two policies on each of three units"
+    assert found[LARGE].host.mib > TORCH_MIB + 2 * 2 * BILLION_MIB, "served and next weights, and a cache"
+    assert (found[SMALL].host_mib, found[SMALL].device) == (0.0, None)
+    one = found[ONE].device
+    assert one is not None
+    assert found[TWO].device is None
+    assert (found[ONE].host_mib, found[TWO].host_mib) == (PROCESS_MIB, 0.0), "a process, whichever it is"
+    assert by_device(needs)["a"] == one.mib
+
+
+def test_engines_that_sleep_lie_beside_the_one_that_is_awake(config: Path) -> None:
+    """Transformers keeps the weights that it served: from a GPU they go into main memory. On cores engines end."""
+    needs = memory_plan(*planned(config, "sleep"))
+    found = on_units(needs)
+    awake = on_units(memory_plan(*planned(config, "stop")))
+    one = awake[ONE].device
+    assert one is not None
+    assert (found[LARGE].host, found[SMALL].host) == (awake[LARGE].host, awake[SMALL].host)
+    assert (found[SMALL].host.moment, found[ONE].host.moment) == ("ended", "asleep")
+    assert found[ONE].device == one
+    served_mib = one.parts["weights"] / 2 / MIB
+    assert found[ONE].host_mib == pytest.approx(PROCESS_MIB + served_mib), "while two has the GPU"
+    assert (found[TWO].host_mib, found[TWO].device) == (PROCESS_MIB, None)
+    assert by_device(needs)["a"] == one.mib
+
+
+@pytest.mark.thorough
+def test_a_server_has_its_processes_on_the_host_and_on_cores_its_cache_too(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's cache is what its variable says, SGLang's as long as all its answers; a GPU's is not mrl's to say.
+
+    The server on cores has its units alone: beside a larger engine it would count for nothing. For a GPU new weights,
+    in bfloat16, are read into main memory first.
+    """
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "3")
+
+    def parts(which: tuple[str, str], *overrides: str) -> tuple[dict[str, float], dict[str, float]]:
+        """On the host, and on a device."""
+        need = on_units(memory_plan(*planned(config, "sleep", *overrides)))[which]
+        return need.host.parts, {} if need.device is None else need.device.parts
+
+    processes = {"process": TORCH_MIB * MIB, "vocabulary": VOCABULARY, "server's processes": SERVER_MIB["vllm"] * MIB}
+    alone = ["--policies.large.device", "cuda"]
+    once = parts(SMALL, *alone, "--policies.small.rollout.engine", "embedded")[0]["weights"] / 2
+    cache = {"key-value cache": 3 * 1024 * MIB}
+    assert parts(SMALL, *alone)[0] == {**processes, **cache, "server's weights": once, "new weights": 2 * once}
+    sglang = [*alone, "--policies.small.rollout.engine", "sglang", "--policies.small.rollout.server.context_tokens"]
+    short, long = (parts(SMALL, *sglang, tokens)[0]["key-value cache"] for tokens in ("100", "300"))
+    assert long / short == pytest.approx((300 + SPARE_TOKENS) / (100 + SPARE_TOKENS))
+    more = parts(SMALL, *sglang, "100", "--policies.small.learner.prompts_per_step", "1", "--allocation.slots", "1020")
+    assert more[0]["key-value cache"] == 2 * short, "as many as the server is started for, not as the learner wants"
+    host, device = parts(ONE, "--policies.one.rollout.engine", "vllm", "--policies.two.rollout.engine", "vllm")
+    assert host == processes | {"new weights": pytest.approx(4 * BILLION_MIB / FLOAT_BYTES * MIB, rel=0.1)}
+    assert device.keys() == {"server's weights"}
+
+
+@pytest.mark.thorough
+def test_nothing_of_a_server_that_somebody_else_started_is_counted(config: Path) -> None:
+    """It may be on another host."""
+    url = ["--policies.small.rollout.server.url", "http://127.0.0.1:1"]
+    needs = memory_plan(*planned(config, "stop", "--allocation.units", "[]", "--allocation.floor_units", "1", *url))
+    (worker,) = [need for need in needs if need.spec.name == "worker/small/0"]
+    assert worker.host.parts.keys() == {"process", "vocabulary"}
+
+
+def test_a_cache_that_is_no_number_is_one_line(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the environment's, which nothing else looks at."""
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "much")
+    with pytest.raises(ConfigError, match=r"VLLM_CPU_KVCACHE_SPACE .*got 'much'; wanted a whole number of GiB"):
+        memory_plan(*planned(config, "sleep"))
+
+
+@pytest.mark.thorough
+def test_an_engine_on_a_unit_has_the_cache_of_its_part_of_the_slots(config: Path) -> None:
+    """A third of them here."""
+    slots = on_units(memory_plan(*planned(config, "stop", "--allocation.slots", "48")))
+    answers = on_units(memory_plan(*planned(config, "stop", "--policies.large.rollout.answers_at_once", "16")))
+    assert slots[LARGE].host == answers[LARGE].host
+
+
+@pytest.mark.thorough
+def test_what_sleeps_and_all_that_runs_beside_it_have_to_fit(config: Path) -> None:
+    """Engines that end are never too many."""
+    asleep, ending = planned(config, "sleep"), planned(config, "stop")
+    needs = memory_plan(*asleep)
+    wanted_mib = sum(need.host_mib for need in needs)
+    leased_mib = sum(need.host_mib for need in on_units(needs).values())
+    assert leased_mib < wanted_mib, "learners count, too"
+    check_sleepers(*asleep, host_mib=1.01 * wanted_mib, where="r.toml")
+    with pytest.raises(ConfigError, match=rf"r.toml: .*got '{wanted_mib:.0f} MiB, {leased_mib:.0f} of them on units"):
+        check_sleepers(*asleep, host_mib=0.99 * wanted_mib, where="r.toml")
+    check_sleepers(*ending, host_mib=1.0, where="r.toml")
+
+
+@pytest.mark.parametrize("command", [["train"], ["launch", "--dry-run"]])
+def test_it_is_looked_at_before_a_run_where_engines_sleep(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    """In one line, before anything is written."""
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("M", (), {"total": 2**30})())
+    monkeypatch.setattr("mrl.processes.preparation.preflight.missing_model", lambda *_: None)
+    monkeypatch.setattr("mrl.processes.preparation.preflight.check_model_folder", lambda *_, **__: None)
+    assert main([*command, str(config), "--allocation.residency", "sleep"]) == 2
+    line = capsys.readouterr().err
+    assert 'allocation.residency = "sleep": all that is in main memory at once' in line
+    assert line.count("\n") == 1
+    assert [path.name for path in config.parent.iterdir()] == ["r.toml"]
+
+
+@pytest.mark.thorough
+def test_check_lists_what_leases_may_start(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each with its unit, and what it needs while another policy has that."""
+    assert main(["check", str(config)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (large,) = [line for line in lines if "worker/large/1" in line]
+    assert "cpu:1" in large
+    assert "sampling" in large
+    (small,) = [line for line in lines if "worker/small/1" in line]
+    assert "0 MiB" in small
+    assert "ended" in small
+    (total,) = [line for line in lines if " processes  " in line and "MiB" in line]
+    assert total.split()[0] == str(2 + 4 + 3), "daemons, learners, one engine on each unit"

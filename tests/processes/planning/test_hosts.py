@@ -1,0 +1,105 @@
+"""Names, addresses and commands of several hosts, and what may not be asked of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrl.config.load import validate
+from mrl.config.schema import RunConfig
+from mrl.errors import ConfigError
+from mrl.processes.planning.dry_run import describe
+from mrl.processes.planning.hosts import SRUN, Host, check_hosts, host_environment, join_argv, parse_hosts, remote_words
+from mrl.processes.planning.plan import build_plan
+
+
+def config_of(*policies: str, exchange: str = "0.0.0.0", device: str = "cpu", **launch: Any) -> RunConfig:
+    tables = {
+        "run": {"name": "r", "steps": 3},
+        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
+        "policies": {name: {"model": "m", "device": device} for name in policies},
+        "exchange": {"host": exchange},
+        "launch": launch,
+    }
+    return validate(tables, where="test")
+
+
+def test_hosts_are_names_with_or_without_an_address() -> None:
+    """What is printed reads back; an empty list is a run on this host."""
+    hosts = parse_hosts("a,b-1.c=10.0.0.2")
+    assert hosts == (Host("a"), Host("b-1.c", "10.0.0.2"))
+    assert parse_hosts(",".join(map(str, hosts))) == hosts
+    assert parse_hosts("") == ()
+    assert host_environment(hosts[1]) == {"MRL_HOST": "b-1.c", "MRL_ADDRESS": "10.0.0.2"}
+    assert host_environment(hosts[0]) == {"MRL_HOST": "a"}
+
+
+@pytest.mark.parametrize(("text", "part"), [("a,a", "stands twice"), ("a,../b", "not a host"), ("=1.2.3.4", "not a")])
+def test_what_is_no_list_of_hosts_is_refused(text: str, part: str) -> None:
+    """A name also names files, so it is a plain word."""
+    with pytest.raises(ConfigError, match=part):
+        parse_hosts(text)
+
+
+def test_a_command_gets_to_a_host_as_the_template_says() -> None:
+    """ssh hands words to a shell, so there they come as one that a shell takes apart again."""
+    there = join_argv("n1", Path("/my runs/r"), ["ip", "netns", "exec", "{host}"], python="py")
+    assert there[:4] == ("ip", "netns", "exec", "n1")
+    assert there[-7:] == ("py", "-m", "mrl", "join", "/my runs/r", "--host", "n1")
+    quoted = join_argv("n1", Path("/my runs/r"), ["/usr/bin/ssh", "-q", "{host}"], python="py")
+    assert quoted[:3] == ("/usr/bin/ssh", "-q", "n1")
+    assert quoted[3].endswith("py -m mrl join '/my runs/r' --host n1")
+    assert len(quoted) == 4
+
+
+def test_srun_is_the_way_within_a_slurm_job_and_only_there() -> None:
+    """Without another host, or where hosts join by themselves, nothing is started anywhere."""
+    hosts = parse_hosts("a,b")
+    job = {"SLURM_JOB_ID": "7"}
+    assert remote_words(config_of("x", "y"), hosts, job, where="t") == list(SRUN)
+    with_cores = remote_words(config_of("x", "y"), hosts, job | {"SLURM_CPUS_PER_TASK": "6"}, where="t")
+    assert with_cores == [*SRUN, "--cpus-per-task=6"]
+    assert "--cpu-bind=none" in SRUN
+    own = config_of("x", "y", remote=["ssh", "{host}"])
+    assert remote_words(own, hosts, {"SLURM_JOB_ID": "7"}, where="t") == ["ssh", "{host}"]
+    assert remote_words(own, hosts[:1], {}, where="t") == []
+    assert remote_words(config_of("x", "y", hosts_join=True), hosts, {"SLURM_JOB_ID": "7"}, where="t") == []
+    with pytest.raises(ConfigError, match="no way to start a command on another host"):
+        remote_words(config_of("x", "y"), hosts, {}, where="t")
+    with pytest.raises(ConfigError, match="name of the host has no place"):
+        remote_words(config_of("x", "y", remote=["ssh", "b"]), hosts, {}, where="t")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "config", "part"),
+    [
+        (["h0", "h1"], config_of("a", "b", exchange="127.0.0.1"), "exchange.host: every host"),
+        (["h0", "h1"], config_of("a", "b", exchange="10.0.0.1"), "exchange.host: every host"),
+        (["h0"], config_of("a", hosts_join=True), "one host only"),
+        ([], config_of("a", policies_on_first_host=False), "one host only"),
+    ],
+)
+def test_hosts_that_contradict_the_configuration_are_refused(hosts: list[str], config: RunConfig, part: str) -> None:
+    """A policy lives whole on one host, and every host listens on its own address."""
+    with pytest.raises(ConfigError, match=part):
+        check_hosts(config, hosts, where="test")
+
+
+def test_hosts_that_fit_pass() -> None:
+    """A host of daemons alone adds one."""
+    check_hosts(config_of("a", "b", exchange="127.0.0.1"), ["h0"], where="test")
+    check_hosts(config_of("a", "b"), ["h0", "h1"], where="test")
+    check_hosts(config_of("a", "b", policies_on_first_host=False), ["h0", "h1", "h2"], where="test")
+
+
+def test_a_dry_run_shows_hosts_commands_devices_and_environments() -> None:
+    """Every process of every host, where it will be started from."""
+    config = config_of("a", "b", device="cuda")
+    plan = build_plan(config, Path("/r"), gpus=["5"], hosts=parse_hosts("h0,h1"), remote=["ssh", "{host}"], python="py")
+    lines = list(describe(plan, config))
+    assert lines[0] == "host h0, owns the run folder"
+    assert lines[lines.index("  learner/a, GPUs 5") + 1].startswith("    py -m torch.distributed.run")
+    there = lines.index("host h1")
+    assert "  learner/b, GPUs that the host shows" in lines[there:]
+    assert "  supervisor/h1" in lines[:there]
+    assert any("MRL_HOST=h1" in line for line in lines[there:])

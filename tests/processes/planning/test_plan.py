@@ -1,0 +1,187 @@
+"""A configuration becomes processes with commands, environments and GPUs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mrl.config.load import validate
+from mrl.config.schema import RunConfig
+from mrl.errors import ConfigError
+from mrl.processes.planning.hosts import Host, counting_gpus
+from mrl.processes.planning.plan import build_plan, shared_gpus
+from mrl.processes.planning.torchrun import ALLOCATOR_WORDS
+
+RECIPE = {"architecture": "llama", "tokenizer": "metaspace", "vocab_size": 512, "hidden_size": 128, "num_layers": 4}
+
+
+def config_of(**policies: dict[str, Any]) -> RunConfig:
+    tables = {
+        "run": {"name": "r", "steps": 3},
+        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
+        "policies": {name: {"model": "m", **table} for name, table in policies.items()},
+        "exchange": {"host": "0.0.0.0"},
+    }
+    return validate(tables, where="test")
+
+
+def test_every_role_has_its_process_in_starting_order() -> None:
+    """Daemons, learners of policies that learn, all workers."""
+    config = config_of(a={"rollout": {"workers": 2}}, teacher={"frozen": True})
+    names = [spec.name for spec in build_plan(config, Path("/r")).processes]
+    assert names == ["exchange", "allocator", "learner/a", "worker/a/0", "worker/a/1", "worker/teacher/0"]
+
+
+def test_commands_and_environments_follow_the_contract() -> None:
+    """Roles run as `python -m mrl ROLE`, learners under torchrun without restarts of its own; threads per role."""
+    config = config_of(a={"learner": {"processes": 2, "threads": 3}, "rollout": {"threads": 4}})
+    specs = {spec.role: spec for spec in build_plan(config, Path("/r"), python="py").processes}
+    assert specs["worker"].argv == ("py", "-m", "mrl", "worker", "--run-folder", "/r", "--policy", "a", "--index", "0")
+    assert specs["exchange"].argv == ("py", "-m", "mrl", "exchange", "--run-folder", "/r")
+    store = "--rdzv-conf store_type=file,keep_alive_interval=600 --rdzv-endpoint {local}/a-{life}"
+    torchrun = f"py -m torch.distributed.run --rdzv-backend c10d {store} --rdzv-id a-{{life}}"
+    learner = f"{torchrun} --max-restarts 0 --nproc-per-node 2 -m mrl learner --run-folder /r --policy a"
+    assert specs["learner"].argv == tuple(learner.split())
+    assert specs["learner"].env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    assert specs["learner"].restart == "until_done"
+    threads = {role: spec.env["OMP_NUM_THREADS"] for role, spec in specs.items()}
+    assert threads == {"exchange": "1", "allocator": "1", "learner": "3", "worker": "4"}
+    assert specs["worker"].env["HF_HUB_OFFLINE"] == "1"
+    assert specs["worker"].log_name == "worker-a-0.log"
+
+
+def test_learners_live_on_the_hosts_in_turn() -> None:
+    """Daemons live on the first, which starts one process for each other one and nothing else there.
+
+    Its two learners make that the fuller one, so that a worker on cores goes to the other.
+    """
+    config = config_of(a={"device": "cuda"}, b={"device": "cuda"}, c={})
+    hosts = (Host("h0"), Host("h1", "10.0.0.2"))
+    plan = build_plan(config, Path("/r"), gpus=["0"], hosts=hosts, remote=["ssh", "{host}"], python="py")
+    homes = {spec.name: spec.host for spec in plan.processes}
+    assert {name for name, host in homes.items() if host == "h1"} == {"learner/b", "worker/b/0", "worker/c/0"}
+    assert [spec.name for spec in plan.joins] == ["supervisor/h1"]
+    assert plan.joins[0].argv[:2] == ("ssh", "h1")
+    assert plan.joins[0].argv[2].endswith("py -m mrl join /r --host h1")
+    assert [spec.name for spec in plan.started_by("h1")] == ["learner/b", "worker/b/0", "worker/c/0"]
+    assert {spec.name for spec in plan.started_by("h0")} == {"supervisor/h1"} | {
+        n for n, h in homes.items() if h == "h0"
+    }
+    specs = {spec.name: spec.env for spec in plan.processes}
+    assert (specs["learner/b"]["MRL_HOST"], specs["learner/b"]["MRL_ADDRESS"]) == ("h1", "10.0.0.2")
+    assert "CUDA_VISIBLE_DEVICES" not in specs["learner/b"], "its host chooses"
+    assert specs["learner/a"]["CUDA_VISIBLE_DEVICES"] == "0"
+    there = build_plan(config, Path("/r"), gpus=["3"], hosts=hosts, here="h1")
+    assert [s.env.get("CUDA_VISIBLE_DEVICES") for s in there.started_by("h1")] == ["3", "3", None]
+    assert there.joins == ()
+
+
+def test_the_first_host_may_have_the_daemons_alone() -> None:
+    """Policies live on the others in turn."""
+    config = config_of(a={}, b={})
+    config = config.model_copy(update={"launch": config.launch.model_copy(update={"policies_on_first_host": False})})
+    plan = build_plan(config, Path("/r"), hosts=(Host("h0"), Host("h1"), Host("h2")), remote=["x", "{host}"])
+    assert [spec.name for spec in plan.processes if spec.host == "h0"] == ["exchange", "allocator"]
+    assert [spec.name for spec in plan.started_by("h1")] == ["learner/a", "worker/a/0"]
+    assert plan.other_hosts == ("h1", "h2")
+
+
+def test_learners_on_gpus_have_a_flight_recorder() -> None:
+    """NCCL's, which writes into the run folder; those on a CPU have none to write."""
+    config = config_of(gpu={"device": "cuda"}, cpu={})
+    specs = {spec.name: spec for spec in build_plan(config, Path("/r"), gpus=("0", "1")).processes}
+    assert specs["learner/gpu"].env["TORCH_FR_DUMP_TEMP_FILE"] == "/r/crash/flight-recorder-gpu-"
+    assert specs["learner/gpu"].env["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+    assert not any(key.startswith(("TORCH_FR", "TORCH_NCCL")) for key in specs["learner/cpu"].env)
+
+
+def test_a_learner_on_a_gpu_has_memory_that_grows_in_place_unless_the_user_said_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the name that torch has for the variable now, or the one that it had; nobody else has it."""
+    config = config_of(a={"device": "cuda"}, b={})
+    for name in ALLOCATOR_WORDS:
+        monkeypatch.delenv(name, raising=False)
+
+    def said() -> dict[str, str]:
+        specs = build_plan(config, Path("/r"), gpus=["0", "1", "2"]).processes
+        return {spec.name: spec.env["PYTORCH_ALLOC_CONF"] for spec in specs if "PYTORCH_ALLOC_CONF" in spec.env}
+
+    assert said() == {"learner/a": "expandable_segments:True"}
+    for name in ALLOCATOR_WORDS:
+        monkeypatch.setenv(name, "max_split_size_mb:512")
+        assert said() == {}
+        monkeypatch.delenv(name)
+
+
+def test_torch_knows_the_variable_by_these_names() -> None:
+    library = (Path(torch.__file__).parent / "lib" / "libc10.so").read_bytes()
+    assert all(name.encode() in library for name in ALLOCATOR_WORDS)
+
+
+def tables(**policy: Any) -> RunConfig:
+    return config_of(a={"device": "cuda", **policy})
+
+
+def test_servers_are_shown_their_gpus_and_shared_ones_are_told() -> None:
+    """One server of two GPUs beside a learner; an embedded engine on its learner's only GPU."""
+    config = tables(rollout={"engine": "vllm", "gpus": 2})
+    plan = build_plan(config, Path("/r"), gpus=["GPU-a", "GPU-b", "GPU-c", "GPU-d"])
+    shown = {spec.name: spec.env.get("CUDA_VISIBLE_DEVICES") for spec in plan.processes}
+    assert (shown["learner/a"], shown["worker/a/0"]) == ("GPU-a", "GPU-b,GPU-c")
+    assert list(shared_gpus(plan)) == []
+    alone = build_plan(tables(), Path("/r"), gpus=["GPU-a"])
+    assert list(shared_gpus(alone)) == [
+        "GPU GPU-a is shared by learner/a, worker/a/0: its memory has to hold all of them"
+    ]
+
+
+def test_workers_may_live_on_other_hosts_than_their_learner() -> None:
+    """Every host finds the same, and knows its own GPUs by name; one that shows fewer is told what was counted on."""
+    config = tables(learner={"processes": 2}, rollout={"engine": "vllm", "workers": 2, "weights": "files"})
+    hosts = (Host("h0"), Host("h1"))
+    config = counting_gpus(config, hosts, 3)
+    assert config.launch.gpus_per_host == 3
+    here = build_plan(config, Path("/r"), gpus=["0", "1", "2"], hosts=hosts, remote=["x", "{host}"])
+    there = build_plan(config, Path("/r"), gpus=["GPU-x"], hosts=hosts, here="h1")
+    assert {spec.name: spec.host for spec in here.processes} == {spec.name: spec.host for spec in there.processes}
+    (worker,) = there.started_by("h1")
+    assert (worker.name, worker.env["CUDA_VISIBLE_DEVICES"]) == ("worker/a/1", "GPU-x")
+    assert [spec.name for spec in here.joins] == ["supervisor/h1"]
+    with pytest.raises(ConfigError, match='host h1 shows fewer GPUs than the plan counts on; got "0 that'):
+        build_plan(config, Path("/r"), gpus=[], hosts=hosts, here="h1")
+
+
+def test_hosts_for_which_nothing_is_left_are_refused() -> None:
+    """One learner and one worker need no third host; with a unit of its own it has something to do."""
+    hosts = (Host("h0"), Host("h1"), Host("h2"))
+    with pytest.raises(ConfigError, match="--hosts: nothing is left for some; got 'h2'; wanted 2 hosts"):
+        build_plan(config_of(a={}), Path("/r"), hosts=hosts)
+    config = config_of(a={})
+    allocation = config.allocation.model_copy(update={"units": ["h1/cpu:0", "h2/cpu:0"], "slots": 1024})
+    plan = build_plan(config.model_copy(update={"allocation": allocation}), Path("/r"), hosts=hosts, remote=["{host}"])
+    assert plan.other_hosts == ("h1", "h2")
+    assert {spec.host for spec in plan.processes} == {"h0"}
+
+
+def test_the_first_host_without_gpus_has_to_be_told_how_many_others_show() -> None:
+    """It plans for all of them."""
+    config = tables(rollout={"engine": "vllm"})
+    launch = config.launch.model_copy(update={"policies_on_first_host": False})
+    apart, hosts = config.model_copy(update={"launch": launch}), (Host("h0"), Host("h1"))
+    with pytest.raises(ConfigError, match=r"launch.gpus_per_host: the first host"):
+        build_plan(apart, Path("/r"), hosts=hosts)
+    told = apart.model_copy(update={"launch": launch.model_copy(update={"gpus_per_host": 2})})
+    assert {spec.name for spec in build_plan(told, Path("/r"), hosts=hosts).started_by("h1")} >= {"worker/a/0"}
+
+
+def test_nccl_stays_on_loopback_unless_weights_are_broadcast_to_another_host() -> None:
+    """It chooses one interface in a process, for all its groups."""
+    hosts = (Host("h0"), Host("h1"))
+    for weights, is_local in (("files", True), ("broadcast", False)):
+        config = config_of(a={"rollout": {"weights": weights}})
+        env = build_plan(config, Path("/r"), hosts=hosts).processes[2].env
+        assert ("NCCL_SOCKET_IFNAME" in env) == is_local
+        assert env["GLOO_SOCKET_IFNAME"] == "lo"
+        assert build_plan(config, Path("/r")).processes[2].env["NCCL_SOCKET_IFNAME"] == "lo"

@@ -1,0 +1,123 @@
+"""Which runs a comparison consists of, and which of them are done."""
+
+import json
+
+import pytest
+
+from mrl.cli.compare import notes
+from mrl.config.load import load_config
+from mrl.config.run_folder import dump_config
+from mrl.config.toml_text import config_toml
+from mrl.errors import ConfigError
+from mrl.processes.preparation.comparison_plan import check_earlier, plan_runs
+from tests.support.compared_runs import CONFIG, TEACHER, arguments, finish
+
+
+def test_every_regime_meets_every_seed_and_seeds_come_first(tmp_path):
+    """A comparison that is stopped early has some of every regime."""
+    runs = plan_runs(arguments(tmp_path, "--regimes", "independent,sgt,sgt", "--seeds", "2"))
+    assert [(run.regime, run.seed) for run in runs] == [("independent", 1), ("sgt", 1), ("independent", 2), ("sgt", 2)]
+    assert [run.folder.name for run in runs] == ["independent-1", "sgt-1", "independent-2", "sgt-2"]
+    assert all(run.config.run.sync and run.config.run.steps == 3 for run in runs)
+    assert {run.config.run.seed for run in runs} == {1, 2}
+    assert runs[1].config.sharing["regime"] == "sgt"
+
+
+def test_a_frozen_policy_is_left_out_where_nobody_asks_it(tmp_path):
+    """Under its regime it stays; the file that is trained says the same as the plan, and the tables say what is out."""
+    independent, rlad = both = plan_runs(arguments(tmp_path, "--regimes", "independent,rlad", "--seeds", "1", *TEACHER))
+    assert (list(independent.config.policies), independent.left_out) == (["a", "b"], ("t",))
+    assert (list(rlad.config.policies), rlad.left_out) == (["a", "b", "t"], ())
+    for one in both:
+        one.config_toml.parent.mkdir(exist_ok=True)
+        one.config_toml.write_text(config_toml(one.config))
+        assert load_config(one.config_toml) == one.config
+    assert notes(both, both) == ["independent: without t (frozen), which it never asks"]
+    assert notes(both, [independent])[1:] == [f"not in the tables: {rlad.folder} did not come to its end"]
+
+
+def test_a_run_with_one_policy_more_is_another_run(tmp_path):
+    """As one that an earlier comparison trained with its frozen policy."""
+    run, whole = plan_runs(arguments(tmp_path, "--regimes", "independent,rlad", "--seeds", "7,7", *TEACHER))
+    finish(run)
+    assert run.state().is_done
+    earlier = dump_config(run.config) | {"policies": dump_config(whole.config)["policies"]}
+    (run.folder / "config.json").write_text(json.dumps(earlier))
+    assert not run.state().is_done
+    with pytest.raises(ConfigError, match="independent-7: holds a run of another configuration"):
+        check_earlier([run])
+
+
+def test_an_unknown_regime_is_refused_by_the_name_of_the_file(tmp_path):
+    """Before anything is written."""
+    with pytest.raises(ConfigError, match=r"small\.toml: sharing\.regime: no such regime; got 'sgd'.*did you mean sgt"):
+        plan_runs(arguments(tmp_path, "--regimes", "independent,sgd"))
+
+
+def test_seeds_may_be_listed_and_pace_be_free(tmp_path):
+    """`11,13` are two seeds, `--async` is asynchronous."""
+    runs = plan_runs(arguments(tmp_path, "--regimes", "sgt", "--seeds", "13,11", "--async"))
+    assert [run.seed for run in runs] == [13, 11]
+    assert not any(run.config.run.sync for run in runs)
+    asked = arguments(tmp_path, "--regimes", "sgt", "--seeds", "1", "--async")
+    asked.config.write_text(CONFIG.replace("steps = 4", "steps = 4\nsync = true"))
+    assert not plan_runs(asked)[0].config.run.sync, "also where the configuration says otherwise"
+
+
+def test_runs_that_evaluate_nothing_are_not_compared(tmp_path):
+    """Refused before the first of them is begun."""
+    asked = arguments(tmp_path, "--regimes", "sgt", "--seeds", "1")
+    asked.overrides = [*asked.overrides, "--evaluation.every", "-1"]
+    with pytest.raises(ConfigError, match=r"evaluation\.every: runs that evaluate nothing cannot be compared; got -1"):
+        plan_runs(asked)
+
+
+@pytest.mark.parametrize("seeds", ["", "three", "0", "-1", "1,x"])
+def test_what_is_no_number_of_seeds_is_refused(tmp_path, seeds):
+    """In one line that says what is wanted."""
+    with pytest.raises(ConfigError, match="--seeds: not a number of seeds"):
+        plan_runs(arguments(tmp_path, f"--seeds={seeds}"))
+
+
+def test_a_run_is_done_when_every_learning_policy_was_evaluated_at_its_end(tmp_path):
+    """A frozen one has no end; a missing evaluation leaves the run open."""
+    first, second = plan_runs(arguments(tmp_path, "--regimes", "sgt", "--seeds", "2"))
+    assert not first.state().is_done
+    finish(first)
+    finish(second, policies=("a",))
+    assert first.state().is_done
+    check_earlier([first, second])
+    assert not second.state().is_done
+
+
+def test_a_run_of_another_configuration_is_not_done(tmp_path):
+    """Other steps, or another learning rate: the earlier run says nothing about this one, and is not deleted for it."""
+    (run,) = plan_runs(arguments(tmp_path, "--regimes", "sgt", "--seeds", "7,7"))
+    check_earlier([run])
+    finish(run, pool={"train_prompts": 5, "held_out_prompts": 5, "seed": 1})
+    assert not run.state().is_done
+    with pytest.raises(ConfigError, match="sgt-7: holds a run of another configuration"):
+        check_earlier([run])
+
+
+def test_models_that_were_made_at_the_start_do_not_matter(tmp_path):
+    """A run's own folder holds the resolved model paths."""
+    (run,) = plan_runs(arguments(tmp_path, "--regimes", "sgt", "--seeds", "7,7"))
+    resolved = dump_config(run.config)["policies"]
+    resolved["a"]["model"] = "/somewhere/else"
+    finish(run, policies=resolved)
+    for name in ("a", "b"):
+        (run.folder / "evaluation" / f"{name}-3.json").write_text("{}")
+    assert not run.state().can_resume
+    (run.folder / "config.json").write_text(json.dumps(dump_config(run.config) | {"policies": resolved}))
+    assert run.state().is_done
+
+
+def test_a_run_is_resumed_once_every_learner_has_a_checkpoint(tmp_path):
+    """Otherwise it starts anew."""
+    (run,) = plan_runs(arguments(tmp_path, "--regimes", "sgt", "--seeds", "7,7"))
+    finish(run, policies=())
+    (run.folder / "checkpoints" / "a" / "step_2").mkdir(parents=True)
+    assert not run.state().can_resume
+    (run.folder / "checkpoints" / "b" / "step_2").mkdir(parents=True)
+    assert run.state().can_resume

@@ -1,0 +1,144 @@
+"""What is refused before anything is started."""
+
+import socket
+from typing import Any
+
+import pytest
+
+from mrl.config.load import validate
+from mrl.config.policy_tables import ObjectiveTable, RolloutTable
+from mrl.config.schema import RunConfig
+from mrl.errors import AddressError, ConfigError, MissingError, ModelFolderError, TaskError
+from mrl.processes.preparation.preflight import (
+    check_adapters,
+    check_frozen,
+    check_scorers,
+    check_tasks,
+    check_teacher,
+    preflight,
+    unasked,
+)
+
+
+def config_with(sharing: dict[str, Any]) -> RunConfig:
+    tables = {
+        "run": {"name": "r", "steps": 3},
+        "tasks": {"trim": {"source": "words", "dataset": "trim"}},
+        "sharing": sharing,
+        "policies": {"a": {"model": "m"}, "b": {"model": "m"}, "teacher": {"model": "m", "frozen": True}},
+    }
+    return validate(tables, where="test")
+
+
+@pytest.mark.parametrize("sharing", [{"regime": "independent"}, {"regime": "rlad", "rlad": {"teacher": "b"}}])
+def test_a_frozen_policy_that_nobody_asks_is_refused(sharing: dict[str, Any]) -> None:
+    """It would only take memory; the line names the command that leaves it out."""
+    with pytest.raises(ConfigError, match=r"policies\.teacher\.frozen: the sharing regime has no use for it") as caught:
+        check_frozen(config_with(sharing), where="test")
+    assert "`mrl compare` leaves it out" in str(caught.value)
+    assert unasked(config_with(sharing), where="test") == ["teacher"]
+
+
+def test_a_frozen_policy_that_scores_passes() -> None:
+    """As the teacher that the regime names."""
+    config = config_with({"regime": "rlad", "rlad": {"teacher": "teacher"}})
+    check_frozen(config, where="test")
+    check_teacher(config, where="test")
+    assert unasked(config, where="test") == []
+
+
+@pytest.mark.parametrize("teacher", ["teacher", "b"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_teacher_in_a_server_scores_at_temperature_one(teacher: str, engine: str) -> None:
+    """Whether it learns itself or is frozen; nobody else is asked for scores."""
+
+    def with_rollout(name: str, rollout: dict[str, Any]) -> RunConfig:
+        config = config_with({"regime": "rlad", "rlad": {"teacher": teacher}})
+        table = config.policies[name].model_copy(update={"rollout": RolloutTable(**rollout)})
+        policies = {key: kept for key, kept in config.policies.items() if key == teacher or not kept.frozen}
+        return config.model_copy(update={"policies": policies | {name: table}})
+
+    told = rf"policies\.{teacher}\.rollout\.temperature: {engine} scores .* got '0\.7, and peers ask {teacher}"
+    with pytest.raises(ConfigError, match=told):
+        preflight(with_rollout(teacher, {"engine": engine, "temperature": 0.7}), where="test")
+    check_scorers(with_rollout(teacher, {"engine": engine}), where="test")
+    check_scorers(with_rollout(teacher, {"temperature": 0.7}), where="test")
+    check_scorers(with_rollout("a", {"engine": engine, "temperature": 0.7}), where="test")
+
+
+def test_a_teacher_that_is_no_policy_is_refused() -> None:
+    """Unsaid, the run would be plain GRPO; other regimes do not read the name."""
+    with pytest.raises(ConfigError) as caught:
+        check_teacher(config_with({"regime": "rlad", "rlad": {"teacher": "teachr"}}), where="test")
+    assert str(caught.value) == (
+        "test: sharing.rlad.teacher: no such policy; got 'teachr'; wanted one of a, b, teacher; "
+        "cure: did you mean 'teacher'?"
+    )
+    check_teacher(config_with({"regime": "sgt", "rlad": {"teacher": "teachr"}}), where="test")
+
+
+def test_an_objective_that_the_regime_breaks_is_refused() -> None:
+    """Before anything is started."""
+    config = config_with({"regime": "rlad", "rlad": {"teacher": "teacher"}})
+    broken = config.policies["a"].model_copy(update={"objective": ObjectiveTable(method="gspo")})
+    config = config.model_copy(update={"policies": config.policies | {"a": broken}})
+    with pytest.raises(ConfigError, match=r"test: policies\.a\.objective\.method: .* wanted grpo, dr_grpo or dapo"):
+        preflight(config, where="test")
+
+
+def test_a_busy_port_of_the_exchange_s_pages_is_refused_unless_they_are_off() -> None:
+    """Before anything is started; free ports are always there."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        config = config_with({"regime": "rlad", "rlad": {"teacher": "teacher"}})
+
+        def changed(**exchange: object) -> RunConfig:
+            return config.model_copy(update={"exchange": config.exchange.model_copy(update=exchange)})
+
+        with pytest.raises(
+            AddressError, match=rf"test: \[exchange\] 127.0.0.1:{port}: cannot listen: the port is busy"
+        ):
+            preflight(changed(metrics_port=port), where="test")
+        for fine in (changed(metrics_port=port, metrics_host=""), changed()):
+            with pytest.raises(ModelFolderError):  # what comes next: the policies' folders are not there
+                preflight(fine, where="test")
+
+
+def test_an_own_verifier_is_started_once_before_anything_else() -> None:
+    """A misspelt module costs one line, and no run."""
+    task = {"source": "words", "dataset": "trim", "verifier": "no_such_module:judge"}
+    tables = {"run": {"name": "r", "steps": 3}, "tasks": {"trim": task}, "sharing": {"regime": "independent"}}
+    config = validate(tables | {"policies": {"a": {"model": "m"}}}, where="test")
+    with pytest.raises(TaskError, match=r"tasks\.trim\.verifier: .* .*No module named 'no_such_module'"):
+        check_tasks(config)
+
+
+def test_adapters_need_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told before anything is started, with the command that gets it; who trains whole weights does not need it."""
+    policies = {"a": {"model": "m", "learner": {"lora": {"rank": 2}}}, "b": {"model": "m"}}
+    tasks = {"trim": {"source": "words", "dataset": "trim"}}
+    config = validate({"run": {"name": "r", "steps": 3}, "tasks": tasks, "policies": policies}, where="test")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    missing: list[MissingError] = []
+    check_adapters(config, missing.append)
+    (told,) = missing
+    assert str(told) == "policies.a.learner.lora: the package peft is not there; cure: pip install 'mrl[lora]'"
+    monkeypatch.undo()
+    check_adapters(config)
+
+
+def test_the_first_host_looks_at_the_cores_of_its_own_units() -> None:
+    """By name and without; what other hosts have is not known here. Told before any model is looked for."""
+    plain = config_with({"regime": "prp"})
+
+    def refusal(*units: str) -> str:
+        table = plain.allocation.model_copy(update={"units": list(units), "floor_units": 0})
+        without_teacher = {name: plain.policies[name] for name in "ab"}
+        config = plain.model_copy(update={"allocation": table, "policies": without_teacher})
+        with pytest.raises((ConfigError, ModelFolderError)) as caught:
+            preflight(config, where="test", first_host="n1")
+        return str(caught.value)
+
+    assert "this host has no core 4000; got 'cpu:4000'" in refusal("cpu:4000")
+    assert "this host has no core 4001; got 'n1/cpu:4001'" in refusal("n2/cpu:4000", "n1/cpu:4001")
+    assert "core" not in refusal("n2/cpu:4000")

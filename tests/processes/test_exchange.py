@@ -1,0 +1,112 @@
+"""The exchange role: its metrics, and its life as a process."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from mrl.metrics.names import is_known
+from mrl.processes.exchange import metrics_of
+from mrl.records.exchange_messages import Announce, Fetch, Hello
+from mrl.records.version import Version
+from mrl.transport.endpoints import port_of, read_endpoint
+from mrl.transport.keys import create_keys
+from tests.support.stored_core import StoredCore
+
+ROLE = "import sys, pathlib; from mrl.processes.exchange import main; sys.exit(main(pathlib.Path(sys.argv[1]), '', 0))"
+
+
+def test_every_metric_is_in_the_table():
+    """Also those of a pair of policies."""
+    core = StoredCore()
+    core.handle(b"l", Hello(client="l", policy="llama"), 0.0)
+    core.handle(b"q", Hello(client="q", policy="qwen"), 0.0)
+    core.handle(b"q", Announce(client="q", policy="qwen", version=Version(0, 3)), 0.0)
+    ask = Fetch(client="l", policy="llama", prompt_ids=["p"], limit=1, max_age_versions=None, watch=True)
+    core.handle(b"l", ask, 0.0)
+    values = metrics_of(core.stat(1.0))
+    assert values["exchange/flow_hit_rate/qwen/llama"] == 0.0
+    assert [name for name in values if not is_known(name)] == []
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder with the least that the role reads."""
+    config = {
+        "run": {"name": "r", "steps": 1},
+        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
+        "policies": {"qwen": {"model": "/nowhere"}},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    create_keys(tmp_path / "keys")
+    return tmp_path
+
+
+@pytest.fixture
+def start(run):
+    """Starts the role in a process of its own."""
+    processes = []
+
+    def start_role():
+        process = subprocess.Popen([sys.executable, "-c", ROLE, str(run)], stderr=subprocess.PIPE, text=True)
+        processes.append(process)
+        return process
+
+    yield start_role
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def wait_until_serving(process):
+    """Read its log until it shows its metrics, which comes last."""
+    for line in process.stderr:
+        if "shows its metrics" in line:
+            return
+    raise AssertionError("the role ended early")
+
+
+@pytest.mark.system
+def test_sigterm_ends_the_role_at_once(start, run):
+    """Exit code 0, with the endpoint published before."""
+    process = start()
+    wait_until_serving(process)
+    assert port_of(read_endpoint(run / "endpoints", "exchange")) > 0
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=3) == 0
+
+
+@pytest.mark.system
+def test_a_second_daemon_of_the_run_is_refused(start):
+    """Exit code 2 and the cure in the last line."""
+    wait_until_serving(start())
+    second = start()
+    _, stderr = second.communicate(timeout=20)
+    assert second.returncode == 2
+    assert "another exchange daemon" in stderr.splitlines()[-1]
+
+
+@pytest.mark.system
+def test_the_role_shows_its_metrics_while_it_serves(start, run):
+    """Handed over anew while it runs; gone with the role."""
+    process = start()
+    wait_until_serving(process)
+    url = read_endpoint(run / "endpoints", "exchange-metrics").replace("tcp://", "http://")
+
+    def uptime_s():
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return float(next(line for line in lines if line.startswith("mrl_exchange_uptime_seconds ")).split()[1])
+
+    first_s, end_s = uptime_s(), time.monotonic() + 10
+    while uptime_s() == first_s:
+        assert time.monotonic() < end_s
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=5) == 0
+    with pytest.raises(urllib.error.URLError):
+        uptime_s()

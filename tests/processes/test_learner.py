@@ -1,0 +1,103 @@
+"""A learner that runs out of memory ends with one line: whose model it was, and the settings that need less."""
+
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from mrl.config.load import validate
+from mrl.config.run_folder import RunFolder
+from mrl.config.schema import NO_EVALUATION, RunConfig
+from mrl.errors import DeviceError
+from mrl.learner.references import CanaryReferences
+from mrl.metrics.telemetry import Telemetry
+from mrl.objectives.specs import Imitation
+from mrl.processes import learner as learner_role
+from mrl.records.version import Version
+from mrl.sharing.recorder import SharingRecorder
+from mrl.sharing.regime import Component
+from mrl.transport.grants import Grant
+from mrl.transport.keys import create_keys
+
+TOO_MANY_BYTES = 1 << 50
+FIRST_RANK = learner_role._first_rank
+
+
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch, tiny_model: Any, tmp_path: Path) -> RunConfig:
+    """That of a learner with a real model in a real trainer, and nobody to speak to."""
+    regime = SimpleNamespace(components=(Component("own", Imitation(), 1.0, "rows", "own"),))
+    for name, value in {
+        "wiring.stop_event": threading.Event,
+        "wiring.connect_telemetry": lambda *_: SimpleNamespace(doing=lambda _: None),
+        "load_receiver": lambda _: None,
+        "sharing_context": lambda *_: None,
+        "build_regime": lambda *_: regime,
+        "read_policy": lambda *_: tiny_model(),
+        "_first_rank": lambda *_, **__: None,
+        "_canary": lambda _config, _policy, trainer, _first: CanaryReferences(trainer, [[3, 5, 9, 2, 7]]),
+    }.items():
+        monkeypatch.setattr(f"{learner_role.__name__}.{name}", value)
+    tables = {
+        "run": {"name": "r", "steps": 1},
+        "tasks": {"trim": {"source": "words", "dataset": "trim"}},
+        "policies": {"qwen": {"model": str(tmp_path / "qwen"), "learner": {"processes": 1, "precision": "bfloat16"}}},
+    }
+    return validate(tables, where="test")
+
+
+def learn(config: RunConfig, folder: Path) -> int:
+    with ExitStack() as closing:
+        return learner_role._learn(config, RunFolder(folder), closing, "qwen", "learner/qwen")
+
+
+@pytest.mark.parametrize(
+    ("planted", "during"),
+    [
+        ("mrl.learner.trainer.place", "at the start of the learner"),
+        ("mrl.learner.training_loop.check_forward", "at the start of the learner"),
+        ("mrl.learner.training_loop.Learner._publish", "in a step"),
+        ("mrl.learner.training_loop.Learner._step", "in a step"),
+    ],
+)
+def test_memory_that_runs_out_ends_a_learner_with_its_cures(
+    monkeypatch: pytest.MonkeyPatch, config: RunConfig, tmp_path: Path, planted: str, during: str
+) -> None:
+    """Wherever it does; the cures are those of the memory plan that the policy has not taken yet."""
+    monkeypatch.setattr(planted, lambda *_, **__: torch.empty(TOO_MANY_BYTES))
+    with pytest.raises(DeviceError) as caught:
+        learn(config, tmp_path)
+    line = str(caught.value)
+    assert line.startswith(f"policies.qwen ({tmp_path / 'qwen'}): out of memory {during}; got ")
+    assert "cure: learner.microbatch_tokens = 2048, learner.activation_checkpointing = true, more ranks" in line
+    assert line.endswith("`mrl check CONFIG` shows what each process needs")
+
+
+@pytest.mark.parametrize(("every", "evaluates"), [(NO_EVALUATION, False), (0, True)])
+def test_a_learner_that_never_evaluates_has_neither_books_nor_a_plan(
+    monkeypatch: pytest.MonkeyPatch, config: RunConfig, tmp_path: Path, every: int, evaluates: bool
+) -> None:
+    """Nobody looks at what could be due, in any step."""
+    monkeypatch.setattr(f"{learner_role.__name__}._connect_allocator", lambda *_: None)
+    monkeypatch.setattr(f"{learner_role.__name__}._canary_prompts", lambda *_: [])
+    pool = config.pool.model_copy(update={"train_prompts": 8, "held_out_prompts": 4})
+    evaluation = config.evaluation.model_copy(update={"every": every})
+    config = config.model_copy(update={"pool": pool, "evaluation": evaluation, "sharing": {"regime": "independent"}})
+    folder = RunFolder(tmp_path)
+    folder.endpoints.mkdir(parents=True)
+    create_keys(folder.keys, [Grant("worker", "qwen")])
+    telemetry = Telemetry("learner/qwen", "qwen", lambda record: True)
+    with ExitStack() as closing:
+        regime, context = SimpleNamespace(), SimpleNamespace(recorder=SharingRecorder())
+        life = learner_role._Life(config, folder, "qwen", telemetry, closing)
+        first = FIRST_RANK(life, regime, context, start=Version(0, 0), checkpoint=None, courier=None)
+    assert (first.evaluations is not None, first.intake._held_out is not None) == (evaluates, evaluates)
+
+
+def test_a_learner_with_memory_enough_ends_as_it_would(config: RunConfig, tmp_path: Path) -> None:
+    """Without planted faults the same learner starts, gets no order, and says that it was stopped early."""
+    assert learn(config, tmp_path) == learner_role.STOPPED_EARLY

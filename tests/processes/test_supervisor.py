@@ -1,0 +1,551 @@
+"""The supervisor's shell, with tiny real child processes in place of roles."""
+
+import contextlib
+import errno
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import pytest
+from rich.console import Console
+
+from mrl.config.load import validate
+from mrl.config.run_folder import RunFolder, create_run_folder
+from mrl.config.schema import RunConfig
+from mrl.config.stop_request import file_stop_request
+from mrl.metrics.jsonl import read_metrics
+from mrl.metrics.timeline import read_timeline
+from mrl.processes.children import Child
+from mrl.processes.display import Display
+from mrl.processes.host_processes import STACKS_S
+from mrl.processes.planning import restarts
+from mrl.processes.planning.plan import Plan, ProcessSpec
+from mrl.processes.supervisor import STOPPED, Supervisor, open_inbox
+from mrl.records.codec import encode
+from mrl.records.telemetry_messages import (
+    HeartbeatRecord,
+    MetricsRecord,
+    SampleRecord,
+    Span,
+    SpansRecord,
+    TelemetryRecord,
+)
+from mrl.transport.grants import Grant, grant_of
+from mrl.transport.keys import load_client_keys
+from mrl.transport.server import Incoming
+
+T = TypeVar("T")
+FOREVER = "import time\nwhile True: time.sleep(60)"
+
+
+class StillBoard:
+    """A board that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.records: list[TelemetryRecord] = []
+        self.notes: list[str] = []
+
+    def apply(self, record: TelemetryRecord, now_s: float) -> None:
+        self.records.append(record)
+
+    def note(self, text: str, now_s: float) -> None:
+        self.notes.append(text)
+
+    def render(self, now_s: float | None = None) -> str:
+        return "board"
+
+    def step_line(self, record: TelemetryRecord) -> str | None:
+        return f"step {record.step}" if isinstance(record, MetricsRecord) and record.role == "learner/a" else None
+
+    def heartbeat_line(self, now_s: float) -> str:
+        return "heartbeat"
+
+    def final_table(self) -> str:
+        return "table"
+
+
+class Script:
+    """An inbox that calls `each_turn` once per turn and hands on what it returns, from `sender` or whom it names."""
+
+    def __init__(self, each_turn: Callable[[], list[TelemetryRecord]] = list, sender: Grant | None = None) -> None:
+        self._each_turn, self._sender = each_turn, sender
+
+    def receive(self, timeout_s: float) -> list[Incoming]:
+        threading.Event().wait(min(timeout_s, 0.01))
+        return [Incoming(b"c", encode(record), self._sender or _author(record)) for record in self._each_turn()]
+
+    def send(self, client: bytes, body: bytes) -> bool:
+        return True
+
+
+def _author(record: TelemetryRecord) -> Grant:
+    return Grant("learner", "a") if isinstance(record, SampleRecord) else grant_of(record.role)
+
+
+def python(name: str, code: str, *, restart: str = "always") -> ProcessSpec:
+    role, _, policy = name.partition("/")
+    argv = (sys.executable, "-S", "-c", code)
+    return ProcessSpec(name=name, role=role, policy=policy, index=0, argv=argv, restart=restart)  # type: ignore[arg-type]
+
+
+def learner(code: str) -> ProcessSpec:
+    return python("learner/a", code, restart="until_done")
+
+
+def config_in(folder: Path, **supervision: float) -> RunConfig:
+    tables = {
+        "run": {"name": "r", "steps": 3, "folder": str(folder), "min_free_mib": 0},
+        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
+        "policies": {"a": {"model": "m"}, "b": {"model": "m"}},
+        "supervision": {"backoff_s": 0.01, **supervision},
+    }
+    return validate(tables, where="test")
+
+
+class Run:
+    """A supervisor over a scripted plan, with what it printed."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *specs: ProcessSpec,
+        each_turn: Callable[[], list[TelemetryRecord]] = list,
+        sender: Grant | None = None,
+        resume: bool = False,
+        **supervision: float,
+    ) -> None:
+        config = config_in(folder, **supervision)
+        self.folder = create_run_folder(config, resume=resume)
+        self.board, self.output = StillBoard(), io.StringIO()
+        display = Display(self.board, Console(file=self.output, width=200))
+        plan = Plan(tuple(specs))
+        self.supervisor = Supervisor(config, self.folder, plan, inbox=Script(each_turn, sender), display=display)
+
+    def __call__(self) -> int:
+        return self.supervisor.run()
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left() -> Iterator[None]:
+    """Whatever a test does, none of its processes may outlive it."""
+    yield
+    left = psutil.Process().children(recursive=True)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    assert left == []
+
+
+def test_all_learners_done_ends_the_other_roles_with_zero(tmp_path: Path) -> None:
+    """A worker that runs for ever is ended once the learner has finished."""
+    run = Run(tmp_path, learner("pass"), python("worker/a/0", FOREVER))
+    assert run() == 0
+    assert run.supervisor.reason == ""
+    assert (run.folder.logs / "latest" / "worker-a-0.log").exists()
+
+
+def test_a_crashed_worker_is_started_again(tmp_path: Path) -> None:
+    """The second life of the worker lets the learner finish; the crash is told, counted and kept."""
+    mark = tmp_path / "mark"
+    crash_once = (
+        f"import os, sys\n"
+        f"if not os.path.exists({str(mark)!r}):\n"
+        f"    open({str(mark)!r}, 'w').close(); sys.exit('ValueError: first life')\n"
+        f"open({str(mark) + '2'!r}, 'w').close()\n{FOREVER}"
+    )
+    wait = f"import os, time\nwhile not os.path.exists({str(mark) + '2'!r}): time.sleep(0.01)"
+    run = Run(tmp_path / "runs", learner(wait), python("worker/a/0", crash_once))
+    assert run() == 0
+    assert any("worker/a/0 exited with code 1 (ValueError: first life)" in note for note in run.board.notes)
+    crash = json.loads((run.folder.crash / "worker-a-0.json").read_text())
+    assert (crash["exit_code"], crash["reason"]) == (1, "ValueError: first life")
+
+
+def test_exit_code_2_ends_the_run_with_that_line(tmp_path: Path) -> None:
+    """A mistake that a person has to cure is not retried."""
+    code = "import sys; sys.stderr.write('mrl: error: no such task\\n'); sys.exit(2)"
+    run = Run(tmp_path, learner(FOREVER), python("worker/a/0", code))
+    assert run() == 2
+    assert run.supervisor.reason == "worker/a/0: no such task"
+    assert "[worker/a/0] mrl: error: no such task" in run.output.getvalue()
+
+
+def test_a_role_that_always_crashes_ends_the_run(tmp_path: Path) -> None:
+    """After the allowed restarts the run ends with 1, the reason, and the last lines of the log."""
+    run = Run(tmp_path, learner(FOREVER), python("exchange", "raise OSError('boom')"), max_restarts=2)
+    assert run() == 1
+    assert run.supervisor.reason == "exchange exited with code 1, after 2 restarts within 60 s: OSError: boom"
+    assert "[exchange] | OSError: boom" in run.output.getvalue()
+
+
+def test_a_host_of_units_that_is_lost_again_and_again_costs_itself_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again after a pause, as when a host reboots; the run goes to its end."""
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 1.0)
+    tries, back = tmp_path / "tries", tmp_path / "back"
+    code = (
+        f"import sys\nopen({str(tries)!r}, 'a').write('x')\n"
+        f"if len(open({str(tries)!r}).read()) < 4: sys.exit(255)\n"
+        f"open({str(back)!r}, 'w').close()\n{FOREVER}"
+    )
+    wait = f"import os, time\nwhile not os.path.exists({str(back)!r}): time.sleep(0.01)"
+    host = python("supervisor/n2", code, restart="spared")
+    run = Run(tmp_path / "runs", learner(wait), host, max_restarts=2)
+    assert run() == 0
+    told = [note for note in run.board.notes if "supervisor/n2" in note]
+    assert len(told) == 3
+    assert "supervisor/n2 exited with code 255, after 2 restarts within 60 s (" in told[2]
+    assert told[2].endswith("; starts again in 1.0 s")
+
+
+def test_a_learner_under_torchrun_that_reports_2_ends_the_run(tmp_path: Path) -> None:
+    """torchrun exits with 1; the code of its rank stands in its summary."""
+    code = "import sys; sys.stderr.write('mrl: error: bad model\\n  exitcode  : 2 (pid: 5)\\n'); sys.exit(1)"
+    run = Run(tmp_path, learner(code))
+    assert run() == 2
+    assert run.supervisor.reason == "learner/a: bad model"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_everything_also_what_ignores_sigterm(tmp_path: Path, number: int, code: int) -> None:
+    """Stubborn processes and grandchildren in sessions of their own are killed, none is left."""
+    stubborn = (
+        "import signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "c = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(c.pid)); time.sleep(600)"
+    )
+
+    def interrupt() -> list[TelemetryRecord]:
+        pid = tmp_path / "pid"
+        if pid.exists() and pid.read_text() and not (tmp_path / "sent").exists():
+            (tmp_path / "sent").touch()
+            os.kill(os.getpid(), number)
+        return []
+
+    run = Run(tmp_path / "runs", learner(FOREVER), python("worker/a/0", stubborn), each_turn=interrupt, stop_s=0.2)
+    assert run() == code
+    grandchild = int((tmp_path / "pid").read_text())
+    assert not psutil.pid_exists(grandchild) or psutil.Process(grandchild).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_silent_role_is_killed_and_started_again(tmp_path: Path) -> None:
+    """A living process without heartbeats counts as hanging; its replacement gets a fresh bound."""
+    mark = tmp_path / "lives"
+    hang = f"open({str(mark)!r}, 'a').write('x')\n{FOREVER}"
+    wait = f"import os, time\nopen({str(mark)!r}, 'a')\nwhile os.path.getsize({str(mark)!r}) < 2: time.sleep(0.01)"
+    specs = (learner(wait), python("worker/a/0", hang))
+    run = Run(tmp_path / "runs", *specs, each_turn=lambda: [beat("learner/a", time.time())], start_s=0.5)
+    assert run() == 0
+    assert any(note.startswith("worker/a/0 is silent for more than 0.5 s") for note in run.board.notes)
+
+
+def test_a_silent_role_writes_its_stacks_before_it_is_killed(tmp_path: Path) -> None:
+    """What it hangs in can be read afterwards."""
+    stacks, done = tmp_path / "stacks", tmp_path / "done"
+    hang = f"""
+import faulthandler, signal, time
+faulthandler.register(signal.SIGUSR1, file=open({str(stacks)!r}, "ab"))
+def hangs_in_here():
+    while True:
+        time.sleep(60)
+hangs_in_here()
+"""
+    wait = f"import os, time\nwhile not os.path.exists({str(done)!r}): time.sleep(0.01)"
+
+    def each_turn() -> list[TelemetryRecord]:
+        if stacks.exists() and b"hangs_in_here" in stacks.read_bytes():
+            done.touch()
+        return [beat("learner/a", time.time())]
+
+    run = Run(tmp_path / "runs", learner(wait), python("worker/a/0", hang), each_turn=each_turn, start_s=1.5)
+    assert run() == 0, run.board.notes
+    assert any("silent" in note for note in run.board.notes)
+
+
+def test_the_successor_of_a_hanging_role_is_not_killed_in_its_place(tmp_path: Path) -> None:
+    """The role ends by itself while it may write its stacks, and its next life is there before the kill is due."""
+    lives = tmp_path / "lives"
+    lives.touch()
+    role = f"""
+import os, signal, time
+signal.signal(signal.SIGUSR1, lambda *_: os._exit(3))
+open({str(lives)!r}, "a").write("x")
+{FOREVER}"""
+    wait = f"import os, time\nwhile os.path.getsize({str(lives)!r}) < 2: time.sleep(0.01)\ntime.sleep({1.5 * STACKS_S})"
+
+    def each_turn() -> list[TelemetryRecord]:
+        alive = ["learner/a", "worker/a/0"] if lives.stat().st_size > 1 else ["learner/a"]
+        return [beat(name, time.time()) for name in alive]
+
+    run = Run(tmp_path / "runs", learner(wait), python("worker/a/0", role), each_turn=each_turn, start_s=0.5)
+    assert run() == 0, run.board.notes
+    assert lives.read_text() == "xx"
+
+
+def test_heartbeats_keep_a_role_alive(tmp_path: Path) -> None:
+    """A role that speaks may take longer than both bounds; strangers are ignored."""
+    wait = learner("import time; time.sleep(1.2)")
+    beats = ("learner/a", "allocator")
+    speak: Callable[[], list[TelemetryRecord]] = lambda: [beat(role, time.time()) for role in beats]  # noqa: E731
+    run = Run(tmp_path, wait, each_turn=speak, silence_s=0.5, start_s=0.5)
+    assert run() == 0
+    assert run.board.notes == []
+
+
+def test_a_beat_of_an_earlier_life_says_nothing_about_this_one(tmp_path: Path) -> None:
+    """What a killed process left in the queue does not arm the limit of its successor, which is still starting."""
+    turns = iter(range(10_000))
+    stale = beat("worker/a/0", time.time() - 100)
+    specs = (learner("import time; time.sleep(0.8)"), python("worker/a/0", FOREVER))
+    run = Run(tmp_path, *specs, each_turn=lambda: [stale] if next(turns) == 5 else [], silence_s=0.2, start_s=30.0)
+    assert run() == 0
+    assert run.board.notes == []
+
+
+def test_telemetry_reaches_metrics_samples_timeline_and_screen(tmp_path: Path) -> None:
+    """Every kind of record goes where it belongs; memory of the tree is measured; rubbish is counted."""
+    sent: list[int] = []
+
+    def once() -> list[TelemetryRecord]:
+        if sent:
+            return []
+        sent.append(1)
+        metrics = MetricsRecord(role="learner/a", policy="a", step=7, time_unix_s=1.0, values={"reward/mean": 0.5})
+        sample = SampleRecord(policy="a", step=7, kind="rollout", task="t", prompt="p", completion="c", reward=1.0)
+        evil = SampleRecord(policy="b", step=7, kind="rollout", task="t", prompt="p", completion="c", reward=1.0)
+        spans = [Span(kind="training", began_unix_s=1.0, duration_s=2.0)]
+        return [metrics, sample, evil, SpansRecord(role="learner/a", policy="a", spans=spans)]
+
+    run = Run(tmp_path, learner("import time; time.sleep(0.3)"), each_turn=once)
+    assert run() == 0
+    lines = read_metrics(run.folder.metrics_jsonl)
+    assert any(line["role"] == "learner/a" and line["step"] == 7 for line in lines)
+    assert any(line["role"] == "supervisor" and line["values"]["process/pss_mib"] > 1 for line in lines)
+    assert (run.folder.rollouts / "step_7" / "a.jsonl").exists()
+    assert [(one.role, one.kind) for one in read_timeline(run.folder.timeline_jsonl)] == [("learner/a", "training")]
+    assert "step 7" in run.output.getvalue()
+    assert run.supervisor.num_malformed == 1
+
+
+def test_a_sample_that_names_no_policy_is_dropped(tmp_path: Path) -> None:
+    """A policy that is a path is refused even from a role that may speak of all."""
+    evil = SampleRecord(policy="../x", step=7, kind="rollout", task="t", prompt="p", completion="c", reward=1.0)
+    turns = iter([[evil]])
+    wait = learner("import time; time.sleep(0.3)")
+    run = Run(tmp_path, wait, each_turn=lambda: next(turns, []), sender=Grant("allocator"))
+    assert run() == 0
+    assert run.supervisor.num_malformed == 1
+
+
+@pytest.mark.parametrize(
+    ("sender", "num_taken"),
+    [
+        (Grant("learner", "a"), 2),
+        (Grant("allocator"), 0),
+        (Grant("worker", "a"), 0),
+        (Grant("learner", "b"), 0),
+    ],
+    ids=["itself", "another role", "another role of the policy", "another policy"],
+)
+def test_nobody_speaks_for_another(tmp_path: Path, sender: Grant, num_taken: int) -> None:
+    """A record under a role or policy that its sender's key does not cover is counted and dropped."""
+    metrics = MetricsRecord(role="learner/a", policy="a", step=7, time_unix_s=1.0, values={"reward/mean": 0.5})
+    turns = iter([[beat("learner/a", time.time()), metrics]])
+    wait = learner("import time; time.sleep(0.3)")
+    run = Run(tmp_path, wait, each_turn=lambda: next(turns, []), sender=sender)
+    assert run() == 0
+    assert sum(record.role == "learner/a" for record in run.board.records) == num_taken
+    assert run.supervisor.num_malformed == 2 - num_taken
+
+
+def test_the_inbox_makes_a_key_for_every_process_and_admits_the_roles(tmp_path: Path) -> None:
+    """Opened again, as on --resume, it keeps the keys and makes those that a larger plan needs."""
+    folder = create_run_folder(config_in(tmp_path))
+    for specs in ([learner("")], [learner(""), replace(python("worker/a/0", ""), policy="a")]):
+        inbox = open_inbox(folder, "127.0.0.1", specs)
+        inbox.close()
+        made = {spec.name: load_client_keys(folder.keys, grant_of(spec.name)) for spec in specs}
+        if len(specs) == 1:
+            first = made["learner/a"]
+    assert made["learner/a"] == first
+    assert [inbox._links._admits(grant) for grant in map(Grant, ("exchange", "allocator", "admin"))] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_the_time_limit_ends_the_run_with_zero(tmp_path: Path) -> None:
+    """run.max_minutes is a plan, not a failure."""
+    config = config_in(tmp_path)
+    config = config.model_copy(update={"run": config.run.model_copy(update={"max_minutes": 0.002})})
+    folder = create_run_folder(config)
+    display = Display(StillBoard(), Console(file=io.StringIO()))
+    supervisor = Supervisor(config, folder, Plan((learner(FOREVER),)), inbox=Script(), display=display)
+    assert supervisor.run() == 0
+    assert "max_minutes" in supervisor.reason
+
+
+def test_a_request_ends_the_run_and_says_who_asked(tmp_path: Path) -> None:
+    """What was asked of an earlier attempt is forgotten."""
+    file_stop_request(create_run_folder(config_in(tmp_path)).path)
+    turns = iter(range(10_000))
+
+    def ask() -> list[TelemetryRecord]:
+        if next(turns) == 20:
+            file_stop_request(tmp_path / "r")
+        return []
+
+    run = Run(tmp_path, learner(FOREVER), each_turn=ask, resume=True)
+    assert run() == STOPPED
+    assert re.fullmatch(r"stopped by .* on .* \(pid \d+\)", run.supervisor.reason)
+    assert next(turns) > 20
+
+
+def test_one_policy_is_stopped_and_the_others_go_on(tmp_path: Path) -> None:
+    """Its learner gets SIGTERM and time, then its end is told."""
+    said = tmp_path / "saved"
+    save = (
+        "import signal, sys, time\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: (open({str(said)!r}, 'w').close(), sys.exit(143)))\n{FOREVER}"
+    )
+    ended = str(tmp_path / "r" / "requests" / "ended-b.json")
+    wait = f"import os, time\nwhile not os.path.exists({ended!r}): time.sleep(0.01)"
+    worker_b = replace(python("worker/b/0", FOREVER), policy="b")
+    turns = iter(range(10_000))
+
+    def ask() -> list[TelemetryRecord]:
+        if next(turns) == 40:
+            file_stop_request(tmp_path / "r", "b")
+        return []
+
+    run = Run(tmp_path, learner(wait), python("learner/b", save, restart="until_done"), worker_b, each_turn=ask)
+    assert run() == 0
+    assert said.exists()
+    assert any(note.startswith("b is stopped by ") for note in run.board.notes)
+
+
+def test_a_role_on_a_full_disk_ends_the_run_with_its_line(tmp_path: Path) -> None:
+    """Also when its account of the crash cannot be written, and when the log had no room for the line."""
+    code = "import sys; sys.stderr.write('exchange: No space left on device: log\\n'); sys.exit(2)"
+    run = Run(tmp_path / "a", learner(FOREVER), python("exchange", code))
+    run.folder.crash.rmdir()
+    run.folder.crash.touch()
+    assert run() == 2
+    assert run.supervisor.reason == "exchange: exchange: No space left on device: log"
+    assert "[exchange] | exchange: No space left on device: log" in run.output.getvalue()
+
+    silent = Run(tmp_path / "b", learner(FOREVER), python("exchange", "import sys; sys.exit(2)"))
+    assert silent() == 2
+    assert silent.supervisor.reason == "exchange: it said nothing"
+
+
+def test_a_full_disk_under_the_supervisor_ends_the_run_and_leaves_nothing(tmp_path: Path) -> None:
+    """Whatever fails in every turn, signals are sent and processes reaped, well before the last resort."""
+
+    turns = iter(range(10**9))
+
+    def fail() -> list[TelemetryRecord]:
+        if next(turns) < 3:  # the processes are started in the first one
+            return []
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "metrics.jsonl")
+
+    run = Run(tmp_path, learner(FOREVER), python("worker/a/0", FOREVER), each_turn=fail)
+    started_s = time.monotonic()
+    assert run() == 2
+    assert time.monotonic() - started_s < 4
+    assert run.supervisor.reason == "No space left on device: metrics.jsonl"
+
+
+def test_a_metrics_file_that_cannot_be_written_or_closed_ends_the_run(tmp_path: Path) -> None:
+    """A device that takes no bytes and no fsync stands for it; there is a reason and no traceback."""
+    create_run_folder(config_in(tmp_path))
+    (tmp_path / "r" / "metrics.jsonl").symlink_to("/dev/full")
+    supervisor = Supervisor(
+        config_in(tmp_path),
+        RunFolder(tmp_path / "r"),
+        Plan((learner(FOREVER),)),
+        inbox=Script(),
+        display=Display(StillBoard(), Console(file=io.StringIO())),
+    )
+    assert supervisor.run() == 2
+    assert str(tmp_path) in supervisor.reason
+
+
+def test_a_log_on_a_full_disk_tells_why_by_itself(tmp_path: Path) -> None:
+    """Without a free byte the log cannot hold a reason: the disk is one, and no restart will help."""
+    child = Child(learner("import sys; sys.exit(1)"), tmp_path / "learner-a.log")
+    child.log.touch()
+    assert child.account(1, free_bytes=0) == (2, f"No space left on device: {child.log} (it said nothing)")
+    assert child.account(1, free_bytes=1) == (1, "it said nothing")
+    assert child.account(-9, free_bytes=0) == (-9, "it said nothing")
+
+
+def test_every_life_of_a_process_has_a_word_of_its_own(tmp_path: Path) -> None:
+    """What is used once per life, such as a rendezvous, is named by attempt and life."""
+    mark = tmp_path / "lives"
+    note = f"import sys\nopen({str(mark)!r}, 'a').write(sys.argv[1] + ' ')\nsys.exit(1)"
+    spec = python("worker/a/0", note)
+    run = Run(tmp_path / "runs", learner(FOREVER), replace(spec, argv=(*spec.argv, "{life}")), max_restarts=1)
+    assert run() == 1
+    assert mark.read_text() == "attempt_1-1 attempt_1-2 "
+
+
+SUPERVISED = """
+import io, sys
+from pathlib import Path
+from typing import TypeVar
+sys.path.insert(0, {tests!r})
+from test_supervisor import FOREVER, Run, learner, python
+Run(Path({folder!r}), learner(FOREVER), python("worker/a/0", FOREVER))()
+"""
+
+
+def test_sigkill_of_the_supervisor_leaves_nothing(tmp_path: Path) -> None:
+    """The kernel ends every child of a supervisor that had no chance to."""
+    code = SUPERVISED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    root = str(Path(__file__).parents[2])
+    supervisor = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": root})
+    children = wait_for(lambda: same_twice(psutil.Process(supervisor.pid)))
+    supervisor.kill()
+    supervisor.wait()
+    wait_for(lambda: all(not is_running(child) for child in children) or None)
+
+
+def same_twice(process: psutil.Process) -> list[psutil.Process] | None:
+    children = process.children(recursive=True)
+    return children if len(children) == 2 and all("sleep(60)" in " ".join(c.cmdline()[:4]) for c in children) else None
+
+
+def is_running(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def wait_for(look: Callable[[], T | None]) -> T:
+    deadline_s = time.monotonic() + 20
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found = look()
+            if found is not None:
+                return found
+        time.sleep(0.02)
+    raise AssertionError("waited 20 s in vain")
+
+
+def beat(role: str, time_unix_s: float) -> HeartbeatRecord:
+    return HeartbeatRecord(
+        role=role, policy="a", pid=1, time_unix_s=time_unix_s, doing="", awaiting="", whom="", for_s=0.0, bound_s=0.0
+    )

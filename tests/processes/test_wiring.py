@@ -1,0 +1,88 @@
+"""Links between roles, as the run folder describes them."""
+
+import queue
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from mrl.config.run_folder import RunFolder
+from mrl.errors import RunFolderError
+from mrl.processes import wiring
+from mrl.records.codec import decode
+from mrl.records.telemetry_messages import HeartbeatRecord, SpansRecord, TelemetryRecord, telemetry_decoder
+from mrl.transport.endpoints import publish_endpoint
+from mrl.transport.grants import Grant
+from mrl.transport.keys import create_keys, revoke_client_key
+from mrl.transport.server import Incoming, ServerSocket
+
+QWEN = Grant("worker", "qwen")
+
+
+@pytest.mark.parametrize("is_near", [True, False], ids=["socket file", "tcp"])
+def test_a_role_links_to_a_server_with_its_own_key(is_near: bool) -> None:
+    """Over the socket file where one is published, otherwise over tcp; the answer comes back the same way."""
+    with tempfile.TemporaryDirectory(prefix="mrl-") as place, ExitStack() as closing:
+        folder = RunFolder(Path(place))
+        keys = create_keys(folder.keys, [QWEN])
+        server = ServerSocket(keys, ipc_path=folder.endpoints / "ipc" / "learner-qwen" if is_near else None)
+        closing.callback(server.close)
+        publish_endpoint(folder.endpoints, "learner-qwen", server.address, server.ipc_path)
+        answers: queue.Queue[bytes] = queue.Queue()
+        client = wiring.link(folder, "learner-qwen", identity="worker/qwen/0", on_message=answers.put, closing=closing)
+        assert client.post(b"hello")
+        assert receive_one(server) == Incoming(b"worker/qwen/0", b"hello", QWEN)
+        assert server.send(b"worker/qwen/0", b"welcome")
+        assert answers.get(timeout=10) == b"welcome"
+        address = client._client._socket.last_endpoint
+        assert address.startswith(b"ipc://" if is_near else b"tcp://")
+
+
+def test_a_role_without_a_key_says_how_to_make_one(tmp_path: Path) -> None:
+    """One clear line, before any connection."""
+    folder = RunFolder(tmp_path)
+    create_keys(folder.keys, [QWEN])
+    revoke_client_key(folder.keys, "worker/qwen")
+    with ExitStack() as closing, pytest.raises(RunFolderError, match=r"no key of worker/qwen.*make worker qwen"):
+        wiring.link(folder, "exchange", identity="worker/qwen/0", on_message=lambda _: None, closing=closing)
+
+
+def test_a_role_is_heard_until_it_ends() -> None:
+    """Heartbeats and spans come by themselves; at the end comes what it was still doing."""
+    with tempfile.TemporaryDirectory(prefix="mrl-") as place, ExitStack() as closing:
+        folder = RunFolder(Path(place))
+        server = ServerSocket(create_keys(folder.keys, [QWEN]))
+        closing.callback(server.close)
+        publish_endpoint(folder.endpoints, "telemetry", server.address)
+        ending = ExitStack()
+        telemetry = wiring.connect_telemetry(folder, "worker/qwen/0", "qwen", ending)
+        heard = records(server)
+        telemetry.doing("sampling")
+        assert "starting" in spans_of(heard)
+        assert any(isinstance(record, HeartbeatRecord) for record in heard)
+        ending.close()
+        assert "sampling" in spans_of(heard)
+
+
+def records(server: ServerSocket) -> Iterator[TelemetryRecord]:
+    """What comes, for ten seconds."""
+    end_s = time.monotonic() + 10.0
+    while time.monotonic() < end_s:
+        yield from (decode(incoming.body, telemetry_decoder) for incoming in server.receive(0.1))
+
+
+def spans_of(heard: Iterator[TelemetryRecord]) -> Iterator[str]:
+    """The kinds of the spans among them."""
+    return (span.kind for record in heard if isinstance(record, SpansRecord) for span in record.spans)
+
+
+def receive_one(server: ServerSocket) -> Incoming:
+    """The first message, within ten seconds."""
+    end_s = time.monotonic() + 10.0
+    while time.monotonic() < end_s:
+        if received := server.receive(0.1):
+            return received[0]
+    raise AssertionError("nothing came within 10 s")
