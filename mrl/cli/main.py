@@ -30,6 +30,7 @@ COMMANDS: dict[str, Command] = {
     "check": Command("mrl.cli.check", "validate CONFIG and print the resolved plan", takes_overrides=True),
     "policies": Command("mrl.cli.policies", "make the small local policies of CONFIG", takes_overrides=True),
     "report": Command("mrl.cli.write_report", "write report.html of a run and print its path"),
+    "inspect": Command("mrl.cli.inspect_exchange", "what the exchange of a run holds, passes on, and who waits"),
     "export": Command("mrl.cli.export", "write a policy of a run as a Hugging Face folder"),
     "align": Command("mrl.cli.align", "compare two tokenizers: a pair card, or one text under both"),
     "bandit": Command("mrl.cli.bandit", "what sharing gains and costs, on a bandit: table, pictures, one page"),
@@ -38,6 +39,7 @@ COMMANDS: dict[str, Command] = {
         "mrl.cli.compare", "train CONFIG under several sharing regimes and compare", takes_overrides=True
     ),
     "doctor": Command("mrl.cli.doctor", "what this machine has, and what each engine does here"),
+    "engine-env": Command("mrl.cli.engine_env", "make the environment of an inference server: vllm, sglang"),
     "version": Command("mrl.cli.print_version", "print the version of mrl and of what it stands on"),
     "exchange keys": Command("mrl.cli.exchange_keys", "which keys may connect to a run: list, make, revoke"),
     "exchange": Command("mrl.cli.roles", "role: the exchange daemon"),
