@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 
-from mrl.engines.environment import ENGINES, RECIPES, environment_folder
+from mrl.engines.environment import ENGINES, RECIPES, environment_folder, is_made
 from mrl.errors import ConfigError, EngineError
 
 
@@ -30,9 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
         wanted = "the list for GPUs; the one for CPUs leaves out what its packages name"
         raise ConfigError("--check beside --cpu", where="mrl engine-env", wanted=wanted, cure="leave --cpu out")
     folder = environment_folder(arguments.engine, kind)
-    python = folder / "bin" / "python"
-    if not arguments.check and (arguments.path or os.access(python, os.X_OK)):
-        print(python)
+    if not arguments.check and (arguments.path or is_made(arguments.engine, kind)):
+        print(folder / "bin" / "python")
         return 0
     bash = shutil.which("bash")
     if bash is None:

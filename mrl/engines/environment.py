@@ -34,6 +34,11 @@ def environment_folder(engine: str, device: str, *, recipes: Path = RECIPES) -> 
     return engines_home() / f"{engine}-{device}-{digest.hexdigest()[:HASH_DIGITS]}"
 
 
+def is_made(engine: str, kind: str) -> bool:
+    """Whether the environment of an engine for "cpu" or "gpu" is there."""
+    return os.access(environment_folder(engine, kind) / "bin" / "python", os.X_OK)
+
+
 def making_command(engine: str, kind: str) -> str:
     """What a person types to make the environment of an engine for "cpu" or "gpu"."""
     return f"mrl engine-env {engine}" + (" --cpu" if kind == "cpu" else "")
