@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     for found in findings:
         if found.problem:
             print(f"{found.engine}: {found.problem}")
-    print("\n".join(not_here(absent)))
+    print("".join(f"{line}\n" for line in not_here(absent)), end="")
     wrong = [found for found in findings if found.problem]
     return 0 if not wrong else 2 if all(found.is_users for found in wrong) else 1
 
