@@ -155,7 +155,7 @@ def configuration_page() -> list[str]:
     lines += ["## [sharing]", "", RunConfig.model_fields["sharing"].description or "", ""]
     regimes = ", ".join(code(f'"{name}"') for name in REGIMES)
     lines += rows(
-        ("key", "what it may be", "default", ""),
+        ("key", "what it may be", "default", "what it says"),
         [("`regime`", regimes, '`"independent"`', "Name of the regime that runs.")],
     )
     for name, kind in found:
@@ -164,7 +164,9 @@ def configuration_page() -> list[str]:
         if not about:
             raise ValueError(f"{name}: no docstring in {kind.__module__}")
         lines += [f"## [{name}]", "", about, ""]
-        lines += rows(("key", "what it may be", "default", ""), body) if body else ["No keys of its own.", ""]
+        lines += (
+            rows(("key", "what it may be", "default", "what it says"), body) if body else ["No keys of its own.", ""]
+        )
     return lines
 
 
@@ -183,7 +185,7 @@ def metrics_page() -> list[str]:
         row = (code(name), metric.unit, "*" if metric.headline else "", cell(metric.what))
         groups.setdefault(name.partition("/")[0], []).append(row)
     for group, body in groups.items():
-        lines += [f"## {group}", "", *rows(("name", "unit", "", "what it says"), body)]
+        lines += [f"## {group}", "", *rows(("name", "unit", "overview", "what it says"), body)]
     return lines
 
 
