@@ -7,7 +7,7 @@ that all make the same useful tokens. Each way runs with several settings; its b
 second of this process, so that what else runs on the machine matters little; with one thread that is a second of an
 idle machine. The embedded engine and `generate` take turns; continuous batching replaces the model's attention while it
 is up, and has rounds of its own. So has a vLLM server on the CPU, of which all processes count; it is left out where
-`bash tools/engine_env.sh vllm --cpu` has not made its environment.
+`mrl engine-env vllm --cpu` has not made its environment.
 
     .venv/bin/python tools/bench_rollout.py [--rounds N]
 

@@ -9,7 +9,7 @@ turns text into tokens and back, beside the engine's core, which is what both ke
 tokens. They take turns; the best round of each counts, in answer tokens per second of the wall clock. The embedded
 engine samples the same load in this process, for comparison.
 
-    bash tools/engine_env.sh vllm --cpu      # once
+    mrl engine-env vllm --cpu      # once
     .venv/bin/python tools/bench_server.py [--rounds N]
 
 Prints a table; the last line is JSON. Ends with 1 when the worker gets less than 95 % of what vLLM's benchmark gets.

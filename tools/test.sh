@@ -15,7 +15,7 @@ run() {  # pytest's code 5, nothing collected, is fine where arguments chose the
 }
 
 make_engines() {  # in the background; what it says is shown before the tests that need it
-    for engine in vllm sglang; do bash tools/engine_env.sh "$engine" --cpu; done
+    for engine in vllm sglang; do .venv/bin/mrl engine-env "$engine" --cpu; done
 }
 
 num_arguments=$#

@@ -18,6 +18,7 @@ from mrl.config.defaults import Choice, by_size
 from mrl.config.load import load_resolved
 from mrl.config.run_folder import RunFolder, run_folder_of
 from mrl.config.schema import RunConfig
+from mrl.config.shipped_configs import config_file
 from mrl.errors import ConfigError, MissingError
 from mrl.host_memory import host_memory_bytes
 from mrl.memory_plan.needs import MIB, Need
@@ -37,7 +38,7 @@ SHOWN_SHARE = 0.05
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The configuration."""
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the run")
+    parser.add_argument("config", type=config_file, metavar="CONFIG", help="TOML file, or `quickstart`")
 
 
 def run(arguments: argparse.Namespace) -> int:

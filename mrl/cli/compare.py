@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from mrl.config.shipped_configs import config_file
 from mrl.errors import ConfigError, RoleFailed
 from mrl.files import replace_file
 from mrl.processes.preparation.comparison_plan import Run, check_earlier, plan_runs
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to compare, on how many seeds, where."""
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the runs")
+    parser.add_argument("config", type=config_file, metavar="CONFIG", help="TOML file, or `quickstart`")
     parser.add_argument("--regimes", default="independent,sgt", help="names, the first one is the baseline")
     parser.add_argument("--seeds", default="3", help="how many (1, 2, ...), or the seeds themselves: 11,12,13")
     parser.add_argument("--folder", type=Path, default=None, help="where the runs go; default runs/compare-NAME")

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import sys
@@ -16,6 +17,8 @@ from rich.table import Table
 import mrl
 from mrl.config.load import load_config
 from mrl.config.schema import RunConfig
+from mrl.config.shipped_configs import config_file
+from mrl.engines.environment import is_made, making_command
 from mrl.engines.wheel_limits import GLIBC, lacks, this_machine
 from mrl.errors import ConfigError
 from mrl.processes.engines import DIALECTS
@@ -26,6 +29,15 @@ ENGINES = ("embedded", *DIALECTS)
 GIB = 1024**3
 COLUMNS = ("engine", "version", "starts", "samples", "log-probs off by", "new weights off by", "every byte checked", "")
 
+OPTIONAL = (
+    ("reasoning_gym", "tasks", "tasks of reasoning-gym, the quickstart's among them"),
+    ("math_verify", "tasks", "answers of mathematics"),
+    ("datasets", "tasks-hub", "data sets of the Hugging Face hub"),
+    ("peft", "lora", "adapters in place of whole weights (learner.lora)"),
+    ("matplotlib", "plots", "figures of `mrl compare` and `mrl bandit`"),
+)
+"""Module, the extra that brings it, and what it is for."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Engines and device, or the configuration that names them."""
@@ -33,16 +45,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     device = "cuda" if visible_gpus(os.environ) else "cpu"
     parser.add_argument("--device", choices=["cpu", "cuda"], help=f"default: {device}")
     help_of_config = "look at the engines of this configuration, with their devices, interpreters, options and URLs"
-    parser.add_argument("--config", type=Path, metavar="CONFIG", help=help_of_config)
+    parser.add_argument("--config", type=config_file, metavar="CONFIG", help=help_of_config)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Examine and print; 1 when an engine does not do what it should, 2 when it is for the person to cure."""
+    """Examine and print; 1 when an engine does not do what it should, 2 when it is for the person to cure.
+
+    An engine that nobody named and that is not installed is told of with how to get it, and is no fault.
+    """
     for name in arguments.engines:
         if name not in ENGINES:
             cure = f"mrl doctor --config {name}" if name.endswith(".toml") else ""
             raise ConfigError("no such engine", where="mrl doctor", got=name, wanted=", ".join(ENGINES), cure=cure)
     subjects = _subjects(arguments)
+    is_any_meant = not arguments.engines and arguments.config is None
+    absent = [one for one in subjects.values() if is_any_meant and not _is_here(one)]
+    subjects = {name: one for name, one in subjects.items() if one not in absent}
     print("\n".join([*machine(), *unfit(subjects.values())]))
     findings = []
     for name, subject in subjects.items():
@@ -54,8 +72,22 @@ def run(arguments: argparse.Namespace) -> int:
     for found in findings:
         if found.problem:
             print(f"{found.engine}: {found.problem}")
+    print("".join(f"{line}\n" for line in not_here(absent)), end="")
     wrong = [found for found in findings if found.problem]
     return 0 if not wrong else 2 if all(found.is_users for found in wrong) else 1
+
+
+def not_here(absent: Iterable[Subject]) -> list[str]:
+    """What could be installed and is not, with the command that gets it: these engines, and packages."""
+    kinds = [(one.engine, _kind(one.device)) for one in absent]
+    rows = [(engine, f"an inference server on {kind.upper()}s", making_command(engine, kind)) for engine, kind in kinds]
+    missing = [row for row in OPTIONAL if importlib.util.find_spec(row[0]) is None]
+    rows += [(module, what, f"pip install 'mrl[{extra}]'") for module, extra, what in missing]
+    if not rows:
+        return []
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = [f"  {name:<{widths[0]}}  {what:<{widths[1]}}  {command}" for name, what, command in rows]
+    return ["not here, and needed only by what names it:", *lines]
 
 
 def subjects_of(config: RunConfig) -> dict[str, Subject]:
@@ -95,6 +127,14 @@ def table(findings: list[Finding]) -> Table:
         cells = (found.engine, found.version, found.starts, found.samples, found.logprob_gap, found.canary_gap)
         made.add_row(*cells, found.digests, "[red]see below" if found.problem else "[green]ok")
     return made
+
+
+def _is_here(subject: Subject) -> bool:
+    return subject.engine == "embedded" or is_made(subject.engine, _kind(subject.device))
+
+
+def _kind(device: str) -> str:
+    return "cpu" if device == "cpu" else "gpu"
 
 
 def _subjects(arguments: argparse.Namespace) -> Mapping[str, Subject]:

@@ -20,9 +20,12 @@ class Command(NamedTuple):
     module: str
     summary: str
     takes_overrides: bool = False
+    is_role: bool = False
+    """Whether only launchers and the supervisor call it."""
 
 
 COMMANDS: dict[str, Command] = {
+    "quickstart": Command("mrl.cli.quickstart", "two small policies learn from each other, here", takes_overrides=True),
     "train": Command("mrl.cli.train", "run the configuration CONFIG to its end", takes_overrides=True),
     "launch": Command("mrl.cli.launch", "run CONFIG on several hosts, by SLURM too", takes_overrides=True),
     "join": Command("mrl.cli.join_run", "run what a run on several hosts puts on this one"),
@@ -30,6 +33,7 @@ COMMANDS: dict[str, Command] = {
     "check": Command("mrl.cli.check", "validate CONFIG and print the resolved plan", takes_overrides=True),
     "policies": Command("mrl.cli.policies", "make the small local policies of CONFIG", takes_overrides=True),
     "report": Command("mrl.cli.write_report", "write report.html of a run and print its path"),
+    "inspect": Command("mrl.cli.inspect_exchange", "what the exchange of a run holds, passes on, and who waits"),
     "export": Command("mrl.cli.export", "write a policy of a run as a Hugging Face folder"),
     "align": Command("mrl.cli.align", "compare two tokenizers: a pair card, or one text under both"),
     "bandit": Command("mrl.cli.bandit", "what sharing gains and costs, on a bandit: table, pictures, one page"),
@@ -38,13 +42,27 @@ COMMANDS: dict[str, Command] = {
         "mrl.cli.compare", "train CONFIG under several sharing regimes and compare", takes_overrides=True
     ),
     "doctor": Command("mrl.cli.doctor", "what this machine has, and what each engine does here"),
+    "engine-env": Command("mrl.cli.engine_env", "make the environment of an inference server: vllm, sglang"),
     "version": Command("mrl.cli.print_version", "print the version of mrl and of what it stands on"),
     "exchange keys": Command("mrl.cli.exchange_keys", "which keys may connect to a run: list, make, revoke"),
-    "exchange": Command("mrl.cli.roles", "role: the exchange daemon"),
-    "allocator": Command("mrl.cli.roles", "role: the allocator"),
-    "learner": Command("mrl.cli.roles", "role: one rank of a policy's learner (under torchrun)"),
-    "worker": Command("mrl.cli.roles", "role: one rollout worker"),
+    "exchange": Command("mrl.cli.roles", "the exchange daemon", is_role=True),
+    "allocator": Command("mrl.cli.roles", "the allocator", is_role=True),
+    "learner": Command("mrl.cli.roles", "one rank of a policy's learner (under torchrun)", is_role=True),
+    "worker": Command("mrl.cli.roles", "one rollout worker", is_role=True),
 }
+MEANT: dict[str, str] = {
+    "run": "train", "start": "train", "resume": "train CONFIG --resume", "continue": "train CONFIG --resume",
+    "eval": "report", "evaluate": "report", "evaluation": "report", "results": "report", "metrics": "report",
+    "plot": "report", "show": "report", "status": "inspect", "see": "inspect", "dump": "inspect", "watch": "inspect",
+    "validate": "check", "plan": "check", "lint": "check", "dry-run": "check", "config": "check",
+    "init": "quickstart --show", "new": "quickstart --show", "example": "quickstart", "demo": "quickstart",
+    "save": "export", "convert": "export", "kill": "stop", "end": "stop", "cancel": "stop",
+    "slurm": "launch --slurm", "sbatch": "launch --slurm", "submit": "launch --slurm --submit",
+    "keys": "exchange keys", "engine": "engine-env", "engines": "engine-env", "setup": "engine-env",
+    "vllm": "engine-env vllm", "sglang": "engine-env sglang", "info": "doctor", "env": "doctor",
+    "help": "--help", "ablate": "compare", "benchmark": "compare", "tokenizers": "align", "models": "policies make",
+}  # fmt: skip
+"""Words that people try -> the command that does it."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -86,7 +104,7 @@ def _run(words: list[str]) -> int:
         name, rest = f"{name} {rest[0]}", rest[1:]
     name = "version" if name == "--version" else name
     if name not in COMMANDS:
-        near = nearest(name, COMMANDS)
+        near = MEANT.get(name) or nearest(name, [known for known, one in COMMANDS.items() if not one.is_role])
         cure = f"did you mean `mrl {near}`?" if near else "see `mrl --help`"
         raise ConfigError("no such command", where="mrl", got=name, cure=cure)
     command = COMMANDS[name]
@@ -124,8 +142,11 @@ def split_overrides(words: Sequence[str], flags: set[str]) -> tuple[list[str], l
 
 def _help() -> str:
     lines = ["usage: mrl COMMAND ...", "", "mutual reinforcement learning of language models (arXiv 2605.07244)", ""]
-    lines += [f"  {name:<13} {command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join([*lines, "", "`mrl COMMAND --help` shows the arguments of a command."])
+    rows: dict[bool, list[str]] = {is_role: [] for is_role in (False, True)}
+    for name, command in COMMANDS.items():
+        rows[command.is_role].append(f"  {name:<13} {command.summary}")
+    roles = ["", "processes of a run, which `mrl train` starts:", "", *rows[True]]
+    return "\n".join([*lines, *rows[False], *roles, "", "`mrl COMMAND --help` shows the arguments of a command."])
 
 
 def _drop_output() -> None:

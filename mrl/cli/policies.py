@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from mrl.config.load import load_config
+from mrl.config.shipped_configs import config_file
 from mrl.errors import ConfigError
 from mrl.parent_death import die_with_supervisor
 from mrl.processes.preparation.made_policies import build_policy, make_policies
@@ -15,7 +16,7 @@ from mrl.processes.preparation.made_policies import build_policy, make_policies
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The action `make`; `build` is what its child processes run."""
     parser.add_argument("action", choices=("make", "build"), metavar="make", help="make what is missing in the cache")
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the run")
+    parser.add_argument("config", type=config_file, metavar="CONFIG", help="TOML file, or `quickstart`")
     parser.add_argument("--policy", default="", metavar="NAME", help="only this policy")
     parser.add_argument("--force", action="store_true", help="make it again even if the cache holds it")
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)

@@ -14,6 +14,7 @@ from mrl.config.defaults import by_size
 from mrl.config.load import load_config
 from mrl.config.run_folder import RunFolder, check_run_folder, create_run_folder, lock_run_folder, run_folder_of
 from mrl.config.schema import RunConfig
+from mrl.config.shipped_configs import config_file
 from mrl.errors import MRLError
 from mrl.host_memory import host_memory_bytes
 
@@ -30,7 +31,12 @@ QUICK_REPORT_FILES = 1_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Configuration and what to do with an earlier run of the same name."""
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the run")
+    parser.add_argument("config", type=config_file, metavar="CONFIG", help="TOML file, or `quickstart`")
+    add_earlier(parser)
+
+
+def add_earlier(parser: argparse.ArgumentParser) -> None:
+    """What to do with an earlier run of the same name."""
     earlier = parser.add_mutually_exclusive_group()
     earlier.add_argument("--clean", action="store_true", help="delete the earlier run of this name first")
     earlier.add_argument("--resume", action="store_true", help="continue the earlier run of this name")

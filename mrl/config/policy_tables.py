@@ -42,7 +42,7 @@ class ServerTable(Table):
     url: str = Field(default="", pattern=r"^(https?://[^/\s]+)?$")
     """Base URL of a server that somebody else started, for one worker; empty: each worker starts its own."""
     python: str = ""
-    """Interpreter of the engine's environment; empty: what `tools/engine_env.sh` made."""
+    """Interpreter of the engine's environment; empty: the one that `mrl engine-env` makes."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of the weights in the server, in which they are published. Left out on "cuda": "bfloat16"."""
     context_tokens: int = Field(default=2048, ge=16)

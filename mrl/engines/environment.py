@@ -1,20 +1,17 @@
-"""Engine environments: one per engine, since each pins a torch of its own; made by `tools/engine_env.sh`.
+"""Engine environments: one per engine, since each pins a torch of its own; made by `mrl engine-env`.
 
 An environment lies at `<home>/<engine>-<cpu|gpu>-<hash>`, where the hash covers all that its making depends on, so that
-another version of the constraints or of the recipe has another place. The shell script asks this module where that is.
-
-    python -m mrl.engines.environment ENGINE cpu|gpu
+another version of the constraints or of the recipe has another place.
 """
 
 import hashlib
 import os
-import sys
 from pathlib import Path
 
 from mrl.errors import EngineError
 
 ENGINES = ("vllm", "sglang")
-RECIPES = Path(__file__).parents[2] / "tools" / "engines"
+RECIPES = Path(__file__).parent / "recipes"
 HASH_DIGITS = 12
 
 
@@ -37,6 +34,16 @@ def environment_folder(engine: str, device: str, *, recipes: Path = RECIPES) -> 
     return engines_home() / f"{engine}-{device}-{digest.hexdigest()[:HASH_DIGITS]}"
 
 
+def is_made(engine: str, kind: str) -> bool:
+    """Whether the environment of an engine for "cpu" or "gpu" is there."""
+    return os.access(environment_folder(engine, kind) / "bin" / "python", os.X_OK)
+
+
+def making_command(engine: str, kind: str) -> str:
+    """What a person types to make the environment of an engine for "cpu" or "gpu"."""
+    return f"mrl engine-env {engine}" + (" --cpu" if kind == "cpu" else "")
+
+
 def _without_comments(constraints: str) -> bytes:
     """What is installed; a word about it makes no other environment."""
     return "\n".join(line for line in constraints.splitlines() if not line.startswith("#")).encode()
@@ -52,18 +59,11 @@ def engine_python(engine: str, *, device: str, configured: str = "") -> Path:
         if python.is_dir():
             what, wanted = f"server.python of {engine} is a folder", "its interpreter"
             raise EngineError(what, got=str(python), wanted=wanted, cure=f'python = "{python / "bin" / "python"}"')
-        cure = "correct `python`, or leave it out: then tools/engine_env.sh says where it is"
+        cure = "correct `python`, or leave it out: then it is the one that `mrl engine-env` makes"
     else:
         kind = "cpu" if device == "cpu" else "gpu"
         python = environment_folder(engine, kind) / "bin" / "python"
-        cure = f"bash tools/engine_env.sh {engine}" + (" --cpu" if kind == "cpu" else "")
+        cure = making_command(engine, kind)
     if not os.access(python, os.X_OK):
         raise EngineError(f"the environment of {engine} is missing", where=str(python), cure=cure)
     return python
-
-
-if __name__ == "__main__":
-    try:
-        print(environment_folder(*sys.argv[1:3]))
-    except EngineError as error:
-        sys.exit(f"mrl: error: {error}")

@@ -11,7 +11,7 @@ PYTHON = (3, 11)
 DRIVER = 580
 """Least driver of CUDA 13, which the wheels of both engines are built for."""
 GLIBC = {"vllm": (2, 28), "sglang": (2, 34)}
-"""By the tags of the wheels; see tools/engines/."""
+"""By the tags of the wheels; see `recipes/`."""
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
@@ -50,6 +50,6 @@ def lacks(engine: str, machine: Machine) -> list[str]:
         lines.append(f"{engine} on GPUs: glibc {got}; wanted >= {wanted}; cure: a newer system, or a container of one")
     if not machine.has_python:
         wanted = ".".join(map(str, PYTHON))
-        cure = f"install python{wanted}, or name it: PYTHON=... bash tools/engine_env.sh {engine}"
+        cure = f"install python{wanted}, or name it: PYTHON=... mrl engine-env {engine}"
         lines.append(f"{engine} on GPUs: no Python {wanted}, which its environment is made with; cure: {cure}")
     return lines

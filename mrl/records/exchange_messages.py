@@ -12,7 +12,7 @@
     Subscribe        ------------------>    Deliver      requests to the client's policy, each to one of its subscribers
     Done             ------------------>                 ends deliveries; requests were taken over
     Barrier          ------------------>    BarrierState who is missing, and how far; sent again when nobody is
-    StatRequest      ------------------>    Stat         what tools/inspect_see.py shows
+    StatRequest      ------------------>    Stat         what `mrl inspect` shows
 
 Flow is bounded in bytes both ways. What a client has put and the daemon has not acknowledged stays within the window
 that the daemon states; what the daemon has delivered and the client has not ended with Done stays within a bound of

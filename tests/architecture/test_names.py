@@ -12,6 +12,8 @@ ROOT = Path(__file__).parents[2]
 UNCALLED: dict[str, str] = {
     "mrl/engines/slot_cache.py:get_seq_length": "called by transformers",
     "mrl/engines/slot_cache.py:get_mask_sizes": "called by transformers",
+    "mrl/engines/recipes/sglang_cpu/sgl_kernel.py:create_module": "called by Python at an import",
+    "mrl/engines/recipes/sglang_cpu/sgl_kernel.py:exec_module": "called by Python at an import",
 }
 """Public functions without a caller in the package -> who calls them."""
 

@@ -15,7 +15,7 @@ RANK = {
     "plots": 1, "config": 1, "metrics": 1, "objectives": 1, "alignment": 1, "transport": 1,
     "tasks": 2, "models": 2, "exchange": 2, "allocation": 2, "sharing": 2, "bandit": 2,
     "engines": 3, "weights": 3,
-    "learner": 4, "rollout": 4, "report": 4,
+    "learner": 4, "rollout": 4, "report": 4, "inspection": 4,
     "processes": 5,
     "memory_plan": 6,
     "cli": 7,

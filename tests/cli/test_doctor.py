@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from mrl.cli import doctor as doctor_module
-from mrl.cli.doctor import add_arguments, run, subjects_of, unfit
+from mrl.cli.doctor import add_arguments, not_here, run, subjects_of, unfit
 from mrl.config.load import load_config
 from mrl.engines.bounds import Bounds
 from mrl.engines.wheel_limits import Machine
 from mrl.errors import ConfigError
-from mrl.processes.preparation.engine_examination import Subject, examine
+from mrl.processes.preparation.engine_examination import Finding, Subject, examine
 
 TABLES = """
 [run]
@@ -80,6 +80,43 @@ def test_wheels_that_this_machine_cannot_run_are_told_of_the_engines_that_it_wou
     assert unfit([*elsewhere, Subject("sglang", "cuda", url="http://h:1")]) == []
     (line,) = unfit([*elsewhere, Subject("vllm", "cuda")])
     assert line.startswith("vllm on GPUs: driver 570; wanted >= 580")
+
+
+def test_an_engine_that_is_not_installed_and_not_asked_for_is_no_fault(doctor, tmp_path, monkeypatch, capsys) -> None:
+    """It is told with the command that makes it; the exit code is that of what is installed."""
+    monkeypatch.setenv("MRL_ENGINE_HOME", str(tmp_path))
+    examined = []
+    monkeypatch.setattr(doctor_module, "examine", lambda subject: examined.append(subject) or Finding(subject.engine))
+
+    assert doctor("--device", "cpu") == 0
+
+    assert examined == [Subject("embedded", "cpu")]
+    out = capsys.readouterr().out
+    assert "mrl engine-env vllm --cpu" in out
+    assert "mrl engine-env sglang --cpu" in out
+
+
+def test_an_engine_that_is_asked_for_has_to_be_there(doctor, tmp_path, monkeypatch, capsys) -> None:
+    """By name, that it is missing is for the person to cure."""
+    monkeypatch.setenv("MRL_ENGINE_HOME", str(tmp_path))
+
+    assert doctor("vllm", "--device", "cpu") == 2
+    assert "the environment of vllm is missing" in capsys.readouterr().out
+
+
+def test_an_installed_engine_that_does_not_work_is_a_fault(doctor, tmp_path, monkeypatch) -> None:
+    """Also when no engine was named."""
+    monkeypatch.setenv("MRL_ENGINE_HOME", str(tmp_path))
+    monkeypatch.setattr(doctor_module, "examine", lambda subject: Finding(subject.engine, problem="off"))
+
+    assert doctor("--device", "cpu") == 1
+
+
+def test_packages_that_are_not_here_are_told_with_their_extra(monkeypatch) -> None:
+    """And those that are here are not."""
+    monkeypatch.setattr(doctor_module, "OPTIONAL", (("no_such_module", "lora", "x"), ("pytest", "dev", "y")))
+
+    assert not_here([])[1:] == ["  no_such_module  x  pip install 'mrl[lora]'"]
 
 
 def test_policies_with_the_same_engine_share_one_look(tmp_path: Path) -> None:

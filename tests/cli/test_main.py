@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.cli.main import COMMANDS, main, split_overrides
+from mrl.cli.main import COMMANDS, MEANT, main, split_overrides
 from mrl.transport.server import check_address
 from tests.support.model_folders import unlist_end, write_model
 
@@ -55,6 +55,8 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     ("words", "part"),
     [
         (["trian"], "did you mean `mrl train`?"),
+        (["eval"], "did you mean `mrl report`?"),
+        (["workr"], "see `mrl --help`"),
         (["frobnicate"], "see `mrl --help`"),
         (["train"], "required: CONFIG"),
         (["train", "/nowhere/x.toml"], "/nowhere/x.toml: no such file"),
@@ -90,6 +92,14 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> No
             main([name, "--help"])
         assert left.value.code == 0
         assert ("--key.path" in capsys.readouterr().out) == command.takes_overrides
+
+
+def test_what_people_try_leads_to_commands_for_people() -> None:
+    """Every guess names one, and none a process of a run."""
+    for word, meant in MEANT.items():
+        name = next((one for one in (meant, meant.partition(" ")[0]) if one in COMMANDS), meant)
+        assert word not in COMMANDS
+        assert meant == "--help" or not COMMANDS[name].is_role
 
 
 def test_check_prints_the_plan_and_writes_nothing(

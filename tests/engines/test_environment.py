@@ -1,16 +1,17 @@
-"""Where an engine's environment lies, as the worker and tools/engine_env.sh say."""
+"""Where an engine's environment lies, as the worker and `mrl engine-env` say."""
 
 import os
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from mrl.cli.main import main
 from mrl.engines.environment import RECIPES, engine_python, environment_folder
 from mrl.errors import EngineError
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_an_engine_without_a_recipe_is_named(recipes):
         environment_folder("sglang", "gpu", recipes=recipes)
 
 
-@pytest.mark.parametrize(("device", "cure"), [("cpu", "engine_env.sh vllm --cpu"), ("cuda", "engine_env.sh vllm")])
+@pytest.mark.parametrize(("device", "cure"), [("cpu", "mrl engine-env vllm --cpu"), ("cuda", "mrl engine-env vllm")])
 def test_a_missing_environment_is_cured_by_the_command_that_makes_it(home, device, cure):
     """The message ends with it."""
     with pytest.raises(EngineError, match=r"the environment of vllm is missing") as caught:
@@ -84,33 +85,77 @@ def test_an_environment_in_place_of_its_interpreter_is_named(tmp_path):
         engine_python("vllm", device="cpu", configured=str(tmp_path))
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("words", [["vllm", "--cpu"], ["vllm"]])
-def test_the_script_looks_where_the_worker_looks(home, words):
+def test_the_command_looks_where_the_worker_looks(home, words, capsys):
     """`--path` makes nothing."""
-    said = subprocess.run(
-        ["bash", str(ROOT / "tools" / "engine_env.sh"), *words, "--path"], capture_output=True, text=True, check=True
-    )
+    assert main(["engine-env", *words, "--path"]) == 0
 
     kind = "cpu" if "--cpu" in words else "gpu"
-    assert said.stdout.strip() == str(environment_folder("vllm", kind) / "bin" / "python")
+    assert capsys.readouterr().out.strip() == str(environment_folder("vllm", kind) / "bin" / "python")
     assert not home.exists()
 
 
-@pytest.mark.system
-def test_the_script_refuses_what_it_does_not_know(home):
+def test_an_environment_that_is_there_is_not_made_again(home, capsys):
+    """Its interpreter is printed at once."""
+    python = environment_folder("vllm", "cpu") / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch(mode=0o755)
+
+    assert main(["engine-env", "vllm", "--cpu"]) == 0
+
+    assert capsys.readouterr().out.strip() == str(python)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["tgi"], "invalid choice: 'tgi' (choose from 'vllm', 'sglang')"),
+        (["vllm", "--cpu", "--check"], "--check beside --cpu; wanted the list for GPUs"),
+    ],
+)
+def test_the_command_refuses_what_it_does_not_know(home, words, told, capsys):
     """In one line, with what it knows."""
-    said = subprocess.run(["bash", str(ROOT / "tools" / "engine_env.sh"), "tgi"], capture_output=True, text=True)
+    assert main(["engine-env", *words]) == 2
+
+    line = capsys.readouterr().err
+    assert told in line
+    assert line.count("\n") == 1
+
+
+@pytest.mark.system
+def test_a_failed_recipe_leaves_its_output_and_nothing_else(recipes, home):
+    """The script that makes environments, given a recipe that fails at once."""
+    (recipes / "vllm.sh").write_text("echo no such wheel >&2; exit 1")
+    script = Path(shutil.copy(RECIPES / "engine_env.sh", recipes))
+    folder = home / "vllm-cpu-0"
+
+    words = ["bash", str(script), "make", "vllm", "cpu", str(folder), sys.executable]
+    said = subprocess.run(words, capture_output=True, text=True)
 
     assert said.returncode == 2
-    assert said.stderr == "engine_env: unknown argument 'tgi'; wanted vllm or sglang, --cpu, --path, --check\n"
+    assert "no such wheel" in said.stderr
+    assert sorted(path.name for path in home.iterdir()) == ["vllm-cpu-0.failed.log", "vllm-cpu-0.lock"]
+
+
+@pytest.mark.system
+def test_a_made_environment_is_whole(recipes, home):
+    """A recipe that ends well: the interpreter is the last line, and runs."""
+    (recipes / "vllm.sh").write_text('"$1" -c "print(1)"')
+    script = Path(shutil.copy(RECIPES / "engine_env.sh", recipes))
+
+    words = ["bash", str(script), "make", "vllm", "cpu", str(home / "vllm-cpu-0"), sys.executable]
+    said = subprocess.run(words, capture_output=True, text=True, check=True)
+
+    python = said.stdout.splitlines()[-1]
+    assert python == str(home / "vllm-cpu-0" / "bin" / "python")
+    assert subprocess.run([python, "-c", "print(2)"], capture_output=True, text=True, check=True).stdout == "2\n"
 
 
 @pytest.mark.engines
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_the_index_has_all_of_the_lists_for_gpus_and_they_fit_together(engine):
     """By metadata alone. Where no index answers the test is left out, but not in CI."""
-    words = ["bash", str(ROOT / "tools" / "engine_env.sh"), engine, "--check"]
+    words = [sys.executable, "-m", "mrl", "engine-env", engine, "--check"]
     said = subprocess.run(words, capture_output=True, text=True)
 
     if re.search(r"no uv|[Ff]ailed to fetch|error sending request", said.stderr) and not os.environ.get("CI"):

@@ -19,7 +19,11 @@ FINE = Machine(580, (2, 34), True)
         ("vllm", Machine(None, None, True), []),
         ("vllm", Machine(575, (2, 31), True), [r"vllm on GPUs: driver 575; wanted >= 580.*cure: a newer driver"]),
         ("sglang", Machine(600, (2, 31), True), [r"sglang on GPUs: glibc 2\.31; wanted >= 2\.34; cure: "]),
-        ("vllm", Machine(580, (2, 9), False), [r"glibc 2\.9; wanted >= 2\.28", r"no Python 3\.11.*engine_env.sh vllm"]),
+        (
+            "vllm",
+            Machine(580, (2, 9), False),
+            [r"glibc 2\.9; wanted >= 2\.28", r"no Python 3\.11.*engine-env vllm"],
+        ),
     ],
 )
 def test_what_a_machine_lacks_is_told_in_one_line_with_its_cure(engine, machine, told):

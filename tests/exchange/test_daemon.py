@@ -242,7 +242,7 @@ def test_requests_reach_engines_and_scores_come_back(start, connect, until, requ
 def inspect(*arguments):
     """Run the inspection tool; returns (exit code, stdout, stderr)."""
     done = subprocess.run(
-        [sys.executable, "tools/inspect_see.py", *map(str, arguments)],
+        [sys.executable, "-m", "mrl", "inspect", *map(str, arguments)],
         capture_output=True, text=True, timeout=30, env=os.environ | {"PYTHONPATH": ".", "COLUMNS": "160"},
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr

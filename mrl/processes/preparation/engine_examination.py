@@ -143,7 +143,7 @@ def _check_gap(problem: str, subject: Subject) -> None:
     if problem:
         cure = "install the versions of constraints.txt"
         if subject.engine != "embedded":
-            anew = f"delete its environment and run bash tools/engine_env.sh {subject.engine}"
+            anew = f"delete its environment and run `mrl engine-env {subject.engine}`"
             cure = f"leave out server.options that change logits, or {anew}"
         raise EngineError(
             "log-probabilities are not those of the model",
@@ -195,6 +195,6 @@ def _version_of(subject: Subject) -> str:
         raise EngineError(what, where=str(python), got=str(error), cure="correct server.python") from error
     if not done.stdout.strip():
         what, said = f"{subject.engine} is not installed for this interpreter", done.stderr.strip().splitlines()[-1:]
-        cure = f"install it there, or leave server.python out and run bash tools/engine_env.sh {subject.engine}"
+        cure = f"install it there, or leave server.python out and run `mrl engine-env {subject.engine}`"
         raise EngineError(what, where=str(python), got=" ".join(said), wanted=" or ".join(names), cure=cure)
     return done.stdout.strip()

@@ -16,7 +16,7 @@ from mrl.transport.keys import load_client_keys
 ANSWER_S = 2.0
 
 
-class Daemon:
+class AskedDaemon:
     """Raises RunFolderError when the run has no key for its admin."""
 
     def __init__(self, run: RunFolder) -> None:

@@ -1,12 +1,12 @@
 """What a run's file says of itself, and a record as lines for a person."""
 
 import pytest
-from see_file import find, record_lines, stat_of
 
 from mrl.errors import RunFolderError
 from mrl.exchange.archive import read_records
 from mrl.exchange.limits import Limits
 from mrl.exchange.store import Store
+from mrl.inspection.file_account import find, record_lines, stat_of
 from mrl.records.codec import encode
 from mrl.records.exchange_messages import Announce, Hello
 from mrl.records.experience import OutcomeRecord

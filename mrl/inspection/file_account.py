@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from see_values import shown_text, value_lines
-
 from mrl.errors import RecordError
 from mrl.exchange.archive import open_file
 from mrl.exchange.store import FILE
+from mrl.inspection.encoded_values import shown_text, value_lines
 from mrl.records.codec import decode
 from mrl.records.exchange_messages import PolicyShelf, Stat
 from mrl.records.experience import experience_decoder

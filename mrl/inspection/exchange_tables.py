@@ -1,4 +1,4 @@
-"""The tables of `inspect_see.py`: what is held, what flows, and who waits."""
+"""The tables of `mrl inspect`: what is held, what flows, and who waits."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -8,8 +8,8 @@ from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
-from see_values import shown_text
 
+from mrl.inspection.encoded_values import shown_text
 from mrl.records.exchange_messages import ClientState, PairFlow, PolicyShelf, Stat
 
 LOOK: dict[str, Any] = {"title_justify": "left", "box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "title_style": "bold"}

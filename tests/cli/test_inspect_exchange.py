@@ -1,4 +1,4 @@
-"""The inspection tool against a real daemon, and against the file that one left."""
+"""`mrl inspect` against a real daemon, and against the file that one left."""
 
 import json
 import threading
@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from inspect_see import main
 
+from mrl.cli.main import main
 from mrl.exchange.client import ExchangeClient
 from mrl.exchange.daemon import ExchangeDaemon
 from mrl.exchange.limits import Limits
@@ -107,7 +107,7 @@ def exchange(tmp_path):
 def inspect(capsys, *arguments):
     """(exit code, stdout, stderr)."""
     capsys.readouterr()
-    code = main([*map(str, arguments)])
+    code = main(["inspect", *map(str, arguments)])
     told = capsys.readouterr()
     return code, told.out, told.err
 

@@ -5,8 +5,8 @@ import io
 import msgspec
 import pytest
 from rich.console import Console
-from see_tables import rates_per_s, tables
 
+from mrl.inspection.exchange_tables import rates_per_s, tables
 from mrl.records.exchange_messages import ClientState, PairFlow, PolicyShelf
 from mrl.records.version import Version
 from tests.support.stored_core import StoredCore

@@ -5,7 +5,8 @@ import tracemalloc
 
 import msgpack
 import pytest
-from see_values import MAX_DEPTH, MAX_PASSED_OVER, MAX_VALUES, shown_text, value_lines
+
+from mrl.inspection.encoded_values import MAX_DEPTH, MAX_PASSED_OVER, MAX_VALUES, shown_text, value_lines
 
 
 def lines(data):

@@ -1,0 +1,141 @@
+"""`mrl inspect [RUN] [--watch [SECONDS]] [--json | --dump ID]`: what the exchange of a run holds and passes on.
+
+RUN is a run folder, by default the newest in `runs/`. Prints what is held of every policy (records, ages, refusals,
+evictions, watched prompts, last barrier), what flows between each pair (rate, hit rate, mean age in versions), and who
+waits. Rates are means since the daemon started; with --watch, since the previous look. Where no daemon answers within
+2 s, it prints what the file of the run holds.
+
+--dump shows a record of the file by its id, also while a daemon writes; of one that is held no longer it says why.
+"""
+
+import argparse
+import sys
+import time
+from contextlib import ExitStack
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from mrl.config.run_folder import RunFolder
+from mrl.errors import PeerLost, RunFolderError
+from mrl.exchange.store import FILE
+from mrl.inspection.asked_daemon import AskedDaemon
+from mrl.inspection.exchange_tables import Rates, rates_per_s, shelf_table, tables
+from mrl.inspection.file_account import find, record_lines, stat_of
+from mrl.records.exchange_messages import Stat
+
+PLAIN_WIDTH = 120
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which run, how often, in which form."""
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="folder of the run; the newest in runs/")
+    parser.add_argument("--json", action="store_true", help="one JSON object per look")
+    actions = parser.add_mutually_exclusive_group()
+    actions.add_argument("--watch", nargs="?", type=float, const=2.0, metavar="SECONDS", help="look every (2) seconds")
+    actions.add_argument("--dump", metavar="ID", help="show one record")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Look, until an interrupt with --watch. Raises RunFolderError where there is neither a daemon nor a file."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    folder = RunFolder(arguments.run or newest_run(Path("runs")))
+    try:
+        if arguments.dump is None:
+            look(folder, arguments)
+        else:
+            dump(folder, arguments.dump)
+    except KeyboardInterrupt:
+        if not arguments.watch:
+            raise
+    return 0
+
+
+def newest_run(folder: Path) -> Path:
+    """Raises RunFolderError when `folder` holds none."""
+    runs = [path.parent for path in folder.glob("*/config.json")]
+    if not runs:
+        raise RunFolderError("there is no run", where=str(folder), cure="name the run folder")
+    return max(runs, key=lambda run: (run / "config.json").stat().st_mtime)
+
+
+def look(run: RunFolder, options: argparse.Namespace) -> None:
+    """Ask the daemon; where none answers, read the file."""
+    with ExitStack() as closing:
+        try:
+            daemon = AskedDaemon(run)
+            closing.callback(daemon.close)
+            show(daemon, options)
+        except PeerLost as error:
+            if not (run.exchange / FILE).exists():
+                raise RunFolderError(str(error), where=str(run.path)) from None
+            show_file(run, options)
+        except RunFolderError:
+            if not (run.exchange / FILE).exists():
+                raise
+            show_file(run, options)
+
+
+def show(daemon: AskedDaemon, options: argparse.Namespace) -> None:
+    """Its account, once or again and again."""
+    console, before = _console(), None
+    while True:
+        stat = daemon.ask()
+        if options.watch and console.is_terminal and not options.json:
+            console.clear()
+        rates = rates_per_s(stat, before)
+        if options.json:
+            _print_json(stat, rates)
+        else:
+            console.print(tables(stat, rates))
+        if not options.watch:
+            return
+        before = stat
+        time.sleep(options.watch)
+
+
+def show_file(run: RunFolder, options: argparse.Namespace) -> None:
+    """What a run left behind."""
+    stat = stat_of(run.exchange)
+    rates = rates_per_s(stat, stat)
+    if options.json:
+        _print_json(stat, rates)
+        return
+    console = _console()
+    console.print(f"no daemon answers; this is what {run.exchange / FILE} holds", markup=False, highlight=False)
+    console.print(shelf_table(stat.shelves, rates))
+
+
+def as_json(stat: Stat, rates: Rates) -> dict[str, Any]:
+    """The account with its rates beside the numbers."""
+    content = msgspec.to_builtins(stat)
+    for row, flow in zip(content["flows"], stat.flows, strict=True):
+        row["records_per_s"] = rates.delivered[flow.source, flow.receiver]
+        row["hit_rate"] = flow.hits / max(1, flow.asked)
+    for row in content["shelves"]:
+        row["put_per_s"] = rates.put[row["policy"]]
+        row["refused_per_s"] = {reason: rates.refused[row["policy"], reason] for reason in row["refused"]}
+    return content
+
+
+def dump(run: RunFolder, record_id: str) -> None:
+    """Print a record. Raises RunFolderError when nobody knows of it."""
+    found = find(run.exchange, record_id)
+    if found is None:
+        raise RunFolderError("no such record", where=str(run.exchange / FILE), got=record_id)
+    body, where = found
+    for line in record_lines(body, found=where) if body else [where]:
+        print(line)
+
+
+def _console() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+
+
+def _print_json(stat: Stat, rates: Rates) -> None:
+    sys.stdout.write(msgspec.json.encode(as_json(stat, rates)).decode() + "\n")
+    sys.stdout.flush()

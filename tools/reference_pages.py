@@ -1,0 +1,361 @@
+"""Writes docs/reference/ from the code: keys of the configuration, metrics, commands, error messages.
+
+    .venv/bin/python tools/reference_pages.py            writes the pages
+    .venv/bin/python tools/reference_pages.py --check    writes nothing, names pages that are stale, exit code 1
+
+A key without a sentence below it, or a message that cannot be read from the code, is an error: the page would have a
+hole.
+"""
+
+import argparse
+import ast
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+import mrl.errors
+from mrl.cli.main import COMMANDS, Parser
+from mrl.config.schema import RunConfig
+from mrl.metrics.names import METRICS
+from mrl.sharing.regimes import REGIMES
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "reference"
+NOTE = "<!-- Written by tools/reference_pages.py from the code: change it there. -->"
+
+
+def heading(title: str, *sentences: str) -> list[str]:
+    """The beginning of a page."""
+    return [f"# {title}", "", NOTE, "", *sentences, ""]
+
+
+def cell(text: str) -> str:
+    """Text that may stand in a table, on one line; in code, which is shown as it is, nothing is escaped."""
+    parts = " ".join(text.split()).replace("|", "\\|").split("`")
+    return "`".join(part if number % 2 else part.replace("<", "&lt;") for number, part in enumerate(parts))
+
+
+def code(text: str) -> str:
+    """Text as code that may stand in a table."""
+    return "`" + " ".join(text.split()).replace("|", "\\|") + "`"
+
+
+def rows(names: tuple[str, ...], body: list[tuple[str, ...]]) -> list[str]:
+    """A table."""
+    return ["| " + " | ".join(row) + " |" for row in (names, tuple("---" for _ in names), *body)] + [""]
+
+
+# configuration
+
+PLAIN = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
+BOUNDS = {"minimum": ">= {}", "exclusiveMinimum": "> {}", "maximum": "<= {}", "exclusiveMaximum": "< {}",
+          "multipleOf": "a multiple of {}", "minLength": "at least {} characters", "minItems": "at least {} entries",
+          "maxItems": "at most {} entries", "minProperties": "at least {}"}  # fmt: skip
+
+
+def type_of(schema: Mapping[str, Any]) -> str:
+    """What may stand for a key, in words; `schema` is that of the key."""
+    if "enum" in schema or "const" in schema:
+        return ", ".join(code(toml(value)) for value in schema.get("enum", [schema.get("const")]))
+    if "anyOf" in schema:
+        return " or ".join(type_of(one) for one in schema["anyOf"] if one.get("type") != "null")
+    kind = schema.get("type")
+    if kind == "array":
+        items = schema.get("items") or (schema.get("prefixItems") or [{}])[0]
+        return f"list of {type_of(items)}" if items else "list"
+    if kind == "object":
+        of = schema.get("additionalProperties")
+        return f"table of {type_of(of)}" if isinstance(of, dict) and of else "table"
+    return PLAIN.get(str(kind), "any value") + range_of(schema)
+
+
+def range_of(schema: Mapping[str, Any]) -> str:
+    """The bounds of a key's value, or ""."""
+    told = [text.format(f"{schema[key]:g}" if isinstance(schema[key], float) else schema[key])
+            for key, text in BOUNDS.items() if key in schema]  # fmt: skip
+    told += [f"as {code(schema['pattern'])}"] if "pattern" in schema else []
+    return " " + ", ".join(told) if told else ""
+
+
+def toml(value: object) -> str:
+    """A default as it would be written."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case str():
+            return f'"{value}"'
+        case list() | tuple():
+            return "[" + ", ".join(toml(one) for one in value) + "]"
+        case dict():
+            return "{" + ", ".join(f"{key} = {toml(one)}" for key, one in value.items()) + "}"
+        case float():
+            return f"{value:g}" if abs(value) < 1e-3 and value else str(value)
+    return str(value)
+
+
+def table_in(annotation: Any) -> type[BaseModel] | None:
+    """The table that a key holds, whether it is optional or there are many by name."""
+    for kind in (annotation, *getattr(annotation, "__args__", ())):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def tables_of(kind: type[BaseModel], name: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Dotted name and type of a table and of all below it."""
+    yield name, kind
+    for key, field in kind.model_fields.items():
+        inner = table_in(field.annotation)
+        if inner is not None:
+            is_named = "dict" in str(field.annotation)
+            yield from tables_of(inner, ".".join(part for part in (name, key, "NAME" if is_named else "") if part))
+
+
+def key_rows(name: str, kind: type[BaseModel]) -> list[tuple[str, ...]]:
+    """A row for each key of a table that is no table itself. Raises ValueError for one without a sentence."""
+    schema = kind.model_json_schema(by_alias=True)
+    found = []
+    for own, field in kind.model_fields.items():
+        if table_in(field.annotation) is not None:
+            continue
+        key = field.alias or own
+        what = field.description
+        if not what:
+            raise ValueError(f"{name}.{key}: no sentence below it in {kind.__module__}")
+        default = "(needed)"
+        if field.default is not PydanticUndefined:
+            default = "(left to the method)" if field.default is None else code(toml(field.default))
+        found.append((code(key), type_of(resolved(schema["properties"][key], schema)), default, cell(what)))
+    return found
+
+
+def resolved(part: Mapping[str, Any], whole: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A part of a schema with its reference followed."""
+    name = str(part.get("$ref", "")).rpartition("/")[2]
+    return whole["$defs"][name] if name else part
+
+
+def configuration_page() -> list[str]:
+    """Every table and key of the configuration."""
+    lines = heading(
+        "Configuration", "Every table and key of a configuration: what it may be, its default, what it says.",
+        "`mrl schema -o FILE` writes the same for editors.",
+        "`mrl check CONFIG` shows what a configuration resolves to.",
+        "Every key can be set on the command line: `--policies.NAME.learner.lr 1e-4`.",
+    )  # fmt: skip
+    found = [(name, kind) for name, kind in tables_of(RunConfig, "") if name]
+    found += [(f"sharing.{name}", kind.parameters) for name, kind in REGIMES.items()]
+    lines += ["## [sharing]", "", RunConfig.model_fields["sharing"].description or "", ""]
+    regimes = ", ".join(code(f'"{name}"') for name in REGIMES)
+    lines += rows(
+        ("key", "what it may be", "default", "what it says"),
+        [("`regime`", regimes, '`"independent"`', "Name of the regime that runs.")],
+    )
+    for name, kind in found:
+        body = key_rows(name, kind)
+        about = " ".join((kind.__doc__ or "").split())
+        if not about:
+            raise ValueError(f"{name}: no docstring in {kind.__module__}")
+        lines += [f"## [{name}]", "", about, ""]
+        lines += (
+            rows(("key", "what it may be", "default", "what it says"), body) if body else ["No keys of its own.", ""]
+        )
+    return lines
+
+
+# metrics
+
+
+def metrics_page() -> list[str]:
+    """Every name that a run writes to metrics.jsonl."""
+    lines = heading(
+        "Metrics", "Every name in `metrics.jsonl`, with its unit.",
+        "A part in braces stands for one segment, such as the name of a policy.",
+        "What is marked with * belongs to the overview: live view and report begin with it.",
+    )  # fmt: skip
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for name, metric in METRICS.items():
+        row = (code(name), metric.unit, "*" if metric.headline else "", cell(metric.what))
+        groups.setdefault(name.partition("/")[0], []).append(row)
+    for group, body in groups.items():
+        lines += [f"## {group}", "", *rows(("name", "unit", "overview", "what it says"), body)]
+    return lines
+
+
+# commands
+
+
+def usage_of(name: str) -> str:
+    """What `mrl NAME --help` prints, on a terminal of 100 columns."""
+    command = COMMANDS[name]
+    module = importlib.import_module(command.module)
+    parser = Parser(prog=f"mrl {name}", description=command.summary, allow_abbrev=False)
+    parser.set_defaults(command=name, overrides=[])
+    module.add_arguments(parser)
+    return "\n".join(line.rstrip() for line in parser.format_help().rstrip().splitlines())
+
+
+def commands_page() -> list[str]:
+    """Every command with its arguments."""
+    os.environ["COLUMNS"], os.environ["CUDA_VISIBLE_DEVICES"] = "100", ""
+    lines = heading(
+        "Commands", "What each command does, and its arguments, as `mrl COMMAND --help` prints them.",
+        "Exit codes: 0 done, 1 a failure, 2 a mistake that the line on stderr says how to cure.",
+    )  # fmt: skip
+    for is_role in (False, True):
+        if is_role:
+            lines += ["## Processes of a run", "", "`mrl train` starts these; people seldom do.", ""]
+        for name, command in COMMANDS.items():
+            if command.is_role == is_role:
+                lines += [
+                    f"{'###' if is_role else '##'} mrl {name}",
+                    "",
+                    command.summary[0].upper() + command.summary[1:] + ".",
+                ]
+                more = ["Takes overrides of keys: `--key.path VALUE`."] if command.takes_overrides else []
+                lines += [*more, "", "```text", usage_of(name), "```", ""]
+    return lines
+
+
+# errors
+
+
+class Message(NamedTuple):
+    """One place where a mistake of a user is told."""
+
+    kind: str
+    what: str
+    wanted: str
+    cure: str
+    file: str
+
+
+def text_in(node: ast.expr | None) -> str:
+    """A text of the code with its parts that are filled in as NAME; "" where it is not written at this place."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=values):
+            return "".join(one.value if isinstance(one, ast.Constant) else f"{{{name_in(one)}}}" for one in values)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return text_in(left) + text_in(right)
+        case ast.IfExp(body=body, orelse=other):
+            both = [text for text in (text_in(body), text_in(other)) if text]
+            return " / ".join(both)
+    return ""
+
+
+def name_in(node: ast.expr) -> str:
+    """The last plain name in what fills a gap."""
+    inner = node.value if isinstance(node, ast.FormattedValue) else node
+    names = [one.attr if isinstance(one, ast.Attribute) else one.id
+             for one in ast.walk(inner) if isinstance(one, ast.Attribute | ast.Name)]  # fmt: skip
+    return names[0] if names else "..."
+
+
+def user_errors() -> dict[str, str]:
+    """UserError and all below it in `mrl.errors`, each with the first sentence of its docstring."""
+    kinds = {name: kind for name, kind in vars(mrl.errors).items() if isinstance(kind, type)}
+    below = {name: kind for name, kind in kinds.items() if issubclass(kind, mrl.errors.UserError)}
+    return {name: (kind.__doc__ or "").strip().partition("\n\n")[0] for name, kind in below.items()}
+
+
+def messages(package: Path) -> Iterator[Message]:
+    """Every message whose words stand where it is raised; local names of texts are followed within their function."""
+    kinds = user_errors()
+    for file in sorted(package.rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
+            known = dict(assigned(function))
+            for node in ast.walk(function):
+                if (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Name)
+                    and node.func.id in kinds
+                    and node.args
+                ):
+                    given = {one.arg: one.value for one in node.keywords}
+                    what = followed(node.args[0], known)
+                    if what:
+                        wanted, cure = (followed(given.get(key), known) for key in ("wanted", "cure"))
+                        yield Message(node.func.id, what, wanted, cure, file.relative_to(package.parent).as_posix())
+
+
+def assigned(function: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Names that a function gives to texts."""
+    for node in ast.walk(function):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                yield name, value
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+                pairs = zip(names, values, strict=False)
+                yield from ((name.id, value) for name, value in pairs if isinstance(name, ast.Name))
+
+
+def followed(node: ast.expr | None, known: Mapping[str, ast.expr]) -> str:
+    """The text of an expression, or of the one that a name was given."""
+    return text_in(known.get(node.id)) if isinstance(node, ast.Name) else text_in(node)
+
+
+def errors_page() -> list[str]:
+    """Every message for a mistake that a user can cure."""
+    lines = heading(
+        "Error messages",
+        "Each is one line on stderr, with exit code 2: `mrl: error: WHERE: WHAT; got ...; wanted ...; cure: ...`.",
+        "In braces stands what is filled in.",
+        "What is put together elsewhere, such as the bounds of a key, is in [the configuration](configuration.md).",
+    )
+    found = sorted(set(messages(ROOT / "mrl")))
+    for kind, about in sorted(user_errors().items()):
+        told = [(cell(one.what), cell(one.wanted), cell(one.cure)) for one in found if one.kind == kind]
+        if told:
+            lines += [f"## {kind}", "", about, "", *rows(("what", "wanted", "cure"), list(dict.fromkeys(told)))]
+    return lines
+
+
+PAGES: dict[str, Callable[[], list[str]]] = {
+    "configuration.md": configuration_page,
+    "metrics.md": metrics_page,
+    "commands.md": commands_page,
+    "errors.md": errors_page,
+}
+
+
+def stale(folder: Path) -> Iterator[str]:
+    """Each page that is not what the code says, with its first difference."""
+    for name, page in PAGES.items():
+        file = folder / name
+        there = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        now = "\n".join(page()).splitlines()
+        if there != now:
+            changes = [
+                line
+                for line in difflib.unified_diff(there, now, lineterm="", n=0)
+                if line[:2] not in ("--", "++", "@@")
+            ]
+            yield f"{name} is stale, first at: {changes[0][:160]}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="only say which pages are stale")
+    if parser.parse_args().check:
+        found = list(stale(FOLDER))
+        print("\n".join([*found, "run: .venv/bin/python tools/reference_pages.py"] if found else ["all fresh"]))
+        return bool(found)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, page in PAGES.items():
+        (FOLDER / name).write_text("\n".join(page()).rstrip() + "\n", encoding="utf-8")
+        print(FOLDER.relative_to(ROOT) / name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
