@@ -200,6 +200,12 @@ def local_folder() -> Path | None:
     return Path(named) if named else None
 
 
+def socket_file(name: str) -> Path | None:
+    """Where a server of the run has its socket file on this host; None in a process that no supervisor started."""
+    local = local_folder()
+    return local / name if local else None
+
+
 def lock_run_folder(folder: RunFolder) -> Callable[[], None]:
     """Mark the folder as in use until the returned function is called or the process ends, however it ends.
 

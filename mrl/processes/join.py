@@ -17,7 +17,7 @@ from pathlib import Path
 
 import setproctitle
 
-from mrl.config.run_folder import RunFolder, read_run_config
+from mrl.config.run_folder import RunFolder, read_run_config, socket_file
 from mrl.config.schema import RunConfig
 from mrl.errors import PeerLost, RecordError
 from mrl.metrics.telemetry import Telemetry
@@ -172,9 +172,13 @@ class JoinedHost:
         self._own = {spec.name for spec in plan.started_by(host)}
         inbox_name = f"telemetry-{host}"
         # Only roles of this host speak to it.
-        self._inbox = ServerSocket(load_keys(folder.keys), admits=lambda grant: grant.role not in ("admin", HOST_ROLE))
+        self._inbox = ServerSocket(
+            load_keys(folder.keys),
+            admits=lambda grant: grant.role not in ("admin", HOST_ROLE),
+            ipc_path=socket_file("telemetry"),
+        )
         closing.callback(self._inbox.close)
-        publish_endpoint(folder.endpoints, inbox_name, self._inbox.address)
+        publish_endpoint(folder.endpoints, inbox_name, self._inbox.address, self._inbox.ipc_path)
         os.environ.update(host_environment(next(one for one in plan.hosts if one.name == host)))
         os.environ[wiring.TELEMETRY] = inbox_name
         attempt = folder.logs / order.attempt
