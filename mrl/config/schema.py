@@ -37,6 +37,8 @@ class RunTable(Table):
     """Ends the run after this many minutes; 0 means no limit."""
     min_free_mib: int = Field(default=256, ge=0)
     """Free disk that the run's folder needs before anything is written, in MiB."""
+    shared_with_group: bool = False
+    """The run folder may be read by the members of its group (0750, files 0640), and not by its user alone."""
 
 
 class TaskTable(Table):

@@ -1,4 +1,7 @@
-"""How an SGLang server is started: loopback only, with a key that its callers have to know, no hub traffic, token ids instead of text, no sampling of its own."""
+"""How an SGLang server is started: loopback only, with a key of its callers, no hub traffic, token ids and no text.
+
+Nor does it sample by rules of its own.
+"""
 
 import os
 from pathlib import Path

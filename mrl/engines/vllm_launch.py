@@ -1,4 +1,6 @@
-"""How a vLLM server is started: on a socket file of its user, no telemetry, token ids instead of text, control routes open.
+"""How a vLLM server is started: on a socket file, no telemetry, token ids instead of text, control routes open.
+
+They ask nobody for a key; the socket file lies in a folder of the user alone.
 
 Without `--tokens-only` the server wants a tokenizer and turns every token into text that nobody reads.
 """

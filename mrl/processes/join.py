@@ -17,6 +17,7 @@ from pathlib import Path
 
 import setproctitle
 
+from mrl.config.file_modes import check_writers, limit_modes
 from mrl.config.run_folder import RunFolder, read_run_config, socket_file
 from mrl.config.schema import RunConfig
 from mrl.errors import PeerLost, RecordError
@@ -160,7 +161,9 @@ class JoinedHost:
         self, folder: RunFolder, host: str, uplink: Uplink, order: HostOrder, *, signals: list[int], closing: ExitStack
     ) -> None:
         """Raises ConfigError when this host lacks GPUs of the plan, cores of a unit, or room for a local folder."""
+        check_writers(folder.path)
         config = read_run_config(folder.path)
+        closing.callback(os.umask, limit_modes(config))
         closing.enter_context(local_folder_of(config))
         check_cores(units_of(config, host, is_first=False), where=f"host {host}")
         self._uplink, self._signals, self._alone_s = uplink, signals, config.launch.alone_s

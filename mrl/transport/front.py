@@ -1,7 +1,7 @@
 """The TCP port of a server: a thread that takes connections, never more than its bound, and hands their bytes on.
 
 ZeroMQ takes every connection that the kernel offers it, until its process has no descriptor left for anything else. So
-the port is not its own: behind this one stands the server's socket file, and what is not taken here costs nothing there.
+the port is not its own: behind this one stands the server's socket file, and what is not taken here costs it nothing.
 Who is in the middle of a handshake is a stranger. Of strangers there is a bound of its own, beyond which a new one
 displaces the oldest of the address that has most of them: a crowd neither fills the table nor keeps others out.
 """

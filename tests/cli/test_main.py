@@ -117,7 +117,10 @@ def test_check_prints_the_plan_and_writes_nothing(
         (["--tasks.backward.dataset=spel_backward"], "spel_backward"),
         (["--run.stpes=3"], "did you mean run.steps?"),
         (["--exchange.host=192.0.2.1"], "[exchange] 192.0.2.1:0: cannot listen: Cannot assign requested address"),
-        (["--exchange.port=9000"], "exchange.port: a port without an address; got 9000; cure: --exchange.host 127.0.0.1"),
+        (
+            ["--exchange.port=9000"],
+            "exchange.port: a port without an address; got 9000; cure: --exchange.host 127.0.0.1",
+        ),
         (["--exchange.host=a..b"], "[exchange] a..b:0: cannot listen: "),
         (["--exchange.host=no.such.host.invalid"], "[exchange] no.such.host.invalid:0: cannot listen: "),
     ],

@@ -28,7 +28,10 @@ def config_with(**exchange):
             "metrics_port: the port of the exchange itself; got 9000; wanted another than 9000, or 0",
         ),
         ({"port": 9000}, "exchange.port: a port without an address; got 9000; cure: --exchange.host 127.0.0.1"),
-        ({"metrics_port": 9000}, "exchange.metrics_port: a port without an address; got 9000; cure: --exchange.metrics"),
+        (
+            {"metrics_port": 9000},
+            "exchange.metrics_port: a port without an address; got 9000; cure: --exchange.metrics",
+        ),
         ({"metrics_port": 65_536}, "exchange.metrics_port: not valid; got 65536; wanted <= 65535"),
     ],
 )

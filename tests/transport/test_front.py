@@ -6,12 +6,12 @@ import resource
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from mrl.transport.endpoints import port_of
+from mrl.transport.endpoints import port_of, read_endpoint
 from mrl.transport.front import DESCRIPTORS_EACH, TcpFront, most_connections
+from mrl.transport.grants import Grant
 from mrl.transport.keys import load_client_keys
 
 GREETING = b"\xff" + bytes(8) + b"\x7f"
@@ -36,7 +36,7 @@ def test_long_messages_pass_whole_both_ways(make_server, make_client, until):
 
 @pytest.mark.parametrize("says", [b"", GREETING])
 def test_a_crowd_neither_takes_the_descriptors_nor_keeps_anybody_out(make_server, make_client, until, says):
-    """Connections beyond the bound are ended, oldest strangers first; who was let in stays, and who has a key gets in."""
+    """Connections beyond the bound are ended, strangers first; who was let in stays, and who has a key gets in."""
     server = make_server(max_connections=20)
     old = make_client(server.address)
     assert exchange(server, old, until) == b"olleh"
@@ -71,7 +71,7 @@ def test_a_key_that_is_refused_stays_a_stranger(make_server, make_client, until,
     server = make_server(admits=lambda grant: grant.policy == "qwen", max_connections=2)
     friend = make_client(server.address)
     assert exchange(server, friend, until) == b"olleh"
-    make_client(server.address, "worker/llama/0", with_keys=load_client_keys(keys.folder, _grant("worker", "llama")))
+    make_client(server.address, "worker/llama/0", with_keys=load_client_keys(keys.folder, Grant("worker", "llama")))
     until(lambda: server.receive(0.01) or server.refusals.count("role"))
     with socket.create_connection(("127.0.0.1", port_of(server.address))) as raw:
         raw.sendall(GREETING)
@@ -86,7 +86,9 @@ def test_the_busiest_address_gives_way(tmp_path, until):
         behind.listen(64)
         front = TcpFront("127.0.0.1", 0, tmp_path / "s", refused=lambda *_: None, max_connections=6)
         closing.callback(front.close)
-        lone = closing.enter_context(socket.create_connection(("127.0.0.1", front.port), source_address=("127.0.0.2", 0)))
+        lone = closing.enter_context(
+            socket.create_connection(("127.0.0.1", front.port), source_address=("127.0.0.2", 0))
+        )
         crowd = [closing.enter_context(socket.create_connection(("127.0.0.1", front.port))) for _ in range(30)]
         crowd[0].settimeout(10)
         assert crowd[0].recv(1) == b""  # the oldest of them went
@@ -113,6 +115,7 @@ import resource, socket, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
 from pathlib import Path
 from mrl.transport.endpoints import publish_endpoint
+from mrl.transport.grants import Grant
 from mrl.transport.keys import load_keys
 from mrl.transport.server import ServerSocket
 folder = Path(sys.argv[1])
@@ -128,8 +131,6 @@ while True:
 
 def test_eleven_hundred_connections_to_a_process_of_1024_descriptors(tmp_path, keys, make_client, until):
     """It goes on opening files and answering while they stand, old clients and new ones."""
-    from mrl.transport.endpoints import read_endpoint
-
     with subprocess.Popen([sys.executable, "-c", FLOODED, str(tmp_path)]) as child:
         try:
             address = until(lambda: read_endpoint(tmp_path, "flooded"), within_s=60.0)
@@ -148,9 +149,3 @@ def test_eleven_hundred_connections_to_a_process_of_1024_descriptors(tmp_path, k
             assert child.poll() is None
         finally:
             child.kill()
-
-
-def _grant(role: str, policy: str):
-    from mrl.transport.grants import Grant
-
-    return Grant(role, policy)
