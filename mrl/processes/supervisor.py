@@ -56,8 +56,8 @@ class TelemetryInbox(Protocol):
 def open_inbox(folder: RunFolder, host: str, processes: Iterable[ProcessSpec]) -> ServerSocket:
     """Bind the telemetry socket of a run, at a TCP address if `host` names one, and publish where it is.
 
-    Keys that `processes` lack are made. Endpoints that an earlier attempt left are removed first. Raises AddressError when the host is not of this machine,
-    RunFolderError when the keys cannot be made or used.
+    Keys that `processes` lack are made. Endpoints that an earlier attempt left are removed first. Raises AddressError
+    when the host is not of this machine, RunFolderError when the keys cannot be made or used.
     """
     for stale in folder.endpoints.glob("*.json"):
         stale.unlink(missing_ok=True)
