@@ -6,7 +6,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import psutil
 import pytest
@@ -84,12 +84,12 @@ def test_no_port_obeys_whoever_has_no_key(engine):
 
 def status(port: int, route: str, body: str | None) -> int | None:
     """What an HTTP request there is answered; None for what speaks no HTTP."""
-    link = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
-    with suppress(http.client.HTTPException, OSError):
-        method = "GET" if body is None else "POST"
-        link.request(method, route, body, {"Content-Type": "application/json"})
+    with (
+        suppress(http.client.HTTPException, OSError),
+        closing(http.client.HTTPConnection("127.0.0.1", port, timeout=1)) as link,
+    ):
+        link.request("GET" if body is None else "POST", route, body, {"Content-Type": "application/json"})
         return link.getresponse().status
-    link.close()
     return None
 
 

@@ -30,7 +30,7 @@ def test_a_run_of_one_host_opens_no_port_and_no_file_to_others(make_run: Callabl
     assert run.finish() == 0
     open_to_others = [path for path in (run.folder, *run.folder.rglob("*")) if is_open(path)]
     assert open_to_others == []
-    assert list(run.temporary.iterdir()) == []
+    assert list(run.temporary.iterdir()) == [], "a folder stayed behind"
 
 
 def test_a_crowd_at_every_port_does_not_end_a_run(make_run: Callable[..., Run], tmp_path: Path) -> None:
