@@ -12,10 +12,11 @@ import pytest
 from mrl.transport.endpoints import port_of, read_endpoint
 from mrl.transport.front import DESCRIPTORS_EACH, TcpFront, most_connections
 from mrl.transport.grants import Grant
-from mrl.transport.keys import load_client_keys
+from mrl.transport.keys import ClientKeys, create_keys, load_client_keys
 
 GREETING = b"\xff" + bytes(8) + b"\x7f"
 CROWD = 1100
+QWEN = Grant("worker", "qwen")
 
 
 def exchange(server, client, until, body=b"hello") -> bytes:
@@ -66,17 +67,31 @@ def test_a_table_full_of_friends_refuses_the_next(make_server, make_client, unti
     assert exchange(server, late, until) == b"olleh"
 
 
-def test_a_key_that_is_refused_stays_a_stranger(make_server, make_client, until, keys):
-    """Such a client hears more of the server than others do, but nothing that makes room for more of its kind."""
-    server = make_server(admits=lambda grant: grant.policy == "qwen", max_connections=2)
-    friend = make_client(server.address)
-    assert exchange(server, friend, until) == b"olleh"
+class Noted(set):
+    """Remembers all that was ever added."""
+
+    def __init__(self) -> None:
+        self.ever: list = []
+
+    def add(self, item) -> None:
+        self.ever.append(item)
+        super().add(item)
+
+
+def test_a_key_that_is_refused_stays_a_stranger(make_server, make_client, until, keys, tmp_path):
+    """Such a client hears more of the server than others do, but not as much as one that is let in."""
+    server = make_server(admits=lambda grant: grant.policy == "qwen")
+    server._front._known = known = Noted()
     make_client(server.address, "worker/llama/0", with_keys=load_client_keys(keys.folder, Grant("worker", "llama")))
-    until(lambda: server.receive(0.01) or server.refusals.count("role"))
-    with socket.create_connection(("127.0.0.1", port_of(server.address))) as raw:
-        raw.sendall(GREETING)
-        assert exchange(server, friend, until, b"still") == b"llits"
-    assert server.refusals.count("full") == 0
+    foreign = load_client_keys(create_keys(tmp_path / "other" / "keys", [QWEN]).folder, QWEN)
+    unknown = ClientKeys(keys.server_public, foreign.public, foreign.secret)
+    make_client(server.address, "worker/qwen/1", with_keys=unknown)
+    for reason in ("role", "unknown_key"):
+        until(lambda reason=reason: server.receive(0.01) or server.refusals.count(reason))
+    until(lambda: server.receive(0.01) or not (server._front._strangers or known))  # the server has ended both
+    assert known.ever == []
+    assert exchange(server, make_client(server.address), until) == b"olleh"
+    assert len(known.ever) == 1
 
 
 def test_the_busiest_address_gives_way(tmp_path, until):
