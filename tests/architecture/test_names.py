@@ -12,6 +12,8 @@ ROOT = Path(__file__).parents[2]
 UNCALLED: dict[str, str] = {
     "mrl/engines/slot_cache.py:get_seq_length": "called by transformers",
     "mrl/engines/slot_cache.py:get_mask_sizes": "called by transformers",
+    "mrl/processes/exchange.py:handle_error": "called by socketserver",
+    "mrl/processes/exchange.py:log_message": "called by wsgiref",
 }
 """Public functions without a caller in the package -> who calls them."""
 

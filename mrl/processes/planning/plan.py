@@ -41,9 +41,6 @@ from mrl.processes.planning.unit_workers import (
     units_of,
 )
 
-COMPILED = "TORCHINDUCTOR_CACHE_DIR"
-"""Where torch keeps the code that it compiles, and runs what it finds: by default a folder of the host's temporary one
-whose name any user can foresee, and take first."""
 HOST_ROLE = "supervisor"
 """Role of a process that supervises another host."""
 Role = Literal["exchange", "allocator", "learner", "worker"]
@@ -274,13 +271,8 @@ def environment(threads: int, gpus: Sequence[str] = ()) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "PYTHONHASHSEED": "0",  # every process makes the same prompts; some data sets follow the order of sets
-        COMPILED: os.environ.get(COMPILED) or str(_cache() / "torchinductor"),
     }
     return variables | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("MRL_CACHE") or Path.home() / ".cache" / "mrl")
 
 
 def _join(host: Host, run_folder: Path, remote: Sequence[str], python: str, *, is_spared: bool) -> ProcessSpec:
