@@ -10,6 +10,7 @@ from typing import NamedTuple, NoReturn
 
 from mrl.config.nearest_key import nearest
 from mrl.errors import ConfigError, MRLError, RunFolderError, UserError
+from mrl.process_start import prepare
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -75,6 +76,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 2 for a mistake that the person can cure, 1 for other failures."""
+    prepare()
     try:
         code = _run(list(sys.argv[1:] if words is None else words))
         sys.stdout.flush()

@@ -28,11 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> NoReturn:
     """Run the role to its end, and the process with it; bound to the supervisor's life before anything heavy loads."""
     die_with_supervisor()
+    from mrl.config.file_modes import check_writers, limit_modes
     from mrl.config.run_folder import read_run_config
     from mrl.errors import ConfigError
 
     run_folder = arguments.run_folder.absolute()
-    policies = read_run_config(run_folder).policies
+    check_writers(run_folder)
+    config = read_run_config(run_folder)
+    limit_modes(config)
+    policies = config.policies
     if arguments.policy and arguments.policy not in policies:
         raise ConfigError("no such policy", where=str(run_folder), got=arguments.policy, wanted=", ".join(policies))
     role = importlib.import_module(ROLES[arguments.command])

@@ -5,12 +5,14 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 
 from mrl.config.defaults import by_size
+from mrl.config.file_modes import limit_modes
 from mrl.config.load import load_config
 from mrl.config.run_folder import RunFolder, check_run_folder, create_run_folder, lock_run_folder, run_folder_of
 from mrl.config.schema import RunConfig
@@ -71,16 +73,15 @@ def train(config: RunConfig, *, clean: bool, resume: bool, where: str, hosts: "S
     console = Console(width=None if sys.stdout.isatty() else 120)
     config = resolve_policies(config, console=console)
     config = by_size(config, weights_bytes(config)).config
-    folder = create_run_folder(config, clean=clean, resume=resume)
-    release = lock_run_folder(folder)
-    try:
+    with ExitStack() as closing:
+        closing.callback(os.umask, limit_modes(config))
+        folder = create_run_folder(config, clean=clean, resume=resume)
+        closing.callback(lock_run_folder(folder))
         os.environ.update(host_environment(hosts[0]) if hosts else {})
         plan = build_plan(config, folder.path, gpus=gpus, hosts=hosts, remote=remote)
         print("\n".join(shared_gpus(plan)), end="\n" * any(shared_gpus(plan)))
         with local_folder_of(config):
             return _supervise(config, folder, plan, console)
-    finally:
-        release()
 
 
 def _supervise(config: RunConfig, folder: RunFolder, plan: "Plan", console: Console) -> int:

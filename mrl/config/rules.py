@@ -54,6 +54,15 @@ def check_rules(config: RunConfig, *, where: str) -> None:
 
 def _check_exchange(config: RunConfig, where: str) -> None:
     table = config.exchange
+    for key in ("port", "metrics_port"):
+        host = key.replace("port", "host")
+        if getattr(table, key) and not getattr(table, host):
+            raise ConfigError(
+                f"exchange.{key}: a port without an address",
+                where=where,
+                got=getattr(table, key),
+                cure=f"--exchange.{host} 127.0.0.1, or leave exchange.{key} out",
+            )
     if table.metrics_host and table.port and table.port == table.metrics_port:
         raise ConfigError(
             "exchange.metrics_port: the port of the exchange itself",

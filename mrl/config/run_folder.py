@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mrl.config.file_modes import check_writers, folder_mode
 from mrl.config.locks import try_lock
 from mrl.config.resume import check_same_meaning, check_steps_left
 from mrl.config.schema import RunConfig
@@ -138,10 +139,11 @@ def create_run_folder(config: RunConfig, *, clean: bool = False, resume: bool = 
     folder = run_folder_of(config)
     check_run_folder(config, clean=clean, resume=resume)
     if resume:
+        folder.path.chmod(folder_mode(config))
         write_json(folder.config_json, dump_config(config))
         return folder
     try:
-        _make(folder.path, dump_config(config), replace=clean)
+        _make(folder.path, dump_config(config), replace=clean, mode=folder_mode(config))
     except OSError as error:
         raise RunFolderError(
             f"cannot be written ({error.strerror})", where=str(folder.path), cure="choose another --run.folder"
@@ -198,6 +200,12 @@ def local_folder() -> Path | None:
     """The folder of the run on this host; None in a process that no supervisor started."""
     named = os.environ.get(LOCAL_FOLDER)
     return Path(named) if named else None
+
+
+def socket_file(name: str) -> Path | None:
+    """Where a server of the run has its socket file on this host; None in a process that no supervisor started."""
+    local = local_folder()
+    return local / name if local else None
 
 
 def lock_run_folder(folder: RunFolder) -> Callable[[], None]:
@@ -260,6 +268,7 @@ def _check_filled(path: Path, config: RunConfig, *, clean: bool, resume: bool) -
         )
     _check_unused(path)
     if resume:
+        check_writers(path)
         check_same_meaning(read_run_config(path), config, where=where)
         check_steps_left({name: _saved_steps(path, name) for name in config.learning}, config, where=where)
 
@@ -316,7 +325,7 @@ def _check_disk(path: Path, min_free_mib: int) -> None:
         )
 
 
-def _make(path: Path, config: dict[str, Any], *, replace: bool) -> None:
+def _make(path: Path, config: dict[str, Any], *, replace: bool, mode: int) -> None:
     """Build the folder under a temporary name and rename it, so that it appears whole or not at all.
 
     With `replace`, an earlier run is renamed out of the way only once the new folder is complete, then deleted.
@@ -326,6 +335,7 @@ def _make(path: Path, config: dict[str, Any], *, replace: bool) -> None:
     doomed = path.parent / f".{path.name}.old-{os.getpid()}"
     try:
         building.mkdir(parents=True)
+        building.chmod(mode)
         for name in SUBFOLDERS:
             (building / name).mkdir(parents=True)
         (building / "keys").chmod(0o700)

@@ -37,6 +37,8 @@ class RunTable(Table):
     """Ends the run after this many minutes; 0 means no limit."""
     min_free_mib: int = Field(default=256, ge=0)
     """Free disk that the run's folder needs before anything is written, in MiB."""
+    shared_with_group: bool = False
+    """The run folder may be read by the members of its group (0750, files 0640), and not by its user alone."""
 
 
 class TaskTable(Table):
@@ -90,11 +92,12 @@ class ExchangeTable(Table):
     """The exchange's daemon. `host` is also where telemetry, allocator and learner links listen."""
 
     port: int = Field(default=0, ge=0, le=65535)
-    """TCP port of the daemon; 0 takes a free one."""
-    host: str = Field(default="127.0.0.1", min_length=1)
-    """Address that the exchange, the supervisor's telemetry, the allocator and the learners' links to workers bind.
+    """TCP port of the daemon, where it has a `host`; 0 takes a free one."""
+    host: str = ""
+    """Address at which the exchange, the supervisor's telemetry, the allocator and the learners' links to workers take
+    TCP connections, for a run of several hosts; empty: none, they meet on socket files of this host.
 
-    The run's keys guard all of them, on loopback too.
+    The run's keys guard all of them, on socket files too.
     """
     budget_mib: int = Field(default=256, ge=2)
     """Bytes of records that the daemon holds at most, in MiB, in memory and in its file; beyond that the oldest go."""
@@ -104,8 +107,8 @@ class ExchangeTable(Table):
     """Successes per prompt and policy that the memory keeps, newest first."""
     max_age_versions: int = Field(default=200, ge=0)
     """Records older than this are evicted."""
-    metrics_host: str = "127.0.0.1"
-    """Address of the daemon's page for Prometheus, /metrics; empty: there is none.
+    metrics_host: str = ""
+    """Address of the daemon's page for Prometheus, /metrics, "127.0.0.1" say; empty: there is none.
 
     It has no keys: whoever reaches the address may read it.
     """

@@ -1,7 +1,7 @@
 """What one kind of inference server has to say for itself: how it is started, and what its routes take and give."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -33,6 +33,7 @@ class Launch:
     """Hugging Face folder: configuration, tokenizer files, weights to start with."""
     host: str
     port: int
+    """Of a server that listens at one."""
     device: str
     """"cpu" or "cuda"."""
     dtype: str
@@ -52,6 +53,10 @@ class Launch:
     """GPUs over which it shares out the model; they are all that its environment shows."""
     may_sleep: bool = False
     """Whether it has to be able to free a GPU's memory and take it again."""
+    private: Path | None = None
+    """A folder of this user alone: for its socket file, or the file with its key."""
+    key: str = field(default="", repr=False)
+    """What its callers have to know, where it listens at a port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,9 @@ class Dialect(Protocol):
     """
 
     name: str
+    has_port: bool
+    """Whether a server of its kind that is started here listens at a TCP port, where every user of the host may knock;
+    otherwise on a socket file."""
     less_memory: str
     """What a person changes when a server of its kind lacks memory."""
 
@@ -90,6 +98,9 @@ class Dialect(Protocol):
 
     def environment(self, launch: Launch) -> dict[str, str]:
         """Variables beside those of this process."""
+
+    def reach(self, launch: Launch) -> Http:
+        """The way to a server that was started so. Inside a running event loop."""
 
     async def ready(self, http: Http) -> bool:
         """Whether it takes requests; False while it still loads or nothing answers yet."""

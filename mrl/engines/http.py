@@ -1,6 +1,7 @@
 """A small HTTP client for inference servers: every call has a time limit, every answer a size limit."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -24,10 +25,15 @@ class HttpFailure(Exception):
 class Http:
     """Calls to one server. Make it inside a running event loop; `close` it there."""
 
-    def __init__(self, base_url: str) -> None:
+    def __init__(self, base_url: str, *, socket_file: Path | None = None, key: str = "") -> None:
+        """Over TCP, or to the server that listens on `socket_file`; with a `key`, if the server wants one."""
         self.base_url = base_url
-        connector = aiohttp.TCPConnector(limit=0, force_close=False, keepalive_timeout=IDLE_S)
-        self._session = aiohttp.ClientSession(base_url, connector=connector)
+        options: dict[str, Any] = {"limit": 0, "force_close": False, "keepalive_timeout": IDLE_S}
+        connector = (
+            aiohttp.UnixConnector(str(socket_file), **options) if socket_file else aiohttp.TCPConnector(**options)
+        )
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._session = aiohttp.ClientSession(base_url, connector=connector, headers=headers)
 
     async def get(self, route: str, *, within_s: float = CALL_S, **parameters: str) -> str:
         """The text of a GET. Raises HttpFailure."""

@@ -7,6 +7,7 @@ and gets on; when it does not, every method raises EngineLost until `restart`.
 import asyncio
 import contextlib
 import queue
+import secrets
 import threading
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -25,6 +26,7 @@ from mrl.engines.http import Http, HttpFailure
 from mrl.engines.segments import Segments
 from mrl.engines.server_process import ServerProcess, free_port
 from mrl.engines.server_start import PortTaken, await_ready, check_answers, why_ended
+from mrl.engines.temporary_folder import TemporaryFolder
 from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
 from mrl.models.tensor_broadcast import IncomingTensors, Seats
 from mrl.models.tensor_file import read_folder
@@ -34,6 +36,7 @@ from mrl.records.version import Version
 T = TypeVar("T")
 WATCH_S = 1.0
 MAX_STARTS = 3
+KEY_BYTES = 32
 ASKED_S = 600.0
 """For scores and checksums; the watchdog looks meanwhile."""
 REFUSALS = (400, 413, 422)
@@ -207,21 +210,30 @@ class ServerEngine:
         self._awaited: set[Future[Any]] = set()
 
     def _start(self) -> None:
-        url, port = self._url, 0
-        if self._launch is not None:
-            assert self._log is not None
-            launch = replace(self._launch, port=self._launch.port or free_port(self._launch.host))
-            self._process = ServerProcess(self._dialect.command(launch), self._dialect.environment(launch), self._log)
-            url, port = f"http://{launch.host}:{launch.port}", launch.port
-        self._run(self._connect(url), self._bounds.silence_s)
-        start_s = self._bounds.start_s
+        launch = self._begin_process() if self._launch is not None else None
+        self._run(self._connect(launch), self._bounds.silence_s)
+        start_s, port = self._bounds.start_s, launch.port if launch else 0
         ready = await_ready(self._dialect, self._link(), self._process, port, start_s=start_s)
         self._run(ready, start_s + self._bounds.silence_s)
         self._run(check_answers(self._dialect, self._link()), start_s)  # some compile for the first tokens
         self._loop.call_soon_threadsafe(self._spawn, self._watchdog())
 
-    async def _connect(self, url: str) -> None:
-        self._http = Http(url)
+    def _begin_process(self) -> Launch:
+        assert self._launch is not None
+        assert self._log is not None
+        temporary = TemporaryFolder()
+        try:
+            port = free_port(self._launch.host) if self._dialect.has_port else 0
+            launch = replace(self._launch, port=port, private=temporary.path, key=secrets.token_hex(KEY_BYTES))
+            words, variables = self._dialect.command(launch), self._dialect.environment(launch)
+        except BaseException:
+            temporary.remove()
+            raise
+        self._process = ServerProcess(words, variables, self._log, temporary=temporary)
+        return launch
+
+    async def _connect(self, launch: Launch | None) -> None:
+        self._http = self._dialect.reach(launch) if launch else Http(self._url)
         self._segments = Segments(self._dialect, self._http, self._sampling, drain_s=self._bounds.silence_s)
 
     def _end(self) -> None:

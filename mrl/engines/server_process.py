@@ -31,11 +31,21 @@ class ServerProcess:
     it: servers leave sockets and metrics files in theirs.
     """
 
-    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        """Start it; its output is appended to `log`. Raises OSError."""
+    def __init__(
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        *,
+        temporary: TemporaryFolder | None = None,
+    ) -> None:
+        """Start it; its output is appended to `log`. `temporary` becomes its own, by default a new one.
+
+        Raises OSError.
+        """
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = TemporaryFolder()
+        self._temporary = temporary or TemporaryFolder()
         with log.open("ab") as file:
             self._log_start = file.tell()
             self._process = subprocess.Popen(

@@ -32,12 +32,14 @@ class PortTaken(EngineError):
 async def await_ready(
     dialect: Dialect, http: Http, process: ServerProcess | None, port: int, *, start_s: float
 ) -> None:
-    """Until the server takes requests: the child `process` at `port`, or without one whoever `http` leads to.
+    """Until the server takes requests: the child `process` at `port`, or whoever `http` leads to.
+
+    Without a `process` that is somebody else's; with `port` 0 nobody but the child can listen there.
 
     Raises PortTaken as soon as the child says so, EngineError when it has ended or `start_s` are over.
     """
     deadline_s = asyncio.get_running_loop().time() + start_s
-    while not ((process is None or process.listens_at(port)) and await dialect.ready(http)):
+    while not ((process is None or not port or process.listens_at(port)) and await dialect.ready(http)):
         if process is not None:
             _check(dialect, process, port)
         if asyncio.get_running_loop().time() > deadline_s:
@@ -77,7 +79,7 @@ def why_ended(dialect: Dialect, process: ServerProcess, code: int) -> EngineErro
 def _check(dialect: Dialect, process: ServerProcess, port: int) -> None:
     """Some that find their port taken end with that word; others live on for minutes and say it with their port."""
     code, text = process.exit_code(), process.text()
-    lines = [line for line in text.splitlines() if IN_USE in line.lower()]
+    lines = [line for line in text.splitlines() if port and IN_USE in line.lower()]
     if any(code is not None or str(port) in line for line in lines):
         cure = "start again: another port is chosen"
         raise PortTaken(f"port {port} was taken by somebody else", where=dialect.name, got=lines[-1], cure=cure)

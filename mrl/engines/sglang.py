@@ -46,6 +46,7 @@ class SGLang:
     """See Dialect."""
 
     name = "sglang"
+    has_port = True
     less_memory = (
         "a smaller model, or its cache: rollout.answers_at_once times server.context_tokens on a CPU, "
         'on a GPU server.options = ["--mem-fraction-static", "0.8"] or another share'
@@ -68,6 +69,10 @@ class SGLang:
     def environment(self, launch: Launch) -> dict[str, str]:
         """See Dialect."""
         return sglang_launch.environment(launch)
+
+    def reach(self, launch: Launch) -> Http:
+        """See Dialect."""
+        return Http(f"http://{launch.host}:{launch.port}", key=launch.key)
 
     async def ready(self, http: Http) -> bool:
         """See Dialect. One without this route takes requests as soon as it answers; `probe` names what it lacks."""

@@ -1,9 +1,14 @@
-"""How an SGLang server is started: loopback only, no hub traffic, token ids instead of text, no sampling of its own."""
+"""How an SGLang server is started: loopback only, with a key of its callers, no hub traffic, token ids and no text.
+
+Nor does it sample by rules of its own.
+"""
 
 import os
+from pathlib import Path
 
 from mrl.engines.dialect import Launch
 from mrl.engines.family_limits import check_family, check_parts
+from mrl.files import replace_file
 from mrl.models.skeleton import PreTrainedConfig, config_of_folder, most_positions
 from mrl.transport.endpoints import HOST
 
@@ -23,6 +28,8 @@ def command(launch: Launch) -> list[str]:
     )
     words = [str(launch.python), "-m", "sglang.launch_server", "--model-path", str(launch.model_folder)]
     words += ["--host", launch.host, "--port", str(launch.port), "--dtype", launch.dtype]
+    if launch.private is not None and launch.key:
+        words += ["--config", str(_key_file(launch.private, launch.key))]  # every user of the host reads command lines
     words += ["--context-length", str(context_tokens), "--max-running-requests", str(launch.max_running)]
     words += ["--random-seed", str(launch.seed), "--load-format", "safetensors", "--sampling-defaults", "openai"]
     words += ["--skip-tokenizer-init", "--grammar-backend", "none", "--skip-server-warmup"]
@@ -37,6 +44,15 @@ def command(launch: Launch) -> list[str]:
         check_parts("sglang", str(launch.model_folder / "config.json"), config, launch.gpus)
         words += ["--tp-size", str(launch.gpus)]
     return [*words, *launch.options]
+
+
+def _key_file(folder: Path, key: str) -> Path:
+    """Options that no command line shows. With a key of its own SGLang asks for it on all routes but /health, /ready
+    and /metrics.
+    """
+    path = folder / "server.yaml"
+    replace_file(path, f'api-key: "{key}"\n'.encode(), mode=0o600, sync=False)
+    return path
 
 
 def context_of(config: PreTrainedConfig, max_tokens: int) -> int:

@@ -52,6 +52,7 @@ class VLLM:
     """See Dialect."""
 
     name = "vllm"
+    has_port = False
     less_memory = (
         "a smaller model, server.context_tokens, or its cache: on a CPU VLLM_CPU_KVCACHE_SPACE (GiB, 1 unless set) "
         'in the environment, on a GPU server.options = ["--gpu-memory-utilization", "0.8"] or another share'
@@ -80,6 +81,12 @@ class VLLM:
     def environment(self, launch: Launch) -> dict[str, str]:
         """See Dialect."""
         return vllm_launch.environment(launch)
+
+    def reach(self, launch: Launch) -> Http:
+        """See Dialect."""
+        if launch.private is None:
+            return Http(f"http://{launch.host}:{launch.port}")
+        return Http("http://localhost", socket_file=launch.private / vllm_launch.SOCKET)
 
     async def ready(self, http: Http) -> bool:
         """See Dialect."""

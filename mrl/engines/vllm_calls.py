@@ -81,6 +81,7 @@ def seat_of(incoming: IncomingTensors) -> str:
     seat = {
         "host": meeting.host,
         "port": meeting.port,
+        "file": meeting.file,
         "own_host": own_host(meeting.host),
         "name": meeting.name,
         "rank": meeting.first_rank,

@@ -1,4 +1,6 @@
-"""How a vLLM server is started: loopback only, no telemetry, token ids instead of text, control routes open.
+"""How a vLLM server is started: on a socket file, no telemetry, token ids instead of text, control routes open.
+
+They ask nobody for a key; the socket file lies in a folder of the user alone.
 
 Without `--tokens-only` the server wants a tokenizer and turns every token into text that nobody reads.
 """
@@ -12,6 +14,8 @@ from mrl.errors import ConfigError, EngineError
 from mrl.models.skeleton import PreTrainedConfig, config_of_folder, head_dim, most_positions
 from mrl.transport.endpoints import HOST
 
+SOCKET = "http"
+"""Name of its socket file in the private folder."""
 INSIDE = Path(__file__).parent / "inside"
 CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
 READ_AT_ONCE = 4096
@@ -26,7 +30,11 @@ def command(launch: Launch) -> list[str]:
     context_tokens = min(launch.max_context_tokens, most_positions(config))
     check_family("vllm", launch.model_folder, config, device=launch.device, context_tokens=context_tokens)
     words = [str(launch.python), "-m", "vllm.entrypoints.cli.main", "serve", str(launch.model_folder)]
-    words += ["--host", launch.host, "--port", str(launch.port), "--served-model-name", "policy"]
+    if launch.private is not None:  # its control routes ask nobody for a key
+        words += ["--uds", str(launch.private / SOCKET)]
+    else:
+        words += ["--host", launch.host, "--port", str(launch.port)]
+    words += ["--served-model-name", "policy"]
     words += ["--dtype", launch.dtype, "--seed", str(launch.seed)]
     words += ["--max-model-len", str(context_tokens), "--max-num-seqs", str(launch.max_running)]
     words += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]

@@ -9,7 +9,7 @@ from mrl.exchange.daemon import ENDPOINT
 from mrl.records.codec import decode, encode
 from mrl.records.exchange_messages import Stat, StatRequest, daemon_message_decoder
 from mrl.transport.client_socket import ClientSocket
-from mrl.transport.endpoints import read_endpoint
+from mrl.transport.endpoints import nearest_endpoint
 from mrl.transport.grants import Grant
 from mrl.transport.keys import load_client_keys
 
@@ -22,7 +22,7 @@ class AskedDaemon:
     def __init__(self, run: RunFolder) -> None:
         self.name = f"admin/{os.getpid()}"
         keys = load_client_keys(run.keys, Grant("admin"))
-        self._socket = ClientSocket(keys, lambda: read_endpoint(run.endpoints, ENDPOINT), identity=self.name)
+        self._socket = ClientSocket(keys, lambda: nearest_endpoint(run.endpoints, ENDPOINT), identity=self.name)
 
     def ask(self) -> Stat:
         """Its account. Raises PeerLost when none comes within 2 s."""

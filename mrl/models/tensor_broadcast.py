@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -150,13 +151,29 @@ def open_store(host: str) -> dist.TCPStore:
         return store
 
 
+def file_store(path: Path) -> dist.FileStore:
+    """Where members on one host find each other: a file in a folder of their user alone. A port knows no users.
+
+    Raises RuntimeError when it cannot be made.
+    """
+    store = dist.FileStore(str(path))
+    store.set_timeout(timedelta(seconds=MEET_S))
+    return store
+
+
 def join(meeting: Meeting, rank: int, *, device: torch.device = CPU) -> BroadcastGroup:
     """Meet as one of those who receive. Raises PeerLost."""
     try:
-        store = dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timedelta(seconds=MEET_S))
+        store = file_store(Path(meeting.file)) if meeting.file else _store_at(meeting)
     except RuntimeError as error:
-        raise PeerLost(f"broadcast {meeting.name}: nobody at {meeting.host}:{meeting.port}") from error
+        raise PeerLost(
+            f"broadcast {meeting.name}: nobody at {meeting.file or f'{meeting.host}:{meeting.port}'}"
+        ) from error
     return BroadcastGroup(store, meeting, rank, device=device)
+
+
+def _store_at(meeting: Meeting) -> dist.TCPStore:
+    return dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timedelta(seconds=MEET_S))
 
 
 def receive_tensors(incoming: IncomingTensors, place: Place, *, device: torch.device = CPU) -> dict[str, str]:

@@ -9,6 +9,7 @@ If it dies: holders keep their last lease; the restarted allocator listens for o
 
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ import structlog
 from mrl.allocation.decision import DecisionRecord
 from mrl.allocation.objective import SLOTS
 from mrl.allocation.slot_core import SlotCore, SlotSettings, SlotShare
-from mrl.config.run_folder import RunFolder
+from mrl.config.run_folder import RunFolder, socket_file
 from mrl.config.schema import RunConfig
 from mrl.errors import AddressError, RecordError
 from mrl.metrics.telemetry import Telemetry
@@ -26,7 +27,7 @@ from mrl.processes.lease_rights import may_say
 from mrl.processes.unit_allocator import serve_units, tell_gains
 from mrl.records.codec import decode, encode
 from mrl.records.leases import allocator_request_decoder
-from mrl.transport.endpoints import port_of, publish_endpoint, read_endpoint
+from mrl.transport.endpoints import is_published, port_of, publish_endpoint, read_endpoint
 from mrl.transport.grants import Grant
 from mrl.transport.keys import load_keys
 from mrl.transport.server import ServerSocket
@@ -47,16 +48,13 @@ def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
     telemetry = wiring.connect_telemetry(folder, ROLE, "", closing)
     table = config.allocation
     if table.units:
-        server = _bind(folder, config.exchange.host, port_of(read_endpoint(folder.endpoints, ROLE)))
+        server = _listen(folder, config.exchange.host)
         closing.callback(server.close)
-        publish_endpoint(folder.endpoints, ROLE, server.address)
         serve_units(config, folder, server, telemetry, stop)
         return 0
     settings = slot_settings(config)
-    earlier = read_endpoint(folder.endpoints, ROLE)
-    core = SlotCore(config.learning, settings, time.monotonic(), settling=earlier is not None)
-    server = _bind(folder, config.exchange.host, port_of(earlier))
-    publish_endpoint(folder.endpoints, ROLE, server.address)
+    core = SlotCore(config.learning, settings, time.monotonic(), settling=is_published(folder.endpoints, ROLE))
+    server = _listen(folder, config.exchange.host)
     telemetry.doing("sharing slots")
     period_s = min(table.period_s, table.ttl_s / 4)
     decide_s = 0.0
@@ -87,13 +85,15 @@ def slot_settings(config: RunConfig) -> SlotSettings:
     )
 
 
-def _bind(folder: RunFolder, host: str, port: int) -> ServerSocket:
+def _listen(folder: RunFolder, host: str) -> ServerSocket:
     """On the port of the allocator before, if it is still free, so that its clients need not look for it."""
-    keys = load_keys(folder.keys)
+    bind = partial(ServerSocket, load_keys(folder.keys), admits=_admits, host=host, ipc_path=socket_file(ROLE))
     try:
-        return ServerSocket(keys, admits=_admits, host=host, port=port)
+        server = bind(port=port_of(read_endpoint(folder.endpoints, ROLE)))
     except AddressError:
-        return ServerSocket(keys, admits=_admits, host=host)
+        server = bind()
+    publish_endpoint(folder.endpoints, ROLE, server.address, server.ipc_path)
+    return server
 
 
 def _admits(grant: Grant) -> bool:

@@ -18,9 +18,12 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import structlog
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from mrl.config.run_folder import RunFolder, local_folder
 from mrl.config.schema import ExchangeTable, RunConfig
@@ -39,6 +42,10 @@ METRICS_ENDPOINT = "exchange-metrics"
 ROUND_S = 0.2
 REPORT_S = 2.0
 MAX_VALUES = 500
+MAX_READERS = 16
+"""Of the page, at a time."""
+READER_S = 10.0
+"""Until a reader who says nothing, or takes nothing, is sent away."""
 SPARE_BYTES = 512 * MIB
 """What may be allocated beside the budget. Far above `BESIDE_BUDGET_BYTES`: what is mapped and not touched counts too,
 such as stacks of threads."""
@@ -120,10 +127,13 @@ def metrics_page(collector: ExchangeCollector, table: ExchangeTable, folder: Run
     registry.register(collector)
     previous = table.metrics_port or port_of(read_endpoint(folder.endpoints, METRICS_ENDPOINT))
     address = "0.0.0.0" if host == "*" else host
+    page = make_wsgi_app(registry)
     try:
-        server, thread = start_http_server(previous, address, registry)
+        server = make_server(address, previous, page, _PageServer, _PageRequest)
     except OSError:  # somebody else has it by now
-        server, thread = start_http_server(table.metrics_port, address, registry)
+        server = make_server(address, table.metrics_port, page, _PageServer, _PageRequest)
+    thread = threading.Thread(target=server.serve_forever, name="metrics-page", daemon=True)
+    thread.start()
     url = f"http://{host}:{server.server_port}"
     publish_endpoint(folder.endpoints, METRICS_ENDPOINT, f"tcp://{host}:{server.server_port}")
     log.info("exchange shows its metrics", url=f"{url}/metrics")
@@ -133,6 +143,44 @@ def metrics_page(collector: ExchangeCollector, table: ExchangeTable, folder: Run
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class _PageServer(ThreadingMixIn, WSGIServer):
+    """One thread a reader, of whom there are few: it has no keys, and its readers' threads are this daemon's."""
+
+    daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        self._places = threading.BoundedSemaphore(MAX_READERS)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own, or not at all."""
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be made
+            self._places.release()
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer one reader."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A reader who leaves or is slow is no news."""
+
+
+class _PageRequest(WSGIRequestHandler):
+    timeout = READER_S
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Nothing: who reads the page does so all the time."""
 
 
 def data_bytes() -> int:

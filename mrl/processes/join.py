@@ -17,7 +17,8 @@ from pathlib import Path
 
 import setproctitle
 
-from mrl.config.run_folder import RunFolder, read_run_config
+from mrl.config.file_modes import check_writers, limit_modes
+from mrl.config.run_folder import RunFolder, read_run_config, socket_file
 from mrl.config.schema import RunConfig
 from mrl.errors import PeerLost, RecordError
 from mrl.metrics.telemetry import Telemetry
@@ -160,7 +161,9 @@ class JoinedHost:
         self, folder: RunFolder, host: str, uplink: Uplink, order: HostOrder, *, signals: list[int], closing: ExitStack
     ) -> None:
         """Raises ConfigError when this host lacks GPUs of the plan, cores of a unit, or room for a local folder."""
+        check_writers(folder.path)
         config = read_run_config(folder.path)
+        closing.callback(os.umask, limit_modes(config))
         closing.enter_context(local_folder_of(config))
         check_cores(units_of(config, host, is_first=False), where=f"host {host}")
         self._uplink, self._signals, self._alone_s = uplink, signals, config.launch.alone_s
@@ -172,9 +175,13 @@ class JoinedHost:
         self._own = {spec.name for spec in plan.started_by(host)}
         inbox_name = f"telemetry-{host}"
         # Only roles of this host speak to it.
-        self._inbox = ServerSocket(load_keys(folder.keys), admits=lambda grant: grant.role not in ("admin", HOST_ROLE))
+        self._inbox = ServerSocket(
+            load_keys(folder.keys),
+            admits=lambda grant: grant.role not in ("admin", HOST_ROLE),
+            ipc_path=socket_file("telemetry"),
+        )
         closing.callback(self._inbox.close)
-        publish_endpoint(folder.endpoints, inbox_name, self._inbox.address)
+        publish_endpoint(folder.endpoints, inbox_name, self._inbox.address, self._inbox.ipc_path)
         os.environ.update(host_environment(next(one for one in plan.hosts if one.name == host)))
         os.environ[wiring.TELEMETRY] = inbox_name
         attempt = folder.logs / order.attempt

@@ -23,7 +23,7 @@ from mrl.alignment.receiver import load_receiver
 from mrl.allocation.learner_reports import ReportSender
 from mrl.config.memory_savings import all_cures
 from mrl.config.policy_tables import LearnerTable, PolicyTable
-from mrl.config.run_folder import RunFolder, local_folder
+from mrl.config.run_folder import RunFolder, local_folder, socket_file
 from mrl.config.schema import NO_EVALUATION, RunConfig
 from mrl.engines.bounds import bounds_of, load_bound_s
 from mrl.errors import CheckpointError
@@ -264,7 +264,7 @@ def _first_rank(
         load_keys(folder.keys),
         admits=lambda grant: grant == workers,
         host=config.exchange.host,
-        ipc_path=local / f"learner-{policy}" if (local := local_folder()) else None,
+        ipc_path=socket_file(f"learner-{policy}"),
     )
     publish_endpoint(folder.endpoints, f"learner-{policy}", server.address, server.ipc_path)
     held_out = None if config.evaluation.every == NO_EVALUATION else HeldOutLedger(policy)
@@ -325,7 +325,10 @@ def _publisher(
     closing.callback(files.close)
     if not broadcasts:
         return files
-    publisher = BroadcastPublisher(files, host=config.exchange.host, device=table.device, dtype=dtype)
+    # SGLang knows but one way to meet; within a host the others meet in a folder that nobody else may enter.
+    meets_in = local_folder() if not config.exchange.host and table.rollout.engine != "sglang" else None
+    host = config.exchange.host or "127.0.0.1"
+    publisher = BroadcastPublisher(files, host=host, meets_in=meets_in, device=table.device, dtype=dtype)
     closing.callback(publisher.close)
     return publisher
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
-from mrl.config.run_folder import RunFolder, start_attempt
+from mrl.config.run_folder import RunFolder, socket_file, start_attempt
 from mrl.config.schema import RunConfig
 from mrl.config.stop_request import StopRequest, clear_requests, is_ended, note_ended, take_requests
 from mrl.errors import RecordError
@@ -54,16 +54,17 @@ class TelemetryInbox(Protocol):
 
 
 def open_inbox(folder: RunFolder, host: str, processes: Iterable[ProcessSpec]) -> ServerSocket:
-    """Bind the telemetry socket of a run and publish where it is; keys that `processes` lack are made.
+    """Bind the telemetry socket of a run, at a TCP address if `host` names one, and publish where it is.
 
-    Endpoints that an earlier attempt left are removed first. Raises AddressError when the host is not of this machine,
-    RunFolderError when the keys cannot be made or used.
+    Keys that `processes` lack are made. Endpoints that an earlier attempt left are removed first. Raises AddressError
+    when the host is not of this machine, RunFolderError when the keys cannot be made or used.
     """
     for stale in folder.endpoints.glob("*.json"):
         stale.unlink(missing_ok=True)
     keys = create_keys(folder.keys, (grant for spec in processes for grant in _grants(spec)))
-    socket = ServerSocket(keys, admits=lambda grant: grant.role != "admin", host=host)
-    publish_endpoint(folder.endpoints, "telemetry", socket.address)
+    path = socket_file("telemetry")
+    socket = ServerSocket(keys, admits=lambda grant: grant.role != "admin", host=host, ipc_path=path)
+    publish_endpoint(folder.endpoints, "telemetry", socket.address, socket.ipc_path)
     return socket
 
 

@@ -199,11 +199,14 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True):
     """Where the ranks of one broadcast meet. The learner is rank 0; the ranks of one worker follow each other."""
 
     host: Annotated[str, msgspec.Meta(max_length=300)]
-    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
+    """Of the store at `host`; 0 where `file` is the store."""
     name: Name
     backend: Literal["gloo", "nccl"]
     first_rank: Annotated[int, msgspec.Meta(ge=0)]
     world_size: Annotated[int, msgspec.Meta(ge=2)]
+    file: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    """Store of members of one host, in a folder of their user alone."""
 
 
 class WeightsRoute(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="weights_route"):

@@ -2,8 +2,8 @@
 
 Between their requests one worker of the policy evaluates it once.
 
-Nobody publishes weights for it. A server therefore proves after every start that it serves that folder: it scores the
-canary as transformers does, and holds the folder's bytes where it can tell what it holds.
+Nobody publishes weights for it. A server therefore proves after every start, and from time to time, that it serves that
+folder: it scores the canary as transformers does, and holds the folder's bytes where it can tell what it holds.
 """
 
 import time
@@ -27,6 +27,8 @@ REPORT_S = 2.0
 MAX_LOST_IN_A_ROW = 3
 QUIET_S = 30.0
 """A worker that has scored nothing for so long has no other work than its evaluation."""
+PROVE_AGAIN_S = 300.0
+"""Of weights that nobody updates no other proof would ever come."""
 
 log = structlog.get_logger()
 
@@ -42,10 +44,12 @@ class FrozenLife:
         *,
         manifest: Manifest | None = None,
         evaluation: FrozenEvaluation | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`manifest` says what a server has to serve; None where transformers itself reads the folder."""
         self._scorer, self._engine, self._telemetry = scorer, engine, telemetry
         self._manifest, self._evaluation = manifest, evaluation
+        self._clock, self._prove_s = clock, 0.0
         self._is_lost = False
         self._lost_in_a_row = 0
         self._told_requests, self._tell_again_s = 0, 0.0
@@ -72,6 +76,8 @@ class FrozenLife:
             self._is_lost = False
         if self._engine.version is None:
             self._begin()
+        elif self._manifest is not None and self._clock() >= self._prove_s:
+            self._prove_again(self._manifest)
         has_scored = bool(self._scorer.serve())
         if has_scored:
             self._telemetry.doing("scoring")
@@ -89,8 +95,7 @@ class FrozenLife:
         if self._manifest is None:
             return
         try:
-            with self._telemetry.awaiting("proof", whom="the engine"):
-                proof = prove(self._engine, self._manifest)
+            self._prove(self._manifest)
         except WeightsUnproved as error:
             raise EngineError(
                 "the server does not serve the weights of the policy's folder",
@@ -98,6 +103,22 @@ class FrozenLife:
                 got=str(error),
                 cure="start the server on that folder, or name the folder that it serves",
             ) from error
+
+    def _prove_again(self, manifest: Manifest) -> None:
+        """Raises EngineLost where somebody has changed the weights since: another start has them from the folder."""
+        try:
+            self._prove(manifest)
+        except WeightsUnproved as error:
+            raise EngineLost(
+                f"it no longer serves the weights of the policy's folder ({error}); scores of the last "
+                f"{PROVE_AGAIN_S:g} s may be of others"
+            ) from error
+
+    def _prove(self, manifest: Manifest) -> None:
+        """Raises WeightsUnproved, EngineLost."""
+        with self._telemetry.awaiting("proof", whom="the engine"):
+            proof = prove(self._engine, manifest)
+        self._prove_s = self._clock() + PROVE_AGAIN_S
         log.info("weights proved", gap_nats=proof.gap.max_nats, compared_share=proof.compared_share)
 
     def _lose(self, error: EngineLost) -> None:

@@ -20,7 +20,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 def publish_endpoint(folder: Path, name: str, address: str, ipc_path: Path | None = None) -> None:
     """Write `<folder>/<name>.json`, replacing an earlier one atomically.
 
-    It holds the tcp address, the pid, and of a server that also listens on a socket file the path and the host.
+    It holds the address, the pid, and of a server that listens on a socket file the path and the host.
     """
     folder.mkdir(parents=True, exist_ok=True)
     content: dict[str, object] = {"address": address, "pid": os.getpid()}
@@ -33,6 +33,11 @@ def read_endpoint(folder: Path, name: str) -> str | None:
     """The tcp address that `name` published last, or None when there is none that can be read."""
     address = _read(folder, name).get("address")
     return address if isinstance(address, str) and address.startswith("tcp://") else None
+
+
+def is_published(folder: Path, name: str) -> bool:
+    """Whether `name` has published anything that can be read."""
+    return bool(_read(folder, name))
 
 
 def nearest_endpoint(folder: Path, name: str) -> str | None:

@@ -1,9 +1,13 @@
-"""The ROUTER socket of a daemon: encrypted, allow-listed, bounded, and never blocking on a send."""
+"""The ROUTER socket of a daemon: encrypted, allow-listed, bounded, and never blocking on a send.
+
+It listens on a socket file, which only its owner may open. Beyond this host it is reached by a `TcpFront`, if at all.
+"""
 
 import errno
 import ipaddress
 import os
 import socket as os_socket
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +21,7 @@ from mrl.errors import AddressError, RunFolderError
 from mrl.records.codec import MAX_MESSAGE_BYTES
 from mrl.transport.allow_list import AllowList, fingerprint
 from mrl.transport.endpoints import WILDCARDS, reachable_host
+from mrl.transport.front import BACKLOG, TcpFront
 from mrl.transport.grants import Grant
 from mrl.transport.keys import RunKeys
 from mrl.transport.links import SEPARATOR, Admits, Link, Links
@@ -73,26 +78,30 @@ class ServerSocket:
         keys: RunKeys,
         *,
         admits: Admits = any_role,
-        host: str = "127.0.0.1",
+        host: str = "",
         port: int = 0,
         ipc_path: Path | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         handshake_s: float = HANDSHAKE_S,
         max_unread_messages: int = MAX_UNREAD_MESSAGES,
+        max_connections: int | None = None,
     ) -> None:
-        """Bind `host:port`; port 0 takes a free one. With `ipc_path` also listen on that socket file, for this host.
+        """Listen on the socket file `ipc_path`, and with a `host` also at that TCP address; port 0 takes a free one.
 
-        The file is 0600 in a folder that is made 0700. A path that is too long or cannot be bound is counted as a
-        refusal ("ipc_path"), and the attribute `ipc_path` is None then: tcp remains.
+        The file is 0600 in a folder that is made 0700. Without a path, or with one that is too long, it lies in a
+        temporary folder of its own: the attribute `ipc_path` says where. Over TCP there are at most `max_connections`,
+        by default as many as leave half of this process's descriptors to others.
 
-        Raises AddressError when the port cannot be bound, RunFolderError when the allow-list cannot be read.
+        Raises AddressError when either cannot be bound, RunFolderError when the allow-list cannot be read.
         """
         self.refusals = Refusals()
-        """What was refused, by reason: unknown_key, revoked_key, role, handshake, impersonation, unnamed, frames."""
-        self.ipc_path: Path | None = None
+        """What was refused, by reason: unknown_key, revoked_key, role, handshake, impersonation, unnamed, frames; of
+        TCP connections also crowd, full and busy."""
         self._allowed = AllowList(keys.folder)
         self._links = Links(self._allowed, admits)
         self._watch_s = time.monotonic() + WATCH_S
+        self._front: TcpFront | None = None
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._context = zmq.Context()
         self._authenticator = _authenticator(self._context, _Gate(self._links, self.refusals))
         self._socket = _router(self._context, keys, max_message_bytes, max_unread_messages, handshake_s)
@@ -100,14 +109,13 @@ class ServerSocket:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
+        self.ipc_path = self._short(ipc_path)
         try:
-            self._socket.bind(f"tcp://{_bindable(host)}:{port}")
-        except (zmq.ZMQError, OSError) as error:
+            self._bind_file()
+            self.address = self._bind_tcp(host, port, max_connections) if host else f"ipc://{self.ipc_path}"
+        except AddressError:
             self.close()
-            raise _address_error(host, port, error) from error
-        self.address = _reachable(self._socket.get_string(zmq.LAST_ENDPOINT), host)
-        if ipc_path is not None and self._bind_ipc(ipc_path):
-            self.ipc_path = ipc_path
+            raise
 
     def receive(self, timeout_s: float) -> list[Incoming]:
         """Wait at most `timeout_s` or half a second, then take what is there: at most 512 messages or 4 MiB.
@@ -158,25 +166,49 @@ class ServerSocket:
 
     def close(self) -> None:
         """Stop listening; what is still queued is dropped."""
-        if not self._context.closed:
-            self._authenticator.stop()
-            self._socket.disable_monitor()
-            self._context.destroy(linger=0)
-            if self.ipc_path is not None:
-                self.ipc_path.unlink(missing_ok=True)
+        if self._context.closed:
+            return
+        if self._front is not None:
+            self._front.close()
+        self._authenticator.stop()
+        self._socket.disable_monitor()
+        self._context.destroy(linger=0)
+        with suppress(OSError):  # its folder may be gone, or be another's
+            self.ipc_path.unlink(missing_ok=True)
+        if self._temporary is not None:
+            self._temporary.cleanup()
 
-    def _bind_ipc(self, path: Path) -> bool:
+    def _short(self, path: Path | None) -> Path:
+        if path is not None and len(os.fsencode(path)) <= MAX_IPC_PATH_BYTES:
+            return path
+        self._temporary = tempfile.TemporaryDirectory(prefix="mrl-socket-", ignore_cleanup_errors=True)
+        return Path(self._temporary.name) / (path.name[:16] if path else "socket")
+
+    def _bind_file(self) -> None:
+        """Raises AddressError."""
+        path = self.ipc_path
         try:
-            if len(os.fsencode(path)) > MAX_IPC_PATH_BYTES:
-                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.parent.chmod(0o700)  # before the socket is there, which is made with the process's mask
             self._socket.bind(f"ipc://{path}")
             path.chmod(0o600)
         except (zmq.ZMQError, OSError) as error:
-            self.refusals.note("ipc_path", str(path), error=error.strerror)
-            return False
-        return True
+            cure = "set run.local_folder to a folder of this host that you may write, with a short path"
+            raise AddressError(f"cannot listen: {error.strerror}", where=str(path), cure=cure) from error
+
+    def _bind_tcp(self, host: str, port: int, max_connections: int | None) -> str:
+        """The address at which others reach it. Raises AddressError."""
+
+        def refused(reason: str, address: str) -> None:
+            self.refusals.note(reason, address)
+
+        try:
+            self._front = TcpFront(
+                _bindable(host), port, self.ipc_path, refused=refused, max_connections=max_connections
+            )
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be one
+            raise _address_error(host, port, error) from error
+        return f"tcp://{reachable_host(host) if host in WILDCARDS else _bindable(host)}:{self._front.port}"
 
     def _drain(self) -> list[Incoming]:
         received: list[Incoming] = []
@@ -261,6 +293,7 @@ def _router(
         zmq.ZAP_DOMAIN: _ZAP_DOMAIN,
         zmq.ZAP_ENFORCE_DOMAIN: 1,
         zmq.HANDSHAKE_IVL: round(handshake_s * 1000),
+        zmq.BACKLOG: BACKLOG,
         zmq.LINGER: 0,
         zmq.MAXMSGSIZE: max_message_bytes,
         zmq.RCVHWM: max_unread_messages,
@@ -311,11 +344,6 @@ def _bindable(host: str) -> str:
         return str(ipaddress.IPv4Address(host))
     except ValueError:
         return os_socket.gethostbyname(host)
-
-
-def _reachable(endpoint: str, host: str) -> str:
-    port = endpoint.rpartition(":")[2]
-    return f"tcp://{reachable_host(host)}:{port}" if host in WILDCARDS else endpoint
 
 
 def _address_error(host: str, port: int, error: Exception) -> AddressError:

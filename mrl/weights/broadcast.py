@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mrl.errors import PeerLost, RoleFailed
 from mrl.models.parameters import TensorSource
-from mrl.models.tensor_broadcast import BroadcastGroup, gpu_id, numbered, open_store
+from mrl.models.tensor_broadcast import BroadcastGroup, file_store, gpu_id, numbered, open_store
 from mrl.records.rollouts import Meeting, WeightsNotice, WeightsRequest, WeightsRoute
 from mrl.records.version import Version
 from mrl.transport.endpoints import reachable_host
@@ -38,13 +38,19 @@ log = structlog.get_logger()
 class BroadcastPublisher:
     """Publishes versions of one policy to engines that take part in broadcasts."""
 
-    def __init__(self, files: Publisher, *, host: str, device: str = "cpu", dtype: str = "") -> None:
-        """`files` writes folders; manifests lie beside them. Members meet at `host`; `device` is the learner's.
+    def __init__(
+        self, files: Publisher, *, host: str, meets_in: Path | None = None, device: str = "cpu", dtype: str = ""
+    ) -> None:
+        """`files` writes folders; manifests lie beside them. `device` is the learner's.
+
+        Members find each other at a port of `host`, or, where all are on this host, in a file in the folder `meets_in`,
+        which is their user's alone.
 
         Weights are published as `dtype`, if it is given.
         """
         self._dtype: torch.dtype | None = getattr(torch, dtype) if dtype else None
         self._files, self._host, self._device = files, host, numbered(device)
+        self._meets_in = meets_in
         self._held, self._meetings = HeldWeights(), Meetings()
         self._number = 0
         self._last: tuple[BroadcastGroup, dist.Store] | None = None
@@ -164,16 +170,19 @@ class BroadcastPublisher:
         if held is None:  # there has been a newer one for a moment: they will be told of it
             return [_route(one, notice) for one in party]
         self._number += 1
+        name = f"{self._files.policy}-{held.version}-{self._number}"
+        file = self._meets_in / f"broadcast-{name}" if self._meets_in else None
         try:
-            store = open_store("127.0.0.1" if self._host == "localhost" else self._host)
-        except OSError as error:
+            store = file_store(file) if file else open_store("127.0.0.1" if self._host == "localhost" else self._host)
+        except (OSError, RuntimeError) as error:
             self._held.release(held)
             log.warning("no place for a broadcast", version=str(held.version), reason=str(error))
             return [_route(one, notice) for one in party]
         meeting = Meeting(
             host=reachable_host(self._host),
-            port=store.port,
-            name=f"{self._files.policy}-{held.version}-{self._number}",
+            port=store.port if isinstance(store, dist.TCPStore) else 0,
+            file=str(file or ""),
+            name=name,
             backend=backend_of(party, gpu_id(self._device)),
             first_rank=0,
             world_size=1 + sum(one.request.num_ranks for one in party),
@@ -214,6 +223,8 @@ class BroadcastPublisher:
             self._last = group, store  # kept until the next one: what is sent may still lie in the kernel
         finally:
             self._held.release(held)
+            if meeting.file:
+                Path(meeting.file).unlink(missing_ok=True)
 
     def _write_if_newest(self, version: Version) -> None:
         held = self._held.use(version)

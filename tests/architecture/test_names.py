@@ -14,6 +14,8 @@ UNCALLED: dict[str, str] = {
     "mrl/engines/slot_cache.py:get_mask_sizes": "called by transformers",
     "mrl/engines/recipes/sglang_cpu/sgl_kernel.py:create_module": "called by Python at an import",
     "mrl/engines/recipes/sglang_cpu/sgl_kernel.py:exec_module": "called by Python at an import",
+    "mrl/processes/exchange.py:handle_error": "called by socketserver",
+    "mrl/processes/exchange.py:log_message": "called by wsgiref",
 }
 """Public functions without a caller in the package -> who calls them."""
 

@@ -16,7 +16,7 @@ from mrl.records.finish import FinishReason
 from mrl.records.version import Version
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client_socket import ClientSocket
-from mrl.transport.endpoints import read_endpoint
+from mrl.transport.endpoints import nearest_endpoint
 from mrl.transport.grants import Grant, grant_of
 from mrl.transport.keys import create_keys, load_client_keys
 
@@ -81,7 +81,7 @@ class Exchange:
 
         def open_link(on_message, on_tick):
             keys = load_client_keys(self.path / "keys", grant_of(name))
-            socket = ClientSocket(keys, lambda: read_endpoint(self.path / "endpoints", "exchange"), identity=name)
+            socket = ClientSocket(keys, lambda: nearest_endpoint(self.path / "endpoints", "exchange"), identity=name)
             return BackgroundClient(socket, on_message=on_message, on_tick=on_tick)
 
         self._clients.append(ExchangeClient.connect(open_link, client=name, policy=policy))

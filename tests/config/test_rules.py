@@ -24,8 +24,13 @@ def config_with(**exchange):
     ("exchange", "words"),
     [
         (
-            {"port": 9000, "metrics_port": 9000},
+            {"port": 9000, "metrics_port": 9000, "host": "127.0.0.1", "metrics_host": "127.0.0.1"},
             "metrics_port: the port of the exchange itself; got 9000; wanted another than 9000, or 0",
+        ),
+        ({"port": 9000}, "exchange.port: a port without an address; got 9000; cure: --exchange.host 127.0.0.1"),
+        (
+            {"metrics_port": 9000},
+            "exchange.metrics_port: a port without an address; got 9000; cure: --exchange.metrics",
         ),
         ({"metrics_port": 65_536}, "exchange.metrics_port: not valid; got 65536; wanted <= 65535"),
     ],
@@ -39,10 +44,10 @@ def test_ports_that_cannot_be_are_refused(exchange, words):
 @pytest.mark.parametrize(
     "exchange",
     [
-        {"port": 9000},
-        {"metrics_port": 9000},
-        {"port": 9000, "metrics_port": 9001},
-        {"port": 9000, "metrics_port": 9000, "metrics_host": ""},
+        {"port": 9000, "host": "127.0.0.1"},
+        {"metrics_port": 9000, "metrics_host": "127.0.0.1"},
+        {"port": 9000, "metrics_port": 9001, "host": "127.0.0.1", "metrics_host": "127.0.0.1"},
+        {},
     ],
 )
 def test_ports_that_do_not_meet_pass(exchange):

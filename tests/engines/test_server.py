@@ -36,6 +36,7 @@ class Toy:
     """What the toy server's routes are called."""
 
     name = "toy"
+    has_port = True
     less_memory = "fewer toys"
 
     def __init__(self, *, token_s: float = 0.0, argv: Sequence[str] | None = None) -> None:
@@ -46,6 +47,9 @@ class Toy:
 
     def environment(self, launch: Launch) -> dict[str, str]:
         return {}
+
+    def reach(self, launch: Launch) -> Http:
+        return Http(f"http://{launch.host}:{launch.port}")
 
     async def ready(self, http: Http) -> bool:
         return await self.alive(http)

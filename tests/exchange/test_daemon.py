@@ -138,7 +138,7 @@ def test_clients_find_a_restarted_daemon_and_their_watches_work(start, connect, 
     until(lambda: "before" in taken(learner, received))
     old_port = port_of(read_endpoint(run / "endpoints", "exchange"))
     kill(process)
-    squatter = ServerSocket(keys, port=old_port)
+    squatter = ServerSocket(keys, host="127.0.0.1", port=old_port)
     try:
         start()
         assert port_of(read_endpoint(run / "endpoints", "exchange")) != old_port

@@ -1,11 +1,14 @@
+import json
+
 import pytest
 import safetensors.torch
 import torch
 from transformers import AutoModelForCausalLM
 
 from mrl.errors import DeviceError, ModelFolderError
-from mrl.models.load_policy import load_policy, load_tokenizer
+from mrl.models.load_policy import hollow_policy, load_policy, load_tokenizer
 from mrl.models.make import make_policy
+from mrl.models.skeleton import config_of_folder
 
 
 def ignore(step, loss):
@@ -73,3 +76,24 @@ def test_a_folder_without_weights_for_a_layer_is_refused(tmp_path, recipe, examp
     with pytest.raises(ModelFolderError, match=rf"p: the model folder lacks weights; got .*{lost}.*cure: ") as caught:
         load_policy(tmp_path / "p")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("load", [load_policy, load_tokenizer, hollow_policy, config_of_folder])
+def test_code_of_a_model_is_neither_run_nor_asked_about(tiny_model, tmp_path, monkeypatch, load):
+    """The folder names modules of its own; nobody is asked at the terminal, and none is imported."""
+    tiny_model().save_pretrained(tmp_path / "p")
+    described = json.loads((tmp_path / "p" / "config.json").read_text()) | {
+        "model_type": "unheard_of",
+        "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"},
+    }
+    (tmp_path / "p" / "config.json").write_text(json.dumps(described))
+    (tmp_path / "p" / "tokenizer.json").write_text("{}")
+    tokenizer = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}}
+    (tmp_path / "p" / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "p" / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda *words: asked.append(words) or "y")
+    with pytest.raises(ModelFolderError):
+        load(tmp_path / "p")
+    assert not asked
+    assert not (tmp_path / "ran").exists()

@@ -19,7 +19,7 @@ from mrl.records.codec import decode
 from mrl.records.telemetry_messages import MetricsRecord, TelemetryRecord, telemetry_decoder
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client_socket import ClientSocket
-from mrl.transport.endpoints import publish_endpoint, read_endpoint
+from mrl.transport.endpoints import nearest_endpoint, publish_endpoint
 from mrl.transport.grants import Grant, grant_of
 from mrl.transport.keys import RunKeys, create_keys, load_client_keys
 from mrl.transport.server import ServerSocket
@@ -90,7 +90,7 @@ def connect(run: Path, keys: RunKeys) -> Iterator[Callable[[str], LeaseHolder]]:
     def connect_holder(name: str, policy: str = "") -> LeaseHolder:
         holder = LeaseHolder(name, policy or name.split("/")[1])
         own = load_client_keys(keys.folder, grant_of(name))
-        socket = ClientSocket(own, lambda: read_endpoint(run / "endpoints", "allocator"), identity=name)
+        socket = ClientSocket(own, lambda: nearest_endpoint(run / "endpoints", "allocator"), identity=name)
         client = BackgroundClient(
             socket,
             on_message=lambda body: holder.on_message(body, time.monotonic()),
@@ -152,7 +152,7 @@ def test_nobody_takes_the_slots_of_another_policy(start: Start, connect: Callabl
 def test_decisions_reach_the_supervisor(start: Start, run: Path, keys: RunKeys) -> None:
     """Each policy's share arrives over the telemetry link without anybody asking."""
     server = ServerSocket(keys)
-    publish_endpoint(run / "endpoints", "telemetry", server.address)
+    publish_endpoint(run / "endpoints", "telemetry", server.address, server.ipc_path)
     start()
 
     shares: dict[str, float] = {}

@@ -14,7 +14,7 @@ from mrl.metrics.names import is_known
 from mrl.processes.exchange import metrics_of
 from mrl.records.exchange_messages import Announce, Fetch, Hello
 from mrl.records.version import Version
-from mrl.transport.endpoints import port_of, read_endpoint
+from mrl.transport.endpoints import nearest_endpoint, read_endpoint
 from mrl.transport.keys import create_keys
 from tests.support.stored_core import StoredCore
 
@@ -41,6 +41,7 @@ def run(tmp_path):
         "run": {"name": "r", "steps": 1},
         "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
         "policies": {"qwen": {"model": "/nowhere"}},
+        "exchange": {"metrics_host": "127.0.0.1"},
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     create_keys(tmp_path / "keys")
@@ -76,7 +77,7 @@ def test_sigterm_ends_the_role_at_once(start, run):
     """Exit code 0, with the endpoint published before."""
     process = start()
     wait_until_serving(process)
-    assert port_of(read_endpoint(run / "endpoints", "exchange")) > 0
+    assert nearest_endpoint(run / "endpoints", "exchange").startswith("ipc://")
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=3) == 0
 

@@ -38,7 +38,7 @@ class FirstHost:
         self.is_mute = False
         keys = create_keys(folder.keys, [Grant("learner", "b"), Grant("worker", "b")])
         self._server = ServerSocket(keys)
-        publish_endpoint(folder.endpoints, "telemetry", self._server.address)
+        publish_endpoint(folder.endpoints, "telemetry", self._server.address, self._server.ipc_path)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()

@@ -113,7 +113,7 @@ class Node:
         self.run = run = create_run_folder(config)
         self.server = ServerSocket(create_keys(run.keys))
         closing.callback(self.server.close)
-        publish_endpoint(run.endpoints, "allocator", self.server.address)
+        publish_endpoint(run.endpoints, "allocator", self.server.address, self.server.ipc_path)
         monkeypatch.setattr(unit_node, "unit_worker", self._worker)
         self.lifecycle, self.told = Lifecycle(frozenset({"learner/a", "learner/b"}), stop_s=1.0), Told()
         self.processes = HostProcesses(
@@ -435,7 +435,7 @@ def test_an_allocator_that_moved_is_found_and_its_silence_is_said(node: Node) ->
         assert [line for line in logs if line["event"] == "no answer"] == []
         node.server.close()
         node.server = ServerSocket(load_keys(node.run.keys))
-        publish_endpoint(node.run.endpoints, "allocator", node.server.address)
+        publish_endpoint(node.run.endpoints, "allocator", node.server.address, node.server.ipc_path)
         node.until(lambda _: any(line["event"] == "answers again" for line in logs))
         node.server.close()
     assert [line["whom"] for line in logs if line["event"] == "no answer"] == ["allocator"]

@@ -14,7 +14,7 @@ from mrl.engines.engine import Sampling
 from mrl.errors import EngineError, EngineLost, RoleFailed, WeightsError
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.telemetry_messages import MetricsRecord
-from mrl.rollout.frozen import FROZEN, MAX_LOST_IN_A_ROW, FrozenLife
+from mrl.rollout.frozen import FROZEN, MAX_LOST_IN_A_ROW, PROVE_AGAIN_S, FrozenLife
 from mrl.rollout.frozen_evaluation import FrozenEvaluation
 from mrl.rollout.peer_scoring import Scorer
 from mrl.rollout.sampling import Sampler
@@ -53,13 +53,14 @@ def folder(tiny_model, tmp_path) -> Callable[..., Path]:
 def life(folder, pool, receiver) -> Callable[..., tuple[FrozenLife, EmbeddedEngine]]:
     """A worker whose engine serves one folder, and whose policy's folder is another, or the same."""
 
-    def make(served: Path, wanted: Path) -> tuple[FrozenLife, EmbeddedEngine]:
+    def make(served: Path, wanted: Path, **options) -> tuple[FrozenLife, EmbeddedEngine]:
         engine = EmbeddedEngine(served, Sampling(1.0, 8, (1,)), device="cpu", max_running=4)
         prompt = np.array([3, 5, 9], dtype=np.int32)
         sampler = Sampler("teacher", 1, engine, pool, lambda text: prompt, receiver.completion_bytes)
         scorer = Scorer(sampler, receiver, Silence(), max_answer_tokens=64, keeps_step=False)
         telemetry = Telemetry("worker/teacher/0", "teacher", lambda record: True)
-        return FrozenLife(scorer, engine, telemetry, manifest=describe_folder(wanted, "teacher", FROZEN, TEXTS)), engine
+        manifest = describe_folder(wanted, "teacher", FROZEN, TEXTS)
+        return FrozenLife(scorer, engine, telemetry, manifest=manifest, **options), engine
 
     return make
 
@@ -109,6 +110,32 @@ def test_an_engine_that_cannot_be_asked_is_refused(life, folder, monkeypatch, er
 
     with pytest.raises(EngineError, match=f"cannot be proved: {error}"):
         teacher.run(times(2))
+
+
+def test_weights_that_somebody_changes_meanwhile_are_found_out_and_loaded_anew(life, folder):
+    """At the next proof; until it is due nobody looks. The restart has them from the folder again."""
+    good, now_s, turns = folder("a", seed=1), [0.0], []
+    teacher, engine = life(good, good, clock=lambda: now_s[0])
+    serve, restart, restarts = teacher._scorer.serve, engine.restart, []
+
+    def change_after_a_turn() -> int:
+        turns.append(len(restarts))
+        if len(turns) == 2:
+            with torch.no_grad():
+                engine._model.model.layers[0].mlp.up_proj.weight += 1e-6
+        if len(turns) == 4:
+            now_s[0] = PROVE_AGAIN_S
+        return serve()
+
+    def restarted() -> None:
+        restarts.append(True)
+        restart()
+
+    teacher._scorer.serve, engine.restart = change_after_a_turn, restarted
+    teacher.run(times(7))
+
+    assert turns == [0, 0, 0, 0, 1, 1]
+    assert engine.version == FROZEN
 
 
 def test_what_a_restart_brings_is_proved_anew(life, folder):

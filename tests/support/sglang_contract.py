@@ -1,6 +1,6 @@
 """What mrl relies on in SGLang; one distribution, 0.5.23, is pinned for CPUs and GPUs. See vllm_contract.py."""
 
-from tests.support.contract_checks import Contract, Field, Route, Says, Takes, Uses, meaning
+from tests.support.contract_checks import Argument, Contract, Field, Route, Says, Takes, Uses, meaning
 
 SRT = "sglang/srt"
 HTTP = f"{SRT}/entrypoints/http_server.py"
@@ -52,6 +52,7 @@ FLAGS = [
         ("model", "Model", "dtype", "auto"),
         ("serving", "Serving", "host", "127.0.0.1"),
         ("serving", "Serving", "port", 30000),
+        ("serving", "Serving", "api_key", None),
         ("serving", "Serving", "skip_tokenizer_init", False),
         ("serving", "Serving", "skip_server_warmup", False),
         ("serving", "Serving", "sampling_defaults", "model"),
@@ -80,6 +81,20 @@ FLAGS = [
         LAUNCHING,
         cpu="22754edcdb29",
         gpu="22754edcdb29",
+    ),
+    Contract(
+        "mrl gives SGLang options in a file with --config",
+        f"{SRT}/server_args.py",
+        Argument("--config"),
+        LAUNCHING,
+    ),
+    *meaning(
+        "with a key of its own SGLang asks for it on all routes but /health, /ready and /metrics",
+        f"{SRT}/utils/auth.py",
+        ("decide_request_auth",),
+        LAUNCHING,
+        cpu="324f26e37237",
+        gpu="324f26e37237",
     ),
     Contract(
         "seeds count with --enable-deterministic-inference alone, which is off unless it is asked for",

@@ -93,6 +93,7 @@ FLAGS = [
     for owner, field, default in (
         ("FrontendArgs", "host", None),
         ("FrontendArgs", "port", 8000),
+        ("FrontendArgs", "uds", None),
         ("FrontendArgs", "disable_uvicorn_access_log", False),
         ("BaseFrontendArgs", "enable_scale_out", False),
         ("BaseFrontendArgs", "tokens_only", False),

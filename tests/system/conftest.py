@@ -6,9 +6,11 @@ so that a few dozen steps raise qwen's reward, and its first failures find succe
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -97,13 +99,21 @@ class Run:
     def __init__(self, config: Path, folder: Path, log: Path) -> None:
         self.config, self.folder, self.log = config, folder, log
         self.process: subprocess.Popen[bytes] | None = None
+        self.temporary = Path(tempfile.mkdtemp(prefix="t-"))
+        """What its processes take for the host's."""
         self._seen: set[int] = set()
 
     def start(self, *arguments: str, argv: Sequence[str] = ()) -> None:
         """Start `mrl train`, or the command `argv`, output into the log; it ends with this process."""
         argv = tuple(argv or [sys.executable, "-m", "mrl", "train", str(self.config), *arguments])
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command(os.getpid(), argv), stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(
+                command(os.getpid(), argv),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "TMPDIR": str(self.temporary)},
+            )
 
     def metrics(self, role: str = "") -> list[dict[str, Any]]:
         """Metric records so far, of roles that start with `role`; of learners those of their steps."""
@@ -169,12 +179,12 @@ class Run:
 
     def kill(self) -> None:
         """End the run and everything it started, whatever state it is in."""
-        if self.process is None:
-            return
-        self.children()
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(10)
+        if self.process is not None:
+            self.children()
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait(10)
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
 
 def _is_live(process: psutil.Process) -> bool:

@@ -33,7 +33,7 @@ def make_server(keys, opened) -> Callable[..., ServerSocket]:
     """Makes servers on free loopback ports."""
 
     def make(**options) -> ServerSocket:
-        opened.append(ServerSocket(keys, **options))
+        opened.append(ServerSocket(keys, **{"host": "127.0.0.1"} | options))
         return opened[-1]
 
     return make

@@ -6,9 +6,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import zmq
 
+from mrl.errors import AddressError
+from mrl.transport.endpoints import port_of
 from mrl.transport.grants import Grant
 from mrl.transport.keys import create_keys, load_client_keys, revoke_client_key
 
@@ -68,11 +71,38 @@ def test_keys_count_on_the_file_too(make_server, make_client, until, path, keys,
         server.receive(0.02)
 
 
-def test_a_path_that_is_too_long_leaves_tcp(make_server, make_client, until, path):
-    """That is counted, not raised."""
-    server = make_server(ipc_path=path.parent / ("x" * 107))
-    assert (server.ipc_path, server.refusals.counts()) == (None, {"ipc_path": 1})
+@pytest.mark.parametrize("is_given", [True, False])
+def test_without_a_path_that_can_be_bound_the_file_has_a_folder_of_its_own(make_server, make_client, until, is_given):
+    """It is as private, and goes with the server."""
+    server = make_server(host="", ipc_path=Path("/tmp") / ("x" * 107) if is_given else None)
     greet(server, make_client(server.address), until)
+    assert server.address == f"ipc://{server.ipc_path}"
+    assert stat.S_IMODE(server.ipc_path.parent.stat().st_mode) == 0o700
+    server.close()
+    assert not server.ipc_path.parent.exists()
+
+
+def test_a_path_that_cannot_be_bound_is_one_clear_line(make_server, path):
+    """It names the file and a cure."""
+    path.parent.write_text("a file stands where the folder is to be")
+    with pytest.raises(AddressError, match=rf"{path}: cannot listen: .*cure: set run.local_folder"):
+        make_server(ipc_path=path)
+
+
+def test_without_a_host_no_tcp_port_is_open(make_server, make_client, until, path):
+    """The kernel lists none that this process listens at."""
+    before = listening()
+    server = make_server(host="", ipc_path=path)
+    greet(server, make_client(server.address), until)
+    assert listening() == before
+    with_port = make_server(host="127.0.0.1")
+    assert listening() - before == {port_of(with_port.address)}
+
+
+def listening() -> set[int]:
+    """TCP ports at which this process listens."""
+    found = psutil.Process().net_connections("tcp")
+    return {one.laddr.port for one in found if one.status == psutil.CONN_LISTEN}
 
 
 def test_a_file_that_a_dead_server_left_is_taken_over(make_server, make_client, until, path):

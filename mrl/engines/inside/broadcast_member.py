@@ -42,7 +42,11 @@ def digest(tensor: torch.Tensor) -> str:
 
 def _join(seat: dict[str, Any]) -> Any:
     patience = timedelta(seconds=seat["meet_s"])
-    store: dist.Store = dist.TCPStore(seat["host"], seat["port"], is_master=False, timeout=patience)
+    if seat["file"]:
+        store: dist.Store = dist.FileStore(seat["file"])
+        store.set_timeout(patience)
+    else:
+        store = dist.TCPStore(seat["host"], seat["port"], is_master=False, timeout=patience)
     for prefix in (seat["name"], f"{seat['name']}/", "cpu/"):
         store = dist.PrefixStore(prefix, store)
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]

@@ -14,7 +14,6 @@ from mrl.config.run_folder import LOCAL_FOLDER
 from mrl.config.schema import RunConfig
 from mrl.engines.temporary_folder import TemporaryFolder
 from mrl.errors import ConfigError
-from mrl.exchange.daemon import ENDPOINT
 from mrl.transport.server import MAX_IPC_PATH_BYTES
 
 PREFIX = "mrl-run-"
@@ -69,7 +68,7 @@ def why_not(config: RunConfig, parent: Path) -> str:
         return "is no folder of this host"
     if not os.access(parent, os.W_OK | os.X_OK):
         return "cannot be written"
-    names = [f"learner-{name}" for name in config.learning] + [ENDPOINT]
+    names = [f"learner-{name}" for name in config.learning] + ["exchange", "allocator", "telemetry"]
     longest = parent / (PREFIX + "x" * RANDOM_CHARS) / max(names, key=len)
     too_many = len(os.fsencode(longest)) - MAX_IPC_PATH_BYTES
     return f"makes paths of sockets {too_many} bytes longer than the {MAX_IPC_PATH_BYTES} that may be" * (too_many > 0)

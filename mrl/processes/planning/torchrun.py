@@ -24,7 +24,9 @@ def torchrun_argv(rendezvous: Path, *, python: str, policy: str, processes: int)
     meeting = f"{policy}-{LIFE}"
     where = ("--rdzv-backend", "c10d", "--rdzv-conf", _STORE, "--rdzv-endpoint", str(rendezvous / meeting))
     options = ("--rdzv-id", meeting, "--max-restarts", "0", "--nproc-per-node", str(processes))
-    return (python, "-m", "torch.distributed.run", *where, *options)
+    # A folder for logs is made in any case, and left; nothing is written there.
+    logs = ("--log-dir", str(rendezvous / "torchrun"))
+    return (python, "-m", "torch.distributed.run", *where, *options, *logs)
 
 
 def torchrun_environment(*, reaches_out: bool = False) -> dict[str, str]:

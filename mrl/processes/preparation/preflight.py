@@ -39,7 +39,8 @@ def preflight(
     check_objectives(config.sharing, config.policies, where)
     check_floors(config, where=where)
     try:
-        check_address(config.exchange.host, config.exchange.port)
+        if config.exchange.host:
+            check_address(config.exchange.host, config.exchange.port)
         if config.exchange.metrics_host:
             check_address(config.exchange.metrics_host, config.exchange.metrics_port)
     except AddressError as error:

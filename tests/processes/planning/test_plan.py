@@ -41,7 +41,8 @@ def test_commands_and_environments_follow_the_contract() -> None:
     assert specs["exchange"].argv == ("py", "-m", "mrl", "exchange", "--run-folder", "/r")
     store = "--rdzv-conf store_type=file,keep_alive_interval=600 --rdzv-endpoint {local}/a-{life}"
     torchrun = f"py -m torch.distributed.run --rdzv-backend c10d {store} --rdzv-id a-{{life}}"
-    learner = f"{torchrun} --max-restarts 0 --nproc-per-node 2 -m mrl learner --run-folder /r --policy a"
+    torchrun += " --max-restarts 0 --nproc-per-node 2 --log-dir {local}/torchrun"
+    learner = f"{torchrun} -m mrl learner --run-folder /r --policy a"
     assert specs["learner"].argv == tuple(learner.split())
     assert specs["learner"].env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     assert specs["learner"].restart == "until_done"

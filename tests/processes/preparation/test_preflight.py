@@ -98,7 +98,7 @@ def test_a_busy_port_of_the_exchange_s_pages_is_refused_unless_they_are_off() ->
         with pytest.raises(
             AddressError, match=rf"test: \[exchange\] 127.0.0.1:{port}: cannot listen: the port is busy"
         ):
-            preflight(changed(metrics_port=port), where="test")
+            preflight(changed(metrics_port=port, metrics_host="127.0.0.1"), where="test")
         for fine in (changed(metrics_port=port, metrics_host=""), changed()):
             with pytest.raises(ModelFolderError):  # what comes next: the policies' folders are not there
                 preflight(fine, where="test")

@@ -1,0 +1,33 @@
+"""Who may read and write what a run leaves on the disk: its user alone, or its group may read."""
+
+import os
+from pathlib import Path
+
+from mrl.config.schema import RunConfig
+from mrl.errors import RunFolderError
+
+OTHERS_WRITE = 0o022
+
+
+def folder_mode(config: RunConfig) -> int:
+    """Of the run folder."""
+    return 0o750 if config.run.shared_with_group else 0o700
+
+
+def limit_modes(config: RunConfig) -> int:
+    """Let what this process, and what it starts, makes from now on be for no others; returns the earlier mask."""
+    return os.umask(0o777 & ~folder_mode(config))
+
+
+def check_writers(run_folder: Path) -> None:
+    """Raises RunFolderError where others may write a run's configuration, which names commands that roles run."""
+    for path in (run_folder, run_folder / "config.json"):
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0
+        if mode & OTHERS_WRITE:
+            raise RunFolderError(
+                "others may write it, and so decide what this user runs",
+                where=str(path),
+                got=f"{mode:04o}",
+                wanted=f"{mode & ~OTHERS_WRITE:04o}",
+                cure=f"look at what {run_folder / 'config.json'} says, then chmod go-w {path}",
+            )
