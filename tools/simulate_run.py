@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Whole runs in virtual time, with faults drawn from a seed: what must hold is looked at with every event.
+
+    .venv/bin/python tools/simulate_run.py [--seeds N] [--first-seed N] [--seed K [--trace]] [--planted NAME | all]
+        [--workers N]
+
+A failing seed is told with the command that plays it again. With --planted a mistake is put into the real code first:
+then the first seed that finds it is told, and exit code 1 says that none did. Otherwise exit code 1 says that some seed
+failed. Ends with one line of JSON.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from multiprocessing import Pool
+
+from run_simulation.planted import PLANTED, plant
+from run_simulation.trial import Verdict, simulate
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, help="this one alone")
+    parser.add_argument("--trace", action="store_true", help="tell the whole story of --seed")
+    parser.add_argument("--planted", choices=["all", *PLANTED])
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    args = parser.parse_args()
+    if args.planted:
+        names = list(PLANTED) if args.planted == "all" else [args.planted]
+        return int(not all([found(name, args.first_seed, args.seeds) for name in names]))
+    if args.seed is not None:
+        with plant(""):
+            verdict = simulate(args.seed, trace=print if args.trace else None)
+        print(f"seed {args.seed}: {verdict.violation or 'nothing found'}, digest {verdict.digest}, {verdict.counts}")
+        return int(bool(verdict.violation))
+    return play(range(args.first_seed, args.first_seed + args.seeds), args.workers)
+
+
+def play(seeds: range, num_workers: int) -> int:
+    """Many seeds; the failing ones are told as they are found."""
+    begin_s, failed, counts, num_events = time.monotonic(), list[int](), Counter[str](), 0
+    with Pool(num_workers) as pool:
+        for verdict in pool.imap_unordered(simulate, seeds, chunksize=4):
+            counts.update(verdict.counts)
+            num_events += verdict.num_events
+            if verdict.violation:
+                failed.append(verdict.seed)
+                tell(verdict)
+    took_s = round(time.monotonic() - begin_s, 1)
+    print(json.dumps({"seeds": len(seeds), "failed": sorted(failed), "events": num_events, "took_s": took_s, **counts}))
+    return int(bool(failed))
+
+
+def found(name: str, first_seed: int, num_seeds: int) -> bool:
+    """Whether some seed finds a planted mistake."""
+    with plant(name):
+        for seed in range(first_seed, first_seed + num_seeds):
+            verdict = simulate(seed)
+            if verdict.violation:
+                print(f"{name}: found by seed {seed}: {verdict.violation}")
+                return True
+    print(f"{name}: not found by {num_seeds} seeds")
+    return False
+
+
+def tell(verdict: Verdict) -> None:
+    """A failing seed, and how to see it again."""
+    print(f"seed {verdict.seed}: {verdict.violation}\n  again: tools/simulate_run.py --seed {verdict.seed} --trace")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
