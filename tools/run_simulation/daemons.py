@@ -3,9 +3,6 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from run_simulation.network import Link
-from run_simulation.world import Process
-
 from mrl.errors import DiskBroken
 from mrl.exchange.core import ExchangeCore, Outgoing
 from mrl.exchange.limits import Limits
@@ -18,6 +15,8 @@ from mrl.records.codec import encode
 from mrl.records.exchange_messages import PutAck
 from mrl.records.leases import unit_request_decoder
 from mrl.transport.grants import grant_of
+from run_simulation.network import Link
+from run_simulation.world import Process
 
 if TYPE_CHECKING:
     from run_simulation.trial import Run

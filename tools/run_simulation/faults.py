@@ -8,8 +8,8 @@ from run_simulation.world import Process
 if TYPE_CHECKING:
     from run_simulation.trial import Run
 
-FIRST_S, LAST_S = 2.0, 22.0
-MOST = 7
+FIRST_S, LAST_S = 2.0, 26.0
+MOST = 10
 
 
 class Faults:
@@ -24,7 +24,7 @@ class Faults:
         self._run, self._rng = run, run.world.rng
         kinds: list[Callable[[float], float]] = [
             self._kill, self._kill, self._stop, self._stop, self._cut, self._cut, self._reset, self._fill, self._break,
-            self._slow, self._lose_host, self._lose_host, self._step_clock, self._lag,
+            self._slow, self._lose_host, self._lose_host, self._lag,
         ]  # fmt: skip
         for _ in range(self._rng.randint(1, MOST)):
             at_s, fault = self._rng.uniform(FIRST_S, LAST_S), self._rng.choice(kinds)

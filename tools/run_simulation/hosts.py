@@ -6,22 +6,22 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from run_simulation.daemons import AllocatorProcess, ExchangeProcess, open_link
-from run_simulation.policies import LearnerProcess, WorkerProcess
-from run_simulation.world import Ended, Host, Process
-
 from mrl.processes.host_processes import HostProcesses
 from mrl.processes.planning.lifecycle import Lifecycle
 from mrl.processes.planning.plan import ProcessSpec
-from mrl.processes.planning.unit_workers import UNIT, units_of
+from mrl.processes.planning.unit_workers import UNIT, UNIT_EPOCH, units_of
 from mrl.processes.unit_node import UnitNode
+from run_simulation.daemons import AllocatorProcess, ExchangeProcess, open_link
+from run_simulation.policies import LearnerProcess, WorkerProcess
+from run_simulation.world import Ended, Host, Process
 
 if TYPE_CHECKING:
     from run_simulation.network import Link
     from run_simulation.trial import Run
 
 TICK_S, BEAT_S = 0.25, 1.0
-START_S, KILL_S = (0.2, 1.5), (0.0, 0.2)
+START_S, KILL_S = (0.2, 1.5), (0.0, 0.6)
+ESCAPES_SHARE, ESCAPES_S = 0.4, (0.0, 15.0)
 ROLES: Mapping[str, Any] = {
     "exchange": ExchangeProcess, "allocator": AllocatorProcess, "learner": LearnerProcess, "worker": WorkerProcess,
 }  # fmt: skip
@@ -57,7 +57,7 @@ class SimulatedChild:
         run, spec = self.run, self.spec
         process = self._process = Process(run.world, spec.name, self._host, spec.env.get(UNIT, ""))
         run.world.note(f"{spec.name} starts on {process.unit or self._host.name}")
-        run.witness.starts(process, run.world.processes)
+        run.witness.starts(process, int(spec.env.get(UNIT_EPOCH, 0)))
         process.at(run.world.rng.uniform(*START_S), lambda: self._begin(process))
 
     def _begin(self, process: Process) -> None:
@@ -101,15 +101,32 @@ class SimulatedChild:
         """Nobody reads it."""
 
     def _kill(self, *, with_host: bool) -> None:
-        if self._process is not None:
-            self._process.end(-signal.SIGKILL, with_host=with_host)
+        """The supervisor has died. What its worker started may hang for a while, until the next supervisor kills it."""
+        process, rng = self._process, self.run.world.rng
+        if process is None:
+            return
+        if process.unit and not with_host and rng.random() < ESCAPES_SHARE:
+            self.run.world.push(rng.uniform(*ESCAPES_S), None, lambda: process.end(-signal.SIGKILL))
+        else:
+            process.end(-signal.SIGKILL, with_host=with_host)
 
 
 class SimulatedNode(UnitNode):
-    """Nothing is on its units but the workers that it started: what escapes them is `check_fencing`'s subject."""
+    """It finds processes of its host where the real one looks for them."""
 
     def _on_unit(self, unit: str) -> dict[str, list[int]]:
-        return {}
+        world, found = SimulatedChild.run.world, dict[str, list[int]]()
+        for process in world.processes:
+            if process.unit == unit:
+                found.setdefault(process.name.split("/")[1], []).append(process.number)
+        return found
+
+
+def kill(run: "Run", number: int) -> None:
+    """In place of `os.kill` with SIGKILL."""
+    for process in run.world.processes:
+        if process.number == number:
+            run.world.push(run.world.rng.uniform(*KILL_S), None, lambda process=process: process.end(-signal.SIGKILL))
 
 
 class HostProcess:
@@ -160,6 +177,8 @@ class HostProcess:
     def event(self, text: str, now_s: float) -> None:
         """Something happened to a role."""
         self._run.world.note(text)
+        if " is silent for " in text:
+            self._run.witness.is_silent(text.partition(" ")[0], self.process)
 
     def line(self, text: str) -> None:
         """A line of a log."""

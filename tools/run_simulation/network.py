@@ -90,7 +90,7 @@ class Connection:
 
     def _serve(self, body: bytes) -> None:
         known = self._server.routes.get(self._link.client)
-        if known is None or known._number < self._number:  # noqa: SLF001 - another of its kind
+        if known is None or known._number < self._number:
             self._server.routes[self._link.client] = self
         self._server.handle(self._link.client, body)
 

@@ -4,10 +4,6 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from run_simulation.daemons import open_link
-from run_simulation.network import Server
-from run_simulation.world import Ended, Process
-
 from mrl.allocation.learner_reports import ReportSender
 from mrl.allocation.lease import LeaseHolder, Used
 from mrl.exchange.client import ExchangeClient, ExchangeLink
@@ -24,15 +20,18 @@ from mrl.records.rollouts import Answer, ScoredGroup, WeightsNotice, WorkItem
 from mrl.records.version import Version, VersionSpan
 from mrl.rollout.link import WorkerLink, WorkerProgress
 from mrl.sharing.rescues import Failure, PendingRescues
-from mrl.transport.server import Incoming
 from mrl.transport.grants import grant_of
+from mrl.transport.server import Incoming
+from run_simulation.daemons import open_link
+from run_simulation.network import Server
+from run_simulation.world import Ended, Process
 
 if TYPE_CHECKING:
     from run_simulation.trial import Run
 
-GROUP_SIZE, GROUPS_PER_STEP, STALENESS, NUM_PROMPTS = 2, 3, 2, 48
+GROUP_SIZE, GROUPS_PER_STEP, NUM_PROMPTS = 2, 3, 14
 CHECKPOINT_EVERY = 3
-GATE_VERSIONS, MAX_AGE_VERSIONS, LIMIT = 4, 6, 16
+GATE_VERSIONS, MAX_AGE_VERSIONS, LIMIT = 50, 6, 16
 TRAIN_S, PUBLISH_S, LOAD_S, SAMPLE_S, SAVE_S = (0.3, 1.2), (0.1, 0.8), (0.1, 1.0), (0.3, 3.0), (0.1, 1.5)
 BOUNDS = WaitBounds(data_timeout_s=75.0, first_word_s=90.0, loading_s=90.0)
 ONE_TOKEN, ONE_LOGPROB = struct.pack("<i", 7), struct.pack("<f", -1.0)
@@ -79,7 +78,7 @@ class LearnerProcess:
         saved: dict[str, Any] | None = disk.get("checkpoint")
         self._version = Version(run.next_epoch(disk), saved["step"] if saved else 0)
         run.witness.resumed(self.policy, self._version)
-        pace = Pace(GROUPS_PER_STEP, GROUP_SIZE, STALENESS, run.num_steps, adaptive=run.is_adaptive)
+        pace = Pace(GROUPS_PER_STEP, GROUP_SIZE, run.staleness, run.num_steps, adaptive=run.is_adaptive)
         self._ledger = WorkLedger(pace, prompt_at, resumed_at=self._version, step=self._version.step)
         self._table = PendingRescues(max_pending=64, gate_age_versions=GATE_VERSIONS)
         self._heard: dict[str, OutcomeRecord] = {}
@@ -153,7 +152,7 @@ class LearnerProcess:
                    if prompt_id in self._table]  # fmt: skip
         self._heard.clear()
         keys = [(one.prompt_id, one.version) for one in rescued]
-        self._run.witness.trained(self.policy, self._version.step, groups, keys, STALENESS)
+        self._run.witness.trained(self.policy, self._version.step, groups, keys, self._run.staleness)
         self._num_trained += len(groups)
         self._count()
         self._is_busy = True
@@ -206,9 +205,7 @@ class LearnerProcess:
         now_s = self._process.now_s()
         self._asked_s |= dict.fromkeys(prompt_ids, now_s)
         if prompt_ids:
-            self.peers.fetch(
-                prompt_ids, kinds=["outcome"], limit=LIMIT, max_age_versions=MAX_AGE_VERSIONS, watch=True
-            )
+            self.peers.fetch(prompt_ids, kinds=["outcome"], limit=LIMIT, max_age_versions=MAX_AGE_VERSIONS, watch=True)
 
     def _count(self) -> None:
         self._num_stale += self._intake.take_counts().get("stale_groups", 0)

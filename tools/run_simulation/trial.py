@@ -15,12 +15,6 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import structlog
-from run_simulation.daemons import LIMITS
-from run_simulation.faults import Faults
-from run_simulation.hosts import HostProcess, SimulatedChild, new_host, node_link
-from run_simulation.network import Network
-from run_simulation.witness import PATIENCE_S, Witness
-from run_simulation.world import Host, Process, Violated, World
 
 from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder
@@ -28,12 +22,17 @@ from mrl.config.schema import RunConfig
 from mrl.exchange.store import Store
 from mrl.processes import host_processes, unit_node
 from mrl.processes.planning.plan import ProcessSpec
+from run_simulation.daemons import LIMITS
+from run_simulation.faults import Faults
+from run_simulation.hosts import HostProcess, SimulatedChild, kill, new_host, node_link
+from run_simulation.network import Network
+from run_simulation.witness import PATIENCE_S, Witness
+from run_simulation.world import Host, Process, Violated, World
 
 if TYPE_CHECKING:
+    from mrl.exchange.client import ExchangeClient
     from run_simulation.daemons import ExchangeProcess
     from run_simulation.policies import LearnerProcess
-
-    from mrl.exchange.client import ExchangeClient
 
 POLICIES = ("a", "b")
 BOUND_S = 150.0
@@ -65,6 +64,7 @@ class Run:
         self.folder, self.config = RunFolder(folder), _config()
         self.num_steps = self.world.rng.randint(6, 14)
         self.is_adaptive = self.world.rng.random() < 0.5
+        self.staleness = self.world.rng.choice([0, 1, 1, 2])
         self.patience_s = PATIENCE_S
         self.disks: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         """What is durable of each policy."""
@@ -157,6 +157,7 @@ def _in_place(run: Run) -> Iterator[None]:
         for module in (host_processes, unit_node):
             stack.enter_context(patch.object(module, "time", run.world))
         stack.enter_context(patch.object(host_processes, "Child", SimulatedChild))
+        stack.enter_context(patch.object(unit_node, "os", SimpleNamespace(kill=lambda number, _: kill(run, number))))
         stack.enter_context(patch.object(unit_node, "wiring", SimpleNamespace(link=link)))
         stack.enter_context(patch.object(secrets, "randbits", run.world.rng.getrandbits))
         stack.enter_context(patch.object(SimulatedChild, "run", run, create=True))
@@ -166,7 +167,7 @@ def _in_place(run: Run) -> Iterator[None]:
 
 def simulate(seed: int, *, trace: Callable[[str], object] | None = None) -> Verdict:
     """Play one seed."""
-    memory = Path("/dev/shm")  # noqa: S108 - a folder of its own in it
+    memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="mrl-simulated-", dir=memory if memory.is_dir() else None))
     (folder / "logs").mkdir()
     try:

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from run_simulation.world import Process, Violated
-
 from mrl.exchange.store import Store
 from mrl.exchange.transaction import Transaction
 from mrl.records.codec import decode
@@ -14,12 +12,12 @@ from mrl.records.exchange_messages import Put, PutAck, client_message_decoder
 from mrl.records.rollouts import ScoredGroup
 from mrl.records.tags import tags_of
 from mrl.records.version import Version
+from run_simulation.world import Process, Violated
 
 if TYPE_CHECKING:
+    from mrl.exchange.client import ExchangeClient
     from run_simulation.policies import LearnerProcess
     from run_simulation.trial import Run
-
-    from mrl.exchange.client import ExchangeClient
 
 PATIENCE_S = 6.0
 """In quiet times everything that was asked is answered within this."""
@@ -51,6 +49,8 @@ class Witness:
         self._acknowledged: set[str] = set()
         self._lineages: dict[str, Lineage] = {}
         self._last_life = 0
+        self._epochs = Counter[str]()
+        """The newest epoch under which an engine was started, by unit."""
 
     def lineage(self, policy: str) -> Lineage:
         """Of this policy."""
@@ -128,22 +128,34 @@ class Witness:
 
     def balances(self, policy: str, *, taken: int, trained: int, ready: int, stale: int) -> None:
         """Of every group that a learner took over it is known what became of it."""
-        self._require(
-            taken == trained + ready + stale, f"{policy}: {taken} groups taken, {trained=} {ready=} {stale=}"
-        )
+        self._require(taken == trained + ready + stale, f"{policy}: {taken} groups taken, {trained=} {ready=} {stale=}")
         self.counts["stale"] += stale
 
     # No unit has two engines, and no allocator's number is used twice.
 
-    def starts(self, process: Process, others: Iterable[Process]) -> None:
-        """An engine starts on a unit."""
-        there = [other.name for other in others if other.unit == process.unit and other is not process]
-        self._require(not (process.unit and there), f"{process.name} starts on {process.unit} beside {there}")
+    def starts(self, process: Process, epoch: int) -> None:
+        """A process starts, on a unit under an epoch."""
+        unit = process.unit
+        if unit:
+            there = [one.name for one in self._run.world.processes if one.unit == unit and one is not process]
+            self._require(not there, f"{process.name} starts on {unit} beside {there}")
+            before = self._epochs[unit]
+            self._require(epoch > before, f"{process.name} starts on {unit} under {epoch} after {before}")
+            self._epochs[unit] = epoch
 
     def note_life(self, number: int) -> None:
         """An allocator begins."""
         self._require(number > self._last_life, f"allocator number {number} is used twice")
         self._last_life = number
+
+    # Who is killed for its silence has stood still, or has hung.
+
+    def is_silent(self, name: str, supervisor: Process) -> None:
+        """A supervisor kills a process; the two are on one host."""
+        run = self._run
+        suspects = [one for one in run.world.processes if one.host is supervisor.host and one.name == name]
+        since_s = run.world.now_s - run.config.supervision.silence_s
+        self._require(any(one.went_on_s > since_s for one in suspects), f"{name} is killed, and was not silent")
 
     # Every wait ends.
 

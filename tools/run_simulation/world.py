@@ -3,6 +3,7 @@
 import hashlib
 import heapq
 import itertools
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,9 +45,13 @@ class Process:
         self.code: int | None = None
         """Exit code, None while it lives."""
         self.is_stopped = False
+        self.went_on_s = -math.inf
+        """When it was stopped last, it went on then; in the world's time."""
         self.on_end: list[Callable[[bool], object]] = []
         """Called at its end, with whether the host was gone with it: nobody is told then."""
         self._backlog: list[Call] = []
+        self.number = next(world.numbers)
+        """Its process id."""
         world.processes.append(self)
 
     def now_s(self) -> float:
@@ -95,7 +100,7 @@ class Process:
 
     def stop(self, for_s: float) -> None:
         """Stand still: a signal, a starved host, a debugger."""
-        self.is_stopped = True
+        self.is_stopped, self.went_on_s = True, self.world.now_s + for_s
         self.world.push(for_s, None, self.go_on)
 
     def go_on(self) -> None:
@@ -118,7 +123,7 @@ class World:
         self._digest = hashlib.sha256()
         self._trace = trace
         self._due: list[tuple[float, int, Process | None, Call]] = []
-        self._numbers = itertools.count()
+        self.numbers = itertools.count(1)
 
     @property
     def digest(self) -> str:
@@ -127,7 +132,7 @@ class World:
 
     def push(self, delay_s: float, process: Process | None, call: Call) -> None:
         """Do this later, in a process or outside of all."""
-        heapq.heappush(self._due, (self.now_s + delay_s, next(self._numbers), process, call))
+        heapq.heappush(self._due, (self.now_s + delay_s, next(self.numbers), process, call))
 
     def note(self, text: str) -> None:
         """A line of the story."""
