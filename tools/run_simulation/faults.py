@@ -34,6 +34,7 @@ class Faults:
 
     def _victim(self) -> Process | None:
         there = [one for one in self._run.world.processes if not one.is_stopped]
+        there += [one for one in there if one.name in ("exchange", "allocator")]
         return self._rng.choice(there) if there else None
 
     def _note(self, text: str) -> None:

@@ -57,7 +57,7 @@ class SimulatedChild:
         run, spec = self.run, self.spec
         process = self._process = Process(run.world, spec.name, self._host, spec.env.get(UNIT, ""))
         run.world.note(f"{spec.name} starts on {process.unit or self._host.name}")
-        run.witness.starts(process, int(spec.env.get(UNIT_EPOCH, 0)))
+        run.witness.starts(process, int(spec.env.get(UNIT_EPOCH, 0)), self._supervisor)
         process.at(run.world.rng.uniform(*START_S), lambda: self._begin(process))
 
     def _begin(self, process: Process) -> None:
@@ -164,11 +164,11 @@ class HostProcess:
             raise Ended(self.lifecycle.exit_code)
 
     def _hear_of_the_end(self, now_s: float) -> None:
-        """Other hosts are told which learners are done."""
-        first = self._run.hosts["one"]
-        if first is not self and not self._run.network.is_cut(("one", self.process.host.name)):
-            for learner in sorted(first.lifecycle.done - self.lifecycle.done):
-                self.lifecycle.finished(learner, now_s)
+        """Hosts tell each other which learners are done."""
+        for name, other in self._run.hosts.items():
+            if other is not self and not self._run.network.is_cut((name, self.process.host.name)):
+                for learner in sorted(other.lifecycle.done - self.lifecycle.done):
+                    self.lifecycle.finished(learner, now_s)
 
     def heard(self, role: str, said_unix_s: float) -> None:
         """A heartbeat has come."""

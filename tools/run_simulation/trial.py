@@ -5,7 +5,7 @@ import secrets
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -65,6 +65,8 @@ class Run:
         self.num_steps = self.world.rng.randint(6, 14)
         self.is_adaptive = self.world.rng.random() < 0.5
         self.staleness = self.world.rng.choice([0, 1, 1, 2])
+        self.places = {policy: self.world.rng.choice(["one", "two"]) for policy in POLICIES}
+        """Policy -> host of its learner."""
         self.patience_s = PATIENCE_S
         self.disks: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         """What is durable of each policy."""
@@ -115,7 +117,7 @@ class Run:
             self.machines[name].step_s = old.step_s if old else 0.0
         process = Process(self.world, f"supervisor/{name}", self.machines[name])
         process.on_end.append(lambda _: self._host_ended(name, process))
-        specs = _first_specs() if is_first else ()
+        specs = _specs(name, self.places)
         process.do(lambda: self._make_host(name, process, specs, is_first=is_first))
 
     def _make_host(self, name: str, process: Process, specs: tuple[ProcessSpec, ...], *, is_first: bool) -> None:
@@ -195,7 +197,9 @@ def _config() -> RunConfig:
     return validate(tables, where="simulation")
 
 
-def _first_specs() -> tuple[ProcessSpec, ...]:
-    daemons = [ProcessSpec(name, name, "", 0, ()) for name in ("exchange", "allocator")]
-    learners = [ProcessSpec(f"learner/{name}", "learner", name, 0, (), restart="until_done") for name in POLICIES]
+def _specs(name: str, places: Mapping[str, str]) -> tuple[ProcessSpec, ...]:
+    """What the supervisor of a host starts."""
+    daemons = [ProcessSpec(role, role, "", 0, ()) for role in ("exchange", "allocator") if name == "one"]
+    here = [policy for policy in POLICIES if places[policy] == name]
+    learners = [ProcessSpec(f"learner/{one}", "learner", one, 0, (), restart="until_done") for one in here]
     return (*daemons, *learners)

@@ -49,8 +49,10 @@ class Witness:
         self._acknowledged: set[str] = set()
         self._lineages: dict[str, Lineage] = {}
         self._last_life = 0
-        self._epochs = Counter[str]()
-        """The newest epoch under which an engine was started, by unit."""
+        self._leases: dict[str, tuple[int, str]] = {}
+        """The newest lease under which an engine was started, by unit: epoch and engine."""
+        self._nodes: dict[str, Process] = {}
+        """The supervisor that started it."""
 
     def lineage(self, policy: str) -> Lineage:
         """Of this policy."""
@@ -133,15 +135,16 @@ class Witness:
 
     # No unit has two engines, and no allocator's number is used twice.
 
-    def starts(self, process: Process, epoch: int) -> None:
+    def starts(self, process: Process, epoch: int, node: Process) -> None:
         """A process starts, on a unit under an epoch."""
         unit = process.unit
         if unit:
             there = [one.name for one in self._run.world.processes if one.unit == unit and one is not process]
             self._require(not there, f"{process.name} starts on {unit} beside {there}")
-            before = self._epochs[unit]
-            self._require(epoch > before, f"{process.name} starts on {unit} under {epoch} after {before}")
-            self._epochs[unit] = epoch
+            lease, before = (epoch, process.name), self._leases.get(unit, (0, ""))
+            is_again = lease == before and node is not self._nodes[unit]  # a new node knows nothing of it
+            self._require(epoch > before[0] or is_again, f"{process.name} starts on {unit}: {epoch} after {before}")
+            self._leases[unit], self._nodes[unit] = lease, node
 
     def note_life(self, number: int) -> None:
         """An allocator begins."""
