@@ -31,10 +31,9 @@ def main() -> int:
     args = parser.parse_args()
     if args.planted:
         names = list(PLANTED) if args.planted == "all" else [args.planted]
-        return int(not all([found(name, args.first_seed, args.seeds) for name in names]))
+        return int([found(name, args.first_seed, args.seeds) for name in names].count(False) > 0)
     if args.seed is not None:
-        with plant(""):
-            verdict = simulate(args.seed, trace=print if args.trace else None)
+        verdict = simulate(args.seed, trace=print if args.trace else None)
         print(f"seed {args.seed}: {verdict.violation or 'nothing found'}, digest {verdict.digest}, {verdict.counts}")
         return int(bool(verdict.violation))
     return play(range(args.first_seed, args.first_seed + args.seeds), args.workers)

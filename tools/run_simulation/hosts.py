@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from run_simulation.network import Link
     from run_simulation.trial import Run
 
-TICK_S, BEAT_S = 0.25, 1.0
+TICK_S, BEAT_S = 0.3, 1.0
 START_S, KILL_S = (0.2, 1.5), (0.0, 0.6)
 ESCAPES_SHARE, ESCAPES_S = 0.4, (0.0, 15.0)
 ROLES: Mapping[str, Any] = {

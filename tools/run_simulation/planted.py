@@ -2,14 +2,11 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
-
-from run_simulation import daemons
-from run_simulation.trial import Run
 
 from mrl.allocation.node_guard import NodeGuard
 from mrl.allocation.unit_core import UnitCore
@@ -23,6 +20,8 @@ from mrl.learner import ledger
 from mrl.learner.ledger import WorkLedger
 from mrl.processes.host_processes import HostProcesses
 from mrl.transport.requests import Requests
+from run_simulation import daemons
+from run_simulation.trial import Run
 
 put, restore = ExchangeCore._on_put, ExchangeCore.restore
 ask_again, due, go_on = Questions.start_over, Requests.due, WorkLedger.restore
@@ -80,7 +79,6 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "positions given twice after a resume": _instead(WorkLedger, "restore", _go_back_too_far),
     "lost work not granted again": _instead(WorkLedger, "_take_back", lambda self, lost: None),
     "unit called quiet without a look": _instead(NodeGuard, "_step", _prove_unseen),
-    "unit freed without a proof": _instead(UnitCore, "_is_proof", lambda self, report, row: True),
     "lease not fenced by its epoch": _instead(NodeGuard, "_is_new", lambda self, guarded, epoch: True),
     "epochs of allocators alike": _instead(UnitCore, "_epoch_before", lambda self, life: 0),
     "storing again goes unnoticed": _instead(ExchangeClient, "_note_storage", lambda self, storage, now_s: None),
@@ -95,6 +93,6 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 @contextmanager
 def plant(name: str) -> Iterator[None]:
-    """Put the mistake of this name into the code; "" is none."""
-    with PLANTED[name]() if name else nullcontext():
+    """Put the mistake of this name into the code."""
+    with PLANTED[name]():
         yield

@@ -24,12 +24,12 @@ from mrl.transport.grants import grant_of
 from mrl.transport.server import Incoming
 from run_simulation.daemons import open_link
 from run_simulation.network import Server
-from run_simulation.world import Ended, Process
+from run_simulation.world import Ended, Process, Violated
 
 if TYPE_CHECKING:
     from run_simulation.trial import Run
 
-GROUP_SIZE, GROUPS_PER_STEP, NUM_PROMPTS = 2, 3, 14
+GROUP_SIZE, GROUPS_PER_STEP = 2, 3
 CHECKPOINT_EVERY = 3
 GATE_VERSIONS, MAX_AGE_VERSIONS, LIMIT = 50, 6, 16
 TRAIN_S, PUBLISH_S, LOAD_S, SAMPLE_S, SAVE_S = (0.3, 1.2), (0.1, 0.8), (0.1, 1.0), (0.3, 3.0), (0.1, 1.5)
@@ -79,7 +79,7 @@ class LearnerProcess:
         self._version = Version(run.next_epoch(disk), saved["step"] if saved else 0)
         run.witness.resumed(self.policy, self._version)
         pace = Pace(GROUPS_PER_STEP, GROUP_SIZE, run.staleness, run.num_steps, adaptive=run.is_adaptive)
-        self._ledger = WorkLedger(pace, prompt_at, resumed_at=self._version, step=self._version.step)
+        self._ledger = WorkLedger(pace, run.prompt_at, resumed_at=self._version, step=self._version.step)
         self._table = PendingRescues(max_pending=64, gate_age_versions=GATE_VERSIONS)
         self._heard: dict[str, OutcomeRecord] = {}
         if saved:
@@ -145,8 +145,7 @@ class LearnerProcess:
         groups = self._intake.next_batch(self._version.step)
         if groups is None:
             if why := self._intake.given_up(BOUNDS, self._began_s):
-                self._run.world.note(f"{self._process.name} gives up: {why}")
-                raise Ended(1)
+                raise Violated(f"{self._process.name} gives up: {why}")  # its workers' silence is shorter
             return
         rescued = [self._table.hit(prompt_id, one.source) for prompt_id, one in sorted(self._heard.items())
                    if prompt_id in self._table]  # fmt: skip
@@ -303,8 +302,3 @@ class WorkerProcess:
             created_unix_s=self._run.world.time(), completion=b"x", finish_reason=FinishReason.STOP, verifier="v",
             reward=1.0,
         )  # fmt: skip
-
-
-def prompt_at(position: int) -> str:
-    """One order of prompts for all policies."""
-    return f"prompt-{position % NUM_PROMPTS}"

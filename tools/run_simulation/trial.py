@@ -65,6 +65,7 @@ class Run:
         self.num_steps = self.world.rng.randint(6, 14)
         self.is_adaptive = self.world.rng.random() < 0.5
         self.staleness = self.world.rng.choice([0, 1, 1, 2])
+        self._num_prompts = self.world.rng.choice([10, 10, 30])
         self.places = {policy: self.world.rng.choice(["one", "two"]) for policy in POLICIES}
         """Policy -> host of its learner."""
         self.patience_s = PATIENCE_S
@@ -100,6 +101,10 @@ class Run:
         epoch: int = disk.get("epoch", -1) + 1
         disk["epoch"] = epoch
         return epoch
+
+    def prompt_at(self, position: int) -> str:
+        """One order of prompts for all policies."""
+        return f"prompt-{position % self._num_prompts}"
 
     def lose_host(self, name: str, for_s: float) -> None:
         """A power cut: everything there ends, and nobody hears of it."""
@@ -149,7 +154,7 @@ class Run:
 
 @contextmanager
 def _in_place(run: Run) -> Iterator[None]:
-    """The simulated world in place of the real one, where the code names it: clocks, children, the node's link, chance."""
+    """The simulated world in place of the real one, where the code names it: clocks, children, links, chance."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
     def link(_folder: RunFolder, _server: str, *, identity: str, on_message: Any, on_tick: Any, closing: Any) -> Any:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from run_simulation.policies import LearnerProcess
     from run_simulation.trial import Run
 
+Failed = tuple[str, Version]
+"""A prompt on which a whole group failed, and the newest version that sampled it."""
 PATIENCE_S = 6.0
 """In quiet times everything that was asked is answered within this."""
 
@@ -33,8 +35,10 @@ class Lineage:
     valid: set[Version] = field(default_factory=set)
     positions: dict[int, int] = field(default_factory=dict)
     """Place in the order of prompts -> the step that trained it."""
-    rescues: dict[tuple[str, Version], int] = field(default_factory=dict)
-    """Failure that a peer's success answered -> the step."""
+    failures: list[tuple[Failed, int]] = field(default_factory=list)
+    """Groups that failed as a whole, and the steps that trained them."""
+    rescues: list[tuple[Failed, int]] = field(default_factory=list)
+    """Those of them that a peer's success answered, and the steps."""
 
 
 class Witness:
@@ -101,7 +105,8 @@ class Witness:
         lineage.life += 1
         lineage.valid = {one for one in lineage.valid if one.step <= version.step}
         lineage.positions = {place: step for place, step in lineage.positions.items() if step < version.step}
-        lineage.rescues = {key: step for key, step in lineage.rescues.items() if step < version.step}
+        lineage.failures = [one for one in lineage.failures if one[1] < version.step]
+        lineage.rescues = [one for one in lineage.rescues if one[1] < version.step]
 
     def announced(self, policy: str, version: Version) -> None:
         """New weights have this name."""
@@ -111,7 +116,7 @@ class Witness:
         lineage.valid.add(version)
 
     def trained(
-        self, policy: str, step: int, groups: Sequence[ScoredGroup], rescued: Iterable[tuple[str, Version]], bound: int
+        self, policy: str, step: int, groups: Sequence[ScoredGroup], rescued: Iterable[Failed], bound: int
     ) -> None:
         """A batch is trained on."""
         lineage = self.lineage(policy)
@@ -123,9 +128,13 @@ class Witness:
             self._require(set(spans) <= lineage.valid, f"{policy}: trained on a version that is void: {spans[0]}")
             self._require(step - min(spans).step <= bound, f"{policy}: trained on a group of {min(spans)} at {step}")
         for key in rescued:
-            self._require(key not in lineage.rescues, f"{policy}: the failure {key} is rescued twice")
-            lineage.rescues[key] = step
+            lineage.rescues.append((key, step))
+            num_failed, num_rescued = (sum(one == key for one, _ in what) for what in
+                                       (lineage.failures, lineage.rescues))  # fmt: skip
+            self._require(num_rescued <= num_failed, f"{policy}: the failure {key} is rescued twice")
             self.counts["rescues"] += 1
+        failed = [group for group in groups if all(answer.reward <= 0 for answer in group.answers)]
+        lineage.failures += [((group.prompt_id, group.newest), step) for group in failed]
         self.counts["trained"] += len(groups)
 
     def balances(self, policy: str, *, taken: int, trained: int, ready: int, stale: int) -> None:
