@@ -58,7 +58,11 @@ class Verdict:
 class Run:
     """Everything of one seed."""
 
-    def __init__(self, seed: int, folder: Path, *, trace: Callable[[str], object] | None = None) -> None:
+    def __init__(
+        self, seed: int, folder: Path, *, trace: Callable[[str], object] | None = None, sets_clocks: bool = False
+    ) -> None:
+        self.sets_clocks = sets_clocks
+        """Whether wall clocks are put on and back, among other faults."""
         self.world = World(seed, trace=trace)
         self.network, self.witness = Network(self.world), Witness(self)
         self.folder, self.config = RunFolder(folder), _config()
@@ -172,13 +176,13 @@ def _in_place(run: Run) -> Iterator[None]:
         yield
 
 
-def simulate(seed: int, *, trace: Callable[[str], object] | None = None) -> Verdict:
+def simulate(seed: int, *, trace: Callable[[str], object] | None = None, sets_clocks: bool = False) -> Verdict:
     """Play one seed."""
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="mrl-simulated-", dir=memory if memory.is_dir() else None))
     (folder / "logs").mkdir()
     try:
-        run = Run(seed, folder, trace=trace)
+        run = Run(seed, folder, trace=trace, sets_clocks=sets_clocks)
         with _in_place(run):
             violation = run.play()
     finally:
