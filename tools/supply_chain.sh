@@ -33,7 +33,7 @@ audit() {
         echo "supply chain: not audited: the database of vulnerabilities could not be asked" >&2
         exit 3
     fi
-    "$root/.venv/bin/python" - "$found" <<'PYTHON'
+    "$root/.venv/bin/python" - "$found" <<'PYTHON' || exit 3
 import json, sys
 packages = json.load(open(sys.argv[1]))["dependencies"]
 for one in packages:
@@ -41,7 +41,10 @@ for one in packages:
         print(f"{one['name']}: not audited: {one['skip_reason']}")
     for known in one.get("vulns", []):
         print(f"{one['name']} {one['version']}: {known['id']}, mended in {', '.join(known['fix_versions']) or 'no version'}")
-print(f"supply chain: {len(packages)} packages audited, {sum(len(one.get('vulns', [])) for one in packages)} findings")
+audited = [one for one in packages if "skip_reason" not in one]  # a mirror of the index may have no such database
+print(f"supply chain: {len(audited)} of {len(packages)} packages audited,", end=" ")
+print(f"{sum(len(one.get('vulns', [])) for one in packages)} findings")
+sys.exit(not audited)
 PYTHON
     exit "$code"
 }

@@ -101,6 +101,7 @@ class AllocatorProcess:
             self._life.keep(self._core.rule.switch_s)
         for one in self._core.take_log():
             self._run.world.note(f"unit {one.unit} {one.state.value} {one.policy} {one.epoch}: {one.why}")
+            self._run.journal.append(one._asdict())
 
     def _on_message(self, client: bytes, body: bytes) -> None:
         for reply in self._core.handle(unit_request_decoder.decode(body), self._process.now_s()):

@@ -19,10 +19,8 @@ import structlog
 from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
-from mrl.exchange.store import Store
 from mrl.processes import host_processes, unit_node
 from mrl.processes.planning.plan import ProcessSpec
-from run_simulation.daemons import LIMITS
 from run_simulation.faults import Faults
 from run_simulation.hosts import HostProcess, SimulatedChild, kill, new_host, node_link
 from run_simulation.network import Network
@@ -81,7 +79,8 @@ class Run:
         self.node_links: dict[Process, list[Any]] = {}
         self.hosts: dict[str, HostProcess] = {}
         self.machines: dict[str, Host] = {}
-        self.num_resumes = 0
+        self.journal: list[dict[str, Any]] = []
+        """Every transition of a unit, as `units.jsonl` has them."""
         self.is_over = False
         self._away_s: defaultdict[str, float] = defaultdict(float)
         self.faults = Faults(self)
@@ -95,7 +94,7 @@ class Run:
             if not self.world.run(lambda: self.is_over, self.faults.quiet_s + BOUND_S):
                 alive = ", ".join(process.name for process in self.world.processes)
                 return f"has not ended {BOUND_S:g} s after the last fault; there are: {alive}"
-            self.witness.opened(Store(self.folder.path / "exchange", LIMITS))
+            self.witness.is_lawful(self.journal, self.folder.path / "exchange")
         except Violated as violated:
             return str(violated)
         return ""
@@ -139,7 +138,6 @@ class Run:
             is_late = self.world.now_s > self.faults.quiet_s + SETTLED_S
             if process.code != 0 and is_late:
                 raise Violated(f"the run ends after the last fault: {first.lifecycle.reason}")
-            self.num_resumes += not self.is_over
         if not self.is_over:
             back_s = max(self._away_s[name] - self.world.now_s, 0.0) + self.world.rng.uniform(*LOST_HOST_S)
             self.world.push(back_s, None, lambda: self._start_host(name))

@@ -3,9 +3,13 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from mrl.exchange.store import Store
+from check_history import lease_faults, store_faults
+
+from mrl.exchange.limits import Limits
+from mrl.exchange.store import FILE, Store
 from mrl.exchange.transaction import Transaction
 from mrl.records.codec import decode
 from mrl.records.exchange_messages import Put, PutAck, client_message_decoder
@@ -96,6 +100,14 @@ class Witness:
         there = {entry.record_id for entry in contents.entries} | set(contents.removed_ids)
         lost = self._acknowledged - there
         self._require(not lost, f"acknowledged, and not in the file: {sorted(lost)[:3]}")
+
+    def is_lawful(self, journal: Iterable[dict[str, Any]], folder: Path) -> None:
+        """At the end: the file has everything, and what was written down could have happened."""
+        store = Store(folder, Limits())
+        self.opened(store)
+        store.close()
+        for fault in [*lease_faults(journal), *store_faults(folder / FILE)]:
+            raise Violated(fault)
 
     # Nothing is trained twice, nor under a version that is not one.
 
