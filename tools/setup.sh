@@ -36,19 +36,19 @@ is_made() {
         { [ "$extras" = tasks ] || [ "$(stamped 3)" = "$extras" ]; }
 }
 
-torch_index() {  # without an NVIDIA GPU the CPU build spares gigabytes; PyPI has only the CUDA build for Linux
+install_torch() {  # without an NVIDIA GPU the CPU build spares gigabytes; PyPI has only the CUDA build for Linux
     local index="https://download.pytorch.org/whl/cpu"
     if [ "$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null &&
         "$venv/bin/python" -c "import urllib.request as r; r.urlopen('$index/torch/', timeout=4)" 2>/dev/null; then
-        echo "--extra-index-url=$index"
+        install --no-deps --index-url "$index" torch  # alone: no other package may come from this index
     fi
 }
 
 install() {  # one line every 15 s while pip works, its whole output only when it fails
     local log="$venv/setup.log" start=$SECONDS pip
-    # shellcheck disable=SC2046
-    "$venv/bin/python" -m pip install --no-input --progress-bar off -c "$root/constraints.txt" $(torch_index) \
-        -e "$root[$extras]" >"$log" 2>&1 &
+    # What packages are built with is pinned too: up to pip 25.2 by the first variable, later by the second.
+    (cd "$root" && PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+        exec "$venv/bin/python" -m pip install --no-input --progress-bar off -c constraints.txt "$@") >"$log" 2>&1 &
     pip=$!
     trap 'kill "$pip" 2>/dev/null; exit 130' INT TERM
     while kill -0 "$pip" 2>/dev/null; do
@@ -100,7 +100,8 @@ if [ "$(stamped 1)" != "$place" ]; then  # scripts in an environment hold its pa
 fi
 rm -f "$stamp"
 say "installing mrl[$extras] with pinned packages (about 1.5 GB on disk, a few minutes the first time)"
-install
+install_torch
+install -e "$root[$extras]"
 printf '%s\n%s\n%s\n' "$place" "$packages" "$extras" >"$stamp.new"
 mv "$stamp.new" "$stamp"
 system_packages

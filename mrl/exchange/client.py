@@ -298,12 +298,14 @@ class ExchangeClient:
                 self._link.restart()
                 self._pinged_s = -math.inf
                 self._publisher.start_over(now_s)
+                # After so long the daemon may have given up deliveries: what came of watched prompts is asked again.
+                self._questions.start_over(now_s, knows_watches=False)
             if now_s - self._pinged_s >= PING_S:
                 self._pinged_s = now_s
                 self._last_ping = self._asked.report(now_s)
                 self._post(Ping(client=self._client, progress=progress))
                 self._repeat_standing()
-            for body in asked.bodies:
+            for body in [] if asked.reconnects else asked.bodies:
                 self._send(body)
             self._publisher.on_tick(now_s)
 

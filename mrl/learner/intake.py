@@ -215,31 +215,32 @@ class Intake:
             self._thread.join(timeout=2.0)
         self._server.close()
 
+    def turn(self, timeout_s: float) -> None:
+        """Wait at most `timeout_s` for messages, answer them, and do what the time asks for: the link's thread alone."""
+        for client, body, _grant in self._server.receive(timeout_s):
+            try:
+                message = decode(body, worker_message_decoder)
+            except RecordError:
+                self.malformed += 1
+                continue
+            if not isinstance(message, WeightsRequest):
+                self._server.send(client, encode(self._answer(message)))
+            elif self._courier is not None:
+                self._courier.ask(client, message)
+        with self._changed:
+            silent = self._ledger.expire(self._clock(), WORKER_SILENCE_S)
+            if self._held_out is not None:
+                self._held_out.expire(silent, self._clock())
+        self._route_weights()
+
     def _serve(self) -> None:
         try:
-            self._answer_until_closed()
+            while not self._stopping:
+                self.turn(POLL_S)
         except Exception as error:  # noqa: BLE001 - the thread's outer edge: the learner's thread raises it
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
-
-    def _answer_until_closed(self) -> None:
-        while not self._stopping:
-            for client, body, _grant in self._server.receive(POLL_S):
-                try:
-                    message = decode(body, worker_message_decoder)
-                except RecordError:
-                    self.malformed += 1
-                    continue
-                if not isinstance(message, WeightsRequest):
-                    self._server.send(client, encode(self._answer(message)))
-                elif self._courier is not None:
-                    self._courier.ask(client, message)
-            with self._changed:
-                silent = self._ledger.expire(self._clock(), WORKER_SILENCE_S)
-                if self._held_out is not None:
-                    self._held_out.expire(silent, self._clock())
-            self._route_weights()
 
     def _route_weights(self) -> None:
         if self._courier is not None and self._notice is not None:

@@ -275,6 +275,26 @@ def test_a_forgotten_client_says_hello_again(network, pair, outcome):
     assert ids(learner.take()) == ["r1"]
 
 
+def test_what_the_daemon_gave_up_while_the_link_was_cut_comes_with_the_next_one(network, pair, outcome):
+    """A delivery is tried for 15 s, a session lasts 60 s: in between the daemon knows the watch and sends no more."""
+    worker, learner = pair
+    learner.fetch(["p1"], kinds=["outcome"], limit=4, max_age_versions=None, watch=True)
+    network.run()
+    worker.publish([outcome()])
+    network.answers_to_lose = {1}  # the acknowledgement of the Put is 0
+    network.run()
+    network.is_up = False
+    for _ in range(20):
+        network.core.tick(network.now_s)  # what it sends again does not arrive either
+        network.pass_time(1)
+    assert network.core.stat(network.now_s).abandoned == 1
+    network.is_up = True
+    network.pass_time(SILENCE_S + 1)
+    worker.publish([outcome("r2")])
+    network.run()
+    assert sorted(ids(learner.take())) == ["r1", "r2"]
+
+
 def test_silence_is_measured_and_makes_the_link_look_for_the_daemon(network, pair):
     """`lost_s` is zero while answers come and grows from the last one; reconnects are asked for with pauses."""
     _, learner = pair
