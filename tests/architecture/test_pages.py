@@ -15,11 +15,13 @@ from mrl.cli.main import COMMANDS, Parser
 from mrl.config.nearest_key import is_named_collection, table_keys
 from mrl.config.overrides import parse_overrides
 from mrl.errors import ConfigError
+from mrl.metrics.names import METRICS, is_known
 from mrl.sharing.regimes import REGIMES
 from tests.support.pages import PAGES, ROOT, blocks, inline_code, prose
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+METRIC = re.compile(r"[a-z]+(/[a-z0-9_<>]+)+")
 EVERY_PAGE = [*PAGES, *sorted((ROOT / "docs" / "reference").glob("*.md"))]
 
 
@@ -52,7 +54,7 @@ def commands(markdown: str) -> Iterator[list[str]]:
     lines = [line for block in [*blocks(markdown, ""), *blocks(markdown, "bash")] for line in block.splitlines()]
     for code in [*inline_code(markdown), *(line.strip().removeprefix("$ ") for line in lines)]:
         match code.split():
-            case ["mrl", word, *_] if re.fullmatch(r"-*[a-z]+", word):
+            case ["mrl", word, *_] if re.fullmatch(r"[a-z-]+", word):
                 yield shlex.split(code.replace("'", ""), comments=True)[1:]
 
 
@@ -97,6 +99,12 @@ def unknown_keys(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[s
     return found + [fault for key in deeper for fault in unknown_keys(table[key], (*path, key))]
 
 
+def metrics(markdown: str) -> list[str]:
+    """Names in inline code that begin as those of metrics do; files have a point or end with a slash."""
+    groups = {name.split("/")[0] for name in METRICS}
+    return [code for code in inline_code(markdown) if METRIC.fullmatch(code) and code.split("/")[0] in groups]
+
+
 def _names(parameters: Any) -> Iterator[str]:
     return (field.alias or name for name, field in parameters.model_fields.items())
 
@@ -124,6 +132,12 @@ def test_every_key_in_toml_is_a_real_one(page: Path) -> None:
     shown = [tomllib.loads(block) for block in blocks(page.read_text(encoding="utf-8"), "toml")]
     shown = [table for table in shown if table.get("sharing", {}).get("regime", "sgt") in REGIMES]
     assert [fault for table in shown for fault in unknown_keys(table)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=by_name)
+def test_every_metric_is_a_real_one(page: Path) -> None:
+    """What looks like the name of a metric is one."""
+    assert [name for name in metrics(page.read_text(encoding="utf-8")) if not is_known(name)] == []
 
 
 def test_every_page_is_in_the_index() -> None:
@@ -157,6 +171,12 @@ def test_a_wrong_command_is_found(code: str, fault: str) -> None:
         (words,) = commands(markdown)
         assert fault in fault_of(words)
         assert bool(fault) == bool(fault_of(words))
+
+
+def test_a_wrong_metric_is_found() -> None:
+    """Among names of metrics, files and others."""
+    text = "`eval/accuracy/<task>` `eval/acuracy` `exchange/exchange.sqlite` `crash/stacks/` `learner/qwen` `a/b`\n"
+    assert [name for name in metrics(text) if not is_known(name)] == ["eval/acuracy"]
 
 
 def test_a_wrong_key_is_found() -> None:
