@@ -1,4 +1,4 @@
-"""Settings of a learner that need less memory than others, the cheapest first."""
+"""Settings that lower the memory of a learner, the cheapest first."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,6 +1,6 @@
-"""Keys of a `[policies.X.objective]` table that would be read by nobody, or that contradict each other.
+"""Keys of a `[policies.X.objective]` table that are not in use, or that contradict each other.
 
-A key is refused only when the configuration sets it; a default that is not in use says nothing.
+A key is refused only if the configuration sets it; a default that is not in use is ignored.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ UNDIVIDED = ("dr_grpo", "dppo")
 
 
 class Fault(NamedTuple):
-    """A key of the objective, and why it cannot stand as it does."""
+    """A key of the objective and the reason against its value."""
 
     key: str
     what: str
@@ -74,7 +74,7 @@ def _correction(objective: ObjectiveTable) -> Iterator[Fault]:
 
 
 def _idle(objective: ObjectiveTable) -> Iterator[Fault]:
-    """Keys that refine what another key switches on."""
+    """Keys without effect, because another key switches off the part that they refine."""
     switches = {
         "kl_estimator": (bool(objective.kl_coefficient), "kl_coefficient > 0"),
         "overlong_penalty": (bool(objective.overlong_buffer_tokens), "overlong_buffer_tokens >= 1"),

@@ -15,7 +15,7 @@ _FOLDER = "requests"
 
 
 class StopRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """End `policy`, or the whole run where it is empty."""
+    """A request to end `policy`, or the whole run if `policy` is empty."""
 
     policy: str
     by: str
@@ -24,7 +24,7 @@ class StopRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def file_stop_request(run: Path, policy: str = "") -> Path:
-    """Ask for the end; returns the file, which is gone once the supervisor has taken it. Raises OSError."""
+    """Write the request; returns its file, which the supervisor removes. Raises OSError."""
     folder = run / _FOLDER
     folder.mkdir(exist_ok=True)
     by = f"{_user()} on {socket.gethostname()} (pid {os.getpid()})"
@@ -35,7 +35,7 @@ def file_stop_request(run: Path, policy: str = "") -> Path:
 
 
 def take_requests(run: Path) -> list[StopRequest]:
-    """All requests that lie there, oldest first; they are removed, and what cannot be read is dropped."""
+    """Remove and return all requests, oldest first. Unreadable files are dropped."""
     found = []
     for path in (run / _FOLDER).glob("stop-*.json"):
         try:
@@ -48,18 +48,18 @@ def take_requests(run: Path) -> list[StopRequest]:
 
 
 def clear_requests(run: Path) -> None:
-    """Forget what was asked of an earlier attempt, and what became of it."""
+    """Remove the requests of an earlier attempt and their results."""
     for path in (run / _FOLDER).glob("*.json"):
         path.unlink(missing_ok=True)
 
 
 def note_ended(run: Path, policy: str) -> None:
-    """Say that the processes of a stopped policy are gone."""
+    """Record that the processes of a stopped policy have ended."""
     replace_file(_ended(run, policy), b"{}")
 
 
 def is_ended(run: Path, policy: str) -> bool:
-    """Whether this attempt's supervisor said so."""
+    """Whether the supervisor of this attempt has recorded the end."""
     return _ended(run, policy).exists()
 
 

@@ -1,4 +1,4 @@
-"""The kind of table that the configuration is made of."""
+"""The base class of the configuration's tables."""
 
 from pydantic import BaseModel, ConfigDict
 

@@ -6,5 +6,5 @@ from mrl.config.schema import RunConfig
 
 
 def config_toml(config: RunConfig) -> str:
-    """What `config` sets, as a file that `load_config` reads back to an equal one; defaults stay unsaid."""
+    """The keys set in `config`, as TOML that `load_config` reads back to an equal configuration."""
     return tomli_w.dumps(config.model_dump(mode="json", exclude_unset=True, exclude_none=True))

@@ -13,7 +13,7 @@ _FORM = re.compile(r"(?:(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*)/)?(?P<kind>cpu|gpu)
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Devices of one kind on one host. Several are one unit because they are given and taken together."""
+    """Devices of one kind on one host, which are granted and revoked together."""
 
     name: str
     host: str
@@ -24,7 +24,7 @@ class Unit:
 
 
 def parse_units(names: Sequence[str], *, where: str) -> tuple[Unit, ...]:
-    """Raises ConfigError for a name that is none, and for a device that stands in two of them."""
+    """Units by name. Raises ConfigError for an invalid name, and for a device in two units."""
     units = tuple(_parse(name, where) for name in names)
     owners: dict[tuple[str, str, int], str] = {}
     for unit in units:

@@ -1,4 +1,4 @@
-"""Types of units: of one kind, but of unequal speed, such as two models of GPU, or four cores and one."""
+"""Types of units: equal kind and unequal speed, such as two models of GPU, or four cores and one."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,7 +23,7 @@ def named_types(named: Mapping[str, Sequence[str]], units: Sequence[Unit], *, wh
 
 
 def seen_type(unit: Unit, models: Sequence[str]) -> str:
-    """The type of a unit that has none in the configuration, as its host sees it.
+    """The type of a unit without a type in the configuration, from the devices that its host sees.
 
     models: what the driver calls the unit's devices; empty where nobody can say, and for cores.
     """

@@ -1,4 +1,4 @@
-"""What an evaluation found, told in the run folder and by telemetry."""
+"""Results of an evaluation, written to the run folder and sent as telemetry."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from mrl.records.evaluation_messages import EvaluationResult
 
 
 def tell_evaluation(result: EvaluationResult, folder: Path, telemetry: Telemetry) -> None:
-    """Emit the result's numbers and the answers that are shown, and write its file into `folder`. Raises OSError."""
+    """Emit the numbers and sample answers of a result, and write its file into `folder`. Raises OSError."""
     values = {
         "eval/accuracy": result.accuracy,
         "eval/own_token_share": result.own_token_share,

@@ -1,7 +1,7 @@
 """Logging of every process: structlog events with fixed keys, human on a terminal and JSON elsewhere.
 
-Logs are events; numbers go to metrics. Lines of third-party libraries take the same road. Tracebacks never carry the
-local variables of their frames, which could hold prompts, tensors or keys.
+Logs are events; numbers go to metrics. Lines of third-party libraries pass through the same handlers. Tracebacks never
+carry the local variables of their frames, which could hold prompts, tensors or keys.
 """
 
 import logging

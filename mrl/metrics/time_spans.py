@@ -1,9 +1,9 @@
-"""What one role did and waited for, as spans of time: one lane of its own, and one for each kind of thing that its
-other threads do meanwhile.
+"""Activities and waits of one role as spans of time, in lanes: one for the role itself, and one for each kind of
+activity of its other threads.
 
-However fast a role turns, its spans are few. Those of one kind that follow one another are joined. A short one is lent
-to the span before it; what one kind has lent to another comes back from it as one span once it is no longer short, so
-that the sums of all kinds stay right.
+The number of spans does not grow with the speed of a role. Adjacent spans of one kind are joined. The time of a short
+span is lent to the span before it. Lent time comes back as one span once its sum is no longer short, so that the sums
+of all kinds stay right.
 """
 
 from collections import deque
@@ -11,22 +11,22 @@ from typing import NamedTuple
 
 SHORT_S = 0.005
 PIECE_S = 5.0
-"""A span that goes on for longer is told in pieces, so that it shows while it lasts."""
+"""A longer span is reported in pieces, so that it shows while it lasts."""
 MAX_KEPT = 2000
-"""Spans of a lane that nobody has taken; beyond that the oldest go."""
+"""Bound of the spans in a lane that are not taken yet; beyond it the oldest are dropped."""
 
 
 class Activity(NamedTuple):
-    """What a role does or waits for."""
+    """An activity or a wait of a role."""
 
     kind: str
     whom: str = ""
-    """Whom a wait is for, or what the activity is about."""
+    """The role that is awaited, or the subject of the activity."""
     is_wait: bool = False
 
 
 class EndedSpan(NamedTuple):
-    """A span that is over, or a piece of one; times are those of the role's monotonic clock."""
+    """A finished span, or a finished piece of a span. Times are those of the role's monotonic clock."""
 
     activity: Activity
     began_s: float
@@ -34,12 +34,12 @@ class EndedSpan(NamedTuple):
 
     @property
     def ended_s(self) -> float:
-        """When it was over."""
+        """Time of the span's end."""
         return self.began_s + self.duration_s
 
 
 class Lane:
-    """Spans that do not overlap, the newest `most` of them."""
+    """Spans without overlap, at most the newest `most`."""
 
     def __init__(self, *, short_s: float = SHORT_S, piece_s: float = PIECE_S, most: int | None = MAX_KEPT) -> None:
         self._short_s, self._piece_s = short_s, piece_s
@@ -47,7 +47,7 @@ class Lane:
         self._lent_s: dict[tuple[Activity, Activity], float] = {}
 
     def add(self, activity: Activity, began_s: float, ended_s: float) -> None:
-        """The next span; it begins where the one before ended, or later."""
+        """Append a span that begins at the end of the last span, or later."""
         span = EndedSpan(activity, began_s, ended_s - began_s)
         last = self._ended[-1] if self._ended else None
         if span.duration_s <= 0.0:
@@ -63,11 +63,11 @@ class Lane:
 
     @property
     def ended(self) -> list[EndedSpan]:
-        """All that are kept, oldest first."""
+        """All spans of the lane, oldest first."""
         return list(self._ended)
 
     def take(self, most: int) -> list[EndedSpan]:
-        """The oldest spans, which are not kept."""
+        """Remove and return the oldest spans, at most `most`."""
         return [self._ended.popleft() for _ in range(min(most, len(self._ended)))]
 
     def _lengthen(self, last: EndedSpan, duration_s: float) -> None:
@@ -86,14 +86,14 @@ class Lane:
 
 
 class GoingOn:
-    """Something that goes on."""
+    """An activity without an end yet."""
 
     def __init__(self, activity: Activity, since_s: float) -> None:
         self.activity, self.since_s = activity, since_s
 
 
 class SpanBook:
-    """All lanes of one role. Whoever calls holds a lock."""
+    """All lanes of one role. Callers hold a lock."""
 
     def __init__(self, activity: Activity, now_s: float) -> None:
         self._own, self._beside = Lane(), dict[str, Lane]()
@@ -101,27 +101,28 @@ class SpanBook:
         self._going_on: list[GoingOn] = []
 
     def turn_to(self, activity: Activity, now_s: float) -> None:
-        """The role's own activity from now on."""
+        """Set the role's own activity from `now_s` on."""
         if activity != self._now.activity:
             self._own.add(self._now.activity, self._now.since_s, now_s)
             self._now = GoingOn(activity, now_s)
 
     def begin(self, kind: str, now_s: float) -> GoingOn:
-        """Another thread, the only one that does such things, begins one; what is returned ends it."""
+        """Begin an activity of another thread, at most one per kind; the returned value is for `end`."""
         going = GoingOn(Activity(kind), now_s)
         self._beside.setdefault(kind, Lane())
         self._going_on.append(going)
         return going
 
     def end(self, going: GoingOn, now_s: float) -> None:
-        """That thread is done with it."""
+        """End an activity of another thread."""
         self._going_on = [other for other in self._going_on if other is not going]
         self._beside[going.activity.kind].add(going.activity, going.since_s, now_s)
 
     def take(self, now_s: float, most: int, *, is_last: bool = False) -> tuple[list[EndedSpan], list[EndedSpan]]:
-        """Own spans that are over and spans beside, at most so many together.
+        """Remove and return finished spans, those of the role and those of other threads, at most `most` together.
 
-        Of what has gone on for long the first part is over; at the last, that of everything.
+        A long activity is cut at `now_s`, and its first piece counts as finished. With `is_last` every activity is
+        cut.
         """
         for going in (self._now, *self._going_on):
             if is_last or now_s - going.since_s >= PIECE_S:

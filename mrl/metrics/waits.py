@@ -1,4 +1,4 @@
-"""Who waits for whom, from heartbeats, and whether some of them wait for each other in a circle."""
+"""Waits between roles, read from heartbeats, and circles of roles that wait for each other."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -6,15 +6,15 @@ from typing import NamedTuple
 from mrl.records.telemetry_messages import HeartbeatRecord
 
 STEADY_S = 5.0
-"""A wait shorter than this may end by what is on its way already."""
+"""A shorter wait does not count: a message on its way may end it."""
 FRESH_S = 5.0
-"""What was said longer ago tells what was."""
+"""An older heartbeat does not count."""
 
 
 def wait_cycle(edges: Iterable[tuple[str, str]]) -> list[str]:
-    """Names in a circle, each waiting for the next and the last for the first; empty when there is none.
+    """Names of a circle: each waits for the next, and the last for the first. Empty if there is no circle.
 
-    The same circle comes out the same, whatever the order of the edges (waiter, awaited).
+    The result does not depend on the order of the edges (waiter, awaited).
     """
     awaited: dict[str, list[str]] = {}
     for waiter, name in sorted(set(edges)):
@@ -37,7 +37,7 @@ def wait_cycle(edges: Iterable[tuple[str, str]]) -> list[str]:
 
 
 class Wait(NamedTuple):
-    """What a role waits for, since when, and when it last said so. An empty `whom`: it does not wait."""
+    """A wait of a role: its subject, its start, and the time of the last heartbeat. Without a wait `whom` is empty."""
 
     what: str
     whom: str
@@ -46,10 +46,10 @@ class Wait(NamedTuple):
 
 
 def wait_edges(waits: Mapping[str, Wait], now_unix_s: float) -> list[tuple[str, str]]:
-    """(waiter, awaited) of all roles that have waited for a while; `waits` are the newest by role.
+    """Edges (waiter, awaited) of all roles with a long wait; `waits` holds the newest wait of each role.
 
-    A name like "worker/qwen" stands for all of these: whoever waits for it waits for one of them, whichever, so it
-    counts only once all of them wait too.
+    A name like "worker/qwen" stands for all workers of the policy: a wait for it is a wait for any worker, and counts
+    only if all workers wait too.
     """
     waiting = {
         role
