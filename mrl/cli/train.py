@@ -78,7 +78,7 @@ def train(config: RunConfig, *, clean: bool, resume: bool, where: str, hosts: "S
 
 
 def _supervise(config: RunConfig, folder: RunFolder, plan: "Plan", console: Console) -> int:
-    from mrl.metrics.jsonl import read_metrics
+    from mrl.metrics.jsonl import read_metrics, set_damage_aside
     from mrl.processes.display import Display
     from mrl.processes.preparation.pair_cards import measured_beside
     from mrl.processes.supervisor import Supervisor, open_inbox
@@ -87,6 +87,8 @@ def _supervise(config: RunConfig, folder: RunFolder, plan: "Plan", console: Cons
     board = Board(config)
     inbox = open_inbox(folder, config.exchange.host, plan.processes)
     try:
+        if told := set_damage_aside(folder.metrics_jsonl):
+            print(f"mrl: {told}", flush=True)
         earlier = read_metrics(folder.metrics_jsonl)
         supervisor = Supervisor(config, folder, plan, inbox=inbox, display=Display(board, console))
         if earlier:
