@@ -25,6 +25,7 @@ from mrl.errors import WeightsError
 CHUNK_BYTES = 1024 * 1024
 MAX_HEADER_BYTES = 100 * 1024 * 1024
 ALIGNMENT_BYTES = 64
+MAX_REASON_CHARS = 200
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -208,10 +209,10 @@ def _entries(path: Path, file: BinaryIO) -> list[tuple[str, torch.dtype, list[in
             (name, TYPES[header[name]["dtype"]], list(map(int, header[name]["shape"])), end - begin)
             for begin, end, name in ranges
         ]
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise WeightsError(f"{path}: no safetensors header: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, struct.error) as error:
+        raise WeightsError(f"{path}: no safetensors header: {str(error)[:MAX_REASON_CHARS]}") from error
     for name, dtype, shape, num_bytes in entries:
-        if num_bytes != math.prod(shape) * dtype.itemsize:
+        if num_bytes < 0 or num_bytes != math.prod(shape) * dtype.itemsize:
             raise WeightsError(f"{path}: {name} has {num_bytes} bytes, which {dtype} {shape} does not need")
     if [begin for begin, _, _ in ranges] != [0, *(end for _, end, _ in ranges)][: len(ranges)]:
         raise WeightsError(f"{path}: its tensors do not lie one behind the other")
