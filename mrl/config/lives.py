@@ -43,7 +43,7 @@ class Lives:
         Raises RunFolderError when there were lives and nobody knows how many, OSError.
         """
         noted, counted = self._noted(), self._counted()
-        known = [epoch for epoch in (noted and noted.run_epoch, counted) if epoch is not None]
+        known = [epoch for epoch in (noted.run_epoch if noted else None, counted) if epoch is not None]
         if not known and self._has_lived():
             raise RunFolderError(
                 "the number of this policy's lives is gone or damaged",
