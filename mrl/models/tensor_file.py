@@ -78,7 +78,7 @@ def write_tensors(
     `about` goes into the header's metadata.
     """
     shapes = [shape_of(name, tensor) for name, tensor in tensors.items()]
-    file.write(header_of(shapes, about or {}))
+    _write_all(file, memoryview(header_of(shapes, about or {})))
     return {name: _write_one(file, _raw(tensor.detach().contiguous())) for name, tensor in tensors.items()}
 
 
@@ -163,9 +163,13 @@ def _write_one(file: BinaryIO, raw: memoryview) -> str:
     for start in range(0, len(raw), CHUNK_BYTES):
         chunk = raw[start : start + CHUNK_BYTES]
         hashing.update(chunk)
-        while chunk:
-            chunk = chunk[file.write(chunk) :]
+        _write_all(file, chunk)
     return hashing.hexdigest()
+
+
+def _write_all(file: BinaryIO, data: memoryview) -> None:
+    while data:  # an unbuffered file may take a part of it
+        data = data[file.write(data) :]
 
 
 class _Stored(NamedTuple):

@@ -23,7 +23,7 @@ from mrl.records.finish import FinishReason
 from mrl.records.tags import tags_of
 from mrl.records.version import Version
 
-ONE_IN = 120
+ONE_IN = 40
 """Calls of which one fails."""
 
 
@@ -64,8 +64,8 @@ def write_checkpoints(folder: Path, acknowledge: Callable[[int], object]) -> Non
     from mrl.weights.checkpoint_store import CheckpointStore
     from mrl.weights.tensor_pieces import held_piece
 
-    store = CheckpointStore(folder, "a")
-    for step in range(1, 21):
+    store = CheckpointStore(folder, "a", keep=8)
+    for step in range(1, 9):
         tensors = {f"w{n}": torch.full((64, 300), float(step + n)) for n in range(3)}
         store.write_pieces(step, {name: held_piece(one, 0) for name, one in tensors.items()}, rank=0, life=0)
         store.complete(step, msgspec.json.encode({"step": step}), life=0)

@@ -20,7 +20,7 @@ from mrl.weights.checkpoint_store import CheckpointStore
 from tests.support.faulty_writers import record
 
 SOURCE = Path(__file__).parents[1] / "support" / "faulty_disk.c"
-SEEDS = [(0, 20), pytest.param((1000, 200), marks=pytest.mark.thorough)]
+SEEDS = [(0, 30), pytest.param((1000, 200), marks=pytest.mark.thorough)]
 
 
 @pytest.fixture(scope="module")
@@ -83,5 +83,5 @@ def test_what_has_the_name_of_a_checkpoint_is_one(
             assert checkpoint.state == {"step": step}
             for n in range(3):
                 assert torch.equal(checkpoint.read(f"w{n}"), torch.full((64, 300), float(step + n))), (seed, step)
-    assert any(len(saved) < 20 for saved in told.values())
+    assert any(len(saved) < 8 for saved in told.values())
     assert sum(map(len, told.values())) > 50
