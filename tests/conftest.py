@@ -10,7 +10,7 @@ settings.register_profile("mrl", deadline=None)
 settings.load_profile("mrl")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny_model() -> Callable[..., object]:
     """A factory of real, randomly initialised transformers of about 50k parameters, the same for the same seed."""
 

@@ -50,11 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
         check_floors(config, where=where)
         jobs = render(config, arguments.config, request_of(arguments), arguments.overrides)
         show(jobs)
-        check_run_folder(config, clean=arguments.clean, resume=arguments.resume)
+        check_run_folder(config, **train.beginning(arguments))
         return submit(jobs) if arguments.submit else 0
     hosts = parse_hosts(arguments.hosts)
     if not arguments.dry_run:
-        return train.train(config, clean=arguments.clean, resume=arguments.resume, where=where, hosts=hosts)
+        return train.train(config, **train.beginning(arguments), where=where, hosts=hosts)
     from mrl.memory_plan.needs import MIB
     from mrl.memory_plan.run_memory import check_sleepers
     from mrl.processes.planning.devices import visible_gpus
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     remote = remote_words(config, hosts, os.environ, where=where)
     folder = run_folder_of(config).path
     plan = build_plan(config, folder, gpus=visible_gpus(os.environ), hosts=hosts, remote=remote)
-    check_run_folder(config, clean=arguments.clean, resume=arguments.resume)
+    check_run_folder(config, **train.beginning(arguments))
     preflight(config, where=where, first_host=plan.first_host)
     check_sleepers(config, plan, host_mib=host_memory_bytes() / MIB, where=where)
     print(f"run folder {folder}")
@@ -79,6 +79,9 @@ def check_options(arguments: argparse.Namespace) -> None:
     given = [f"--{name}" for name in only_slurm if getattr(arguments, name)]
     if given and not arguments.slurm:
         raise ConfigError(f"{given[0]} asks SLURM for something", where="mrl launch", cure="add --slurm")
+    if arguments.slurm and arguments.policy_from_start:
+        cure = "set them back first: `mrl train --resume --policy-from-start NAME` for a moment on one host"
+        raise ConfigError("--policy-from-start with --slurm: jobs that are requeued would begin anew", cure=cure)
     for first, second in (("heterogeneous", "separate"), ("submit", "dry_run")):
         if getattr(arguments, first) and getattr(arguments, second):
             names = f"--{first} and --{second.replace('_', '-')}"

@@ -1,20 +1,20 @@
-"""`mrl train CONFIG [--clean | --resume] [--key.path VALUE ...]`."""
+"""`mrl train CONFIG [--clean | --resume [--policy-from-start NAME]] [--key.path VALUE ...]`."""
 
 import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 
 from mrl.config.defaults import by_size
 from mrl.config.file_modes import limit_modes
 from mrl.config.load import load_config
-from mrl.config.run_folder import RunFolder, check_run_folder, create_run_folder, lock_run_folder, run_folder_of
+from mrl.config.run_folder import RunFolder, check_run_folder, create_run_folder, run_folder_of
 from mrl.config.schema import RunConfig
 from mrl.config.shipped_configs import config_file
 from mrl.errors import MRLError
@@ -42,15 +42,35 @@ def add_earlier(parser: argparse.ArgumentParser) -> None:
     earlier = parser.add_mutually_exclusive_group()
     earlier.add_argument("--clean", action="store_true", help="delete the earlier run of this name first")
     earlier.add_argument("--resume", action="store_true", help="continue the earlier run of this name")
+    parser.add_argument(
+        "--policy-from-start",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with --resume: this policy begins anew, its checkpoints are set aside",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train on this host."""
     config = load_config(arguments.config, arguments.overrides)
-    return train(config, clean=arguments.clean, resume=arguments.resume, where=str(arguments.config))
+    return train(config, **beginning(arguments), where=str(arguments.config))
 
 
-def train(config: RunConfig, *, clean: bool, resume: bool, where: str, hosts: "Sequence[Host]" = ()) -> int:
+def beginning(arguments: argparse.Namespace) -> dict[str, Any]:
+    """How the run begins, as `train` and `check_run_folder` take it."""
+    return {"clean": arguments.clean, "resume": arguments.resume, "from_start": arguments.policy_from_start}
+
+
+def train(
+    config: RunConfig,
+    *,
+    clean: bool,
+    resume: bool,
+    from_start: Collection[str] = (),
+    where: str,
+    hosts: "Sequence[Host]" = (),
+) -> int:
     """Check everything, make missing policies, then supervise the run to its end; returns the exit code."""
     from mrl.memory_plan.needs import MIB
     from mrl.memory_plan.run_memory import check_sleepers
@@ -67,7 +87,7 @@ def train(config: RunConfig, *, clean: bool, resume: bool, where: str, hosts: "S
     gpus = visible_gpus(os.environ)
     config = counting_gpus(config, hosts, len(gpus))
     plan = build_plan(config, run_folder_of(config).path, gpus=gpus, hosts=hosts, remote=remote)
-    check_run_folder(config, clean=clean, resume=resume)
+    check_run_folder(config, clean=clean, resume=resume, from_start=from_start)
     preflight(config, where=where, first_host=plan.first_host)
     check_sleepers(config, plan, host_mib=host_memory_bytes() / MIB, where=where)
     console = Console(width=None if sys.stdout.isatty() else 120)
@@ -75,8 +95,7 @@ def train(config: RunConfig, *, clean: bool, resume: bool, where: str, hosts: "S
     config = by_size(config, weights_bytes(config)).config
     with ExitStack() as closing:
         closing.callback(os.umask, limit_modes(config))
-        folder = create_run_folder(config, clean=clean, resume=resume)
-        closing.callback(lock_run_folder(folder))
+        folder = create_run_folder(config, clean=clean, resume=resume, from_start=from_start, closing=closing)
         os.environ.update(host_environment(hosts[0]) if hosts else {})
         plan = build_plan(config, folder.path, gpus=gpus, hosts=hosts, remote=remote)
         print("\n".join(shared_gpus(plan)), end="\n" * any(shared_gpus(plan)))
@@ -85,7 +104,7 @@ def train(config: RunConfig, *, clean: bool, resume: bool, where: str, hosts: "S
 
 
 def _supervise(config: RunConfig, folder: RunFolder, plan: "Plan", console: Console) -> int:
-    from mrl.metrics.jsonl import read_metrics
+    from mrl.metrics.jsonl import read_metrics, set_damage_aside
     from mrl.processes.display import Display
     from mrl.processes.preparation.pair_cards import measured_beside
     from mrl.processes.supervisor import Supervisor, open_inbox
@@ -94,6 +113,8 @@ def _supervise(config: RunConfig, folder: RunFolder, plan: "Plan", console: Cons
     board = Board(config)
     inbox = open_inbox(folder, config.exchange.host, plan.processes)
     try:
+        if told := set_damage_aside(folder.metrics_jsonl):
+            print(f"mrl: {told}", flush=True)
         earlier = read_metrics(folder.metrics_jsonl)
         supervisor = Supervisor(config, folder, plan, inbox=inbox, display=Display(board, console))
         if earlier:

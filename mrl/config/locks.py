@@ -1,6 +1,7 @@
 """Locks on files, which the kernel drops when their holder dies; and file systems that take none."""
 
 import fcntl
+import os
 from pathlib import Path
 
 from mrl.errors import RunFolderError
@@ -22,4 +23,49 @@ def try_lock(file: int, where: Path, *, is_shared: bool = False) -> bool:
             wanted="flock, without which nobody can tell whether a run is going on there",
             cure="--run.folder on another one; or have it mounted with locks: Lustre with flock, NFS without nolock",
         ) from None
+    return True
+
+
+def lock_folder(folder: Path, name: str) -> list[int] | None:
+    """Lock a folder by its file `name`, until the returned descriptors are closed; None where somebody else holds it.
+
+    The folder itself is locked too where its file system can do that: then deleting the file lets nobody else in.
+    The file's content is the holder's process id. Raises OSError, and RunFolderError where there are no locks.
+    """
+    held: list[int] = []
+    try:
+        held.append(os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        held.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        if try_lock(held[0], folder) and _try_lock_itself(held[1]) and is_still(held[0], folder / name):
+            os.ftruncate(held[0], 0)
+            os.pwrite(held[0], f"{os.getpid()}\n".encode(), 0)
+            return held
+    except BaseException:
+        unlock(held)
+        raise
+    unlock(held)
+    return None
+
+
+def unlock(held: list[int]) -> None:
+    """Let go of what `lock_folder` gave."""
+    while held:
+        os.close(held.pop())
+
+
+def is_still(file: int, path: Path) -> bool:
+    """Whether an open file is the one that is found under a name, and not one that was deleted or replaced."""
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _try_lock_itself(folder: int) -> bool:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system that locks no folders, such as NFS: the file has to do
+        return True
     return True

@@ -48,6 +48,20 @@ def check_steps_left(saved: Mapping[str, Collection[int]], config: RunConfig, *,
             )
 
 
+def check_from_start(names: Collection[str], config: RunConfig, *, resume: bool, where: str) -> None:
+    """Raises RunFolderError unless these policies can begin anew in a run that is resumed."""
+    option = "--policy-from-start"
+    unknown = [name for name in names if name not in config.learning]
+    if names and not resume:
+        raise RunFolderError(f"{option} is for a run that goes on", where=where, cure="add --resume")
+    if unknown:
+        wanted = ", ".join(config.learning)
+        raise RunFolderError(f"{option}: no policy that learns", where=where, got=unknown[0], wanted=wanted)
+    if names and config.run.sync and set(names) != set(config.learning):
+        cure = f"name all: {', '.join(config.learning)}"
+        raise RunFolderError(f"{option}: policies step together in this run (run.sync)", where=where, cure=cure)
+
+
 def _meaning(config: RunConfig) -> dict[str, Any]:
     tables = config.model_dump(mode="json")
     return {

@@ -1,23 +1,26 @@
 """The folder of one run: where everything lies, and the rules for making, clearing and continuing it.
 
 `<run.folder>/<run.name>/` holds config.json (resolved), metrics.jsonl, timeline.jsonl, units.jsonl, logs/attempt_N,
-rollouts, residuals, pair_cards, checkpoints, weights, evaluation, exchange, endpoints, keys, requests, crash,
+rollouts, residuals, pair_cards, checkpoints, lives, weights, evaluation, exchange, endpoints, keys, requests, crash,
 report.html. What only processes of one host share lies in that host's local folder. A run folder appears whole or not
 at all. It is never overwritten without `clean`, never continued without `resume`, and never touched while a supervisor
 lives in it.
 """
 
+import errno
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mrl.config.file_modes import check_writers, folder_mode
-from mrl.config.locks import try_lock
-from mrl.config.resume import check_same_meaning, check_steps_left
+from mrl.config.lives import Lives
+from mrl.config.locks import lock_folder, try_lock, unlock
+from mrl.config.resume import check_from_start, check_same_meaning, check_steps_left
 from mrl.config.schema import RunConfig
 from mrl.errors import RunFolderError
 from mrl.files import replace_file
@@ -124,46 +127,72 @@ class RunFolder:
         """Checkpoints of one policy, step_N below it."""
         return self.path / "checkpoints" / policy
 
+    def lives(self, policy: str) -> Lives:
+        """How often the learner of one policy lived; noted in lives/<policy>.json and beside its checkpoints."""
+        file = self.path / "lives" / f"{policy}.json"
+        return Lives(policy, file=file, checkpoints=self.checkpoints(policy), weights=self.weights(policy))
+
 
 def run_folder_of(config: RunConfig) -> RunFolder:
     """Where the run of `config` lives."""
     return RunFolder((Path(config.run.folder) / config.run.name).resolve())
 
 
-def create_run_folder(config: RunConfig, *, clean: bool = False, resume: bool = False) -> RunFolder:
+def create_run_folder(
+    config: RunConfig,
+    *,
+    clean: bool = False,
+    resume: bool = False,
+    from_start: Collection[str] = (),
+    closing: ExitStack | None = None,
+) -> RunFolder:
     """Make the folder of a new run, or open it again with `resume`; `clean` deletes the earlier run first.
 
+    The policies `from_start` of a run that is resumed begin anew. The folder is locked before anything in it changes,
+    and stays so until `closing` is closed, if there is one.
     Raises RunFolderError, with nothing half-written, when the folder exists (or, with `resume`, does not), is no run of
     mrl, is in use, cannot be written, or has too little free disk.
     """
     folder = run_folder_of(config)
-    check_run_folder(config, clean=clean, resume=resume)
-    if resume:
-        folder.path.chmod(folder_mode(config))
-        write_json(folder.config_json, dump_config(config))
-        return folder
-    try:
-        _make(folder.path, dump_config(config), replace=clean, mode=folder_mode(config))
-    except OSError as error:
-        raise RunFolderError(
-            f"cannot be written ({error.strerror})", where=str(folder.path), cure="choose another --run.folder"
-        ) from error
+    check_run_folder(config, clean=clean, resume=resume, from_start=from_start)
+    with ExitStack() as own:
+        try:
+            if resume:
+                own.callback(lock_run_folder(folder))
+                _check_resumed(folder, config, from_start)
+                folder.path.chmod(folder_mode(config))
+                write_json(folder.config_json, dump_config(config))
+                for policy in from_start:
+                    folder.lives(policy).start_over()
+            else:
+                _make(folder.path, dump_config(config), own, replace=clean, mode=folder_mode(config))
+        except OSError as error:
+            raise RunFolderError(
+                f"cannot be written ({error.strerror})", where=str(folder.path), cure="choose another --run.folder"
+            ) from error
+        if closing is not None:
+            closing.enter_context(own.pop_all())
     return folder
 
 
-def check_run_folder(config: RunConfig, *, clean: bool = False, resume: bool = False) -> None:
+def check_run_folder(
+    config: RunConfig, *, clean: bool = False, resume: bool = False, from_start: Collection[str] = ()
+) -> None:
     """Everything that `create_run_folder` refuses, without touching the disk."""
-    path = run_folder_of(config).path
-    where = str(path)
+    folder = run_folder_of(config)
+    path, where = folder.path, str(folder.path)
     if clean and resume:
         raise RunFolderError("--clean and --resume exclude each other", where=where, cure="give one of them")
+    check_from_start(from_start, config, resume=resume, where=where)
     if os.path.exists(path) and not path.is_dir():
         raise RunFolderError("is a file", where=where, wanted="a folder", cure="choose another --run.name")
     filled = os.path.isdir(path) and any(path.iterdir())
     if resume and not filled:
         raise RunFolderError("there is no run to resume", where=where, cure="leave out --resume")
     if filled:
-        _check_filled(path, config, clean=clean, resume=resume)
+        _check_filled(path, clean=clean, resume=resume)
+    if resume:
+        _check_resumed(folder, config, from_start)
     _check_disk(path, config.run.min_free_mib)
 
 
@@ -213,16 +242,10 @@ def lock_run_folder(folder: RunFolder) -> Callable[[], None]:
 
     Raises RunFolderError when another supervisor lives in it, or its file system takes no locks.
     """
-    file = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        if not try_lock(file, folder.path):
-            raise _in_use(folder.path, _holder(file))
-    except BaseException:
-        os.close(file)
-        raise
-    os.ftruncate(file, 0)
-    os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
-    return lambda: os.close(file)
+    held = lock_folder(folder.path, folder.lock.name)
+    if held is None:
+        raise _in_use(folder.path, supervisor_of(folder.path) or "unknown")
+    return lambda: unlock(held)
 
 
 def supervisor_of(path: Path) -> str | None:
@@ -254,7 +277,7 @@ def write_json(path: Path, value: object) -> None:
     replace_file(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
-def _check_filled(path: Path, config: RunConfig, *, clean: bool, resume: bool) -> None:
+def _check_filled(path: Path, *, clean: bool, resume: bool) -> None:
     where = str(path)
     if not _is_run(path):
         raise RunFolderError(
@@ -266,11 +289,19 @@ def _check_filled(path: Path, config: RunConfig, *, clean: bool, resume: bool) -
         raise RunFolderError(
             "the run exists", where=where, cure="--resume continues it, --clean deletes it, --run.name names another"
         )
-    _check_unused(path)
-    if resume:
-        check_writers(path)
-        check_same_meaning(read_run_config(path), config, where=where)
-        check_steps_left({name: _saved_steps(path, name) for name in config.learning}, config, where=where)
+    holder = supervisor_of(path)
+    if holder is not None:
+        raise _in_use(path, holder)
+
+
+def _check_resumed(folder: RunFolder, config: RunConfig, from_start: Collection[str]) -> None:
+    where = str(folder.path)
+    check_writers(folder.path)
+    check_same_meaning(read_run_config(folder.path), config, where=where)
+    saved = {name: _saved_steps(folder.path, name) for name in config.learning if name not in from_start}
+    for name, steps in saved.items():
+        folder.lives(name).check_not_lost(steps)
+    check_steps_left(saved, config, where=where)
 
 
 def _saved_steps(path: Path, policy: str) -> set[int]:
@@ -285,12 +316,6 @@ def _is_run(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(tables, dict) and {"run", "policies", "tasks"} <= set(tables)
-
-
-def _check_unused(path: Path) -> None:
-    holder = supervisor_of(path)
-    if holder is not None:
-        raise _in_use(path, holder)
 
 
 def _in_use(path: Path, holder: str) -> RunFolderError:
@@ -325,32 +350,44 @@ def _check_disk(path: Path, min_free_mib: int) -> None:
         )
 
 
-def _make(path: Path, config: dict[str, Any], *, replace: bool, mode: int) -> None:
-    """Build the folder under a temporary name and rename it, so that it appears whole or not at all.
+def _make(path: Path, config: dict[str, Any], own: ExitStack, *, replace: bool, mode: int) -> None:
+    """Build the folder under a temporary name and rename it, so that it appears whole, and locked, or not at all.
 
-    With `replace`, an earlier run is renamed out of the way only once the new folder is complete, then deleted.
+    With `replace`, an earlier run is locked, renamed out of the way only once the new folder is complete, then deleted.
     """
     made = [parent for parent in path.parents if not os.path.exists(parent)]
     building = path.parent / f".{path.name}.new-{os.getpid()}"
     doomed = path.parent / f".{path.name}.old-{os.getpid()}"
-    try:
-        building.mkdir(parents=True)
-        building.chmod(mode)
-        for name in SUBFOLDERS:
-            (building / name).mkdir(parents=True)
-        (building / "keys").chmod(0o700)
-        write_json(building / "config.json", config)
-        lock_run_folder(RunFolder(building))()  # it takes locks, or nothing is left of it
+    with ExitStack() as earlier:
         if replace and path.exists():
-            path.rename(doomed)
+            earlier.callback(lock_run_folder(RunFolder(path)))
+        try:
+            building.mkdir(parents=True)
+            building.chmod(mode)
+            for name in SUBFOLDERS:
+                (building / name).mkdir(parents=True)
+            (building / "keys").chmod(0o700)
+            write_json(building / "config.json", config)
+            own.callback(lock_run_folder(RunFolder(building)))
+            if replace and path.exists():
+                path.rename(doomed)
+            _put_in_place(building, path)
+        except BaseException:
+            shutil.rmtree(building, ignore_errors=True)
+            if replace and doomed.exists() and not path.exists():
+                doomed.rename(path)
+            for parent in made:
+                if os.path.isdir(parent) and not any(parent.iterdir()):
+                    parent.rmdir()
+            raise
+        if doomed.exists():
+            shutil.rmtree(doomed)
+
+
+def _put_in_place(building: Path, path: Path) -> None:
+    try:
         building.rename(path)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        if replace and doomed.exists() and not path.exists():
-            doomed.rename(path)
-        for parent in made:
-            if os.path.isdir(parent) and not any(parent.iterdir()):
-                parent.rmdir()
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and _is_run(path):  # it was begun in this moment
+            raise _in_use(path, supervisor_of(path) or "unknown") from None
         raise
-    if doomed.exists():
-        shutil.rmtree(doomed)

@@ -4,19 +4,23 @@ Schema (`docs/exchange.md` shows how to read it). Records are kept as their sour
 `number` is the order in which they came. A row goes when its record is held no longer; `removed` says why of the
 newest 32,768 of these, and `counts` adds up everything that was ever stored, refused and removed.
 
+A file that is damaged is set aside under another name, and a new one takes its place; a write-ahead log that is merely
+torn at its end is no damage. A file that was deleted or replaced under its daemon acknowledges nothing more.
+
 A transaction is on the disk when it is committed (`synced`), or in the kernel's hands (`written`); SQLite replays its
 write-ahead log when the file is opened. Writers write over nothing that readers may see: the file can be read by others
 at any time.
 """
 
-import fcntl
 import os
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from mrl.config.locks import is_still, lock_folder, unlock
 from mrl.errors import DiskBroken, RunFolderError
 from mrl.exchange.contents import Contents
 from mrl.exchange.limits import Durability, Limits
@@ -47,6 +51,9 @@ DISK_FULL, LOCKED = "disk_full", "locked"
 # SQLite tells a full disk from other errors of a write only by ENOSPC, and so not a quota or a limit of the process.
 _NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
 _NOT_ALONE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+CHECK_S = 20.0
+"""How long the check of the file at its opening may take; what it did not come to is found when it is read."""
+HELD = "SELECT sum(CASE what WHEN 'stored' THEN records WHEN 'removed' THEN -records ELSE 0 END) FROM counts"
 DAMAGED_CURE = "move the file aside, or restore it; the run goes on without what it held"
 
 SCHEMA = """
@@ -101,19 +108,32 @@ class Store:
     """The file, opened for writing by one daemon. Used by one thread at a time."""
 
     def __init__(self, folder: Path, limits: Limits) -> None:
-        """Open the file of the folder, or make it. Raises RunFolderError when that cannot be done, or it is damaged."""
+        """Open the file of the folder, or make it; a damaged one is set aside. Raises RunFolderError."""
         self.path = folder / FILE
         self.num_unreadable = 0
         """Rows that held no record, and were left out."""
+        self.set_aside: Path | None = None
+        """Where the damaged file lies that was found at the opening."""
+        self.damage = ""
+        self.num_lost: int | None = None
+        """Records that it held by its own account; None where that is damaged too."""
+        self._durability = limits.durability
         self._remembered_ids = limits.remembered_ids
         self._wal_bytes = MAX_WAL_BYTES  # nobody knows what an earlier daemon left
+        self._file = -1
         self._lock = _locked(folder)
         try:
-            self._connection = _opened(self.path, limits.durability)
-            self._last_place = self._number("SELECT max(place) FROM removed")
+            try:
+                self._open()
+                _check(self._connection)
+            except sqlite3.DatabaseError as error:
+                self._begin_anew(error)
         except sqlite3.Error as error:
-            os.close(self._lock)
+            self._let_go()
             raise damaged(self.path, error) from error
+        except RunFolderError:
+            self._let_go()
+            raise
 
     @property
     def file_bytes(self) -> int:
@@ -121,25 +141,32 @@ class Store:
         return sum(map(_length, (self.path, self.path.with_name(f"{FILE}-wal"))))
 
     def contents(self) -> Contents:
-        """Everything that is in it. Raises RunFolderError when it is damaged."""
+        """Everything that is in it; of a file that turns out to be damaged nothing. Raises RunFolderError."""
         try:
-            last_number = max(
-                self._number("SELECT max(number) FROM records"), self._number("SELECT max(number) FROM removed")
-            )
-            removed = "SELECT record_id FROM removed ORDER BY place"
-            versions = "SELECT policy, run_epoch, step, resumed FROM versions ORDER BY policy, run_epoch, resumed DESC"
-            return Contents(
-                entries=list(self._entries()),
-                announcements=[
-                    Announce(client="store", policy=policy, version=Version(epoch, step), resumed=bool(resumed))
-                    for policy, epoch, step, resumed in self._rows(versions)
-                ],
-                removed_ids=[record_id for (record_id,) in self._rows(removed)],
-                counts={(policy, what, reason): n for policy, what, reason, n in self._rows("SELECT * FROM counts")},
-                last_number=last_number,
-            )
+            try:
+                return self._contents()
+            except sqlite3.DatabaseError as error:
+                self._begin_anew(error)
+                return self._contents()
         except sqlite3.Error as error:
             raise damaged(self.path, error) from error
+
+    def _contents(self) -> Contents:
+        last_number = max(
+            self._number("SELECT max(number) FROM records"), self._number("SELECT max(number) FROM removed")
+        )
+        removed = "SELECT record_id FROM removed ORDER BY place"
+        versions = "SELECT policy, run_epoch, step, resumed FROM versions ORDER BY policy, run_epoch, resumed DESC"
+        return Contents(
+            entries=list(self._entries()),
+            announcements=[
+                Announce(client="store", policy=policy, version=Version(epoch, step), resumed=bool(resumed))
+                for policy, epoch, step, resumed in self._rows(versions)
+            ],
+            removed_ids=[record_id for (record_id,) in self._rows(removed)],
+            counts={(policy, what, reason): n for policy, what, reason, n in self._rows("SELECT * FROM counts")},
+            last_number=last_number,
+        )
 
     def commit(self, transaction: Transaction) -> str:
         """Do a transaction. Returns why it was not done, and then nothing of it was; "" when it was.
@@ -162,6 +189,7 @@ class Store:
             self._wal_bytes += (num_pages + len(TABLES)) * PAGE_BYTES
         except sqlite3.Error as error:
             return self._failure(error)
+        self._check_there()
         return ""
 
     def checkpoint(self, *, is_idle: bool) -> None:
@@ -176,12 +204,46 @@ class Store:
 
     def close(self) -> None:
         """Copy everything to its place, and let go of the file."""
-        if self._lock < 0:
-            return
-        with suppress(sqlite3.Error):  # what is committed is in the write-ahead log, which stays then
+        if self._lock:
+            self._let_go()
+
+    def _open(self) -> None:
+        self._connection = _connected(self.path)
+        _prepare(self._connection, self.path, self._durability)
+        self._last_place = self._number("SELECT max(place) FROM removed")
+        self._file = os.open(self.path, os.O_PATH | os.O_CLOEXEC)
+
+    def _begin_anew(self, error: sqlite3.DatabaseError) -> None:
+        """Set a damaged file aside and make a new one; any other error is raised again."""
+        if isinstance(error, sqlite3.OperationalError):
+            raise error
+        with suppress(sqlite3.Error, AttributeError):
+            self.num_lost = self._number(HELD)
+        self._close_file()
+        self.damage = " ".join(str(error).split())
+        self.set_aside = _free_name(self.path)
+        for suffix in ("-wal", "-shm", ""):
+            with suppress(FileNotFoundError):
+                Path(f"{self.path}{suffix}").rename(f"{self.set_aside}{suffix}")
+        self._open()
+
+    def _check_there(self) -> None:
+        """Raises DiskBroken where what was just written lies in files that nobody will find again."""
+        folder = self.path.parent
+        has_all = is_still(self._file, self.path) and (folder / f"{FILE}-wal").exists()
+        if not has_all or not is_still(self._lock[0], folder / LOCK):
+            raise DiskBroken(f"{self.path}: the file or its lock was deleted or replaced while it was written")
+
+    def _close_file(self) -> None:
+        with suppress(sqlite3.Error, AttributeError):  # what is committed is in the write-ahead log, which stays then
             self._connection.close()
-        os.close(self._lock)
-        self._lock = -1
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _let_go(self) -> None:
+        self._close_file()
+        unlock(self._lock)
 
     def _insert(self, table: str, num_columns: int, rows: Iterable[Sequence[Any]]) -> None:
         """Many rows in few statements."""
@@ -232,8 +294,12 @@ class Store:
         return int(number or 0)
 
 
-def _opened(path: Path, durability: Durability) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=LOCKED_S, isolation_level=None, check_same_thread=False)
+def _connected(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=LOCKED_S, isolation_level=None, check_same_thread=False)
+
+
+def _prepare(connection: sqlite3.Connection, path: Path, durability: Durability) -> None:
+    """Settings and schema."""
     settings = {
         "page_size": PAGE_BYTES,
         "journal_mode": "WAL",
@@ -252,7 +318,6 @@ def _opened(path: Path, durability: Durability) -> sqlite3.Connection:
             f"BEGIN; {SCHEMA} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
         )
     elif version != SCHEMA_VERSION:
-        connection.close()
         raise RunFolderError(
             "the exchange's file has another schema",
             where=str(path),
@@ -260,24 +325,45 @@ def _opened(path: Path, durability: Durability) -> sqlite3.Connection:
             wanted=str(SCHEMA_VERSION),
             cure="go on with the version of mrl that made it, or move the file aside",
         )
-    return connection
 
 
-def _locked(folder: Path) -> int:
-    """The lock of the folder. Raises RunFolderError where another daemon has it."""
+def _check(connection: sqlite3.Connection) -> None:
+    """Look whether the file is sound, within a bound. Raises DatabaseError when it is not."""
+    until_s = time.monotonic() + CHECK_S
+    connection.set_progress_handler(lambda: time.monotonic() > until_s, 10_000)
+    try:
+        found = [line for (line,) in connection.execute("PRAGMA quick_check(50)")]
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+            raise
+        found = []
+    finally:
+        connection.set_progress_handler(None, 0)
+    # SQLite 3.40 says so of sound tables without row ids; those are read whole anyway.
+    bad = [line for line in found if line != "ok" and not line.startswith("NULL value in ")]
+    if bad:
+        raise sqlite3.DatabaseError(bad[0])
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    return aside
+
+
+def _locked(folder: Path) -> list[int]:
+    """What holds the lock of the folder. Raises RunFolderError where another daemon has it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        held = lock_folder(folder, LOCK)
     except OSError as error:
         raise RunFolderError(f"cannot use the exchange's folder ({error.strerror})", where=str(folder)) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
+    if held is None:
         raise RunFolderError(
             "another exchange daemon has this file open", where=str(folder / FILE), cure="end it first"
-        ) from error
-    return descriptor
+        )
+    return held
 
 
 def _row(entry: Entry) -> tuple[Any, ...]:

@@ -216,7 +216,7 @@ class Intake:
         self._server.close()
 
     def turn(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` for messages, answer them, and do what the time asks for: the link's thread alone."""
+        """Wait at most `timeout_s` for messages, answer them, do what is due: called by the link's thread alone."""
         for client, body, _grant in self._server.receive(timeout_s):
             try:
                 message = decode(body, worker_message_decoder)

@@ -18,7 +18,6 @@ import structlog
 from torch import nn
 
 from mrl.errors import RoleFailed
-from mrl.files import replace_file
 from mrl.learner.batches import BatchMaker, PreparedStep
 from mrl.learner.evaluations import Evaluations
 from mrl.learner.gather import PeerSource
@@ -344,15 +343,6 @@ class Learner:
             "skipped": self._skipped,
             "alarms": self._alarms,
         }
-
-
-def next_run_epoch(folder: Path) -> int:
-    """Count a new life of this policy's learner, durably, so that no version is ever used twice."""
-    folder.mkdir(parents=True, exist_ok=True)
-    counter = folder / "run_epoch"
-    epoch = int(counter.read_text()) + 1 if counter.exists() else 0
-    replace_file(counter, str(epoch).encode())
-    return epoch
 
 
 def _due(step: int, every: int) -> bool:

@@ -1,21 +1,32 @@
 """`metrics.jsonl` and `rollouts/step_N/<policy>.jsonl`: one JSON object per line, one writer.
 
-A line is written with one system call. A tail that a killed writer left torn is cut off before anything is appended, so
-only the last line of a file can ever be torn, and readers skip it. Values that are no finite number are stored as null,
-which keeps every line valid JSON, and read back as NaN.
+A line is written with one system call. A tail that a killed writer or a power cut left torn or full of zeros is cut
+off before anything is appended, and readers skip it. Any other line that holds no object is damage: readers leave it
+out and say so, and the next attempt sets it aside. Values that are no finite number are stored as null, which keeps
+every line valid JSON, and read back as NaN.
 """
 
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mrl.errors import RecordError, RunFolderError
+from mrl.errors import RecordError
+from mrl.files import replace_file
 from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, SampleRecord
 
 HEARTBEAT_EVERY_S = 30.0
+DAMAGED = ".damaged"
+"""Ends the name of the file beside that holds what was set aside."""
+
+OnDamage = Callable[[str], object]
+"""Is told, once a file, that lines were left out, and which was the first."""
+
+
+def keep_silent(_what: str) -> None:
+    """For who does not tell of damaged lines."""
 
 
 class MetricsWriter:
@@ -75,24 +86,46 @@ class SampleWriter:
         return path
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path, on_damage: OnDamage = keep_silent) -> list[dict[str, Any]]:
     """All lines of a metrics file, in order; numbers that were not finite are NaN.
 
-    A file that does not exist is empty, and a torn last line is left out. Raises RunFolderError, naming the line, for
-    anything else that is no line of metrics.
+    A file that does not exist is empty. A torn last line and damaged lines are left out.
     """
-    lines = _read_lines(path)
+    lines = _read_lines(path, on_damage)
     for line in lines:
         if isinstance(line.get("values"), dict):
             line["values"] = {name: math.nan if value is None else value for name, value in line["values"].items()}
     return lines
 
 
-def read_samples(rollouts: Path) -> list[dict[str, Any]]:
+def read_samples(rollouts: Path, on_damage: OnDamage = keep_silent) -> list[dict[str, Any]]:
     """All samples under a `rollouts` folder, ordered by step, then policy, then time of writing."""
     paths = [path for path in rollouts.glob("step_*/*.jsonl") if path.parent.name.removeprefix("step_").isdecimal()]
     paths.sort(key=lambda path: (int(path.parent.name.removeprefix("step_")), path.name))
-    return [line for path in paths for line in _read_lines(path)]
+    return [line for path in paths for line in _read_lines(path, on_damage)]
+
+
+def set_damage_aside(path: Path) -> str:
+    """Move damaged lines into a file beside, and cut off a torn end; says what was done, "" when all was well.
+
+    Raises OSError.
+    """
+    if not path.exists():
+        return ""
+    *rows, torn = path.read_bytes().split(b"\n")
+    bad = [row for row in rows if parse_line(row) is None]
+    told = []
+    if bad:
+        aside = path.with_name(path.name + DAMAGED)
+        with aside.open("ab") as file:
+            file.write(b"".join(row + b"\n" for row in bad))
+        told.append(f"{len(bad)} damaged line{'s' * (len(bad) > 1)} set aside in {aside.name}")
+    if torn:
+        what = "of zeros" if not torn.strip(b"\0") else "of a torn line"
+        told.append(f"{len(torn)} bytes {what} cut off its end")
+    if told:
+        replace_file(path, b"".join(row + b"\n" for row in rows if parse_line(row) is not None))
+    return f"{path}: {', '.join(told)}" if told else ""
 
 
 def file_of(folder: Path, policy: str) -> Path:
@@ -116,15 +149,15 @@ def parse_line(row: bytes) -> dict[str, Any] | None:
     """The object on a line; None when it holds none."""
     try:
         line = json.loads(row)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return line if isinstance(line, dict) else None
 
 
-def damaged_line(path: Path, number: int, row: bytes) -> RunFolderError:
-    """What to raise for line `number` of a file, which holds no object."""
-    cure = "delete this line; every other line is independent of it"
-    return RunFolderError("not a JSON object", where=f"{path}:{number}", got=row[:60], cure=cure)
+def damaged_lines(path: Path, number: int, count: int) -> str:
+    """What to tell of `count` lines of a file that hold nothing to read; the first has this number."""
+    lines = "1 damaged line is" if count == 1 else f"{count} damaged lines are"
+    return f"{path}:{number}: {lines} left out, this {'one' if count == 1 else 'first'}"
 
 
 def _open_for_append(path: Path) -> int:
@@ -157,14 +190,11 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
+def _read_lines(path: Path, on_damage: OnDamage) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     whole = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is torn or empty
-    lines = []
-    for number, row in enumerate(whole, start=1):
-        line = parse_line(row)
-        if line is None:
-            raise damaged_line(path, number, row)
-        lines.append(line)
-    return lines
+    lines = [parse_line(row) for row in whole]
+    if None in lines:
+        on_damage(damaged_lines(path, lines.index(None) + 1, lines.count(None)))
+    return [line for line in lines if line is not None]

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from mrl.files import replace_file
-from mrl.metrics.jsonl import append_lines, damaged_line, file_of, parse_line
+from mrl.metrics.jsonl import OnDamage, append_lines, damaged_lines, file_of, keep_silent, parse_line
 from mrl.records.telemetry_messages import ResidualsRecord
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -62,14 +62,14 @@ def residual_files(residuals: Path) -> dict[str, Path]:
     return {path.stem: path for path in sorted(residuals.glob("*.jsonl"))}
 
 
-def standing_lines(path: Path) -> Iterator[dict[str, Any]]:
+def standing_lines(path: Path, on_damage: OnDamage = keep_silent) -> Iterator[dict[str, Any]]:
     """The lines of one file from the last to the first, without those of steps that a resume took back.
 
     Read from the end a step never rises: a line stands while its step is the lowest so far. Memory does not grow with
-    the file. A torn last line is left out. Raises RunFolderError, naming the line, for what is no line.
+    the file. A torn last line and damaged lines are left out.
     """
     lowest, current, stands = math.inf, None, False
-    for line in _lines_from_end(path):
+    for line in _lines_from_end(path, on_damage):
         step = line.get("step")
         if not isinstance(step, int):
             continue
@@ -86,13 +86,17 @@ def _thin(path: Path, every: int) -> None:
     replace_file(path, b"".join([b'{"every_steps":%d}\n' % every, *kept]))
 
 
-def _lines_from_end(path: Path) -> Iterator[dict[str, Any]]:
+def _lines_from_end(path: Path, on_damage: OnDamage) -> Iterator[dict[str, Any]]:
+    first_bad = num_bad = 0
     with path.open("rb") as file:
         for start, row in _rows_from_end(file):
             line = parse_line(row)
             if line is None:
-                raise damaged_line(path, _newlines_before(file, start) + 1, row)
-            yield line
+                first_bad, num_bad = start, num_bad + 1
+            else:
+                yield line
+        if num_bad:
+            on_damage(damaged_lines(path, _newlines_before(file, first_bad) + 1, num_bad))
 
 
 def _rows_from_end(file: BinaryIO) -> Iterator[tuple[int, bytes]]:

@@ -190,6 +190,7 @@ class Telemetry:
             whom=wait.whom[:MAX_LABEL_CHARS],
             for_s=max(0.0, self._monotonic() - wait.since_s),
             bound_s=wait.bound_s,
+            monotonic_s=self._monotonic(),
         )
 
     def _turn(self) -> None:

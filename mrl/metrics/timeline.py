@@ -12,9 +12,8 @@ from typing import Any
 
 import msgspec
 
-from mrl.errors import RunFolderError
 from mrl.files import replace_file
-from mrl.metrics.jsonl import append_lines
+from mrl.metrics.jsonl import OnDamage, append_lines, damaged_lines, keep_silent
 from mrl.records.telemetry_messages import Span, SpansRecord
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -84,28 +83,28 @@ def every_minutes(path: Path) -> int:
     return int(found[1]) if found else 1
 
 
-def read_timeline(path: Path) -> Iterator[FiledSpan]:
+def read_timeline(path: Path, on_damage: OnDamage = keep_silent) -> Iterator[FiledSpan]:
     """All spans, in the order in which they came; none of a file that does not exist.
 
-    Memory does not grow with the file. A torn last line is left out. Raises RunFolderError, naming the line, for
-    anything else that is no span.
+    Memory does not grow with the file. A torn last line, and lines that are no span, are left out.
     """
     if not path.exists():
         return
+    first_bad = num_bad = 0
     with path.open("rb") as file:
         for number, row in enumerate(file, start=1):
             if not row.endswith(b"\n"):
-                return
-            if number > 1 or not EVERY_MINUTES.match(row):
-                yield _span(path, number, row)
-
-
-def _span(path: Path, number: int, row: bytes) -> FiledSpan:
-    try:
-        return _line_decoder.decode(row)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        cure = "delete this line; every other line is independent of it"
-        raise RunFolderError(f"not a span ({error})", where=f"{path}:{number}", got=row[:60], cure=cure) from None
+                break
+            if number == 1 and EVERY_MINUTES.match(row):
+                continue
+            try:
+                span = _line_decoder.decode(row)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                first_bad, num_bad = first_bad or number, num_bad + 1
+                continue
+            yield span
+    if num_bad:
+        on_damage(damaged_lines(path, first_bad, num_bad))
 
 
 def _line(role: str, span: Span) -> dict[str, Any]:

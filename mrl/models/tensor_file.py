@@ -25,6 +25,7 @@ from mrl.errors import WeightsError
 CHUNK_BYTES = 1024 * 1024
 MAX_HEADER_BYTES = 100 * 1024 * 1024
 ALIGNMENT_BYTES = 64
+MAX_REASON_CHARS = 200
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -77,7 +78,7 @@ def write_tensors(
     `about` goes into the header's metadata.
     """
     shapes = [shape_of(name, tensor) for name, tensor in tensors.items()]
-    file.write(header_of(shapes, about or {}))
+    _write_all(file, memoryview(header_of(shapes, about or {})))
     return {name: _write_one(file, _raw(tensor.detach().contiguous())) for name, tensor in tensors.items()}
 
 
@@ -162,9 +163,13 @@ def _write_one(file: BinaryIO, raw: memoryview) -> str:
     for start in range(0, len(raw), CHUNK_BYTES):
         chunk = raw[start : start + CHUNK_BYTES]
         hashing.update(chunk)
-        while chunk:
-            chunk = chunk[file.write(chunk) :]
+        _write_all(file, chunk)
     return hashing.hexdigest()
+
+
+def _write_all(file: BinaryIO, data: memoryview) -> None:
+    while data:  # an unbuffered file may take a part of it
+        data = data[file.write(data) :]
 
 
 class _Stored(NamedTuple):
@@ -208,10 +213,10 @@ def _entries(path: Path, file: BinaryIO) -> list[tuple[str, torch.dtype, list[in
             (name, TYPES[header[name]["dtype"]], list(map(int, header[name]["shape"])), end - begin)
             for begin, end, name in ranges
         ]
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise WeightsError(f"{path}: no safetensors header: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, struct.error) as error:
+        raise WeightsError(f"{path}: no safetensors header: {str(error)[:MAX_REASON_CHARS]}") from error
     for name, dtype, shape, num_bytes in entries:
-        if num_bytes != math.prod(shape) * dtype.itemsize:
+        if num_bytes < 0 or num_bytes != math.prod(shape) * dtype.itemsize:
             raise WeightsError(f"{path}: {name} has {num_bytes} bytes, which {dtype} {shape} does not need")
     if [begin for begin, _, _ in ranges] != [0, *(end for _, end, _ in ranges)][: len(ranges)]:
         raise WeightsError(f"{path}: its tensors do not lie one behind the other")

@@ -37,7 +37,8 @@ class Child:
         """`life` begins the name of every life; two supervisors of one attempt differ in it."""
         self.spec, self.log = spec, log
         self.started_s = 0.0
-        self.started_unix_s = 0.0
+        self.born_s = 0.0
+        """When this life began, whatever is forgiven later."""
         self.beat_s: float | None = None
         """When its last heartbeat arrived; None before the first of this life."""
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
@@ -49,6 +50,7 @@ class Child:
         self._life = life or log.parent.name
         self._process: subprocess.Popen[bytes] | None = None
         self._num_lives = 0
+        self._earlier_account: tuple[int, int] | None = None
         self._read_bytes = log.stat().st_size if log.exists() else 0  # written under another supervisor
         self._torn = b""
 
@@ -62,9 +64,13 @@ class Child:
         """Process id, 0 when it does not live."""
         return self._process.pid if self._process else 0
 
-    def start(self, environment: Mapping[str, str], *, now_s: float, now_unix_s: float) -> None:
-        """Start it. Raises OSError when the log cannot be written or no process can be made."""
-        self.started_s, self.started_unix_s, self.beat_s = now_s, now_unix_s, None
+    def start(self, environment: Mapping[str, str], *, now_s: float, crash: Path) -> None:
+        """Start it; accounts of its crashes will lie in `crash`.
+
+        Raises OSError when the log cannot be written or no process can be made.
+        """
+        self.started_s, self.born_s, self.beat_s = now_s, now_s, None
+        self._earlier_account = _mark(self._account_in(crash))
         self.tail.clear()
         self._num_lives += 1
         life = f"{self._life}-{self._num_lives}"
@@ -156,12 +162,15 @@ class Child:
 
     def write_crash(self, folder: Path, code: int, reason: str, now_unix_s: float) -> None:
         """Leave crash/<name>.json, unless this life of the process left a better one itself."""
-        path = folder / self.log.with_suffix(".json").name
-        if path.exists() and path.stat().st_mtime >= self.started_unix_s:
+        path = self._account_in(folder)
+        if _mark(path) not in (None, self._earlier_account):
             return
         account = {"name": self.spec.name, "exit_code": code, "reason": reason, "time_unix_s": now_unix_s}
         folder.mkdir(exist_ok=True)
         path.write_text(json.dumps(account | {"last_lines": list(self.tail)}, indent=2) + "\n", encoding="utf-8")
+
+    def _account_in(self, folder: Path) -> Path:
+        return folder / self.log.with_suffix(".json").name
 
     def _signal_group(self, number: signal.Signals) -> None:
         assert self._process is not None
@@ -169,6 +178,15 @@ class Child:
             os.killpg(self._process.pid, number)
         except (ProcessLookupError, PermissionError):  # not yet its leader, or all of it gone
             self._process.send_signal(number)
+
+
+def _mark(path: Path) -> tuple[int, int] | None:
+    """What differs between a file and one that is put in its place; None when there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _descendants(pid: int) -> list[psutil.Process]:

@@ -101,6 +101,13 @@ def _open(config: RunConfig, folder: RunFolder) -> ExchangeDaemon:
         clock=time.monotonic,
         sockets=local_folder(),
     )
+    if daemon.store.set_aside:
+        log.error(
+            "the exchange's file is damaged and set aside, a new one takes its place",
+            damage=daemon.store.damage,
+            records=daemon.store.num_lost,
+            set_aside=str(daemon.store.set_aside),
+        )
     log.info(
         "exchange opened its file",
         path=str(daemon.store.path),

@@ -96,10 +96,13 @@ class HostProcesses:
         killed_long_ago = self._sent == signal.SIGKILL and time.monotonic() - self._sent_s > LAST_RESORT_S
         return killed_long_ago or not self.num_alive
 
-    def heard(self, role: str, time_unix_s: float, now_s: float) -> None:
-        """A heartbeat of that time arrived. One that an earlier life left in the queue says nothing about this one."""
+    def heard(self, role: str, said_s: float, now_s: float) -> None:
+        """A heartbeat of that time arrived. One that an earlier life left in the queue says nothing about this one.
+
+        Both times are of the monotonic clock: who sets the host's clock makes nobody silent.
+        """
         child = self._children.get(role)
-        if child and child.alive and time_unix_s >= child.started_unix_s:
+        if child and child.alive and said_s >= child.born_s:
             child.beat_s = now_s
 
     def place(self, spec: ProcessSpec, now_s: float) -> None:
@@ -265,7 +268,7 @@ class HostProcesses:
             del self._due_s[name]
             child = self._children[name]
             if name not in self._lifecycle.done and self._lifecycle.restarts(child.spec.role, child.spec.policy):
-                child.start(os.environ, now_s=now_s, now_unix_s=time.time())
+                child.start(os.environ, now_s=now_s, crash=self._crash)
                 self._restarts.started(name, now_s)
 
 

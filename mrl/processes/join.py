@@ -229,7 +229,7 @@ class JoinedHost:
             if not may_say(grant, record):
                 continue
             if isinstance(record, HeartbeatRecord):
-                self._processes.heard(record.role, record.time_unix_s, now_s)
+                self._processes.heard(record.role, record.monotonic_s, now_s)
             self._uplink.client.post(body)
 
     def _note_signals(self, now_s: float) -> None:

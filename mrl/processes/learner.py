@@ -21,12 +21,12 @@ import structlog
 
 from mrl.alignment.receiver import load_receiver
 from mrl.allocation.learner_reports import ReportSender
+from mrl.config.lives import Lives
 from mrl.config.memory_savings import all_cures
 from mrl.config.policy_tables import LearnerTable, PolicyTable
 from mrl.config.run_folder import RunFolder, local_folder, socket_file
 from mrl.config.schema import NO_EVALUATION, RunConfig
 from mrl.engines.bounds import bounds_of, load_bound_s
-from mrl.errors import CheckpointError
 from mrl.exchange.client import ExchangeClient
 from mrl.learner.batches import BatchMaker
 from mrl.learner.evaluations import EvaluationPlan, Evaluations
@@ -40,7 +40,7 @@ from mrl.learner.loss import needs_reference
 from mrl.learner.references import CanaryReferences
 from mrl.learner.sharding import read_policy
 from mrl.learner.trainer import Trainer
-from mrl.learner.training_loop import FirstRank, Learner, Milestones, next_run_epoch
+from mrl.learner.training_loop import FirstRank, Learner, Milestones
 from mrl.learner.worker_news import WaitBounds
 from mrl.learner.world import World, join_world
 from mrl.metrics.telemetry import Telemetry
@@ -124,7 +124,7 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
             _milestones(config, policy),
             start,
             first,
-            _saver(table.learner, world, store, start),
+            _saver(table.learner, world, store, start, folder.lives(policy)),
             seed=config.run.seed,
             canary=_canary(config, policy, trainer, first),
             publisher=publisher,
@@ -170,11 +170,11 @@ def _store(config: RunConfig, folder: RunFolder, policy: str) -> CheckpointStore
     return CheckpointStore(folder.checkpoints(policy), policy, keep=max(keep, MIN_KEPT) if config.run.sync else keep)
 
 
-def _saver(table: LearnerTable, world: World, store: CheckpointStore, start: Version) -> Saver | None:
+def _saver(table: LearnerTable, world: World, store: CheckpointStore, start: Version, lives: Lives) -> Saver | None:
     """Writes what this rank holds; ranks that hold the same as one before them write nothing."""
     if world.rank >= table.num_shards:
         return None
-    return Saver(store, rank=world.rank, num_ranks=table.num_shards, life=start.run_epoch)
+    return Saver(store, rank=world.rank, num_ranks=table.num_shards, life=start.run_epoch, on_saved=lives.saved)
 
 
 def _start(
@@ -184,13 +184,19 @@ def _start(
     told = None
     if world.is_first:
         store.discard_unfinished()
-        told = json.dumps([next_run_epoch(folder.checkpoints(policy)), _candidates(config, folder, store)]).encode()
+        lives, candidates = folder.lives(policy), _candidates(config, folder, store)
+        lives.check_not_lost(candidates)
+        told = json.dumps([lives.begin(), candidates]).encode()
     epoch, candidates = json.loads(world.broadcast_bytes(told))
     for step in candidates:
         if _is_sound(store, step, world):
+            if step != candidates[0] and world.is_first:
+                log.warning(
+                    "goes on from an earlier checkpoint", step=step, damaged=candidates[: candidates.index(step)]
+                )
             return Version(epoch, step), store.open(step)
     if candidates:
-        raise CheckpointError(f"{folder.checkpoints(policy)}: no checkpoint of steps {candidates} is sound")
+        raise folder.lives(policy).all_damaged(candidates, together=config.run.sync)
     return Version(epoch, 0), None
 
 

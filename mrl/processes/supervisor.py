@@ -197,7 +197,7 @@ class Supervisor:
             self.num_malformed += 1
         match record:
             case HeartbeatRecord():
-                self._processes.heard(record.role, record.time_unix_s, now_s)
+                self._processes.heard(record.role, record.monotonic_s, now_s)
                 circle = self._waits.note(record)
                 if circle:
                     self._display.event(circle, now_s)

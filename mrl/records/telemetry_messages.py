@@ -36,6 +36,8 @@ class HeartbeatRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type
     """How long it has been doing or awaiting this."""
     bound_s: float
     """When the wait gives up; 0 when nothing is awaited."""
+    monotonic_s: float = 0.0
+    """When it was made, by the clock of its host that nobody sets; all processes of one host have it in common."""
 
 
 class SampleRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="sample"):

@@ -70,19 +70,13 @@ def read_run(path: Path) -> RunData:
     config = _read_config(run)
     policies, tasks = list(config.get("policies", {})), list(config.get("tasks", {}))
     data = RunData(str(config.get("run", {}).get("name", path.name)), config, policies, tasks)
-    try:
-        lines = [line for line in read_metrics(run.metrics_jsonl) if isinstance(line.get("values"), dict)]
-    except RunFolderError as error:
-        data.problems.append(str(error))
-        lines = []
+    told = data.problems.append
+    lines = [line for line in read_metrics(run.metrics_jsonl, told) if isinstance(line.get("values"), dict)]
     _take_time(data, lines)
     for line in lines:
         _take_line(data, line)
     _take_evaluations(data, run)
-    try:
-        data.samples += read_samples(run.rollouts)
-    except RunFolderError as error:
-        data.problems.append(str(error))
+    data.samples += read_samples(run.rollouts, told)
     data.samples = _without_repeats(data.samples)
     _take_floors(data, run)
     return data

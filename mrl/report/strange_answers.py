@@ -12,7 +12,6 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mrl.errors import RunFolderError
 from mrl.metrics.residuals import every_steps, residual_files, standing_lines
 from mrl.report.readable import count, fixed, percent, signed
 
@@ -52,10 +51,8 @@ def strange_answers(residuals: Path) -> StrangeAnswers:
     found = StrangeAnswers()
     for receiver, path in residual_files(residuals).items():
         try:
-            found.answers += strangest(receiver, standing_lines(path))
+            found.answers += strangest(receiver, standing_lines(path, found.problems.append))
             every = every_steps(path)
-        except RunFolderError as error:
-            found.problems.append(str(error))
         except OSError as error:
             found.problems.append(f"{path.name} cannot be read ({error.strerror})")
         else:

@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from mrl.errors import RunFolderError
 from mrl.metrics.time_spans import Activity, Lane
 from mrl.metrics.timeline import FiledSpan, every_minutes, is_kept, read_timeline
 
@@ -101,9 +100,9 @@ def run_timeline(path: Path, step_ends: StepEnds) -> Timeline:
         times = sorted(time_s for ends in step_ends.values() for time_s, _ in ends)
         timeline.learning = _learning(step_ends)
         timeline.window = _window(timeline, times)
-        for span in read_timeline(path):
+        for span in read_timeline(path, timeline.problems.append):
             _take(timeline, span)
-    except (RunFolderError, OSError) as error:
+    except OSError as error:
         timeline.problems.append(str(error))
     return timeline
 

@@ -5,7 +5,7 @@ next save waits until it is on the disk.
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,10 +24,18 @@ class Saver:
     """Saves what one rank holds; the first of `num_ranks` completes the folder. `life` is the run epoch."""
 
     def __init__(
-        self, store: CheckpointStore, *, rank: int, num_ranks: int, life: int, timeout_s: float = TIMEOUT_S
+        self,
+        store: CheckpointStore,
+        *,
+        rank: int,
+        num_ranks: int,
+        life: int,
+        on_saved: Callable[[int], object] | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
+        """`on_saved` is called with the step once its folder is whole, by the first rank's thread that writes."""
         self._store, self._rank, self._num_ranks, self._life = store, rank, num_ranks, life
-        self._timeout_s = timeout_s
+        self._timeout_s, self._on_saved = timeout_s, on_saved
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
 
@@ -71,6 +79,8 @@ class Saver:
                     num_ranks=self._num_ranks,
                     timeout_s=self._timeout_s,
                 )
+                if self._on_saved is not None:
+                    self._on_saved(step)
         except BaseException as error:  # noqa: BLE001 - it is raised again by whoever waits
             self._failure = error
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mrl.errors import CheckpointError, WeightsError
@@ -28,10 +28,11 @@ from mrl.files import replace_file
 from mrl.models.tensor_file import read_tensors, write_tensors
 from mrl.weights.tensor_pieces import Piece, dcp_metadata
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST, STATE = "manifest.json", "state.json"
 UNFINISHED = ".incomplete-"
 POLL_S = 0.05
+MAX_REASON_CHARS = 200
 MIN_KEPT = 3
 """Checkpoints that every policy keeps at least.
 
@@ -59,6 +60,13 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     state_digest: str
     tensors: dict[str, list[StoredPiece]]
+    digest: str = ""
+    """Of all this, without itself."""
+
+    def sealed(self) -> "CheckpointManifest":
+        """The same with its digest."""
+        plain = msgspec.structs.replace(self, digest="")
+        return msgspec.structs.replace(plain, digest=_digest(msgspec.json.encode(plain)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,10 @@ class Checkpoint:
         pieces = sorted(self.tensors[name], key=lambda piece: piece.first_row)
         found = [self._rows(name, piece, first_row, last_row) for piece in pieces]
         return torch.cat([rows for rows in found if len(rows)] or found[:1])
+
+    def check_readable(self, file: str) -> None:
+        """Raises SafetensorError, OSError where the library that reads the rows cannot make out what is in the file."""
+        self._open(file)
 
     def _rows(self, name: str, piece: StoredPiece, first_row: int, last_row: int) -> Tensor:
         stored = self._open(piece.file).get_slice(name)
@@ -142,7 +154,7 @@ class CheckpointStore:
         manifest = CheckpointManifest(
             format=FORMAT, policy=self._policy, step=step, state_digest=_digest(state), tensors=tensors
         )
-        replace_file(folder / MANIFEST, msgspec.json.encode(manifest))
+        replace_file(folder / MANIFEST, msgspec.json.encode(manifest.sealed()))
         _sync(folder)
         shutil.rmtree(final, ignore_errors=True)
         folder.rename(final)
@@ -166,23 +178,32 @@ class CheckpointStore:
             shutil.rmtree(torn, ignore_errors=True)
 
     def open(self, step: int) -> Checkpoint:
-        """A checkpoint whose state is sound. Raises CheckpointError when it is not, or is of another policy."""
+        """A checkpoint whose manifest and state are sound.
+
+        Raises CheckpointError when they are not, or are those of another policy or step.
+        """
         folder = self._folder / f"step_{step}"
         try:
             data = (folder / MANIFEST).read_bytes()
             kind = msgspec.json.decode(data, type=dict[str, Any])
             if (kind.get("format"), kind.get("policy")) != (FORMAT, self._policy):
                 raise CheckpointError(
-                    f"{folder}: is format {kind.get('format')} of policy {kind.get('policy')}, "
-                    f"wanted format {FORMAT} of policy {self._policy}"
+                    f"{folder}: is format {kind.get('format')!r:.40} of policy {kind.get('policy')!r:.40}, "
+                    f"wanted format {FORMAT} of policy {self._policy!r}"
                 )
             manifest = msgspec.json.decode(data, type=CheckpointManifest)
+            if manifest != manifest.sealed():
+                raise CheckpointError(f"{folder / MANIFEST}: does not match its own checksum")
             state = (folder / STATE).read_bytes()
-        except (OSError, msgspec.DecodeError) as error:
-            raise CheckpointError(f"{folder}: cannot be read: {error}") from error
+        except CheckpointError:
+            raise
+        except (OSError, ValueError, RecursionError) as error:
+            raise _unreadable(folder, error) from error
         if _digest(state) != manifest.state_digest:
             raise CheckpointError(f"{folder / STATE}: checksum differs from the manifest")
-        return Checkpoint(folder, manifest.step, msgspec.json.decode(state), manifest.tensors)
+        if manifest.step != step:
+            raise CheckpointError(f"{folder}: is that of step {manifest.step}")
+        return Checkpoint(folder, step, msgspec.json.decode(state), manifest.tensors)
 
     def problem(self, step: int, *, rank: int = 0, num_ranks: int = 1) -> str | None:
         """What is wrong with a checkpoint, None when nothing is; each of `num_ranks` reads its part of the files."""
@@ -234,6 +255,15 @@ def _check_file(checkpoint: Checkpoint, file: str) -> None:
     digests = list(read_tensors(checkpoint.folder / file, note))
     if {name: (*kinds[name], digest) for name, digest in digests} != wanted:
         raise CheckpointError(f"{checkpoint.folder / file}: checksum differs from the manifest")
+    try:
+        checkpoint.check_readable(file)
+    except (SafetensorError, OSError) as error:
+        raise _unreadable(checkpoint.folder / file, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    told = " ".join(str(error).split())[:MAX_REASON_CHARS]
+    return CheckpointError(f"{path}: cannot be read: {told}")
 
 
 def _await_list(path: Path, deadline_s: float, timeout_s: float) -> dict[str, StoredPiece]:

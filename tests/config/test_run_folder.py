@@ -1,8 +1,11 @@
 """A run folder appears whole or not at all, and is never overwritten or continued unasked."""
 
 import json
+import multiprocessing
 import os
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -206,6 +209,61 @@ def test_a_run_that_is_going_on_is_not_touched(tmp_path: Path) -> None:
         lock_run_folder(folder)
     release()
     create_run_folder(config_in(tmp_path), resume=True)
+
+
+def _begin_again_and_again(number: int, folder: Path, barrier: Any, won: Any, *, rounds: int, clean: bool) -> None:
+    """One of several processes that begin the same run at the same moments; what it has won, it holds for a round."""
+    for turn in range(rounds):
+        name = "r" if clean else f"r{turn}"
+        config = changed(changed(config_in(folder), "run.steps", number), "run.name", name)
+        barrier.wait(60)
+        with ExitStack() as closing:
+            try:
+                run = create_run_folder(config, clean=clean, closing=closing)
+            except RunFolderError:
+                run = None
+            barrier.wait(60)
+            if run is not None and read_run_config(run.path).run.steps == number:
+                won.put((turn, number))
+            elif run is not None:
+                won.put((turn, -number))
+            barrier.wait(60)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_of_several_that_begin_at_once_one_has_the_folder(tmp_path: Path, clean: bool) -> None:
+    """All others are refused, and the configuration is that of the one."""
+    rounds, processes = 60, multiprocessing.get_context("fork")
+    barrier, won = processes.Barrier(3), processes.SimpleQueue()
+    if clean:
+        create_run_folder(config_in(tmp_path))
+    started = [
+        processes.Process(
+            target=_begin_again_and_again, args=(n, tmp_path, barrier, won), kwargs={"rounds": rounds, "clean": clean}
+        )
+        for n in (1, 2, 3)
+    ]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(120)
+    winners = []
+    while not won.empty():
+        winners.append(won.get())
+    assert [process.exitcode for process in started] == [0, 0, 0]
+    assert sorted(turn for turn, _ in winners) == list(range(rounds)), winners
+    assert min(number for _, number in winners) > 0
+
+
+def test_a_deleted_lock_lets_nobody_in(tmp_path: Path) -> None:
+    """The folder itself is locked; without it another one is found under the lock's name."""
+    folder = create_run_folder(config_in(tmp_path))
+    release = lock_run_folder(folder)
+    folder.lock.unlink()
+    with pytest.raises(RunFolderError, match="going on"):
+        lock_run_folder(folder)
+    release()
+    lock_run_folder(folder)()
 
 
 def test_too_little_disk_leaves_nothing_behind(tmp_path: Path) -> None:

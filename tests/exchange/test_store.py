@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrl.errors import DiskBroken, RunFolderError
+from mrl.exchange import store as store_module
 from mrl.exchange.limits import Limits
 from mrl.exchange.shelf import Entry
 from mrl.exchange.store import CHECKPOINT_BYTES, DISK_FULL, FILE, LOCKED, MAX_WAL_BYTES, ROWS_AT_ONCE, Store
@@ -80,7 +81,9 @@ def test_what_is_committed_is_there_again(open_store, outcome, rollout):
         announcements=news,
     )
     assert store.commit(done) == ""
-    entries, announced, removed, counts, last = summary(open_store().contents())
+    store = open_store()
+    entries, announced, removed, counts, last = summary(store.contents())
+    assert (store.damage, store.set_aside) == ("", None)
     assert [(number, tags.record_id) for number, tags, _ in entries] == [(2, "g1"), (3, "r2")]
     assert [body for *_, body in entries] == [encode(rollout("g1")), encode(outcome("r2", step=4))]
     told = [(one.version, one.resumed) for one in announced]
@@ -257,9 +260,9 @@ def test_a_second_daemon_is_refused(open_store, tmp_path):
     Store(tmp_path / "exchange", Limits()).close()
 
 
-@pytest.mark.parametrize("damage", ["no file of SQLite", "cut", "page of zeros"])
-def test_a_damaged_file_is_one_clear_line(open_store, rollout, damage):
-    """With the file's name and a cure; nothing is moved or made anew."""
+@pytest.mark.parametrize("damage", ["no file of SQLite", "cut", "page of zeros", "header alone", "zeros within"])
+def test_a_damaged_file_is_set_aside_and_a_new_one_takes_its_place(open_store, rollout, outcome, damage):
+    """It stays as it is, under another name, and what it held by its own account is counted."""
     store = open_store(durability="written")
     for number in range(1, 30):
         store.commit(inserting(entry(number, rollout(f"g{number}", group=8, tokens=500))))
@@ -268,16 +271,71 @@ def test_a_damaged_file_is_one_clear_line(open_store, rollout, damage):
     content = path.read_bytes()
     page_bytes = int.from_bytes(content[16:18], "big")
     spoiled = {
-        "no file of SQLite": bytes(len(content)),
+        "no file of SQLite": b"garbage" + bytes(len(content)),
         "cut": content[: len(content) // 3],
         "page of zeros": content[:page_bytes] + bytes(page_bytes) + content[2 * page_bytes :],
+        "header alone": content[:100],
+        "zeros within": content[: 7 * page_bytes] + bytes(9 * page_bytes) + content[16 * page_bytes :],
     }[damage]
-    if damage == "no file of SQLite":
-        spoiled = b"garbage" + spoiled
     path.write_bytes(spoiled)
-    with pytest.raises(RunFolderError, match=f"{FILE}.*move the file aside"):
-        open_store().contents()
-    assert path.read_bytes()[: len(spoiled)] == spoiled
+    for turn in (1, 2):
+        store = open_store()
+        assert store.set_aside == path.with_name(f"{FILE}.damaged-{turn}")
+        assert store.damage
+        assert store.num_lost in (29, None)
+        assert store.set_aside.read_bytes()[: len(spoiled)] == spoiled
+        assert list(store.contents().entries) == []
+        assert store.commit(inserting(entry(1, outcome()))) == ""
+        assert open_store().set_aside is None
+        assert [one.number for one in store_of(open_store)] == [1]
+        open_store().close()
+        for name in (FILE, f"{FILE}-wal", f"{FILE}-shm"):
+            path.with_name(name).unlink(missing_ok=True)
+        path.write_bytes(spoiled)
+
+
+def store_of(open_store):
+    """What is in the file."""
+    return open_store().contents().entries
+
+
+def test_damage_that_the_check_had_no_time_for_is_found_when_it_is_read(open_store, rollout, monkeypatch):
+    """The check of a long file ends in the middle; the daemon still goes on with a new one."""
+    store = open_store(durability="written")
+    for number in range(1, 30):
+        store.commit(inserting(entry(number, rollout(f"g{number}", group=8, tokens=500))))
+    path = store.path
+    store.close()
+    content = path.read_bytes()
+    page_bytes = int.from_bytes(content[16:18], "big")
+    path.write_bytes(content[: 7 * page_bytes] + bytes(9 * page_bytes) + content[16 * page_bytes :])
+    monkeypatch.setattr(store_module, "_check", lambda _: None)
+    store = open_store()
+    assert store.set_aside is None
+    assert list(store.contents().entries) == []
+    assert (store.set_aside, store.num_lost) == (path.with_name(f"{FILE}.damaged-1"), 29)
+
+
+@pytest.mark.parametrize("gone", ["folder", FILE, f"{FILE}-wal", "lock"])
+def test_what_is_deleted_under_the_daemon_acknowledges_nothing_more(open_store, outcome, gone):
+    """Noticed with the next write; the next daemon begins with what is there."""
+    store = open_store()
+    assert store.commit(inserting(entry(1, outcome("r1")))) == ""
+    if gone == "folder":
+        shutil.rmtree(store.path.parent)
+    else:
+        store.path.with_name(gone).unlink()
+    with pytest.raises(DiskBroken, match="deleted or replaced"):
+        store.commit(inserting(entry(2, outcome("r2"))))
+    assert open_store().commit(inserting(entry(3, outcome("r3")))) == ""
+
+
+def test_a_deleted_lock_lets_no_second_daemon_in(open_store, tmp_path):
+    """The folder itself is locked too."""
+    store = open_store()
+    store.path.with_name("lock").unlink()
+    with pytest.raises(RunFolderError, match="another exchange daemon"):
+        Store(tmp_path / "exchange", Limits())
 
 
 def test_a_torn_write_ahead_log_ends_at_the_last_whole_transaction(tmp_path, outcome):

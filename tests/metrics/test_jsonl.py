@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mrl.errors import RecordError, RunFolderError
-from mrl.metrics.jsonl import MetricsWriter, SampleWriter, read_metrics, read_samples
+from mrl.errors import RecordError
+from mrl.metrics.jsonl import MetricsWriter, SampleWriter, read_metrics, read_samples, set_damage_aside
 from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, SampleRecord
 
 
@@ -117,13 +117,40 @@ def test_a_file_that_is_only_a_torn_line_starts_empty(tmp_path: Path) -> None:
     assert path.read_bytes() == b""
 
 
-@pytest.mark.parametrize("row", [b"{broken", b"[1]", b"\xff\xfe", b""])
-def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path, row: bytes) -> None:
-    """Anything else than a torn end is an error with file and line number."""
+@pytest.mark.parametrize("row", [b"{broken", b"[1]", b"\xff\xfe", b"", bytes(512), b"[" * 200_000])
+def test_a_damaged_line_in_the_middle_costs_itself_alone(tmp_path: Path, row: bytes) -> None:
+    """It is left out and named; the next attempt finds it set aside, and the file whole."""
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"step":1}\n' + row + b'\n{"step":3}\n')
-    with pytest.raises(RunFolderError, match=r"metrics\.jsonl:2"):
-        read_metrics(path)
+    path.write_bytes(b'{"step":1}\n' + row + b'\n{"step":3}\n' + row + b"\n")
+    told: list[str] = []
+    assert [line["step"] for line in read_metrics(path, told.append)] == [1, 3]
+    assert told == [f"{path}:2: 2 damaged lines are left out, this first"]
+    assert set_damage_aside(path) == f"{path}: 2 damaged lines set aside in metrics.jsonl.damaged"
+    assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == row + b"\n" + row + b"\n"
+    assert path.read_bytes() == b'{"step":1}\n{"step":3}\n'
+    assert set_damage_aside(path) == ""
+
+
+@pytest.mark.parametrize(("tail", "what"), [(bytes(4096), "of zeros"), (b'{"step"' + bytes(9), "of a torn line")])
+def test_a_tail_that_a_power_cut_left_is_cut_and_counted(tmp_path: Path, tail: bytes, what: str) -> None:
+    """A file system may keep the length of what was never written: zeros, alone or behind half a line."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step":1}\n' + tail)
+    assert [line["step"] for line in read_metrics(path)] == [1]
+    assert set_damage_aside(path) == f"{path}: {len(tail)} bytes {what} cut off its end"
+    assert path.read_bytes() == b'{"step":1}\n'
+    assert not (tmp_path / "metrics.jsonl.damaged").exists()
+
+
+def test_lines_behind_zeros_are_read_and_the_next_attempt_writes_on(tmp_path: Path) -> None:
+    """Zeros in the middle, and lines that reached the disk behind them."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step":1}\n' + bytes(4096) + b'"half":1}\n{"step":3}\n' + bytes(100))
+    assert "1 damaged line set aside" in set_damage_aside(path)
+    writer = MetricsWriter(path)
+    writer.write(metrics(4))
+    writer.close()
+    assert [line["step"] for line in read_metrics(path)] == [1, 3, 4]
 
 
 def test_a_missing_file_has_no_lines(tmp_path: Path) -> None:

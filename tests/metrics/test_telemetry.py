@@ -84,6 +84,7 @@ def test_heartbeat_tells_what_the_role_does_and_since_when() -> None:
         whom="",
         for_s=3.0,
         bound_s=0.0,
+        monotonic_s=time.now_s,
     )
 
 

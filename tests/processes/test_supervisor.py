@@ -247,7 +247,7 @@ def test_a_silent_role_is_killed_and_started_again(tmp_path: Path) -> None:
     hang = f"open({str(mark)!r}, 'a').write('x')\n{FOREVER}"
     wait = f"import os, time\nopen({str(mark)!r}, 'a')\nwhile os.path.getsize({str(mark)!r}) < 2: time.sleep(0.01)"
     specs = (learner(wait), python("worker/a/0", hang))
-    run = Run(tmp_path / "runs", *specs, each_turn=lambda: [beat("learner/a", time.time())], start_s=0.5)
+    run = Run(tmp_path / "runs", *specs, each_turn=lambda: [beat("learner/a", time.monotonic())], start_s=0.5)
     assert run() == 0
     assert any(note.startswith("worker/a/0 is silent for more than 0.5 s") for note in run.board.notes)
 
@@ -268,7 +268,7 @@ hangs_in_here()
     def each_turn() -> list[TelemetryRecord]:
         if stacks.exists() and b"hangs_in_here" in stacks.read_bytes():
             done.touch()
-        return [beat("learner/a", time.time())]
+        return [beat("learner/a", time.monotonic())]
 
     run = Run(tmp_path / "runs", learner(wait), python("worker/a/0", hang), each_turn=each_turn, start_s=1.5)
     assert run() == 0, run.board.notes
@@ -288,7 +288,7 @@ open({str(lives)!r}, "a").write("x")
 
     def each_turn() -> list[TelemetryRecord]:
         alive = ["learner/a", "worker/a/0"] if lives.stat().st_size > 1 else ["learner/a"]
-        return [beat(name, time.time()) for name in alive]
+        return [beat(name, time.monotonic()) for name in alive]
 
     run = Run(tmp_path / "runs", learner(wait), python("worker/a/0", role), each_turn=each_turn, start_s=0.5)
     assert run() == 0, run.board.notes
@@ -299,7 +299,17 @@ def test_heartbeats_keep_a_role_alive(tmp_path: Path) -> None:
     """A role that speaks may take longer than both bounds; strangers are ignored."""
     wait = learner("import time; time.sleep(1.2)")
     beats = ("learner/a", "allocator")
-    speak: Callable[[], list[TelemetryRecord]] = lambda: [beat(role, time.time()) for role in beats]  # noqa: E731
+    speak: Callable[[], list[TelemetryRecord]] = lambda: [beat(role, time.monotonic()) for role in beats]  # noqa: E731
+    run = Run(tmp_path, wait, each_turn=speak, silence_s=0.5, start_s=0.5)
+    assert run() == 0
+    assert run.board.notes == []
+
+
+def test_a_clock_that_is_set_back_makes_nobody_silent(tmp_path: Path) -> None:
+    """Heartbeats are dated a day before their role began; the clock that nobody sets goes on."""
+    wait = learner("import time; time.sleep(1.2)")
+    day_back_s = time.time() - 86_400
+    speak: Callable[[], list[TelemetryRecord]] = lambda: [beat("learner/a", time.monotonic(), day_back_s)]  # noqa: E731
     run = Run(tmp_path, wait, each_turn=speak, silence_s=0.5, start_s=0.5)
     assert run() == 0
     assert run.board.notes == []
@@ -308,7 +318,7 @@ def test_heartbeats_keep_a_role_alive(tmp_path: Path) -> None:
 def test_a_beat_of_an_earlier_life_says_nothing_about_this_one(tmp_path: Path) -> None:
     """What a killed process left in the queue does not arm the limit of its successor, which is still starting."""
     turns = iter(range(10_000))
-    stale = beat("worker/a/0", time.time() - 100)
+    stale = beat("worker/a/0", time.monotonic() - 100)
     specs = (learner("import time; time.sleep(0.8)"), python("worker/a/0", FOREVER))
     run = Run(tmp_path, *specs, each_turn=lambda: [stale] if next(turns) == 5 else [], silence_s=0.2, start_s=30.0)
     assert run() == 0
@@ -363,7 +373,7 @@ def test_a_sample_that_names_no_policy_is_dropped(tmp_path: Path) -> None:
 def test_nobody_speaks_for_another(tmp_path: Path, sender: Grant, num_taken: int) -> None:
     """A record under a role or policy that its sender's key does not cover is counted and dropped."""
     metrics = MetricsRecord(role="learner/a", policy="a", step=7, time_unix_s=1.0, values={"reward/mean": 0.5})
-    turns = iter([[beat("learner/a", time.time()), metrics]])
+    turns = iter([[beat("learner/a", time.monotonic()), metrics]])
     wait = learner("import time; time.sleep(0.3)")
     run = Run(tmp_path, wait, each_turn=lambda: next(turns, []), sender=sender)
     assert run() == 0
@@ -545,7 +555,17 @@ def wait_for(look: Callable[[], T | None]) -> T:
     raise AssertionError("waited 20 s in vain")
 
 
-def beat(role: str, time_unix_s: float) -> HeartbeatRecord:
+def beat(role: str, monotonic_s: float, time_unix_s: float = 0.0) -> HeartbeatRecord:
+    """A role's clock that tells of dates says whatever it likes."""
     return HeartbeatRecord(
-        role=role, policy="a", pid=1, time_unix_s=time_unix_s, doing="", awaiting="", whom="", for_s=0.0, bound_s=0.0
+        role=role,
+        policy="a",
+        pid=1,
+        time_unix_s=time_unix_s,
+        doing="",
+        awaiting="",
+        whom="",
+        for_s=0.0,
+        bound_s=0.0,
+        monotonic_s=monotonic_s,
     )

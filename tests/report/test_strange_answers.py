@@ -74,7 +74,7 @@ def test_what_is_not_in_a_file_is_said(tmp_path):
     assert [(one.receiver, one.line["record_id"], one.num_compared) for one in found.answers] == [("a", "x", 1)]
     assert found.every_steps == {"a": 4}
     assert [problem.partition(str(tmp_path))[2] or problem for problem in found.problems] == [
-        "/b.jsonl:1: not a JSON object; got b'broken'; cure: delete this line; every other line is independent of it",
+        "/b.jsonl:1: 1 damaged line is left out, this one",
         "c.jsonl cannot be read (Is a directory)",
     ]
     assert "The file of a grew too long: it has only the steps that are multiples of 4." in strange_table(found)
@@ -96,5 +96,5 @@ def test_the_page_names_a_file_that_cannot_be_read(make_run):
     run = RunFolder(make_run(steps=20))
     run.residuals.mkdir()
     (run.residuals / "qwen.jsonl").write_bytes(b"broken\n")
-    assert "qwen.jsonl:1: not a JSON object" in write_report(run.path).read_text()
+    assert "qwen.jsonl:1: 1 damaged line is left out" in write_report(run.path).read_text()
     assert read_run(run.path).problems == []

@@ -174,13 +174,13 @@ def test_a_run_without_a_timeline_has_no_such_section(make_run: Callable[..., Pa
     assert timeline_html(Timeline(), ["qwen"]) == ""
 
 
-def test_a_damaged_timeline_is_named_and_what_stands_before_is_shown(make_run: Callable[..., Path]) -> None:
+def test_a_damaged_line_of_the_timeline_is_named_and_the_rest_is_shown(make_run: Callable[..., Path]) -> None:
     """It costs only itself."""
     run = make_run(policies=1, steps=20)
     path = filed(RunFolder(run).timeline_jsonl, *life("learner/qwen", 60))
     path.write_bytes(path.read_bytes() + b"{broken\n")
     text = write_report(run).read_text()
-    assert "timeline.jsonl:152: not a span" in text
+    assert "timeline.jsonl:152: 1 damaged line is left out" in text
     assert "Training reward" in text
 
 

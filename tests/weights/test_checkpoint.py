@@ -215,7 +215,7 @@ def test_a_checkpoint_of_another_policy_is_refused(tmp_path):
     """Folders do not cross between policies."""
     save(CheckpointStore(tmp_path, "a"), 1)
 
-    with pytest.raises(CheckpointError, match="policy a, wanted format 2 of policy b"):
+    with pytest.raises(CheckpointError, match="policy 'a', wanted format 3 of policy 'b'"):
         CheckpointStore(tmp_path, "b").open(1)
 
 

@@ -1,0 +1,120 @@
+"""How often the learner of a policy has lived, and how far its checkpoints came: written twice, in two folders.
+
+`checkpoints/<policy>/run_epoch` and `lives/<policy>.json` both hold the run epoch of the newest life, so that losing
+one of them, or all checkpoints, does not let a version be used twice. The second also holds the newest step that was
+saved: a policy whose checkpoints are gone is told from one that never had any.
+"""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import msgspec
+
+from mrl.errors import RunFolderError
+from mrl.files import replace_file
+
+MAX_RUN_EPOCH = 2**31
+SET_ASIDE = "set_aside_"
+
+
+class Life(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `lives/<policy>.json` holds."""
+
+    run_epoch: int = -1
+    saved_step: int = 0
+
+
+class Lives:
+    """The lives of one policy's learner in a run folder."""
+
+    def __init__(self, policy: str, *, file: Path, checkpoints: Path, weights: Path) -> None:
+        """`file` is the one that lies apart from the policy's `checkpoints`; its published `weights` are a trace."""
+        self._policy, self._checkpoints, self._weights = policy, checkpoints, weights
+        self._file, self._counter = file, checkpoints / "run_epoch"
+
+    @property
+    def saved_step(self) -> int:
+        """The newest step of which there was a checkpoint; 0 where there was none, or nobody knows."""
+        return (self._noted() or Life()).saved_step
+
+    def begin(self) -> int:
+        """Count a new life, durably, and return its run epoch; no version is ever used twice.
+
+        Raises RunFolderError when there were lives and nobody knows how many, OSError.
+        """
+        noted, counted = self._noted(), self._counted()
+        known = [epoch for epoch in (noted.run_epoch if noted else None, counted) if epoch is not None]
+        if not known and self._has_lived():
+            raise RunFolderError(
+                "the number of this policy's lives is gone or damaged",
+                where=str(self._counter),
+                wanted="a whole number, also in " + str(self._file),
+                cure="write a number into it that is higher than every run epoch in logs/, as in version=EPOCH.STEP",
+            )
+        epoch = max(known, default=-1) + 1
+        self._note(Life(epoch, noted.saved_step if noted else 0))
+        self._checkpoints.mkdir(parents=True, exist_ok=True)
+        replace_file(self._counter, str(epoch).encode())
+        return epoch
+
+    def saved(self, step: int) -> None:
+        """There is a checkpoint of this step. Raises OSError."""
+        self._note(Life((self._noted() or Life()).run_epoch, step))
+
+    def check_not_lost(self, steps: Collection[int]) -> None:
+        """Raises RunFolderError where there were checkpoints and there are none; `steps` are those that are there."""
+        if self.saved_step and not steps:
+            raise RunFolderError(
+                f"all checkpoints of {self._policy} are gone, which had come to step {self.saved_step}",
+                where=str(self._checkpoints),
+                cure=f"put one back, or begin this policy anew: --resume --policy-from-start {self._policy}",
+            )
+
+    def all_damaged(self, steps: Sequence[int], *, together: bool) -> RunFolderError:
+        """What to raise where none of these checkpoints is sound: no restart would find anything else.
+
+        With `together` all policies go on from one step.
+        """
+        anew = f"begin this policy anew: --resume --policy-from-start {self._policy}"
+        if together:
+            anew = f"delete step_{steps[0]} of every policy, and all go on from the step before"
+        return RunFolderError(
+            f"every checkpoint that {self._policy} could go on from is damaged; its log says how",
+            where=str(self._checkpoints),
+            got=", ".join(f"step_{step}" for step in steps),
+            cure=f"put a sound one back, or {anew}",
+        )
+
+    def start_over(self) -> None:
+        """Let the policy begin anew: its checkpoints are moved into a folder beside. Raises OSError."""
+        found = sorted(self._checkpoints.glob("step_*"))
+        if found:
+            number = 1 + sum(1 for _ in self._checkpoints.glob(f"{SET_ASIDE}*"))
+            aside = self._checkpoints / f"{SET_ASIDE}{number}"
+            aside.mkdir()
+            for path in found:
+                path.rename(aside / path.name)
+        self._note(Life((self._noted() or Life()).run_epoch))
+
+    def _has_lived(self) -> bool:
+        """Whether anything but a readable number says so."""
+        traces = (self._counter.exists(), self._file.exists(), any(self._checkpoints.glob("step_*")))
+        return any(traces) or any(self._weights.glob("*/manifest.json"))
+
+    def _noted(self) -> Life | None:
+        try:
+            life = msgspec.json.decode(self._file.read_bytes(), type=Life)
+        except (OSError, ValueError, RecursionError):
+            return None
+        return life if 0 <= life.run_epoch < MAX_RUN_EPOCH and life.saved_step >= 0 else None
+
+    def _counted(self) -> int | None:
+        try:
+            text = self._counter.read_bytes()[:16].strip()
+        except OSError:
+            return None
+        return int(text) if text.isdigit() and int(text) < MAX_RUN_EPOCH else None
+
+    def _note(self, life: Life) -> None:
+        self._file.parent.mkdir(exist_ok=True)
+        replace_file(self._file, msgspec.json.encode(life))
