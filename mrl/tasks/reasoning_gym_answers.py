@@ -1,29 +1,25 @@
 """What reasoning-gym's own scorers say of an answer; runs inside a verifier process, which bounds time and memory.
 
-Some of them evaluate an answer as Python: `9**9**9` never ends, and text that a model sampled runs as code. While an
-answer is scored nothing can be written, started, ended or connected to, as far as Python's audit events tell. That
-stops what comes up by itself; against somebody who wants to get out only a container helps.
+Some of them evaluate an answer as Python. Here they may do that to answers of a grammar that holds no code
+(`answer_grammars`), and to no others: while an answer is scored, Python's own audit events refuse to compile anything
+else. That comes before the first instruction of an answer could run, so no answer can undo it. It is a scorer that
+somebody overlooked, or a next version's, for which the process is also sealed.
 """
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 import reasoning_gym
 
+from mrl.tasks.answer_grammars import GRAMMARS, MIXED
 from mrl.tasks.reasoning_gym_source import SIZE
 
-SHUT = ("ctypes.", "os.", "pty.", "shutil.", "socket.", "subprocess.")
-"""Audit events that are refused, by the beginnings of their names."""
-OPEN = ("os.listdir", "os.scandir")
-"""Of these, what looking for a module needs."""
-WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-
-_is_scoring = False
+_may_compile = True
 
 
 def score(reference: str, answer: str) -> float:
@@ -31,19 +27,21 @@ def score(reference: str, answer: str) -> float:
 
     `reference` is the entry's `ReasoningGymSource.verifier_reference`.
     """
-    dataset, entry = _entry(reference)
-    with _nothing_outside():
+    name, dataset, entry = prepare(reference)
+    source = entry["metadata"]["source_dataset"] if name == MIXED else name
+    is_harmless = GRAMMARS.get(source)
+    with _compiling(is_harmless is not None and is_harmless(answer)):
         return float(dataset.score_answer(answer, entry))
 
 
 @lru_cache(maxsize=256)
-def _entry(reference: str) -> tuple[Any, Any]:
-    """Kept, because the answers of a group share it."""
+def prepare(reference: str) -> tuple[str, Any, Any]:
+    """Name, data set and entry; kept, because the answers of a group share them."""
     name, options, seed, number = json.loads(reference)
     dataset = _opened(name, json.dumps(options), seed)
     entry = dataset[number]
     dataset.score_answer(entry["answer"], entry)  # which loads what the scorer needs
-    return dataset, entry
+    return name, dataset, entry
 
 
 @lru_cache(maxsize=16)
@@ -52,14 +50,14 @@ def _opened(name: str, options: str, seed: int) -> Any:
 
 
 @contextmanager
-def _nothing_outside() -> Iterator[None]:
-    global _is_scoring
+def _compiling(is_allowed: bool) -> Iterator[None]:
+    global _may_compile
     _watch()
-    _is_scoring = True
+    _may_compile = is_allowed
     try:
         yield
     finally:
-        _is_scoring = False
+        _may_compile = True
 
 
 @lru_cache(maxsize=1)
@@ -69,8 +67,13 @@ def _watch() -> None:
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    if not _is_scoring:
+    """Raise PermissionError for text that becomes code; modules that are loaded late, and mere syntax trees, may."""
+    if _may_compile:
         return
-    writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITING
-    if writes or (event.startswith(SHUT) and event not in OPEN):
-        raise PermissionError(f"an answer asks for {event}")
+    if event == "compile":
+        origin = str(arguments[1])
+        is_text = origin.startswith("<") and origin != "<unknown>"
+    else:
+        is_text = event == "exec" and isinstance(arguments[0], CodeType) and arguments[0].co_filename == "<unknown>"
+    if is_text:
+        raise PermissionError("the answer is not of the form that the scorer may evaluate")

@@ -7,7 +7,6 @@ read to its end, and only after that does anybody look at it.
 import gc
 import math
 import os
-import resource
 import select
 import signal
 import time
@@ -42,7 +41,7 @@ class Limits:
 def run_sealed(work: Callable[[], bytes], seal: Seal, limits: Limits) -> Ended:
     """The result of `work` in a process of its own, which is gone when this returns.
 
-    Work that is late, dies, or says more than MAX_REPLY_BYTES has no result. Raises OSError when no process can be made.
+    Work that is late, dies, or says more than MAX_REPLY_BYTES has none. Raises OSError when no process can be made.
     """
     read_end, write_end = os.pipe()
     parent = os.getpid()

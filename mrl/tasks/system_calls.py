@@ -52,7 +52,7 @@ ARCHITECTURES = {
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
 _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000 | 1, 0x80000000
-"""A refused call returns EPERM, so that an honest scorer gets an exception; a foreign machine's calls end the process."""
+"""A refused call returns EPERM, an exception to an honest scorer; calls by another convention end the process."""
 _PATH_ONLY, _TEMPORARY = 0o10000000, 0o20000000
 CHANGING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | _PATH_ONLY | _TEMPORARY
 """A file that is opened with one of these flags is not only read."""
