@@ -150,8 +150,7 @@ METRICS: dict[str, Metric] = {
     # rollout worker: answers that are verified in processes of their own; totals since the worker started
     "verify/answers": Metric("answers", "answers that verifier processes have judged or failed on"),
     "verify/pending": Metric("answers", "answers that are at a verifier process or wait for one"),
-    "verify/timeouts": Metric("answers", "of these, failed because the verifier took too long and was killed"),
-    "verify/crashes": Metric("answers", "of these, failed because the verifier died, ran out of memory or raised"),
+    "verify/failures/{kind}": Metric("answers", "of these, answers for which it gave no reward, by kind of failure"),
     # learner, or the worker of a frozen policy: an evaluation
     "eval/accuracy": Metric("share", "held-out answers that the verifier accepts", True),
     "eval/accuracy/{task}": Metric("share", "held-out answers of one task that the verifier accepts", True),

@@ -25,6 +25,8 @@ class Problem:
 
     problem: str
     reference: str
+    row: str
+    """As JSON."""
 
 
 class Keys(NamedTuple):
@@ -45,7 +47,7 @@ def read_problems(rows: Iterator[tuple[str, Mapping[str, Any]]], keys: Keys) -> 
     for place, row in rows:
         problem, reference = _first(row, keys.problem), reference_of(row, keys)
         if problem and reference:
-            problems.append(Problem(problem, reference))
+            problems.append(Problem(problem, reference, json.dumps(row, ensure_ascii=False, default=str)))
         else:
             unusable.append(f"{place}: no {'reference answer' if problem else 'problem'} (keys {sorted(row)[:8]})")
     if len(unusable) > len(problems):

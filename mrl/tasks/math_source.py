@@ -98,8 +98,8 @@ class MathSource:
         parts: list[tuple[Problem, Part]] = [(problem, "held_out") for problem in held_out]
         parts += [(problem, "train" if held_out else _hashed_part(problem.problem)) for problem in known]
         return [
-            Item(options.prompt.replace("{problem}", problem.problem), "", "", number, problem.reference, part)
-            for number, (problem, part) in enumerate(parts)
+            Item(options.prompt.replace("{problem}", one.problem), "", "", number, one.reference, part, one.row)
+            for number, (one, part) in enumerate(parts)
         ]
 
 

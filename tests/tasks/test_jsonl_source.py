@@ -90,7 +90,7 @@ def test_the_user_s_verifier_judges_in_place_of_the_source_s(write, verifiers):
         asked = [(own.prompt_id, "right"), (own.prompt_id, "die"), (word.prompt_id, trimmed), (word.prompt_id, "loo")]
         verdicts = pool.verify_all(asked)
         assert [one.reward for one in verdicts] == [1.0, 0.0, 1.0, 0.0]
-        assert [one.failure for one in verdicts] == ["", "verifier_crash", "", ""]
+        assert [one.failure for one in verdicts] == ["", "exited", "", ""]
         assert pool.verifier_values()["verify/answers"] == 4.0
     finally:
         pool.close()

@@ -3,7 +3,9 @@ from contextlib import closing
 import pytest
 
 from mrl.tasks.math_answers import score
-from mrl.tasks.verifier_pool import Outcome, VerifierPool
+from mrl.tasks.rewards import Outcome
+from mrl.tasks.verifier_pool import VerifierPool
+from mrl.tasks.verifier_process import VerifierCall
 from tests.support.math_problems import HARD, MALFORMED, PROBLEMS
 
 
@@ -49,10 +51,10 @@ def test_an_answer_says_one_thing(reference, right, wrong):
 
 def test_hard_answers_fail_within_the_limit():
     """Huge powers and deep nesting are wrong or out of time; the answer behind each is judged as ever."""
-    pairs = [("5", answer) for hard in HARD for answer in (hard, "5.0")]
+    calls = [VerifierCall("5", answer) for hard in HARD for answer in (hard, "5.0")]
     with closing(VerifierPool("mrl.tasks.math_answers:score", processes=1, timeout_s=0.3)) as pool:
-        outcomes = pool.verify(pairs)
-    assert [outcome.score for outcome in outcomes[::2]] == [0.0] * len(HARD)
-    assert [outcome.failure for outcome in outcomes[::2]] == ["verifier_timeout"] * 2 + [""] * 2
-    assert outcomes[1::2] == [Outcome(1.0)] * len(HARD)
-    assert (pool.counts.timeouts, pool.counts.crashes) == (2, 0)
+        outcomes = pool.verify(calls)
+    assert [sum(one.rewards.values()) for one in outcomes[::2]] == [0.0] * len(HARD)
+    assert [outcome.failure for outcome in outcomes[::2]] == ["timeout"] * 2 + [""] * 2
+    assert outcomes[1::2] == [Outcome.of(1.0)] * len(HARD)
+    assert pool.counts.failures == {"timeout": 2}

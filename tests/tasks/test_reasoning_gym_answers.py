@@ -9,8 +9,10 @@ from reasoning_gym.dataset import ProceduralDataset
 
 from mrl.config.schema import TaskTable
 from mrl.tasks.reasoning_gym_source import COMPARE_TEXTS, VERIFIER, ReasoningGymSource
+from mrl.tasks.rewards import Outcome
 from mrl.tasks.sources import open_source
-from mrl.tasks.verifier_pool import Outcome, VerifierPool
+from mrl.tasks.verifier_pool import VerifierPool
+from mrl.tasks.verifier_process import VerifierCall
 from mrl.tasks.verify import Judge, VerificationRequest
 from tests.support.data_sets import FOLLOW_SETS
 
@@ -70,12 +72,12 @@ def test_an_answer_that_is_code_does_nothing_outside(pool, tmp_path, code):
     source = countdown()
     [item] = source.items(1)
 
-    (outcome,) = pool.verify([(source.verifier_reference(item), code.format(made=made, there=there))])
+    (outcome,) = pool.verify([VerifierCall(source.verifier_reference(item), code.format(made=made, there=there))])
 
-    assert outcome.score < 1.0
+    assert sum(outcome.rewards.values()) < 1.0
     assert not made.exists()
     assert there.exists()
-    assert not pool.counts.timeouts
+    assert "timeout" not in pool.counts.failures
 
 
 def test_only_scorers_that_compare_texts_run_without_limits():
@@ -105,5 +107,5 @@ def test_every_scorer_says_in_its_process_what_it_says_here(pool, name):
     source = ReasoningGymSource(name, {}, seed=1, where="tasks.t")
     items = list(source.items(2))
     pairs = [(item, one.reference) for item in items for one in items]
-    found = pool.verify([(source.verifier_reference(item), answer) for item, answer in pairs])
-    assert found == [Outcome(source.score(item, answer)) for item, answer in pairs]
+    found = pool.verify([VerifierCall(source.verifier_reference(item), answer) for item, answer in pairs])
+    assert found == [Outcome.of(source.score(item, answer)) for item, answer in pairs]
