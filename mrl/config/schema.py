@@ -75,6 +75,11 @@ class TaskTable(Table):
     return these names and no others. Empty: each weighs 1."""
     failed_reward: float = Field(default=0.0, ge=-1e6, le=1e6)
     """Reward of an answer that is empty, or on which the verifier fails; below `run.success_reward`."""
+    evaluator: str = Field(default="", pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$")
+    """Your own function, "module:function", that runs what the policy wrote: called with the answer, it returns the
+    text that your verifier is given as the answer. It runs in a sealed process per answer, without the reference."""
+    trusted_answers: bool = False
+    """Whether answers may be evaluated as code on a host that cannot seal the process in which that is done."""
     verifier_processes: int = Field(default=2, ge=1, le=64)
     """Processes in which each worker verifies answers, by your own verifier or one that may hang or crash (`math`).
 

@@ -44,6 +44,7 @@ class JsonlSource:
 
     is_finite = True
     verifier = ""
+    evaluates = False
 
     def __init__(self, dataset: str, options: Mapping[str, Any], *, seed: int, where: str, get: str = "") -> None:
         """Raises MissingError for a file that is not there, TaskError for bad options or rows."""

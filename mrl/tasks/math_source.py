@@ -53,6 +53,7 @@ class MathSource:
 
     is_finite = True
     verifier = "mrl.tasks.math_answers:score"
+    evaluates = False
 
     def __init__(self, dataset: str, options: Mapping[str, Any], *, seed: int, where: str, get: str = "") -> None:
         """Raises MissingError for a file or package that is not there, TaskError for bad options or contents."""

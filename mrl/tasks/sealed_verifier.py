@@ -23,11 +23,20 @@ from typing import IO, Any, NoReturn
 import msgspec
 import setproctitle
 
+from mrl.tasks import sealed_child
 from mrl.tasks.rewards import EXITED, FAILURES, MEMORY, RAISED, TIMEOUT, UNREADABLE, Outcome, failed, outcome_of
 from mrl.tasks.seal import Seal, die_with, host_seal
 from mrl.tasks.sealed_child import DIED, DONE, LATE, OUT_OF_MEMORY, Ended, Limits, run_sealed
-from mrl.tasks.verifier_process import LENGTH, WALL_FACTOR, Ready, VerifierCall, extras_of, judged, named_function
-from mrl.tasks.verifier_process import read_request
+from mrl.tasks.verifier_process import (
+    LENGTH,
+    WALL_FACTOR,
+    Ready,
+    VerifierCall,
+    extras_of,
+    judged,
+    named_function,
+    read_request,
+)
 
 SEALED, TRUSTED = "sealed", "trusted"
 SOONER = 0.9
@@ -105,7 +114,7 @@ def _plain(outcome: Outcome) -> Outcome:
 
 
 def _said(ended: Ended) -> str:
-    return _WHAT.get(ended.status) or ended.reply.decode("ascii", errors="replace")
+    return _WHAT.get(ended.status) or ended.reply.decode(errors="replace")
 
 
 class _EvaluatingSide:
@@ -119,8 +128,9 @@ class _EvaluatingSide:
             _evaluate(far, evaluator, seal, limits, keeper=keeper)
         far.close()
         self._requests, self._replies = near.makefile("wb"), near.makefile("rb")
-        if not self._replies.read(1):
-            raise ImportError(f"the evaluator {evaluator} does not start")
+        status, reason = self._replies.read(1), read_request(self._replies)
+        if status != bytes([DONE]):
+            raise ImportError(f"the evaluator {evaluator} does not start: {(reason or b'it ended').decode()}")
 
     def evaluated(self, call: VerifierCall) -> tuple[Outcome | None, VerifierCall]:
         """The call with the text in place of the answer; or why there is none, which is the answer's own fault."""
@@ -146,14 +156,19 @@ def _evaluate(keeper_side: socket.socket, evaluator: str, seal: Seal, limits: Li
         nowhere = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nowhere, 0)
         os.dup2(2, 1)
-        function = named_function(evaluator)
+        link = keeper_side.makefile("rwb")
+        try:
+            function = named_function(evaluator)
+        except Exception as error:
+            _say(link, Ended(sealed_child.RAISED, f"{type(error).__name__}: {error}".encode(errors="replace")))
+            raise
         gc.freeze()
-        keeper_side.sendall(b"\0")
+        _say(link, Ended(DONE))
         here, status = os.getpid(), 0
         while not status:
             pid = os.fork()
             if not pid:
-                _evaluate_one(keeper_side.makefile("rwb"), function, seal, limits, parent=here)
+                _evaluate_one(link, function, seal, limits, parent=here)
             _, status = os.waitpid(pid, 0)
     finally:
         os._exit(1)
@@ -169,11 +184,15 @@ def _evaluate_one(
         answer = read_request(link)
         if answer is not None:
             ended = run_sealed(lambda: evaluator(answer.decode()).encode(), seal, limits)
-            link.write(bytes([ended.status]) + LENGTH.pack(len(ended.reply)) + ended.reply)
-            link.flush()
+            _say(link, ended)
             code = 0
     finally:
         os._exit(code)
+
+
+def _say(link: IO[bytes], ended: Ended) -> None:
+    link.write(bytes([ended.status]) + LENGTH.pack(len(ended.reply)) + ended.reply)
+    link.flush()
 
 
 if __name__ == "__main__":

@@ -40,6 +40,9 @@ class Source(Protocol):
     replaces it, and is called with (`item.reference`, extracted answer), and prompt and row where it takes them.
     """
 
+    evaluates: bool
+    """Whether its scorer evaluates answers as code, and therefore needs a host that can seal a process."""
+
     def items(self, limit: int) -> Iterator[Item]:
         """The first `limit` entries of an endless source, made one by one; all of a finite one. Prompts may repeat."""
         ...

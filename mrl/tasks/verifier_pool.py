@@ -30,6 +30,7 @@ import msgspec
 
 from mrl.errors import RoleFailed
 from mrl.tasks.rewards import EXITED, MEMORY, TIMEOUT, TOO_LONG, CodeLine, Outcome, failed, place_of
+from mrl.tasks.sealing import Sealing, sealed_environment
 from mrl.tasks.verifier_process import EXTRAS, LENGTH, WALL_FACTOR, Ready, VerifierCall
 
 MEMORY_BYTES = 1024**3
@@ -100,12 +101,15 @@ class VerifierPool:
         timeout_s: float,
         memory_bytes: int = MEMORY_BYTES,
         wall_factor: float = WALL_FACTOR,
+        sealing: Sealing | None = None,
     ) -> None:
         """`timeout_s` is CPU time per answer, and `wall_factor` times that the limit of the clock.
 
+        With `sealing` every answer is judged in a fresh process that is closed up; the pool's own processes fork them.
         Nothing is started before the first answer comes.
         """
-        self._argv = verifier_argv(verifier, memory_bytes=memory_bytes, timeout_s=timeout_s)
+        self._argv = verifier_argv(verifier, memory_bytes=memory_bytes, timeout_s=timeout_s, sealing=sealing)
+        self._environment = None if sealing is None else sealed_environment(os.environ)
         self._verifier = verifier
         self._size, self._cpu_s, self._wall_s = processes, timeout_s, wall_factor * timeout_s
         self._lock = threading.Lock()
@@ -207,7 +211,12 @@ class VerifierPool:
 
     def _start(self) -> None:
         process = subprocess.Popen(
-            self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, pipesize=PIPE_BYTES
+            self._argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            pipesize=PIPE_BYTES,
+            env=self._environment,
         )
         child = _Child(process, deadline_s=time.monotonic() + START_S)
         self._children.append(child)
@@ -245,7 +254,7 @@ class VerifierPool:
         except msgspec.DecodeError:  # it has ended, or says where it is while a limit ends it
             return self._replace(child, said)
         child.job = None
-        if outcome.failure == MEMORY:
+        if outcome.failure == MEMORY and self._environment is None:
             self._end(child)  # what it holds, and in what state it is, nobody knows
         return outcome
 
@@ -290,9 +299,15 @@ class VerifierPool:
         return child.end()
 
 
-def verifier_argv(verifier: str, *, memory_bytes: int, timeout_s: float) -> tuple[str, ...]:
+def verifier_argv(
+    verifier: str, *, memory_bytes: int, timeout_s: float, sealing: Sealing | None = None
+) -> tuple[str, ...]:
     """The command of one verifier process; it finds `verifier` where this one finds modules, or in its folder."""
-    return (sys.executable, "-m", "mrl.tasks.verifier_process", verifier, str(memory_bytes), str(timeout_s))
+    limits = str(memory_bytes), str(timeout_s)
+    if sealing is None:
+        return (sys.executable, "-m", "mrl.tasks.verifier_process", verifier, *limits)
+    trust = "trusted" if sealing.is_trusted else "sealed"
+    return (sys.executable, "-m", "mrl.tasks.sealed_verifier", verifier, sealing.evaluator, *limits, trust)
 
 
 class _Child:

@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from types import TracebackType
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import msgspec
 import setproctitle
@@ -60,25 +60,31 @@ def main(words: list[str]) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), int(memory_bytes)))
     replies = os.dup(1)
     os.dup2(2, 1)  # what a verifier prints must not stand between replies
-    module, _, function = name.partition(":")
-    verifier = getattr(importlib.import_module(module), function)
-    if not callable(verifier):
-        raise TypeError(f"{name} is no function")
+    verifier = named_function(name)
     extras = extras_of(verifier, name)
     for limit in (signal.SIGPROF, signal.SIGALRM):  # on its way out it says which line it is at
         faulthandler.register(limit, file=replies, all_threads=False, chain=True)
     os.write(replies, msgspec.msgpack.encode(Ready(extras)))
-    while (request := _read(sys.stdin.buffer)) is not None:
+    while (request := read_request(sys.stdin.buffer)) is not None:
         call = _call.decode(request)
         # CPU time, so that a loaded machine makes no answer wrong. The default action of the signal ends this process
         # at once, also inside a regular expression or a big multiplication, where Python's handlers never run.
         signal.setitimer(signal.ITIMER_PROF, float(cpu_s))
         signal.setitimer(signal.ITIMER_REAL, 2 * WALL_FACTOR * float(cpu_s))  # the parent kills earlier, if it lives
-        outcome = _judge(verifier, call, extras)
+        outcome = judged(verifier, call, extras)
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         os.write(replies, msgspec.msgpack.encode(outcome))
     return 0
+
+
+def named_function(name: str) -> Callable[..., Any]:
+    """The function "module:function". Raises ImportError, AttributeError or TypeError."""
+    module, _, function = name.partition(":")
+    found = getattr(importlib.import_module(module), function)
+    if not callable(found):
+        raise TypeError(f"{name} is no function")
+    return cast("Callable[..., Any]", found)
 
 
 def extras_of(verifier: Callable[..., Any], name: str) -> tuple[str, ...]:
@@ -105,7 +111,8 @@ def extras_of(verifier: Callable[..., Any], name: str) -> tuple[str, ...]:
     return extras
 
 
-def _judge(verifier: Callable[..., Any], call: VerifierCall, extras: tuple[str, ...]) -> Outcome:
+def judged(verifier: Callable[..., Any], call: VerifierCall, extras: tuple[str, ...]) -> Outcome:
+    """What the verifier gives, or the failure that its exception is."""
     given: dict[str, object] = {}
     if "prompt" in extras:
         given["prompt"] = call.prompt
@@ -131,7 +138,7 @@ def _definition(verifier: Callable[..., Any]) -> str:
     return "" if code is None else str(CodeLine(code.co_filename, code.co_firstlineno, code.co_name))
 
 
-def _read(stream: IO[bytes]) -> bytes | None:
+def read_request(stream: IO[bytes]) -> bytes | None:
     """One request; None at the end of the stream."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:

@@ -22,6 +22,7 @@ from mrl.tasks.rewards import (
     outcome_of,
     weighted_sum,
 )
+from mrl.tasks.sealing import sealing_of
 from mrl.tasks.source import Item, Source
 from mrl.tasks.verifier_pool import START_S, VerifierPool, verifier_argv
 from mrl.tasks.verifier_process import VerifierCall
@@ -164,6 +165,7 @@ class Judge:
                 processes=table.verifier_processes,
                 timeout_s=table.verifier_timeout_s,
                 memory_bytes=table.verifier_memory_mib * MIB,
+                sealing=sealing_of(task, table, evaluates=source.evaluates),
             )
         return self._pools[task]
 
@@ -171,7 +173,10 @@ class Judge:
 def check_verifier(task: str, table: TaskTable) -> None:
     """Start a process of the task's own verifier once. Raises TaskError, with the reason, when it does not start."""
     argv = verifier_argv(
-        table.verifier, memory_bytes=table.verifier_memory_mib * MIB, timeout_s=table.verifier_timeout_s
+        table.verifier,
+        memory_bytes=table.verifier_memory_mib * MIB,
+        timeout_s=table.verifier_timeout_s,
+        sealing=sealing_of(task, table, evaluates=False),
     )
     try:
         trial = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=START_S, check=False)
