@@ -24,7 +24,18 @@ import msgspec
 import setproctitle
 
 from mrl.tasks import sealed_child
-from mrl.tasks.rewards import EXITED, FAILURES, MEMORY, RAISED, TIMEOUT, UNREADABLE, Outcome, failed, outcome_of
+from mrl.tasks.rewards import (
+    EXITED,
+    FAILURES,
+    MEMORY,
+    RAISED,
+    TIMEOUT,
+    UNNAMED,
+    UNREADABLE,
+    Outcome,
+    failed,
+    outcome_of,
+)
 from mrl.tasks.seal import Seal, die_with, host_seal
 from mrl.tasks.sealed_child import DIED, DONE, LATE, OUT_OF_MEMORY, Ended, Limits, run_sealed
 from mrl.tasks.verifier_process import (
@@ -108,7 +119,8 @@ def _judged_apart(
 def _plain(outcome: Outcome) -> Outcome:
     """The outcome, held to what one may be: it comes from a process that is not trusted."""
     if not outcome.failure:
-        return outcome_of(outcome.rewards)
+        is_single = list(outcome.rewards) == [UNNAMED]
+        return outcome_of(outcome.rewards[UNNAMED] if is_single else outcome.rewards)
     words = outcome.words[:MAX_WORDS_CHARS]
     return failed(outcome.failure if outcome.failure in FAILURES else RAISED, ascii(words)[1:-1])
 
