@@ -39,6 +39,7 @@ class Seal:
     """What closes a process up on this host, made ready once; every process of the pool puts it on by `close_up`."""
 
     program: bytes
+    """The filter of system calls; empty for limits alone, where answers are trusted."""
     rules: int
     """A descriptor of Landlock's rules; -1 where the kernel has none."""
 
@@ -66,6 +67,8 @@ class Seal:
         os.closerange(reply + 1, max(highest, reply) + 1)
         for limit, value in limits.items():
             resource.setrlimit(limit, (value, value))
+        if not self.program:
+            return
         text = ctypes.create_string_buffer(self.program, len(self.program))
         program = struct.pack("HxxxxxxQ", len(self.program) // 8, ctypes.addressof(text))
         _control(_SET_SECCOMP, _FILTER, program)
