@@ -53,5 +53,3 @@ GRAMMARS: dict[str, Callable[[str], bool]] = {
     "polynomial_multiplication": is_term,
 }
 """Data set of reasoning-gym -> what its scorer may evaluate. The scorers of all others evaluate nothing."""
-MIXED = "composite"
-"""The data set that passes an answer on to the scorer of whichever data set the entry is of."""

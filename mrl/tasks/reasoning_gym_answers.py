@@ -16,10 +16,11 @@ from typing import Any
 
 import reasoning_gym
 
-from mrl.tasks.answer_grammars import GRAMMARS, MIXED
+from mrl.tasks.answer_grammars import GRAMMARS
 from mrl.tasks.reasoning_gym_source import SIZE
 
-_may_compile = True
+_own_texts: frozenset[str] | None = None
+"""While an answer is scored that is not to be evaluated: texts of its entry, which a scorer may evaluate."""
 
 
 def score(reference: str, answer: str) -> float:
@@ -27,21 +28,20 @@ def score(reference: str, answer: str) -> float:
 
     `reference` is the entry's `ReasoningGymSource.verifier_reference`.
     """
-    name, dataset, entry = prepare(reference)
-    source = entry["metadata"]["source_dataset"] if name == MIXED else name
-    is_harmless = GRAMMARS.get(source)
-    with _compiling(is_harmless is not None and is_harmless(answer)):
+    name, dataset, entry, texts = prepare(reference)
+    grammar = GRAMMARS.get(name)
+    with _evaluating(None if grammar is not None and grammar(answer) else texts):
         return float(dataset.score_answer(answer, entry))
 
 
 @lru_cache(maxsize=256)
-def prepare(reference: str) -> tuple[str, Any, Any]:
-    """Name, data set and entry; kept, because the answers of a group share them."""
+def prepare(reference: str) -> tuple[str, Any, Any, frozenset[str]]:
+    """Name of the data set, data set, entry and its texts; kept, because the answers of a group share them."""
     name, options, seed, number = json.loads(reference)
     dataset = _opened(name, json.dumps(options), seed)
     entry = dataset[number]
     dataset.score_answer(entry["answer"], entry)  # which loads what the scorer needs
-    return name, dataset, entry
+    return name, dataset, entry, frozenset(_texts_in(entry))
 
 
 @lru_cache(maxsize=16)
@@ -49,15 +49,26 @@ def _opened(name: str, options: str, seed: int) -> Any:
     return reasoning_gym.create_dataset(name, **{**SIZE, **json.loads(options), "seed": seed})
 
 
+def _texts_in(part: object) -> Iterator[str]:
+    if isinstance(part, str):
+        yield part
+    elif isinstance(part, dict):
+        yield from _texts_in(list(part.values()))
+    elif isinstance(part, list | tuple):
+        for one in part:
+            yield from _texts_in(one)
+
+
 @contextmanager
-def _compiling(is_allowed: bool) -> Iterator[None]:
-    global _may_compile
+def _evaluating(texts: frozenset[str] | None) -> Iterator[None]:
+    """Let these texts alone be evaluated, or everything (None)."""
+    global _own_texts
     _watch()
-    _may_compile = is_allowed
+    _own_texts = texts
     try:
         yield
     finally:
-        _may_compile = True
+        _own_texts = None
 
 
 @lru_cache(maxsize=1)
@@ -68,12 +79,13 @@ def _watch() -> None:
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
     """Raise PermissionError for text that becomes code; modules that are loaded late, and mere syntax trees, may."""
-    if _may_compile:
+    if _own_texts is None:
         return
     if event == "compile":
-        origin = str(arguments[1])
-        is_text = origin.startswith("<") and origin != "<unknown>"
+        text, origin = arguments
+        text = text.decode(errors="replace") if isinstance(text, bytes) else text
+        is_code = str(origin).startswith("<") and origin != "<unknown>" and text not in _own_texts
     else:
-        is_text = event == "exec" and isinstance(arguments[0], CodeType) and arguments[0].co_filename == "<unknown>"
-    if is_text:
+        is_code = event == "exec" and isinstance(arguments[0], CodeType) and arguments[0].co_filename == "<unknown>"
+    if is_code:
         raise PermissionError("the answer is not of the form that the scorer may evaluate")

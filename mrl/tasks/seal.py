@@ -12,6 +12,7 @@ import os
 import platform
 import resource
 import site
+import socket
 import struct
 import subprocess
 import sys
@@ -129,8 +130,6 @@ def _tried(seal: Seal) -> str:
 
 def _open_doors() -> str:
     """What a sealed process can do and must not; empty when there is nothing."""
-    import socket
-
     tries = {
         "read a file": lambda: os.open("/proc/self/environ", os.O_RDONLY),
         "write a file": lambda: os.open("/dev/null", os.O_WRONLY),

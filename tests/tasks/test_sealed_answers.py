@@ -3,6 +3,9 @@
 import ctypes
 import os
 import socket
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -96,3 +99,24 @@ def test_an_answer_that_does_not_end_is_ended(name, brief_pool):
     pids = {child.process.pid for child in brief_pool.children()}
     assert rewards(brief_pool, ENDLESS[name], right) == [0.0, 1.0]
     assert {child.process.pid for child in brief_pool.children()} == pids
+
+
+@pytest.mark.parametrize(
+    "name", ["a key file, in many ways", "a file written, in many ways", "a socket", "a process by the C module"]
+)
+def test_without_the_seal_they_get_what_they_are_after(name, tmp_path):
+    """So it is the seal that holds, and not a mistake in the attack."""
+    key = tmp_path / "key"
+    key.write_text("k3y")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        names = {"right": RIGHT, "key": str(key), "made": str(tmp_path / "made"), "tester": os.getpid()}
+        attack = program(ATTACKS[name], port=listening.getsockname()[1], **names)
+        code = f"""
+            from mrl.tasks.seal import Seal
+            from mrl.tasks.sealed_child import Limits, run_sealed
+            from tests.support.evaluating import run
+            print(run_sealed(lambda: run({attack!r}).encode(), Seal(b"", -1), Limits(2**29, 30.0, 60.0)).reply.decode())
+        """
+        argv = [sys.executable, "-c", textwrap.dedent(code)]
+        assert subprocess.run(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True).stdout.strip() == RIGHT
+    Path("/dev/shm/mrl-hostile").unlink(missing_ok=True)

@@ -15,6 +15,7 @@ class Scores:
     value: float
     is_finite: bool = False
     verifier: str = ""
+    evaluates: bool = False
 
     def items(self, limit):
         return iter(())
