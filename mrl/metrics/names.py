@@ -22,6 +22,8 @@ METRICS: dict[str, Metric] = {
     "reward/mean": Metric("reward", "mean reward over the own answers of the batch", True),
     "reward/all_failed_share": Metric("share", "own groups of the batch in which every answer failed", True),
     "reward/all_passed_share": Metric("share", "own groups of the batch in which every answer passed"),
+    "reward/named/{task}/{name}": Metric("reward", "mean of one part of a task's reward over the batch's own answers"),
+    "verify/failed_share": Metric("share", "own answers on which verifiers failed, since the batch before"),
     "loss/{component}": Metric("nats", "one loss component, divided by its own denominator"),
     "loss/total": Metric("nats", "sum of the loss components"),
     "optim/grad_norm": Metric("norm", "global gradient norm before clipping"),
