@@ -4,6 +4,7 @@ import re
 
 from mrl.config.objective_rules import check_objective
 from mrl.config.policy_tables import LearnerTable, MakeTable, PolicyTable, RolloutTable, ServerTable
+from mrl.config.reward_rules import check_rewards
 from mrl.config.schema import RunConfig
 from mrl.config.unit_rules import check_units, may_sleep
 from mrl.errors import ConfigError
@@ -35,6 +36,7 @@ def check_rules(config: RunConfig, *, where: str) -> None:
     _check_sleepers(config, where)
     _check_ttl(config, where)
     _check_exchange(config, where)
+    check_rewards(config, where)
     if not isinstance(config.sharing.get("regime"), str):
         raise ConfigError(
             "sharing.regime: missing" if "regime" not in config.sharing else "sharing.regime: not valid",

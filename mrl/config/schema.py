@@ -10,6 +10,7 @@ from mrl.config.policy_tables import PolicyTable
 from mrl.config.table import Table
 
 UnitType = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}$")]
+RewardName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 PolicyName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")]
 
 
@@ -28,6 +29,11 @@ class RunTable(Table):
     """Seeds prompt order, sampling and minibatches."""
     steps: int = Field(..., ge=1)
     """Learner steps of every policy."""
+    success_reward: float = Field(default=1.0, ge=-1e6, le=1e6)
+    """An answer is a success when its reward is at least this: in held-out accuracy, and where policies share what
+    succeeded."""
+    max_verifier_failures: float = Field(default=0.5, ge=0, le=1)
+    """The run ends when verifiers fail on more than this share of a step's answers; with 1 it never does."""
     sync: bool = False
     """All policies step together: no staleness, and equal runs under equal seeds."""
     sync_timeout_s: float = Field(default=600.0, gt=0)
@@ -61,10 +67,21 @@ class TaskTable(Table):
     operation: str = ""
     """Name of the operation that solves the task; used by the warm start of locally made policies."""
     verifier: str = Field(default="", pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$")
-    """Your own verifier, "module:function", called with (reference, answer), both text; 1.0 is right.
+    """Your own verifier, "module:function", called with (reference, answer), both text, and with the `prompt` and the
+    `row` of the data where it has arguments of these names. It returns a number, or several by name.
 
     It runs in processes of its own, and may take long, hang or die. Empty: the source's own.
     """
+    reward_weights: dict[RewardName, Annotated[float, Field(allow_inf_nan=False)]] = Field(default={})
+    """Weights of the rewards that your verifier returns by name; the answer's reward is their weighted sum. It has to
+    return these names and no others. Empty: each weighs 1."""
+    failed_reward: float = Field(default=0.0, ge=-1e6, le=1e6)
+    """Reward of an answer that is empty, or on which the verifier fails; below `run.success_reward`."""
+    evaluator: str = Field(default="", pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$")
+    """Your own function, "module:function", that runs what the policy wrote: called with the answer, it returns the
+    text that your verifier is given as the answer. It runs in a sealed process per answer, without the reference."""
+    trusted_answers: bool = False
+    """Whether answers may be evaluated as code on a host that cannot seal the process in which that is done."""
     verifier_processes: int = Field(default=2, ge=1, le=64)
     """Processes in which each worker verifies answers, by your own verifier or one that may hang or crash (`math`).
 

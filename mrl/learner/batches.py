@@ -1,11 +1,13 @@
 """The first rank's work before every step: gather own groups, hear the peers, let the regime assign credit."""
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from mrl.config.schema import RunTable
 from mrl.learner.gather import Gathering, PeerSource, Stopping
 from mrl.learner.intake import Intake
 from mrl.learner.step_order import StepOrder
@@ -29,8 +31,11 @@ class PreparedStep:
 class BatchMaker:
     """Forms the order of one step after the other; `gathering` says how their groups come together."""
 
-    def __init__(self, intake: Intake, regime: Regime, peers: PeerSource | None, gathering: Gathering) -> None:
+    def __init__(
+        self, intake: Intake, regime: Regime, peers: PeerSource | None, gathering: Gathering, run: RunTable
+    ) -> None:
         self._intake, self._regime, self._peers, self._gathering = intake, regime, peers, gathering
+        self._run = run
 
     def begin(self) -> None:
         """The first weights are out; after a resume, ask once more for what the restored regime awaits."""
@@ -39,17 +44,26 @@ class BatchMaker:
     def prepare(self, step: int, rng: np.random.Generator, stopping: Stopping) -> PreparedStep | None:
         """The next step's order, or None when the role is stopping.
 
-        Raises PeerLost when no batch came together within the time limit.
+        Raises PeerLost when no batch came together within the time limit, TaskError when verifiers failed on too many
+        answers.
         """
         gathered = self._gathering.gather(step, stopping)
         if gathered is None:
             return None
+        failures = self._intake.take_failures()
+        failures.check(self._run.max_verifier_failures, step=step + 1)
         began_s = time.monotonic()
         groups = gathered.groups
         absorbed = self._regime.absorb(groups, step=step, rng=rng)
         if self._peers and absorbed.forget:
             self._peers.unwatch(absorbed.forget)
-        values = batch_values(groups, step) | dict(absorbed.counts) | self._drops() | dict(gathered.values)
+        values = (
+            batch_values(groups, step, success_reward=self._run.success_reward)
+            | dict(absorbed.counts)
+            | self._drops()
+            | dict(gathered.values)
+        )
+        values["verify/failed_share"] = failures.share
         values["exchange/lost_s"] = self._peers.lost_s() if self._peers else 0.0
         order = _order(absorbed)
         values["time/form_s"] = time.monotonic() - began_s
@@ -76,10 +90,10 @@ class BatchMaker:
         }
 
 
-def batch_values(groups: Sequence[ScoredGroup], step: int) -> dict[str, float]:
+def batch_values(groups: Sequence[ScoredGroup], step: int, *, success_reward: float = 1.0) -> dict[str, float]:
     """Reward, length and staleness of a batch's own groups at learner step `step`."""
     rewards = np.array([[answer.reward for answer in group.answers] for group in groups])
-    passed = rewards >= 1.0
+    passed = rewards >= success_reward
     answers = [answer for group in groups for answer in group.answers]
     now = Version(0, step)
     staleness = [age_versions(now, Version(0, group.oldest.step)) for group in groups]
@@ -92,7 +106,18 @@ def batch_values(groups: Sequence[ScoredGroup], step: int) -> dict[str, float]:
         "staleness/mean_versions": float(np.mean(staleness)),
         "staleness/max_versions": float(np.max(staleness)),
         **{f"staleness/share/{versions}": share for versions, share in _shares(staleness)},
+        **_named_means(groups),
     }
+
+
+def _named_means(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """The mean of every part of the reward that has a name, over the answers of its task that have it."""
+    parts: defaultdict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        for answer in group.answers:
+            for name, reward in answer.rewards.items():
+                parts[f"reward/named/{group.task}/{name}"].append(reward)
+    return {name: float(np.mean(rewards)) for name, rewards in parts.items()}
 
 
 def _shares(staleness: Sequence[int]) -> list[tuple[int, float]]:

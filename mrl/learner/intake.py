@@ -12,6 +12,7 @@ import msgspec
 from mrl.errors import RecordError, RoleFailed
 from mrl.learner.held_out_ledger import Evaluated, HeldOutLedger
 from mrl.learner.ledger import IsSettled, WorkLedger, always
+from mrl.learner.verifier_limit import VerifierFailures
 from mrl.learner.worker_news import WaitBounds, WorkerNews
 from mrl.records.codec import decode, encode
 from mrl.records.rollouts import (
@@ -80,6 +81,7 @@ class Intake:
         self._waits = Waits(clock())
         self._news = WorkerNews.since(clock())
         self._arrivals: list[ScoredGroup] = []
+        self._unjudged = VerifierFailures()
         self._notice: WeightsNotice | None = None
         self._stopping = False
         self.malformed = 0
@@ -208,6 +210,12 @@ class Intake:
             self._ledger.counts.clear()
         return counts
 
+    def take_failures(self) -> VerifierFailures:
+        """What verifiers failed on since the last call."""
+        with self._changed:
+            taken, self._unjudged = self._unjudged, VerifierFailures()
+        return taken
+
     def close(self) -> None:
         """Stop answering."""
         self._stopping = True
@@ -302,5 +310,6 @@ class Intake:
 
     def _note(self, new: Sequence[ScoredGroup]) -> None:
         if new:
+            self._unjudged.note(new)
             self._arrivals.extend(new)
             self._changed.notify_all()

@@ -63,7 +63,14 @@ def sample_writer(pool: TaskPool, telemetry: Telemetry) -> Callable[[int, Prepar
         text = answer.completion.decode("utf-8", errors="replace")
         prompt = pool.prompt(group.prompt_id)
         telemetry.sample(
-            step, kind="rollout", task=prompt.task, prompt=prompt.text, completion=text, reward=answer.reward
+            step,
+            kind="rollout",
+            task=prompt.task,
+            prompt=prompt.text,
+            completion=text,
+            reward=answer.reward,
+            rewards=answer.rewards,
+            failure=answer.failure,
         )
         for rescue in prepared.rescued[:1]:
             prompt = pool.prompt(rescue.prompt_id)
@@ -74,7 +81,7 @@ def sample_writer(pool: TaskPool, telemetry: Telemetry) -> Callable[[int, Prepar
                 task=prompt.task,
                 prompt=prompt.text,
                 completion=text,
-                reward=1.0,
+                reward=rescue.reward,
                 source=rescue.source,
             )
 

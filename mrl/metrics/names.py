@@ -22,6 +22,8 @@ METRICS: dict[str, Metric] = {
     "reward/mean": Metric("reward", "mean reward over the own answers of the batch", True),
     "reward/all_failed_share": Metric("share", "own groups of the batch in which every answer failed", True),
     "reward/all_passed_share": Metric("share", "own groups of the batch in which every answer passed"),
+    "reward/named/{task}/{name}": Metric("reward", "mean of one part of a task's reward over the batch's own answers"),
+    "verify/failed_share": Metric("share", "own answers on which verifiers failed, since the batch before"),
     "loss/{component}": Metric("nats", "one loss component, divided by its own denominator"),
     "loss/total": Metric("nats", "sum of the loss components"),
     "optim/grad_norm": Metric("norm", "global gradient norm before clipping"),
@@ -150,8 +152,7 @@ METRICS: dict[str, Metric] = {
     # rollout worker: answers that are verified in processes of their own; totals since the worker started
     "verify/answers": Metric("answers", "answers that verifier processes have judged or failed on"),
     "verify/pending": Metric("answers", "answers that are at a verifier process or wait for one"),
-    "verify/timeouts": Metric("answers", "of these, failed because the verifier took too long and was killed"),
-    "verify/crashes": Metric("answers", "of these, failed because the verifier died, ran out of memory or raised"),
+    "verify/failures/{kind}": Metric("answers", "of these, answers for which it gave no reward, by kind of failure"),
     # learner, or the worker of a frozen policy: an evaluation
     "eval/accuracy": Metric("share", "held-out answers that the verifier accepts", True),
     "eval/accuracy/{task}": Metric("share", "held-out answers of one task that the verifier accepts", True),

@@ -26,6 +26,7 @@ from mrl.records.telemetry_messages import (
 
 MAX_LABEL_CHARS = 200
 MAX_SAMPLE_CHARS = 20_000
+MAX_FAILURE_CHARS = 1_000
 ROWS_PER_RECORD = 500
 SPANS_PER_RECORD = 500
 
@@ -99,8 +100,10 @@ class Telemetry:
         completion: str,
         reward: float,
         source: str = "",
+        rewards: Mapping[str, float] | None = None,
+        failure: str = "",
     ) -> None:
-        """Emit one answer for people to read; kind is "rollout", "rescue" or "evaluation". Long texts are cut."""
+        """Emit one answer for people to read; kinds are those of `SampleRecord`. Long texts are cut."""
         self._sink(
             SampleRecord(
                 policy=self.policy,
@@ -111,6 +114,8 @@ class Telemetry:
                 completion=completion[:MAX_SAMPLE_CHARS],
                 reward=float(reward),
                 source=source,
+                rewards=dict(rewards or {}),
+                failure=failure[:MAX_FAILURE_CHARS],
             )
         )
 
@@ -131,12 +136,16 @@ class Telemetry:
                 self._turn()
 
     @contextmanager
-    def awaiting(self, what: str, *, whom: str = "", bound_s: float = 0.0) -> Iterator[None]:
+    def awaiting(
+        self, what: str, *, whom: str = "", bound_s: float = 0.0, since_s: float | None = None
+    ) -> Iterator[None]:
         """While inside, heartbeats and spans say that `what` is awaited from `whom`, given up after `bound_s`.
+
+        A wait that began earlier, for example in slices of time, did at `since_s` on the clock of durations.
 
         Waits nest: the innermost shows, and the outer one shows again, with its own start, when the inner one ends.
         """
-        wait = _Wait(what, whom, bound_s, self._monotonic())
+        wait = _Wait(what, whom, bound_s, self._monotonic() if since_s is None else since_s)
         with self._lock:
             self._waits = (*self._waits, wait)
             self._turn()

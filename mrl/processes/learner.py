@@ -273,7 +273,8 @@ def _first_rank(
         ipc_path=socket_file(f"learner-{policy}"),
     )
     publish_endpoint(folder.endpoints, f"learner-{policy}", server.address, server.ipc_path)
-    held_out = None if config.evaluation.every == NO_EVALUATION else HeldOutLedger(policy)
+    bound = config.run.success_reward
+    held_out = None if config.evaluation.every == NO_EVALUATION else HeldOutLedger(policy, success_reward=bound)
     intake = Intake(server, ledger, held_out=held_out, evaluates_alone=config.run.sync, courier=courier)
     closing.callback(intake.close)
     is_sharing = shares(config.sharing)
@@ -282,7 +283,7 @@ def _first_rank(
     return FirstRank(
         policy=policy,
         intake=intake,
-        batches=BatchMaker(intake, regime, peers, gathering),
+        batches=BatchMaker(intake, regime, peers, gathering, config.run),
         regime=regime,
         recorder=context.recorder,
         peers=peers,

@@ -200,6 +200,7 @@ def _frozen_evaluation(
         folder=folder.evaluation,
         max_answers=answers_at_once(config, sampler.policy),
         share=config.evaluation.share,
+        success_reward=config.run.success_reward,
     )
 
 

@@ -15,7 +15,8 @@ from mrl.records.version import Name, Version
 MAX_COMPLETION_BYTES = 256 * 1024
 MAX_GROUP = 1024
 TokenBytes = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_COMPLETION_BYTES)]
-Reward = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
+Reward = Annotated[float, msgspec.Meta(ge=-1e7, le=1e7)]
+"""Also of an advantage: wider than what a verifier may give, by which rewards of one group can differ."""
 
 
 class Experience(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type"):
@@ -77,7 +78,7 @@ class SharedAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     completion: Annotated[bytes, msgspec.Meta(max_length=MAX_COMPLETION_BYTES)]
     finish_reason: FinishReason
     reward: Reward
-    advantage: Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
+    advantage: Reward
     """Within the source's own group."""
     trace: TokenTrace | None = None
     """None when the sampled ids do not stand for the completion's bytes."""

@@ -15,11 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from mrl.records.codec import decoder
+from mrl.records.experience import Reward
 from mrl.records.finish import FinishReason
 from mrl.records.version import Count, Name, Version, VersionSpan
 
 TokenBytes = Annotated[bytes, msgspec.Meta(max_length=4 * 1024 * 1024)]
 TextBytes = Annotated[bytes, msgspec.Meta(max_length=1024 * 1024)]
+NamedRewards = Annotated[dict[Name, Reward], msgspec.Meta(max_length=16)]
+Failure = Annotated[str, msgspec.Meta(max_length=1000)]
 ROUNDED_NATS = 0.01
 """What rounding may put a log-probability above 0."""
 
@@ -36,7 +39,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     completion: TextBytes
     """The bytes of the answer without EOS."""
     finish_reason: FinishReason
-    reward: Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
+    reward: Reward
+    rewards: NamedRewards = {}
+    """Its parts by name, where the verifier gave several."""
+    failure: Failure = ""
+    """Kind of the verifier's failure on it and how it came, as "raised: KeyError: 'n' (judges.py:7 in judge)"."""
 
     @property
     def finished(self) -> bool:
@@ -146,7 +153,7 @@ class HeldOutAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Run-length coded version of every token."""
     completion: TextBytes = b""
     """The bytes of the answer without EOS."""
-    reward: Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)] = 0.0
+    reward: Reward = 0.0
 
 
 class HeldOutAnswers(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="held_out_answers"):

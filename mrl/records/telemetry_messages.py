@@ -46,13 +46,17 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     policy: Name
     step: Count
     kind: Name
-    """"rollout", "rescue" or "evaluation"."""
+    """"rollout", "rescue", "evaluation", or "unjudged": the first answer of a kind on which a verifier failed."""
     task: Name
     prompt: Annotated[str, msgspec.Meta(max_length=20_000)]
     completion: Annotated[str, msgspec.Meta(max_length=20_000)]
     reward: float
     source: str = ""
     """The peer that a rescue came from."""
+    rewards: dict[str, float] = {}
+    """Parts of the reward by name, where the verifier gave several."""
+    failure: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+    """Why the verifier gave no reward."""
 
 
 class RowResidual(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,9 @@ from mrl.records.telemetry_messages import MetricsRecord
 from mrl.report.progress import STALE_AFTER_S, Progress, RoleSign, is_step, kind_of
 from mrl.report.readable import count, elapsed, fixed, percent, seconds
 
+SLOW_VERDICT_S = 5.0
+"""A verifier that is waited for longer than this is named beside the learners."""
+
 
 def step_line(record: MetricsRecord, steps: int) -> str | None:
     """One learner step; None for any other record.
@@ -20,6 +23,7 @@ def step_line(record: MetricsRecord, steps: int) -> str | None:
         f" stale {fixed(get('staleness/mean_versions'), 1)}/{count(get('staleness/max_versions'))}"
         f" rescues {count(get('sharing/rescues'))} tok/s {count(get('rate/trained_tokens_s'))}"
         f" wait {seconds(get('time/wait_for_groups_s'))}"
+        + (f" unjudged {percent(unjudged)}" if (unjudged := get("verify/failed_share", 0.0)) else "")
     )
 
 
@@ -44,7 +48,9 @@ def heartbeat_line(progress: Progress, now_s: float) -> str:
         parts.append(f"{name} {policy.step}/{progress.steps} {state(progress, progress.learner_of(name), now_s)}")
     parts += [_exchange(progress), progress.allocation.line(now_s)]
     for sign in progress.roles.values():
-        if kind_of(sign.beat.role) != "learner" and progress.is_silent(sign, now_s):
+        if sign.beat.awaiting == "verdicts" and sign.for_s(now_s) >= SLOW_VERDICT_S:
+            parts.append(f"{sign.beat.role} {state(progress, sign, now_s)}")
+        elif kind_of(sign.beat.role) != "learner" and progress.is_silent(sign, now_s):
             parts.append(f"{sign.beat.role} silent for {seconds(sign.age_s(now_s))}")
     if restarts := progress.process.get("restarts"):
         parts.append(f"restarts {count(restarts)}")

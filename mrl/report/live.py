@@ -90,6 +90,8 @@ class LiveView:
         get = policy.latest.get
         yield Text.assemble(str(policy.step), (f"/{self._progress.steps}", "dim"))
         reward = Text(fixed(get("reward/mean")))
+        if unjudged := get("verify/failed_share", 0.0):
+            reward.append(f" {percent(unjudged)} unjudged", "bold red")
         if width >= MEDIUM:
             reward.append(
                 f" {sparkline(list(policy.rewards.values()), 12 if width >= WIDE else 8):>8}", colour_of(index).dark

@@ -36,10 +36,13 @@ class FrozenEvaluation:
         folder: Path,
         max_answers: int,
         share: float,
+        success_reward: float = 1.0,
     ) -> None:
         """At most `max_answers` are in flight, `share` of them beside other work; the result is a file of `folder`."""
         self._sampler, self._telemetry, self._folder, self._max_answers = sampler, telemetry, folder, max_answers
-        self._book = HeldOutBook(sampler.policy, version, prompts, began_s=time.monotonic())
+        self._book = HeldOutBook(
+            sampler.policy, version, prompts, began_s=time.monotonic(), success_reward=success_reward
+        )
         self._share = HeldOutShare(share, group_size=0)  # the other work comes one request after another
         self._flights, self._verifying = Flights(sampler), Verifying(sampler, telemetry)
         self._is_over = False

@@ -70,6 +70,8 @@ class Sampler:
                 completion=self.completion_bytes(generation.token_ids),
                 finish_reason=generation.finish_reason,
                 reward=verdict.reward,
+                rewards=dict(verdict.rewards),
+                failure=f"{verdict.failure}: {verdict.words}" if verdict.failure else "",
             )
             for generation, verdict in zip(generations, verdicts, strict=True)
         ]

@@ -1,10 +1,13 @@
 """Verification beside sampling: complete groups go to the verifiers at once and come back with their last verdict."""
 
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from typing import NamedTuple
+
+import structlog
 
 from mrl.engines.engine import Generation
 from mrl.errors import RoleFailed
@@ -12,14 +15,18 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import HeldOutAnswer, HeldOutItem, ScoredGroup
 from mrl.rollout.flights import Flight
 from mrl.rollout.sampling import Sampler
+from mrl.tasks.rewards import UNREADABLE
 from mrl.tasks.verify import Verdict
 
 MAX_REASON_CHARS = 500
+
+log = structlog.get_logger()
 
 
 class _Awaited(NamedTuple):
     flight: Flight
     verdicts: "Future[list[Verdict]]"
+    since_s: float
 
 
 class Verifying:
@@ -29,6 +36,8 @@ class Verifying:
         self._sampler, self._telemetry = sampler, telemetry
         self._awaited: list[_Awaited] = []
         self._span = _SharedSpan(telemetry)
+        self._told: set[tuple[str, str]] = set()
+        """Tasks and kinds of failure of which a first one was shown."""
 
     def __len__(self) -> int:
         return len(self._awaited)
@@ -42,7 +51,7 @@ class Verifying:
             verdicts = self._sampler.verdicts(flight.item.prompt_id, flight.generations, rank=flight.number)
             self._span.enter()
             verdicts.add_done_callback(lambda _: self._span.leave())
-            self._awaited.append(_Awaited(flight, verdicts))
+            self._awaited.append(_Awaited(flight, verdicts, time.monotonic()))
 
     def done(self, *, to_the_last: bool = False) -> list[ScoredGroup | HeldOutAnswer]:
         """What was verified since the last call; `to_the_last`: all that was handed in. In the order of handing in.
@@ -50,19 +59,52 @@ class Verifying:
         Raises RoleFailed when a task's verifier cannot be started; a held-out answer has failed then.
         """
         if to_the_last and self._awaited:
-            with self._telemetry.awaiting("verdicts", whom="verifiers"):
+            with self._telemetry.awaiting("verdicts", whom=self.awaited, since_s=self.awaited_since_s):
                 wait([one.verdicts for one in self._awaited])
         settled, awaited = list[_Awaited](), list[_Awaited]()
         for one in self._awaited:
             (settled if one.verdicts.done() else awaited).append(one)
         self._awaited = awaited
-        return [self._scored(*one) for one in settled]
+        return [self._scored(one) for one in settled]
 
-    def _scored(self, flight: Flight, verdicts: "Future[list[Verdict]]") -> ScoredGroup | HeldOutAnswer:
+    @property
+    def awaited(self) -> str:
+        """Whose verdicts are awaited longest, in words."""
+        task = self._sampler.pool.prompt(self._awaited[0].flight.item.prompt_id).task if self._awaited else ""
+        return f"the verifier of {task}"
+
+    @property
+    def awaited_since_s(self) -> float | None:
+        """When the answers were handed in that wait longest, by the clock of waits; None where none wait."""
+        return self._awaited[0].since_s if self._awaited else None
+
+    def _scored(self, awaited: _Awaited) -> ScoredGroup | HeldOutAnswer:
+        flight, verdicts, _ = awaited
+        if not verdicts.exception():
+            self._tell_failures(flight, verdicts.result())
         if isinstance(flight.item, HeldOutItem):
             return self._held_out(flight.item, flight.generations[0], verdicts)
         answers = self._sampler.answers(flight.generations, verdicts.result())
         return self._sampler.group(flight.item, flight.prompt_token_ids, answers)
+
+    def _tell_failures(self, flight: Flight, verdicts: Sequence[Verdict]) -> None:
+        """Show the first failure of every kind, with the answer that it came of."""
+        prompt = self._sampler.pool.prompt(flight.item.prompt_id)
+        for verdict in verdicts:
+            if not verdict.failure or (prompt.task, verdict.failure) in self._told:
+                continue
+            self._told.add((prompt.task, verdict.failure))
+            say = log.info if verdict.failure == UNREADABLE else log.warning
+            say("the verifier failed", task=prompt.task, kind=verdict.failure, reason=verdict.words)
+            self._telemetry.sample(
+                max((version.step for version in flight.versions), default=0),
+                kind="unjudged",
+                task=prompt.task,
+                prompt=prompt.text,
+                completion=verdict.extracted,
+                reward=verdict.reward,
+                failure=f"{verdict.failure}: {verdict.words}",
+            )
 
     def _held_out(self, item: HeldOutItem, generation: Generation, verdicts: "Future[list[Verdict]]") -> HeldOutAnswer:
         """One that cannot be judged costs itself."""

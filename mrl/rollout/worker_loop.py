@@ -293,8 +293,9 @@ class RolloutLoop:
             self._telemetry.doing("sampling")
             return self._engine.collect(QUICK_SLICE_S)
         elif self._busy:
-            what, whom = ("verdicts", "verifiers") if len(self._verifying) else ("proof", "new weights")
-            with self._telemetry.awaiting(what, whom=whom):
+            is_verifying = len(self._verifying) > 0
+            what, whom = ("verdicts", self._verifying.awaited) if is_verifying else ("proof", "new weights")
+            with self._telemetry.awaiting(what, whom=whom, since_s=self._verifying.awaited_since_s):
                 time.sleep(PROOF_SLICE_S)
         return []
 

@@ -20,6 +20,8 @@ class SharingContext:
     """The other policies that learn."""
     others: tuple[str, ...] = ()
     """All other policies, frozen ones included."""
+    success_reward: float = 1.0
+    """An answer is a success when its reward is at least this."""
     recorder: SharingRecorder = field(default_factory=SharingRecorder)
     """Hears of every answer of a peer that the regime reads."""
 
@@ -34,4 +36,5 @@ def sharing_context(config: RunConfig, policy: str, receiver: Receiver) -> Shari
         receiver=receiver,
         peers=tuple(other for other in others if not config.policies[other].frozen),
         others=others,
+        success_reward=config.run.success_reward,
     )

@@ -29,7 +29,7 @@ from mrl.sharing.own_objective import POLICY_GRADIENT
 from mrl.sharing.peer_groups import PeerGroupParameters
 from mrl.sharing.peer_rollouts import RolloutReader
 from mrl.sharing.peer_traces import PeerTrace, mean_logprobs, peer_traces
-from mrl.sharing.regime import SUCCESS_REWARD, Absorbed, Component, TrainingExample
+from mrl.sharing.regime import Absorbed, Component, TrainingExample
 
 GRAFTED = "grafted"
 
@@ -57,7 +57,8 @@ class GraftRegime(RolloutReader):
         """Own rows of the groups that stay, and the rows of the grafted groups last."""
         objective = self.context.objective
         heard = self.take_rollouts(groups)
-        chosen = choose_grafts(groups, heard, balance=self.parameters.balance)
+        bound = self.context.success_reward
+        chosen = choose_grafts(groups, heard, balance=self.parameters.balance, success_reward=bound)
         own = own_examples([group for place, group in enumerate(groups) if place not in chosen], self.context)
         places = sorted(chosen)
         read = peer_traces([chosen[place] for place in places], self.context, needs_trace=True)
@@ -88,24 +89,32 @@ class GraftRegime(RolloutReader):
 
 
 def choose_grafts(
-    groups: Sequence[ScoredGroup], heard: Sequence[Sequence[RolloutRecord]], *, balance: bool
+    groups: Sequence[ScoredGroup],
+    heard: Sequence[Sequence[RolloutRecord]],
+    *,
+    balance: bool,
+    success_reward: float = 1.0,
 ) -> dict[int, RolloutRecord]:
     """The peers' groups that replace own ones: place of the own group -> group of a peer.
 
-    Balance is kept per peer. Where several peers could replace a group, the one with the most successes does, and of
-    equals the first by name.
+    An answer succeeded when its reward is at least `success_reward`. Balance is kept per peer. Where several peers
+    could replace a group, the one with the most successes does, and of equals the first by name.
     """
+
+    def num_passed(group: ScoredGroup | RolloutRecord) -> int:
+        return sum(answer.reward >= success_reward for answer in group.answers)
+
     found: dict[int, list[tuple[int, RolloutRecord]]] = {}
     for source in sorted({record.source for records in heard for record in records}):
         pairs = [(place, one) for place, records in enumerate(heard) for one in records if one.source == source]
-        own_passed = {place: _num_passed(groups[place]) for place, _ in pairs}
+        own_passed = {place: num_passed(groups[place]) for place, _ in pairs}
         forward = [
             (passed, place, one)
             for place, one in pairs
-            if own_passed[place] == 0 and 1 <= (passed := _num_passed(one)) < len(one.answers)
+            if own_passed[place] == 0 and 1 <= (passed := num_passed(one)) < len(one.answers)
         ]
         backward = sum(
-            _num_passed(one) == 0 and 1 <= own_passed[place] < len(groups[place].answers) for place, one in pairs
+            num_passed(one) == 0 and 1 <= own_passed[place] < len(groups[place].answers) for place, one in pairs
         )
         limit = min(len(forward), backward) if balance else len(forward)
         for passed, place, one in _top(forward, limit):
@@ -119,7 +128,3 @@ def _top(found: list[tuple[int, int, RolloutRecord]], limit: int) -> list[tuple[
         return []
     least = sorted((passed for passed, _, _ in found), reverse=True)[limit - 1]
     return [entry for entry in found if entry[0] >= least]
-
-
-def _num_passed(group: ScoredGroup | RolloutRecord) -> int:
-    return sum(answer.reward >= SUCCESS_REWARD for answer in group.answers)

@@ -1,6 +1,6 @@
 """Heterogeneous-agent collaborative policy optimisation (HACPO, arXiv 2603.02604).
 
-    capability   P(k) = mean over the last K steps of the share of rewards above 0;   omega(k, j) = P(k) / P(j)
+    capability   P(k) = mean over the last K steps of the share of successes;   omega(k, j) = P(k) / P(j)
     baseline     mu   = (1 / nG) sum_j sum_i omega(k, j) R(y_i^j),     sigma = std of all rewards
     advantage    A    = (R - mu) / sigma for own answers;    omega(j, k) A for those of agent j
     cross term   clip_m(s) sg[clip_m(s)]^alpha A, s = exp(mean log pi_k - mean log pi_j), each over its own tokens,
@@ -8,9 +8,10 @@
 
 Four mechanisms: the shared baseline, omega, the stepwise clip, and the order: own rows first, then the others', with as
 many more updates as there are more rows. As in the authors' code (zzx-peter/HACRL-code), a group of equal rewards has
-no advantage whatever omega says, a baseline above 1 falls back to the own mean, the end of an answer is left out of the
-cross rows and their means, and own rows that move nothing keep their places in the order. Own rows get the policy's own
-objective: set `method = "gspo"` for the paper's.
+no advantage whatever omega says, a baseline above 1 (or the highest reward, if that is more) falls back to the own
+mean, the end of an answer is left out of the cross rows and their means, and own rows that move nothing keep their
+places in the order. Where verifiers give negative rewards, omega multiplies what a reward has above the least one: the
+paper's are never below 0. Own rows get the policy's own objective: set `method = "gspo"` for the paper's.
 
 Reads of a peer: whole groups (rollout records). On the wire, per prompt: about 240 bytes, and for every answer 140, its
 text and 13 per token.
@@ -56,7 +57,10 @@ class HacpoParameters(PeerGroupParameters):
 
 
 class Capabilities:
-    """How able each policy is now: the mean reward of its last `window_steps` steps that had any."""
+    """How able each policy is now: the mean over its last `window_steps` steps that had any reward.
+
+    Rewards are counted from the least mean of all windows where that is negative, so that no ratio has a wrong sign.
+    """
 
     def __init__(self, *, window_steps: int) -> None:
         self._window_steps = window_steps
@@ -79,8 +83,9 @@ class Capabilities:
         own, others = self.of(policy), self.of(other)
         if own is None or others is None:
             return 1.0
+        least = min(0.0, *(mean for window in self._means.values() for mean in window))
         low, high = RATIO_BOUNDS
-        return min(high, max(low, max(own, CAPABILITY_FLOOR) / max(others, CAPABILITY_FLOOR)))
+        return min(high, max(low, max(own - least, CAPABILITY_FLOOR) / max(others - least, CAPABILITY_FLOOR)))
 
     def state(self) -> dict[str, Any]:
         """The windows as JSON values."""
@@ -113,7 +118,7 @@ class HacpoRegime(RolloutReader):
         """Own rows in phase 0, peers' rows in phase 1."""
         objective = self.context.objective
         peers = self.take_traces(groups, needs_trace=True)
-        self._capabilities.note(_passes(self.context.policy, groups, peers))
+        self._capabilities.note(_passes(self.context, groups, peers))
         joint = [self._advantages(group, traces) for group, traces in zip(groups, peers, strict=True)]
         own = own_examples(groups, self.context, advantages=[one.own_G for one in joint], keep_idle=True)
         cross = [
@@ -156,6 +161,7 @@ class HacpoRegime(RolloutReader):
             own_over_peer=[capabilities.ratio(own, peer) for peer in by_peer],
             peer_over_own=[capabilities.ratio(peer, own) for peer in by_peer],
             std_correction=objective.std_correction,
+            least=min(answer.reward for answer in [*group.answers, *(trace.answer for trace in traces)]),
         )
 
 
@@ -166,17 +172,19 @@ def joint_advantages(
     own_over_peer: Sequence[float],
     peer_over_own: Sequence[float],
     std_correction: int = 1,
+    least: float = 0.0,
 ) -> Joint:
     """Advantages of own rewards [G] and of each peer's, against the capability-weighted joint baseline.
 
-    Equal rewards give exact zeros; a baseline above 1 is replaced by the own mean. The authors' std has correction 1.
+    `least` is the least reward that a verifier gave. Equal rewards give exact zeros; a baseline above 1 and every
+    reward is replaced by the own mean. The authors' std has correction 1.
     """
     pooled = np.concatenate([own_G, *peers])
     if np.all(pooled == pooled[0]):
         return Joint(np.zeros(len(own_G), np.float32), np.zeros(len(pooled) - len(own_G), np.float32))
-    weighted = [omega * rewards for omega, rewards in zip(own_over_peer, peers, strict=True)]
+    weighted = scaled(peers, own_over_peer, least=least)
     baseline = float(np.concatenate([own_G, *weighted]).mean())
-    if baseline > 1.0:
+    if baseline > max(1.0, pooled.max()):
         baseline = float(own_G.mean())
     std = float(pooled.std(ddof=std_correction))
     theirs = [
@@ -184,6 +192,12 @@ def joint_advantages(
         for omega, rewards in zip(peer_over_own, peers, strict=True)
     ]
     return Joint(against(own_G, baseline, std), np.concatenate(theirs))
+
+
+def scaled(rewards: Sequence[Float64s], scales: Sequence[float], *, least: float) -> list[Float64s]:
+    """Rewards of each policy, times its scale. They are scaled from `least` where that is negative."""
+    zero = min(0.0, least)
+    return [one if scale == 1.0 else zero + scale * (one - zero) for scale, one in zip(scales, rewards, strict=True)]
 
 
 def _cross_example(group: ScoredGroup, trace: PeerTrace, advantage: np.float32) -> TrainingExample:
@@ -198,11 +212,14 @@ def _cross_example(group: ScoredGroup, trace: PeerTrace, advantage: np.float32) 
     )
 
 
-def _passes(policy: str, groups: Sequence[ScoredGroup], peers: Sequence[Sequence[PeerTrace]]) -> dict[str, list[float]]:
-    """Passes of all answers of the step, by policy: 1 for a reward above 0, else 0."""
+def _passes(
+    context: SharingContext, groups: Sequence[ScoredGroup], peers: Sequence[Sequence[PeerTrace]]
+) -> dict[str, list[float]]:
+    """Passes of all answers of the step, by policy: 1 for a success, else 0."""
     passes: defaultdict[str, list[float]] = defaultdict(list)
-    passes[policy] = [float(answer.reward > 0) for group in groups for answer in group.answers]
+    bound = context.success_reward
+    passes[context.policy] = [float(answer.reward >= bound) for group in groups for answer in group.answers]
     for traces in peers:
         for trace in traces:
-            passes[trace.source].append(float(trace.answer.reward > 0))
+            passes[trace.source].append(float(trace.answer.reward >= bound))
     return passes

@@ -20,9 +20,6 @@ Float32s = npt.NDArray[np.float32]
 
 DenominatorKind = Literal["rows", "tokens", "prompts", "constant"]
 
-SUCCESS_REWARD = 1.0
-"""An answer is a success when its reward is at least this."""
-
 
 @dataclass(frozen=True, slots=True)
 class Component:
@@ -110,6 +107,7 @@ class Rescue:
     prompt_id: str
     source: str
     completion: bytes
+    reward: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,6 @@ from mrl.sharing.own_objective import POLICY_GRADIENT
 from mrl.sharing.own_traces import trace_of
 from mrl.sharing.peer_traces import PeerTrace, peer_traces
 from mrl.sharing.regime import (
-    SUCCESS_REWARD,
     Absorbed,
     Asking,
     Author,
@@ -120,7 +119,7 @@ class SgtRegime:
         """The prompt of a group that failed. A group with a success settles an older failure on its prompt."""
         if self.context.objective.drop_uniform_groups and group.is_uniform:
             self._droppable.add(group.ticket)
-        passed = sum(answer.reward >= SUCCESS_REWARD for answer in group.answers)
+        passed = sum(answer.reward >= self.context.success_reward for answer in group.answers)
         if passed > self.parameters.gate_success_share * len(group.answers):
             self._pending.succeeded(group.prompt_id, group.newest)
             return []
@@ -174,7 +173,7 @@ class SgtRegime:
             forget=self._pending.take_forgotten(),
             counts=values,
             rescued=[
-                Rescue(row.prompt_id, row.source, one.trace.answer.completion)
+                Rescue(row.prompt_id, row.source, one.trace.answer.completion, one.trace.answer.reward)
                 for row, one in zip(rescues, used, strict=True)
             ],
         )
@@ -208,7 +207,8 @@ class SgtRegime:
 
     def _is_publishable(self, answer: Answer) -> bool:
         is_usable = answer.finished or not self.parameters.finished_only
-        return is_usable and answer.reward >= SUCCESS_REWARD and 0 < len(answer.completion) <= MAX_COMPLETION_BYTES
+        is_success = answer.reward >= self.context.success_reward
+        return is_usable and is_success and 0 < len(answer.completion) <= MAX_COMPLETION_BYTES
 
     def _outcome(self, group: ScoredGroup, answer: Answer, author: Author) -> OutcomeRecord:
         versions = [span.version for span in answer.versions]
@@ -242,7 +242,7 @@ class SgtRegime:
             return "own"
         if not isinstance(record, OutcomeRecord):
             return "other"
-        if record.reward < SUCCESS_REWARD:
+        if record.reward < self.context.success_reward:
             return "failed"
         if self.parameters.finished_only and not record.finished:
             return "unfinished"

@@ -5,7 +5,8 @@
     baseline        mu and sigma
     pooled          w = share of the peers' answers: mu is the mean of all rewards
     peer_only       w = 1
-    rescaled        pooled, a peer's rewards times omega = P(own) / P(peer), the ratio of running mean rewards (HACPO)
+    rescaled        pooled, a peer's rewards times omega = P(own) / P(peer), the ratio of running mean rewards (HACPO),
+                    both counted from the least one where rewards are negative
     mean_only       pooled, without sigma
     leave_one_out   pooled, without the answer itself
 
@@ -28,7 +29,7 @@ from mrl.records.experience import ExperienceRecord, ValueRecord
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.advantages import EPS, Float32s, Float64s
 from mrl.sharing.context import SharingContext
-from mrl.sharing.hacpo import Capabilities
+from mrl.sharing.hacpo import Capabilities, scaled
 from mrl.sharing.own_examples import own_advantages, own_examples
 from mrl.sharing.own_objective import POLICY_GRADIENT
 from mrl.sharing.peer_groups import PeerGroupParameters, PeerGroupReader
@@ -134,7 +135,7 @@ def cross_advantages(
     pooled = np.concatenate([own_G, *peers])
     if np.all(pooled == pooled[0]):
         return np.zeros(len(own_G), dtype=np.float32)
-    theirs = np.concatenate([scale * rewards for scale, rewards in zip(scales, peers, strict=True)])
+    theirs = np.concatenate(scaled(peers, scales, least=float(pooled.min())))
     own_mean_G, num_own = np.full(len(own_G), own_G.mean()), len(own_G)
     if baseline == "leave_one_out":
         num_own -= 1

@@ -20,8 +20,18 @@ SHOWN_PER_TASK = 3
 class HeldOutBook:
     """One answer per prompt, for the evaluation of one version. Without a clock; not thread-safe."""
 
-    def __init__(self, policy: str, version: Version, prompts: Sequence[Prompt], *, began_s: float) -> None:
+    def __init__(
+        self,
+        policy: str,
+        version: Version,
+        prompts: Sequence[Prompt],
+        *,
+        began_s: float,
+        success_reward: float = 1.0,
+    ) -> None:
+        """An answer is right when its reward is at least `success_reward`."""
         self.version = version
+        self._success_reward = success_reward
         self._policy, self._prompts, self._began_s = policy, list(prompts), began_s
         self._waiting = deque(range(len(self._prompts)))
         self._running: dict[int, str] = {}
@@ -125,7 +135,7 @@ class HeldOutBook:
         return f"{self.version}.held-out.{place}"
 
     def _accuracy(self, places: Collection[int]) -> float:
-        return sum(self._answers[place].reward >= 1.0 for place in places) / len(places)
+        return sum(self._answers[place].reward >= self._success_reward for place in places) / len(places)
 
     def _shown(self, place: int) -> EvaluatedAnswer:
         prompt, answer = self._prompts[place], self._answers[place]

@@ -6,8 +6,9 @@ dataset = "data/problems.jsonl"                    one object a line: {"prompt":
 options = { held_out = "data/held_out.jsonl" }     or none: then 15 % of the prompts, by hash, are held out
 verifier = "my_verifiers:passes_tests"             def passes_tests(reference: str, answer: str) -> float
 
-What the verifier needs to know of a prompt (tests, a rubric, the question itself) stands in its reference; one that is
-no text is given to it as JSON. Without a verifier an answer is right when it is the reference, letter for letter.
+What the verifier needs to know of a prompt (tests, a rubric) stands in its reference; one that is no text is given to
+it as JSON. It may also take the `prompt`, and the whole `row` as a dict. Without a verifier an answer is right when it
+is the reference, letter for letter.
 """
 
 import json
@@ -43,6 +44,7 @@ class JsonlSource:
 
     is_finite = True
     verifier = ""
+    evaluates = False
 
     def __init__(self, dataset: str, options: Mapping[str, Any], *, seed: int, where: str, get: str = "") -> None:
         """Raises MissingError for a file that is not there, TaskError for bad options or rows."""
@@ -56,8 +58,8 @@ class JsonlSource:
             for place, row in jsonl_rows(Path(file), where=where, get=get, form=FORM)
         ]
         self._items = [
-            Item(prompt, "", "", number, reference, part or _hashed_part(prompt))
-            for number, (part, prompt, reference) in enumerate(found)
+            Item(prompt, "", "", number, reference, part or _hashed_part(prompt), row)
+            for number, (part, prompt, reference, row) in enumerate(found)
         ]
         random.Random(f"{seed}/{len(self._items)}").shuffle(self._items)
 
@@ -77,14 +79,15 @@ class JsonlSource:
         """1.0 for exactly the reference."""
         return float(answer == item.reference.strip())
 
-    def _row(self, place: str, row: Mapping[str, Any]) -> tuple[str, str]:
-        """Prompt and reference of a row. Raises TaskError."""
+    def _row(self, place: str, row: Mapping[str, Any]) -> tuple[str, str, str]:
+        """Prompt and reference of a row, and all of it as JSON. Raises TaskError."""
         prompt, reference = row.get(self._options.prompt_key), row.get(self._options.reference_key)
         if not isinstance(prompt, str) or not prompt:
             raise _lacking(self._options.prompt_key, "prompt_key", place, row)
         if reference is None:
             raise _lacking(self._options.reference_key, "reference_key", place, row)
-        return prompt, reference if isinstance(reference, str) else json.dumps(reference, ensure_ascii=False)
+        reference = reference if isinstance(reference, str) else json.dumps(reference, ensure_ascii=False)
+        return prompt, reference, json.dumps(row, ensure_ascii=False)
 
 
 def _lacking(key: str, option: str, place: str, row: Mapping[str, Any]) -> TaskError:

@@ -2,14 +2,21 @@ r"""Are two answers the same mathematics? By `math-verify`; runs inside a verifi
 
 The package's own time limits are off: they rest on SIGALRM, which is refused in threads and does not interrupt a big
 multiplication. It is given one boxed answer, extracted beforehand: of two boxes in one text it accepts neither.
+
+What it reads over (the text beside a number, the left side of an equation, what stands behind an approximation, the
+base of a number) is read here: a policy under training would learn to say more than one thing.
 """
 
+import itertools
 import logging
+import re
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
 from math_verify import parse, verify
 from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
+from sympy import And, Eq, N
 
 for name in ("math_verify.parser", "math_verify.grader"):
     logging.getLogger(name).setLevel(logging.ERROR)  # they warn that time limits are off
@@ -17,21 +24,37 @@ for name in ("math_verify.parser", "math_verify.grader"):
 FORMS = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
 MAX_DEPTH = 20
 """Deeper nesting is no answer; the parser's time grows exponentially with some of it."""
+ROUNDING = 0.01
+"""A value and what it is said to be approximately may differ by this part of it."""
+
+_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+_HEDGE = re.compile(r"\b(?:or|nor|not|either|neither|maybe|perhaps|unless|except|but)\b", re.IGNORECASE)
+_SEVERAL = re.compile(r"\b(?:or|and)\b|\\(?:lor|land|vee|wedge|cup|cap)(?![a-zA-Z])")
+_BASE = re.compile(r"\d\s*_\s*(?:\{\s*(\w+)\s*\}|(\w))")
+_PER_CENT = re.compile(r"(-?\d+(?:\.\d+)?)\s*\\?%")
+_APPROXIMATION = re.compile(r"\\approx(?![a-zA-Z])|\\simeq(?![a-zA-Z])|≈")
+_BETWEEN_WORDS = re.compile(r"(?<=\w)\s+(?=\w)")
+_THOUSANDS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 
 
 def score(reference: str, answer: str) -> float:
-    """1.0 when `answer` is `reference`, letter for letter or mathematically, else 0.0."""
+    """1.0 when `answer` is `reference`, letter for letter or mathematically, and nothing else beside it; else 0.0."""
     if _squeezed(answer) == _squeezed(reference):
         return 1.0
-    if _depth(answer) > MAX_DEPTH:
+    if _depth(answer) > MAX_DEPTH or _says_more(reference, answer):
         return 0.0
-    gold = _parsed_reference(reference)
-    return float(bool(gold) and verify(gold, _parse(answer), timeout_seconds=None))
+    gold, given = prepare(reference), _parse(answer)
+    if not gold or not verify(gold, given, timeout_seconds=None):
+        return 0.0
+    if any(isinstance(one, Eq | And) for one in gold):
+        return 1.0
+    sides = _numbers_equated(answer)
+    return float(all(verify(gold, [side], timeout_seconds=None) or _is_rounded(side, gold[0]) for side in sides))
 
 
 @lru_cache(maxsize=256)
-def _parsed_reference(reference: str) -> list[Any]:
-    """Kept, because the answers of a group share it."""
+def prepare(reference: str) -> list[Any]:
+    """The reference as mathematics; kept, because the answers of a group share it."""
     return _parse(reference)
 
 
@@ -39,8 +62,67 @@ def _parse(answer: str) -> list[Any]:
     return list(parse(f"\\boxed{{{' '.join(answer.split())}}}", FORMS, parsing_timeout=None))
 
 
+def _says_more(reference: str, answer: str) -> bool:
+    """Whether the answer has a part that the parser reads over and that makes it another answer than the reference."""
+    if not _HEDGE.search(reference) and any(
+        _HEDGE.search(text) and len(text.split()) > 1 for text in _TEXT.findall(answer)
+    ):
+        return True
+    if set(_bases(answer)) - {"10", *_bases(reference)}:
+        return True
+    per_cent = _PER_CENT.fullmatch(answer.strip())
+    if per_cent and reference.strip().isdecimal() and int(reference) > 1:
+        return float(per_cent[1]) != int(reference)  # a unit then, not a factor
+    parts = [part for part in _APPROXIMATION.split(answer) if part.strip()]
+    return any(not _is_near(one, other) for one, other in itertools.pairwise(parts))
+
+
+def _bases(answer: str) -> list[str]:
+    """The subscripts of numbers."""
+    return [braced or bare for braced, bare in _BASE.findall(answer)]
+
+
+def _is_near(one: str, other: str) -> bool:
+    """Whether both are numbers, and the same but for rounding."""
+    first, second = _parse(one), _parse(other)
+    return bool(first and second) and _is_close(first[0], second[0])
+
+
+def _is_rounded(side: Any, gold: Any) -> bool:
+    """Whether the side of an equation, a fraction or an irrational number, is the reference but for rounding."""
+    return not side.is_integer and _is_close(side, gold)
+
+
+def _is_close(one: Any, other: Any) -> bool:
+    try:
+        first, second = complex(N(one)), complex(N(other))
+    except (TypeError, ValueError, AttributeError):
+        return False
+    return abs(first - second) <= ROUNDING * max(abs(first), abs(second))
+
+
+def _numbers_equated(answer: str) -> Iterator[Any]:
+    """The sides of an equation, or of a chain of them, that are numbers; none of several equations."""
+    if _SEVERAL.search(answer):
+        return
+    sides, depth = [""], 0
+    for place, letter in enumerate(answer):
+        depth += (letter in "([{") - (letter in ")]}")
+        if depth == 0 and letter in ",;":
+            return
+        if depth == 0 and letter == "=" and answer[max(0, place - 1)] not in "<>!:\\":
+            sides.append("")
+        else:
+            sides[-1] += letter
+    parsed = (_parse(side) for side in sides if len(sides) > 1 and side.strip())
+    yield from (side[0] for side in parsed if side and getattr(side[0], "is_number", False))
+
+
 def _squeezed(answer: str) -> str:
-    return "".join(answer.split()).rstrip(".")
+    """Without spaces that mean nothing: "1 2" is not 12, and "1 200" is 1200."""
+    words = _BETWEEN_WORDS.sub(" ", answer.strip())
+    words = words.replace(" ", "") if _THOUSANDS.fullmatch(words) else words
+    return re.sub(r"(?<!\w)\s+|\s+(?!\w)", "", words).rstrip(".")
 
 
 def _depth(answer: str) -> int:

@@ -25,6 +25,8 @@ class Problem:
 
     problem: str
     reference: str
+    row: str
+    """As JSON."""
 
 
 class Keys(NamedTuple):
@@ -45,7 +47,7 @@ def read_problems(rows: Iterator[tuple[str, Mapping[str, Any]]], keys: Keys) -> 
     for place, row in rows:
         problem, reference = _first(row, keys.problem), reference_of(row, keys)
         if problem and reference:
-            problems.append(Problem(problem, reference))
+            problems.append(Problem(problem, reference, json.dumps(row, ensure_ascii=False, default=str)))
         else:
             unusable.append(f"{place}: no {'reference answer' if problem else 'problem'} (keys {sorted(row)[:8]})")
     if len(unusable) > len(problems):
@@ -71,7 +73,7 @@ def jsonl_rows(path: Path, *, where: str, get: str, form: str) -> Iterator[tuple
     """
     if not path.is_file():
         raise MissingError(f"data file {str(path)!r} is not there", where=where, wanted=form, cure=get)
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield f"{path}:{number}", _row(line.strip(), f"{path}:{number}", form)
@@ -95,13 +97,22 @@ def hub_rows(name: str, *, subset: str, split: str, where: str) -> Iterator[tupl
         yield f"{name}[{split}][{number}]", row
 
 
-def _row(line: str, place: str, form: str) -> Mapping[str, Any]:
+def _row(line: bytes, place: str, form: str) -> Mapping[str, Any]:
+    """One row, all of it text that can be written as UTF-8. Raises TaskError."""
+    shown = line[:60].decode(errors="backslashreplace")
     try:
-        row = json.loads(line)
+        row = json.loads(line.decode())
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        raise TaskError(f"not UTF-8 ({error.reason})", where=place, got=shown, wanted=form) from error
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])[1:-1]
+        what = f"{half} is half of a character, which is no text"
+        raise TaskError(what, where=place, got=shown, cure="both halves, or neither") from error
     except ValueError as error:
-        raise TaskError("not valid JSON", where=place, got=line[:60], wanted=form) from error
+        raise TaskError("not valid JSON", where=place, got=shown, wanted=form) from error
     if not isinstance(row, dict):
-        raise TaskError("not a JSON object", where=place, got=line[:60], wanted=form)
+        raise TaskError("not a JSON object", where=place, got=shown, wanted=form)
     return row
 
 

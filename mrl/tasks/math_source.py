@@ -53,6 +53,7 @@ class MathSource:
 
     is_finite = True
     verifier = "mrl.tasks.math_answers:score"
+    evaluates = False
 
     def __init__(self, dataset: str, options: Mapping[str, Any], *, seed: int, where: str, get: str = "") -> None:
         """Raises MissingError for a file or package that is not there, TaskError for bad options or contents."""
@@ -98,8 +99,8 @@ class MathSource:
         parts: list[tuple[Problem, Part]] = [(problem, "held_out") for problem in held_out]
         parts += [(problem, "train" if held_out else _hashed_part(problem.problem)) for problem in known]
         return [
-            Item(options.prompt.replace("{problem}", problem.problem), "", "", number, problem.reference, part)
-            for number, (problem, part) in enumerate(parts)
+            Item(options.prompt.replace("{problem}", one.problem), "", "", number, one.reference, part, one.row)
+            for number, (one, part) in enumerate(parts)
         ]
 
 

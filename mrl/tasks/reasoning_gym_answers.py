@@ -1,29 +1,26 @@
 """What reasoning-gym's own scorers say of an answer; runs inside a verifier process, which bounds time and memory.
 
-Some of them evaluate an answer as Python: `9**9**9` never ends, and text that a model sampled runs as code. While an
-answer is scored nothing can be written, started, ended or connected to, as far as Python's audit events tell. That
-stops what comes up by itself; against somebody who wants to get out only a container helps.
+Some of them evaluate an answer as Python. Here they may do that to answers of a grammar that holds no code
+(`answer_grammars`), and to no others: while an answer is scored, Python's own audit events refuse to compile anything
+else. That comes before the first instruction of an answer could run, so no answer can undo it. It is a scorer that
+somebody overlooked, or a next version's, for which the process is also sealed.
 """
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 import reasoning_gym
 
+from mrl.tasks.answer_grammars import GRAMMARS
 from mrl.tasks.reasoning_gym_source import SIZE
 
-SHUT = ("ctypes.", "os.", "pty.", "shutil.", "socket.", "subprocess.")
-"""Audit events that are refused, by the beginnings of their names."""
-OPEN = ("os.listdir", "os.scandir")
-"""Of these, what looking for a module needs."""
-WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-
-_is_scoring = False
+_own_texts: frozenset[str] | None = None
+"""While an answer is scored that is not to be evaluated: texts of its entry, which a scorer may evaluate."""
 
 
 def score(reference: str, answer: str) -> float:
@@ -31,19 +28,20 @@ def score(reference: str, answer: str) -> float:
 
     `reference` is the entry's `ReasoningGymSource.verifier_reference`.
     """
-    dataset, entry = _entry(reference)
-    with _nothing_outside():
+    name, dataset, entry, texts = prepare(reference)
+    grammar = GRAMMARS.get(name)
+    with _evaluating(None if grammar is not None and grammar(answer) else texts):
         return float(dataset.score_answer(answer, entry))
 
 
 @lru_cache(maxsize=256)
-def _entry(reference: str) -> tuple[Any, Any]:
-    """Kept, because the answers of a group share it."""
+def prepare(reference: str) -> tuple[str, Any, Any, frozenset[str]]:
+    """Name of the data set, data set, entry and its texts; kept, because the answers of a group share them."""
     name, options, seed, number = json.loads(reference)
     dataset = _opened(name, json.dumps(options), seed)
     entry = dataset[number]
     dataset.score_answer(entry["answer"], entry)  # which loads what the scorer needs
-    return dataset, entry
+    return name, dataset, entry, frozenset(_texts_in(entry))
 
 
 @lru_cache(maxsize=16)
@@ -51,15 +49,26 @@ def _opened(name: str, options: str, seed: int) -> Any:
     return reasoning_gym.create_dataset(name, **{**SIZE, **json.loads(options), "seed": seed})
 
 
+def _texts_in(part: object) -> Iterator[str]:
+    if isinstance(part, str):
+        yield part
+    elif isinstance(part, dict):
+        yield from _texts_in(list(part.values()))
+    elif isinstance(part, list | tuple):
+        for one in part:
+            yield from _texts_in(one)
+
+
 @contextmanager
-def _nothing_outside() -> Iterator[None]:
-    global _is_scoring
+def _evaluating(texts: frozenset[str] | None) -> Iterator[None]:
+    """Let these texts alone be evaluated, or everything (None)."""
+    global _own_texts
     _watch()
-    _is_scoring = True
+    _own_texts = texts
     try:
         yield
     finally:
-        _is_scoring = False
+        _own_texts = None
 
 
 @lru_cache(maxsize=1)
@@ -69,8 +78,14 @@ def _watch() -> None:
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    if not _is_scoring:
+    """Raise PermissionError for text that becomes code; modules that are loaded late, and mere syntax trees, may."""
+    if _own_texts is None:
         return
-    writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITING
-    if writes or (event.startswith(SHUT) and event not in OPEN):
-        raise PermissionError(f"an answer asks for {event}")
+    if event == "compile":
+        text, origin = arguments
+        text = text.decode(errors="replace") if isinstance(text, bytes) else text
+        is_code = str(origin).startswith("<") and origin != "<unknown>" and text not in _own_texts
+    else:
+        is_code = event == "exec" and isinstance(arguments[0], CodeType) and arguments[0].co_filename == "<unknown>"
+    if is_code:
+        raise PermissionError("the answer is not of the form that the scorer may evaluate")

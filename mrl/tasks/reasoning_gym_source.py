@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mrl.errors import MissingError, TaskError
+from mrl.tasks.answer_grammars import GRAMMARS
 from mrl.tasks.extract import tagged_answer
 from mrl.tasks.source import Item
 
@@ -60,6 +61,7 @@ print(*f.DATASETS)' lists them"
         self._asked = dataset, dict(options), seed
         compares = dataset in COMPARE_TEXTS or not _has_own_scorer(self._dataset)
         self.verifier = "" if compares else VERIFIER
+        self.evaluates = dataset in GRAMMARS
 
     def items(self, limit: int) -> Iterator[Item]:
         """The first `limit` entries."""

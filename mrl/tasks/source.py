@@ -13,8 +13,8 @@ class Item:
 
     `subject` is the word that the prompt is about ("" when it has none), `letter` the letter asked for in counting
     tasks ("" otherwise), `number` the entry's place in its data set, with which `Source.score` finds it again,
-    `reference` the right answer where the data set states one, and `part` the part of the data that the data set itself
-    puts the entry into (None leaves it to the hash of subject or text).
+    `reference` the right answer where the data set states one, `part` the part of the data that the data set itself
+    puts the entry into (None leaves it to the hash of subject or text), and `row` the row of a file as JSON.
 
     Example: `Item('How many times does the letter "s" appear in the text: "bus"?', "bus", "s", 17)`.
     """
@@ -25,6 +25,7 @@ class Item:
     number: int
     reference: str = ""
     part: Part | None = None
+    row: str = ""
 
 
 class Source(Protocol):
@@ -36,8 +37,11 @@ class Source(Protocol):
     """"module:function" of a scorer that may hang, die or eat memory, and therefore runs in processes of its own.
 
     It is called with (`verifier_reference`, extracted answer). "" when `score` is quick and safe. A task's own one
-    replaces it, and is called with (`item.reference`, extracted answer).
+    replaces it, and is called with (`item.reference`, extracted answer), and prompt and row where it takes them.
     """
+
+    evaluates: bool
+    """Whether its scorer evaluates answers as code, and therefore needs a host that can seal a process."""
 
     def items(self, limit: int) -> Iterator[Item]:
         """The first `limit` entries of an endless source, made one by one; all of a finite one. Prompts may repeat."""

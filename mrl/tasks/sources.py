@@ -6,6 +6,7 @@ from mrl.config.schema import TaskTable
 from mrl.tasks.jsonl_source import JsonlSource
 from mrl.tasks.math_source import MathSource
 from mrl.tasks.reasoning_gym_source import ReasoningGymSource
+from mrl.tasks.sealing import sealing_of
 from mrl.tasks.source import Source
 from mrl.tasks.words import WordSource
 
@@ -21,8 +22,10 @@ SOURCES: dict[str, Callable[..., Source]] = {
 def open_source(task: str, table: TaskTable, *, seed: int) -> Source:
     """The data set behind one task of the configuration, judged by the task's own verifier where it names one.
 
-    Raises TaskError when there is no such thing, MissingError when it is still to be fetched.
+    Raises TaskError when there is no such thing, or its answers are evaluated and this host cannot seal a process;
+    MissingError when it is still to be fetched.
     """
     source = SOURCES[table.source](table.dataset, table.options, seed=seed, where=f"tasks.{task}", get=table.get)
     source.verifier = table.verifier or source.verifier
+    sealing_of(task, table, evaluates=source.evaluates)
     return source

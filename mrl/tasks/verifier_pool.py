@@ -12,49 +12,54 @@ that can judge it is idle. Where answers queue, those of the group that was begu
 import heapq
 import itertools
 import os
+import re
 import selectors
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
 
 from mrl.errors import RoleFailed
-from mrl.tasks.verifier_process import JUDGED, LENGTH, OUT_OF_MEMORY, READY, REPLY, WALL_FACTOR
+from mrl.tasks.rewards import EXITED, MEMORY, TIMEOUT, TOO_LONG, CodeLine, Outcome, failed, place_of
+from mrl.tasks.sealing import Sealing, sealed_environment
+from mrl.tasks.verifier_process import EXTRAS, LENGTH, WALL_FACTOR, Ready, VerifierCall
 
 MEMORY_BYTES = 1024**3
 """Address space of one process; sympy with all it imports takes a tenth of it."""
 MAX_REQUEST_BYTES = 128 * 1024
 PIPE_BYTES = 2 * MAX_REQUEST_BYTES
 """An idle process's pipe takes a whole request at once, so that a write never waits."""
+MAX_REPLY_BYTES = 64 * 1024
 START_S = 120.0
+LAST_WORDS_S = 1.0
+"""How long a process that a limit ends has to say at which line it was."""
 OVER_LIMIT = (-signal.SIGPROF, -signal.SIGALRM)
 """Exit codes of a process that ended itself at its limit of CPU time, or of the clock."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a verifier said about one answer, or why it said nothing ("" when it did)."""
-
-    score: float
-    failure: str = ""
+_ready = msgspec.msgpack.Decoder(Ready)
+_outcome = msgspec.msgpack.Decoder(Outcome)
+_CODE_LINE = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
 
 
 @dataclass(slots=True)
 class VerifierCounts:
-    """Since the start. A crash is a process that died, ran out of memory, or a verifier that raised."""
+    """Since the start."""
 
     handed_in: int = 0
     answers: int = 0
     """Judged ones, whatever came of them."""
-    timeouts: int = 0
-    crashes: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    """Of these, by kind."""
 
 
 @dataclass(slots=True)
@@ -79,7 +84,7 @@ class _Job(NamedTuple):
     serial: int
     group: _Group
     place: int
-    request: bytes
+    call: VerifierCall
 
 
 class VerifierPool:
@@ -96,14 +101,17 @@ class VerifierPool:
         timeout_s: float,
         memory_bytes: int = MEMORY_BYTES,
         wall_factor: float = WALL_FACTOR,
+        sealing: Sealing | None = None,
     ) -> None:
         """`timeout_s` is CPU time per answer, and `wall_factor` times that the limit of the clock.
 
+        With `sealing` every answer is judged in a fresh process that is closed up; the pool's own processes fork them.
         Nothing is started before the first answer comes.
         """
-        self._argv = verifier_argv(verifier, memory_bytes=memory_bytes, timeout_s=timeout_s)
+        self._argv = verifier_argv(verifier, memory_bytes=memory_bytes, timeout_s=timeout_s, sealing=sealing)
+        self._environment = None if sealing is None else sealed_environment(os.environ)
         self._verifier = verifier
-        self._size, self._wall_s = processes, wall_factor * timeout_s
+        self._size, self._cpu_s, self._wall_s = processes, timeout_s, wall_factor * timeout_s
         self._lock = threading.Lock()
         self._handed_in: list[_Job] = []
         self._serials = itertools.count()
@@ -118,18 +126,17 @@ class VerifierPool:
         """A heap."""
         self.counts = VerifierCounts()
 
-    def submit(self, pairs: Sequence[tuple[str, str]], *, rank: int = 0) -> "Future[list[Outcome]]":
-        """The outcomes of (reference, answer) pairs, in order, once all are judged; never waits.
+    def submit(self, calls: Sequence[VerifierCall], *, rank: int = 0) -> "Future[list[Outcome]]":
+        """What the verifier gives for these, in order, once all are judged; never waits.
 
         Among answers that queue, those of a lower `rank` come first, and then those that were handed in first.
         The future raises RoleFailed when no process can be started, and is cancelled when the pool closes before.
         """
-        group = _Group(len(pairs))
-        if not pairs:
+        group = _Group(len(calls))
+        if not calls:
             group.future.set_result([])
             return group.future
-        requests = [msgspec.msgpack.encode(pair) for pair in pairs]
-        jobs = [_Job(rank, next(self._serials), group, place, one) for place, one in enumerate(requests)]
+        jobs = [_Job(rank, next(self._serials), group, place, one) for place, one in enumerate(calls)]
         with self._lock:
             if self._is_closing:
                 group.future.cancel()
@@ -141,9 +148,9 @@ class VerifierPool:
         os.eventfd_write(self._wake, 1)
         return group.future
 
-    def verify(self, pairs: Sequence[tuple[str, str]]) -> list[Outcome]:
-        """The outcome for every (reference, answer), in order. Raises RoleFailed when no process can be started."""
-        return self.submit(pairs).result()
+    def verify(self, calls: Sequence[VerifierCall]) -> list[Outcome]:
+        """What the verifier gives for these, in order; waits. Raises RoleFailed when no process can be started."""
+        return self.submit(calls).result()
 
     def children(self) -> list["_Child"]:
         """The processes that live now."""
@@ -180,26 +187,36 @@ class VerifierPool:
         with self._lock:
             fresh, self._handed_in = self._handed_in, []
         for job in fresh:
-            if len(job.request) <= MAX_REQUEST_BYTES:
-                heapq.heappush(self._waiting, job)
-            else:
-                self._settle(job, Outcome(0.0, "too_long"))
+            heapq.heappush(self._waiting, job)
 
     def _hand_out(self) -> None:
         self._take_in()
         for child in [one for one in self._children if one.process.poll() is not None and one.job is None]:
             self._end(child)
         for child in self._children:
-            if self._waiting and child.is_ready and child.job is None:
-                child.give(heapq.heappop(self._waiting), deadline_s=time.monotonic() + self._wall_s)
+            while self._waiting and child.is_ready and child.job is None:
+                self._give(child, heapq.heappop(self._waiting))
         starting = sum(not child.is_ready for child in self._children)
         while len(self._children) < self._size and starting < len(self._waiting):
             self._start()
             starting += 1
 
+    def _give(self, child: "_Child", job: _Job) -> None:
+        request = _encoded(job.call, child.extras)
+        if len(request) <= MAX_REQUEST_BYTES:
+            child.give(job, request, deadline_s=time.monotonic() + self._wall_s)
+        else:
+            what = f"{len(request):,} bytes to judge; a verifier process takes {MAX_REQUEST_BYTES:,}"
+            self._settle(job, failed(TOO_LONG, what))
+
     def _start(self) -> None:
         process = subprocess.Popen(
-            self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, pipesize=PIPE_BYTES
+            self._argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            pipesize=PIPE_BYTES,
+            env=self._environment,
         )
         child = _Child(process, deadline_s=time.monotonic() + START_S)
         self._children.append(child)
@@ -222,43 +239,43 @@ class VerifierPool:
 
     def _attend(self, child: "_Child", has_spoken: bool) -> None:
         job = child.job
-        outcome = self._hear(child) if has_spoken else self._replace(child, "verifier_timeout")
+        outcome = self._hear(child) if has_spoken else self._replace(child, is_late=True)
         if outcome is not None and job is not None:
             self._settle(job, outcome)
 
     def _hear(self, child: "_Child") -> Outcome | None:
         """The outcome that `child` reports; None when no answer is concerned."""
-        reply = child.read()
-        if len(reply) != REPLY.size:
-            return self._replace(child, "")
-        status, score = REPLY.unpack(reply)
-        if status == READY:
-            child.is_ready = True
-            return None
+        said = child.read()
+        try:
+            if not child.is_ready:
+                child.extras, child.is_ready = _ready.decode(said).extras, True
+                return None
+            outcome = _outcome.decode(said)
+        except msgspec.DecodeError:  # it has ended, or says where it is while a limit ends it
+            return self._replace(child, said)
         child.job = None
-        if status == JUDGED:
-            return Outcome(score)
-        self.counts.crashes += 1
-        if status == OUT_OF_MEMORY:
+        if outcome.failure == MEMORY and self._environment is None:
             self._end(child)  # what it holds, and in what state it is, nobody knows
-            return Outcome(0.0, "verifier_memory")
-        return Outcome(0.0, "verifier_error")
+        return outcome
 
-    def _replace(self, child: "_Child", failure: str) -> Outcome | None:
-        """End a process that is late (`failure`) or has ended itself; the next answer gets a new one."""
+    def _replace(self, child: "_Child", said: bytes = b"", *, is_late: bool = False) -> Outcome | None:
+        """End a process that is late or has ended itself; the next answer gets a new one."""
         was_ready, job = child.is_ready, child.job
+        place = child.last_words(said, is_late=is_late) if was_ready and (said or is_late) else ""
         code = self._end(child)
         if not was_ready:
             raise RoleFailed(f"the verifier {self._verifier} does not start (exit code {code}); the log above says why")
         if job is None:
             return None
-        failure = failure or ("verifier_timeout" if code in OVER_LIMIT else "verifier_crash")
-        self.counts.timeouts += failure == "verifier_timeout"
-        self.counts.crashes += failure == "verifier_crash"
-        return Outcome(0.0, failure)
+        if is_late or code in OVER_LIMIT:
+            return failed(TIMEOUT, f"nothing within {self._cpu_s:g} s of CPU time, {self._wall_s:g} s in all", place)
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return failed(EXITED, f"the verifier's process {how}", place)
 
     def _settle(self, job: _Job, outcome: Outcome) -> None:
         self.counts.answers += 1
+        if outcome.failure:
+            self.counts.failures[outcome.failure] += 1
         job.group.settle(job.place, outcome)
 
     def _fail(self, error: Exception) -> None:
@@ -282,9 +299,15 @@ class VerifierPool:
         return child.end()
 
 
-def verifier_argv(verifier: str, *, memory_bytes: int, timeout_s: float) -> tuple[str, ...]:
+def verifier_argv(
+    verifier: str, *, memory_bytes: int, timeout_s: float, sealing: Sealing | None = None
+) -> tuple[str, ...]:
     """The command of one verifier process; it finds `verifier` where this one finds modules, or in its folder."""
-    return (sys.executable, "-m", "mrl.tasks.verifier_process", verifier, str(memory_bytes), str(timeout_s))
+    limits = str(memory_bytes), str(timeout_s)
+    if sealing is None:
+        return (sys.executable, "-m", "mrl.tasks.verifier_process", verifier, *limits)
+    trust = "trusted" if sealing.is_trusted else "sealed"
+    return (sys.executable, "-m", "mrl.tasks.sealed_verifier", verifier, sealing.evaluator, *limits, trust)
 
 
 class _Child:
@@ -296,19 +319,32 @@ class _Child:
         self.process, self._requests, self.replies = process, process.stdin, process.stdout
         self.deadline_s = deadline_s
         self.is_ready = False
+        self.extras: tuple[str, ...] = ()
+        """What its verifier takes beside reference and answer."""
         self.job: _Job | None = None
 
-    def give(self, job: _Job, *, deadline_s: float) -> None:
+    def give(self, job: _Job, request: bytes, *, deadline_s: float) -> None:
         """Send one answer. A process that has just died is found by what it does not say."""
         self.job, self.deadline_s = job, deadline_s
         try:
-            os.write(self._requests.fileno(), LENGTH.pack(len(job.request)) + job.request)
+            os.write(self._requests.fileno(), LENGTH.pack(len(request)) + request)
         except BrokenPipeError:
             self.process.wait()
 
     def read(self) -> bytes:
         """The reply, or b"" from a process that has ended."""
-        return os.read(self.replies.fileno(), REPLY.size)
+        return os.read(self.replies.fileno(), MAX_REPLY_BYTES)
+
+    def last_words(self, said: bytes, *, is_late: bool) -> str:
+        """Where a process is that a limit ends, as far as it can say so; `said` came already."""
+        if is_late:
+            self.process.send_signal(signal.SIGALRM)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(LAST_WORDS_S)
+        os.set_blocking(self.replies.fileno(), False)
+        with suppress(BlockingIOError):
+            said += self.read()
+        return _place_in(said.decode(errors="replace"))
 
     def end(self) -> int:
         """Kill it unless it has ended."""
@@ -317,3 +353,19 @@ class _Child:
         self._requests.close()
         self.replies.close()
         return code
+
+
+def _encoded(call: VerifierCall, extras: Sequence[str]) -> bytes:
+    """A request without the extras that nobody takes. What is no text, such as half a character, becomes "?"."""
+    asked = call._replace(**dict.fromkeys(set(EXTRAS) - set(extras), ""))
+    try:
+        return msgspec.msgpack.encode(asked)
+    except UnicodeEncodeError:
+        return msgspec.msgpack.encode([part.encode(errors="replace").decode() for part in asked])
+
+
+def _place_in(stack: str) -> str:
+    """The line of a verifier's code in a stack that `faulthandler` wrote, the innermost first."""
+    lines = [CodeLine(file, int(line), function) for file, line, function in _CODE_LINE.findall(stack)]
+    own = itertools.takewhile(lambda line: not line.file.endswith("verifier_process.py"), lines)
+    return place_of([*own][::-1])

@@ -1,34 +1,54 @@
-"""The inside of one verifier process: `python -m mrl.tasks.verifier_process MODULE:FUNCTION MEMORY_BYTES CPU_S`.
+"""One verifier process: `python -m mrl.tasks.verifier_process MODULE:FUNCTION MEMORY_BYTES CPU_S`.
 
-It reads (reference, answer) pairs from stdin and writes one reply each to stdout, until stdin ends; so it ends with the
-process that started it, and a hanging verifier of a parent that is gone ends by its own limits. What arrives is
-msgpack text from that parent; nothing is unpickled, and nothing imported but the function named at the start.
+It reads calls from stdin and writes one reply each to stdout, until stdin ends; so it ends with the process that
+started it, and a hanging verifier of a parent that is gone ends by its own limits. What arrives is msgpack text from
+that parent; nothing is unpickled, and nothing imported but the function named at the start.
 """
 
+import faulthandler
 import importlib
+import inspect
+import json
 import os
 import resource
 import signal
 import struct
 import sys
+import traceback
 from collections.abc import Callable
-from typing import IO
+from types import TracebackType
+from typing import IO, Any, NamedTuple, cast
 
 import msgspec
 import setproctitle
 
-Verifier = Callable[[str, str], float]
-"""(reference, answer) -> score."""
+from mrl.tasks.rewards import EXITED, MEMORY, RAISED, CodeLine, Outcome, failed, outcome_of, place_of
 
 LENGTH = struct.Struct("<I")
-"""Before every request: its length in bytes."""
-REPLY = struct.Struct("<Bd")
-"""Status and score; small enough for a pipe to carry it whole."""
-READY, JUDGED, OUT_OF_MEMORY, RAISED = range(4)
+"""Before every request: its length in bytes. A reply has none: it is one write that a pipe carries whole."""
+EXTRAS = ("prompt", "row")
+"""What a verifier is given beside reference and answer when it has arguments of these names."""
 WALL_FACTOR = 6.0
 """The limit is CPU time; a process that does not even use that is killed after so many times the limit."""
 
-_pair = msgspec.msgpack.Decoder(tuple[str, str])
+
+class VerifierCall(NamedTuple):
+    """What a verifier is asked: a request, where extras that it does not take are empty."""
+
+    reference: str
+    answer: str
+    prompt: str = ""
+    row: str = ""
+    """The row of the data as JSON."""
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True):
+    """The first reply: the function is there, and takes these extras."""
+
+    extras: tuple[str, ...]
+
+
+_call = msgspec.msgpack.Decoder(VerifierCall)
 
 
 def main(words: list[str]) -> int:
@@ -40,35 +60,85 @@ def main(words: list[str]) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), int(memory_bytes)))
     replies = os.dup(1)
     os.dup2(2, 1)  # what a verifier prints must not stand between replies
-    module, _, function = name.partition(":")
-    verifier: Verifier = getattr(importlib.import_module(module), function)
-    if not callable(verifier):
-        raise TypeError(f"{name} is no function")
-    os.write(replies, REPLY.pack(READY, 0.0))
-    while (request := _read(sys.stdin.buffer)) is not None:
-        reference, answer = _pair.decode(request)
+    verifier = named_function(name)
+    extras = extras_of(verifier, name)
+    for limit in (signal.SIGPROF, signal.SIGALRM):  # on its way out it says which line it is at
+        faulthandler.register(limit, file=replies, all_threads=False, chain=True)
+    os.write(replies, msgspec.msgpack.encode(Ready(extras)))
+    while (request := read_request(sys.stdin.buffer)) is not None:
+        call = _call.decode(request)
         # CPU time, so that a loaded machine makes no answer wrong. The default action of the signal ends this process
         # at once, also inside a regular expression or a big multiplication, where Python's handlers never run.
         signal.setitimer(signal.ITIMER_PROF, float(cpu_s))
         signal.setitimer(signal.ITIMER_REAL, 2 * WALL_FACTOR * float(cpu_s))  # the parent kills earlier, if it lives
-        status, score = _judge(verifier, reference, answer)
+        outcome = judged(verifier, call, extras)
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        os.write(replies, REPLY.pack(status, score))
+        os.write(replies, msgspec.msgpack.encode(outcome))
     return 0
 
 
-def _judge(verifier: Verifier, reference: str, answer: str) -> tuple[int, float]:
+def named_function(name: str) -> Callable[..., Any]:
+    """The function "module:function". Raises ImportError, AttributeError or TypeError."""
+    module, _, function = name.partition(":")
+    found = getattr(importlib.import_module(module), function)
+    if not callable(found):
+        raise TypeError(f"{name} is no function")
+    return cast("Callable[..., Any]", found)
+
+
+def extras_of(verifier: Callable[..., Any], name: str) -> tuple[str, ...]:
+    """The extras that a verifier takes by name. Raises TypeError when it cannot be called with what it would be given.
+
+    Its first two arguments are the reference and the answer. Other names are as good; these two in the other order are
+    a mistake that nothing else would tell of.
+    """
     try:
-        return JUDGED, float(verifier(reference, answer))
-    except MemoryError:
-        return OUT_OF_MEMORY, 0.0
+        signature = inspect.signature(verifier)
+    except (TypeError, ValueError):  # one written in C may not tell
+        return ()
+    taken = [one for one in signature.parameters.values() if one.kind is not one.VAR_POSITIONAL]
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in taken)
+    named = {one.name for one in taken if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    extras = tuple(one for one in EXTRAS if takes_all or one in named)
+    try:
+        signature.bind("", "", **dict.fromkeys(extras, ""))
+        if list(signature.parameters)[:2] == ["answer", "reference"]:
+            raise TypeError("the reference comes first")
+    except TypeError as error:
+        wanted = "(reference, answer), and prompt and row where it has arguments of these names"
+        raise TypeError(f"{name}{signature} cannot be called with {wanted}: {error}") from None
+    return extras
+
+
+def judged(verifier: Callable[..., Any], call: VerifierCall, extras: tuple[str, ...]) -> Outcome:
+    """What the verifier gives, or the failure that its exception is."""
+    given: dict[str, object] = {}
+    if "prompt" in extras:
+        given["prompt"] = call.prompt
+    if "row" in extras:
+        given["row"] = json.loads(call.row) if call.row else {}
+    try:
+        return outcome_of(verifier(call.reference, call.answer, **given), _definition(verifier))
+    except MemoryError as error:
+        return failed(MEMORY, "out of memory", _place(error.__traceback__))
+    except (SystemExit, KeyboardInterrupt) as error:
+        return failed(EXITED, f"{type(error).__name__}: {error}", _place(error.__traceback__))
     except Exception as error:  # noqa: BLE001 - whatever a verifier raises, its answer counts as failed, and is counted
-        sys.stderr.write(f"verifier raised {type(error).__name__}: {str(error)[:200]}\n")
-        return RAISED, 0.0
+        return failed(RAISED, f"{type(error).__name__}: {error}", _place(error.__traceback__))
 
 
-def _read(stream: IO[bytes]) -> bytes | None:
+def _place(trace: TracebackType | None) -> str:
+    frames = traceback.extract_tb(trace)[1:]  # without this module's own
+    return place_of([CodeLine(frame.filename, frame.lineno or 0, frame.name) for frame in frames])
+
+
+def _definition(verifier: Callable[..., Any]) -> str:
+    code = getattr(inspect.unwrap(verifier), "__code__", None)
+    return "" if code is None else str(CodeLine(code.co_filename, code.co_firstlineno, code.co_name))
+
+
+def read_request(stream: IO[bytes]) -> bytes | None:
     """One request; None at the end of the stream."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:

@@ -1,16 +1,31 @@
 """Was the answer right? Verdicts on completions, in this process or in processes of their own."""
 
 import subprocess
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from mrl.config.schema import TaskTable
 from mrl.errors import TaskError
+from mrl.tasks.rewards import (
+    MAX_REWARD,
+    NAMES,
+    RAISED,
+    TOO_LARGE,
+    UNNAMED,
+    UNREADABLE,
+    Outcome,
+    failed,
+    other_names,
+    outcome_of,
+    weighted_sum,
+)
+from mrl.tasks.sealing import sealing_of
 from mrl.tasks.source import Item, Source
-from mrl.tasks.verifier_pool import START_S, Outcome, VerifierPool, verifier_argv
+from mrl.tasks.verifier_pool import START_S, VerifierPool, verifier_argv
+from mrl.tasks.verifier_process import VerifierCall
 
 MIB = 1024**2
 Before = TypeVar("Before")
@@ -19,16 +34,19 @@ After = TypeVar("After")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`reward` is 1.0 for a right answer and else 0.0; `raw_score` is the data set's own number, for display only.
+    """The reward of an answer. `failure` says of which kind it is when the verifier gave none, `words` how it came.
 
-    Scorers give partial credit even to nonsense, which is why training never sees `raw_score`. `failure` says why an
-    answer could not be judged ("verifier_timeout", "verifier_crash", ...); it then counts as wrong.
+    A task's own verifier decides the number. Of a data set's own scorer only the full score, 1.0, is rewarded, by 1.0:
+    scorers give partial credit even to nonsense.
     """
 
     reward: float
-    raw_score: float
     extracted: str
+    """The part of the completion that was judged; empty where there is none, and then it counts as failed."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """The parts of the reward that have names."""
     failure: str = ""
+    words: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +69,8 @@ class Judge:
         self._tasks = tasks
         self._pools: dict[str, VerifierPool] = {}
         self._quick: ThreadPoolExecutor | None = None
+        self._names: dict[str, tuple[str, ...]] = {}
+        """Task -> names of the rewards of its first answer; the thread of the task's pool alone writes here."""
 
     def submit(self, questions: Sequence[VerificationRequest], *, rank: int = 0) -> "Future[list[Verdict]]":
         """The verdicts on completions of one task, in order, once all are there; never waits.
@@ -61,11 +81,12 @@ class Judge:
         if not questions or not questions[0].source.verifier:
             self._quick = self._quick or ThreadPoolExecutor(1, thread_name_prefix="scoring")
             return self._quick.submit(lambda: [judge(one.source, one.item, one.completion) for one in questions])
+        task = questions[0].task
         answers = [question.source.extract(question.completion) for question in questions]
         asked = [(question, answer) for question, answer in zip(questions, answers, strict=True) if answer]
-        pool = self._pool(questions[0].task, questions[0].source)
-        outcomes = pool.submit([(self._reference(question), answer) for question, answer in asked], rank=rank)
-        return _then(outcomes, lambda found: _verdicts(answers, found))
+        pool = self._pool(task, questions[0].source)
+        outcomes = pool.submit([self._call(question, answer) for question, answer in asked], rank=rank)
+        return _then(outcomes, lambda found: self._verdicts(task, answers, found))
 
     def judge(self, questions: Sequence[VerificationRequest]) -> list[Verdict]:
         """One verdict per question of any tasks, in order; waits. Raises RoleFailed as `submit`."""
@@ -83,11 +104,11 @@ class Judge:
         if not self._pools:
             return {}
         counts = [pool.counts for pool in list(self._pools.values())]  # another thread may begin one
+        failures = sum((one.failures.copy() for one in counts), Counter[str]())
         return {
             "verify/answers": float(sum(one.answers for one in counts)),
             "verify/pending": float(sum(one.handed_in - one.answers for one in counts)),
-            "verify/timeouts": float(sum(one.timeouts for one in counts)),
-            "verify/crashes": float(sum(one.crashes for one in counts)),
+            **{f"verify/failures/{kind}": float(count) for kind, count in sorted(failures.items())},
         }
 
     def close(self) -> None:
@@ -99,10 +120,42 @@ class Judge:
             self._quick.shutdown(cancel_futures=True)
             self._quick = None
 
-    def _reference(self, question: VerificationRequest) -> str:
-        """What the verifier is given beside the answer; a person's own one gets what the data set states."""
-        is_own = bool(self._tasks[question.task].verifier)
-        return question.item.reference if is_own else question.source.verifier_reference(question.item)
+    def _call(self, question: VerificationRequest, answer: str) -> VerifierCall:
+        """What the verifier is given; a person's own one gets the reference that the data set states."""
+        item = question.item
+        reference = item.reference if self._is_own(question.task) else question.source.verifier_reference(item)
+        return VerifierCall(reference, answer, item.text, item.row)
+
+    def _is_own(self, task: str) -> bool:
+        return bool(self._tasks[task].verifier)
+
+    def _verdicts(self, task: str, answers: Sequence[str], outcomes: Sequence[Outcome]) -> list[Verdict]:
+        """Verdicts on extracted answers; of the outcomes there is one for each that is not empty."""
+        found = iter(outcomes)
+        nothing = Verdict(self._tasks[task].failed_reward, "")
+        return [self._verdict(task, answer, next(found)) if answer else nothing for answer in answers]
+
+    def _verdict(self, task: str, answer: str, outcome: Outcome) -> Verdict:
+        table = self._tasks[task]
+        if not self._is_own(task):
+            return _full_score(outcome, answer, failed_reward=table.failed_reward)
+        outcome = outcome if outcome.failure else self._with_known_names(task, outcome)
+        if outcome.failure:
+            return Verdict(table.failed_reward, answer, failure=outcome.failure, words=outcome.words)
+        named = {name: reward for name, reward in outcome.rewards.items() if name != UNNAMED}
+        return Verdict(weighted_sum(outcome.rewards, table.reward_weights), answer, named)
+
+    def _with_known_names(self, task: str, outcome: Outcome) -> Outcome:
+        """The outcome, or a failure where its rewards are not those of the task or their sum is beyond bounds."""
+        weights = self._tasks[task].reward_weights
+        known = tuple(weights) or self._names.setdefault(task, tuple(outcome.rewards))
+        known_from = f"tasks.{task}.reward_weights has" if weights else "the first answer had"
+        if problem := other_names(outcome.rewards, known, known_from=known_from):
+            return failed(NAMES, problem)
+        total = weighted_sum(outcome.rewards, weights)
+        if abs(total) > MAX_REWARD:
+            return failed(TOO_LARGE, f"the weighted sum is {total:g}, beyond {MAX_REWARD:,.0f}: lower the weights")
+        return outcome
 
     def _pool(self, task: str, source: Source) -> VerifierPool:
         if task not in self._pools:
@@ -112,6 +165,7 @@ class Judge:
                 processes=table.verifier_processes,
                 timeout_s=table.verifier_timeout_s,
                 memory_bytes=table.verifier_memory_mib * MIB,
+                sealing=sealing_of(task, table, evaluates=source.evaluates),
             )
         return self._pools[task]
 
@@ -119,7 +173,10 @@ class Judge:
 def check_verifier(task: str, table: TaskTable) -> None:
     """Start a process of the task's own verifier once. Raises TaskError, with the reason, when it does not start."""
     argv = verifier_argv(
-        table.verifier, memory_bytes=table.verifier_memory_mib * MIB, timeout_s=table.verifier_timeout_s
+        table.verifier,
+        memory_bytes=table.verifier_memory_mib * MIB,
+        timeout_s=table.verifier_timeout_s,
+        sealing=sealing_of(task, table, evaluates=False),
     )
     try:
         trial = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=START_S, check=False)
@@ -138,23 +195,17 @@ def check_verifier(task: str, table: TaskTable) -> None:
 
 
 def judge(source: Source, item: Item, completion: str) -> Verdict:
-    """The verdict on a completion: right means that the data set's own scorer gives exactly 1.0."""
+    """The verdict on a completion by the data set's own scorer, which runs in this process."""
     extracted = source.extract(completion)
-    return _verdict(source.score(item, extracted), extracted)
+    return _full_score(outcome_of(source.score(item, extracted)), extracted, failed_reward=0.0)
 
 
-def _verdict(raw_score: float, extracted: str, failure: str = "") -> Verdict:
-    return Verdict(1.0 if raw_score == 1.0 else 0.0, raw_score, extracted, failure)
-
-
-def _verdicts(answers: Sequence[str], outcomes: Sequence[Outcome]) -> list[Verdict]:
-    """Verdicts on extracted answers; of the outcomes there is one for each that is not empty."""
-    found = iter(outcomes)
-    verdicts = []
-    for answer in answers:
-        outcome = next(found) if answer else Outcome(0.0, "no_answer")
-        verdicts.append(_verdict(outcome.score, answer, outcome.failure))
-    return verdicts
+def _full_score(outcome: Outcome, answer: str, *, failed_reward: float) -> Verdict:
+    """1.0 for the full score of a data set's own scorer. That it raises is no mistake of its: it cannot read this."""
+    if outcome.failure:
+        failure = UNREADABLE if outcome.failure == RAISED else outcome.failure
+        return Verdict(failed_reward, answer, failure=failure, words=outcome.words)
+    return Verdict(float(outcome.rewards[UNNAMED] == 1.0), answer)
 
 
 def _then(future: "Future[Before]", convert: Callable[[Before], After]) -> "Future[After]":

@@ -29,6 +29,7 @@ class WordSource:
 
     is_finite = False
     verifier = ""
+    evaluates = False
 
     def __init__(self, dataset: str, options: Mapping[str, Any], *, seed: int, where: str, get: str = "") -> None:
         """Raises TaskError for an unknown data set, an unknown option or impossible lengths."""

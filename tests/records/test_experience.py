@@ -82,7 +82,7 @@ def changed(kind, **changes):
         ("value", {"rewards": []}, r"\$\.rewards"),
         ("value", {"rewards": [0.0] * (MAX_GROUP + 1)}, r"\$\.rewards"),
         ("value", {"rewards": [float("nan")]}, r"\$\.rewards\["),
-        ("value", {"rewards": [1e7]}, r"\$\.rewards\["),
+        ("value", {"rewards": [1e8]}, r"\$\.rewards\["),
         ("score_request", {"scorer": ""}, r"\$\.scorer"),
         (
             "score_request",

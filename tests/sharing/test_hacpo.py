@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,20 +11,25 @@ from hypothesis import strategies as st
 
 from mrl.learner.step_order import StepOrder, split_minibatches
 from mrl.objectives.specs import CrossSequence
-from mrl.sharing.hacpo import Capabilities, joint_advantages
+from mrl.sharing.hacpo import Capabilities, joint_advantages, scaled
 from tests.support.retokenizing import retokenize
 
-REWARD = st.sampled_from([0.0, 0.5, 1.0])
+REWARD = st.sampled_from([-1.0, -0.25, 0.0, 0.5, 1.0, 5.0])
 OMEGA = st.sampled_from([0.1, 0.5, 1.0, 3.0])
 
 
-def slow_joint(own, peers, omega_kj, omega_jk, correction=1):
-    """muhat = 1/(nG) sum_j sum_i omega(k, j) R; sigma over all rewards; the guards of the code."""
+def slow_joint(own, peers, omega_kj, omega_jk, correction=1, least=0.0):
+    """muhat = 1/(nG) sum_j sum_i omega(k, j) R; sigma over all rewards; the guards of the code.
+
+    Negative rewards are lifted by the least one before, which moves every reward and the baseline alike.
+    """
+    if least < 0:
+        own, peers = [r - least for r in own], [[r - least for r in rewards] for rewards in peers]
     pool = list(own) + [r for rewards in peers for r in rewards]
     if all(r == pool[0] for r in pool):
         return [0.0] * len(own), [0.0] * (len(pool) - len(own))
     mu = (sum(own) + sum(omega_kj[j] * r for j, rewards in enumerate(peers) for r in rewards)) / len(pool)
-    if mu > 1:
+    if mu > max(1 - min(least, 0.0), *pool):
         mu = sum(own) / len(own)
     mean = sum(pool) / len(pool)
     sigma = math.sqrt(sum((r - mean) ** 2 for r in pool) / (len(pool) - correction)) + 1e-6
@@ -39,16 +45,35 @@ def slow_joint(own, peers, omega_kj, omega_jk, correction=1):
 def test_joint_advantages_equal_their_slow_twin(own, peers, correction):
     """Baseline, omegas, either deviation, the uniform group and the baseline above 1."""
     rewards, omega_kj, omega_jk = zip(*peers, strict=True)
+    least = min([*own, *(r for theirs in rewards for r in theirs)])
     found = joint_advantages(
         np.array(own),
         [np.array(r) for r in rewards],
         own_over_peer=omega_kj,
         peer_over_own=omega_jk,
         std_correction=correction,
+        least=least,
     )
-    expected = slow_joint(own, rewards, omega_kj, omega_jk, correction)
+    expected = slow_joint(own, rewards, omega_kj, omega_jk, correction, least)
     assert found.own_G.tolist() == pytest.approx(expected[0], rel=1e-5, abs=1e-6)
     assert found.of_peers.tolist() == pytest.approx(expected[1], rel=1e-5, abs=1e-6)
+
+
+@given(peers=st.lists(st.tuples(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=8), OMEGA), min_size=1))
+def test_passes_and_failures_are_scaled_as_ever(peers):
+    """Rewards of 0 and 1 times omega, bit for bit."""
+    rewards, omegas = [np.array(r) for r, _ in peers], [omega for _, omega in peers]
+    found = scaled(rewards, omegas, least=0.0)
+    assert [one.tobytes() for one in found] == [(omega * r).tobytes() for omega, r in zip(omegas, rewards, strict=True)]
+
+
+def test_lifting_all_rewards_lifts_no_advantage():
+    """-1 and 1 are 0 and 2, also where omegas scale them."""
+    own, theirs = np.array([-1.0, 1.0]), np.array([1.0, 1.0, -1.0])
+    low = joint_advantages(own, [theirs], own_over_peer=[0.75], peer_over_own=[4 / 3], least=-1.0)
+    high = joint_advantages(own + 1, [theirs + 1], own_over_peer=[0.75], peer_over_own=[4 / 3])
+    assert low.own_G.tolist() == pytest.approx(high.own_G.tolist(), rel=1e-6)
+    assert low.of_peers.tolist() == pytest.approx(high.of_peers.tolist(), rel=1e-6)
 
 
 def test_guards_of_the_code():
@@ -159,14 +184,14 @@ def test_both_denominators_cover_the_whole_step(build, make_context, make, recei
     assert absorbed.denominators == {"policy_gradient": tokens if denominator == "tokens" else 4.0, "cross": 4.0}
 
 
-def test_capability_is_the_share_of_rewards_above_zero(build, make, receiver, step_of):
-    """A partial reward is a pass; the window goes through a restart; equals have omega 1."""
-    regime = build("hacpo", window_steps=2)
-    heard = [make.rollout(make.sampled(receiver, [0.5, 0.0]), receiver)]
+def test_capability_is_the_share_of_successes(build, make_context, make, receiver, step_of):
+    """From the run's bound on; the window goes through a restart; equals have omega 1."""
+    regime = build("hacpo", replace(make_context(), success_reward=0.5), window_steps=2)
+    heard = [make.rollout(make.sampled(receiver, [0.5, 0.25]), receiver)]
     absorbed = step_of(regime, [make.sampled(receiver, [1.0, 0.0])], heard)
     assert regime.state()["capabilities"] == {"own": [0.5], "peer": [0.5]}
     own = [row.advantages[0] for row in absorbed.examples[:2]]
-    expected = slow_joint([1.0, 0.0], [[0.5, 0.0]], [1.0], [1.0])
+    expected = slow_joint([1.0, 0.0], [[0.5, 0.25]], [1.0], [1.0])
     assert own == pytest.approx(expected[0], rel=1e-5)
     assert [row.advantages[0] for row in absorbed.examples[2:]] == pytest.approx(expected[1], rel=1e-5)
     restored = build("hacpo", window_steps=2)

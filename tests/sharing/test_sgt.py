@@ -60,7 +60,7 @@ def test_failed_group_is_rescued(make_sgt, make_group, make_success, receiver):
     assert row.weights.tolist() == [np.float32(1 / len(expected))] * len(expected)
     assert not row.advantages.any()
     assert absorbed.denominators == {"policy_gradient": 2.0, "rescue": 1.0}
-    assert absorbed.rescued == [Rescue("p", "peer", b"reverse: yah")]
+    assert absorbed.rescued == [Rescue("p", "peer", b"reverse: yah", 1.0)]
     assert absorbed.forget == ["p"]
     assert absorbed.counts["sharing/rescues"] == absorbed.counts["sharing/hit_prompts"] == 1
     assert absorbed.counts["sharing/rescue_tokens"] == len(expected)

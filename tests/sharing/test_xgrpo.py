@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mrl.sharing.advantages import group_advantages
+from mrl.sharing.hacpo import Capabilities
 from mrl.sharing.xgrpo import cross_advantages
 
-REWARDS = st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=2, max_size=5)
-PEERS = st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=4), min_size=1, max_size=3)
+REWARDS = st.lists(st.sampled_from([-1.0, 0.0, 0.25, 1.0, 5.0]), min_size=2, max_size=5)
+PEERS = st.lists(st.lists(st.sampled_from([-0.5, 0.0, 1.0]), min_size=1, max_size=4), min_size=1, max_size=3)
 BASELINES = ["pooled", "peer_only", "rescaled", "mean_only", "leave_one_out"]
 
 
@@ -26,6 +27,8 @@ def slow(own, peers, baseline, omega, w, correction):
     if len(set(pool)) == 1:
         return [0.0] * len(own)
     sigma = math.sqrt(sum((r - mean(pool)) ** 2 for r in pool) / (len(pool) - correction))
+    lift = -min(0.0, *pool)  # a factor above 1 makes a loss no greater
+    own, peers = [r + lift for r in own], [[r + lift for r in rewards] for rewards in peers]
     theirs = [omega[m] * r if baseline == "rescaled" else r for m, rewards in enumerate(peers) for r in rewards]
     advantages = []
     for i, r in enumerate(own):
@@ -182,3 +185,14 @@ def test_publishes_rewards_and_nothing_else(build, make):
     (record,) = build("xgrpo").publish(make.group([0, 0.5], "q", step=3), make.author())
     assert (record.rewards, record.prompt_id, record.source) == ([0, 0.5], "q", "own")
     assert (record.newest.step, record.fingerprint, record.record_id) == (3, "print", "id0")
+
+
+def test_capabilities_of_negative_rewards_have_an_order():
+    """The one that earns more is the abler one, also below 0; with rewards from 0 on it is the plain ratio."""
+    below, above = Capabilities(window_steps=2), Capabilities(window_steps=2)
+    below.note({"own": [-1.0, -0.5], "peer": [-0.5, -0.25]})
+    below.note({"own": [-1.0, -1.0], "peer": [0.5, 0.5]})
+    assert below.ratio("peer", "own") == 8.5  # (0.0625 + 1) / (-0.875 + 1)
+    assert below.ratio("own", "peer") == 1 / 8.5
+    above.note({"own": [0.0, 1.0, 1.0], "peer": [0.0, 0.25]})
+    assert above.ratio("own", "peer") == (2 / 3) / 0.125

@@ -69,6 +69,21 @@ def test_wrong_rows_and_options_are_named(row, options, message, write):
         open_jsonl(write([row]), **options)
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [(rb'{"prompt": "p", "reference": "\ud83d"}', r"rows.jsonl:2: \\ud83d is half of a character.*cure: both halves"),
+     (rb'{"prompt": "\udc00", "reference": "r"}', r"rows.jsonl:2: \\udc00 is half"),
+     (rb'{"prompt": "p", "reference": "r", "by": {"\ud83d": 1}}', r"rows.jsonl:2: \\ud83d is half"),
+     (b'{"prompt": "p", "reference": "\xff"}', r"rows.jsonl:2: not UTF-8 \(invalid start byte\); got .*xff")],
+)  # fmt: skip
+def test_a_row_that_is_no_text_is_refused(line, message, tmp_path):
+    """With its file and line, before anything starts; a character of two halves is one."""
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(rb'{"prompt": "p", "reference": "\ud83d\ude00"}' + b"\n" + line)
+    with pytest.raises(TaskError, match=message):
+        open_jsonl(path)
+
+
 def test_a_missing_file_is_still_to_be_fetched(tmp_path):
     """Not a mistake of the configuration."""
     with pytest.raises(MissingError, match=r"gone.jsonl.*\"reference\": .*cure: make data"):
@@ -90,7 +105,7 @@ def test_the_user_s_verifier_judges_in_place_of_the_source_s(write, verifiers):
         asked = [(own.prompt_id, "right"), (own.prompt_id, "die"), (word.prompt_id, trimmed), (word.prompt_id, "loo")]
         verdicts = pool.verify_all(asked)
         assert [one.reward for one in verdicts] == [1.0, 0.0, 1.0, 0.0]
-        assert [one.failure for one in verdicts] == ["", "verifier_crash", "", ""]
+        assert [one.failure for one in verdicts] == ["", "exited", "", ""]
         assert pool.verifier_values()["verify/answers"] == 4.0
     finally:
         pool.close()

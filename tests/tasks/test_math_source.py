@@ -101,12 +101,11 @@ def test_completions_are_verified_through_the_pool(write):
                        "<answer>0.250</answer>", r"\boxed{4}", r"so \boxed{0.2", "no idea"]  # fmt: skip
         verdicts = pool.verify_all([(asked, completion) for completion in completions])
         assert [verdict.reward for verdict in verdicts] == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
-        assert [verdict.failure for verdict in verdicts] == [""] * 5 + ["no_answer"] * 2
+        assert [verdict.extracted for verdict in verdicts][5:] == ["", ""]
+        assert not any(verdict.failure for verdict in verdicts)
         assert pool.verify(asked, r"\boxed{1/4}").reward == 1.0
         counts = pool.verifier_values()
-        assert counts == dict.fromkeys(("verify/timeouts", "verify/crashes", "verify/pending"), 0.0) | {
-            "verify/answers": 6.0
-        }
+        assert counts == {"verify/pending": 0.0, "verify/answers": 6.0}
 
 
 def test_boxed_only_takes_nothing_else(write):

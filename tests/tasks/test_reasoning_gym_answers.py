@@ -8,9 +8,14 @@ import reasoning_gym.factory
 from reasoning_gym.dataset import ProceduralDataset
 
 from mrl.config.schema import TaskTable
+from mrl.tasks.answer_grammars import GRAMMARS, is_arithmetic, is_list, is_term
+from mrl.tasks.reasoning_gym_answers import score
 from mrl.tasks.reasoning_gym_source import COMPARE_TEXTS, VERIFIER, ReasoningGymSource
+from mrl.tasks.rewards import Outcome
+from mrl.tasks.sealing import Sealing
 from mrl.tasks.sources import open_source
-from mrl.tasks.verifier_pool import Outcome, VerifierPool
+from mrl.tasks.verifier_pool import VerifierPool
+from mrl.tasks.verifier_process import VerifierCall
 from mrl.tasks.verify import Judge, VerificationRequest
 from tests.support.data_sets import FOLLOW_SETS
 
@@ -26,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("verifiers")
 @pytest.fixture(scope="module")
 def pool() -> Iterator[VerifierPool]:
     """One process that judges answers to any entry."""
-    with closing(VerifierPool(VERIFIER, processes=1, timeout_s=60.0)) as made:
+    with closing(VerifierPool(VERIFIER, processes=1, timeout_s=60.0, sealing=Sealing())) as made:
         yield made
 
 
@@ -70,12 +75,60 @@ def test_an_answer_that_is_code_does_nothing_outside(pool, tmp_path, code):
     source = countdown()
     [item] = source.items(1)
 
-    (outcome,) = pool.verify([(source.verifier_reference(item), code.format(made=made, there=there))])
+    (outcome,) = pool.verify([VerifierCall(source.verifier_reference(item), code.format(made=made, there=there))])
 
-    assert outcome.score < 1.0
+    assert sum(outcome.rewards.values()) < 1.0
     assert not made.exists()
     assert there.exists()
-    assert not pool.counts.timeouts
+    assert "timeout" not in pool.counts.failures
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_code_is_never_evaluated_even_without_a_seal(name, tmp_path):
+    """By no scorer that evaluates; and the right answer still gets the full score."""
+    made = tmp_path / "made"
+    code = f"__import__('pathlib').Path({str(made)!r}).touch()"
+    source = ReasoningGymSource(name, {}, seed=1, where="tasks.t")
+    [item] = source.items(1)
+    reference = source.verifier_reference(item)
+    answers = [code, f"[{code}]", f"1+{code}", f"sin({code})", f"[x for x in [{code}]]", f"({code}, 1)[1]"]
+    assert max(score(reference, answer) for answer in answers) < 1.0
+    assert not made.exists()
+    assert score(reference, item.reference) == 1.0
+    assert source.evaluates
+
+
+def test_lists_get_what_the_scorer_gives_them():
+    """Half of it, for a board that is right and not of the form asked for."""
+    source = ReasoningGymSource("n_queens", {}, seed=1, where="tasks.t")
+    [item] = source.items(1)
+    board = [row.split() for row in item.reference.split("\n")]
+    assert score(source.verifier_reference(item), str(board)) == 0.5
+
+
+def test_a_scorer_that_nobody_knows_to_evaluate_cannot(monkeypatch, tmp_path):
+    """Its answers have no grammar, so none of them becomes code."""
+    source = countdown()
+    [item] = source.items(1)
+    right = source._dataset[0]["metadata"]["expression"]
+    assert score(source.verifier_reference(item), right) == 1.0
+    monkeypatch.delitem(GRAMMARS, "countdown")
+    assert score(source.verifier_reference(item), right) < 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [("(1+2)*3 - 4/5", "at"), ("9**9", "at"), ("sin(x)**2/3 + C", "t"), ("2*x*exp(-x)", "t"), ("log(Abs(x))", "t"),
+     ("[['_', 'Q'], ['Q', '_']]", "l"), ("[1, -2.5, 3]", "l"), ('["a", "b"]', "l"), ("(1)", "atl"),
+     ("open('x')", ""), ("x.real", ""), ("1 .real", ""), ("1.real", ""), ("x. real", ""), ("().__class__", ""),
+     ("eval(x)", ""), ("__import__", ""), ("[x for x in y]", ""), ("lambda: 1", ""), ("x = 1", ""), ("f'{x}'", ""),
+     ("'a' + 'b'", "l"), ("'a'.upper()", ""), ("[\"\\x41\"]", ""), ("''' ' ''' , open , ''' '''", ""), ("x\\\ny", ""),
+     ("\uff45val(1)", ""), ("1" * 20_000, "")],
+)  # fmt: skip
+def test_a_grammar_holds_no_code(text, kinds):
+    """No name but of a variable or a function, no attribute, no string but a plain one."""
+    found = {"a": is_arithmetic(text), "t": is_term(text), "l": is_list(text)}
+    assert "".join(kind for kind, is_one in found.items() if is_one) == kinds
 
 
 def test_only_scorers_that_compare_texts_run_without_limits():
@@ -105,5 +158,5 @@ def test_every_scorer_says_in_its_process_what_it_says_here(pool, name):
     source = ReasoningGymSource(name, {}, seed=1, where="tasks.t")
     items = list(source.items(2))
     pairs = [(item, one.reference) for item in items for one in items]
-    found = pool.verify([(source.verifier_reference(item), answer) for item, answer in pairs])
-    assert found == [Outcome(source.score(item, answer)) for item, answer in pairs]
+    found = pool.verify([VerifierCall(source.verifier_reference(item), answer) for item, answer in pairs])
+    assert found == [Outcome.of(source.score(item, answer)) for item, answer in pairs]

@@ -12,9 +12,11 @@ import psutil
 import pytest
 
 from mrl.errors import RoleFailed
-from mrl.tasks.verifier_pool import MAX_REQUEST_BYTES, Outcome, VerifierPool
+from mrl.tasks.rewards import Outcome
+from mrl.tasks.verifier_pool import MAX_REQUEST_BYTES, VerifierPool
+from mrl.tasks.verifier_process import VerifierCall
 
-RIGHT = Outcome(1.0)
+RIGHT, WRONG = Outcome.of(1.0), Outcome.of(0.0)
 pytestmark = pytest.mark.usefixtures("verifiers")
 
 
@@ -26,45 +28,56 @@ def make_pool(**settings) -> VerifierPool:
 
 def outcomes(pool: VerifierPool, *answers: str) -> list[Outcome]:
     """What the pool says; "right" is right."""
-    return pool.verify([("right", answer) for answer in answers])
+    return pool.verify([VerifierCall("right", answer) for answer in answers])
+
+
+def is_failure(outcome: Outcome, kind: str) -> bool:
+    """Whether it is one of this kind, and says how it came."""
+    return outcome.failure == kind and not outcome.rewards and bool(outcome.words)
 
 
 @pytest.mark.parametrize(
     ("answer", "failure"),
-    [("loop", "verifier_timeout"), ("regex", "verifier_timeout"), ("die", "verifier_crash"),
-     ("eat", "verifier_memory"), ("raise", "verifier_error"), ("x" * MAX_REQUEST_BYTES, "too_long")],
+    [("loop", "timeout"), ("regex", "timeout"), ("die", "exited"), ("leave", "exited"), ("eat", "memory"),
+     ("raise", "raised"), ("nothing", "no_number"), ("nan", "not_finite"), ("x" * MAX_REQUEST_BYTES, "too_long")],
 )  # fmt: skip
 def test_a_bad_answer_costs_itself_only(answer, failure):
     """The answers before and behind it are judged, in order, by processes that work."""
-    limits = {"timeout_s": 0.5, "wall_factor": 100.0} if failure == "verifier_timeout" else {}
+    limits = {"timeout_s": 0.5, "wall_factor": 100.0} if failure == "timeout" else {}
     with closing(make_pool(**limits)) as pool:
-        assert outcomes(pool, "right", answer, "right", "wrong") == [RIGHT, Outcome(0.0, failure), RIGHT, Outcome(0.0)]
+        before, failed, *behind = outcomes(pool, "right", answer, "right", "wrong")
+        assert [before, *behind] == [RIGHT, RIGHT, WRONG]
+        assert is_failure(failed, failure)
         assert pool.counts.answers == 4
-        assert pool.counts.timeouts == (failure == "verifier_timeout")
-        assert pool.counts.crashes == (failure in ("verifier_crash", "verifier_memory", "verifier_error"))
+        assert pool.counts.failures == {failure: 1}
         assert outcomes(pool, "right") == [RIGHT]
 
 
 def test_a_verifier_that_waits_without_using_cpu_is_ended_too():
     """Sleep uses no CPU time; the limit of the wall clock, a multiple, ends it."""
     with closing(make_pool(timeout_s=0.5)) as pool:
-        assert outcomes(pool, "sleep", "right") == [Outcome(0.0, "verifier_timeout"), RIGHT]
-        assert pool.counts.timeouts == 1
+        late, right = outcomes(pool, "sleep", "right")
+        assert is_failure(late, "timeout")
+        assert right == RIGHT
+        assert pool.counts.failures == {"timeout": 1}
 
 
 def test_the_limit_is_cpu_time():
     """A loop is ended by the limit of its own process, however patient the clock of a loaded machine is."""
     with closing(make_pool(timeout_s=0.5, wall_factor=1000.0)) as pool:
-        assert outcomes(pool, "loop", "right") == [Outcome(0.0, "verifier_timeout"), RIGHT]
+        late, right = outcomes(pool, "loop", "right")
+        assert is_failure(late, "timeout")
+        assert right == RIGHT
 
 
 def test_many_answers_over_several_processes_come_back_in_order():
     """More answers than processes, failures among them."""
     answers = ["right", "wrong", "die", "right"] * 10
-    wanted = [RIGHT, Outcome(0.0), Outcome(0.0, "verifier_crash"), RIGHT] * 10
     with closing(make_pool(processes=3)) as pool:
-        assert outcomes(pool, *answers) == wanted
-        assert pool.counts.crashes == 10
+        found = outcomes(pool, *answers)
+        assert all(is_failure(one, "exited") for one in found[2::4])
+        assert [one for one in found if not one.failure] == [RIGHT, WRONG, RIGHT] * 10
+        assert pool.counts.failures == {"exited": 10}
 
 
 def test_processes_are_kept_and_started_only_as_needed():
@@ -79,24 +92,25 @@ def test_processes_are_kept_and_started_only_as_needed():
 def test_what_a_verifier_prints_is_no_reply():
     """Replies have a channel of their own."""
     with closing(make_pool()) as pool:
-        assert outcomes(pool, "speak", "right") == [Outcome(0.0), RIGHT]
+        assert outcomes(pool, "speak", "right") == [WRONG, RIGHT]
 
 
 def test_a_process_that_died_while_idle_is_replaced():
     """Nobody's answer fails for it."""
     with closing(make_pool()) as pool:
         (before,) = outcomes(pool, "pid")
-        os.kill(int(before.score), signal.SIGKILL)
-        psutil.wait_procs([process for process in psutil.Process().children() if process.pid == before.score], 10)
+        pid = before.rewards[""]
+        os.kill(int(pid), signal.SIGKILL)
+        psutil.wait_procs([process for process in psutil.Process().children() if process.pid == pid], 10)
         assert outcomes(pool, "right") == [RIGHT]
-        assert pool.counts.crashes == 0
+        assert not pool.counts.failures
 
 
 def test_a_verifier_that_does_not_start_ends_the_role(capfd):
     """A mistake in the installation is no wrong answer."""
     pool = VerifierPool("no_such_module:score", processes=1, timeout_s=1.0)
     with closing(pool), pytest.raises(RoleFailed, match="no_such_module:score does not start"):
-        pool.verify([("1", "1")])
+        pool.verify([VerifierCall("1", "1")])
     assert "No module named 'no_such_module'" in capfd.readouterr().err
 
 
@@ -108,10 +122,11 @@ def test_no_process_is_left_when_the_parent_is_killed(answer, tmp_path, monkeypa
     monkeypatch.setenv("HANGING", str(hanging))
     code = f"""
         from mrl.tasks.verifier_pool import VerifierPool
+        from mrl.tasks.verifier_process import VerifierCall
         pool = VerifierPool("tests.support.hard_verifiers:by_text", processes=2, timeout_s=0.3)
-        pool.verify([("right", "pid")] * 40)
+        pool.verify([VerifierCall("right", "pid")] * 40)
         print(*[child.process.pid for child in pool.children()], flush=True)
-        pool.verify([("right", {answer!r})])
+        pool.verify([VerifierCall("right", {answer!r})])
     """
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout
@@ -125,8 +140,9 @@ def test_no_process_is_left_when_the_parent_is_killed(answer, tmp_path, monkeypa
 def test_a_group_waits_for_its_own_answers_only():
     """One that hangs is overtaken by those handed in after it; closing cancels it and ends its process."""
     pool = make_pool(processes=2, timeout_s=1000.0)
-    hanging = pool.submit([("right", "right"), ("right", "sleep")])
-    assert [pool.submit([("right", answer)]).result(30) for answer in ("right", "wrong")] == [[RIGHT], [Outcome(0.0)]]
+    hanging = pool.submit([VerifierCall("right", "right"), VerifierCall("right", "sleep")])
+    for answer, outcome in (("right", RIGHT), ("wrong", WRONG)):
+        assert pool.submit([VerifierCall("right", answer)]).result(30) == [outcome]
     assert not hanging.done()
     processes = [child.process for child in pool.children()]
     assert len(processes) == 2
@@ -134,14 +150,14 @@ def test_a_group_waits_for_its_own_answers_only():
     pool.close()
     assert hanging.cancelled()
     assert all(process.poll() is not None for process in processes)
-    assert pool.submit([("right", "right")]).cancelled()
+    assert pool.submit([VerifierCall("right", "right")]).cancelled()
 
 
 def test_no_process_idles_while_answers_wait():
     """Groups of one answer each are judged side by side, as many as there are processes."""
     with closing(make_pool(processes=3, timeout_s=1000.0)) as pool:
         for _ in range(4):
-            pool.submit([("right", "sleep")])
+            pool.submit([VerifierCall("right", "sleep")])
         deadline_s = time.monotonic() + 30
         while sum(child.job is not None for child in pool.children()) < 3:
             assert time.monotonic() < deadline_s
@@ -156,12 +172,15 @@ def test_the_lowest_rank_is_judged_first(tmp_path, monkeypatch):
     monkeypatch.setenv("HANGING", str(hanging))
     order: list[str] = []
     with closing(make_pool(timeout_s=0.5)) as pool:
-        first = pool.submit([("right", "sleep")], rank=9)
+        first = pool.submit([VerifierCall("right", "sleep")], rank=9)
         assert hanging.read_text() == "now"
-        futures = {name: pool.submit([("right", "right")], rank=rank) for name, rank in [("b", 2), ("c", 2), ("a", 1)]}
+        futures = {
+            name: pool.submit([VerifierCall("right", "right")], rank=rank)
+            for name, rank in [("b", 2), ("c", 2), ("a", 1)]
+        }
         for name, future in futures.items():
             future.add_done_callback(lambda _, name=name: order.append(name))
-        assert first.result(30) == [Outcome(0.0, "verifier_timeout")]
+        assert is_failure(*first.result(30), "timeout")
         assert [future.result(30) for future in futures.values()] == [[RIGHT]] * 3
     assert order == ["a", "b", "c"]
 
@@ -169,7 +188,7 @@ def test_the_lowest_rank_is_judged_first(tmp_path, monkeypatch):
 def test_after_a_failed_start_the_next_answer_tries_again(capfd):
     """What was handed in before fails; the pool itself goes on."""
     with closing(VerifierPool("no_such_module:score", processes=2, timeout_s=1.0)) as pool:
-        first = [pool.submit([("1", "1")]) for _ in range(3)]
-        for future in [*first, pool.submit([("1", "1")])]:
+        first = [pool.submit([VerifierCall("1", "1")]) for _ in range(3)]
+        for future in [*first, pool.submit([VerifierCall("1", "1")])]:
             with pytest.raises(RoleFailed, match="does not start"):
                 future.result(30)

@@ -28,7 +28,14 @@ from mrl.parent_death import SUPERVISOR_PID, command
 from mrl.processes.planning.log_lines import reason_in
 from mrl.processes.planning.plan import environment
 
-VERIFYING = {"verifier", "verifier_processes", "verifier_timeout_s", "verifier_memory_mib"}
+VERIFYING = {
+    "verifier",
+    "evaluator",
+    "trusted_answers",
+    "verifier_processes",
+    "verifier_timeout_s",
+    "verifier_memory_mib",
+}
 """Keys of a task that say nothing about its examples."""
 POLL_S = 0.1
 TELL_EVERY_S = 5.0

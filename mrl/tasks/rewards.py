@@ -1,0 +1,131 @@
+"""What a verifier may give for an answer, and the kinds of failure where it gives nothing that is a reward.
+
+A reward is a finite number, or several by name: the answer's reward is then their weighted sum. Whatever else comes is
+a failure of one of a few kinds, told in one line with the file and line that it comes from.
+"""
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+MAX_REWARD = 1e6
+"""What crosses between processes has a bound; sums and differences of rewards stay below that."""
+
+RAISED = "raised"
+NO_NUMBER = "no_number"
+NOT_FINITE = "not_finite"
+TOO_LARGE = "too_large"
+NAMES = "reward_names"
+MEMORY = "memory"
+TIMEOUT = "timeout"
+EXITED = "exited"
+TOO_LONG = "too_long"
+UNREADABLE = "unreadable"
+FAILURES = {
+    RAISED: "the verifier raised an exception",
+    NO_NUMBER: "it returned neither a number nor numbers by name",
+    NOT_FINITE: "it returned NaN or an infinity",
+    TOO_LARGE: f"it returned a number beyond {MAX_REWARD:,.0f}, or below its negative",
+    NAMES: "it returned other names than the task's rewards have",
+    MEMORY: "it wanted more memory than its process may have",
+    TIMEOUT: "it gave nothing within its time",
+    EXITED: "its process ended",
+    TOO_LONG: "what it would have been given is too long; it was not called",
+    UNREADABLE: "the data set's own scorer raised at the answer, which it cannot read",
+}
+"""Kind of failure -> what it means."""
+
+UNNAMED = ""
+"""The name of a reward that came without one."""
+MAX_NAMED = 16
+MAX_WORDS_CHARS, MAX_PLACE_CHARS = 500, 300
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """What a verifier gave for one answer: rewards by name, or the kind of failure and how it came about."""
+
+    rewards: dict[str, float] = {}
+    failure: str = ""
+    words: str = ""
+
+    @classmethod
+    def of(cls, reward: float) -> "Outcome":
+        """A single number."""
+        return cls({UNNAMED: reward})
+
+
+class CodeLine(NamedTuple):
+    """One line of code in a traceback."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        file = os.path.relpath(self.file) if self.file.startswith(os.getcwd() + os.sep) else self.file
+        return f"{file}:{self.line} in {self.function}"
+
+
+def place_of(lines: Sequence[CodeLine]) -> str:
+    """Where it happened: the innermost of `lines`, which begin with the verifier, and its own line if that is another.
+
+    Example: "/usr/lib/python3.11/json/decoder.py:355 in raw_decode, called at my_verifiers.py:7 in judge".
+    """
+    if not lines:
+        return ""
+    own = next(line for line in reversed(lines) if line.file == lines[0].file)
+    return f"{lines[-1]}" if own is lines[-1] else f"{lines[-1]}, called at {own}"
+
+
+def failed(kind: str, what: str, place: str = "") -> Outcome:
+    """A failure in one line."""
+    place = f" ({place[:MAX_PLACE_CHARS]})" * bool(place)
+    words = " ".join(what.split())[: MAX_WORDS_CHARS - len(place)] + place
+    return Outcome(failure=kind, words=words.encode(errors="replace").decode())
+
+
+def outcome_of(returned: object, place: str = "") -> Outcome:
+    """What a verifier's return value means; `place` is where the verifier stands."""
+    if not isinstance(returned, Mapping):
+        return _checked({UNNAMED: returned}, place)
+    if not returned or len(returned) > MAX_NAMED:
+        return failed(NAMES, f"returned {len(returned)} rewards; wanted 1 to {MAX_NAMED}", place)
+    for name in returned:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            return failed(NAMES, f"returned a reward named {name!r:.80}; wanted letters, digits, '_', '.', '-'", place)
+    return _checked(returned, place)
+
+
+def weighted_sum(rewards: Mapping[str, float], weights: Mapping[str, float]) -> float:
+    """The reward of an answer; a name without a weight has 1."""
+    return math.fsum(weights.get(name, 1.0) * reward for name, reward in rewards.items())
+
+
+def other_names(got: Mapping[str, float], wanted: Sequence[str], *, known_from: str) -> str:
+    """What is wrong with the names of these rewards, in words; empty when they are the `wanted` ones."""
+    unknown, missing = sorted(set(got) - set(wanted)), sorted(set(wanted) - set(got))
+    parts = [f"unknown reward {_named(unknown)}"] * bool(unknown) + [f"no reward {_named(missing)}"] * bool(missing)
+    return f"{', '.join(parts)}; {known_from} {_named(sorted(wanted))}" if parts else ""
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(name or "(a single number)" for name in names)
+
+
+def _checked(returned: Mapping[str, object], place: str) -> Outcome:
+    rewards = {}
+    for name, value in returned.items():
+        what = f"returned {value!r:.80}" + (f" as {name}" if name else "")
+        if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+            return failed(NO_NUMBER, f"{what}, which is no number", place)
+        rewards[name] = float(value)
+        if not math.isfinite(rewards[name]):
+            return failed(NOT_FINITE, what, place)
+        if abs(rewards[name]) > MAX_REWARD:
+            return failed(TOO_LARGE, f"{what}, which is beyond {MAX_REWARD:,.0f}: scale it", place)
+    return Outcome(rewards)

@@ -1,0 +1,54 @@
+"""Which answers are judged in sealed processes, and what a host has to have for it.
+
+Answers to a data set's own scorer always are; those to a verifier of the user's own when the task has an evaluator, the
+function that runs them. A verifier without one runs as the user wrote it, with files and network.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mrl.config.schema import TaskTable
+from mrl.errors import TaskError
+from mrl.tasks.seal import unsealed_reason
+
+_KEPT = ("PATH", "HOME", "TZ", "LANG", "LD_LIBRARY_PATH")
+_KEPT_BEGINNINGS = ("PYTHON", "LC_")
+
+
+@dataclass(frozen=True, slots=True)
+class Sealing:
+    """How the processes of a pool are sealed."""
+
+    evaluator: str = ""
+    """"module:function" that turns an answer into the text that is judged; empty where the answer itself is judged."""
+    is_trusted: bool = False
+    """Whether they go on with the limits alone where the host has no seal."""
+
+
+def sealing_of(task: str, table: TaskTable, *, evaluates: bool) -> Sealing | None:
+    """How answers of this task are sealed; None for a verifier of the user's own that evaluates nothing.
+
+    `evaluates`: whether the source's own scorer takes answers for code. Raises TaskError where answers are evaluated,
+    this host has no seal, and the task does not say that they may be all the same.
+    """
+    if table.evaluator and not table.verifier:
+        raise TaskError(
+            "an evaluator without a verifier", where=f"tasks.{task}.evaluator", cure=f"give tasks.{task}.verifier"
+        )
+    if table.verifier and not table.evaluator:
+        return None
+    needs_seal = bool(table.evaluator) or evaluates
+    if needs_seal and not table.trusted_answers and (reason := unsealed_reason()):
+        raise TaskError(
+            f"answers are evaluated as code, and this host cannot seal a process ({reason})",
+            where=f"tasks.{task}",
+            wanted="seccomp filters (Linux on x86-64 or AArch64)",
+            cure=f"another host or data set; or tasks.{task}.trusted_answers = true, if nobody is harmed by such code",
+        )
+    return Sealing(table.evaluator, is_trusted=not needs_seal or table.trusted_answers)
+
+
+def sealed_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """What the processes of a sealed pool need of the environment to start; the sealed ones have nothing of it."""
+    kept = {name: value for name, value in environment.items() if name in _KEPT or name.startswith(_KEPT_BEGINNINGS)}
+    return kept | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # a process with threads must not fork
