@@ -10,11 +10,11 @@ from mrl.errors import ConfigError
 
 def config(task: dict[str, object], **run: object) -> RunConfig:
     """One policy on one task of words."""
-    tables = {
-        "run": {"name": "r", "steps": 3, **run},
-        "tasks": {"trim": {"source": "words", "dataset": "trim", **task}},
-    }
-    return validate(tables | {"policies": {"a": {"model": "m"}}}, where="test")
+    tasks = {"trim": {"source": "words", "dataset": "trim", **task}}
+    tables = {"run": {"name": "r", "steps": 3, **run}, "tasks": tasks, "sharing": {"regime": "independent"}}
+    made = validate(tables | {"policies": {"a": {"model": "m"}}}, where="test")
+    check_rules(made, where="test")
+    return made
 
 
 def test_defaults_are_right_or_wrong():
