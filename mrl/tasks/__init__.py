@@ -11,6 +11,8 @@
 - `extract`              where in a completion the answer stands
 - `verify`               the verdict on a completion
 - `verifier_pool`        verification in processes of its own (`verifier_process`), with hard limits
+- `rewards`              what a verifier may give, and the kinds of failure
+- `verifier_trial`       a verifier tried before a run
 - `pool`                 the finite training pool in seeded order, and the held-out split
 - `held_out`             the books of one evaluation
 - `split`                which part of the data a prompt belongs to

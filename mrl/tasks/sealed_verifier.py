@@ -41,8 +41,8 @@ from mrl.tasks.sealed_child import DIED, DONE, LATE, OUT_OF_MEMORY, Ended, Limit
 from mrl.tasks.verifier_process import (
     LENGTH,
     WALL_FACTOR,
-    Ready,
     VerifierCall,
+    VerifierReady,
     extras_of,
     judged,
     named_function,
@@ -77,7 +77,7 @@ def main(words: list[str]) -> int:
     verifier, prepare = named_function(name), getattr(importlib.import_module(name.partition(":")[0]), "prepare", None)
     extras = extras_of(verifier, name)
     gc.freeze()
-    os.write(replies, msgspec.msgpack.encode(Ready(extras)))
+    os.write(replies, msgspec.msgpack.encode(VerifierReady(extras)))
     while (request := read_request(sys.stdin.buffer)) is not None:
         call = _call.decode(request)
         outcome = None
