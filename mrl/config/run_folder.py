@@ -255,6 +255,7 @@ def _check_filled(path: Path, config: RunConfig, *, clean: bool, resume: bool) -
             cure="choose another --run.name or --run.folder",
         )
     if not clean and not resume:
+        _check_unused(path)
         raise RunFolderError(
             "the run exists", where=where, cure="--resume continues it, --clean deletes it, --run.name names another"
         )

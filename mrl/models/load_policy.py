@@ -35,7 +35,7 @@ def _loaded(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+            folder, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         if lacks_memory(error):
@@ -61,7 +61,7 @@ def hollow_policy(folder: Path) -> PreTrainedModel:
     """
     check_folder(folder)
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         with no_init_weights():
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except (OSError, ValueError, KeyError) as error:
@@ -74,9 +74,16 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder. Raises ModelFolderError when it is missing or unusable."""
     check_folder(folder)
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise _unusable("the tokenizer cannot be loaded", folder, error) from error
+
+
+def knows_model_type(model_type: str) -> bool:
+    """Whether transformers itself has such models, without code of a folder."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return model_type in CONFIG_MAPPING_NAMES
 
 
 def check_folder(folder: Path) -> None:

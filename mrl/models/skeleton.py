@@ -23,7 +23,7 @@ MIDDLING_BLOCKS, MIDDLING_HEAD_DIM = 24, 64
 def config_of_folder(folder: Path) -> PreTrainedConfig:
     """What the config.json of a folder says. Raises ModelFolderError when transformers does not know such a model."""
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelFolderError("config.json cannot be used", where=str(folder), got=reason) from error

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 Part = Literal["held_out", "train", "warm_start"]
+Turn = tuple[str, str]
+"""Role and content of one message of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class Item:
     number: int
     reference: str = ""
     part: Part | None = None
+    turns: tuple[Turn, ...] = ()
+    """The messages of a prompt that is a conversation, which `text` then shows; of any other prompt none."""
 
 
 class Source(Protocol):
