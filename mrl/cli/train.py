@@ -49,9 +49,9 @@ def train(config: RunConfig, *, clean: bool, resume: bool, where: str, hosts: "S
     from mrl.processes.planning.hosts import check_hosts, counting_gpus, host_environment, remote_words
     from mrl.processes.planning.local_folder import local_folder_of
     from mrl.processes.planning.plan import build_plan, shared_gpus
-    from mrl.processes.preparation.made_policies import resolve_policies
     from mrl.processes.preparation.completion import complete
     from mrl.processes.preparation.learning_values import warnings
+    from mrl.processes.preparation.made_policies import resolve_policies
     from mrl.processes.preparation.model_bytes import parameters
     from mrl.processes.preparation.preflight import check_made, preflight
 
@@ -85,6 +85,7 @@ def train(config: RunConfig, *, clean: bool, resume: bool, where: str, hosts: "S
 
 def _supervise(config: RunConfig, folder: RunFolder, plan: "Plan", console: Console) -> int:
     from mrl.metrics.jsonl import read_metrics
+    from mrl.metrics.logging import configure_logging
     from mrl.processes.display import Display
     from mrl.processes.preparation.pair_cards import measured_beside
     from mrl.processes.supervisor import Supervisor, open_inbox
@@ -95,6 +96,7 @@ def _supervise(config: RunConfig, folder: RunFolder, plan: "Plan", console: Cons
     try:
         earlier = read_metrics(folder.metrics_jsonl)
         supervisor = Supervisor(config, folder, plan, inbox=inbox, display=Display(board, console))
+        configure_logging("supervisor", stream=(supervisor.attempt / "supervisor.log").open("a", buffering=1))
         if earlier:
             board.replay(earlier, time.monotonic())
         print(f"run folder {folder.path}, logs in {supervisor.attempt}", flush=True)

@@ -71,7 +71,7 @@ def _unknown(path: tuple[str, ...]) -> tuple[str, object, str, str]:
 
 
 def _wrong(mistake: ErrorDetails, path: tuple[str, ...]) -> tuple[str, object, str, str]:
-    kind, ctx = mistake["type"], mistake.get("ctx", {})
+    kind = mistake["type"]
     if kind == "missing":
         return "missing", "", _describe(path), f"add `{path[-1]} = ...`" + _below(path)
     wanted = wanted_by(mistake)

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from mrl.records.telemetry_messages import HeartbeatRecord
 
-STEADY_S = 5.0
-"""A wait shorter than this may end by what is on its way already."""
+STEADY_S = 30.0
+"""A wait shorter than this may end by what is on its way already, on a slow machine too."""
 FRESH_S = 5.0
 """What was said longer ago tells what was."""
 

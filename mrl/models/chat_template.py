@@ -11,9 +11,9 @@ from mrl.errors import ModelFolderError
 
 FILE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
 CHAT_TOKENS = (
-    "<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|start_of_role|>", "<|user|>", "[INST]", "<|assistant|>",
-    "<\uff5cUser\uff5c>", "<|turn>",
-)  # fmt: skip
+    *("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|start_of_role|>", "<|user|>", "[INST]"),
+    *("<|assistant|>", "<\uff5cUser\uff5c>", "<|turn>"),
+)
 """Tokens that open a turn in the templates of released models."""
 CHAT_NAMES = ("-instruct", "-chat", "-it")
 """Ends of the names of models that were trained to chat, before a version."""

@@ -6,7 +6,7 @@ dataset = "data/problems.jsonl"                    one object a line: {"prompt":
 options = { held_out = "data/held_out.jsonl" }     or none: then 15 % of the prompts, by hash, are held out
 verifier = "my_verifiers:passes_tests"             def passes_tests(reference: str, answer: str) -> float
 
-A prompt may be a conversation, as {"prompt": [{"role": "system", "content": "..."}, {"role": "user", "content": "..."}]}
+A prompt may be a conversation, [{"role": "system", "content": "..."}, {"role": "user", "content": "..."}], as "prompt"
 or under the key "messages"; the last message is a user's. The policy's chat template renders it.
 
 What the verifier needs to know of a prompt (tests, a rubric, the question itself) stands in its reference; one that is

@@ -193,5 +193,6 @@ def _too_few(
         where=f"tasks.{task}",
         got=f"{len(chosen['train'])} for training and {len(chosen['held_out'])} held out",
         wanted=f"{train} and {held_out}",
-        cure="lower pool.train_prompts and pool.held_out_prompts, or give the data set wider options",
+        cure="lower pool.train_prompts and pool.held_out_prompts"
+        + (" (0 takes all of a file)" if table.source in ("jsonl", "math") else ", or give the data set wider options"),
     )

@@ -68,8 +68,8 @@ def warnings(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
             yield f"policies.{name}.learner.lr = {lr:g} is {size}: {usual:g} is usual for {whose}"
         if is_released and policy.rollout.max_new_tokens < SHORT_ANSWER_TOKENS:
             yield (
-                f"policies.{name}.rollout.max_new_tokens = {policy.rollout.max_new_tokens} is short for a released model:"
-                " answers that are cut off count as they stand, mostly as wrong"
+                f"policies.{name}.rollout.max_new_tokens = {policy.rollout.max_new_tokens} is short for a released"
+                " model: answers that are cut off count as they stand, mostly as wrong"
             )
         if policy.rollout.group_size == 1:
             yield (

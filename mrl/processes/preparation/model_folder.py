@@ -1,9 +1,10 @@
-"""A model folder, read before anything starts: whole files, a model that can be trained, a tokenizer, an end of answers.
+"""A model folder, read before anything starts: whole files, an architecture that can be trained, a tokenizer, an EOS.
 
 Only JSON and the headers of the weights are read: no tensor, no torch. What loading would find out in a minute, in a
 process of the run, is found out here.
 """
 
+import importlib.util
 import json
 import struct
 from collections.abc import Mapping
@@ -17,9 +18,9 @@ from mrl.tasks.jsonl_rows import relative_to
 LFS_POINTER = b"version https://git-lfs"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ENCODERS = frozenset(
-    "bert roberta distilbert albert electra deberta deberta-v2 xlm-roberta camembert modernbert mpnet nomic_bert "
-    "t5 mt5 umt5 bart mbart pegasus clip siglip vit whisper".split()
-)
+    (*("bert", "roberta", "distilbert", "albert", "electra", "deberta", "deberta-v2", "xlm-roberta", "camembert"),
+     *("modernbert", "mpnet", "nomic_bert", "t5", "mt5", "umt5", "bart", "mbart", "pegasus", "clip", "siglip", "vit"))
+)  # fmt: skip
 """Kinds of models that write no text from left to right, where config.json names no architecture."""
 WRITES_TEXT = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForImageTextToText")
 """Ends of the names of architectures that do."""
@@ -160,12 +161,11 @@ def _check_architecture(described: Mapping[str, Any], where: str) -> None:
 
 def _is_known(model_type: str) -> bool:
     """Whether transformers has the architecture; its long list is loaded only where no folder has that name."""
-    import importlib.util
-
     found = importlib.util.find_spec("transformers")
-    if found is not None and found.origin is not None and model_type.replace("-", "_").isidentifier():
-        if (Path(found.origin).parent / "models" / model_type.replace("-", "_")).is_dir():
-            return True
+    package = Path(found.origin).parent if found is not None and found.origin is not None else None
+    name = model_type.replace("-", "_")
+    if package is not None and name.isidentifier() and (package / "models" / name).is_dir():
+        return True
     from mrl.models.load_policy import knows_model_type
 
     return knows_model_type(model_type)
