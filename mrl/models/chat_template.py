@@ -32,15 +32,13 @@ class ChatTemplate:
         turns = [("user", content)] if isinstance(content, str) else content
         messages = [{"role": role, "content": text} for role, text in turns]
         try:
-            (rendered,), _ = render_jinja_template(
-                conversations=[messages],
-                chat_template=self._text,
-                add_generation_prompt=True,
-                **self._special_tokens,
+            given: dict[str, Any] = dict(self._special_tokens)
+            found: Any = render_jinja_template(
+                [messages], chat_template=self._text, add_generation_prompt=True, **given
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise refused(self._folder, error) from error
-        return str(rendered)
+        return str(found[0][0])
 
 
 def read_template(folder: Path) -> ChatTemplate | None:

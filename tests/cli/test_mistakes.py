@@ -278,7 +278,7 @@ NOTES = [
 ]  # fmt: skip
 
 SEEN_IN_RUNS = {
-    "Ctrl-C, the second `mrl train`, `--resume` and `--clean` beside a live run": "tests/system/test_mistakes_in_runs.py",
+    "Ctrl-C, and the hint at --resume": "tests/cli/test_conclude.py",
     "resumed with another learning rate": "tests/config/test_run_folder.py",
     "resumed with fewer steps": "tests/config/test_run_folder.py",
     "the metrics' port is busy": "tests/cli/test_main.py",

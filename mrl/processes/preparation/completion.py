@@ -38,11 +38,12 @@ def _contexts(config: RunConfig) -> dict[str, int]:
 
 def _prompts_held(config: RunConfig) -> dict[str, int]:
     """Key of the pool -> distinct prompts of the tasks' files, by the smallest share of a task; no file, no entry."""
+    from mrl.tasks.source import Part
     from mrl.tasks.sources import open_source
     from mrl.tasks.split import distinct_items, part_of
 
-    keys = {"train_prompts": "train", "held_out_prompts": "held_out"}
-    keys = {key: part for key, part in keys.items() if key not in config.pool.model_fields_set}
+    parts_of: dict[str, Part] = {"train_prompts": "train", "held_out_prompts": "held_out"}
+    keys = {key: part for key, part in parts_of.items() if key not in config.pool.model_fields_set}
     if not keys or any(table.source not in ("jsonl", "math") for table in config.tasks.values()):
         return {}
     held: dict[str, list[int]] = {key: [] for key in keys}
