@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mrl.config.defaults import Choice, by_size
+from mrl.config.defaults import Choice
 from mrl.config.load import load_resolved
 from mrl.config.run_folder import RunFolder, run_folder_of
 from mrl.config.schema import RunConfig
@@ -28,8 +28,10 @@ from mrl.processes.planning.devices import sizes_mib, visible_gpus
 from mrl.processes.planning.placement import least_gpus, most_gpus, server_gpus
 from mrl.processes.planning.plan import ProcessSpec, build_plan, planned, shared_gpus
 from mrl.processes.planning.unit_workers import UNIT
+from mrl.processes.preparation.completion import complete
+from mrl.processes.preparation.learning_values import learning_rows, warnings
 from mrl.processes.preparation.made_policies import cached_folder, is_made, recipe_of
-from mrl.processes.preparation.model_bytes import weights_bytes
+from mrl.processes.preparation.model_bytes import parameters
 from mrl.processes.preparation.preflight import preflight
 from mrl.sharing.regimes import check_sharing
 from mrl.tasks.verifier_trial import Trial, tells_nothing
@@ -48,14 +50,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Validate and print the resolved plan."""
     of_device = load_resolved(arguments.config, arguments.overrides)
-    of_size = by_size(of_device.config, weights_bytes(of_device.config))
-    config = of_size.config
+    completed = complete(of_device.config)
+    config, chosen = completed.config, (*of_device.choices, *completed.choices)
     here = visible_gpus(os.environ)
     folder = run_folder_of(config)
     plan = planned(config)
     missing: list[MissingError] = []
     trials: list[Sequence[Trial]] = []
-    preflight(config, where=str(arguments.config), on_missing=missing.append, on_trial=trials.append)
+    notes: list[str] = []
+    preflight(
+        config,
+        where=str(arguments.config),
+        on_missing=missing.append,
+        on_trial=trials.append,
+        on_note=notes.append,
+    )
+    notes += warnings(config, parameters(config))
     for line in _summary(config, folder, str(arguments.config)):
         print(line)
     console = Console(width=None if sys.stdout.isatty() else 120)
@@ -64,8 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
         if tells_nothing(of_task):
             print("one reward for everything: as far as this goes, there is nothing to learn from it")
     console.print(_policies(config))
-    if chosen := (*of_device.choices, *of_size.choices):
+    console.print(_learning(config, chosen))
+    if chosen:
         console.print(_chosen(chosen))
+    for note in notes:
+        print(f"note: {note}")
     for line in _slow(config):
         print(line)
     needs = memory_plan(config, plan)
@@ -154,6 +167,17 @@ def _tried(config: RunConfig, trials: Sequence[Trial]) -> Table:
             answer = Text(f"{which}: {verdict.extracted[:SHOWN_CHARS]}")
             reward = f"{verdict.reward:g}" + f" ({parts})" * bool(parts)
             table.add_row(Text(trial.prompt[:SHOWN_CHARS]), answer, reward)
+    return table
+
+
+def _learning(config: RunConfig, chosen: Iterable[Choice]) -> Table:
+    """What decides how policies learn, each value marked that nobody gave."""
+    title = "what is learned by (* left out: a default)"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", show_edge=False)
+    for heading in ("key of a policy", *config.learning):
+        table.add_column(heading, overflow="fold")
+    for key, cells in learning_rows(config, {choice.key for choice in chosen}):
+        table.add_row(key, *(f"{value} *" if is_default else value for value, is_default in cells))
     return table
 
 

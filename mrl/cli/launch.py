@@ -59,8 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
     from mrl.memory_plan.run_memory import check_sleepers
     from mrl.processes.planning.devices import visible_gpus
     from mrl.processes.planning.dry_run import describe
+    from mrl.processes.preparation.completion import complete
     from mrl.processes.preparation.preflight import preflight
 
+    config = complete(config).config
     check_hosts(config, [host.name for host in hosts], where=where)
     remote = remote_words(config, hosts, os.environ, where=where)
     folder = run_folder_of(config).path

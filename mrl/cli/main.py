@@ -94,7 +94,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if error.errno not in DISK_FULL:
             raise
         _drop_output()
-        return _tell(RunFolderError(error.strerror or "the disk is full", where=str(error.filename or "")), 2)
+        return _tell(disk_full(error), 2)
 
 
 def _run(words: list[str]) -> int:
@@ -149,6 +149,14 @@ def _help() -> str:
         rows[command.is_role].append(f"  {name:<13} {command.summary}")
     roles = ["", "processes of a run, which `mrl train` starts:", "", *rows[True]]
     return "\n".join([*lines, *rows[False], *roles, "", "`mrl COMMAND --help` shows the arguments of a command."])
+
+
+def disk_full(error: OSError) -> RunFolderError:
+    """The disk, or the part of it that the user may fill, is full."""
+    cure = "free some room there; then --resume continues a run, or choose a --run.folder on another disk"
+    return RunFolderError(
+        error.strerror or "the disk is full", where=str(error.filename or ""), cure=cure if error.filename else ""
+    )
 
 
 def _drop_output() -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 
-from mrl.config.defaults import by_size
 from mrl.config.file_modes import limit_modes
 from mrl.config.load import load_config
 from mrl.config.run_folder import RunFolder, check_run_folder, create_run_folder, run_folder_of
@@ -78,21 +77,28 @@ def train(
     from mrl.processes.planning.hosts import check_hosts, counting_gpus, host_environment, remote_words
     from mrl.processes.planning.local_folder import local_folder_of
     from mrl.processes.planning.plan import build_plan, shared_gpus
+    from mrl.processes.preparation.completion import complete
+    from mrl.processes.preparation.learning_values import warnings
     from mrl.processes.preparation.made_policies import resolve_policies
-    from mrl.processes.preparation.model_bytes import weights_bytes
-    from mrl.processes.preparation.preflight import preflight
+    from mrl.processes.preparation.model_bytes import parameters
+    from mrl.processes.preparation.preflight import check_made, preflight
 
     check_hosts(config, [host.name for host in hosts], where=where)
     remote = remote_words(config, hosts, os.environ, where=where)
     gpus = visible_gpus(os.environ)
     config = counting_gpus(config, hosts, len(gpus))
+    config = complete(config).config
     plan = build_plan(config, run_folder_of(config).path, gpus=gpus, hosts=hosts, remote=remote)
     check_run_folder(config, clean=clean, resume=resume, from_start=from_start)
-    preflight(config, where=where, first_host=plan.first_host)
+    print(f"checking {where}", flush=True)
+    notes: list[str] = []
+    preflight(config, where=where, first_host=plan.first_host, on_note=notes.append)
+    for note in (*notes, *warnings(config, parameters(config))):
+        print(f"note: {note}", flush=True)
     check_sleepers(config, plan, host_mib=host_memory_bytes() / MIB, where=where)
     console = Console(width=None if sys.stdout.isatty() else 120)
     config = resolve_policies(config, console=console)
-    config = by_size(config, weights_bytes(config)).config
+    check_made(config)
     with ExitStack() as closing:
         closing.callback(os.umask, limit_modes(config))
         folder = create_run_folder(config, clean=clean, resume=resume, from_start=from_start, closing=closing)
@@ -105,6 +111,7 @@ def train(
 
 def _supervise(config: RunConfig, folder: RunFolder, plan: "Plan", console: Console) -> int:
     from mrl.metrics.jsonl import read_metrics, set_damage_aside
+    from mrl.metrics.logging import configure_logging
     from mrl.processes.display import Display
     from mrl.processes.preparation.pair_cards import measured_beside
     from mrl.processes.supervisor import Supervisor, open_inbox
@@ -117,6 +124,7 @@ def _supervise(config: RunConfig, folder: RunFolder, plan: "Plan", console: Cons
             print(f"mrl: {told}", flush=True)
         earlier = read_metrics(folder.metrics_jsonl)
         supervisor = Supervisor(config, folder, plan, inbox=inbox, display=Display(board, console))
+        configure_logging("supervisor", stream=(supervisor.attempt / "supervisor.log").open("a", buffering=1))
         if earlier:
             board.replay(earlier, time.monotonic())
         print(f"run folder {folder.path}, logs in {supervisor.attempt}", flush=True)
@@ -159,7 +167,8 @@ def conclude(folder: RunFolder, ended: EndedRun, board: "Board", console: Consol
         sys.stderr.write(f"mrl: error: {fault}\n")
     if ended.reason:
         prefix = "mrl: error" if code in (1, 2) else "mrl"
-        sys.stderr.write(f"{prefix}: {ended.reason}; logs in {ended.attempt}\n")
+        onward = "; the same command with --resume goes on" * (code > SIGNALLED and folder.config_json.exists())
+        sys.stderr.write(f"{prefix}: {ended.reason}; logs in {ended.attempt}{onward}\n")
     return code or (2 if fault else 0)
 
 

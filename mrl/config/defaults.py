@@ -1,7 +1,8 @@
-"""Keys that the user left out, and whose best value follows from the device or from the size of the models.
+"""Keys that the user left out, and whose best value follows from the device, from the models, or from the data.
 
-`by_device` is asked when a configuration is read, `by_size` once its models are there; `config.json` then holds what
-was chosen. A key that the user gave is never touched. On CPUs, and with small models, everything is as the tables say.
+`by_device` is asked when a configuration is read; `by_size`, `by_model` and `by_data` before it is used, of what is
+there by then. `config.json` holds what was chosen. A key that the user gave is never touched. On CPUs, and with small
+models, everything is as the tables say.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,6 +31,14 @@ OF_RUN = {
     ("supervision", "silence_s"): 5.0,
 }
 """The same of the run's keys, by its largest model."""
+
+RELEASED_PARAMETERS = 100_000_000
+"""A model with so many, or more, was pretrained on all kinds of text: it learns in small steps, and answers at length.
+"""
+LR_OF_ALL, LR_OF_ADAPTERS = 1e-6, 1e-5
+"""Learning rates of released models. 1e-6 is that of verl's, TRL's and most papers' GRPO; adapters want about ten times
+that of all weights, in reinforcement learning too (LoRA Without Regret, Thinking Machines 2025)."""
+LONG_ANSWER_TOKENS = 1024
 
 T = TypeVar("T", bound=Table)
 
@@ -77,6 +86,40 @@ def by_size(config: RunConfig, weights_bytes: Mapping[str, int]) -> Resolved:
         if more_s and not _is_given(config, key):
             why = f"{usual_s:g} s, and {per_gb:g} s for each of {size_gb:.1f} GB"
             found.append(Choice(".".join(key), usual_s + more_s, why))
+    return _with(config, found)
+
+
+def by_model(config: RunConfig, parameters: Mapping[str, int], context_tokens: Mapping[str, int]) -> Resolved:
+    """Learning rate and length of answers of released models, by their parameters and by what they can read.
+
+    Of a model that can read few tokens, or of a learner whose passes hold few, answers take half of them at most.
+    """
+    found = []
+    for name, policy in config.policies.items():
+        if policy.make is not None or parameters.get(name, 0) < RELEASED_PARAMETERS:
+            continue
+        size = f"{parameters[name] / 1e9:.1f}B parameters"
+        if not policy.frozen and _left_out(policy.learner, "lr"):
+            has_adapters = policy.learner.lora is not None
+            lr, whose = (LR_OF_ADAPTERS, "adapters") if has_adapters else (LR_OF_ALL, "all weights")
+            found.append(Choice(f"policies.{name}.learner.lr", lr, f"for {whose} of a model of {size}"))
+        if _left_out(policy.rollout, "max_new_tokens"):
+            rooms = [context_tokens.get(name, 0), 0 if policy.frozen else policy.learner.microbatch_tokens]
+            if policy.rollout.engine != "embedded":
+                rooms.append(policy.rollout.server.context_tokens)
+            tokens = min([LONG_ANSWER_TOKENS, *(room // 2 for room in rooms if room)])
+            why = f"a model of {size} answers at length" + ", within half of what fits" * (tokens < LONG_ANSWER_TOKENS)
+            found.append(Choice(f"policies.{name}.rollout.max_new_tokens", tokens, why))
+    return _with(config, found)
+
+
+def by_data(config: RunConfig, held: Mapping[str, int]) -> Resolved:
+    """All prompts of files that hold fewer than the pool would take. `held`: key of the pool -> prompts there are."""
+    found = []
+    for key, number in held.items():
+        usual = type(config.pool).model_fields[key].default
+        if _left_out(config.pool, key):
+            found.append(Choice(f"pool.{key}", 0, f"takes all {number} of the files, which hold too few for {usual}"))
     return _with(config, found)
 
 

@@ -7,8 +7,18 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from mrl.config.nearest_key import annotation_at, nearest, nearest_key, table_keys
+from mrl.config.policy_tables import SERVER_URL
+from mrl.config.schema import POLICY_NAME, RUN_NAME, UNIT_TYPE_NAME, VERIFIER_NAME
 from mrl.errors import ConfigError
 
+PATTERNS = {
+    RUN_NAME: "letters, digits, dots, dashes and underscores, a letter or digit first, 64 at most",
+    POLICY_NAME: "small letters, digits, dashes and underscores, a letter or digit first, 32 at most",
+    UNIT_TYPE_NAME: "letters, digits, spaces and . _ + -, a letter or digit first, 64 at most",
+    VERIFIER_NAME: '"module:function", for example "my_verifiers:passes_tests"',
+    SERVER_URL: "http://HOST:PORT or https://HOST:PORT, with nothing behind it",
+}
+"""Pattern of a key -> what it asks for."""
 _WANTED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "greater_than_equal": lambda ctx: f">= {ctx['ge']}",
     "greater_than": lambda ctx: f"> {ctx['gt']}",
@@ -16,7 +26,7 @@ _WANTED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "less_than": lambda ctx: f"< {ctx['lt']}",
     "multiple_of": lambda ctx: f"a multiple of {ctx['multiple_of']}",
     "literal_error": lambda ctx: str(ctx["expected"]),
-    "string_pattern_mismatch": lambda ctx: f"a name that matches {ctx['pattern']}",
+    "string_pattern_mismatch": lambda ctx: PATTERNS.get(ctx["pattern"], "a text of another form"),
     "string_too_short": lambda ctx: f"at least {ctx['min_length']} character",
     "too_short": lambda ctx: f"at least {ctx['min_length']} entry",
     "too_long": lambda ctx: f"at most {ctx['max_length']} entries",
@@ -31,6 +41,12 @@ _WANTED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "dict_type": lambda _: "a table",
     "model_type": lambda _: "a table",
 }
+
+
+def wanted_by(mistake: ErrorDetails) -> str:
+    """What a value should have been, in plain words; pydantic's own words for a fault that is not known here."""
+    kind, ctx = mistake["type"], mistake.get("ctx", {})
+    return _WANTED[kind](ctx) if kind in _WANTED else mistake["msg"]
 
 
 def explain(
@@ -55,13 +71,15 @@ def _unknown(path: tuple[str, ...]) -> tuple[str, object, str, str]:
 
 
 def _wrong(mistake: ErrorDetails, path: tuple[str, ...]) -> tuple[str, object, str, str]:
-    kind, ctx = mistake["type"], mistake.get("ctx", {})
+    kind = mistake["type"]
     if kind == "missing":
         return "missing", "", _describe(path), f"add `{path[-1]} = ...`" + _below(path)
-    wanted = _WANTED[kind](ctx) if kind in _WANTED else mistake["msg"]
+    wanted = wanted_by(mistake)
     found = mistake["input"]
     if mistake["loc"][-1] == "[key]":
         return "not a valid name", path[-1], wanted, ""
+    if kind == "string_pattern_mismatch" and path[-1] == "verifier":
+        return "not valid", found, wanted, f'{".".join(path)} = "{found}:FUNCTION"' if ":" not in str(found) else ""
     near = nearest(found, _choices(path)) if kind == "literal_error" and isinstance(found, str) else ""
     return "not valid", found, wanted, f"did you mean {near!r}?" if near else ""
 

@@ -9,6 +9,29 @@ from pydantic import BaseModel
 from mrl.config.schema import RunConfig
 
 ANY_NAME = "<name>"
+OTHER_NAMES = {
+    "learning_rate": "lr",
+    "scheduler": "lr_schedule",
+    "lr_scheduler_type": "lr_schedule",
+    "num_generations": "group_size",
+    "samples_per_prompt": "group_size",
+    "max_completion_length": "max_new_tokens",
+    "max_tokens": "max_new_tokens",
+    "max_response_length": "max_new_tokens",
+    "batch_size": "prompts_per_step",
+    "train_batch_size": "prompts_per_step",
+    "max_steps": "steps",
+    "total_steps": "steps",
+    "num_mini_batches": "minibatches",
+    "gradient_checkpointing": "activation_checkpointing",
+    "gradient_clipping": "max_grad_norm",
+    "kl_coef": "kl_coefficient",
+    "beta": "kl_coefficient",
+    "entropy_coef": "entropy_coefficient",
+    "model_path": "model",
+    "model_name_or_path": "model",
+}
+"""What other libraries call a key -> its name here."""
 
 
 def table_keys(path: tuple[str, ...]) -> list[str] | None:
@@ -46,10 +69,11 @@ def nearest_key(path: tuple[str, ...]) -> str:
     """
     *above, key = path
     neighbours = table_keys(tuple(above)) or []
-    near = nearest(key, neighbours)
+    near = OTHER_NAMES.get(key, "")
+    near = near if near in neighbours else nearest(key, neighbours)
     if near:
         return ".".join([*above, near])
-    elsewhere = [known for known in all_keys() if known.rsplit(".", 1)[-1] == key]
+    elsewhere = [known for known in all_keys() if known.rsplit(".", 1)[-1] in (key, OTHER_NAMES.get(key))]
     if not elsewhere:
         return ""
     inside = [known for known in elsewhere if known.split(".")[0] == path[0]]

@@ -6,6 +6,8 @@ from pydantic import Field
 
 from mrl.config.table import Table
 
+SERVER_URL = r"^(https?://[^/\s]+)?$"
+
 
 class MakeTable(Table):
     """How `mrl policies make` builds a small policy locally."""
@@ -39,7 +41,7 @@ class MakeTable(Table):
 class ServerTable(Table):
     """An inference server as the engine of a policy's workers."""
 
-    url: str = Field(default="", pattern=r"^(https?://[^/\s]+)?$")
+    url: str = Field(default="", pattern=SERVER_URL)
     """Base URL of a server that somebody else started, for one worker; empty: each worker starts its own."""
     python: str = ""
     """Interpreter of the engine's environment; empty: the one that `mrl engine-env` makes."""

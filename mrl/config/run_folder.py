@@ -285,13 +285,13 @@ def _check_filled(path: Path, *, clean: bool, resume: bool) -> None:
             where=where,
             cure="choose another --run.name or --run.folder",
         )
+    holder = supervisor_of(path)
+    if holder is not None:
+        raise _in_use(path, holder)
     if not clean and not resume:
         raise RunFolderError(
             "the run exists", where=where, cure="--resume continues it, --clean deletes it, --run.name names another"
         )
-    holder = supervisor_of(path)
-    if holder is not None:
-        raise _in_use(path, holder)
 
 
 def _check_resumed(folder: RunFolder, config: RunConfig, from_start: Collection[str]) -> None:

@@ -9,15 +9,20 @@ from pydantic import Field
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.table import Table
 
-UnitType = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}$")]
-RewardName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-PolicyName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")]
+UNIT_TYPE_NAME = r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}$"
+POLICY_NAME = r"^[a-z0-9][a-z0-9_-]{0,31}$"
+RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+VERIFIER_NAME = r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$"
+REWARD_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+UnitType = Annotated[str, Field(pattern=UNIT_TYPE_NAME)]
+RewardName = Annotated[str, Field(pattern=REWARD_NAME)]
+PolicyName = Annotated[str, Field(pattern=POLICY_NAME)]
 
 
 class RunTable(Table):
     """What to run, where, for how long."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    name: Annotated[str, Field(pattern=RUN_NAME)]
     """Name of the run; its folder is `<folder>/<name>`."""
     folder: str = "runs"
     """Folder that holds the runs."""
@@ -66,7 +71,7 @@ class TaskTable(Table):
     """Entries with a longer prompt (before its tag) are left out; 0 keeps all."""
     operation: str = ""
     """Name of the operation that solves the task; used by the warm start of locally made policies."""
-    verifier: str = Field(default="", pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$")
+    verifier: str = Field(default="", pattern=VERIFIER_NAME)
     """Your own verifier, "module:function", called with (reference, answer), both text, and with the `prompt` and the
     `row` of the data where it has arguments of these names. It returns a number, or several by name.
 

@@ -352,11 +352,13 @@ class _Policy:
             pool = build_pool(self._config.tasks, self._config.pool)
         except MissingError:
             return UNKNOWN_PROMPT_TOKENS
-        texts = [pool.prompt_at(place).text for place in range(min(LOOKED_AT_PROMPTS, len(pool)))]
+        prompts = [pool.prompt_at(place) for place in range(min(LOOKED_AT_PROMPTS, len(pool)))]
         pool.close()
         try:
             encode = None if self._folder is None else PromptEncoder(self._folder).token_ids
         except ModelFolderError:  # as above
             encode = None
-        tokens = sum(encode(text).size if encode else len(text.encode()) / BYTES_PER_TOKEN for text in texts)
-        return math.ceil(tokens / len(texts))
+        tokens = sum(
+            encode(one.content).size if encode else len(one.text.encode()) / BYTES_PER_TOKEN for one in prompts
+        )
+        return math.ceil(tokens / len(prompts))

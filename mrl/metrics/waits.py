@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from mrl.records.telemetry_messages import HeartbeatRecord
 
-STEADY_S = 5.0
-"""A shorter wait does not count: a message on its way may end it."""
+STEADY_S = 30.0
+"""A shorter wait does not count: a message on its way may end it, on a slow machine too."""
 FRESH_S = 5.0
 """An older heartbeat does not count."""
 

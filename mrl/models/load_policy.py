@@ -81,6 +81,13 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         raise _unusable("the tokenizer cannot be loaded", folder, error) from error
 
 
+def knows_model_type(model_type: str) -> bool:
+    """Whether transformers itself has such models, without code of a folder."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return model_type in CONFIG_MAPPING_NAMES
+
+
 def check_folder(folder: Path) -> None:
     """Raises ModelFolderError unless `folder` is a folder with a config.json, weights and a tokenizer."""
     where = str(folder)

@@ -24,6 +24,7 @@ from mrl.errors import ConfigError
 from mrl.models.skeleton import adapted_layers, config_of_folder, most_positions, published_names
 from mrl.processes.planning.unit_workers import UNIT
 from mrl.tasks.pool import TaskPool
+from mrl.tasks.source import Turn
 
 PROMPTS_LOOKED_AT = 32
 DIALECTS: dict[str, type[Dialect]] = {"vllm": VLLM, "sglang": SGLang}
@@ -59,13 +60,15 @@ def build_embedded(config: RunConfig, policy: str, receiver: Receiver) -> Embedd
     )
 
 
-def check_lengths(config: RunConfig, policy: str, pool: TaskPool, token_ids: Callable[[str], Sized]) -> None:
+def check_lengths(
+    config: RunConfig, policy: str, pool: TaskPool, token_ids: Callable[[str | tuple[Turn, ...]], Sized]
+) -> None:
     """Raises ConfigError where a prompt and its answer exceed what a pass of the learner, or a server, may hold.
 
     Looked at are the prompts of the most bytes, which are the longest in tokens or nearly so.
     """
-    longest = max(pool.longest(PROMPTS_LOOKED_AT), key=lambda prompt: len(token_ids(prompt.text)))
-    table, prompt = config.policies[policy], len(token_ids(longest.text))
+    longest = max(pool.longest(PROMPTS_LOOKED_AT), key=lambda prompt: len(token_ids(prompt.content)))
+    table, prompt = config.policies[policy], len(token_ids(longest.content))
     row = prompt + table.rollout.max_new_tokens - 1  # the last token is predicted, and predicts nothing
     if not table.frozen and row > table.learner.microbatch_tokens:
         raise ConfigError(
@@ -78,17 +81,19 @@ def check_lengths(config: RunConfig, policy: str, pool: TaskPool, token_ids: Cal
 
 
 def _check_context(table: PolicyTable, policy: str, task: str, prompt: int) -> None:
-    """Of a server that the run starts; `prompt` tokens are the longest prompt, of `task`."""
+    """Of an engine that the run starts; `prompt` tokens are the longest prompt, of `task`."""
     server, answer = table.rollout.server, table.rollout.max_new_tokens
-    if table.rollout.engine == "embedded" or server.url:
+    if server.url:
         return
-    readable = most_positions(config_of_folder(Path(table.model)))
-    readable -= SPARE_TOKENS if table.rollout.engine == "sglang" else 0
-    room = min(server.context_tokens, readable)
+    room = readable = most_positions(config_of_folder(Path(table.model)))
+    key = "max_new_tokens"
+    if table.rollout.engine != "embedded":
+        readable -= SPARE_TOKENS if table.rollout.engine == "sglang" else 0
+        room, key = min(server.context_tokens, readable), "server.context_tokens"
     if prompt + answer > room:
         cure = f"a lower tasks.{task}.max_prompt_chars, or rollout.max_new_tokens"
         raise ConfigError(
-            f"policies.{policy}.rollout.server.context_tokens: a prompt and its answer do not fit",
+            f"policies.{policy}.rollout.{key}: a prompt and its answer do not fit",
             got=f"{room}" + (", all that the model can read there" if room == readable else ""),
             wanted=f">= {prompt + answer}, for a prompt of {prompt} tokens of {task} and {answer} behind it",
             cure=cure if room == readable else f"raise it, or {cure}",

@@ -298,7 +298,7 @@ def _first_rank(
 
 def _canary_prompts(pool: TaskPool, model_folder: Path) -> list[list[int]]:
     encoder = PromptEncoder(model_folder)
-    return [encoder.token_ids(pool.prompt_at(place).text).tolist() for place in range(min(len(pool), NUM_PROMPTS))]
+    return [encoder.token_ids(pool.prompt_at(place).content).tolist() for place in range(min(len(pool), NUM_PROMPTS))]
 
 
 def _evaluations(life: _Life, intake: Intake, pool: TaskPool) -> Evaluations:

@@ -7,6 +7,7 @@ Unblocked by: telemetry, child exits, SIGINT and SIGTERM, requests of `mrl stop`
 If it dies: the kernel kills every child, other hosts end theirs; `--resume` continues from the checkpoints
 """
 
+import errno
 import os
 import signal
 import time
@@ -173,7 +174,8 @@ class Supervisor:
         self._display.refresh(time.monotonic())
 
     def _disk_reason(self, error: OSError) -> str:
-        return f"{error.strerror}: {error.filename or self._folder.path}"
+        cure = "; free some room there, then --resume goes on" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        return f"{error.strerror}: {error.filename or self._folder.path}{cure}"
 
     def _take_telemetry(self, _now_s: float) -> None:
         for client, body, grant in self._inbox.receive(TURN_S):

@@ -144,7 +144,7 @@ def _own_folder(config: RunConfig, policy: str) -> Manifest:
     """What a server of a frozen policy has to prove, by prompts of the pool."""
     table = config.policies[policy]
     encoder, pool = PromptEncoder(Path(table.model)), build_pool(config.tasks, config.pool)
-    prompts = [encoder.token_ids(pool.prompt_at(place).text) for place in range(min(len(pool), NUM_PROMPTS))]
+    prompts = [encoder.token_ids(pool.prompt_at(place).content) for place in range(min(len(pool), NUM_PROMPTS))]
     pool.close()
     server = table.rollout.server
     texts = texts_of_prompts(prompts, max_row_tokens=longest_row(server.context_tokens))

@@ -28,6 +28,11 @@ class Move:
     changes: list[tuple[str, float]] = field(default_factory=list)
     """(policy, slots or units gained), negative where lost."""
 
+    @property
+    def is_one_sided(self) -> bool:
+        """Whether several policies got more, or gave up what they had, and none the opposite: nothing moved."""
+        return len(self.changes) > 1 and len({gained < 0 for _, gained in self.changes}) == 1
+
 
 class Allocation:
     """Shares, idle time of units and the newest move."""
@@ -104,7 +109,7 @@ class Allocation:
         return is_told or record.time_unix_s - move.at_unix_s > ONE_DECISION_S
 
     def _move_text(self, now_s: float) -> str:
-        if self.move is None:
+        if self.move is None or self.move.is_one_sided:
             return ""
         if self.kind == "units":
             giver, *taker = (policy for policy, _ in self.move.changes)

@@ -49,6 +49,29 @@ def reward(data: RunData) -> Figure:
     return Figure("Training reward", line_chart(lines, Axes(STEP, "mean reward", *bounds)), _smoothed(window))
 
 
+LEARNING = (
+    ("Loss", "loss/total", "loss (nats)", None, "Sum of the components that were trained on."),
+    ("Uncertainty of the policy", "entropy/sampled_nats", "-log p (nats)", 0.0, "Mean over own tokens; near 0 it has"
+     " nothing left to try."),
+    ("Gradient norm", "optim/grad_norm", "norm before clipping", 0.0, "Peaks that stay are a sign of too large steps."),
+    ("Clipped tokens", "ratio/clip_share", "share of own tokens", 0.0, "Tokens whose gradient the clip takes away."),
+    ("Length of answers", "tokens/answer_mean", "tokens", 0.0, "At the limit of max_new_tokens answers are cut off."),
+    ("Learning rate", "optim/lr", "learning rate", 0.0, ""),
+)  # fmt: skip
+"""Title, metric, axis, its lowest value, and how to read it, of every number that tells whether learning is sound."""
+
+
+def learning(data: RunData) -> list[Figure]:
+    """One small chart for each number that tells whether learning is sound."""
+    figures = []
+    for title, metric, axis, lowest, note in LEARNING:
+        lines, window = _smooth(data, metric)
+        drawing = line_chart(lines, Axes(STEP, axis, lowest, width=400, height=230))
+        if drawing:
+            figures.append(Figure(title, drawing, " ".join(part for part in (note, _smoothed(window)) if part)))
+    return figures
+
+
 def rescues(data: RunData) -> Figure:
     """Peer successes trained on per step."""
     lines, window = _smooth(data, "sharing/rescues")

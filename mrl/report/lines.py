@@ -60,7 +60,7 @@ def heartbeat_line(progress: Progress, now_s: float) -> str:
 def state(progress: Progress, sign: RoleSign | None, now_s: float) -> str:
     """What a role does or awaits: `training 0.3s`, `awaiting groups from worker/llama/0 1.2s of 300s`."""
     if sign is None:
-        return "not heard of yet"
+        return "starting"
     text = doing(sign)
     if progress.is_silent(sign, now_s):
         return f"silent for {seconds(sign.age_s(now_s))}, was {text}"

@@ -19,7 +19,7 @@ from mrl.report.readable import count, elapsed, fixed, percent, signed
 from mrl.report.run_data import RunData, read_run
 from mrl.report.sharing_cost import cost_table, gap_chart
 from mrl.report.strange_answers import StrangeAnswers, strange_answers, strange_table
-from mrl.report.tables import accuracy_table, evaluation_notes, flow_table, sample_table
+from mrl.report.tables import accuracy_table, config_table, evaluation_notes, flow_table, sample_table
 from mrl.report.timeline_data import Timeline, run_timeline
 from mrl.report.timeline_picture import timeline_html
 from mrl.report.unit_stays import Units, read_units, units_html
@@ -56,7 +56,8 @@ def page(data: RunData, strange: StrangeAnswers, timeline: Timeline, units: Unit
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{style_sheet(len(data.policies))}</style></head>\n"
         f"<body><main>{_header(data)}{_problems(data)}{_accuracy(data)}{_learning(data)}{_sharing(data, strange)}"
-        f"{_machine(data)}{_units(data, units)}{_timeline(data, timeline)}{_answers(data)}</main></body></html>\n"
+        f"{_machine(data)}{_units(data, units)}{_timeline(data, timeline)}{_answers(data)}"
+        f"{_configuration(data)}</main></body></html>\n"
     )
 
 
@@ -114,6 +115,8 @@ def _learning(data: RunData) -> str:
     figures = [charts.accuracy(data), charts.reward(data)]
     tasks = "".join(charts.figure_html(figure) for figure in charts.accuracy_of_tasks(data))
     small = f'<h3>Held-out accuracy by task</h3><div class="grid small">{tasks}</div>' if tasks else ""
+    sound = "".join(charts.figure_html(figure) for figure in charts.learning(data))
+    small += f'<h3>Is learning sound?</h3><div class="grid small">{sound}</div>' if sound else ""
     unjudged = unjudged_table(data)
     failed = f"<h3>Answers on which verifiers failed</h3>{unjudged}" if unjudged else ""
     return _section("Learning", _grid(figures) + small + failed)
@@ -157,6 +160,10 @@ def _answers(data: RunData) -> str:
     kinds = (("rescue", "Rescues"), ("rollout", "Own answers"), ("evaluation", "Held-out answers"))
     parts = [f"<h3>{title}</h3>{table}" for kind, title in kinds if (table := sample_table(data, kind))]
     return _section("Answers", "".join(parts) or f'<p class="empty">{charts.EMPTY}</p>')
+
+
+def _configuration(data: RunData) -> str:
+    return _section("Configuration", config_table(data.config))
 
 
 def _grid(figures: list[charts.Figure]) -> str:

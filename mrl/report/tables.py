@@ -1,10 +1,14 @@
 """The tables of a report. Every text that comes from outside is escaped."""
 
+import json
 import math
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from mrl.config.policy_tables import PolicyTable
+from mrl.config.schema import RunConfig, TaskTable
+from mrl.config.table import Table
 from mrl.report.progress import ALL_TASKS
 from mrl.report.readable import count, fixed, labelled, percent, signed, size
 from mrl.report.run_data import RunData
@@ -63,6 +67,58 @@ def flow_table(data: RunData) -> str:
     return (
         table if len(rows) <= MAX_OPEN_ROWS else f"<details><summary>All {len(rows)} pairs</summary>{table}</details>"
     )
+
+
+def config_table(config: dict[str, Any]) -> str:
+    """What differs from the defaults, and, folded away, the whole configuration."""
+    usual, known = leaves(usual_config(config)), leaves(config)
+    other = {key: value for key, value in known.items() if key not in usual or usual[key] != value}
+    whole = escape(json.dumps(config, indent=2, ensure_ascii=False))
+    return (
+        "<p>Keys whose value is not the table's default: given in the configuration, on its command line, or chosen "
+        f"for the device, the models and the data.</p>{_values(other, usual)}"
+        f'<details><summary>All {len(known)} keys</summary><pre class="text">{whole}</pre></details>'
+    )
+
+
+def usual_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The defaults of every key of a configuration with these policies and tasks; what has none is left out."""
+    tables: dict[str, Any] = {name: _defaults(field.annotation) for name, field in RunConfig.model_fields.items()}
+    for name, table in (("policies", PolicyTable), ("tasks", TaskTable)):
+        tables[name] = {each: _defaults(table) for each in config.get(name, {})}
+    return tables
+
+
+def leaves(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value of everything below a table."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        name = f"{prefix}{key}"
+        found |= leaves(value, f"{name}.") if isinstance(value, dict) and value else {name: value}
+    return found
+
+
+def _defaults(kind: Any) -> dict[str, Any]:
+    if not (isinstance(kind, type) and issubclass(kind, Table)):
+        return {}
+    found: dict[str, Any] = {}
+    for name, field in kind.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Table):
+            found[name] = _defaults(field.annotation)
+        elif not field.is_required():
+            value = field.get_default(call_default_factory=True)
+            found[name] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def _values(values: dict[str, Any], usual: dict[str, Any]) -> str:
+    rows = "".join(
+        f'<tr><td>{escape(key)}</td><td class="text">{_text(json.dumps(value, ensure_ascii=False))}</td>'
+        f'<td class="text">{_text(json.dumps(usual[key])) if key in usual else "-"}</td></tr>'
+        for key, value in values.items()
+    )
+    head = _head("key", "value", "default")
+    return f'<div class="scroll"><table class="config">{head}<tbody>{rows}</tbody></table></div>'
 
 
 def sample_table(data: RunData, kind: str) -> str:

@@ -119,7 +119,7 @@ class Scorer:
         except TaskError:
             self.totals.dropped += 1
             return True
-        prompt_token_ids = self._sampler.prompt_token_ids(prompt.text)
+        prompt_token_ids = self._sampler.prompt_token_ids(prompt.content)
         scores = self._score(request, prompt_token_ids)
         if self._sampler.engine.version != version:
             return False

@@ -12,6 +12,7 @@ from mrl.engines.token_sampling import answer_seeds
 from mrl.records.codec import pack_array
 from mrl.records.rollouts import Answer, HeldOutAnswer, HeldOutItem, ScoredGroup, WorkItem
 from mrl.tasks.pool import TaskPool
+from mrl.tasks.source import Turn
 from mrl.tasks.verify import Verdict
 
 
@@ -23,14 +24,14 @@ class Sampler:
     run_seed: int
     engine: Engine
     pool: TaskPool
-    prompt_token_ids: Callable[[str], npt.NDArray[np.int32]]
-    """Text of a prompt -> ids under the policy's tokenizer."""
+    prompt_token_ids: Callable[[str | tuple[Turn, ...]], npt.NDArray[np.int32]]
+    """Content of a prompt -> ids under the policy's tokenizer."""
     completion_bytes: Callable[[npt.NDArray[np.int32]], bytes]
     """Sampled ids -> bytes, special tokens having none."""
 
     def request(self, item: WorkItem | HeldOutItem, request_id: str) -> GenerationRequest:
         """What the engine is asked for. A held-out prompt has the same seed in every evaluation, and may be refused."""
-        prompt = self.prompt_token_ids(self.pool.prompt(item.prompt_id).text)
+        prompt = self.prompt_token_ids(self.pool.prompt(item.prompt_id).content)
         if isinstance(item, HeldOutItem):
             seeds = answer_seeds(self.run_seed, self.policy, "held-out|" + item.prompt_id, 0, 1)
             return GenerationRequest(request_id, prompt, seeds, may_be_refused=True)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from mrl.config.explain import wanted_by
 from mrl.config.nearest_key import nearest
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.table import Table
@@ -149,7 +150,9 @@ def _explain(mistake: ErrorDetails, name: str, where: str) -> ConfigError:
         return ConfigError(f"sharing.{name}: {mistake['msg'].removeprefix('Value error, ')}", where=where)
     key = str(mistake["loc"][0])
     if mistake["type"] != "extra_forbidden":
-        return ConfigError(f"sharing.{name}.{key}: not valid", where=where, got=mistake["input"], wanted=mistake["msg"])
+        return ConfigError(
+            f"sharing.{name}.{key}: not valid", where=where, got=mistake["input"], wanted=wanted_by(mistake)
+        )
     keys = [field.alias or own for own, field in REGIMES[name].parameters.model_fields.items()]
     return _unknown(f"sharing.{name}.{key}: unknown key", key, keys, where, prefix=f"sharing.{name}.")
 

@@ -4,7 +4,7 @@
 - `reasoning_gym_source` data sets of the `reasoning-gym` package with their own scorers
 - `words`                word tasks generated here, in the style of reasoning-gym
 - `math_source`          mathematics from a file (`math_rows`), judged by `math-verify` (`math_answers`)
-- `jsonl_source`         any prompts and references from a file, for verifiers of the user's own
+- `jsonl_source`         any prompts and references from a file (`jsonl_rows`), for verifiers of the user's own
 - `options`              options of a task, checked against its source's table
 - `sources`              the dict of all sources
 - `operations`           the named operations that solve the tasks

@@ -6,6 +6,9 @@ dataset = "data/problems.jsonl"                    one object a line: {"prompt":
 options = { held_out = "data/held_out.jsonl" }     or none: then 15 % of the prompts, by hash, are held out
 verifier = "my_verifiers:passes_tests"             def passes_tests(reference: str, answer: str) -> float
 
+A prompt may be a conversation, [{"role": "system", "content": "..."}, {"role": "user", "content": "..."}], as "prompt"
+or under the key "messages"; the last message is a user's. The policy's chat template renders it.
+
 What the verifier needs to know of a prompt (tests, a rubric) stands in its reference; one that is no text is given to
 it as JSON. It may also take the `prompt`, and the whole `row` as a dict. Without a verifier an answer is right when it
 is the reference, letter for letter.
@@ -13,19 +16,24 @@ is the reference, letter for letter.
 
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mrl.config.table import Table
 from mrl.errors import TaskError
 from mrl.tasks.extract import tagged_answer
-from mrl.tasks.math_rows import jsonl_rows
+from mrl.tasks.jsonl_rows import jsonl_rows
 from mrl.tasks.options import checked_options
-from mrl.tasks.source import Item, Part
+from mrl.tasks.source import Item, Part, Turn
 from mrl.tasks.split import HELD_OUT_PERCENT, hash_percent
 
 FORM = 'a JSONL file, one object a line: {"prompt": "...", "reference": "..."}'
+MESSAGES = "messages"
+"""Key of a row that holds a conversation, where the one of `prompt_key` is not there."""
+ROLES = ("system", "user", "assistant", "tool")
+MAX_PROMPT_BYTES = 1 << 20
+"""More than any model reads at once."""
 
 
 class JsonlOptions(Table):
@@ -58,8 +66,8 @@ class JsonlSource:
             for place, row in jsonl_rows(Path(file), where=where, get=get, form=FORM)
         ]
         self._items = [
-            Item(prompt, "", "", number, reference, part or _hashed_part(prompt), row)
-            for number, (part, prompt, reference, row) in enumerate(found)
+            Item(prompt, "", "", number, reference, part or _hashed_part(prompt), row, turns)
+            for number, (part, prompt, turns, reference, row) in enumerate(found)
         ]
         random.Random(f"{seed}/{len(self._items)}").shuffle(self._items)
 
@@ -79,18 +87,50 @@ class JsonlSource:
         """1.0 for exactly the reference."""
         return float(answer == item.reference.strip())
 
-    def _row(self, place: str, row: Mapping[str, Any]) -> tuple[str, str, str]:
-        """Prompt and reference of a row, and all of it as JSON. Raises TaskError."""
-        prompt, reference = row.get(self._options.prompt_key), row.get(self._options.reference_key)
-        if not isinstance(prompt, str) or not prompt:
-            raise _lacking(self._options.prompt_key, "prompt_key", place, row)
+    def _row(self, place: str, row: Mapping[str, Any]) -> tuple[str, tuple[Turn, ...], str, str]:
+        """Prompt, its turns if it is a conversation, reference, and all of the row as JSON. Raises TaskError."""
+        key = self._options.prompt_key
+        prompt, reference = row.get(key, row.get(MESSAGES)), row.get(self._options.reference_key)
+        turns = _turns(prompt, place, key if key in row else MESSAGES) if isinstance(prompt, list) and prompt else ()
+        text = _shown(turns) if turns else prompt
+        if not isinstance(text, str) or not text:
+            raise _lacking(key, "prompt_key", place, row)
         if reference is None:
             raise _lacking(self._options.reference_key, "reference_key", place, row)
+        if (size := len(text.encode("utf-8", "surrogatepass"))) > MAX_PROMPT_BYTES:
+            wanted, cure = f"at most {MAX_PROMPT_BYTES:,} bytes", "leave the row out, or cut its prompt"
+            raise TaskError("the prompt is too long", where=place, got=f"{size:,} bytes", wanted=wanted, cure=cure)
         reference = reference if isinstance(reference, str) else json.dumps(reference, ensure_ascii=False)
-        return prompt, reference, json.dumps(row, ensure_ascii=False)
+        return text, turns if len(turns) > 1 else (), reference, json.dumps(row, ensure_ascii=False)
+
+
+def _turns(messages: list[Any], place: str, key: str) -> tuple[Turn, ...]:
+    """(role, content) of every message. Raises TaskError for what is none, and where nobody asks at the end."""
+    turns = []
+    for number, message in enumerate(messages, start=1):
+        role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
+        if role not in ROLES or not isinstance(content, str):
+            wanted = f'{{"role": one of {", ".join(ROLES)}, "content": text}}'
+            got = json.dumps(message, ensure_ascii=False)[:80]
+            raise TaskError(f"{key}: message {number} is none", where=place, got=got, wanted=wanted)
+        turns.append((role, content))
+    if turns[-1][0] != "user":
+        cure = "leave the last answer out of the prompt, and give it as the reference if it is one"
+        what = f"{key}: the last message is no question"
+        raise TaskError(what, where=place, got=f"role {turns[-1][0]!r}", wanted="role 'user'", cure=cure)
+    return tuple(turns)
+
+
+def _shown(turns: Sequence[Turn]) -> str:
+    """One user's turn is a prompt as any other; of several the roles are told."""
+    return turns[0][1] if len(turns) == 1 else "\n".join(f"{role}: {content}" for role, content in turns)
 
 
 def _lacking(key: str, option: str, place: str, row: Mapping[str, Any]) -> TaskError:
+    if key in row:
+        got = json.dumps(row[key], ensure_ascii=False)[:60]
+        wanted = "text, or a list of messages" if option == "prompt_key" else "text, or any JSON but null"
+        return TaskError(f"{key!r} holds nothing to use", where=place, got=got, wanted=wanted)
     cure = f"name the key in the task's options.{option}"
     return TaskError(f"row without {key!r}", where=place, got=f"keys {sorted(row)[:8]}", wanted=FORM, cure=cure)
 

@@ -1,4 +1,4 @@
-"""Problems with reference answers: rows of a JSONL file, or of a data set of the Hugging Face hub.
+"""Problems with reference answers, from rows of a JSONL file or of a data set of the Hugging Face hub.
 
 One row is one JSON object. MATH has `problem` and `solution` with the answer in \\boxed{}; GSM8K has `question` and an
 `answer` that ends in "#### 72"; MATH-500 has `problem` and a bare `answer`.
@@ -8,7 +8,6 @@ import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from mrl.errors import MissingError, TaskError
@@ -66,19 +65,6 @@ def reference_of(row: Mapping[str, Any], keys: Keys) -> str:
     return given if len(given) <= MAX_ANSWER_CHARS else ""
 
 
-def jsonl_rows(path: Path, *, where: str, get: str, form: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(place, row) of every line. Raises MissingError without the file, TaskError for a line that is no JSON object.
-
-    `form` says in words what the file should hold, `get` is the command that fetches it.
-    """
-    if not path.is_file():
-        raise MissingError(f"data file {str(path)!r} is not there", where=where, wanted=form, cure=get)
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield f"{path}:{number}", _row(line.strip(), f"{path}:{number}", form)
-
-
 def hub_rows(name: str, *, subset: str, split: str, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(place, row) of one split, through the `datasets` package, which fetches it once and keeps it.
 
@@ -95,25 +81,6 @@ def hub_rows(name: str, *, subset: str, split: str, where: str) -> Iterator[tupl
         raise TaskError(f"the hub's data set {name!r} cannot be loaded ({reason})", where=where, got=split) from error
     for number, row in enumerate(rows):
         yield f"{name}[{split}][{number}]", row
-
-
-def _row(line: bytes, place: str, form: str) -> Mapping[str, Any]:
-    """One row, all of it text that can be written as UTF-8. Raises TaskError."""
-    shown = line[:60].decode(errors="backslashreplace")
-    try:
-        row = json.loads(line.decode())
-        json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeDecodeError as error:
-        raise TaskError(f"not UTF-8 ({error.reason})", where=place, got=shown, wanted=form) from error
-    except UnicodeEncodeError as error:
-        half = ascii(error.object[error.start])[1:-1]
-        what = f"{half} is half of a character, which is no text"
-        raise TaskError(what, where=place, got=shown, cure="both halves, or neither") from error
-    except ValueError as error:
-        raise TaskError("not valid JSON", where=place, got=shown, wanted=form) from error
-    if not isinstance(row, dict):
-        raise TaskError("not a JSON object", where=place, got=shown, wanted=form)
-    return row
 
 
 def _first(row: Mapping[str, Any], keys: Sequence[str]) -> str:

@@ -17,7 +17,8 @@ from typing import Any
 from mrl.config.table import Table
 from mrl.errors import MissingError, TaskError
 from mrl.tasks.extract import MAX_ANSWER_CHARS, boxed_answer, stated_answer, tagged_answer
-from mrl.tasks.math_rows import FORM, HUB, Keys, Problem, hub_rows, jsonl_rows, read_problems
+from mrl.tasks.jsonl_rows import jsonl_rows
+from mrl.tasks.math_rows import FORM, HUB, Keys, Problem, hub_rows, read_problems
 from mrl.tasks.options import checked_options
 from mrl.tasks.source import Item, Part
 from mrl.tasks.split import HELD_OUT_PERCENT, hash_percent

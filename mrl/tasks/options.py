@@ -5,6 +5,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from mrl.config.explain import wanted_by
+from mrl.config.nearest_key import nearest
 from mrl.config.table import Table
 from mrl.errors import TaskError
 
@@ -19,4 +21,11 @@ def checked_options(table: type[Options], options: Mapping[str, Any], *, where: 
         mistake = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in mistake["loc"])
         wanted = "one of " + ", ".join(table.model_fields) if mistake["type"] == "extra_forbidden" else ""
-        raise TaskError(f"options.{key}: {mistake['msg']}", where=where, got=mistake["input"], wanted=wanted) from error
+        what, near = "not valid", ""
+        if mistake["type"] == "extra_forbidden":
+            what, near = "unknown option", nearest(key, table.model_fields)
+        cure = f"did you mean options.{near}?" if near else ""
+        wanted = wanted or wanted_by(mistake)
+        raise TaskError(
+            f"options.{key}: {what}", where=where, got=mistake["input"], wanted=wanted, cure=cure
+        ) from error

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mrl.config.schema import PoolTable, TaskTable
 from mrl.errors import TaskError
-from mrl.tasks.source import Item, Source
+from mrl.tasks.source import Item, Source, Turn
 from mrl.tasks.sources import open_source
 from mrl.tasks.split import distinct_items, part_of
 from mrl.tasks.verify import Judge, Verdict, VerificationRequest
@@ -36,6 +36,13 @@ class Prompt:
     prompt_id: str
     task: str
     text: str
+    turns: tuple[Turn, ...] = ()
+    """The messages, where the prompt is a conversation."""
+
+    @property
+    def content(self) -> str | tuple[Turn, ...]:
+        """What a policy is asked: the text of one user's turn, or the messages of a conversation."""
+        return self.turns or self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,11 @@ class TaskPool:
     def held_out(self) -> list[Prompt]:
         """The held-out split, tasks mixed; never returned by `prompt_at`."""
         return list(self._held_out)
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """All of them, training prompts first."""
+        return [*self._train, *self._held_out]
 
     def longest(self, count: int) -> list[Prompt]:
         """So many of the training prompts, those with the most bytes."""
@@ -163,7 +175,7 @@ def _choose(
     for item in distinct_items(source, table, limit):
         part = part_of(item)
         if len(chosen.get(part, ())) < wanted.get(part, 0):
-            prompt = Prompt(prompt_id_of(task, item.text), task, item.text)
+            prompt = Prompt(prompt_id_of(task, item.text), task, item.text, item.turns)
             chosen[part].append(_Verifiable(prompt, source, item))
         if all(len(chosen[part]) == number for part, number in wanted.items()):
             break
@@ -181,5 +193,6 @@ def _too_few(
         where=f"tasks.{task}",
         got=f"{len(chosen['train'])} for training and {len(chosen['held_out'])} held out",
         wanted=f"{train} and {held_out}",
-        cure="lower pool.train_prompts and pool.held_out_prompts, or give the data set wider options",
+        cure="lower pool.train_prompts and pool.held_out_prompts"
+        + (" (0 takes all of a file)" if table.source in ("jsonl", "math") else ", or give the data set wider options"),
     )

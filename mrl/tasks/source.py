@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 Part = Literal["held_out", "train", "warm_start"]
+Turn = tuple[str, str]
+"""Role and content of one message of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class Item:
     reference: str = ""
     part: Part | None = None
     row: str = ""
+    turns: tuple[Turn, ...] = ()
+    """The messages of a prompt that is a conversation, which `text` then shows; of any other prompt none."""
 
 
 class Source(Protocol):

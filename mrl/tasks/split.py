@@ -35,7 +35,8 @@ def distinct_items(source: Source, table: TaskTable, limit: int) -> Iterator[Ite
     for item in source.items(limit):
         if item.text not in seen and (not table.max_prompt_chars or len(item.text) <= table.max_prompt_chars):
             seen.add(item.text)
-            yield replace(item, text=_tagged(item.text, table.tags))
+            turns = item.turns and (*item.turns[:-1], ("user", _tagged(item.turns[-1][1], table.tags)))
+            yield replace(item, text=_tagged(item.text, table.tags), turns=turns)
 
 
 def _tagged(text: str, tags: list[str]) -> str:

@@ -10,7 +10,11 @@ import pytest
 
 from mrl.cli.main import main
 from mrl.config.load import load_config
+from mrl.memory_plan.needs import MIB
+from mrl.memory_plan.run_memory import by_device, memory_plan, too_little
 from mrl.processes.planning.placement import least_gpus, most_gpus
+from mrl.processes.planning.plan import build_plan
+from mrl.processes.preparation.completion import complete
 from tests.support.model_folders import write_model
 
 ROOT = Path(__file__).parents[2]
@@ -240,6 +244,30 @@ def test_configurations_of_papers_pass(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
     assert main(["train", str(path), *FEW]) == 2
     assert "is not there; cure: hf download" in capsys.readouterr().err
+
+
+CONFIGURATIONS = sorted((ROOT / "configs").rglob("*.toml"))
+GPUS_PROMISED = re.compile(r"(\d+) GPUs of (\d+) GB")
+HOST_PROMISED = re.compile(r"(\d+) GiB of memory")
+
+
+@pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.stem)
+def test_a_configuration_needs_no_more_than_it_promises(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many GPUs of that size, as its head says, or so much memory of a machine without: the plan fits into it."""
+    head = path.read_text().split("\n[run]")[0]
+    gpus, host = GPUS_PROMISED.search(head), HOST_PROMISED.search(head)
+    assert gpus or host or path.stem == "mixed_engines", "it says what it runs on"
+    monkeypatch.chdir(ROOT)
+    config = complete(load_config(path)).config
+    names = [str(number) for number in range(int(gpus[1]) if gpus else 0)]
+    plan = build_plan(config, path.parent / "run", gpus=names)
+    needs = memory_plan(config, plan)
+    if gpus:
+        room_mib = int(gpus[2]) * 1e9 / MIB
+        assert set(by_device(needs)) == set(names), "every GPU has something to do"
+        assert list(too_little(config, needs, float("inf"), dict.fromkeys(names, room_mib))) == []
+    elif host:
+        assert sum(need.host_mib for need in needs) <= 1024 * int(host[1])
 
 
 def commands_in(path: Path) -> list[list[str]]:

@@ -79,7 +79,7 @@ def test_a_large_run_gets_no_report_after_a_signal(folder: RunFolder, capsys: py
     out, err = capsys.readouterr()
     assert code == 130
     assert f"no report after a signal, the run is large; `mrl report {folder.path}` writes it" in out
-    assert err == f"mrl: ended by SIGINT; logs in {folder.logs / 'attempt_1'}\n"
+    assert err == f"mrl: ended by SIGINT; logs in {folder.logs / 'attempt_1'}; the same command with --resume goes on\n"
     assert not folder.report_html.exists()
 
 

@@ -111,7 +111,7 @@ def test_a_wrong_override_is_one_clear_line(file: Path, words: list[str], parts:
         ("steps = 4", "steps = 4\nsteps = 5", ["a key stands twice", ":5"]),
         ("[policies.llama]", '[policies."Big Llama"]', ["not a valid name", "Big Llama"]),
         ("lr = 1e-4", "learning_rate = 1e-4", ["policies.llama.learner.learning_rate", "unknown key"]),
-        ('name = "small"', 'name = "a/b"', ["run.name", "'a/b'", "a name that matches"]),
+        ('name = "small"', 'name = "a/b"', ["run.name", "'a/b'", "letters, digits, dots"]),
         ('name = "small"', "name = true", ["run.name", "a text in quotes"]),
         ("[policies.qwen]", "[other.qwen]", ["other: unknown key"]),
     ],

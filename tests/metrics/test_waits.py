@@ -52,7 +52,7 @@ def test_many_ways_to_the_same_place_are_looked_at_once() -> None:
     assert wait_cycle(edges) == []
 
 
-def wait(whom: str, *, since: float = 90.0, heard: float = 100.0) -> Wait:
+def wait(whom: str, *, since: float = 100.0 - 2 * STEADY_S, heard: float = 100.0) -> Wait:
     return Wait("groups", whom, since, heard)
 
 
@@ -90,6 +90,6 @@ def test_a_wait_in_slices_is_one_wait() -> None:
     for second in range(int(STEADY_S)):
         assert watch.note(beat("learner/a", "worker/a", time_unix_s=100.0 + second, for_s=second)) == ""
         assert watch.note(beat("worker/a/0", "learner/a", time_unix_s=100.0 + second, for_s=0.1)) == ""
-    assert watch.note(beat("learner/a", "worker/a", time_unix_s=106.0)).startswith(
+    assert watch.note(beat("learner/a", "worker/a", time_unix_s=101.0 + STEADY_S)).startswith(
         "they wait for each other: learner/a"
     )

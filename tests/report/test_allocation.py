@@ -53,6 +53,14 @@ def test_slots_that_moved_are_told_of_one_decision_together() -> None:
     assert allocation.line(20.0).endswith("last move llama -8 0.00s ago: who takes part has changed")
 
 
+def test_slots_that_nobody_takes_are_no_move() -> None:
+    """At the end of a run every policy gives up its share."""
+    because = {"moves_because__who_takes_part_has_changed": 128}
+    allocation = take(record("qwen", 0.0, slots=128), record("llama", 0.0, slots=128))
+    take(record("qwen", 9.0, slots=0, **because), record("llama", 9.01, slots=0, **because), allocation=allocation)
+    assert allocation.line(9.5) == "slots qwen 0 llama 0"
+
+
 def test_what_is_told_again_or_later_is_another_move() -> None:
     """However soon the same policy moves again. The first shares of a run, and changes without a reason, are none."""
     because = {"moves_because__a_better_split": 1}

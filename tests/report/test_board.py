@@ -90,8 +90,7 @@ def test_heartbeat_line_names_silence_and_restarts(make_config: Callable[..., An
     board.apply(beat("worker/llama/0", "llama", doing="sampling"), 0.0)
     board.apply(metrics("supervisor", "", 1, {"process/restarts": 2.0}), 12.0)
     assert board.heartbeat_line(15.0) == (
-        "pipeline 00:15 | qwen 0/320 not heard of yet | llama 320/320 finished"
-        " | worker/llama/0 silent for 15s | restarts 2"
+        "pipeline 00:15 | qwen 0/320 starting | llama 320/320 finished | worker/llama/0 silent for 15s | restarts 2"
     )
     board.apply(beat("learner/qwen", "qwen", awaiting="groups", whom="worker/qwen/0", bound_s=300.0), 20.0)
     assert board.heartbeat_line(31.0) == (

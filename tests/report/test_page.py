@@ -78,6 +78,19 @@ def test_page_holds_every_part(make_run: Callable[..., Path]) -> None:
     assert "Nothing was recorded." not in text
 
 
+def test_the_page_tells_whether_learning_is_sound_and_what_was_configured(make_run: Callable[..., Path]) -> None:
+    """Loss and its like where they were measured; a key stands in the table when its value is not the default."""
+    run = make_run(steps=20)
+    config = json.loads((run / "config.json").read_text())
+    config["run"] |= {"seed": 77, "sync": False}
+    (run / "config.json").write_text(json.dumps(config))
+    page = write_report(run).read_text()
+    shown = page.split("<h2>Configuration</h2>")[1].split("<details>")[0]
+    assert '<td>run.seed</td><td class="text">77</td><td class="text">1</td>' in shown
+    assert "run.sync" not in shown
+    assert "<figcaption>Loss</figcaption>" in page.split("Is learning sound?")[1]
+
+
 def test_the_time_of_a_step_is_told_part_by_part(make_run: Callable[..., Path]) -> None:
     """Every part that the learner measures has its bar; what is left over is the rest of the step."""
     texts = outline(write_report(make_run(steps=20))).texts

@@ -10,8 +10,17 @@ def write_model(folder: Path) -> Path:
     """Make the folder; returns it."""
     train_byte_level(["answer yah one two three"], 300).save_pretrained(folder)
     (folder / "config.json").write_text('{"model_type": "qwen3"}')
-    (folder / "model.safetensors").write_bytes(bytes(1000))
+    write_weights(folder / "model.safetensors", num_elements=200)
     return folder
+
+
+def write_weights(file: Path, *, num_elements: int, held_bytes: int | None = None) -> None:
+    """A safetensors file with one tensor in float16, of which `held_bytes` are there, or all; it takes no room."""
+    size = 2 * num_elements
+    header = json.dumps({"x": {"dtype": "F16", "shape": [num_elements], "data_offsets": [0, size]}}).encode()
+    with file.open("wb") as stream:
+        stream.write(len(header).to_bytes(8, "little") + header)
+        stream.truncate(8 + len(header) + (size if held_bytes is None else held_bytes))
 
 
 def unlist_end(folder: Path) -> None:

@@ -127,7 +127,7 @@ def test_a_missing_file_says_how_to_get_it(tmp_path):
      ("[1]\n", r"train\.jsonl:1: not a JSON object"),
      ('{"text": "p"}\n', r"train\.jsonl:1: no problem \(keys \['text'\]\); got '1 unusable rows of 1'.*cure: name"),
      ('{"problem": "p", "solution": "none"}\n', r"train\.jsonl:1: no reference answer"),
-     ("", "'.*' has too few distinct prompts; got '0 for training and 0 held out'; wanted 'at least 1")],
+     ("", r"train\.jsonl: the file is empty; wanted a JSONL file.*cure: write the prompts into it")],
 )  # fmt: skip
 def test_files_of_another_form_are_refused(text, fault, tmp_path):
     """One line names the file, the line and what is wrong."""

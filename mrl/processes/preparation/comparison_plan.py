@@ -84,12 +84,13 @@ def check_earlier(runs: Sequence[Run]) -> None:
 
 
 def _plan_one(arguments: argparse.Namespace, folder: Path, regime: str, seed: int) -> Run:
+    from mrl.processes.preparation.completion import complete
     from mrl.processes.preparation.preflight import unasked
 
     name = f"{regime}-{seed}"
     chosen = ["--run.folder", str(folder), "--run.name", name, "--run.seed", str(seed), "--sharing.regime", regime]
     chosen += ["--run.sync", "false" if arguments.is_async else "true"]
-    config = load_config(arguments.config, [*arguments.overrides, *chosen])
+    config = complete(load_config(arguments.config, [*arguments.overrides, *chosen])).config
     if config.evaluation.every == NO_EVALUATION:
         raise ConfigError(
             "evaluation.every: runs that evaluate nothing cannot be compared",

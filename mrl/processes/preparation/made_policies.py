@@ -38,7 +38,8 @@ VERIFYING = {
 }
 """Keys of a task that say nothing about its examples."""
 POLL_S = 0.1
-TELL_EVERY_S = 5.0
+TELL_EVERY_S = 10.0
+BAR_CHARS = 24
 
 
 def resolve_policies(config: RunConfig, *, console: Console) -> RunConfig:
@@ -98,7 +99,7 @@ def make_policies(config: RunConfig, names: Sequence[str], *, force: bool, conso
         while waiting or under_way:
             while waiting and len(under_way) < len(os.sched_getaffinity(0)):
                 name = waiting.pop(0)
-                console.print(f"making policy {name}", highlight=False)
+                console.print(f"making policy {name}, once; it is kept for later runs", highlight=False)
                 under_way.append(stack.enter_context(_making(name, recipes[name], folders[name])))
             time.sleep(POLL_S)
             for making in [one for one in under_way if one.process.poll() is not None]:
@@ -159,12 +160,16 @@ def build_policy(recipe: Mapping[str, Any], name: str, folder: Path) -> None:
 
 
 def _teller(name: str, num_steps: int) -> Callable[[int, float], None]:
-    """Prints how far the making is, every few seconds."""
-    told_s = [time.monotonic()]
+    """Prints how far the making is and how long it will take, every few seconds."""
+    began_s = time.monotonic()
+    told_s = [began_s]
 
-    def on_step(step: int, loss: float) -> None:
-        if time.monotonic() - told_s[0] >= TELL_EVERY_S:
-            told_s[0] = time.monotonic()
-            print(f"  {name}: warm start step {step} of {num_steps}, loss {loss:.3f}", flush=True)
+    def on_step(step: int, _loss: float) -> None:
+        now_s = time.monotonic()
+        if now_s - told_s[0] >= TELL_EVERY_S:
+            told_s[0] = now_s
+            left_s = (now_s - began_s) / max(1, step) * (num_steps - step)
+            bar = "#" * round(BAR_CHARS * step / num_steps)
+            print(f"  {name:<12.12} [{bar:.<{BAR_CHARS}}] {step / num_steps:4.0%}, {left_s:.0f} s left", flush=True)
 
     return on_step

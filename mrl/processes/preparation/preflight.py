@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING
 from mrl.config.nearest_key import nearest
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
-from mrl.errors import AddressError, ConfigError, MissingError, ModelFolderError
+from mrl.errors import AddressError, ConfigError, EngineError, MissingError
 from mrl.processes.planning.placement import server_gpus
 from mrl.processes.planning.unit_workers import check_cores, units_of
+from mrl.processes.preparation.learning_values import check_learning
+from mrl.processes.preparation.model_folder import check_model_folder
+from mrl.processes.preparation.prompt_fit import check_prompts
+
+if TYPE_CHECKING:
+    from mrl.tasks.pool import Prompt
 
 if TYPE_CHECKING:
     from mrl.tasks.verifier_trial import Trial
@@ -29,6 +35,10 @@ def ignore(trials: "Sequence[Trial]") -> None:
     """What verifiers gave is looked at for failures alone."""
 
 
+def unheard(_: str) -> None:
+    """Nobody is told."""
+
+
 def preflight(
     config: RunConfig,
     *,
@@ -36,12 +46,13 @@ def preflight(
     first_host: str = "",
     on_missing: Callable[[MissingError], None] = refuse,
     on_trial: "Callable[[Sequence[Trial]], None]" = ignore,
+    on_note: Callable[[str], None] = unheard,
 ) -> None:
     """Check sharing parameters, addresses, model folders and tasks. Raises UserError for the first that is wrong.
 
     `on_missing` is told of every model, data file and package that the configuration says how to get and that is not
-    there yet, and `on_trial` of what each verifier of the user's own gave. `first_host`: the name of this host in a run
-    on several; the others look at their own cores.
+    there yet, `on_trial` of what each verifier of the user's own gave, `on_note` of what is done otherwise than one
+    might think. `first_host`: the name of this host in a run on several; the others look at their own cores.
     """
     from mrl.allocation.floors import check_floors
     from mrl.processes.planning.local_folder import parent_of
@@ -52,6 +63,7 @@ def preflight(
     check_frozen(config, where=where)
     check_scorers(config, where=where)
     check_objectives(config.sharing, config.policies, where)
+    check_learning(config, where=where)
     check_floors(config, where=where)
     try:
         if config.exchange.host:
@@ -67,10 +79,24 @@ def preflight(
         if missing is not None:
             on_missing(missing)
         elif policy.model:
-            check_model_folder(Path(policy.model), key=f"policies.{name}.model")
+            check_model_folder(Path(policy.model), key=f"policies.{name}.model", source=policy.source)
             check_sharing_out(config, name)
     check_adapters(config, on_missing)
-    check_tasks(config, on_missing, on_trial)
+    if not first_host:  # the engines of a run on several hosts start on others too
+        check_engines(config, on_missing)
+    prompts = check_tasks(config, on_missing, on_trial)
+    for name, policy in config.policies.items():
+        if policy.model and prompts and Path(policy.model).exists():
+            check_prompts(config, name, prompts, on_note)
+
+
+def check_made(config: RunConfig) -> None:
+    """Raises ConfigError where a made policy, which is there by now, cannot read the prompts."""
+    names = [name for name, policy in config.policies.items() if policy.make is not None]
+    if names:
+        prompts = check_tasks(config)
+        for name in names:
+            check_prompts(config, name, prompts, unheard)
 
 
 def check_sharing_out(config: RunConfig, name: str) -> None:
@@ -94,21 +120,43 @@ def check_adapters(config: RunConfig, on_missing: Callable[[MissingError], None]
             on_missing(MissingError("the package peft is not there", where=where, cure="pip install 'mrl[lora]'"))
 
 
+def check_engines(config: RunConfig, on_missing: Callable[[MissingError], None] = refuse) -> None:
+    """`on_missing` is told of the environment of every engine that runs here as a server and is not installed."""
+    from mrl.engines.environment import engine_python
+
+    told = set()
+    for name, policy in config.policies.items():
+        rollout = policy.rollout
+        kind = (rollout.engine, policy.device, rollout.server.python)
+        if rollout.engine == "embedded" or rollout.server.url or kind in told:
+            continue
+        told.add(kind)
+        try:
+            engine_python(rollout.engine, device=policy.device, configured=rollout.server.python)
+        except EngineError as error:
+            where = f"policies.{name}.rollout.engine = {rollout.engine!r}"
+            on_missing(MissingError(error.what, where=where, wanted=error.where or error.wanted, cure=error.cure))
+
+
 def check_tasks(
     config: RunConfig,
     on_missing: Callable[[MissingError], None] = refuse,
-    on_trial: "Callable[[Sequence[Trial]], None]" = ignore,
-) -> None:
-    """Build the prompt pool and try verifiers of the user's own. Raises TaskError.
+    on_trial: "Callable[[Sequence[Trial]], None] | None" = None,
+) -> "Sequence[Prompt]":
+    """Build the prompt pool and, with `on_trial`, try verifiers of the user's own; returns its prompts.
 
-    When something is missing, `on_missing` is told for every task.
+    Raises TaskError for data, or a verifier, that cannot be used. When something is missing, `on_missing` is told for
+    every task.
     """
     from mrl.tasks.pool import build_pool
     from mrl.tasks.sources import open_source
     from mrl.tasks.verifier_trial import try_verifier
 
+    prompts: Sequence[Prompt] = ()
     try:
-        build_pool(config.tasks, config.pool)
+        pool = build_pool(config.tasks, config.pool)
+        prompts = pool.prompts
+        pool.close()
     except MissingError:
         for task, table in config.tasks.items():
             try:
@@ -116,9 +164,10 @@ def check_tasks(
             except MissingError as missing:
                 on_missing(missing)
     for task, table in config.tasks.items():
-        if table.verifier:
+        if table.verifier and on_trial is not None:
             with suppress(MissingError):  # which was told above
                 on_trial(try_verifier(task, table, seed=config.pool.seed))
+    return prompts
 
 
 def missing_model(name: str, policy: PolicyTable) -> MissingError | None:
@@ -183,32 +232,3 @@ def unasked(config: RunConfig, *, where: str) -> list[str]:
     check_sharing(config.sharing, where)
     asked = scorers(config.sharing, config.policies)
     return [name for name, policy in config.policies.items() if policy.frozen and name not in asked]
-
-
-def check_model_folder(folder: Path, *, key: str) -> None:
-    """Raises ModelFolderError unless `folder` looks like a Hugging Face folder of a causal language model.
-
-    Its tokenizer is read as every process of the policy reads it, which refuses what cannot be used (TokenizerRefused).
-    """
-    from mrl.alignment.receiver import load_receiver
-
-    where = f"{key} = {str(folder)!r}"
-    if not folder.is_dir():
-        raise ModelFolderError(
-            "no such folder" if not folder.exists() else "not a folder",
-            where=where,
-            wanted="a Hugging Face model folder",
-            cure=f"download the model there, or give the policy a [{key.rsplit('.', 1)[0]}.make] table instead",
-        )
-    for name in ("config.json", "tokenizer.json"):
-        if not (folder / name).is_file():
-            raise ModelFolderError(f"{name} is missing", where=where, wanted="a Hugging Face model folder")
-    try:
-        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelFolderError(f"config.json cannot be read ({error})", where=where) from None
-    if not isinstance(described, dict) or "model_type" not in described:
-        raise ModelFolderError("config.json names no model_type", where=where, wanted="a Hugging Face model folder")
-    if not any(folder.glob("*.safetensors")):
-        raise ModelFolderError("no weights", where=where, wanted="*.safetensors")
-    load_receiver(folder, use_tiktoken=False)

@@ -1,0 +1,60 @@
+"""A configuration gets the values of keys that were left out, as they follow from its models and its data."""
+
+from pathlib import Path
+
+from mrl.config.defaults import Choice, Resolved, by_data, by_model, by_size
+from mrl.config.schema import PoolTable, RunConfig
+from mrl.errors import UserError
+from mrl.processes.preparation.model_bytes import parameters, weights_bytes
+from mrl.processes.preparation.model_folder import context_tokens
+
+
+def complete(config: RunConfig) -> Resolved:
+    """`config` with what its models and data say of keys that were left out, and what that was.
+
+    What is not there, or is damaged, says nothing: the check before a run refuses it.
+    """
+    choices: list[Choice] = []
+    for chosen in (
+        lambda config: by_size(config, weights_bytes(config)),
+        lambda config: by_model(config, parameters(config), _contexts(config)),
+        lambda config: by_data(config, _prompts_held(config)),
+    ):
+        resolved = chosen(config)
+        config, choices = resolved.config, [*choices, *resolved.choices]
+    return Resolved(config, tuple(choices))
+
+
+def _contexts(config: RunConfig) -> dict[str, int]:
+    found = {}
+    for name, policy in config.policies.items():
+        if policy.model and (Path(policy.model) / "config.json").is_file():
+            try:
+                found[name] = context_tokens(Path(policy.model))
+            except UserError:
+                continue
+    return found
+
+
+def _prompts_held(config: RunConfig) -> dict[str, int]:
+    """Key of the pool -> distinct prompts of the tasks' files, by the smallest share of a task; no file, no entry."""
+    from mrl.tasks.source import Part
+    from mrl.tasks.sources import open_source
+    from mrl.tasks.split import distinct_items, part_of
+
+    parts_of: dict[str, Part] = {"train_prompts": "train", "held_out_prompts": "held_out"}
+    keys = {key: part for key, part in parts_of.items() if key not in config.pool.model_fields_set}
+    if not keys or any(table.source not in ("jsonl", "math") for table in config.tasks.values()):
+        return {}
+    held: dict[str, list[int]] = {key: [] for key in keys}
+    for task, table in config.tasks.items():
+        try:
+            source = open_source(task, table, seed=config.pool.seed)
+            parts = [part_of(item) for item in distinct_items(source, table, 0)]
+        except UserError:
+            return {}
+        for key, part in keys.items():
+            held[key].append(parts.count(part))
+    # Prompts are spread evenly over tasks: where one has less than its share, all tasks give what they have.
+    shares = {key: PoolTable.model_fields[key].default // len(config.tasks) for key in keys}
+    return {key: sum(counts) for key, counts in held.items() if min(counts) < shares[key]}

@@ -1,0 +1,103 @@
+"""The values that decide what a policy learns: shown before a run, and what is unusual among them is warned of."""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from mrl.config.defaults import LR_OF_ADAPTERS, LR_OF_ALL, RELEASED_PARAMETERS
+from mrl.config.policy_tables import PolicyTable
+from mrl.config.schema import RunConfig
+from mrl.config.table import Table
+from mrl.errors import ConfigError
+
+SANE_FACTOR = 20.0
+"""A learning rate that is so many times the usual one, or so little of it, is warned of."""
+SMALL_MODEL_LR = 3e-4
+SHORT_ANSWER_TOKENS = 64
+"""Released models seldom answer in fewer."""
+SHOWN = (
+    "learner.lr", "learner.lr_schedule", "learner.lr_final_share", "learner.warmup_steps", "learner.weight_decay",
+    "learner.max_grad_norm", "learner.prompts_per_step", "learner.minibatches", "learner.max_staleness_versions",
+    "learner.precision", "rollout.group_size", "rollout.max_new_tokens", "rollout.temperature", "objective.method",
+    "objective.advantage", "objective.clip_low", "objective.clip_high", "objective.aggregation",
+    "objective.kl_coefficient", "objective.entropy_coefficient", "objective.drop_uniform_groups",
+    "objective.correction.level", "objective.overlong_buffer_tokens",
+)  # fmt: skip
+
+
+def check_learning(config: RunConfig, *, where: str) -> None:
+    """Raises ConfigError for a run in which somebody cannot learn what it is meant to.
+
+    One policy has nobody to learn from; a group of one answer has no other to be better than, where nothing else is
+    trained on.
+    """
+    regime = str(config.sharing.get("regime"))
+    if len(config.policies) == 1 and regime != "independent":
+        (name,) = config.policies
+        raise ConfigError(
+            f"sharing.regime: there is nobody to share with, {name} is the only policy",
+            where=where,
+            got=regime,
+            wanted="two policies or more, or the regime independent",
+            cure="--sharing.regime independent, or another [policies.NAME] table",
+        )
+    for name in config.learning:
+        if config.policies[name].rollout.group_size == 1 and regime in ("independent", "rlad"):
+            raise ConfigError(
+                f"policies.{name}.rollout.group_size: one answer is always as good as its group, and trains nothing",
+                where=where,
+                got=1,
+                wanted=">= 2 answers for each prompt",
+                cure=f"--policies.{name}.rollout.group_size 8",
+            )
+
+
+def warnings(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
+    """What is allowed and seldom meant. `parameters`: those of each policy, 0 where nobody knows."""
+    regime = str(config.sharing.get("regime"))
+    for name in config.learning:
+        policy = config.policies[name]
+        is_released = policy.make is None and parameters.get(name, 0) >= RELEASED_PARAMETERS
+        usual, whose = SMALL_MODEL_LR, "a small model"
+        if is_released:
+            has_adapters = policy.learner.lora is not None
+            usual = LR_OF_ADAPTERS if has_adapters else LR_OF_ALL
+            whose = f"{'adapters' if has_adapters else 'all weights'} of {parameters[name] / 1e9:.1f}B parameters"
+        lr = policy.learner.lr
+        if not usual / SANE_FACTOR <= lr <= usual * SANE_FACTOR:
+            size = "large, and may ruin the model within a few steps" if lr > usual else "small, and may teach nothing"
+            yield f"policies.{name}.learner.lr = {lr:g} is {size}: {usual:g} is usual for {whose}"
+        if is_released and policy.rollout.max_new_tokens < SHORT_ANSWER_TOKENS:
+            yield (
+                f"policies.{name}.rollout.max_new_tokens = {policy.rollout.max_new_tokens} is short for a released"
+                " model: answers that are cut off count as they stand, mostly as wrong"
+            )
+        if policy.rollout.group_size == 1:
+            yield (
+                f"policies.{name}.rollout.group_size = 1: an own answer is compared with nothing but what {regime}"
+                " takes from peers"
+            )
+
+
+def learning_rows(config: RunConfig, chosen: Collection[str]) -> Iterator[tuple[str, list[tuple[str, bool]]]]:
+    """(key below a learning policy, (value, whether it was left out) of each). `chosen`: keys that mrl filled in.
+
+    What a method of the objective fills in is shown as it will be used.
+    """
+    for key in SHOWN:
+        cells = [_cell(config.policies[name], f"policies.{name}.{key}" in chosen, key) for name in config.learning]
+        yield key, cells
+
+
+def _cell(policy: PolicyTable, is_chosen: bool, key: str) -> tuple[str, bool]:
+    from mrl.sharing.own_objective import METHODS
+
+    table: Any = policy
+    *above, last = key.split(".")
+    for word in above:
+        table = getattr(table, word)
+    assert isinstance(table, Table)
+    value = getattr(table, last)
+    if value is None:
+        value = METHODS[policy.objective.method].get(last, "off")
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text, is_chosen or last not in table.model_fields_set

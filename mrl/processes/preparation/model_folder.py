@@ -1,0 +1,171 @@
+"""A model folder, read before anything starts: whole files, an architecture that can be trained, a tokenizer, an EOS.
+
+Only JSON and the headers of the weights are read: no tensor, no torch. What loading would find out in a minute, in a
+process of the run, is found out here.
+"""
+
+import importlib.util
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mrl.errors import ModelFolderError
+from mrl.models.tensor_header import read_header
+from mrl.tasks.jsonl_rows import relative_to
+
+LFS_POINTER = b"version https://git-lfs"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+ENCODERS = frozenset(
+    (*("bert", "roberta", "distilbert", "albert", "electra", "deberta", "deberta-v2", "xlm-roberta", "camembert"),
+     *("modernbert", "mpnet", "nomic_bert", "t5", "mt5", "umt5", "bart", "mbart", "pegasus", "clip", "siglip", "vit"))
+)  # fmt: skip
+"""Kinds of models that write no text from left to right, where config.json names no architecture."""
+WRITES_TEXT = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForImageTextToText")
+"""Ends of the names of architectures that do."""
+
+
+def check_model_folder(folder: Path, *, key: str, source: str = "") -> None:
+    """Raises ModelFolderError unless `folder` holds a whole causal language model in Hugging Face form.
+
+    Its tokenizer is read as every process of the policy reads it, which refuses what cannot be used (TokenizerRefused)
+    and what declares no EOS. `key` is the key of the configuration that names the folder.
+    """
+    from mrl.alignment.receiver import load_receiver
+
+    where = f"{key} = {str(folder)!r}"
+    anew = f"hf download {source or 'NAME'} --local-dir {folder}"
+    if not folder.is_dir():
+        raise ModelFolderError(
+            ("no such folder" if not folder.exists() else "not a folder") + relative_to(folder),
+            where=where,
+            wanted="a Hugging Face model folder",
+            cure=f"{anew}, or give the policy a [{key.rsplit('.', 1)[0]}.make] table instead",
+        )
+    _check_pointers(folder, where, anew)
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise ModelFolderError(f"{name} is missing", where=where, wanted="a Hugging Face model folder", cure=anew)
+    described = read_described(folder, where)
+    _check_architecture(described, where)
+    for file in weight_files(folder, where, anew):
+        _check_whole(file, where, anew)
+    load_receiver(folder, use_tiktoken=False)
+
+
+def read_described(folder: Path, where: str) -> Mapping[str, Any]:
+    """The config.json of a folder. Raises ModelFolderError."""
+    try:
+        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelFolderError(f"config.json cannot be read ({error})", where=where) from None
+    if not isinstance(described, dict) or "model_type" not in described:
+        raise ModelFolderError("config.json names no model_type", where=where, wanted="a Hugging Face model folder")
+    return described
+
+
+def context_tokens(folder: Path) -> int:
+    """Tokens that the model can read at once, as its config.json says; 0 where that names no limit."""
+    described = read_described(folder, str(folder))
+    text = described.get("text_config")
+    text = text if isinstance(text, dict) else described
+    found = text.get("max_position_embeddings") or text.get("n_positions")
+    return found if isinstance(found, int) else 0
+
+
+def weight_files(folder: Path, where: str, anew: str) -> list[Path]:
+    """The files that hold the weights. Raises ModelFolderError where one is missing or nothing says which they are."""
+    if (folder / INDEX).is_file():
+        try:
+            names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+            files = [folder / str(name) for name in names]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            what = f"{INDEX} cannot be read"
+            raise ModelFolderError(what, where=where, got=f"{type(error).__name__}: {error}", cure=anew) from None
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            what = f"{len(missing)} of {len(files)} files of weights are missing"
+            raise ModelFolderError(what, where=where, got=f"no {missing[0]}", wanted=f"all of {INDEX}", cure=anew)
+        return files
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    others = sorted(file.name for pattern in ("*.safetensors", "*.bin", "*.gguf") for file in folder.glob(pattern))
+    cure = anew
+    if others and not others[0].endswith(".safetensors"):
+        cure = "save the model as safetensors (transformers: model.save_pretrained)"
+    raise ModelFolderError(
+        "no weights", where=where, got=", ".join(others[:4]), wanted=f"{WEIGHTS}, or {INDEX} and its files", cure=cure
+    )
+
+
+def _check_pointers(folder: Path, where: str, anew: str) -> None:
+    for file in sorted(folder.iterdir()):
+        if file.suffix not in (".json", ".safetensors", ".model", ".jinja") or not file.is_file():
+            continue
+        with file.open("rb") as stream:
+            if stream.read(len(LFS_POINTER)) == LFS_POINTER:
+                raise ModelFolderError(
+                    f"{file.name} is a pointer of Git LFS, not the file",
+                    where=where,
+                    got=f"{file.stat().st_size} bytes",
+                    wanted="the file that it points to",
+                    cure=f"git -C {folder} lfs pull, or {anew}",
+                )
+
+
+def _check_whole(file: Path, where: str, anew: str) -> None:
+    try:
+        header = read_header(file)
+    except (OSError, ValueError, struct.error) as error:
+        reason = " ".join(str(error).split())
+        raise ModelFolderError(f"{file.name} is no safetensors file", where=where, got=reason, cure=anew) from None
+    if file.stat().st_size != header.file_bytes:
+        found = file.stat().st_size
+        what = f"{file.name} is " + ("cut off" if found < header.file_bytes else "longer than its header says")
+        got, wanted = f"{found:,} bytes", f"{header.file_bytes:,} bytes, as its header says"
+        raise ModelFolderError(what, where=where, got=got, wanted=wanted, cure=anew)
+
+
+def _check_architecture(described: Mapping[str, Any], where: str) -> None:
+    kind, named = str(described["model_type"]), described.get("architectures")
+    architectures = [str(name) for name in named] if isinstance(named, list) else []
+    auto_map = described.get("auto_map")
+    if not _is_known(kind):
+        if auto_map:
+            raise ModelFolderError(
+                "the model brings its own code, which mrl never runs",
+                where=where,
+                got=f"model_type {kind!r} with auto_map in config.json",
+                wanted="an architecture that transformers itself has",
+                cure="choose another model, or a version of transformers that has this one",
+            )
+        raise ModelFolderError(
+            "transformers does not know this architecture",
+            where=where,
+            got=f"model_type {kind!r}",
+            wanted="one that it has",
+            cure="check config.json, or install a newer transformers",
+        )
+    if architectures and any(name.endswith(WRITES_TEXT) for name in architectures) and kind not in ENCODERS:
+        return
+    if kind in ENCODERS or architectures:
+        raise ModelFolderError(
+            "the model writes no text from left to right, so it cannot be a policy",
+            where=where,
+            got=", ".join(architectures) or f"model_type {kind!r}",
+            wanted="a causal language model (...ForCausalLM in config.json)",
+            cure="choose a causal language model",
+        )
+
+
+def _is_known(model_type: str) -> bool:
+    """Whether transformers has the architecture; its long list is loaded only where no folder has that name."""
+    found = importlib.util.find_spec("transformers")
+    package = Path(found.origin).parent if found is not None and found.origin is not None else None
+    name = model_type.replace("-", "_")
+    if package is not None and name.isidentifier() and (package / "models" / name).is_dir():
+        return True
+    from mrl.models.load_policy import knows_model_type
+
+    return knows_model_type(model_type)

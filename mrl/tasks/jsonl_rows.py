@@ -1,0 +1,105 @@
+"""The rows of a JSONL file: one JSON object a line, as UTF-8, with or without a byte order mark.
+
+A file in another encoding, an empty one, and a line that is too long to be a row are refused with the line and a cure.
+"""
+
+import codecs
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mrl.errors import MissingError, TaskError
+
+MAX_LINE_BYTES = 8 * 1024 * 1024
+"""Of one row. What a verifier is given of it goes through a pipe with every answer."""
+SHOWN_CHARS = 60
+BYTE_ORDER_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+"""The longer ones first: that of UTF-32 begins like that of UTF-16."""
+
+
+def jsonl_rows(path: Path, *, where: str, get: str, form: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(place, row) of every line; lines of white space are none.
+
+    Raises MissingError without the file; TaskError for a line that is no JSON object, one of more than
+    `MAX_LINE_BYTES`, an empty file, and text that is not UTF-8. `form` says in words what the file should hold, `get`
+    is the command that fetches it.
+    """
+    if not path.is_file():
+        raise MissingError(
+            f"data file {str(path)!r} is not there{relative_to(path)}", where=where, wanted=form, cure=get
+        )
+    num_rows, number = 0, 0
+    with path.open("rb") as lines:
+        _check_mark(lines.read(4), path)
+        lines.seek(0)
+        while line := lines.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            place = f"{path}:{number}"
+            text = _text(line, place, path)
+            if number == 1:
+                text = text.removeprefix("\ufeff")
+            if text.strip():
+                num_rows += 1
+                yield place, _row(text.strip(), place, form)
+    if not num_rows:
+        what = "the file is empty" if not number else "the file holds no row, blank lines alone"
+        raise TaskError(what, where=str(path), wanted=form, cure=get or "write the prompts into it")
+
+
+def relative_to(path: Path) -> str:
+    """What a relative path is relative to, in words; empty for an absolute one."""
+    return "" if path.is_absolute() else f" (relative to {Path.cwd()}, the folder that mrl was started in)"
+
+
+def _check_mark(first: bytes, path: Path) -> None:
+    for mark, encoding in BYTE_ORDER_MARKS.items():
+        if first.startswith(mark):
+            raise _other_encoding(f"{path}:1", encoding, path)
+
+
+def _text(line: bytes, place: str, path: Path) -> str:
+    if len(line) > MAX_LINE_BYTES:
+        raise TaskError(
+            "the line is too long for a row",
+            where=place,
+            got=f"more than {MAX_LINE_BYTES:,} bytes",
+            wanted=f"at most {MAX_LINE_BYTES:,} bytes, one JSON object a line",
+            cure="break the file into lines, or leave the row out",
+        )
+    if b"\0" in line:
+        raise _other_encoding(place, "UTF-16", path)
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        found = line[error.start : error.start + 1].hex()
+        raise _other_encoding(place, "LATIN1", path, f"the byte 0x{found} after {error.start} others") from None
+
+
+def _other_encoding(place: str, encoding: str, path: Path, got: str = "") -> TaskError:
+    written = "iconv -f {} -t UTF-8 {} > {}".format(encoding, path, path.with_suffix(".utf8.jsonl"))
+    guess = f" (or whatever it is in, in place of {encoding})" if got else ""
+    return TaskError(
+        "the text is not UTF-8", where=place, got=got or f"{encoding} text", wanted="UTF-8", cure=f"{written}{guess}"
+    )
+
+
+def _row(line: str, place: str, form: str) -> Mapping[str, Any]:
+    try:
+        row = json.loads(line)
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])[1:-1]
+        what = f"{half} is half of a character, which is no text"
+        raise TaskError(what, where=place, got=line[:SHOWN_CHARS], cure="both halves, or neither") from error
+    except (ValueError, RecursionError) as error:
+        cure = "mend the line; a list over several lines is no JSONL" if line[:1] in "[{" and len(line) < 3 else ""
+        raise TaskError("not valid JSON", where=place, got=line[:SHOWN_CHARS], wanted=form, cure=cure) from error
+    if not isinstance(row, dict):
+        raise TaskError("not a JSON object", where=place, got=line[:SHOWN_CHARS], wanted=form)
+    return row

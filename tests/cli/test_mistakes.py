@@ -1,0 +1,452 @@
+# ruff: noqa: E501  (the lines of messages are longer than those of code)
+"""What users do wrong, as a table: what is done, the line that is shown, the exit code; and nothing is half-written.
+
+Every row is a mistake that somebody made with a configuration, models and data of their own. Those that need a run that
+goes on stand in `SEEN_IN_RUNS` with the test that makes them.
+"""
+
+import codecs
+import json
+import os
+import re
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from mrl.cli.main import main
+from mrl.config.load import load_config
+from mrl.config.policy_tables import PolicyTable
+from mrl.config.run_folder import create_run_folder, lock_run_folder
+from mrl.models.chat_template import chat_sign
+from mrl.processes.preparation.completion import complete
+from mrl.processes.preparation.model_folder import check_model_folder
+from tests.support.model_folders import write_model, write_weights
+
+ROOT = Path(__file__).parents[2]
+CONFIG = """\
+[run]
+name = "small"
+steps = 4
+[tasks.sums]
+source = "jsonl"
+dataset = "sums.jsonl"
+[sharing]
+regime = "sgt"
+[policies.qwen]
+model = "models/qwen"
+[policies.llama]
+model = "models/llama"
+"""
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 400\n"
+SYSTEM_FIRST = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1 = ?"}]
+
+
+class Mistake(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    words: str
+    shown: str
+    """A regular expression that the line on stderr (of a note: on stdout) contains."""
+    prepare: Callable[[Path], object] = lambda folder: None
+    code: int = 2
+
+
+def edit(old: str, new: str) -> Callable[[Path], object]:
+    """Another text in the configuration."""
+
+    def change(folder: Path) -> None:
+        text = (folder / "small.toml").read_text()
+        assert old in text
+        (folder / "small.toml").write_text(text.replace(old, new, 1))
+
+    return change
+
+
+def data(content: bytes | str) -> Callable[[Path], object]:
+    """Another content of the file of prompts."""
+    raw = content.encode() if isinstance(content, str) else content
+    return lambda folder: (folder / "sums.jsonl").write_bytes(raw)
+
+
+def rows(number: int, **values: object) -> str:
+    """Lines of prompts, which all differ."""
+    made = ({"prompt": f"{n} + {n} = ?", "reference": str(2 * n)} | values for n in range(number))
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made)
+
+
+def model(file: str, content: str | bytes | None) -> Callable[[Path], object]:
+    """Another content of a file of the first model, or none."""
+
+    def change(folder: Path) -> None:
+        path = folder / "models" / "qwen" / file
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+    return change
+
+
+def described(**values: Any) -> Callable[[Path], object]:
+    """Further words in the first model's config.json."""
+
+    def change(folder: Path) -> None:
+        path = folder / "models" / "qwen" / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+def settings(**values: Any) -> Callable[[Path], object]:
+    """Further words in the first model's tokenizer_config.json; None takes one out."""
+
+    def change(folder: Path) -> None:
+        path = folder / "models" / "qwen" / "tokenizer_config.json"
+        known = json.loads(path.read_text()) | values
+        path.write_text(json.dumps({key: value for key, value in known.items() if value is not None}))
+
+    return change
+
+
+def both(*changes: Callable[[Path], object]) -> Callable[[Path], object]:
+    """One after the other."""
+    return lambda folder: [change(folder) for change in changes]
+
+
+def run_exists(folder: Path) -> None:
+    """A run of this configuration that has ended."""
+    create_run_folder(complete(load_config(folder / "small.toml")).config)
+
+
+TYPING = [
+    Mistake("unknown key on the command line", "check small.toml --policies.qwen.learner.learning_rate 1e-4",
+            r"unknown key; got 'policies\.qwen\.learner\.learning_rate'; cure: did you mean policies\.qwen\.learner\.lr\?"),
+    Mistake("unknown key in TOML", "check small.toml", r"small\.toml: run\.learning_rate: unknown key.*learner\.lr\?",
+            edit("steps = 4", "steps = 4\nlearning_rate = 1e-4")),
+    Mistake("a key of another library", "check small.toml --policies.qwen.rollout.max_completion_length 8",
+            r"did you mean policies\.qwen\.rollout\.max_new_tokens\?"),
+    Mistake("misspelt key", "check small.toml --run.step 3", r"did you mean run\.steps\?"),
+    Mistake("unknown policy", "check small.toml --policies.gwen.device cpu", r"did you mean qwen\?"),
+    Mistake("lr is a word", "check small.toml --policies.qwen.learner.lr fast", r"learner\.lr: not valid; got 'fast'.*a number"),
+    Mistake("steps is a word", "check small.toml --run.steps ten", r"run\.steps: not valid; got 'ten'.*a whole number"),
+    Mistake("a policy stands twice", "check small.toml", r"small\.toml:\d+: \[policies\.qwen\] stands twice",
+            edit("[policies.llama]", "[policies.qwen]")),
+    Mistake("no TOML", "check small.toml", r"small\.toml:2: not valid TOML", edit('name = "small"', "name = ")),
+    Mistake("no such configuration", "train smal.toml", r"smal\.toml: no such file; cure: there is .*small\.toml"),
+    Mistake("the configuration is a folder", "check models", r"models: not a file; wanted a TOML file"),
+    Mistake("unknown regime", "check small.toml --sharing.regime sgd", r"no such regime; got 'sgd'.*did you mean sgt\?"),
+    Mistake("a regime's parameter out of range", "check small.toml --sharing.sgt.lambda -1",
+            r"sharing\.sgt\.lambda: not valid; got -1.*wanted >= 0"),
+    Mistake("a regime's parameter misspelt", "check small.toml --sharing.sgt.lamda 1", r"did you mean sharing\.sgt\.lambda\?"),
+    Mistake("negative learning rate", "check small.toml --policies.qwen.learner.lr -1", r"learner\.lr: .*wanted > 0"),
+    Mistake("temperature zero", "check small.toml --policies.qwen.rollout.temperature 0", r"temperature: .*wanted > 0"),
+    Mistake("no steps", "check small.toml --run.steps 0", r"run\.steps: .*wanted >= 1"),
+    Mistake("a name with a slash", "train small.toml --run.name a/b", r"run\.name: not valid; got 'a/b'; wanted letters, digits"),
+    Mistake("a name with a space", "check small.toml", r"run\.name: not valid; got 'my run'; wanted letters, digits",
+            edit('"small"', '"my run"')),
+    Mistake("an unknown command", "trian small.toml", r"no such command; got 'trian'; cure: did you mean `mrl train`\?"),
+    Mistake("no configuration given", "train", r"required: CONFIG"),
+    Mistake("--resume with --clean", "train small.toml --resume --clean", r"not allowed with"),
+]  # fmt: skip
+
+FILES = [
+    Mistake("no file of prompts", "train small.toml", r"tasks\.sums: data file 'sums\.jsonl' is not there \(relative to /.*, the folder",
+            lambda folder: (folder / "sums.jsonl").unlink()),
+    Mistake("an empty file", "train small.toml", r"sums\.jsonl: the file is empty; wanted a JSONL file", data("")),
+    Mistake("blank lines alone", "train small.toml", r"sums\.jsonl: the file holds no row", data("\n\n  \n")),
+    Mistake("Latin-1", "train small.toml", r"sums\.jsonl:61: the text is not UTF-8; got 'the byte 0xe9.*cure: iconv -f LATIN1 -t UTF-8",
+            data(rows(60).encode() + rows(1, prompt="Un été ?").encode("latin-1"))),
+    Mistake("UTF-16", "train small.toml", r"sums\.jsonl:1: the text is not UTF-8; got 'UTF-16 text'; .*iconv -f UTF-16 -t UTF-8",
+            data(rows(60).encode("utf-16"))),
+    Mistake("UTF-16 without a mark", "train small.toml", r"sums\.jsonl:1: the text is not UTF-8; got 'UTF-16 text'",
+            data(rows(60).encode("utf-16-le"))),
+    Mistake("a line that is no JSON", "train small.toml", r"sums\.jsonl:61: not valid JSON; got '\{\"prompt\": no'",
+            data(rows(60) + '{"prompt": no\n')),
+    Mistake("a row without a prompt", "train small.toml", r"sums\.jsonl:1: row without 'prompt'; got .*'question'.*options\.prompt_key",
+            data('{"question": "1 + 1", "reference": "2"}\n')),
+    Mistake("a message that is none", "train small.toml", r"sums\.jsonl:1: prompt: message 1 is none; got .*wanted .*content",
+            data('{"prompt": [{"from": "human", "value": "1 + 1"}], "reference": "2"}\n')),
+    Mistake("a conversation that ends with the answer", "train small.toml",
+            r"sums\.jsonl:1: messages: the last message is no question; got \"role 'assistant'\"; .*cure: leave the last answer out",
+            data(json.dumps({"messages": [*SYSTEM_FIRST, {"role": "assistant", "content": "2"}], "reference": "2"}))),
+    Mistake("a line of 10 MB", "train small.toml", r"sums\.jsonl:61: the line is too long for a row; got 'more than 8,388,608 bytes'",
+            data(rows(60) + rows(1, reference="x" * 10_000_000))),
+    Mistake("a prompt of 2 MB", "train small.toml", r"sums\.jsonl:61: the prompt is too long; got '2,000,000 bytes'; wanted at most 1,048,576",
+            data(rows(60) + rows(1, prompt="x" * 2_000_000))),
+    Mistake("more prompts asked for than there are", "train small.toml --pool.train_prompts 100",
+            r"too few distinct prompts; got '\d+ for training and .*wanted 100 and .*0 takes all"),
+    Mistake("a misspelt option of a task", "check small.toml --tasks.sums.options.promt_key question",
+            r"options\.promt_key: unknown option; .*did you mean options\.prompt_key\?"),
+    Mistake("a verifier without a colon", "train small.toml --tasks.sums.verifier mine",
+            r'tasks\.sums\.verifier: not valid; got \'mine\'; wanted "module:function".*cure: tasks\.sums\.verifier = "mine:FUNCTION"'),
+    Mistake("no such verifier", "train small.toml --tasks.sums.verifier nowhere:judge", r"No module named 'nowhere'"),
+]  # fmt: skip
+
+MODELS = [
+    Mistake("a name of the hub as the model", "train small.toml --policies.qwen.model Qwen/Qwen3-0.6B",
+            r"no such folder \(relative to /.*, the folder that mrl was started in\).*cure: hf download"),
+    Mistake("no tokenizer", "train small.toml", r"policies\.qwen\.model = 'models/qwen': tokenizer\.json is missing.*cure: hf download",
+            model("tokenizer.json", None)),
+    Mistake("no weights", "train small.toml", r"no weights; .*wanted model\.safetensors", model("model.safetensors", None)),
+    Mistake("weights of torch", "train small.toml", r"no weights; got 'pytorch_model\.bin'.*cure: save the model as safetensors",
+            both(model("model.safetensors", None), model("pytorch_model.bin", b"PK"))),
+    Mistake("a Git LFS pointer", "train small.toml", r"model\.safetensors is a pointer of Git LFS.*cure: git -C models/qwen lfs pull",
+            model("model.safetensors", LFS)),
+    Mistake("weights cut off", "train small.toml", r"model\.safetensors is cut off; got '\d+ bytes'; wanted \d+ bytes, as its header says",
+            lambda folder: write_weights(folder / "models/qwen/model.safetensors", num_elements=200, held_bytes=399)),
+    Mistake("weights cut off in their header", "train small.toml", r"model\.safetensors is no safetensors file; got 'cut off within",
+            model("model.safetensors", (500).to_bytes(8, "little") + b"{")),
+    Mistake("a shard is missing", "train small.toml", r"1 of 2 files of weights are missing; got 'no b\.safetensors'",
+            both(lambda folder: write_weights(folder / "models/qwen/a.safetensors", num_elements=2),
+                 model("model.safetensors.index.json", json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}})))),
+    Mistake("no end of answers", "train small.toml", r"no EOS token is declared", settings(eos_token=None)),
+    Mistake("an encoder", "train small.toml", r"writes no text from left to right.*got 'BertForMaskedLM'; wanted a causal language model",
+            described(model_type="bert", architectures=["BertForMaskedLM"])),
+    Mistake("a classifier of a known family", "train small.toml", r"writes no text from left to right",
+            described(architectures=["Qwen3ForSequenceClassification"])),
+    Mistake("code of its own", "train small.toml", r"the model brings its own code, which mrl never runs; got .*auto_map",
+            described(model_type="minefold", auto_map={"AutoConfig": "configuration_minefold.MinefoldConfig"})),
+    Mistake("an architecture that nobody knows", "train small.toml", r"transformers does not know this architecture; got .*qwen99",
+            described(model_type="qwen99")),
+    Mistake("a template with a mistake", "train small.toml",
+            r"policies\.qwen: models/qwen/chat_template\.jinja:2: the chat template is not valid",
+            model("chat_template.jinja", "a\n{% for %}")),
+    Mistake("a template that takes no system message", "train small.toml",
+            r"policies\.qwen: models/qwen/chat_template\.jinja: the chat template refuses a prompt; got 'no system here \(a prompt of sums\)'",
+            both(model("chat_template.jinja", "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}x"),
+                 data(rows(60) + rows(1, prompt=SYSTEM_FIRST)))),
+    Mistake("a conversation for a model without a template", "train small.toml",
+            r"tasks\.sums: a prompt is a conversation, and the model has no chat template; got '2 messages'",
+            data(rows(60) + rows(1, prompt=SYSTEM_FIRST))),
+    Mistake("a model that chats, without its template", "train small.toml",
+            r"the model was trained to chat, and its folder has no chat template; got .*<\|im_start\|> opens a turn",
+            both(described(eos_token_id=0),
+                 settings(eos_token="<|im_end|>", added_tokens_decoder={"1": {"content": "<|im_start|>"}}))),
+    Mistake("no GPU", "train small.toml --policies.qwen.device cuda", r"policies\.qwen\.device: this host shows no GPU.*device = \"cpu\""),
+    Mistake("no environment of vLLM", "train small.toml --policies.qwen.rollout.engine vllm",
+            r"policies\.qwen\.rollout\.engine = 'vllm': the environment of vllm is missing.*cure: bash tools/engine_env\.sh vllm --cpu"),
+]  # fmt: skip
+
+LEARNING = [
+    Mistake("answers longer than the context", "train small.toml --policies.qwen.rollout.max_new_tokens 512",
+            r"policies\.qwen\.rollout\.max_new_tokens: 60 of 60 prompts leave no room for their answers; got '\d+ tokens of a prompt of "
+            r"sums and max_new_tokens = 512'; wanted at most 512 together, all that the model can read; cure: rollout\.max_new_tokens = \d+",
+            edit('model = "models/llama"', 'model = "models/llama"\nrollout = {max_new_tokens = 8}')),
+    Mistake("prompts longer than the context", "train small.toml", r"3 of 63 prompts are longer than that by themselves",
+            data(rows(60) + "".join(rows(1, prompt=f"{n}" * 1700) for n in (1, 2, 3)))),
+    Mistake("a group of one", "train small.toml --sharing.regime independent --policies.qwen.rollout.group_size 1",
+            r"group_size: one answer is always as good as its group, and trains nothing; .*cure: --policies\.qwen\.rollout\.group_size 8"),
+    Mistake("nobody to share with", "train small.toml", r"there is nobody to share with, qwen is the only policy; .*regime independent",
+            edit('[policies.llama]\nmodel = "models/llama"\n', "")),
+]  # fmt: skip
+
+RUNS = [
+    Mistake("the run exists", "train small.toml", r"runs/small: the run exists; cure: --resume continues it, --clean deletes it",
+            run_exists),
+    Mistake("nothing to resume", "train small.toml --resume", r"there is no run to resume; cure: leave out --resume"),
+    Mistake("resumed under another regime", "train small.toml --resume --sharing.regime prp", r"sharing\.regime: .*got 'prp'; wanted 'sgt'",
+            run_exists),
+    Mistake("resumed with another model", "train small.toml --resume --policies.qwen.model models/other", r"policies\.qwen\.model: .*other",
+            both(run_exists, lambda folder: write_whole(folder / "models" / "other"))),
+    Mistake("the runs' folder is a file", "train small.toml --run.folder sums.jsonl", r"sums\.jsonl: a file stands where a folder is needed"),
+    Mistake("too small a disk", "train small.toml --run.min_free_mib 999999999", r"too little free disk; .*cure: free some"),
+    Mistake("an export of no run", "export nowhere --policy qwen --to out", r"nowhere: not a run folder"),
+    Mistake("a report of no run", "report nowhere", r"nowhere: not a run folder .*runs/<name>"),
+]  # fmt: skip
+
+NOTES = [
+    Mistake("a large learning rate", "check large.toml --policies.qwen.learner.lr 3e-4",
+            r"note: policies\.qwen\.learner\.lr = 0\.0003 is large, and may ruin the model.*1e-06 is usual for all weights of 0\.2B"),
+    Mistake("short answers of a released model", "check large.toml --policies.qwen.rollout.max_new_tokens 32",
+            r"note: policies\.qwen\.rollout\.max_new_tokens = 32 is short for a released model"),
+    Mistake("a group of one that shares", "check small.toml --policies.qwen.rollout.group_size 1",
+            r"note: policies\.qwen\.rollout\.group_size = 1: an own answer is compared with nothing but what sgt takes from peers"),
+    Mistake("no chat template", "check small.toml", r"note: policies\.qwen\.model = 'models/qwen': no chat template; every prompt is "
+            r"asked as plain text with a line break behind it"),
+    Mistake("a byte order mark", "check small.toml", r"small\.toml is valid", data(codecs.BOM_UTF8 + rows(60).encode())),
+    Mistake("whole numbers as references", "check small.toml", r"small\.toml is valid", data(rows(60, reference=3))),
+    Mistake("fewer prompts than the pool would take", "check small.toml", r"pool\.train_prompts +0 +takes all \d+ of the files"),
+    Mistake("no file of prompts, in a check", "check small.toml", r"still needed before `mrl train` can start:",
+            lambda folder: (folder / "sums.jsonl").unlink()),
+    Mistake("no environment of vLLM, in a check", "check small.toml --policies.qwen.rollout.engine vllm",
+            r"policies\.qwen\.rollout\.engine = 'vllm': the environment of vllm is missing"),
+    Mistake("a tokenizer without padding", "check small.toml", r"small\.toml is valid", settings(pad_token=None)),
+]  # fmt: skip
+
+SEEN_IN_RUNS = {
+    "Ctrl-C, and the hint at --resume": "tests/cli/test_conclude.py",
+    "resumed with another learning rate": "tests/config/test_run_folder.py",
+    "resumed with fewer steps": "tests/config/test_run_folder.py",
+    "the metrics' port is busy": "tests/cli/test_main.py",
+    "the disk is full in the middle of a run": "tests/processes/test_supervisor.py",
+    "kill -9 of a worker or of the supervisor": "tests/system/test_chaos.py",
+}
+
+
+def write_whole(folder: Path) -> Path:
+    """A model folder in which nothing is wrong."""
+    write_model(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "max_position_embeddings": 512}))
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where somebody starts mrl: a configuration, two models, sixty prompts, and nothing wrong with them."""
+    (tmp_path / "small.toml").write_text(CONFIG)
+    (tmp_path / "large.toml").write_text(CONFIG)
+    (tmp_path / "sums.jsonl").write_text(rows(60))
+    for name in ("qwen", "llama"):
+        write_whole(tmp_path / "models" / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("MRL_ENGINE_HOME", str(tmp_path / "engines"))
+    monkeypatch.setattr("mrl.cli.check.memory_plan", lambda *_: [])
+    return tmp_path
+
+
+def files_in(folder: Path) -> set[Path]:
+    """All below it, with folders."""
+    return set(folder.rglob("*"))
+
+
+@pytest.mark.parametrize("mistake", [*TYPING, *FILES, *MODELS, *LEARNING, *RUNS], ids=lambda one: one.name)
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    mistake: Mistake, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2, what is wrong and where, no traceback, and no regular expression or words of a library."""
+    mistake.prepare(place)
+    before = files_in(place)
+    assert main(mistake.words.split()) == mistake.code
+    line = capsys.readouterr().err
+    assert line.startswith("mrl: error: ")
+    assert line.count("\n") == 1
+    assert re.search(mistake.shown, line), line
+    assert not re.search(r"\^\[|\[A-Za-z|Input should|Traceback|Errno", line), line
+    assert files_in(place) == before
+
+
+@pytest.mark.parametrize("mistake", [*FILES[1:], *MODELS[:-2], *LEARNING], ids=lambda one: one.name)
+def test_the_check_says_the_same(mistake: Mistake, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever checks before training learns of all that."""
+    mistake.prepare(place)
+    assert main(["check", *mistake.words.split()[1:]]) == mistake.code
+    assert re.search(mistake.shown, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("mistake", NOTES, ids=lambda one: one.name)
+def test_what_is_allowed_and_seldom_meant_is_said(
+    mistake: Mistake, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The check passes, and says it."""
+    if "large.toml" in mistake.words:
+        write_weights(place / "models/qwen/model.safetensors", num_elements=200_000_000)
+    mistake.prepare(place)
+    assert main(mistake.words.split()) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert re.search(mistake.shown.replace(" +", " ?"), out), out
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"), [([], "--clean deletes it"), (["--resume"], "mrl stop"), (["--clean"], "mrl stop")]
+)
+def test_nothing_is_done_beside_a_live_run(
+    words: list[str], needed: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Plain `mrl train` used to name two options, both of which were then refused."""
+    run_exists(place)
+    folder = create_run_folder(complete(load_config(place / "small.toml")).config, clean=True)
+    before = files_in(place)
+    release = lock_run_folder(folder)
+    try:
+        assert main(["train", "small.toml", *words]) == 2
+    finally:
+        release()
+    line = capsys.readouterr().err
+    assert f"runs/small: the run is going on; got 'supervisor pid {os.getpid()}'; cure: `mrl stop " in line
+    assert files_in(place) - before <= {folder.lock}
+
+
+def test_a_busy_port_is_said_before_anything_is_written(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """That of the page for Prometheus."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert main(["train", "small.toml", f"--exchange.metrics_port={port}"]) == 2
+    assert "the port is busy" in capsys.readouterr().err
+    assert not (place / "runs").exists()
+
+
+def test_a_folder_that_is_started_from_elsewhere_is_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Relative paths begin where mrl is started, not where the configuration lies."""
+    elsewhere = place / "elsewhere"
+    elsewhere.mkdir()
+    os.chdir(elsewhere)
+    assert main(["train", "../small.toml"]) == 2
+    assert f"no such folder (relative to {elsewhere}, the folder that mrl was started in)" in capsys.readouterr().err
+
+
+def test_defaults_follow_from_the_model(place: Path) -> None:
+    """A released model learns in small steps and answers at length; adapters take larger ones; given keys stay."""
+    write_weights(place / "models/qwen/model.safetensors", num_elements=200_000_000)
+    text = (place / "small.toml").read_text()
+    (place / "lora.toml").write_text(text.replace("[policies.llama]", "learner = {lora = {}}\n[policies.llama]"))
+    (place / "given.toml").write_text(text.replace("[policies.llama]", "learner = {lr = 3e-4}\n[policies.llama]"))
+
+    def chosen(name: str) -> list[tuple[PolicyTable, float, int]]:
+        policies = complete(load_config(place / name)).config.policies
+        return [(one.learner.lr, one.rollout.max_new_tokens) for one in policies.values()]  # type: ignore[misc]
+
+    assert chosen("small.toml") == [(1e-6, 256), (3e-4, 32)], "half of a context of 512 tokens; a small model as ever"
+    assert chosen("lora.toml")[0] == (1e-5, 256)
+    assert chosen("given.toml")[0] == (3e-4, 256)
+
+
+def test_the_check_marks_what_is_a_default(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of everything that decides what is learned."""
+    assert main(["check", "small.toml", "--policies.qwen.learner.lr", "2e-4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    told = dict(line.strip().split(maxsplit=1) for line in lines if re.match(r" *(learner|rollout|objective)\.", line))
+    assert told["learner.lr"].split() == ["0.0002", "0.0003", "*"]
+    assert told["rollout.group_size"].split() == ["8", "*", "8", "*"]
+    assert told["objective.clip_high"].split() == ["0.2", "*", "0.2", "*"], "what the method fills in"
+
+
+@pytest.mark.parametrize(
+    ("name", "eos", "opening", "chats"),
+    [("Qwen3-1.7B-Base", "<|endoftext|>", "<|im_start|>", False), ("Qwen3-1.7B", "<|im_end|>", "<|im_start|>", True),
+     ("Llama-3.2-1B", "<|end_of_text|>", "<|start_header_id|>", False), ("Mistral-7B-Instruct-v0.3", "</s>", "", True),
+     ("gemma-3-1b-it", "<eos>", "", True), ("gemma-3-1b-pt", "<eos>", "<start_of_turn>", False)],
+)  # fmt: skip
+def test_models_that_chat_are_told_from_those_that_do_not(
+    name: str, eos: str, opening: str, chats: bool, tmp_path: Path
+) -> None:
+    """A base model has the tokens of its family, and ends its texts with another one."""
+    known = {"eos_token": eos, "added_tokens_decoder": {"7": {"content": opening}} if opening else {}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(known))
+    assert bool(chat_sign(tmp_path, f"maker/{name}")) == chats
+
+
+def test_reading_a_folder_loads_no_heavy_library(place: Path) -> None:
+    """A check of folders takes no seconds."""
+    import subprocess
+
+    code = (
+        "import sys; from pathlib import Path; from mrl.processes.preparation.model_folder import check_model_folder;"
+        "check_model_folder(Path('models/qwen'), key='k'); sys.exit('torch' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, cwd=place).returncode == 0
+
+
+def test_a_whole_folder_passes(place: Path) -> None:
+    """So that the rows above are about what they change."""
+    check_model_folder(place / "models" / "qwen", key="policies.qwen.model")
+
+
+def test_mistakes_in_runs_have_their_tests() -> None:
+    """Every file that the table names is there."""
+    assert [file for file in SEEN_IN_RUNS.values() if not (ROOT / file).is_file()] == []
