@@ -30,6 +30,7 @@ from mrl.processes.preparation.made_policies import cached_folder, is_made, reci
 from mrl.processes.preparation.model_bytes import weights_bytes
 from mrl.processes.preparation.preflight import preflight
 from mrl.sharing.regimes import check_sharing
+from mrl.tasks.sealing import described_seal
 
 SHOWN_SHARE = 0.05
 """Parts of a process's memory smaller than this are left out of the table."""
@@ -66,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"GPU memory (estimate, without the caches of servers): {', '.join(parts)}")
     host_mib = host_memory_bytes() / MIB
     print(f"this host: {len(os.sched_getaffinity(0))} cores, {len(here)} GPUs, {host_mib / 1024:.0f} GiB of memory")
+    if any(table.evaluator or table.trusted_answers for table in config.tasks.values()):
+        print(f"answers that are evaluated as code: {described_seal()}")
     for line in shared_gpus(plan):
         print(line)
     for line in too_little(config, needs, host_mib, sizes_mib(here)):

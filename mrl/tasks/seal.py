@@ -44,11 +44,6 @@ class Seal:
     rules: int
     """A descriptor of Landlock's rules; -1 where the kernel has none."""
 
-    def describe(self) -> str:
-        """What of it there is, in words."""
-        files = "Landlock" if self.rules >= 0 else "no file at all, for want of Landlock"
-        return f"each in a process of its own, closed up by seccomp and {files}"
-
     def close_up(self, *, reply: int, memory_bytes: int, cpu_s: int) -> None:
         """From here on this process can only compute, and write to `reply` and to nowhere (0, 1, 2). Raises OSError."""
         os.environ.clear()
