@@ -13,6 +13,7 @@ from pathlib import Path
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from mrl.config.defaults import Choice, by_size
 from mrl.config.load import load_resolved
@@ -30,10 +31,13 @@ from mrl.processes.preparation.made_policies import cached_folder, is_made, reci
 from mrl.processes.preparation.model_bytes import weights_bytes
 from mrl.processes.preparation.preflight import preflight
 from mrl.sharing.regimes import check_sharing
-from mrl.tasks.sealing import described_seal
+from mrl.tasks.sealed.sealing import described_seal
+from mrl.tasks.verifier_trial import Trial, tells_nothing
 
 SHOWN_SHARE = 0.05
 """Parts of a process's memory smaller than this are left out of the table."""
+SHOWN_CHARS = 60
+"""Of a prompt or an answer."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,10 +54,15 @@ def run(arguments: argparse.Namespace) -> int:
     folder = run_folder_of(config)
     plan = planned(config)
     missing: list[MissingError] = []
-    preflight(config, where=str(arguments.config), on_missing=missing.append)
+    trials: list[Sequence[Trial]] = []
+    preflight(config, where=str(arguments.config), on_missing=missing.append, on_trial=trials.append)
     for line in _summary(config, folder, str(arguments.config)):
         print(line)
     console = Console(width=None if sys.stdout.isatty() else 120)
+    for of_task in trials:
+        console.print(_tried(config, of_task))
+        if tells_nothing(of_task):
+            print("one reward for everything: as far as this goes, there is nothing to learn from it")
     console.print(_policies(config))
     if chosen := (*of_device.choices, *of_size.choices):
         console.print(_chosen(chosen))
@@ -131,6 +140,22 @@ def _policies(config: RunConfig) -> Table:
             state = "cached" if is_made(folder) else "to be made"
             model = f"{policy.make.architecture}, {policy.make.tokenizer} tokenizer ({state}): {folder}"
         table.add_row(name, model, "no (frozen)" if policy.frozen else f"lr {policy.learner.lr:g}")
+    return table
+
+
+def _tried(config: RunConfig, trials: Sequence[Trial]) -> Table:
+    """What a verifier gave for references and for wrong answers."""
+    task = trials[0].task
+    title = f"tasks.{task}: what {config.tasks[task].verifier} gave"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", show_edge=False)
+    for heading in ("prompt", "answer", "reward"):
+        table.add_column(heading, overflow="fold")
+    for trial in trials:
+        for which, verdict in (("reference", trial.of_reference), ("wrong", trial.of_wrong)):
+            parts = ", ".join(f"{name} {reward:g}" for name, reward in verdict.rewards.items())
+            answer = Text(f"{which}: {verdict.extracted[:SHOWN_CHARS]}")
+            reward = f"{verdict.reward:g}" + f" ({parts})" * bool(parts)
+            table.add_row(Text(trial.prompt[:SHOWN_CHARS]), answer, reward)
     return table
 
 

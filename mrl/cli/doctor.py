@@ -21,7 +21,7 @@ from mrl.errors import ConfigError
 from mrl.processes.engines import DIALECTS
 from mrl.processes.planning.devices import visible_gpus
 from mrl.processes.preparation.engine_examination import Finding, Subject, examine
-from mrl.tasks.sealing import described_seal
+from mrl.tasks.sealed.sealing import described_seal
 
 ENGINES = ("embedded", *DIALECTS)
 GIB = 1024**3

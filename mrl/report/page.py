@@ -23,6 +23,7 @@ from mrl.report.tables import accuracy_table, evaluation_notes, flow_table, samp
 from mrl.report.timeline_data import Timeline, run_timeline
 from mrl.report.timeline_picture import timeline_html
 from mrl.report.unit_stays import Units, read_units, units_html
+from mrl.report.unjudged import unjudged_table
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -113,7 +114,9 @@ def _learning(data: RunData) -> str:
     figures = [charts.accuracy(data), charts.reward(data)]
     tasks = "".join(charts.figure_html(figure) for figure in charts.accuracy_of_tasks(data))
     small = f'<h3>Held-out accuracy by task</h3><div class="grid small">{tasks}</div>' if tasks else ""
-    return _section("Learning", _grid(figures) + small)
+    unjudged = unjudged_table(data)
+    failed = f"<h3>Answers on which verifiers failed</h3>{unjudged}" if unjudged else ""
+    return _section("Learning", _grid(figures) + small + failed)
 
 
 def _sharing(data: RunData, strange: StrangeAnswers) -> str:

@@ -30,8 +30,8 @@ import msgspec
 
 from mrl.errors import RoleFailed
 from mrl.tasks.rewards import EXITED, MEMORY, TIMEOUT, TOO_LONG, CodeLine, Outcome, failed, place_of
-from mrl.tasks.sealing import Sealing, sealed_environment
-from mrl.tasks.verifier_process import EXTRAS, LENGTH, WALL_FACTOR, Ready, VerifierCall
+from mrl.tasks.sealed.sealing import Sealing, sealed_environment
+from mrl.tasks.verifier_process import EXTRAS, LENGTH, WALL_FACTOR, VerifierCall, VerifierReady
 
 MEMORY_BYTES = 1024**3
 """Address space of one process; sympy with all it imports takes a tenth of it."""
@@ -46,7 +46,7 @@ OVER_LIMIT = (-signal.SIGPROF, -signal.SIGALRM)
 """Exit codes of a process that ended itself at its limit of CPU time, or of the clock."""
 
 
-_ready = msgspec.msgpack.Decoder(Ready)
+_ready = msgspec.msgpack.Decoder(VerifierReady)
 _outcome = msgspec.msgpack.Decoder(Outcome)
 _CODE_LINE = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
 
@@ -307,7 +307,7 @@ def verifier_argv(
     if sealing is None:
         return (sys.executable, "-m", "mrl.tasks.verifier_process", verifier, *limits)
     trust = "trusted" if sealing.is_trusted else "sealed"
-    return (sys.executable, "-m", "mrl.tasks.sealed_verifier", verifier, sealing.evaluator, *limits, trust)
+    return (sys.executable, "-m", "mrl.tasks.sealed.sealed_verifier", verifier, sealing.evaluator, *limits, trust)
 
 
 class _Child:

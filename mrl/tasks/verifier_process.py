@@ -42,7 +42,7 @@ class VerifierCall(NamedTuple):
     """The row of the data as JSON."""
 
 
-class Ready(msgspec.Struct, frozen=True, array_like=True):
+class VerifierReady(msgspec.Struct, frozen=True, array_like=True):
     """The first reply: the function is there, and takes these extras."""
 
     extras: tuple[str, ...]
@@ -64,7 +64,7 @@ def main(words: list[str]) -> int:
     extras = extras_of(verifier, name)
     for limit in (signal.SIGPROF, signal.SIGALRM):  # on its way out it says which line it is at
         faulthandler.register(limit, file=replies, all_threads=False, chain=True)
-    os.write(replies, msgspec.msgpack.encode(Ready(extras)))
+    os.write(replies, msgspec.msgpack.encode(VerifierReady(extras)))
     while (request := read_request(sys.stdin.buffer)) is not None:
         call = _call.decode(request)
         # CPU time, so that a loaded machine makes no answer wrong. The default action of the signal ends this process

@@ -22,7 +22,7 @@ from mrl.tasks.rewards import (
     outcome_of,
     weighted_sum,
 )
-from mrl.tasks.sealing import sealing_of
+from mrl.tasks.sealed.sealing import sealing_of
 from mrl.tasks.source import Item, Source
 from mrl.tasks.verifier_pool import START_S, VerifierPool, verifier_argv
 from mrl.tasks.verifier_process import VerifierCall
@@ -81,12 +81,17 @@ class Judge:
         if not questions or not questions[0].source.verifier:
             self._quick = self._quick or ThreadPoolExecutor(1, thread_name_prefix="scoring")
             return self._quick.submit(lambda: [judge(one.source, one.item, one.completion) for one in questions])
-        task = questions[0].task
-        answers = [question.source.extract(question.completion) for question in questions]
-        asked = [(question, answer) for question, answer in zip(questions, answers, strict=True) if answer]
-        pool = self._pool(task, questions[0].source)
-        outcomes = pool.submit([self._call(question, answer) for question, answer in asked], rank=rank)
-        return _then(outcomes, lambda found: self._verdicts(task, answers, found))
+        task, source = questions[0].task, questions[0].source
+        answers = [(question.item, source.extract(question.completion)) for question in questions]
+        return self.submit_answers(task, source, answers, rank=rank)
+
+    def submit_answers(
+        self, task: str, source: Source, answers: Sequence[tuple[Item, str]], *, rank: int = 0
+    ) -> "Future[list[Verdict]]":
+        """As `submit`, on answers that were extracted already, of a task with a verifier."""
+        calls = [self._call(task, source, item, answer) for item, answer in answers if answer]
+        outcomes = self._pool(task, source).submit(calls, rank=rank)
+        return _then(outcomes, lambda found: self._verdicts(task, [answer for _, answer in answers], found))
 
     def judge(self, questions: Sequence[VerificationRequest]) -> list[Verdict]:
         """One verdict per question of any tasks, in order; waits. Raises RoleFailed as `submit`."""
@@ -120,10 +125,9 @@ class Judge:
             self._quick.shutdown(cancel_futures=True)
             self._quick = None
 
-    def _call(self, question: VerificationRequest, answer: str) -> VerifierCall:
+    def _call(self, task: str, source: Source, item: Item, answer: str) -> VerifierCall:
         """What the verifier is given; a person's own one gets the reference that the data set states."""
-        item = question.item
-        reference = item.reference if self._is_own(question.task) else question.source.verifier_reference(item)
+        reference = item.reference if self._is_own(task) else source.verifier_reference(item)
         return VerifierCall(reference, answer, item.text, item.row)
 
     def _is_own(self, task: str) -> bool:

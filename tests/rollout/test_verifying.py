@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from mrl.config.schema import PoolTable, TaskTable
 from mrl.engines.engine import Generation
@@ -15,7 +16,7 @@ from mrl.errors import RoleFailed
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import HeldOutItem, ScoredGroup, WorkItem
-from mrl.records.telemetry_messages import SpansRecord
+from mrl.records.telemetry_messages import SampleRecord, SpansRecord
 from mrl.records.version import Version, VersionSpan
 from mrl.rollout.flights import Flight
 from mrl.rollout.sampling import Sampler
@@ -29,6 +30,12 @@ import os
 def judge(reference, answer):
     if answer == "held":
         open(os.environ["GATE"]).read()
+    if answer in ("first", "second"):
+        raise ValueError(answer)
+    if answer == "none":
+        return None
+    if answer == "parts":
+        return 0.25
     return float(answer in ("held", "right"))
 """
 
@@ -139,3 +146,40 @@ def test_held_out_answers_that_cannot_be_judged_cost_themselves(sampler, monkeyp
     verifying.hand_in([flight(sampler, 4, "right")])
     with pytest.raises(RoleFailed, match="does not start"):
         verifying.done(to_the_last=True)
+
+
+def test_the_first_failure_of_every_kind_is_shown_with_its_line_and_its_answer(sampler, tmp_path):
+    """Later ones of a kind are counted; the answer carries its own to the learner. Any number is a reward."""
+    told_records: list[object] = []
+    verifying = Verifying(sampler, Telemetry("worker/a/0", "a", told_records.append))
+    with capture_logs() as logs:
+        verifying.hand_in([flight(sampler, 0, "first", "second", "none", "parts")])
+        (group,) = until_done(verifying)
+
+    line = 1 + VERIFIER.splitlines().index("        raise ValueError(answer)")
+    raised = f"ValueError: first ({tmp_path}/gated.py:{line} in judge)"
+    assert [(entry["kind"], entry["task"]) for entry in logs] == [("raised", "trim"), ("no_number", "trim")]
+    assert (logs[0]["log_level"], logs[0]["reason"]) == ("warning", raised)
+    assert [answer.reward for answer in group.answers] == [0.0, 0.0, 0.0, 0.25]
+    assert group.answers[0].failure == f"raised: {raised}"
+    assert [bool(answer.failure) for answer in group.answers] == [True, True, True, False]
+    samples = [record for record in told_records if isinstance(record, SampleRecord)]
+    assert [(one.kind, one.completion) for one in samples] == [("unjudged", "first"), ("unjudged", "none")]
+    assert samples[0].failure == f"raised: {raised}"
+    assert sampler.pool.verifier_values()["verify/failures/raised"] == 2.0
+
+
+def test_who_waits_for_a_verifier_says_for_which_and_since_when(sampler, gate):
+    """The oldest answers count, in however many slices they are waited for."""
+    telemetry = Telemetry("worker/a/0", "a", lambda _: None)
+    verifying = Verifying(sampler, telemetry)
+    assert verifying.awaited_since_s is None
+    began_s = time.monotonic()
+    verifying.hand_in([flight(sampler, 0, "held")])
+    for _ in range(2):
+        with telemetry.awaiting("verdicts", whom=verifying.awaited, since_s=verifying.awaited_since_s):
+            beat, now_s = telemetry.beat(), time.monotonic()
+    assert (beat.awaiting, beat.whom) == ("verdicts", "the verifier of trim")
+    assert 0 < beat.for_s <= now_s - began_s
+    gate.write_text("go on")
+    until_done(verifying)

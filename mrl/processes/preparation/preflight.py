@@ -3,9 +3,11 @@
 import importlib.util
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 from mrl.config.nearest_key import nearest
 from mrl.config.policy_tables import PolicyTable
@@ -14,19 +16,32 @@ from mrl.errors import AddressError, ConfigError, MissingError, ModelFolderError
 from mrl.processes.planning.placement import server_gpus
 from mrl.processes.planning.unit_workers import check_cores, units_of
 
+if TYPE_CHECKING:
+    from mrl.tasks.verifier_trial import Trial
+
 
 def refuse(missing: MissingError) -> None:
     """What is not there ends the command."""
     raise missing
 
 
+def ignore(trials: "Sequence[Trial]") -> None:
+    """What verifiers gave is looked at for failures alone."""
+
+
 def preflight(
-    config: RunConfig, *, where: str, first_host: str = "", on_missing: Callable[[MissingError], None] = refuse
+    config: RunConfig,
+    *,
+    where: str,
+    first_host: str = "",
+    on_missing: Callable[[MissingError], None] = refuse,
+    on_trial: "Callable[[Sequence[Trial]], None]" = ignore,
 ) -> None:
     """Check sharing parameters, addresses, model folders and tasks. Raises UserError for the first that is wrong.
 
     `on_missing` is told of every model, data file and package that the configuration says how to get and that is not
-    there yet. `first_host`: the name of this host in a run on several; the others look at their own cores.
+    there yet, and `on_trial` of what each verifier of the user's own gave. `first_host`: the name of this host in a run
+    on several; the others look at their own cores.
     """
     from mrl.allocation.floors import check_floors
     from mrl.processes.planning.local_folder import parent_of
@@ -54,7 +69,7 @@ def preflight(
             check_model_folder(Path(policy.model), key=f"policies.{name}.model")
             check_sharing_out(config, name)
     check_adapters(config, on_missing)
-    check_tasks(config, on_missing)
+    check_tasks(config, on_missing, on_trial)
 
 
 def check_sharing_out(config: RunConfig, name: str) -> None:
@@ -78,14 +93,18 @@ def check_adapters(config: RunConfig, on_missing: Callable[[MissingError], None]
             on_missing(MissingError("the package peft is not there", where=where, cure="pip install 'mrl[lora]'"))
 
 
-def check_tasks(config: RunConfig, on_missing: Callable[[MissingError], None] = refuse) -> None:
-    """Build the prompt pool and start verifiers of the user's own once. Raises TaskError.
+def check_tasks(
+    config: RunConfig,
+    on_missing: Callable[[MissingError], None] = refuse,
+    on_trial: "Callable[[Sequence[Trial]], None]" = ignore,
+) -> None:
+    """Build the prompt pool and try verifiers of the user's own. Raises TaskError.
 
     When something is missing, `on_missing` is told for every task.
     """
     from mrl.tasks.pool import build_pool
     from mrl.tasks.sources import open_source
-    from mrl.tasks.verify import check_verifier
+    from mrl.tasks.verifier_trial import try_verifier
 
     try:
         build_pool(config.tasks, config.pool)
@@ -97,7 +116,8 @@ def check_tasks(config: RunConfig, on_missing: Callable[[MissingError], None] = 
                 on_missing(missing)
     for task, table in config.tasks.items():
         if table.verifier:
-            check_verifier(task, table)
+            with suppress(MissingError):  # which was told above
+                on_trial(try_verifier(task, table, seed=config.pool.seed))
 
 
 def missing_model(name: str, policy: PolicyTable) -> MissingError | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mrl.config.schema import TaskTable
 from mrl.errors import TaskError
-from mrl.tasks.seal import unsealed_reason
+from mrl.tasks.sealed.seal import unsealed_reason
 
 _KEPT = ("PATH", "HOME", "TZ", "LANG", "LD_LIBRARY_PATH")
 _KEPT_BEGINNINGS = ("PYTHON", "LC_")
