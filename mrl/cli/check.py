@@ -34,6 +34,7 @@ from mrl.processes.preparation.made_policies import cached_folder, is_made, reci
 from mrl.processes.preparation.model_bytes import parameters
 from mrl.processes.preparation.preflight import preflight
 from mrl.sharing.regimes import check_sharing
+from mrl.tasks.sealed.sealing import described_seal
 from mrl.tasks.verifier_trial import Trial, tells_nothing
 
 SHOWN_SHARE = 0.05
@@ -89,6 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"GPU memory (estimate, without the caches of servers): {', '.join(parts)}")
     host_mib = host_memory_bytes() / MIB
     print(f"this host: {len(os.sched_getaffinity(0))} cores, {len(here)} GPUs, {host_mib / 1024:.0f} GiB of memory")
+    if any(table.evaluator or table.trusted_answers for table in config.tasks.values()):
+        print(f"answers that are evaluated as code: {described_seal()}")
     for line in shared_gpus(plan):
         print(line)
     for line in too_little(config, needs, host_mib, sizes_mib(here)):

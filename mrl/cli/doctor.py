@@ -24,6 +24,7 @@ from mrl.errors import ConfigError
 from mrl.processes.engines import DIALECTS
 from mrl.processes.planning.devices import visible_gpus
 from mrl.processes.preparation.engine_examination import Finding, Subject, examine
+from mrl.tasks.sealed.sealing import described_seal
 
 ENGINES = ("embedded", *DIALECTS)
 GIB = 1024**3
@@ -111,6 +112,7 @@ def machine() -> list[str]:
         f"mrl {mrl.__version__}, python {platform.python_version()}, {', '.join(libraries)}",
         f"{len(os.sched_getaffinity(0))} cores, {memory_gib:.0f} GiB of memory, {free_gib:.0f} GiB of disk free, "
         + (f"{len(gpus)} GPUs" if gpus else "no GPU"),
+        f"answers that are evaluated as code: {described_seal()}",
     ]
 
 

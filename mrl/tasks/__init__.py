@@ -10,6 +10,8 @@
 - `operations`           the named operations that solve the tasks
 - `extract`              where in a completion the answer stands
 - `verify`               the verdict on a completion
+- `sealed`               what runs answers that are evaluated: a fresh, closed-up process for each (`answer_grammars`
+  says what reasoning-gym's scorers may evaluate)
 - `verifier_pool`        verification in processes of its own (`verifier_process`), with hard limits
 - `rewards`              what a verifier may give, and the kinds of failure
 - `verifier_trial`       a verifier tried before a run

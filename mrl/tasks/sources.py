@@ -6,7 +6,7 @@ from mrl.config.schema import TaskTable
 from mrl.tasks.jsonl_source import JsonlSource
 from mrl.tasks.math_source import MathSource
 from mrl.tasks.reasoning_gym_source import ReasoningGymSource
-from mrl.tasks.sealing import sealing_of
+from mrl.tasks.sealed.sealing import sealing_of
 from mrl.tasks.source import Source
 from mrl.tasks.words import WordSource
 

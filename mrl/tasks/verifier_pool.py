@@ -30,7 +30,7 @@ import msgspec
 
 from mrl.errors import RoleFailed
 from mrl.tasks.rewards import EXITED, MEMORY, TIMEOUT, TOO_LONG, CodeLine, Outcome, failed, place_of
-from mrl.tasks.sealing import Sealing, sealed_environment
+from mrl.tasks.sealed.sealing import Sealing, sealed_environment
 from mrl.tasks.verifier_process import EXTRAS, LENGTH, WALL_FACTOR, VerifierCall, VerifierReady
 
 MEMORY_BYTES = 1024**3
@@ -307,7 +307,7 @@ def verifier_argv(
     if sealing is None:
         return (sys.executable, "-m", "mrl.tasks.verifier_process", verifier, *limits)
     trust = "trusted" if sealing.is_trusted else "sealed"
-    return (sys.executable, "-m", "mrl.tasks.sealed_verifier", verifier, sealing.evaluator, *limits, trust)
+    return (sys.executable, "-m", "mrl.tasks.sealed.sealed_verifier", verifier, sealing.evaluator, *limits, trust)
 
 
 class _Child:

@@ -28,12 +28,14 @@ class Trial:
 
 
 def try_verifier(task: str, table: TaskTable, *, seed: int) -> list[Trial]:
-    """Call the task's own verifier on its first prompts.
+    """Call the task's own verifier on its first prompts; behind an evaluator, where no reference is an answer, none.
 
     Raises TaskError, with the line that failed, when it does not start or fails on any; MissingError when the data are
     not there.
     """
     check_verifier(task, table)
+    if table.evaluator:
+        return []
     source = open_source(task, table, seed=seed)
     items = [item for item, _ in zip(distinct_items(source, table, PROMPTS * 10), range(PROMPTS), strict=False)]
     asked = [(item, answer) for item in items for answer in (item.reference or WRONG, _wrong(item, items))]

@@ -22,7 +22,7 @@ from mrl.tasks.rewards import (
     outcome_of,
     weighted_sum,
 )
-from mrl.tasks.sealing import sealing_of
+from mrl.tasks.sealed.sealing import sealing_of
 from mrl.tasks.source import Item, Source
 from mrl.tasks.verifier_pool import START_S, VerifierPool, verifier_argv
 from mrl.tasks.verifier_process import VerifierCall

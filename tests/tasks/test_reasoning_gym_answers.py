@@ -12,7 +12,7 @@ from mrl.tasks.answer_grammars import GRAMMARS, is_arithmetic, is_list, is_term
 from mrl.tasks.reasoning_gym_answers import score
 from mrl.tasks.reasoning_gym_source import COMPARE_TEXTS, VERIFIER, ReasoningGymSource
 from mrl.tasks.rewards import Outcome
-from mrl.tasks.sealing import Sealing
+from mrl.tasks.sealed.sealing import Sealing
 from mrl.tasks.sources import open_source
 from mrl.tasks.verifier_pool import VerifierPool
 from mrl.tasks.verifier_process import VerifierCall

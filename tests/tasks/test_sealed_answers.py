@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mrl.tasks.sealing import Sealing
+from mrl.tasks.sealed.sealing import Sealing
 from mrl.tasks.verifier_pool import VerifierPool
 from mrl.tasks.verifier_process import VerifierCall
 from tests.support.hostile_answers import ATTACKS, ENDLESS, program
@@ -112,10 +112,11 @@ def test_without_the_seal_they_get_what_they_are_after(name, tmp_path):
         names = {"right": RIGHT, "key": str(key), "made": str(tmp_path / "made"), "tester": os.getpid()}
         attack = program(ATTACKS[name], port=listening.getsockname()[1], **names)
         code = f"""
-            from mrl.tasks.seal import Seal
-            from mrl.tasks.sealed_child import Limits, run_sealed
+            from mrl.tasks.sealed.seal import Seal
+            from mrl.tasks.sealed.sealed_child import ChildLimits, run_sealed
             from tests.support.evaluating import run
-            print(run_sealed(lambda: run({attack!r}).encode(), Seal(b"", -1), Limits(2**29, 30.0, 60.0)).reply.decode())
+            limits = ChildLimits(2**29, 30.0, 60.0)
+            print(run_sealed(lambda: run({attack!r}).encode(), Seal(b"", -1), limits).reply.decode())
         """
         argv = [sys.executable, "-c", textwrap.dedent(code)]
         assert subprocess.run(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True).stdout.strip() == RIGHT

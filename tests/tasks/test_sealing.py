@@ -9,14 +9,15 @@ import pytest
 
 from mrl.config.schema import TaskTable
 from mrl.errors import TaskError
-from mrl.tasks.sealing import Sealing, sealed_environment, sealing_of
+from mrl.tasks.sealed.sealing import Sealing, sealed_environment, sealing_of
+from mrl.tasks.verifier_trial import try_verifier
 
 ROOT = Path(__file__).parents[2]
 JUDGING = """
     from contextlib import closing
     from mrl.config.schema import TaskTable
     from mrl.errors import TaskError
-    from mrl.tasks.seal import unsealed_reason
+    from mrl.tasks.sealed.seal import unsealed_reason
     from mrl.tasks.sources import open_source
     from mrl.tasks.verify import Judge, VerificationRequest
 
@@ -73,6 +74,17 @@ def test_a_verifier_of_ones_own_is_sealed_when_an_evaluator_stands_before_it():
         TaskError, match=r"tasks\.t\.evaluator: an evaluator without a verifier.*give tasks\.t\.verifier"
     ):
         sealing_of("t", table.model_copy(update={"evaluator": "c:d", "verifier": ""}), evaluates=False)
+
+
+@pytest.mark.usefixtures("verifiers")
+def test_an_evaluator_is_tried_before_a_run():
+    """One that starts is accepted, without a call; of one that does not, the reason is told."""
+    made = {"source": "words", "dataset": "trim", "verifier": "tests.support.evaluating:same"}
+    assert try_verifier("t", TaskTable(**made, evaluator="tests.support.evaluating:run"), seed=1) == []
+    with pytest.raises(
+        TaskError, match=r"the evaluator no_such:run does not start: ModuleNotFoundError: No module named"
+    ):
+        try_verifier("t", TaskTable(**made, evaluator="no_such:run"), seed=1)
 
 
 def test_secrets_of_the_environment_stay_outside():

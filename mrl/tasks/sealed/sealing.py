@@ -1,7 +1,8 @@
 """Which answers are judged in sealed processes, and what a host has to have for it.
 
-Answers to a data set's own scorer always are; those to a verifier of the user's own when the task has an evaluator, the
-function that runs them. A verifier without one runs as the user wrote it, with files and network.
+Those that are evaluated: by a data set's own scorer, or by the task's evaluator, a function of the user's that runs
+them before the user's verifier compares. Scorers that only compare cannot be made to do anything else, and go on from
+one answer to the next; a verifier of the user's own runs as the user wrote it, with files and network.
 """
 
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 from mrl.config.schema import TaskTable
 from mrl.errors import TaskError
-from mrl.tasks.seal import unsealed_reason
+from mrl.tasks.sealed.seal import unsealed_reason
 
 _KEPT = ("PATH", "HOME", "TZ", "LANG", "LD_LIBRARY_PATH")
 _KEPT_BEGINNINGS = ("PYTHON", "LC_")
@@ -26,7 +27,7 @@ class Sealing:
 
 
 def sealing_of(task: str, table: TaskTable, *, evaluates: bool) -> Sealing | None:
-    """How answers of this task are sealed; None for a verifier of the user's own that evaluates nothing.
+    """How answers of this task are sealed; None where nothing evaluates them, as far as the task says.
 
     `evaluates`: whether the source's own scorer takes answers for code. Raises TaskError where answers are evaluated,
     this host has no seal, and the task does not say that they may be all the same.
@@ -35,17 +36,22 @@ def sealing_of(task: str, table: TaskTable, *, evaluates: bool) -> Sealing | Non
         raise TaskError(
             "an evaluator without a verifier", where=f"tasks.{task}.evaluator", cure=f"give tasks.{task}.verifier"
         )
-    if table.verifier and not table.evaluator:
+    if not table.evaluator and (table.verifier or not evaluates):
         return None
-    needs_seal = bool(table.evaluator) or evaluates
-    if needs_seal and not table.trusted_answers and (reason := unsealed_reason()):
+    if not table.trusted_answers and (reason := unsealed_reason()):
         raise TaskError(
             f"answers are evaluated as code, and this host cannot seal a process ({reason})",
             where=f"tasks.{task}",
             wanted="seccomp filters (Linux on x86-64 or AArch64)",
             cure=f"another host or data set; or tasks.{task}.trusted_answers = true, if nobody is harmed by such code",
         )
-    return Sealing(table.evaluator, is_trusted=not needs_seal or table.trusted_answers)
+    return Sealing(table.evaluator, is_trusted=table.trusted_answers)
+
+
+def described_seal() -> str:
+    """What becomes of answers that are evaluated on this host, in words."""
+    reason = unsealed_reason()
+    return f"refused, unless trusted ({reason})" if reason else "each in a sealed process of its own"
 
 
 def sealed_environment(environment: Mapping[str, str]) -> dict[str, str]:

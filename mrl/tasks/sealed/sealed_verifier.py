@@ -1,6 +1,6 @@
 """A verifier process that judges each answer in a fresh, sealed process.
 
-`python -m mrl.tasks.sealed_verifier VERIFIER EVALUATOR MEMORY_BYTES CPU_S TRUSTED`
+`python -m mrl.tasks.sealed.sealed_verifier VERIFIER EVALUATOR MEMORY_BYTES CPU_S TRUSTED`
 
     keeper ──answer──▶ evaluating side ──forks──▶ sealed process: evaluator(answer) ──text──▶ keeper
     keeper ──forks──▶ sealed process: verifier(reference, text) ──outcome──▶ keeper ──▶ the pool
@@ -18,12 +18,11 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, cast
 
 import msgspec
 import setproctitle
 
-from mrl.tasks import sealed_child
 from mrl.tasks.rewards import (
     EXITED,
     FAILURES,
@@ -36,8 +35,9 @@ from mrl.tasks.rewards import (
     failed,
     outcome_of,
 )
-from mrl.tasks.seal import Seal, die_with, host_seal
-from mrl.tasks.sealed_child import DIED, DONE, LATE, OUT_OF_MEMORY, Ended, Limits, run_sealed
+from mrl.tasks.sealed import sealed_child
+from mrl.tasks.sealed.seal import Seal, die_with, host_seal
+from mrl.tasks.sealed.sealed_child import DIED, DONE, LATE, OUT_OF_MEMORY, ChildLimits, Ended, run_sealed
 from mrl.tasks.verifier_process import (
     LENGTH,
     WALL_FACTOR,
@@ -70,7 +70,7 @@ def main(words: list[str]) -> int:
         raise OSError(f"this host cannot seal a process: {found}")
     seal = Seal(b"", -1) if isinstance(found, str) else found
     wall_s = SOONER * WALL_FACTOR * float(cpu_s) / (2 if evaluator else 1)
-    limits = Limits(int(memory_bytes), float(cpu_s), wall_s)
+    limits = ChildLimits(int(memory_bytes), float(cpu_s), wall_s)
     evaluating = _EvaluatingSide(evaluator, seal, limits) if evaluator else None
     replies = os.dup(1)
     os.dup2(2, 1)  # what a module prints while it is imported must not stand between replies
@@ -96,7 +96,7 @@ def _judged_apart(
     extras: tuple[str, ...],
     *,
     seal: Seal,
-    limits: Limits,
+    limits: ChildLimits,
 ) -> Outcome:
     """What a verifier says in a sealed process, which inherits what its module's `prepare` kept of the reference."""
     if prepare is not None:
@@ -132,7 +132,7 @@ def _said(ended: Ended) -> str:
 class _EvaluatingSide:
     """A process that has imported the evaluator and forks one process per answer, seen from the keeper."""
 
-    def __init__(self, evaluator: str, seal: Seal, limits: Limits) -> None:
+    def __init__(self, evaluator: str, seal: Seal, limits: ChildLimits) -> None:
         near, far = socket.socketpair()
         keeper = os.getpid()
         if not os.fork():
@@ -161,14 +161,14 @@ class _EvaluatingSide:
             return failed(UNREADABLE, "evaluating the answer: what it gives is no text"), call
 
 
-def _evaluate(keeper_side: socket.socket, evaluator: str, seal: Seal, limits: Limits, *, keeper: int) -> NoReturn:
+def _evaluate(keeper_side: socket.socket, evaluator: str, seal: Seal, limits: ChildLimits, *, keeper: int) -> NoReturn:
     """Fork a process for each answer in turn, before the answer is there: this one never reads any."""
     try:
         die_with(keeper)
         nowhere = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nowhere, 0)
         os.dup2(2, 1)
-        link = keeper_side.makefile("rwb")
+        link = cast("IO[bytes]", keeper_side.makefile("rwb"))
         try:
             function = named_function(evaluator)
         except Exception as error:
@@ -187,7 +187,7 @@ def _evaluate(keeper_side: socket.socket, evaluator: str, seal: Seal, limits: Li
 
 
 def _evaluate_one(
-    link: IO[bytes], evaluator: Callable[[str], str], seal: Seal, limits: Limits, *, parent: int
+    link: IO[bytes], evaluator: Callable[[str], str], seal: Seal, limits: ChildLimits, *, parent: int
 ) -> NoReturn:
     """Hand one answer to a sealed process, and what it says on; exit code 0 when there was an answer."""
     code = 1

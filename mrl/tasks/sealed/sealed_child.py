@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
-from mrl.tasks.seal import Seal, die_with
+from mrl.tasks.sealed.seal import Seal, die_with
 
 DONE, RAISED, OUT_OF_MEMORY, LATE, DIED = range(5)
 MAX_REPLY_BYTES = 64 * 1024
@@ -30,7 +30,7 @@ class Ended(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ChildLimits:
     """Of one process. The clock's is there for what waits instead of computing."""
 
     memory_bytes: int
@@ -38,7 +38,7 @@ class Limits:
     wall_s: float
 
 
-def run_sealed(work: Callable[[], bytes], seal: Seal, limits: Limits) -> Ended:
+def run_sealed(work: Callable[[], bytes], seal: Seal, limits: ChildLimits) -> Ended:
     """The result of `work` in a process of its own, which is gone when this returns.
 
     Work that is late, dies, or says more than MAX_REPLY_BYTES has none. Raises OSError when no process can be made.
@@ -79,13 +79,13 @@ def _heard(replies: int, *, deadline_s: float) -> tuple[bytes, bool]:
     return said, False
 
 
-def _is_over_time(status: int, used_s: float, limits: Limits) -> bool:
+def _is_over_time(status: int, used_s: float, limits: ChildLimits) -> bool:
     """Whether a limit of time ended it: the timer of CPU time, or the kernel's own limit behind it."""
     ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     return ended_by == signal.SIGPROF or (ended_by in (signal.SIGKILL, signal.SIGXCPU) and used_s >= limits.cpu_s)
 
 
-def _inside(work: Callable[[], bytes], seal: Seal, limits: Limits, *, parent: int, reply: int) -> NoReturn:
+def _inside(work: Callable[[], bytes], seal: Seal, limits: ChildLimits, *, parent: int, reply: int) -> NoReturn:
     """The forked process: nothing of this program comes after it, whatever happens."""
     try:
         die_with(parent)

@@ -17,11 +17,11 @@ import struct
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mrl.tasks.system_calls import ARCHITECTURES, filter_program
+from mrl.tasks.sealed.system_calls import ARCHITECTURES, filter_program
 
 _SET_SECCOMP, _FILTER, _SET_NO_NEW_PRIVILEGES, _SET_DEATH_SIGNAL, _KILL = 22, 2, 38, 1, 9
 _CREATE_RULES, _ADD_RULE, _RESTRICT, _BENEATH = 444, 445, 446, 1
@@ -43,11 +43,6 @@ class Seal:
     """The filter of system calls; empty for limits alone, where answers are trusted."""
     rules: int
     """A descriptor of Landlock's rules; -1 where the kernel has none."""
-
-    def describe(self) -> str:
-        """What of it there is, in words."""
-        files = "Landlock" if self.rules >= 0 else "no file at all, for want of Landlock"
-        return f"each in a process of its own, closed up by seccomp and {files}"
 
     def close_up(self, *, reply: int, memory_bytes: int, cpu_s: int) -> None:
         """From here on this process can only compute, and write to `reply` and to nowhere (0, 1, 2). Raises OSError."""
@@ -85,7 +80,7 @@ def die_with(parent: int) -> None:
 @functools.lru_cache(maxsize=1)
 def unsealed_reason() -> str:
     """Why this host cannot seal a process; empty when it can. Found out once, by a program of its own."""
-    argv = (sys.executable, "-m", "mrl.tasks.seal")
+    argv = (sys.executable, "-m", "mrl.tasks.sealed.seal")
     try:
         found = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=TRIAL_S, check=False)
     except subprocess.TimeoutExpired:
@@ -121,16 +116,16 @@ def _tried(seal: Seal) -> str:
         os._exit(0)
     os.close(write_end)
     with open(read_end, "rb") as replies:
-        said = replies.read()
+        heard = replies.read()
     os.waitpid(pid, 0)
-    if not said:
+    if not heard:
         return "a process that is sealed dies at once"
-    return said.strip(b"\0").decode(errors="replace")
+    return heard.strip(b"\0").decode(errors="replace")
 
 
 def _open_doors() -> str:
     """What a sealed process can do and must not; empty when there is nothing."""
-    tries = {
+    tries: dict[str, Callable[[], object]] = {
         "read a file": lambda: os.open("/proc/self/environ", os.O_RDONLY),
         "write a file": lambda: os.open("/dev/null", os.O_WRONLY),
         "make a process": os.fork,
@@ -170,7 +165,7 @@ def _libraries() -> Iterator[Path]:
     """Folders and files of code alone: of the paths where modules are found those that installers write."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     found = {Path(sysconfig.get_path(name)) for name in names}
-    found |= {Path(sys.base_prefix) / "lib", Path(sys.base_exec_prefix) / "lib", Path(__file__).parents[1]}
+    found |= {Path(sys.base_prefix) / "lib", Path(sys.base_exec_prefix) / "lib", Path(__file__).parents[2]}
     found |= {Path(name) for name in (*site.getsitepackages(), site.getusersitepackages(), *_LIBRARIES)}
     return (path for path in sorted(found) if path.exists())
 
