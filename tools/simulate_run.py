@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whole runs in virtual time, with faults drawn from a seed: what must hold is looked at with every event.
 
-    .venv/bin/python tools/simulate_run.py [--seeds N] [--first-seed N] [--seed K [--trace]] [--wall-clocks]
+    .venv/bin/python tools/simulate_run.py [--seeds N] [--first-seed N] [--seed K [--trace]]
         [--planted NAME | all] [--workers N]
 
 A failing seed is told with the command that plays it again. With --planted a mistake is put into the real code first:
@@ -15,7 +15,6 @@ import resource
 import sys
 import time
 from collections import Counter
-from functools import partial
 from multiprocessing import Pool
 
 from run_simulation.planted import PLANTED, plant
@@ -28,7 +27,6 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--seed", type=int, help="this one alone")
     parser.add_argument("--trace", action="store_true", help="tell the whole story of --seed")
-    parser.add_argument("--wall-clocks", action="store_true", help="also put wall clocks on and back")
     parser.add_argument("--planted", choices=["all", *PLANTED])
     parser.add_argument("--workers", type=int, default=1, help="processes")
     args = parser.parse_args()
@@ -36,22 +34,22 @@ def main() -> int:
         names = list(PLANTED) if args.planted == "all" else [args.planted]
         return int([found(name, args.first_seed, args.seeds) for name in names].count(False) > 0)
     if args.seed is not None:
-        verdict = simulate(args.seed, trace=print if args.trace else None, sets_clocks=args.wall_clocks)
+        verdict = simulate(args.seed, trace=print if args.trace else None)
         print(f"seed {args.seed}: {verdict.violation or 'nothing found'}, digest {verdict.digest}, {verdict.counts}")
         return int(bool(verdict.violation))
-    return play(range(args.first_seed, args.first_seed + args.seeds), args.workers, sets_clocks=args.wall_clocks)
+    return play(range(args.first_seed, args.first_seed + args.seeds), args.workers)
 
 
-def play(seeds: range, num_workers: int, *, sets_clocks: bool) -> int:
+def play(seeds: range, num_workers: int) -> int:
     """Many seeds; the failing ones are told as they are found."""
     begin_s, failed, counts, num_events = time.monotonic(), list[int](), Counter[str](), 0
     with Pool(num_workers) as pool:
-        for verdict in pool.imap_unordered(partial(simulate, sets_clocks=sets_clocks), seeds, chunksize=4):
+        for verdict in pool.imap_unordered(simulate, seeds, chunksize=4):
             counts.update(verdict.counts)
             num_events += verdict.num_events
             if verdict.violation:
                 failed.append(verdict.seed)
-                tell(verdict, " --wall-clocks" if sets_clocks else "")
+                tell(verdict)
         pool.close()
         pool.join()
     took_s, cpu_s = time.monotonic() - begin_s, resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
@@ -72,11 +70,9 @@ def found(name: str, first_seed: int, num_seeds: int) -> bool:
     return False
 
 
-def tell(verdict: Verdict, how: str = "") -> None:
+def tell(verdict: Verdict) -> None:
     """A failing seed, and how to see it again."""
-    print(
-        f"seed {verdict.seed}: {verdict.violation}\n  again: tools/simulate_run.py --seed {verdict.seed} --trace{how}"
-    )
+    print(f"seed {verdict.seed}: {verdict.violation}\n  again: tools/simulate_run.py --seed {verdict.seed} --trace")
 
 
 if __name__ == "__main__":

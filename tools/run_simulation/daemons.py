@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 from mrl.errors import DiskBroken
 from mrl.exchange.core import ExchangeCore, Outgoing
-from mrl.exchange.limits import Limits
 from mrl.exchange.store import DISK_FULL, Store
 from mrl.exchange.transaction import Transaction
 from mrl.processes.allocator_life import begin_life
@@ -21,7 +20,6 @@ from run_simulation.world import Process
 if TYPE_CHECKING:
     from run_simulation.trial import Run
 
-LIMITS = Limits(durability="written", successes_per_prompt=1, max_age_versions=6)
 COMMIT_S = 0.01
 
 
@@ -30,9 +28,11 @@ class ExchangeProcess:
 
     def __init__(self, run: "Run", process: Process, spec: ProcessSpec) -> None:
         self._run, self._process = run, process
-        self.store = Store(run.folder.path / "exchange", LIMITS)
+        self.store = Store(run.folder.path / "exchange", run.limits)
         process.on_end.append(lambda _: self.store.close())
-        self.core = ExchangeCore(LIMITS, incarnation=f"{run.world.rng.getrandbits(64):x}", started_s=process.now_s())
+        self.core = ExchangeCore(
+            run.limits, incarnation=f"{run.world.rng.getrandbits(64):x}", started_s=process.now_s()
+        )
         self.core.restore(self.store.contents())
         run.witness.opened(self.store)
         self._server = run.network.listen(process, "exchange", self._on_message)

@@ -23,11 +23,9 @@ class Faults:
         """Nothing is wrong from here on, as far as faults go."""
         self._run, self._rng = run, run.world.rng
         kinds: list[Callable[[float], None]] = [
-            self._kill, self._kill, self._stop, self._stop, self._cut, self._cut, self._reset, self._fill, self._break,
-            self._slow, self._lose_host, self._lose_host, self._lag,
+            self._kill, self._kill, self._stop, self._stop, self._cut, self._cut, self._reset, self._fill, self._fill,
+            self._break, self._slow, self._lose_host, self._lose_host, self._lag, self._step_clock,
         ]  # fmt: skip
-        if run.sets_clocks:
-            kinds += [self._step_clock] * len(kinds)
         for _ in range(self._rng.randint(1, MOST)):
             at_s, fault = self._rng.uniform(FIRST_S, LAST_S), self._rng.choice(kinds)
             for_s = self._rng.choice([0.5, 2.0, 5.0, 12.0, 20.0]) * self._rng.uniform(0.7, 1.3)

@@ -35,7 +35,7 @@ class SimulatedChild:
 
     def __init__(self, spec: ProcessSpec, log: Path, *, life: str = "") -> None:
         self.spec, self.log = spec, log
-        self.started_s = self.started_unix_s = 0.0
+        self.started_s = self.born_s = 0.0
         self.beat_s: float | None = None
         self.tail: list[str] = []
         self.told_to_end: signal.Signals | None = None
@@ -51,9 +51,9 @@ class SimulatedChild:
         """Whether it was started and has not been found ended."""
         return self._process is not None
 
-    def start(self, environment: Mapping[str, str], *, now_s: float, now_unix_s: float) -> None:
+    def start(self, environment: Mapping[str, str], *, now_s: float, crash: Path) -> None:
         """Start it."""
-        self.started_s, self.started_unix_s, self.beat_s = now_s, now_unix_s, None
+        self.started_s, self.born_s, self.beat_s = now_s, now_s, None
         run, spec = self.run, self.spec
         process = self._process = Process(run.world, spec.name, self._host, spec.env.get(UNIT, ""))
         run.world.note(f"{spec.name} starts on {process.unit or self._host.name}")
@@ -66,7 +66,7 @@ class SimulatedChild:
         process.every(BEAT_S, lambda: self._beat(process))
 
     def _beat(self, process: Process) -> None:
-        said_s, role = self.run.world.time(), self.spec.name
+        said_s, role = process.now_s(), self.spec.name
         self._supervisor.at(0.01, lambda: self.run.hosts[self._host.name].heard(role, said_s))
 
     def poll(self) -> int | None:
@@ -170,9 +170,9 @@ class HostProcess:
                 for learner in sorted(other.lifecycle.done - self.lifecycle.done):
                     self.lifecycle.finished(learner, now_s)
 
-    def heard(self, role: str, said_unix_s: float) -> None:
+    def heard(self, role: str, said_s: float) -> None:
         """A heartbeat has come."""
-        self._processes.heard(role, said_unix_s, self.process.now_s())
+        self._processes.heard(role, said_s, self.process.now_s())
 
     def event(self, text: str, now_s: float) -> None:
         """Something happened to a role."""

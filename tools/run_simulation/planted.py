@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 from mrl.allocation.node_guard import NodeGuard
 from mrl.allocation.unit_core import UnitCore
+from mrl.config.lives import Lives
 from mrl.exchange.client import ExchangeClient
 from mrl.exchange.core import ExchangeCore
 from mrl.exchange.publisher import RecordPublisher
@@ -21,9 +22,8 @@ from mrl.learner.ledger import WorkLedger
 from mrl.processes.host_processes import HostProcesses
 from mrl.transport.requests import Requests
 from run_simulation import daemons
-from run_simulation.trial import Run
 
-put, restore = ExchangeCore._on_put, ExchangeCore.restore
+put = ExchangeCore._on_put
 ask_again, due, go_on = Questions.start_over, Requests.due, WorkLedger.restore
 settle, step, begin_life = RecordIntake.settle, NodeGuard._step, daemons.begin_life
 
@@ -31,11 +31,6 @@ settle, step, begin_life = RecordIntake.settle, NodeGuard._step, daemons.begin_l
 def _acknowledge_first(self: ExchangeCore, client: bytes, session: Any, message: Any, now_s: float) -> Any:
     judged = Judged(client, session.policy, message.seq, len(message.records), Counter())
     return [*put(self, client, session, message, now_s), (client, self._ack([judged]))]
-
-
-def _forget_ids(self: ExchangeCore, contents: Any) -> None:
-    restore(self, contents)
-    self.intake._remembered.clear()
 
 
 def _claim_again(self: WorkLedger, ticket: str) -> int:
@@ -67,12 +62,11 @@ def _instead(owner: object, name: str, mistake: object) -> Callable[[], Abstract
 
 PLANTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "acknowledged before the commit": _instead(ExchangeCore, "_on_put", _acknowledge_first),
-    "ids forgotten at a restart": _instead(ExchangeCore, "restore", _forget_ids),
     "watches lost with the daemon": _instead(
         Questions, "start_over", lambda self, now_s, *, knows_watches: ask_again(self, now_s, knows_watches=True)
     ),
     "puts lost with the daemon": _instead(RecordPublisher, "start_over", lambda self, now_s: None),
-    "run epoch used again": _instead(Run, "next_epoch", lambda self, disk: 0),
+    "run epoch used again": _instead(Lives, "begin", lambda self: 0),
     "void versions trained on": _instead(ledger, "is_void", lambda version, resumed_at: False),
     "stale groups trained on": _instead(WorkLedger, "_drop_stale", lambda self, step: None),
     "groups taken over twice": _instead(WorkLedger, "_claim", _claim_again),

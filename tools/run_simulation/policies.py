@@ -76,7 +76,8 @@ class LearnerProcess:
         self._rng = run.world.rng
         disk = run.disks[self.policy]
         saved: dict[str, Any] | None = disk.get("checkpoint")
-        self._version = Version(run.next_epoch(disk), saved["step"] if saved else 0)
+        self._lives = run.folder.lives(self.policy)
+        self._version = Version(self._lives.begin(), saved["step"] if saved else 0)
         run.witness.resumed(self.policy, self._version)
         pace = Pace(GROUPS_PER_STEP, GROUP_SIZE, run.staleness, run.num_steps, adaptive=run.is_adaptive)
         self._ledger = WorkLedger(pace, run.prompt_at, resumed_at=self._version, step=self._version.step)
@@ -181,6 +182,7 @@ class LearnerProcess:
 
     def _save(self, state: dict[str, Any]) -> None:
         self._run.disks[self.policy]["checkpoint"] = state
+        self._lives.saved(state["step"])
         if state["step"] == self._run.num_steps:
             raise Ended(0)
 

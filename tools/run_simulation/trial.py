@@ -19,6 +19,7 @@ import structlog
 from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
+from mrl.exchange.limits import Limits
 from mrl.processes import host_processes, unit_node
 from mrl.processes.planning.plan import ProcessSpec
 from run_simulation.faults import Faults
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from run_simulation.policies import LearnerProcess
 
 POLICIES = ("a", "b")
+FEW_RECORDS_BYTES = 16_000
+"""A budget of the exchange in which eight records have room."""
 BOUND_S = 150.0
 """A run has ended so long after the last fault: silent workers are given up after 60 s, back-off adds up to 32 s."""
 SETTLED_S = 10.0
@@ -56,17 +59,17 @@ class Verdict:
 class Run:
     """Everything of one seed."""
 
-    def __init__(
-        self, seed: int, folder: Path, *, trace: Callable[[str], object] | None = None, sets_clocks: bool = False
-    ) -> None:
-        self.sets_clocks = sets_clocks
-        """Whether wall clocks are put on and back, among other faults."""
+    def __init__(self, seed: int, folder: Path, *, trace: Callable[[str], object] | None = None) -> None:
         self.world = World(seed, trace=trace)
         self.network, self.witness = Network(self.world), Witness(self)
         self.folder, self.config = RunFolder(folder), _config()
         self.num_steps = self.world.rng.randint(6, 14)
         self.is_adaptive = self.world.rng.random() < 0.5
         self.staleness = self.world.rng.choice([0, 1, 1, 2])
+        budget_bytes = self.world.rng.choice([FEW_RECORDS_BYTES, Limits().budget_bytes])
+        self.limits = Limits(
+            budget_bytes=budget_bytes, durability="written", successes_per_prompt=1, max_age_versions=6
+        )
         self._num_prompts = self.world.rng.choice([10, 10, 30])
         self.places = {policy: self.world.rng.choice(["one", "two"]) for policy in POLICIES}
         """Policy -> host of its learner."""
@@ -98,12 +101,6 @@ class Run:
         except Violated as violated:
             return str(violated)
         return ""
-
-    def next_epoch(self, disk: dict[str, Any]) -> int:
-        """As `mrl.learner.training_loop.next_run_epoch`: counted durably before it is used."""
-        epoch: int = disk.get("epoch", -1) + 1
-        disk["epoch"] = epoch
-        return epoch
 
     def prompt_at(self, position: int) -> str:
         """One order of prompts for all policies."""
@@ -174,13 +171,13 @@ def _in_place(run: Run) -> Iterator[None]:
         yield
 
 
-def simulate(seed: int, *, trace: Callable[[str], object] | None = None, sets_clocks: bool = False) -> Verdict:
+def simulate(seed: int, *, trace: Callable[[str], object] | None = None) -> Verdict:
     """Play one seed."""
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="mrl-simulated-", dir=memory if memory.is_dir() else None))
     (folder / "logs").mkdir()
     try:
-        run = Run(seed, folder, trace=trace, sets_clocks=sets_clocks)
+        run = Run(seed, folder, trace=trace)
         with _in_place(run):
             violation = run.play()
     finally:
