@@ -228,7 +228,7 @@ MODELS = [
                  settings(eos_token="<|im_end|>", added_tokens_decoder={"1": {"content": "<|im_start|>"}}))),
     Mistake("no GPU", "train small.toml --policies.qwen.device cuda", r"policies\.qwen\.device: this host shows no GPU.*device = \"cpu\""),
     Mistake("no environment of vLLM", "train small.toml --policies.qwen.rollout.engine vllm",
-            r"policies\.qwen\.rollout\.engine = 'vllm': the environment of vllm is missing.*cure: bash tools/engine_env\.sh vllm --cpu"),
+            r"policies\.qwen\.rollout\.engine = 'vllm': the environment of vllm is missing.*cure: mrl engine-env vllm --cpu"),
 ]  # fmt: skip
 
 LEARNING = [
@@ -375,7 +375,9 @@ def test_a_busy_port_is_said_before_anything_is_written(place: Path, capsys: pyt
     """That of the page for Prometheus."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert main(["train", "small.toml", f"--exchange.metrics_port={port}"]) == 2
+        assert (
+            main(["train", "small.toml", "--exchange.metrics_host=127.0.0.1", f"--exchange.metrics_port={port}"]) == 2
+        )
     assert "the port is busy" in capsys.readouterr().err
     assert not (place / "runs").exists()
 

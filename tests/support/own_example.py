@@ -33,5 +33,6 @@ def write_example(folder: Path, make_model: Callable[..., Any]) -> dict[str, str
         model = make_model("llama" if seed else "qwen3", seed=seed, vocab_size=len(tokenizer))
         model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
         model.save_pretrained(folder / policy["model"])
+        tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
         tokenizer.save_pretrained(folder / policy["model"])
     return shown

@@ -75,7 +75,7 @@ def test_wrong_rows_and_options_are_named(row, options, message, write):
     [(rb'{"prompt": "p", "reference": "\ud83d"}', r"rows.jsonl:2: \\ud83d is half of a character.*cure: both halves"),
      (rb'{"prompt": "\udc00", "reference": "r"}', r"rows.jsonl:2: \\udc00 is half"),
      (rb'{"prompt": "p", "reference": "r", "by": {"\ud83d": 1}}', r"rows.jsonl:2: \\ud83d is half"),
-     (b'{"prompt": "p", "reference": "\xff"}', r"rows.jsonl:2: not UTF-8 \(invalid start byte\); got .*xff")],
+     (b'{"prompt": "p", "reference": "\xff"}', r"rows.jsonl:2: the text is not UTF-8; got 'the byte 0xff")],
 )  # fmt: skip
 def test_a_row_that_is_no_text_is_refused(line, message, tmp_path):
     """With its file and line, before anything starts; a character of two halves is one."""

@@ -94,7 +94,7 @@ def check_made(config: RunConfig) -> None:
     """Raises ConfigError where a made policy, which is there by now, cannot read the prompts."""
     names = [name for name, policy in config.policies.items() if policy.make is not None]
     if names:
-        prompts = check_tasks(config)
+        prompts = check_tasks(config, on_trial=None)  # verifiers have been tried
         for name in names:
             check_prompts(config, name, prompts, unheard)
 
@@ -141,9 +141,9 @@ def check_engines(config: RunConfig, on_missing: Callable[[MissingError], None] 
 def check_tasks(
     config: RunConfig,
     on_missing: Callable[[MissingError], None] = refuse,
-    on_trial: "Callable[[Sequence[Trial]], None] | None" = None,
+    on_trial: "Callable[[Sequence[Trial]], None] | None" = ignore,
 ) -> "Sequence[Prompt]":
-    """Build the prompt pool and, with `on_trial`, try verifiers of the user's own; returns its prompts.
+    """Build the prompt pool and, unless `on_trial` is None, try verifiers of the user's own; returns its prompts.
 
     Raises TaskError for data, or a verifier, that cannot be used. When something is missing, `on_missing` is told for
     every task.
