@@ -51,6 +51,8 @@ class BroadcastPublisher:
         self._dtype: torch.dtype | None = getattr(torch, dtype) if dtype else None
         self._files, self._host, self._device = files, host, numbered(device)
         self._meets_in = meets_in
+        self._met: Path | None = None
+        """Where the last meeting was."""
         self._held, self._meetings = HeldWeights(), Meetings()
         self._number = 0
         self._last: tuple[BroadcastGroup, dist.Store] | None = None
@@ -132,6 +134,8 @@ class BroadcastPublisher:
         """Send no more; what is under way and does not end soon ends before the process does, within its own bounds."""
         self._jobs.put(None)
         self._thread.join(CLOSE_S)
+        if not self._thread.is_alive():
+            self._forget_meeting()
 
     def _copied(self, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> Held:
         return self._held.take(((name, self._rounded(tensor)) for name, tensor in weights), version, canary)
@@ -223,8 +227,13 @@ class BroadcastPublisher:
             self._last = group, store  # kept until the next one: what is sent may still lie in the kernel
         finally:
             self._held.release(held)
-            if meeting.file:
-                Path(meeting.file).unlink(missing_ok=True)
+            self._forget_meeting(Path(meeting.file) if meeting.file else None)
+
+    def _forget_meeting(self, newer: Path | None = None) -> None:
+        """Remove the file of the meeting before; members of the newer one may still read theirs."""
+        if self._met is not None:
+            self._met.unlink(missing_ok=True)
+        self._met = newer
 
     def _write_if_newest(self, version: Version) -> None:
         held = self._held.use(version)

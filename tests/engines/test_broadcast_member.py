@@ -13,7 +13,9 @@ import torch
 from mrl.engines import vllm_calls
 from mrl.engines.vllm_calls import seat_of
 from mrl.models import tensor_broadcast
-from mrl.models.tensor_file import digest
+from mrl.models.tensor_broadcast import BroadcastGroup, IncomingTensors, buckets_of, file_store
+from mrl.models.tensor_file import digest, shape_of
+from mrl.records.rollouts import Meeting
 from tests.support.engine_rig import Sender
 
 FILE = Path(__file__).parents[2] / "mrl" / "engines" / "inside" / "broadcast_member.py"
@@ -61,6 +63,29 @@ def test_every_tensor_arrives_in_memory_of_its_own(member):
         assert member.digest(tensor) == digest(tensor)
     filled = [tensor.untyped_storage().data_ptr() for tensor in received.values() if tensor.numel()]
     assert len(set(filled)) == len(filled)
+
+
+def test_members_on_one_host_meet_in_a_file(member, tmp_path):
+    """Where the learner's end opens it, too."""
+    meeting = Meeting(
+        host="127.0.0.1", port=0, file=str(tmp_path / "m"), name="m", backend="gloo", first_rank=1, world_size=2
+    )
+    shapes = [shape_of(name, tensor) for name, tensor in TENSORS.items()]
+    incoming = IncomingTensors(meeting, shapes, {name: digest(tensor) for name, tensor in TENSORS.items()})
+
+    def send() -> BroadcastGroup:
+        group = BroadcastGroup(file_store(tmp_path / "m"), meeting, 0)
+        for bucket in buckets_of(shapes):
+            flat = [TENSORS[one.name].reshape(-1).view(torch.uint8) for one in bucket]
+            group.send(torch.cat(flat))
+        return group
+
+    with ThreadPoolExecutor(1) as threads:
+        sending = threads.submit(send)
+        received = member.receive(json.loads(seat_of(incoming)))
+        assert sending.result(30)
+
+    assert {name: digest(tensor) for name, tensor in received.items()} == incoming.digests
 
 
 def test_other_bytes_than_were_published_are_named(member):

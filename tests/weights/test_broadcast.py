@@ -27,9 +27,9 @@ CANARY = canary_sequences(64)
 class Learner:
     """A publisher with one version, and the words of workers."""
 
-    def __init__(self, folder: Path, model) -> None:
+    def __init__(self, folder: Path, model, *, meets_in: Path | None = None) -> None:
         self.files = Publisher(folder, "a")
-        self.publisher = BroadcastPublisher(self.files, host="127.0.0.1")
+        self.publisher = BroadcastPublisher(self.files, host="127.0.0.1", meets_in=meets_in)
         self.model = model
 
     def publish(self, step: int) -> WeightsNotice:
@@ -90,6 +90,24 @@ def test_a_meeting_does_not_wait_for_files_that_are_written(learner, monkeypatch
     assert learner.receive(learner.answers(1)[b"meets"]) == published(learner)
     received.set()
     assert Path(learner.answers(1)[b"reads"].folder).is_file()
+
+
+def test_on_one_host_members_meet_in_a_file_and_no_store_listens(tiny_model, tmp_path, monkeypatch):
+    """Version after version, in a folder of their user alone; nothing stays in it."""
+    monkeypatch.setattr(broadcast, "open_store", lambda host: pytest.fail("a store at a port"))
+    (tmp_path / "private").mkdir(mode=0o700)
+    learner = Learner(tmp_path, tiny_model(seed=1), meets_in=tmp_path / "private")
+    try:
+        for step in (1, 2):
+            learner.publish(step)
+            learner.ask("meets", num_ranks=1, attempt=step)
+            route = learner.answers(1)[b"meets"]
+            assert route.meeting is not None
+            assert (Path(route.meeting.file).parent, route.meeting.port) == (tmp_path / "private", 0)
+            assert learner.receive(route) == published(learner)
+    finally:
+        learner.publisher.close()
+    assert list((tmp_path / "private").iterdir()) == []
 
 
 def test_nobody_is_invited_while_files_are_written(learner, monkeypatch):
