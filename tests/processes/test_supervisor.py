@@ -477,7 +477,9 @@ def test_a_full_disk_under_the_supervisor_ends_the_run_and_leaves_nothing(tmp_pa
     started_s = time.monotonic()
     assert run() == 2
     assert time.monotonic() - started_s < 4
-    assert run.supervisor.reason == "No space left on device: metrics.jsonl"
+    assert (
+        run.supervisor.reason == "No space left on device: metrics.jsonl; free some room there, then --resume goes on"
+    )
 
 
 def test_a_metrics_file_that_cannot_be_written_or_closed_ends_the_run(tmp_path: Path) -> None:
