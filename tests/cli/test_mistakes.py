@@ -117,6 +117,16 @@ def both(*changes: Callable[[Path], object]) -> Callable[[Path], object]:
     return lambda folder: [change(folder) for change in changes]
 
 
+TRAIN_OWN, CHECK_OWN = (
+    f"{command} small.toml --tasks.sums.verifier own_verifier:judge" for command in ("train", "check")
+)
+
+
+def judged(body: str, takes: str = "reference, answer") -> Callable[[Path], object]:
+    """A verifier of somebody's own, in the folder where mrl is started."""
+    return lambda folder: (folder / "own_verifier.py").write_text(f"def judge({takes}):\n    {body}\n")
+
+
 def run_exists(folder: Path) -> None:
     """A run of this configuration that has ended."""
     create_run_folder(complete(load_config(folder / "small.toml")).config)
@@ -258,7 +268,20 @@ RUNS = [
     Mistake("a report of no run", "report nowhere", r"nowhere: not a run folder .*runs/<name>"),
 ]  # fmt: skip
 
+VERIFIERS = [
+    Mistake("a verifier that raises", TRAIN_OWN, r"own_verifier:judge failed on the answer '\d+' to .*got 'raised: ValueError: no unit \(own_verifier\.py:2 in judge\)'", judged("raise ValueError('no unit')")),
+    Mistake("a verifier that takes the answer alone", TRAIN_OWN, r"own_verifier:judge\(answer\) cannot be called with \(reference, answer\)", judged("return 1.0", takes="answer")),
+    Mistake("a verifier that returns nothing", TRAIN_OWN, r"no_number: returned None, which is no number \(own_verifier\.py:1 in judge\)", judged("pass")),
+    Mistake("a verifier that returns text", TRAIN_OWN, r"no_number: returned 'right', which is no number", judged("return 'right'")),
+    Mistake("a verifier that returns no number", TRAIN_OWN, r"not_finite: returned nan .*cure: it returned NaN or an infinity", judged("return float('nan')")),
+    Mistake("a verifier that ends its process", TRAIN_OWN, r"exited: the verifier's process ended with exit code 3", judged("import os; os._exit(3)")),
+    Mistake("a verifier that hangs", f"{TRAIN_OWN} --tasks.sums.verifier_timeout_s 0.2", r"timeout: nothing within 0\.2 s of CPU time, 1\.2 s in all \(own_verifier\.py:2 in judge\)", judged("while True: pass")),
+]  # fmt: skip
+
 NOTES = [
+    Mistake("a verifier that gives half", CHECK_OWN, r"one reward for everything: as far as this goes, there is nothing to learn from it", judged("return 0.5")),
+    Mistake("a verifier that gives five", CHECK_OWN, r"own_verifier:judge gave .*reference: \d+ 5 .*wrong: \S.* 0 ", judged("return 5.0 * (answer == reference)")),
+    Mistake("a verifier that punishes", CHECK_OWN, r"own_verifier:judge gave .*reference: \d+ 1 .*wrong: \S.* -1 ", judged("return 2.0 * (answer == reference) - 1.0")),
     Mistake("a large learning rate", "check large.toml --policies.qwen.learner.lr 3e-4",
             r"note: policies\.qwen\.learner\.lr = 0\.0003 is large, and may ruin the model.*1e-06 is usual for all weights of 0\.2B"),
     Mistake("short answers of a released model", "check large.toml --policies.qwen.rollout.max_new_tokens 32",
@@ -314,7 +337,7 @@ def files_in(folder: Path) -> set[Path]:
     return set(folder.rglob("*"))
 
 
-@pytest.mark.parametrize("mistake", [*TYPING, *FILES, *MODELS, *LEARNING, *RUNS], ids=lambda one: one.name)
+@pytest.mark.parametrize("mistake", [*TYPING, *FILES, *MODELS, *LEARNING, *VERIFIERS, *RUNS], ids=lambda one: one.name)
 def test_a_mistake_is_one_line_and_leaves_nothing(
     mistake: Mistake, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
