@@ -45,7 +45,7 @@ from mrl.records.host_messages import (
 )
 from mrl.records.telemetry_messages import HeartbeatRecord
 from mrl.transport.background import BackgroundClient
-from mrl.transport.endpoints import publish_endpoint
+from mrl.transport.endpoints import HOST, publish_endpoint
 from mrl.transport.keys import load_keys
 from mrl.transport.requests import RequestLink, Requests
 from mrl.transport.server import ServerSocket
@@ -59,6 +59,7 @@ LOST = 75
 def main(run_folder: Path, host: str, wait_s: float) -> int:
     """Serve a run on this host to its end. Raises PeerLost when its first host is not heard of within `wait_s`."""
     setproctitle.setproctitle(f"mrl::{HOST_ROLE}/{host}")
+    os.environ[HOST] = host  # before anything asks who is near
     signals: list[int] = []
     restore = catch_signals(signals)
     deadline_s = time.monotonic() + wait_s
