@@ -86,7 +86,7 @@ class VLLM:
         """See Dialect."""
         if launch.private is None:
             return Http(f"http://{launch.host}:{launch.port}")
-        return Http("http://localhost", socket_file=launch.private / vllm_launch.SOCKET)
+        return Http(f"http://{launch.host}", socket_file=launch.private / vllm_launch.SOCKET)
 
     async def ready(self, http: Http) -> bool:
         """See Dialect."""

@@ -59,7 +59,7 @@ LOST = 75
 def main(run_folder: Path, host: str, wait_s: float) -> int:
     """Serve a run on this host to its end. Raises PeerLost when its first host is not heard of within `wait_s`."""
     setproctitle.setproctitle(f"mrl::{HOST_ROLE}/{host}")
-    os.environ[HOST] = host  # before anything is published: its roles find what lies on the host of this name
+    os.environ[HOST] = host  # before anything asks who is near
     signals: list[int] = []
     restore = catch_signals(signals)
     deadline_s = time.monotonic() + wait_s
