@@ -9,10 +9,12 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -25,6 +27,7 @@ from mrl.engines.dialect import Dialect, Launch
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Engine, EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest
 from mrl.engines.environment import engine_python
+from mrl.engines.http import Http
 from mrl.engines.server_engine import ServerEngine
 from mrl.engines.sglang import SGLang
 from mrl.engines.vllm import VLLM
@@ -96,13 +99,28 @@ def rig(kind, request, exported, tmp_path_factory) -> Iterator[Rig]:
 
 
 @pytest.fixture
-def at_temperature_1(kind, rig, weights) -> Iterator[Rig]:
+def another_on(kind, monkeypatch) -> Callable[[ServerEngine, Sampling], ServerEngine]:
+    """Another engine on the server of the first, which it reaches in the same way: by its socket file, or with its key."""
+
+    def make(first: ServerEngine, sampling: Sampling) -> ServerEngine:
+        session = first._link()._session
+        path = getattr(session.connector, "path", "")
+        key = session.headers.get("Authorization", "").removeprefix("Bearer ")
+        as_the_first = partial(Http, socket_file=Path(path) if path else None, key=key)
+        monkeypatch.setattr("mrl.engines.server_engine.Http", as_the_first)
+        return ServerEngine(kind.dialect(), sampling, launch=None, url=first._link().base_url)
+
+    return make
+
+
+@pytest.fixture
+def at_temperature_1(kind, rig, weights, another_on) -> Iterator[Rig]:
     """The same server, which knows no temperature of its own, found at its URL; or another embedded engine."""
     version = rig.serve(weights("a"))
     if kind.dialect is None:
         engine: Engine = EmbeddedEngine(weights("c").folder, sampling(kind, 1.0), device="cpu", max_running=64)
     else:
-        engine = ServerEngine(kind.dialect(), sampling(kind, 1.0), launch=None, url=rig.engine._http.base_url)
+        engine = another_on(rig.engine, sampling(kind, 1.0))
     engine.load(weights("a").folder, version)
     other = Rig(engine, 1.0)
     other.served[version] = weights("a")
@@ -111,13 +129,13 @@ def at_temperature_1(kind, rig, weights) -> Iterator[Rig]:
 
 
 @pytest.fixture
-def endless(kind, rig, weights) -> Iterator[Rig]:
+def endless(kind, rig, weights, another_on) -> Iterator[Rig]:
     """The same server, asked for answers that nothing ends before they are long."""
     version, long = rig.serve(weights("a")), Sampling(1.0, ENDLESS_TOKENS, ())
     if kind.dialect is None:
         engine: Engine = EmbeddedEngine(weights("a").folder, long, device="cpu", max_running=64)
     else:
-        engine = ServerEngine(kind.dialect(), long, launch=None, url=rig.engine._http.base_url)
+        engine = another_on(rig.engine, long)
     engine.load(weights("a").folder, version)
     yield Rig(engine, 1.0)
     engine.close()
