@@ -100,7 +100,7 @@ def rig(kind, request, exported, tmp_path_factory) -> Iterator[Rig]:
 
 @pytest.fixture
 def another_on(kind, monkeypatch) -> Callable[[ServerEngine, Sampling], ServerEngine]:
-    """Another engine on the server of the first, which it reaches in the same way: by its socket file, or with its key."""
+    """Another engine on the server of the first, reached in the same way: by its socket file, or with its key."""
 
     def make(first: ServerEngine, sampling: Sampling) -> ServerEngine:
         session = first._link()._session
