@@ -80,12 +80,12 @@ def test_the_need_of_a_run_is_what_check_plans() -> None:
     assert (need.policies, need.least_gpus, need.most_gpus, need.is_alone) == (2, 0, 0, False)
     longer = run_need(load_config(QUICKSTART, ["--policies.qwen.rollout.workers", "3"]))
     assert longer.host_mib > need.host_mib + 2 * 460
-    for key, value in (
-        ("exchange.port", "7001"),
-        ("exchange.metrics_port", "7001"),
-        ("allocation.units", '["cpu:0", "cpu:1"]'),
+    for words in (
+        ["--exchange.host=127.0.0.1", "--exchange.port=7001"],
+        ["--exchange.metrics_host=127.0.0.1", "--exchange.metrics_port=7001"],
+        ['--allocation.units=["cpu:0", "cpu:1"]'],
     ):
-        assert run_need(load_config(QUICKSTART, [f"--{key}", value])).is_alone
+        assert run_need(load_config(QUICKSTART, words)).is_alone
 
 
 def test_a_run_sees_the_gpus_of_its_lane(tmp_path, monkeypatch):
