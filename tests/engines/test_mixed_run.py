@@ -59,7 +59,11 @@ def test_three_policies_learn_from_rollouts_of_three_engines(tmp_path, weights):
         assert max(values["weights/canary_max_abs_nats"] for values in sampled) < 1e-4
         assert sampled[-1]["rollout/engine_restarts"] == 0
         routes = {name: sampled[-1][counted] for name, counted in COUNTED_AS.items()}
-        assert [name for name, updates in routes.items() if updates] == [RUNS[weights][policy][1]]
+        way = RUNS[weights][policy][1]
+        assert routes[way] >= 1
+        if way == "broadcast":  # the last version lies on the disk as well, for whoever comes to it late
+            assert routes.pop("files") <= 1
+        assert [name for name, updates in routes.items() if updates] == [way]
     engines = {json.loads((run / "config.json").read_text())["policies"][one]["rollout"]["engine"] for one in POLICIES}
     assert engines == {"embedded", "vllm", "sglang"}
     left = [
