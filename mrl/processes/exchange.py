@@ -66,14 +66,14 @@ def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
     closing.callback(daemon.close)
     collector = ExchangeCollector(daemon.stat(), time.monotonic)
     closing.enter_context(metrics_page(collector, config.exchange, folder))
-    reload = threading.Event()
-    signal.signal(signal.SIGHUP, lambda *_: reload.set())
+    reload: list[int] = []  # an event's lock may be held by the thread that the handler interrupts
+    signal.signal(signal.SIGHUP, lambda got, _frame: reload.append(got))
     telemetry.doing("serving")
     next_report_s = time.monotonic()
     while not stop.is_set():
         daemon.round(ROUND_S)
         collector.beat()
-        if reload.is_set():
+        if reload:
             reload.clear()
             daemon.reload_keys()
         if time.monotonic() >= next_report_s:

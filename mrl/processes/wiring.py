@@ -7,6 +7,7 @@ on stderr and lies in `crash/<role>.json`.
 import errno
 import faulthandler
 import os
+import queue
 import signal
 import sys
 import threading
@@ -50,10 +51,20 @@ def load(run_folder: Path) -> tuple[RunConfig, RunFolder]:
 
 
 def stop_event() -> threading.Event:
-    """An event that SIGTERM and SIGINT set; call it from the main thread."""
-    event = threading.Event()
+    """An event that SIGTERM and SIGINT set; call it from the main thread.
+
+    A thread sets it, since a handler runs within the main thread, which may hold the event's lock: it would wait for
+    itself. `SimpleQueue.put` is made for handlers.
+    """
+    event, signals = threading.Event(), queue.SimpleQueue[int]()
+
+    def set_when_told() -> None:
+        signals.get()
+        event.set()
+
+    threading.Thread(target=set_when_told, name="stop", daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: event.set())
+        signal.signal(number, lambda got, _frame: signals.put(got))
     return event
 
 

@@ -1,6 +1,8 @@
 """Links between roles, as the run folder describes them."""
 
 import queue
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -39,6 +41,17 @@ def test_a_role_links_to_a_server_with_its_own_key(is_near: bool) -> None:
         assert answers.get(timeout=10) == b"welcome"
         address = client._client._socket.last_endpoint
         assert address.startswith(b"ipc://" if is_near else b"tcp://")
+
+
+def test_a_signal_that_comes_while_the_event_is_looked_at_sets_it() -> None:
+    """The main thread may hold the event's lock when it is interrupted."""
+    code = (
+        "import signal; from mrl.processes.wiring import stop_event\n"
+        "event = stop_event()\n"
+        "with event._cond: signal.raise_signal(signal.SIGTERM)\n"
+        "assert event.wait(60.0)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120.0)
 
 
 def test_a_role_without_a_key_says_how_to_make_one(tmp_path: Path) -> None:

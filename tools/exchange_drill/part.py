@@ -23,6 +23,7 @@ from typing import Any
 from exchange_drill.journals import Journal, entries, last_entry
 from exchange_drill.workload import READER, SOURCE, is_intact, make_record, record_id
 from mrl.exchange.client import ExchangeClient
+from mrl.processes.wiring import stop_event
 from mrl.records.experience import Received
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client_socket import ClientSocket
@@ -171,8 +172,7 @@ def die_if(is_due: bool) -> None:
 
 def main() -> None:
     kind, run, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    stop = stop_event()
     print("drill: ready", flush=True)
     {"producer": produce, "consumer": consume}[kind](run, settings, stop)
 
