@@ -209,6 +209,8 @@ def _full_score(outcome: Outcome, answer: str, *, failed_reward: float) -> Verdi
     if outcome.failure:
         failure = UNREADABLE if outcome.failure == RAISED else outcome.failure
         return Verdict(failed_reward, answer, failure=failure, words=outcome.words)
+    if set(outcome.rewards) != {UNNAMED}:  # a scorer gives one number: something else has answered in its place
+        return Verdict(failed_reward, answer, failure=NAMES, words=f"a scorer gave {sorted(outcome.rewards)[:5]}")
     return Verdict(float(outcome.rewards[UNNAMED] == 1.0), answer)
 
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 BACKLOG = 256
@@ -163,17 +163,19 @@ class TcpFront:
         total = len(self._strangers) + len(self._known)
         if len(self._strangers) >= self._max_strangers or total >= self._max:
             self._displace()
-        inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            inner.connect(self._file)
-            outer.setblocking(False)
-            for option, (level, value) in KEEPALIVE.items():
-                outer.setsockopt(level, option, value)
-        except OSError:  # the server ends, or more come at once than it can take: they come again
-            self._refused("busy", address)
-            outer.close()
-            inner.close()
-            return
+        with ExitStack() as refused:
+            refused.callback(self._refused, "busy", address)
+            refused.enter_context(outer)
+            try:
+                inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+                refused.enter_context(inner)
+                inner.connect(self._file)
+                outer.setblocking(False)
+                for option, (level, value) in KEEPALIVE.items():
+                    outer.setsockopt(level, option, value)
+            except OSError:  # the server ends, no descriptor is left, or more come at once than it can take
+                return
+            refused.pop_all()
         connection = _Connection(outer, inner, address)
         self._strangers[connection] = None
         for end in connection.ends:

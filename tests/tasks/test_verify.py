@@ -36,6 +36,12 @@ def test_only_a_full_score_is_rewarded(score, reward):
     assert judge(Scores(score), Item("p", "", "", 0), " x\n") == Verdict(reward, "x")
 
 
+def test_named_rewards_of_a_data_sets_own_scorer_are_a_failure():
+    """Something else than the scorer has answered then: it is counted, and nobody waits."""
+    verdict = judge(Scores({"a": 1.0}), Item("p", "", "", 0), "x")
+    assert (verdict.reward, verdict.failure) == (0.0, "reward_names")
+
+
 def test_verdicts_keep_the_order_of_mixed_tasks(verifiers):
     """Quick answers are judged here, the others in processes, and every verdict stands at its question's place."""
     words, outside = (

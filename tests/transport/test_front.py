@@ -1,6 +1,7 @@
 """The TCP port of a server: what passes through it, and what a crowd of strangers cannot do."""
 
 import contextlib
+import errno
 import os
 import resource
 import socket
@@ -112,6 +113,25 @@ def test_the_busiest_address_gives_way(tmp_path, until):
         with inner:
             inner.settimeout(10)
             assert inner.recv(1) == b"x"
+
+
+def test_a_connection_without_a_descriptor_for_it_costs_itself_alone(make_server, make_client, until, monkeypatch):
+    """The one who came is refused; the port goes on."""
+    server = make_server()
+    real, failed = socket.socket, []
+
+    def lacking(family=-1, *arguments, **named):
+        if family == socket.AF_UNIX and not failed:
+            failed.append(family)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(family, *arguments, **named)
+
+    monkeypatch.setattr("mrl.transport.front.socket.socket", lacking)
+    with real(socket.AF_INET, socket.SOCK_STREAM) as raw:
+        raw.connect(("127.0.0.1", port_of(server.address)))
+        assert raw.recv(1) == b""
+    assert failed
+    assert exchange(server, make_client(server.address), until) == b"olleh"
 
 
 def test_half_of_the_descriptors_are_left_to_the_files():
