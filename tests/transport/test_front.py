@@ -128,6 +128,7 @@ def test_a_connection_without_a_descriptor_for_it_costs_itself_alone(make_server
 
     monkeypatch.setattr("mrl.transport.front.socket.socket", lacking)
     with real(socket.AF_INET, socket.SOCK_STREAM) as raw:
+        raw.settimeout(60.0)
         raw.connect(("127.0.0.1", port_of(server.address)))
         assert raw.recv(1) == b""
     assert failed
