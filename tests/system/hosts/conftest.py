@@ -1,5 +1,6 @@
 """Several hosts on one machine: a real SLURM of three nodes, and network namespaces with addresses of their own."""
 
+import itertools
 import os
 import shutil
 import signal
@@ -210,8 +211,10 @@ def submit(slurm: Cluster, make_run: Callable[..., Any]) -> Iterator[Callable[..
 class Namespaces:
     """Hosts that share this machine's files and nothing else of its network: each has one address on one bridge."""
 
+    numbers = itertools.count()  # the kernel frees the names of links some time after their namespace is deleted
+
     def __init__(self, count: int) -> None:
-        self._tag = f"m{os.getpid() % 100_000}"
+        self._tag = f"m{os.getpid() % 100_000}n{next(self.numbers) % 100}"
         self.hosts = [f"{self._tag}-{number}" for number in range(1, count + 1)]
         net = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
         self.addresses = [f"{net}.{number}" for number in range(1, count + 1)]
