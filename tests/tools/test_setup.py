@@ -3,12 +3,15 @@
 import os
 import pty
 import re
+import select
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PATIENCE_S = 20.0
 PYTHON = """#!/usr/bin/env bash
 case "$1 $2" in
     "-m venv") mkdir -p "$4/bin"; cp "$0" "$4/bin/python"; echo >"$4/bin/mrl"; chmod +x "$4/bin/mrl" ;;
@@ -32,18 +35,23 @@ def copy_of(folder: Path) -> dict[str, str]:
     return {**os.environ, "PYTHON": str(python), "GATE": str(folder / "gate")}
 
 
+def read_until(word: bytes, terminal: int) -> bytes:
+    """What the terminal shows up to this word, or all that it shows within a bound."""
+    seen, deadline_s = b"", time.monotonic() + PATIENCE_S
+    while word not in seen and select.select([terminal], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+        seen += os.read(terminal, 4096)
+    return seen
+
+
 def test_on_a_terminal_a_line_that_changes_says_what_is_installed(tmp_path: Path) -> None:
     """While pip works; the line is wiped out in the end."""
     environment = copy_of(tmp_path)
     ours, theirs = pty.openpty()
     with subprocess.Popen(["bash", "tools/setup.sh"], cwd=tmp_path, env=environment, stdout=theirs) as process:
         os.close(theirs)
-        seen = b""
-        while b"torch-9.9" not in seen:
-            seen += os.read(ours, 4096)
+        seen = read_until(b"torch-9.9", ours)
         (tmp_path / "gate").write_text("go\n")
-        while b"done in" not in seen:
-            seen += os.read(ours, 4096)
+        seen += read_until(b"done in", ours)
     os.close(ours)
     assert process.returncode == 0
     assert re.search(rb"\r\x1b\[Ksetup: \d+ s, Downloading torch-9.9 \(190 MB\)", seen)
