@@ -99,7 +99,7 @@ def make_policies(config: RunConfig, names: Sequence[str], *, force: bool, conso
     waiting = list({folders[name]: name for name in names if force or not is_made(folders[name])}.values())
     under_way: list[_Making] = []
     with ExitStack() as stack:
-        shown = Progress(console, stack) if waiting else None
+        shown = MakingLine(console, stack) if waiting else None
         while waiting or under_way:
             while waiting and len(under_way) < len(os.sched_getaffinity(0)):
                 name = waiting.pop(0)
@@ -118,7 +118,7 @@ def make_policies(config: RunConfig, names: Sequence[str], *, force: bool, conso
     return folders
 
 
-class Progress:
+class MakingLine:
     """How far the policies under way are: on a terminal a line that changes, elsewhere lines every few seconds."""
 
     def __init__(self, console: Console, stack: ExitStack) -> None:

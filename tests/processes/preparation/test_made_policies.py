@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mrl.processes.preparation.made_policies import TELL_EVERY_S, Progress, _Making
+from mrl.processes.preparation.made_policies import TELL_EVERY_S, MakingLine, _Making
 
 LINES = ["qwen [####....]  50%, 9 s left", "llama [##......]  25%, 20 s left"]
 
@@ -17,7 +17,7 @@ def test_off_a_terminal_it_is_told_in_whole_lines_every_few_seconds() -> None:
     """A log gets one line for each policy, and no control characters."""
     file = io.StringIO()
     with ExitStack() as stack:
-        shown, now_s = Progress(Console(file=file, width=200), stack), time.monotonic()
+        shown, now_s = MakingLine(Console(file=file, width=200), stack), time.monotonic()
         shown.show(LINES, now_s + TELL_EVERY_S / 2)
         assert file.getvalue() == ""
         shown.show(LINES, now_s + TELL_EVERY_S)
@@ -29,7 +29,7 @@ def test_on_a_terminal_it_is_one_line_that_is_gone_in_the_end() -> None:
     """At once, and with its brackets, which rich would take for a style."""
     file = io.StringIO()
     with ExitStack() as stack:
-        shown = Progress(Console(file=file, width=200, force_terminal=True), stack)
+        shown = MakingLine(Console(file=file, width=200, force_terminal=True), stack)
         shown.show(LINES, time.monotonic())
         assert shown._status is not None
         shown._status._live.refresh()
