@@ -44,7 +44,15 @@ install_torch() {  # without an NVIDIA GPU the CPU build spares gigabytes; PyPI 
     fi
 }
 
-install() {  # one line every 15 s while pip works, its whole output only when it fails
+progress() {  # seconds so far, and what pip does: on a terminal a line that changes, else a line every 15 s
+    if [ -t 1 ]; then
+        printf '\r\033[Ksetup: %s' "$(echo "$1 s, $2" | cut -c 1-70)"
+    elif [ $(($1 % 15)) -eq 0 ]; then
+        say "$1 s, $2"
+    fi
+}
+
+install() {  # its progress while pip works, its whole output only when it fails
     local log="$venv/setup.log" start=$SECONDS pip
     # What packages are built with is pinned too: up to pip 25.2 by the first variable, later by the second.
     (cd "$root" && PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
@@ -53,8 +61,9 @@ install() {  # one line every 15 s while pip works, its whole output only when i
     trap 'kill "$pip" 2>/dev/null; exit 130' INT TERM
     while kill -0 "$pip" 2>/dev/null; do
         sleep 1
-        if [ $(((SECONDS - start) % 15)) -eq 0 ]; then say "$((SECONDS - start)) s, $(tail -n 1 "$log" | cut -c 1-100)"; fi
+        progress $((SECONDS - start)) "$(tail -n 1 "$log" | sed 's/^ *//' | cut -c 1-100)"
     done
+    if [ -t 1 ]; then printf '\r\033[K'; fi
     trap - INT TERM
     if ! wait "$pip"; then
         tail -n 20 "$log" >&2

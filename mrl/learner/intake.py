@@ -16,6 +16,7 @@ from mrl.learner.verifier_limit import VerifierFailures
 from mrl.learner.worker_news import WaitBounds, WorkerNews
 from mrl.records.codec import decode, encode
 from mrl.records.rollouts import (
+    Goodbye,
     Groups,
     GroupsAck,
     HeldOutAnswers,
@@ -34,6 +35,8 @@ from mrl.transport.server import ServerSocket
 
 POLL_S = 0.05
 WORKER_SILENCE_S = 60.0
+GOODBYE_S = 3.0
+"""Workers say something every second."""
 
 
 class Courier(Protocol):
@@ -84,6 +87,8 @@ class Intake:
         self._unjudged = VerifierFailures()
         self._notice: WeightsNotice | None = None
         self._stopping = False
+        self._unaware: set[str] | None = None
+        """Workers that have yet to hear that all steps are done; None before they are."""
         self.malformed = 0
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="intake", daemon=True)
@@ -216,6 +221,12 @@ class Intake:
             taken, self._unjudged = self._unjudged, VerifierFailures()
         return taken
 
+    def say_goodbye(self) -> None:
+        """All steps are done: let every worker know, within a bound, so that none takes the silence for a loss."""
+        with self._changed:
+            self._unaware = set(self._ledger.last_seen_s)
+            self._changed.wait_for(lambda: not self._unaware, GOODBYE_S)
+
     def close(self) -> None:
         """Stop answering."""
         self._stopping = True
@@ -231,7 +242,11 @@ class Intake:
             except RecordError:
                 self.malformed += 1
                 continue
-            if not isinstance(message, WeightsRequest):
+            if isinstance(message, Goodbye):
+                self._has_heard(message.role)
+            elif self._unaware is not None:
+                self._server.send(client, encode(Goodbye(role="learner")))
+            elif not isinstance(message, WeightsRequest):
                 self._server.send(client, encode(self._answer(message)))
             elif self._courier is not None:
                 self._courier.ask(client, message)
@@ -240,6 +255,12 @@ class Intake:
             if self._held_out is not None:
                 self._held_out.expire(silent, self._clock())
         self._route_weights()
+
+    def _has_heard(self, worker: str) -> None:
+        with self._changed:
+            if self._unaware is not None:
+                self._unaware.discard(worker)
+                self._changed.notify_all()
 
     def _serve(self) -> None:
         try:

@@ -140,6 +140,8 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
     if finished:
         world.close()  # the other ranks are done, while the workers answer what is left of the held-out prompts
         learner.await_evaluation(stop.is_set)
+        if first is not None:
+            first.intake.say_goodbye()
     telemetry.doing("done" if finished else "stopped")
     return 0 if finished else STOPPED_EARLY
 

@@ -228,8 +228,15 @@ class WeightsRoute(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     """Where they lie as files."""
 
 
-WorkerMessage = WorkRequest | Groups | HeldOutAnswers | WeightsRequest
-LearnerMessage = WorkGrant | GroupsAck | WeightsRoute
+class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="goodbye"):
+    """Learner -> worker: all steps are done, ask for nothing more. Worker -> learner: that was heard."""
+
+    role: Name
+    """Who says it."""
+
+
+WorkerMessage = WorkRequest | Groups | HeldOutAnswers | WeightsRequest | Goodbye
+LearnerMessage = WorkGrant | GroupsAck | WeightsRoute | Goodbye
 
 worker_message_decoder: msgspec.msgpack.Decoder[WorkerMessage] = decoder(WorkerMessage)
 learner_message_decoder: msgspec.msgpack.Decoder[LearnerMessage] = decoder(LearnerMessage)

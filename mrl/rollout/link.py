@@ -13,6 +13,7 @@ from typing import NamedTuple
 from mrl.errors import ConfigError
 from mrl.records.codec import MAX_MESSAGE_BYTES, encode
 from mrl.records.rollouts import (
+    Goodbye,
     Groups,
     HeldOutAnswer,
     HeldOutAnswers,
@@ -74,6 +75,8 @@ class WorkerLink:
         self._notice: WeightsNotice | None = None
         self._weights_route: WeightsRoute | None = None
         self._ended = False
+        self.is_over = False
+        """Whether the learner has done all its steps: nothing more is asked of it, or delivered."""
 
     def open(self, post: Callable[[bytes], object], reconnect: Callable[[], object]) -> None:
         """Give the link its voice: `post` sends a message, `reconnect` looks the learner's address up again."""
@@ -108,7 +111,7 @@ class WorkerLink:
         with self._changed:
             self._wanted, self._wanted_held_out = max_groups, held_out
             self._serving, told = serving, self._notice
-            if not self._is_asking and not self._fresh():
+            if not (self._is_asking or self._fresh() or self.is_over):
                 self._ask()
             self._changed.wait_for(lambda: bool(self._fresh()) or self._notice != told, timeout_s)
             taken, self._wanted, self._wanted_held_out = self._within(max_groups), 0, HeldOutRoom()
@@ -132,6 +135,8 @@ class WorkerLink:
                         cure="lower rollout.group_size or rollout.max_new_tokens of its policy",
                     )
                 self._forget(group.ticket)
+                if self.is_over:
+                    continue
                 self._undelivered[group.ticket] = self._requests.core.next_number
                 self._requests.post(body, self._clock())
 
@@ -150,7 +155,8 @@ class WorkerLink:
             self._work.clear()
             self._taken.clear()
             self._wanted, self._wanted_held_out = 0, HeldOutRoom()
-            self._ask()
+            if not self.is_over:
+                self._ask()
             self._changed.wait_for(lambda: not (self._is_asking or self._undelivered), within_s)
             self._work.clear()  # granted meanwhile
 
@@ -172,17 +178,22 @@ class WorkerLink:
     ) -> WeightsRoute | None:
         """Ask how to come by a version, by broadcast to so many ranks or, with none, in files; waits for the answer.
 
-        None when there is none in time, the link has ended, or `is_wanted` says no when it is looked at again (`wake`).
+        None when there is none in time, the link has ended, the learner is done, or `is_wanted` says no when it is
+        looked at again (`wake`).
         Another thread than the worker's may ask, one at a time.
         """
         with self._changed:
+            if self.is_over:
+                return None
             attempt = self._requests.core.next_number
             request = WeightsRequest(
                 worker=self._worker, version=version, attempt=attempt, num_ranks=num_ranks, gpu=gpu
             )
             self._weights_route = None
             self._requests.post(encode(request), self._clock())
-            self._changed.wait_for(lambda: self._weights_route is not None or self._ended or not is_wanted(), within_s)
+            self._changed.wait_for(
+                lambda: self._weights_route is not None or self._is_ending or not is_wanted(), within_s
+            )
             self._requests.core.forget(attempt)
             return self._weights_route
 
@@ -204,6 +215,10 @@ class WorkerLink:
             return
         with self._changed:
             now_s = self.answered_s = self._clock()
+            if isinstance(message, Goodbye):
+                self._take_leave(now_s)
+                self._changed.notify_all()
+                return
             self._notice = message.weights or self._notice
             if isinstance(message, WorkGrant):
                 self._requests.answered(self._requests.core.newest_report, now_s)
@@ -221,9 +236,24 @@ class WorkerLink:
     def on_tick(self, now_s: float) -> None:
         """Ask for work when it is time, and repeat what was not answered; after long silence over a new link."""
         with self._changed:
+            if self.is_over:
+                return
             if now_s - self._asked_s > REPEAT_S:
                 self._ask()
             self._requests.on_tick(now_s)
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._ended or self.is_over
+
+    def _take_leave(self, now_s: float) -> None:
+        """Say that the goodbye was heard, and await no answer any more."""
+        self.is_over = True
+        self._requests.report(encode(Goodbye(role=self._worker)), now_s)
+        for number in (self._requests.core.newest_report, *self._undelivered.values()):
+            self._requests.core.forget(number)
+        self._undelivered.clear()
+        self._work.clear()
 
     @property
     def _is_asking(self) -> bool:

@@ -228,8 +228,13 @@ class RolloutLoop:
     def _await_work(self) -> list[Item]:
         """Work for an idle worker, within a slice of time. Raises PeerLost when the learner was silent for too long.
 
-        One that answers may train or publish for as long as it takes; whether it hangs is watched on its own host.
+        One that answers may train or publish for as long as it takes; whether it hangs is watched on its own host. One
+        that is done is not waited for.
         """
+        if self._link.is_over:
+            self._telemetry.doing("done")
+            time.sleep(self._idle_slice_s)
+            return []
         if self._clock() - max(self._worked_s, self._link.answered_s) > self._learner_bound_s:
             raise PeerLost(f"no word from {self._learner} within {self._learner_bound_s:.0f} s")
         if self._refused and (self._duties.in_step or self._engine.version is None):

@@ -1,11 +1,13 @@
 """The intake answers real workers over real sockets while the learner is busy."""
 
 import itertools
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from mrl.learner.held_out_ledger import HeldOutLedger
 from mrl.learner.intake import Intake
@@ -74,6 +76,37 @@ def test_workers_hear_that_their_learner_is_there_before_its_first_weights(tmp_p
         intake.announce(NOTICE)
         assert len(link.take_work(2, timeout_s=10.0)) == 2
         assert link.notice == NOTICE
+
+
+def test_a_worker_hears_that_its_learner_is_done_and_asks_no_more(tmp_path, make_group):
+    """What it still has is no loss, and neither is the silence that follows while other policies go on."""
+    with connected(tmp_path) as (intake, link, _):
+        intake.announce(NOTICE)
+        link.take_work(2, timeout_s=10.0)
+
+        intake.say_goodbye()
+
+        assert link.is_over
+        assert intake._unaware == set()
+        intake.close()
+        link.deliver([make_group("late")])
+        with capture_logs() as logs:
+            link.on_tick(time.monotonic() + 3600.0)
+        assert (link.take_work(2, timeout_s=0.0), link._requests.core.reconnects, logs) == ([], 0, [])
+        assert link.ask_weights(Version(0, 1), num_ranks=0, within_s=3600.0) is None
+
+
+def test_a_worker_that_is_gone_holds_no_goodbye_up(tmp_path, monkeypatch):
+    """It is awaited within a bound."""
+    monkeypatch.setattr("mrl.learner.intake.GOODBYE_S", 0.05)
+    with connected(tmp_path) as (intake, link, client):
+        intake.announce(NOTICE)
+        link.take_work(2, timeout_s=10.0)
+        client.close(1.0)
+
+        intake.say_goodbye()
+
+        assert intake._unaware == {"worker/a/0"}
 
 
 def test_new_weights_open_the_work_of_their_step(tmp_path, make_group):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console
+from rich.markup import escape
 
 import mrl
 from mrl.config.policy_tables import MakeTable
@@ -38,7 +39,9 @@ VERIFYING = {
 }
 """Keys of a task that say nothing about its examples."""
 POLL_S = 0.1
-TELL_EVERY_S = 10.0
+SAY_EVERY_S, TELL_EVERY_S = 0.5, 10.0
+"""How often a maker says how far it is, and how often that is printed where there is no terminal."""
+LAST_LINE_BYTES = 200
 BAR_CHARS = 24
 
 
@@ -96,12 +99,15 @@ def make_policies(config: RunConfig, names: Sequence[str], *, force: bool, conso
     waiting = list({folders[name]: name for name in names if force or not is_made(folders[name])}.values())
     under_way: list[_Making] = []
     with ExitStack() as stack:
+        shown = MakingLine(console, stack) if waiting else None
         while waiting or under_way:
             while waiting and len(under_way) < len(os.sched_getaffinity(0)):
                 name = waiting.pop(0)
                 console.print(f"making policy {name}, once; it is kept for later runs", highlight=False)
                 under_way.append(stack.enter_context(_making(name, recipes[name], folders[name])))
             time.sleep(POLL_S)
+            if shown is not None:
+                shown.show([making.progress for making in under_way], time.monotonic())
             for making in [one for one in under_way if one.process.poll() is not None]:
                 under_way.remove(making)
                 making.conclude()
@@ -112,13 +118,41 @@ def make_policies(config: RunConfig, names: Sequence[str], *, force: bool, conso
     return folders
 
 
+class MakingLine:
+    """How far the policies under way are: on a terminal a line that changes, elsewhere lines every few seconds."""
+
+    def __init__(self, console: Console, stack: ExitStack) -> None:
+        """The line is gone when the stack ends."""
+        self._console, self._told_s = console, time.monotonic()
+        self._status = stack.enter_context(console.status("starting")) if console.is_terminal else None
+
+    def show(self, lines: Sequence[str], now_s: float) -> None:
+        """Show these lines, if it is time."""
+        if self._status is not None:
+            self._status.update(escape("   ".join(lines)))
+        elif now_s - self._told_s >= TELL_EVERY_S:
+            self._told_s = now_s
+            for line in lines:
+                self._console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+
+
 @dataclass(frozen=True, slots=True)
 class _Making:
     name: str
     folder: Path
     process: "subprocess.Popen[bytes]"
     said: IO[bytes]
+    told: IO[bytes]
+    """What went wrong, and how far it is."""
     since_s: float
+
+    @property
+    def progress(self) -> str:
+        """How far it is, as it said last. The file's place is the maker's, which writes there."""
+        number = self.told.fileno()
+        told = os.pread(number, LAST_LINE_BYTES, max(0, os.fstat(number).st_size - LAST_LINE_BYTES))
+        whole = told.decode(errors="replace").rpartition("\n")[0].splitlines()
+        return whole[-1] if whole else f"{self.name} collects examples, {time.monotonic() - self.since_s:.0f} s"
 
     def conclude(self) -> None:
         """Raises UserError (the maker exited with 2) or MRLError unless the policy was made."""
@@ -133,15 +167,17 @@ class _Making:
 @contextmanager
 def _making(name: str, recipe: Mapping[str, Any], folder: Path) -> Iterator[_Making]:
     """A process that makes one policy; it is killed when the block ends first."""
-    with tempfile.TemporaryFile() as said, tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+    with ExitStack() as files:
+        said, told = (files.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+        file = files.enter_context(tempfile.NamedTemporaryFile("w", suffix=".json"))
         json.dump(recipe, file)
         file.flush()
         words = ("policies", "build", file.name, "--policy", name, "--into", str(folder))
-        argv = (sys.executable, "-m", "mrl", *words)
         bound = os.environ | environment(1) | {SUPERVISOR_PID: str(os.getpid())}
-        process = subprocess.Popen(command(os.getpid(), argv), env=bound, stdin=subprocess.DEVNULL, stderr=said)
+        argv = command(os.getpid(), (sys.executable, "-m", "mrl", *words))
+        process = subprocess.Popen(argv, env=bound, stdin=subprocess.DEVNULL, stdout=told, stderr=said)
         try:
-            yield _Making(name, folder, process, said, time.monotonic())
+            yield _Making(name, folder, process, said, told, time.monotonic())
         finally:
             process.kill()
             process.wait()
@@ -160,16 +196,16 @@ def build_policy(recipe: Mapping[str, Any], name: str, folder: Path) -> None:
 
 
 def _teller(name: str, num_steps: int) -> Callable[[int, float], None]:
-    """Prints how far the making is and how long it will take, every few seconds."""
+    """Prints how far the making is and how long it will take."""
     began_s = time.monotonic()
     told_s = [began_s]
 
     def on_step(step: int, _loss: float) -> None:
         now_s = time.monotonic()
-        if now_s - told_s[0] >= TELL_EVERY_S:
+        if now_s - told_s[0] >= SAY_EVERY_S:
             told_s[0] = now_s
             left_s = (now_s - began_s) / max(1, step) * (num_steps - step)
             bar = "#" * round(BAR_CHARS * step / num_steps)
-            print(f"  {name:<12.12} [{bar:.<{BAR_CHARS}}] {step / num_steps:4.0%}, {left_s:.0f} s left", flush=True)
+            print(f"{name:<6.12} [{bar:.<{BAR_CHARS}}] {step / num_steps:4.0%}, {left_s:.0f} s left", flush=True)
 
     return on_step

@@ -1,0 +1,50 @@
+"""Whoever waits for policies to be made sees how far they are."""
+
+import io
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.console import Console
+
+from mrl.processes.preparation.made_policies import TELL_EVERY_S, MakingLine, _Making
+
+LINES = ["qwen [####....]  50%, 9 s left", "llama [##......]  25%, 20 s left"]
+
+
+def test_off_a_terminal_it_is_told_in_whole_lines_every_few_seconds() -> None:
+    """A log gets one line for each policy, and no control characters."""
+    file = io.StringIO()
+    with ExitStack() as stack:
+        shown, now_s = MakingLine(Console(file=file, width=200), stack), time.monotonic()
+        shown.show(LINES, now_s + TELL_EVERY_S / 2)
+        assert file.getvalue() == ""
+        shown.show(LINES, now_s + TELL_EVERY_S)
+        shown.show(LINES, now_s + TELL_EVERY_S)
+    assert file.getvalue() == "".join(f"  {line}\n" for line in LINES)
+
+
+def test_on_a_terminal_it_is_one_line_that_is_gone_in_the_end() -> None:
+    """At once, and with its brackets, which rich would take for a style."""
+    file = io.StringIO()
+    with ExitStack() as stack:
+        shown = MakingLine(Console(file=file, width=200, force_terminal=True), stack)
+        shown.show(LINES, time.monotonic())
+        assert shown._status is not None
+        shown._status._live.refresh()
+        assert all(line in file.getvalue() for line in LINES)
+    assert file.getvalue().endswith("\x1b[2K")
+
+
+def test_the_last_whole_line_of_a_maker_counts_and_its_place_in_the_file_stays() -> None:
+    """The maker writes through the same open file."""
+    with tempfile.TemporaryFile() as told:
+        making = _Making("qwen", Path("x"), None, told, told, time.monotonic() - 7.0)  # type: ignore[arg-type]
+        assert making.progress == "qwen collects examples, 7 s"
+        told.write(b"qwen 10%\nqwen 20%\nqwe")
+        told.flush()
+        assert making.progress == "qwen 20%"
+        told.write(b"n 30%\n")
+        told.flush()
+        assert making.progress == "qwen 30%"
