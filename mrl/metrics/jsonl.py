@@ -98,6 +98,15 @@ def read_metrics(path: Path, on_damage: OnDamage = keep_silent) -> list[dict[str
     return lines
 
 
+def read_tail(path: Path, max_bytes: int) -> list[dict[str, Any]]:
+    """The whole, sound lines among the last `max_bytes` of a file. Raises OSError."""
+    with path.open("rb") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - max_bytes)
+        file.seek(start)
+        rows = file.read().split(b"\n")[1 if start else 0 : -1]
+    return [line for row in rows if (line := parse_line(row)) is not None]
+
+
 def read_samples(rollouts: Path, on_damage: OnDamage = keep_silent) -> list[dict[str, Any]]:
     """All samples under a `rollouts` folder, ordered by step, then policy, then time of writing."""
     paths = [path for path in rollouts.glob("step_*/*.jsonl") if path.parent.name.removeprefix("step_").isdecimal()]

@@ -222,7 +222,7 @@ class JoinedHost:
 
     def _relay(self, now_s: float) -> None:
         """Note who is alive, and hand on what was said as it is."""
-        for _client, body, grant in self._inbox.receive(TURN_S):
+        for client, body, grant in self._inbox.receive(TURN_S):
             try:
                 record: InboxRecord = decode(body, inbox_decoder)
             except RecordError:
@@ -231,6 +231,7 @@ class JoinedHost:
                 continue
             if isinstance(record, HeartbeatRecord):
                 self._processes.heard(record.role, record.monotonic_s, now_s)
+                self._inbox.send(client, body)  # so its role knows that all before it has arrived
             self._uplink.client.post(body)
 
     def _note_signals(self, now_s: float) -> None:

@@ -4,6 +4,7 @@ from mrl.config.run_folder import RunFolder
 from mrl.metrics.jsonl import MetricsWriter, SampleWriter
 from mrl.metrics.residuals import ResidualWriter
 from mrl.metrics.timeline import TimelineWriter
+from mrl.metrics.unheard import LeftFiles
 from mrl.records.telemetry_messages import (
     HeartbeatRecord,
     MetricsRecord,
@@ -22,6 +23,7 @@ class RunFiles:
         self._samples = SampleWriter(folder.rollouts)
         self._residuals = ResidualWriter(folder.residuals)
         self._timeline = TimelineWriter(folder.timeline_jsonl)
+        self.left = LeftFiles(folder.unheard, folder.metrics_jsonl)
 
     def write(self, record: TelemetryRecord) -> None:
         """Write one record. Raises RecordError when it names a place outside its folder, OSError on a full disk."""

@@ -158,6 +158,7 @@ class Supervisor:
 
     def _close_files(self) -> None:
         try:
+            self._take_left(time.monotonic())
             self._files.close()
         except OSError as error:  # what could not be written before may be told only now
             if not self._lifecycle.exit_code:
@@ -188,8 +189,13 @@ class Supervisor:
                 self.num_malformed += 1
             elif isinstance(record, HostReport):
                 self._inbox.send(client, encode(self._hosts.answer(record, time.monotonic())))
-            else:
+            elif not (isinstance(record, MetricsRecord) and self._files.left.had(record)):
                 self._take(record, time.monotonic())
+                if isinstance(record, HeartbeatRecord) and grant.role != "supervisor":
+                    self._inbox.send(client, body)  # so its role knows that all before it has arrived
+
+    def _take_left(self, now_s: float) -> None:
+        self._files.left.take(lambda record: self._take(record, now_s))
 
     def _take(self, record: TelemetryRecord, now_s: float) -> None:
         self._display.record(record, now_s)
@@ -215,6 +221,7 @@ class Supervisor:
         if now_s < self._look_s:
             return
         self._look_s = now_s + REQUESTS_EVERY_S
+        self._take_left(now_s)
         for request in take_requests(self._folder.path):
             self._obey(request, now_s)
         for policy in self._processes.without(self._lifecycle.stopped):

@@ -11,6 +11,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -27,7 +28,7 @@ from mrl.exchange.client import ExchangeClient
 from mrl.exchange.daemon import ENDPOINT
 from mrl.metrics.logging import configure_logging
 from mrl.metrics.telemetry import Telemetry
-from mrl.records.codec import encode
+from mrl.metrics.unheard import SUFFIX, UnheardMetrics
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client_socket import ClientSocket
 from mrl.transport.endpoints import nearest_endpoint
@@ -142,18 +143,21 @@ def connect_exchange(folder: RunFolder, role: str, policy: str, closing: ExitSta
 def connect_telemetry(folder: RunFolder, role: str, policy: str, closing: ExitStack) -> Telemetry:
     """A role's voice to the supervisor: metrics as they come, heartbeat and spans every second from its own thread."""
     posts: list[Callable[[bytes], bool]] = []
-    telemetry = Telemetry(role, policy, lambda record: posts[0](encode(record)) if posts else False)
+    unheard = UnheardMetrics(lambda body: posts[0](body) if posts else False)
+    telemetry = Telemetry(role, policy, unheard.say)
     next_beat_s = [0.0]
 
     def beat(now_s: float) -> None:
         if now_s >= next_beat_s[0] and posts:
             next_beat_s[0] = now_s + BEAT_S
-            posts[0](encode(telemetry.beat()))
+            unheard.say(telemetry.beat())
             telemetry.tell_spans()
 
     server = os.environ.get(TELEMETRY, "telemetry")
-    client = link(folder, server, identity=role, on_message=lambda _: None, on_tick=beat, closing=closing)
+    client = link(folder, server, identity=role, on_message=unheard.came_back, on_tick=beat, closing=closing)
     posts.append(client.post)
+    left = folder.unheard / f"{role.replace('/', '-')}-{os.getpid()}-{time.time_ns()}{SUFFIX}"
+    closing.callback(lambda: unheard.settle(telemetry.beat(), left, FLUSH_S))
     closing.callback(telemetry.tell_spans, is_last=True)
     return telemetry
 

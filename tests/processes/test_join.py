@@ -1,5 +1,6 @@
 """The supervisor of another host against a scripted first host: real sockets and keys, tiny children for roles."""
 
+import queue
 import sys
 import threading
 import time
@@ -13,7 +14,8 @@ from structlog.testing import capture_logs
 from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder, read_run_config
 from mrl.errors import ConfigError, PeerLost
-from mrl.processes import join
+from mrl.metrics.telemetry import Telemetry
+from mrl.processes import join, wiring
 from mrl.processes.planning.hosts import Host
 from mrl.processes.planning.plan import Plan, ProcessSpec
 from mrl.records.codec import decode, encode
@@ -133,6 +135,26 @@ def test_it_starts_its_roles_reports_and_ends_with_the_run(folder: RunFolder, mo
         until(lambda: first.reports[-1].is_over)
         assert codes == [0]
         assert (folder.logs / "attempt_1" / "worker-b.log").exists()
+    finally:
+        first.close()
+
+
+def test_heartbeats_go_back_to_the_roles_of_the_host(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And on to the first host."""
+    plan_of(monkeypatch, worker_b=FOREVER)
+    first = FirstHost(folder)
+    back: queue.Queue[bytes] = queue.Queue()
+    try:
+        thread, _ = joined(folder)
+        until(lambda: (folder.endpoints / "telemetry-h1.json").exists())
+        with ExitStack() as closing:
+            role = wiring.link(folder, "telemetry-h1", identity="worker/b/0", on_message=back.put, closing=closing)
+            heartbeat = encode(Telemetry("worker/b/0", "b", lambda _: None).beat())
+            role.post(heartbeat)
+            assert back.get(timeout=20) == heartbeat
+        until(lambda: "worker/b/0" in first.beats)
+        first.order = HostOrder(phase="stopping", attempt="attempt_1", hosts=["h0", "h1"])
+        thread.join(20)
     finally:
         first.close()
 

@@ -80,12 +80,14 @@ class Script:
 
     def __init__(self, each_turn: Callable[[], list[TelemetryRecord]] = list, sender: Grant | None = None) -> None:
         self._each_turn, self._sender = each_turn, sender
+        self.sent: list[bytes] = []
 
     def receive(self, timeout_s: float) -> list[Incoming]:
         threading.Event().wait(min(timeout_s, 0.01))
         return [Incoming(b"c", encode(record), self._sender or _author(record)) for record in self._each_turn()]
 
     def send(self, client: bytes, body: bytes) -> bool:
+        self.sent.append(body)
         return True
 
 
@@ -130,7 +132,8 @@ class Run:
         self.board, self.output = StillBoard(), io.StringIO()
         display = Display(self.board, Console(file=self.output, width=200))
         plan = Plan(tuple(specs))
-        self.supervisor = Supervisor(config, self.folder, plan, inbox=Script(each_turn, sender), display=display)
+        self.inbox = Script(each_turn, sender)
+        self.supervisor = Supervisor(config, self.folder, plan, inbox=self.inbox, display=display)
 
     def __call__(self) -> int:
         return self.supervisor.run()
@@ -514,6 +517,71 @@ def test_every_life_of_a_process_has_a_word_of_its_own(tmp_path: Path) -> None:
     run = Run(tmp_path / "runs", learner(FOREVER), replace(spec, argv=(*spec.argv, "{life}")), max_restarts=1)
     assert run() == 1
     assert mark.read_text() == "attempt_1-1 attempt_1-2 "
+
+
+@pytest.mark.parametrize(("sender", "num_sent"), [(Grant("learner", "a"), 1), (Grant("supervisor"), 0)])
+def test_heartbeats_go_back_to_roles(tmp_path: Path, sender: Grant, num_sent: int) -> None:
+    """So a role knows what has arrived; the supervisor of another host sends them back itself."""
+    heartbeat = beat("learner/a", time.monotonic())
+    turns = iter([[heartbeat]])
+    wait = learner("import time; time.sleep(0.3)")
+    run = Run(tmp_path, wait, each_turn=lambda: next(turns, []), sender=sender)
+    assert run() == 0
+    assert run.inbox.sent == [encode(heartbeat)] * num_sent
+
+
+STOPS_ITS_SUPERVISOR = """
+import os, signal, time
+from contextlib import ExitStack
+from pathlib import Path
+from mrl.config.run_folder import RunFolder
+from mrl.processes.wiring import connect_telemetry
+folder = RunFolder(Path({folder!r}))
+with ExitStack() as closing:
+    telemetry = connect_telemetry(folder, "learner/a", "a", closing)
+    telemetry.metrics(1, {{"reward/mean": 0.5}})
+    while '"step":1,' not in folder.metrics_jsonl.read_text():
+        time.sleep(0.01)
+    os.kill({pid}, signal.SIGSTOP)
+    telemetry.metrics(2, {{"reward/mean": 0.5}})
+    telemetry.metrics(3, {{"reward/mean": 0.5}})
+"""
+STANDS_STILL = """
+import io, os, sys
+from contextlib import closing
+from pathlib import Path
+from rich.console import Console
+sys.path.insert(0, {tests!r})
+from test_supervisor import STOPS_ITS_SUPERVISOR, StillBoard, config_in, create_run_folder, learner
+from mrl.processes.display import Display
+from mrl.processes.planning.plan import Plan
+from mrl.processes.supervisor import Supervisor, open_inbox
+config = config_in(Path({folder!r}))
+folder = create_run_folder(config)
+plan = Plan((learner(STOPS_ITS_SUPERVISOR.format(folder=str(folder.path), pid=os.getpid())),))
+with closing(open_inbox(folder, "", plan.processes)) as inbox:
+    display = Display(StillBoard(), Console(file=io.StringIO()))
+    sys.exit(Supervisor(config, folder, plan, inbox=inbox, display=display).run())
+"""
+
+
+def test_the_last_metrics_of_a_role_outlive_a_supervisor_that_stands_still(tmp_path: Path) -> None:
+    """It goes on when the role is gone, and has every row once: of the link, of the file that was left, or of both."""
+    code = STANDS_STILL.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    root, site = str(Path(__file__).parents[2]), str(Path(pytest.__file__).parents[1])
+    paths = {"PYTHONPATH": f"{root}{os.pathsep}{site}"}
+    supervisor = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **paths})
+    left = tmp_path / "r" / "unheard"
+    try:
+        wait_for(lambda: next(left.glob("*.msgpack"), None))
+    finally:
+        supervisor.send_signal(signal.SIGCONT)
+        if not left.exists():
+            supervisor.kill()
+    assert supervisor.wait(timeout=20.0) == 0
+    rows = read_metrics(tmp_path / "r" / "metrics.jsonl")
+    assert [row["step"] for row in rows if row["role"] == "learner/a" and "values" in row] == [1, 2, 3]
+    assert not any(left.iterdir())
 
 
 SUPERVISED = """

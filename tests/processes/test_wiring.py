@@ -13,9 +13,17 @@ import pytest
 
 from mrl.config.run_folder import RunFolder
 from mrl.errors import RunFolderError
+from mrl.metrics.jsonl import read_metrics
 from mrl.processes import wiring
+from mrl.processes.run_files import RunFiles
 from mrl.records.codec import decode
-from mrl.records.telemetry_messages import HeartbeatRecord, SpansRecord, TelemetryRecord, telemetry_decoder
+from mrl.records.telemetry_messages import (
+    HeartbeatRecord,
+    MetricsRecord,
+    SpansRecord,
+    TelemetryRecord,
+    telemetry_decoder,
+)
 from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.grants import Grant
 from mrl.transport.keys import create_keys, revoke_client_key
@@ -80,9 +88,33 @@ def test_a_role_is_heard_until_it_ends() -> None:
         assert "sampling" in spans_of(heard)
 
 
-def records(server: ServerSocket) -> Iterator[TelemetryRecord]:
+def test_what_a_role_says_at_its_end_is_written_once_though_nobody_listens() -> None:
+    """A supervisor that stands still finds it in a file, and again on the link as far as it had left."""
+    with tempfile.TemporaryDirectory(prefix="mrl-") as place, ExitStack() as closing:
+        folder = RunFolder(Path(place))
+        server = ServerSocket(create_keys(folder.keys, [QWEN]))
+        closing.callback(server.close)
+        publish_endpoint(folder.endpoints, "telemetry", server.address, server.ipc_path)
+        ending = ExitStack()
+        telemetry = wiring.connect_telemetry(folder, "worker/qwen/0", "qwen", ending)
+        assert any(isinstance(record, HeartbeatRecord) for record in records(server))
+        for step in range(200):
+            telemetry.metrics(step, {"reward/mean": 0.5})
+        ending.close()
+        files = RunFiles(folder)
+        assert any(folder.unheard.iterdir())
+        files.left.take(files.write)
+        on_link = [record for record in records(server, 1.0) if isinstance(record, MetricsRecord)]
+        assert on_link
+        assert all(files.left.had(record) for record in on_link)
+        files.close()
+        assert [row["step"] for row in read_metrics(folder.metrics_jsonl)] == list(range(200))
+        assert not any(folder.unheard.iterdir())
+
+
+def records(server: ServerSocket, for_s: float = 10.0) -> Iterator[TelemetryRecord]:
     """What comes, for ten seconds."""
-    end_s = time.monotonic() + 10.0
+    end_s = time.monotonic() + for_s
     while time.monotonic() < end_s:
         yield from (decode(incoming.body, telemetry_decoder) for incoming in server.receive(0.1))
 
