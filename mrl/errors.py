@@ -16,7 +16,6 @@
     +-- EngineLost                an engine died, hangs, or serves other weights than it says; it is started anew
     |   +-- WeightsUnproved       it serves other weights than it says, or nobody can tell
     +-- CheckpointError           a checkpoint is missing, torn or of another model
-    +-- DiskFull                  there is no room for now; nothing was written, and it may be tried again
     +-- DiskBroken                nobody knows what is on the disk; its owner ends and reads it anew
     +-- PeerLost                  a bounded wait for another process ran out
     +-- RoleFailed                a role cannot continue; the supervisor ends the run with this reason
@@ -112,10 +111,6 @@ class WeightsUnproved(EngineLost):
 
 class CheckpointError(MRLError, ValueError):
     """A checkpoint that is missing, torn, or belongs to another model."""
-
-
-class DiskFull(MRLError):
-    """There is no room; nothing of what was asked for remains, and it may be tried again."""
 
 
 class DiskBroken(MRLError):

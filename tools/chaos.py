@@ -45,7 +45,6 @@ from mrl.config.schema import RunConfig
 PATIENCE = ("--supervision.max_restarts", "1000", "--supervision.max_learner_restarts", "1000")
 SILENCE = ("--supervision.silence_s", "8", "--supervision.start_s", "60")
 LIMIT_S = 3600.0
-READY_S = 120.0
 WINDOW_STEPS = 10
 HIT_S = 0.5
 """A process gets its signal so long after the time of its fault at most, and speaks no more; its successor not yet."""

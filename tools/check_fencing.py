@@ -1,19 +1,17 @@
 #!/usr/bin/env python3
-"""Whether a unit can ever have two owners, get lost, or keep a learner waiting for ever: every state is visited.
+"""Whether a unit can ever have two owners, or get lost: every state is visited.
 
     .venv/bin/python tools/check_fencing.py [--deep]
 
-First table: one unit, two policies; messages are lost, doubled and overtaken; engines end, hang and are killed; the
-allocator and the node may start again, and the node then forgets everything while its engines live on. The parts are
-those that run (`UnitCore`, `NodeGuard`); in each design after the first one rule is dropped. With sleepers, engines are
-also asked to sleep, lie about it, and are woken. With --deep also both restarts together, which takes a minute more.
-Second table: learners that share one rollout slot and feed each other.
+One unit, two policies; messages are lost, doubled and overtaken; engines end, hang and are killed; the allocator and
+the node may start again, and the node then forgets everything while its engines live on. The parts are those that run
+(`UnitCore`, `NodeGuard`); in each design after the first one rule is dropped. With sleepers, engines are also asked to
+sleep, lie about it, and are woken. With --deep also both restarts together, which takes a minute more. That every wait
+of a whole run ends is looked at by `simulate_run.py`.
 
 two owners   states with two engines on the unit that may act (one that sleeps may not)
 intruders    states with an engine that may act on a unit that the allocator calls free, or somebody else's
 lost         states with a grant left from which no engine ever starts again
-deadlocks    states from which nothing can happen
-trapped      states in which some learner lives that can never step again
 
 Exit code 1 when what mrl does is found at fault, or a dropped rule is not missed. Ends with one line of JSON.
 """
@@ -25,8 +23,6 @@ import time
 
 from fencing_model.designs import MRL, WITHOUT
 from fencing_model.search import search
-from fencing_model.waiting import MRL as MRL_HABITS
-from fencing_model.waiting import WAITS, explore
 from fencing_model.world import Bounds
 
 AS_BUILT = (
@@ -45,7 +41,7 @@ def main() -> int:
     parser.add_argument("--deep", action="store_true", help="both restarts together: 280,000 states")
     arguments = parser.parse_args()
     began_s = time.monotonic()
-    rows = [*fencing(deep=arguments.deep), *waiting()]
+    rows = fencing(deep=arguments.deep)
     ok = all(row["ok"] for row in rows)
     print(json.dumps({"bench": "fencing", "rows": rows, "ok": ok, "seconds": round(time.monotonic() - began_s, 1)}))
     return 0 if ok else 1
@@ -64,22 +60,6 @@ def fencing(*, deep: bool) -> list[dict[str, object]]:
         )
         ok = found.is_safe == (design is MRL)
         rows.append({"name": f"{design.name}, {bounds}", "value": found.num_states, "unit": "states", "ok": ok})
-    return rows
-
-
-def waiting() -> list[dict[str, object]]:
-    print(f"\n{'learners':<10}{'peers':<8}{'lease':<17}{'publish':<9}{'pool':<8}{'crash':<7}", end="")
-    print(f"{'states':>8}{'deadlocks':>11}{'trapped':>9}")
-    rows: list[dict[str, object]] = []
-    for habits in WAITS:
-        found = explore(habits)
-        print(
-            f"{habits.num_learners:<10}{habits.peers:<8}{habits.lease:<17}{habits.publish:<9}{habits.pool:<8}"
-            f"{'one' if habits.crash else '-':<7}{found.num_states:>8}{found.num_deadlocks:>11}{found.num_trapped:>9}",
-            flush=True,
-        )
-        ok = found.is_live or habits != MRL_HABITS
-        rows.append({"name": str(habits), "value": found.num_states, "unit": "states", "ok": ok})
     return rows
 
 

@@ -32,7 +32,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from allocation_simulation import fluid
 from allocation_simulation.bound import bound
 from allocation_simulation.large import LargeWorld, large_instance
 from allocation_simulation.outcomes import CONTROLLER, Trial, rules, try_all, try_rule
@@ -48,7 +47,6 @@ MIN_RANDOM_RATIO, MIN_RANDOM_MEAN = 0.75, 0.89
 MAX_MOVES = 1.0
 MAX_DECIDE_MS = 1000.0
 FIRST_SEED, FIRST_INSTANCE = 1001, 1000
-LARGEST, LARGE_QUICK = (64, 4096), (16, 256)
 COLUMNS = (
     "scenario", "rule", "seeds", "ratio", "worst", "least", "mean", "moves", "idle %", "switching %", "lag", "max",
     "dropped %", "unserved s",
@@ -85,23 +83,6 @@ def rows_of(trials: Sequence[Trial], random: Sequence[Trial]) -> Iterator[Row]:
         if rule != CONTROLLER:
             ratio = fmean(trial.ratio for trial in trials if trial.rule == rule)
             yield Row(f"{rule}: least progress, mean over scenarios", ratio, "share", optimum, ratio)
-
-
-def fluid_rows(num_policies: int, num_units: int) -> Iterator[Row]:
-    """Two unit types, and the largest pool: without engines, so that only decisions are measured."""
-    for rates in fluid.TWO_TYPES:
-        found = fluid.two_types(rates)
-        name = f"two unit types, rates {'/'.join(f'{rate:g}' for rate in rates)}: least progress"
-        yield Row(name, found.ratio, "share", f"LP {found.optimum:.3f}", found.ratio)
-    found = fluid.large_pool(num_policies, num_units, seed=1)
-    title = f"{num_policies} policies, {num_units} units"
-    yield Row(f"{title}: least progress, no engines", found.ratio, "share", f"LP {found.optimum:.3f}", found.ratio)
-    share = found.decide_ms / MAX_DECIDE_MS
-    yield Row(f"{title}: one decision", found.decide_ms, "ms", f"{MAX_DECIDE_MS:g} ms", share, "<=1")
-    found, title = fluid.large_pool_of_two_types(num_policies, num_units, seed=1), f"{title} of two types"
-    yield Row(f"{title}: least progress, no engines", found.ratio, "share", f"LP {found.optimum:.3f}", found.ratio)
-    share = found.decide_ms / MAX_DECIDE_MS
-    yield Row(f"{title}: one decision", found.decide_ms, "ms", f"{MAX_DECIDE_MS:g} ms", share, "<=1")
 
 
 def large_trial(num_policies: int, num_units: int, seed: int, *, hours: float) -> tuple[Trial, list[Row]]:
@@ -192,7 +173,7 @@ def main() -> int:
         trials += try_all(worlds, others, seeds[: asked.rule_seeds], say)
     large, large_rows = large_trial(*asked.large, asked.first_seed, hours=asked.hours) if asked.large else (None, [])
     print_table([*trials, *random, *([large] if large else [])])
-    rows = [*rows_of(trials, random), *fluid_rows(*(LARGE_QUICK if asked.quick else LARGEST)), *large_rows]
+    rows = [*rows_of(trials, random), *large_rows]
     say(f"{time.process_time() - began_s:.0f} s of CPU time in all")
     if asked.out is not None and trials:
         draw(trials, asked.out, MIN_RATIO)

@@ -88,8 +88,6 @@ class SlotCore:
             )
         self.epoch = 1
         """Epoch of the newest lease."""
-        self.num_unknown = 0
-        """Messages of policies that the run does not have; they were refused."""
         self._settings = settings
         self._shares = SlotController(
             policies,
@@ -126,7 +124,6 @@ class SlotCore:
         """Answer one message by (holder or policy, reply). A policy that the run does not have gets no answer."""
         self._notice_gap(now_s)
         if message.policy not in self._policies:
-            self.num_unknown += 1
             return []
         if isinstance(message, LearnerReport):
             self._shares.add_learner(message, now_s)

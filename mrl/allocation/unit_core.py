@@ -89,8 +89,6 @@ class UnitCore:
         """Unit -> its type."""
         self.targets: dict[str, dict[str, int]] = {policy: {} for policy in fits}
         """Units per policy and type."""
-        self.num_unknown = 0
-        """Messages of policies or about units that the run does not have."""
         self.newest: dict[str, NodeReport] = {}
         """The newest report of each host."""
         self.idle = UnitIdle(self.table.rows, now_s)
@@ -112,7 +110,6 @@ class UnitCore:
             case LearnerReport() if message.policy in self._fits:
                 self.rule.add_report(message, now_s)
                 return [ReportAck(policy=message.policy)]
-        self.num_unknown += 1
         return []
 
     def tick(self, now_s: float) -> list[UnitShare]:
@@ -163,7 +160,6 @@ class UnitCore:
             if policy in self._fits:
                 self.release(policy, now_s)
         known = [unit for unit in report.units if unit.unit in self.table.rows]
-        self.num_unknown += len(report.units) - len(known)
         # Without waiting for the next tick, and only where a unit is free: most reports tell nothing new.
         if sum(self._hear_unit(unit, now_s) for unit in known):
             self._give(now_s)

@@ -71,8 +71,6 @@ class UnitTable:
     def __init__(self, units: Iterable[str], first_epoch: int) -> None:
         """`first_epoch`: smaller than every epoch of this table, larger than every epoch of earlier tables."""
         self.rows = {unit: UnitRow(unit, first_epoch) for unit in units}
-        self.num_stale = 0
-        """Calls with another epoch or state than the lease has."""
         self._first_epoch = first_epoch
         self._log: list[Transition] = []
 
@@ -158,7 +156,6 @@ class UnitTable:
         row = self.rows.get(unit)
         if row is not None and row.epoch == epoch and row.state in states:
             return row
-        self.num_stale += 1
         return None
 
     def _turn(self, row: UnitRow, state: UnitState, now_s: float, why: str) -> bool:

@@ -19,7 +19,7 @@ GRPO shares nothing; PRP shares answers, XGRPO shares rewards, SGT shares verifi
 - `methods`      the list that table and pictures share
 - `sweeps`       families of bandits: p, q, chi^2, residual and group size vary
 - `toy`, `credit` two softmax policies trained on many contexts
-- `plane`, `curves`, `labels`, `style`   pictures (matplotlib: extra `plots`)
+- `stability_support_plots`, `curves`, `labels`, `method_looks`   pictures (matplotlib: extra `plots`)
 - `study_page`, `study_text`, `study`   one page, and the folder that everything goes to
 
 Shapes: K arms, G own rows of a group, N draws of an estimator. Numpy only, no torch.

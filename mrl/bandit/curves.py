@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from mrl.bandit.labels import HALO, label_ends
 from mrl.bandit.method_looks import LOOKS
 from mrl.bandit.overlap import rescue_probability, sequence_growth
-from mrl.bandit.plane import SUPPORT, VARIANCE
+from mrl.bandit.stability_support_plots import SUPPORT, VARIANCE
 from mrl.bandit.sweeps import Sweep
 from mrl.bandit.toy import Curve
 from mrl.plots import GHOST, INK, SOFT, sheet

@@ -17,6 +17,8 @@ from mrl.plots import INK
 HALO = withStroke(linewidth=3, foreground="white")
 CHARACTER, LINE, GAP = 0.027, 0.062, 0.028
 """Width of a character, height of a line, distance from a dot, in a panel of about three by two and a half inches."""
+LABEL_DISTANCE = 0.058
+"""Least distance of two names at the ends of lines."""
 
 
 class Box(NamedTuple):
@@ -52,10 +54,10 @@ def apart(places: Sequence[float], gap: float) -> list[float]:
     return [moved[order.index(index)] for index in range(len(places))]
 
 
-def label_ends(axes: Axes, ends: dict[str, tuple[float, float]], texts: dict[str, str], *, gap: float = 0.058) -> None:
-    """Names of lines right of the axes, at the height of their last point; `gap` is the least distance of two."""
+def label_ends(axes: Axes, ends: dict[str, tuple[float, float]], texts: dict[str, str]) -> None:
+    """Names of lines right of the axes, at the height of their last point, as far as they do not overlap."""
     heights = [float(in_axes(axes, *end)[1]) for end in ends.values()]
-    for name, height in zip(ends, apart(heights, gap), strict=True):
+    for name, height in zip(ends, apart(heights, LABEL_DISTANCE), strict=True):
         axes.text(1.015, height, texts[name], color=LOOKS[name].colour, transform=axes.transAxes, va="center",
                   fontweight="bold", fontsize=9.5)  # fmt: skip
 
@@ -83,10 +85,10 @@ def in_axes(axes: Axes, x: float | Floats, y: float | Floats) -> Floats:
     return places.reshape(*np.shape(x), 2)
 
 
-def _dense(line_L2: Floats, num_points: int = 400) -> Floats:
+def _dense(line_L2: Floats) -> Floats:
     """The same line with points close enough to be seen by any label that covers it."""
     steps_L = np.concatenate([[0.0], np.hypot(*np.diff(line_L2, axis=0).T).cumsum()])
-    at = np.linspace(0, steps_L[-1], num_points)
+    at = np.linspace(0, steps_L[-1], 400)
     return np.stack([np.interp(at, steps_L, line_L2[:, axis]) for axis in (0, 1)], axis=-1)
 
 

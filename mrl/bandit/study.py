@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from mrl.bandit import curves, plane, sweeps
+from mrl.bandit import curves, stability_support_plots, sweeps
 from mrl.bandit.closed_forms import prp_exact
 from mrl.bandit.credit import CREDITS
 from mrl.bandit.methods import Row, Settings, reference_rows
@@ -68,7 +68,7 @@ def draw(results: Results) -> dict[str, bytes]:
 
 def _makers() -> list[Callable[[Results], Figure]]:
     return [
-        lambda results: plane.plane_picture(results.rows),
+        lambda results: stability_support_plots.plane_picture(results.rows),
         _success_lines,
         _learner_paths,
         _peer_paths,
@@ -92,28 +92,30 @@ def _learner_paths(results: Results) -> Figure:
     values, marked = _with_marks(np.geomspace(1e-5, 0.9, 180), [1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9])
     swept = sweeps.over_p(results.bandit, results.settings, values)
     title = f"The learner's success p grows from 0.00001 to 0.9   (peer's q = {results.bandit.q:.2f}; dots carry p)"
-    return plane.path_picture(swept, title, marked, _plain)
+    return stability_support_plots.path_picture(swept, title, marked, _plain)
 
 
 def _peer_paths(results: Results) -> Figure:
     values, marked = _with_marks(np.geomspace(1e-3, 0.97, 160), [1e-3, 0.01, 0.1, 0.5, 0.97])
     swept = sweeps.over_q(results.bandit, results.settings, values)
     title = f"The peer's success q grows from 0.001 to 0.97   (learner's p = {results.bandit.p:.3f}; dots carry q)"
-    return plane.path_picture(swept, title, marked, _plain)
+    return stability_support_plots.path_picture(swept, title, marked, _plain)
 
 
 def _group_paths(results: Results) -> Figure:
     swept = sweeps.over_group(results.bandit, results.settings, GROUPS)
     marked = [index for index, size in enumerate(GROUPS) if size in (2, 8, 32, 128)]
     title = "Both groups grow from 2 to 128 rows   (dots carry G = G')"
-    return plane.path_picture(swept, title, marked, _plain)
+    return stability_support_plots.path_picture(swept, title, marked, _plain)
 
 
 def _mismatch_paths(results: Results) -> Figure:
     swept = sweeps.over_mismatch(results.bandit, results.settings, np.linspace(0, 4.6, 160))
     marked = [int(np.argmin(np.abs(swept.values_P - at))) for at in (0.33, 3, 30, 300, 3000)]
     title = f"The peer prefers other arms, p and q stay   (dots carry χ², {swept.values_P[0]:.2g} at least)"
-    return plane.path_picture(swept, title, marked, lambda chi: f"{chi:.2g}" if chi < 10 else f"{chi:.0f}")
+    return stability_support_plots.path_picture(
+        swept, title, marked, lambda chi: f"{chi:.2g}" if chi < 10 else f"{chi:.0f}"
+    )
 
 
 def _with_marks(values: Floats, marks: list[float]) -> tuple[Floats, list[int]]:
@@ -132,7 +134,7 @@ def _residual(results: Results) -> Figure:
     residual = sweeps.over_residual(bandit, results.settings, kappas, results.size.residuals, results.seed)
     exact = prp_exact(bandit, size, bandit.p)
     place = exact.variance, exact.support(bandit)
-    return plane.residual_picture(residual, place, float(np.linalg.norm(bandit.gradient)))
+    return stability_support_plots.residual_picture(residual, place, float(np.linalg.norm(bandit.gradient)))
 
 
 def numbers(results: Results) -> dict[str, Any]:

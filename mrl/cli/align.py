@@ -188,5 +188,5 @@ def _floor_cells(floor: Floor) -> list[str]:
     ]
 
 
-def _short(words: str, limit: int = 40) -> str:
-    return words if len(words) <= limit else words[: limit - 1] + "…"
+def _short(words: str) -> str:
+    return words if len(words) <= 40 else words[:39] + "…"

@@ -23,7 +23,7 @@ from mrl.config.run_folder import RunFolder
 from mrl.errors import PeerLost, RunFolderError
 from mrl.exchange.store import FILE
 from mrl.inspection.asked_daemon import AskedDaemon
-from mrl.inspection.exchange_tables import Rates, rates_per_s, shelf_table, tables
+from mrl.inspection.exchange_tables import Rates, policy_table, rates_per_s, tables
 from mrl.inspection.file_account import find, record_lines, stat_of
 from mrl.records.exchange_messages import Stat
 
@@ -107,7 +107,7 @@ def show_file(run: RunFolder, options: argparse.Namespace) -> None:
         return
     console = _console()
     console.print(f"no daemon answers; this is what {run.exchange / FILE} holds", markup=False, highlight=False)
-    console.print(shelf_table(stat.shelves, rates))
+    console.print(policy_table(stat.policies, rates))
 
 
 def as_json(stat: Stat, rates: Rates) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def as_json(stat: Stat, rates: Rates) -> dict[str, Any]:
     for row, flow in zip(content["flows"], stat.flows, strict=True):
         row["records_per_s"] = rates.delivered[flow.source, flow.receiver]
         row["hit_rate"] = flow.hits / max(1, flow.asked)
-    for row in content["shelves"]:
+    for row in content["policies"]:
         row["put_per_s"] = rates.put[row["policy"]]
         row["refused_per_s"] = {reason: rates.refused[row["policy"], reason] for reason in row["refused"]}
     return content

@@ -22,7 +22,7 @@ from mrl.host_memory import host_memory_bytes
 if TYPE_CHECKING:
     from mrl.processes.planning.hosts import Host
     from mrl.processes.planning.plan import Plan
-    from mrl.report.board import Board
+    from mrl.report.run_display import RunDisplay
 
 SIGNALLED = 128
 """A run that a signal ended exits with this and the signal's number."""
@@ -115,9 +115,9 @@ def _supervise(config: RunConfig, folder: RunFolder, plan: "Plan", console: Cons
     from mrl.processes.display import Display
     from mrl.processes.preparation.pair_cards import measured_beside
     from mrl.processes.supervisor import Supervisor, open_inbox
-    from mrl.report.board import Board
+    from mrl.report.run_display import RunDisplay
 
-    board = Board(config)
+    board = RunDisplay(config)
     inbox = open_inbox(folder, config.exchange.host, plan.processes)
     try:
         if told := set_damage_aside(folder.metrics_jsonl):
@@ -149,7 +149,7 @@ class EndedRun(Protocol):
     peak_pss_mib: float
 
 
-def conclude(folder: RunFolder, ended: EndedRun, board: "Board", console: Console, code: int) -> int:
+def conclude(folder: RunFolder, ended: EndedRun, board: "RunDisplay", console: Console, code: int) -> int:
     """Write the report, print the final table and why the run ended; returns the exit code.
 
     A report that cannot be written turns 0 into 2. After a signal a large run gets none, for the prompt has to be back

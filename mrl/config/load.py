@@ -10,10 +10,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from mrl.config.defaults import Resolved, by_device
-from mrl.config.explain import explain
 from mrl.config.overrides import apply_overrides, parse_overrides
 from mrl.config.rules import check_rules
 from mrl.config.schema import RunConfig
+from mrl.config.validation_errors import explain
 from mrl.errors import ConfigError
 
 MAX_CONFIG_BYTES = 4 * 1024 * 1024

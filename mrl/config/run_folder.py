@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from mrl.config.file_modes import check_writers, folder_mode
-from mrl.config.lives import Lives
 from mrl.config.locks import lock_folder, try_lock, unlock
 from mrl.config.resume import check_from_start, check_same_meaning, check_steps_left
+from mrl.config.run_epochs import Lives
 from mrl.config.schema import RunConfig
 from mrl.errors import RunFolderError
 from mrl.files import replace_file

@@ -176,15 +176,13 @@ class Engine(Protocol):
         """End it; no process of it is left. May be called twice."""
 
 
-def generate_all(
-    engine: Engine, requests: Sequence[GenerationRequest], *, slice_s: float = 1.0
-) -> list[list[Generation]]:
+def generate_all(engine: Engine, requests: Sequence[GenerationRequest]) -> list[list[Generation]]:
     """All answers of all requests, in their order, from an engine that has nothing else in flight."""
     engine.submit(requests)
     found: dict[str, dict[int, Generation]] = {request.request_id: {} for request in requests}
     missing = sum(request.seeds.size for request in requests)
     while missing:
-        for finished in engine.collect(slice_s):
+        for finished in engine.collect(1.0):
             found[finished.request_id][finished.index] = finished.generation
             missing -= 1
     return [[found[request.request_id][index] for index in range(request.seeds.size)] for request in requests]

@@ -14,7 +14,7 @@ tags and passes it on as it came.
 
 What is held:
 - `limits`         every bound, and that they fit together
-- `shelf`          the newest records per type, policy and prompt, within a byte budget
+- `record_index`   the newest records per type, policy and prompt, within a byte budget
 - `versions`       newest version and resume points of every policy: the age of a record, and whether it is void
 - `intake`         which records are taken, and which are on their way to the file
 - `transaction`    what is committed at once

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from mrl.exchange.barriers import Barriers
+from mrl.exchange.record_index import PolicyRecords, RecordIndex
 from mrl.exchange.sessions import Session
-from mrl.exchange.shelf import PolicyRecords, Shelf
 from mrl.exchange.versions import VersionBook
 from mrl.exchange.watches import Watches
-from mrl.records.exchange_messages import ClientState, PolicyShelf
+from mrl.records.exchange_messages import ClientState, PolicyStat
 from mrl.records.version import Version
 
 MAX_SHOWN_CLIENTS = 256
@@ -19,8 +19,8 @@ SERVED = "served"
 class Account:
     """Counts records by policy, over all lives of the daemon."""
 
-    def __init__(self, shelf: Shelf, versions: VersionBook, watches: Watches, barriers: Barriers) -> None:
-        self._shelf, self._versions, self._watches, self._barriers = shelf, versions, watches, barriers
+    def __init__(self, index: RecordIndex, versions: VersionBook, watches: Watches, barriers: Barriers) -> None:
+        self._index, self._versions, self._watches, self._barriers = index, versions, watches, barriers
         self._counts: dict[str, dict[str, Counter[str]]] = {}
         """Policy -> what -> reason -> records."""
 
@@ -29,16 +29,16 @@ class Account:
         for (policy, what, reason), number in counts.items():
             self._counts.setdefault(policy, {}).setdefault(what, Counter())[reason] += number
 
-    def shelves(self, policies: Iterable[str]) -> list[PolicyShelf]:
+    def policies(self, policies: Iterable[str]) -> list[PolicyStat]:
         """Everything that is known of each policy."""
         watched = self._watches.num_prompts()
-        return [self._shelf_of(policy, watched[policy]) for policy in sorted(policies)]
+        return [self._policy_stat(policy, watched[policy]) for policy in sorted(policies)]
 
-    def _shelf_of(self, policy: str, watched_prompts: int) -> PolicyShelf:
-        held, newest = self._shelf.policies.get(policy, PolicyRecords()), self._versions.newest.get(policy)
+    def _policy_stat(self, policy: str, watched_prompts: int) -> PolicyStat:
+        held, newest = self._index.policies.get(policy, PolicyRecords()), self._versions.newest.get(policy)
         counts = self._counts.get(policy, {})
         removed = counts.get("removed", Counter())
-        return PolicyShelf(
+        return PolicyStat(
             policy=policy,
             newest=newest,
             prompts=held.num_prompts,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from mrl.exchange.shelf import Entry
+from mrl.exchange.record_index import Entry
 from mrl.records.exchange_messages import Announce
 
 

@@ -10,9 +10,9 @@ from mrl.exchange.account import Account, client_states
 from mrl.exchange.barriers import Barriers
 from mrl.exchange.contents import Contents
 from mrl.exchange.limits import Limits
+from mrl.exchange.record_index import Entry, RecordIndex
 from mrl.exchange.record_intake import RecordIntake
 from mrl.exchange.sessions import Allowance, Session, Shipment, shipments_of
-from mrl.exchange.shelf import Entry, Shelf
 from mrl.exchange.subscriptions import Subscriptions
 from mrl.exchange.transaction import Judged, Transaction
 from mrl.exchange.versions import VersionBook
@@ -60,13 +60,13 @@ class ExchangeCore:
         self.limits, self.incarnation, self.started_s = limits, incarnation, started_s
         self.versions = VersionBook()
         self.subscriptions = Subscriptions()
-        self.shelf = Shelf(limits, self._on_removal)
-        self.intake = RecordIntake(limits, self.shelf, self.versions)
-        self.watches = Watches(limits, self.shelf, self.versions)
+        self.index = RecordIndex(limits, self._on_removal)
+        self.intake = RecordIntake(limits, self.index, self.versions)
+        self.watches = Watches(limits, self.index, self.versions)
         self.barriers = Barriers()
         self.sessions: dict[bytes, Session] = {}
         self.policies: dict[str, None] = {}
-        self._account = Account(self.shelf, self.versions, self.watches, self.barriers)
+        self._account = Account(self.index, self.versions, self.watches, self.barriers)
         self._abandoned = 0
         self._allowance = Allowance()
         self._last_delivery = 0
@@ -124,7 +124,7 @@ class ExchangeCore:
         newcomers: dict[bytes, list[Entry]] = {}
         held = [entry for entry in done.inserts if self._hold(entry)]
         # Of several that came together on a prompt those are passed on that stay.
-        for entry in self.shelf.numbered(entry.number for entry in held):
+        for entry in self.index.numbered(entry.number for entry in held):
             for client in self.watches.takers(entry):
                 newcomers.setdefault(client, []).append(entry)
         for client, entries in newcomers.items():
@@ -149,10 +149,10 @@ class ExchangeCore:
             incarnation=self.incarnation,
             uptime_s=now_s - self.started_s,
             budget_bytes=self.limits.budget_bytes,
-            used_bytes=self.shelf.used_bytes,
+            used_bytes=self.index.used_bytes,
             clients=sorted(session.name for session in sessions),
             malformed=dict(self.malformed),
-            shelves=self._account.shelves(self.policies),
+            policies=self._account.policies(self.policies),
             flows=self.watches.flows.table(self.policies),
             unacknowledged=sum(session.num_unacknowledged for session in sessions) + self.subscriptions.num_given,
             abandoned=self._abandoned + sum(session.abandoned for session in sessions),
@@ -177,17 +177,17 @@ class ExchangeCore:
     def _hold(self, entry: Entry) -> bool:
         """Hold a record that is in the file; whether it stayed."""
         tags = entry.tags
-        if not self.shelf.add(entry):
+        if not self.index.add(entry):
             return False
         if fault := self.intake.fault_of_age(tags):
-            self.shelf.remove(entry, fault)
+            self.index.remove(entry, fault)
             return False
         if tags.type == "score_request":
             self.subscriptions.post(tags.record_id, (tags.scorer, "score_request"))
         elif tags.type == "score":
-            request = self.shelf.get(tags.request_id)
+            request = self.index.get(tags.request_id)
             if request is not None and request.tags.scorer == tags.source:
-                self.shelf.remove(request, "served")
+                self.index.remove(request, "served")
         return True
 
     # What clients say.
@@ -218,10 +218,10 @@ class ExchangeCore:
         if self.versions.announce(message.policy, message.version, resumed=message.resumed):
             self.intake.note_announcement(message)
             if message.resumed:
-                self.shelf.remove_void(message.policy, self.versions.is_void)
+                self.index.remove_void(message.policy, self.versions.is_void)
                 self.barriers.reset(message.policy)
             newest_step = self.versions.newest[message.policy].step
-            self.shelf.remove_stale(message.policy, before_step=newest_step - self.limits.max_age_versions)
+            self.index.remove_stale(message.policy, before_step=newest_step - self.limits.max_age_versions)
         return []
 
     def _on_fetch(self, client: bytes, session: Session, message: Fetch, now_s: float) -> Outgoing:
@@ -242,9 +242,9 @@ class ExchangeCore:
         """End deliveries; a request that its policy has taken over is kept no longer."""
         session.acknowledge(message.deliveries)
         for record_id in message.requests:
-            entry = self.shelf.get(record_id)
+            entry = self.index.get(record_id)
             if entry is not None and self.subscriptions.is_to(record_id, session.policy):
-                self.shelf.remove(entry, "served")
+                self.index.remove(entry, "served")
         return self._dispatch(client, session, now_s) + self._hand_out(now_s)
 
     def _on_barrier(self, client: bytes, session: Session, message: Barrier, now_s: float) -> Outgoing:
@@ -308,7 +308,7 @@ class ExchangeCore:
         """Requests on their way to those who serve them."""
         by_client: dict[bytes, list[Entry]] = {}
         for client, record_id in self.subscriptions.hand_out(now_s):
-            entry = self.shelf.get(record_id)
+            entry = self.index.get(record_id)
             if entry is not None:
                 self.watches.pass_on(entry, self.sessions[client].policy)
                 by_client.setdefault(client, []).append(entry)
@@ -320,7 +320,7 @@ class ExchangeCore:
 
     def _deliver(self, shipment: Shipment, delivery: int) -> Deliver:
         """Those of the shipment's records that are still held; it goes out even when none is."""
-        entries = self.shelf.numbered(shipment.numbers)
+        entries = self.index.numbered(shipment.numbers)
         return Deliver(
             incarnation=self.incarnation,
             records=raws_of(entries),

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from mrl.exchange.store import DISK_FULL, LOCKED
-from mrl.records.exchange_messages import PairFlow, PolicyShelf, Stat
+from mrl.records.exchange_messages import PairFlow, PolicyStat, Stat
 
 SILENCE_S = 5.0
 """A loop that has not turned for so long stands still; it turns at least twice a second."""
@@ -48,7 +48,7 @@ class ExchangeCollector(Collector):
         yield _gauge("healthy", "Whether all is well: the loop turns, and records are stored", is_well)
         yield _gauge("loop_silence_seconds", "Time since the loop turned last", silence_s)
         yield from _of_daemon(stat)
-        yield from _of_policies(stat.shelves)
+        yield from _of_policies(stat.policies)
         yield from _of_pairs(stat.flows)
 
 
@@ -81,26 +81,40 @@ def _of_daemon(stat: Stat) -> Iterator[Metric]:
     yield _counters("dropped_input", "Messages and connections that were dropped", ("reason",), dropped)
 
 
-def _of_policies(shelves: list[PolicyShelf]) -> Iterator[Metric]:
-    def gauge(name: str, help_text: str, value: Callable[[PolicyShelf], float | None]) -> Metric:
-        rows = [((shelf.policy,), number) for shelf in shelves if (number := value(shelf)) is not None]
+def _of_policies(policies: list[PolicyStat]) -> Iterator[Metric]:
+    def gauge(name: str, help_text: str, value: Callable[[PolicyStat], float | None]) -> Metric:
+        rows = [
+            ((policy_stat.policy,), number) for policy_stat in policies if (number := value(policy_stat)) is not None
+        ]
         return _gauges(name, help_text, ("policy",), rows)
 
     def split(make: "_Make", name: str, help_text: str, label: str, of: "_Split") -> Metric:
-        rows = [((shelf.policy, key), number) for shelf in shelves for key, number in sorted(of(shelf).items())]
+        rows = [
+            ((policy_stat.policy, key), number)
+            for policy_stat in policies
+            for key, number in sorted(of(policy_stat).items())
+        ]
         return make(name, help_text, ("policy", label), rows)
 
-    yield split(_gauges, "records", "Records held", "type", lambda shelf: shelf.kinds)
-    yield gauge("bytes", "Bytes held of a policy's records", lambda shelf: shelf.bytes)
-    yield gauge("prompts", "Prompts on which records are held", lambda shelf: shelf.prompts)
-    yield gauge("watched_prompts", "Prompts that the policy's clients watch", lambda shelf: shelf.watched_prompts)
-    yield gauge("newest_step", "Newest step announced", lambda shelf: shelf.newest.step if shelf.newest else None)
-    yield gauge("oldest_age_versions", "Age of the oldest record held", lambda shelf: shelf.oldest_age_versions)
-    yield gauge("barrier", "Last barrier that the policy has come to", lambda shelf: shelf.barrier)
-    put = [((shelf.policy,), shelf.put) for shelf in shelves]
+    yield split(_gauges, "records", "Records held", "type", lambda policy_stat: policy_stat.kinds)
+    yield gauge("bytes", "Bytes held of a policy's records", lambda policy_stat: policy_stat.bytes)
+    yield gauge("prompts", "Prompts on which records are held", lambda policy_stat: policy_stat.prompts)
+    yield gauge(
+        "watched_prompts", "Prompts that the policy's clients watch", lambda policy_stat: policy_stat.watched_prompts
+    )
+    yield gauge(
+        "newest_step",
+        "Newest step announced",
+        lambda policy_stat: policy_stat.newest.step if policy_stat.newest else None,
+    )
+    yield gauge(
+        "oldest_age_versions", "Age of the oldest record held", lambda policy_stat: policy_stat.oldest_age_versions
+    )
+    yield gauge("barrier", "Last barrier that the policy has come to", lambda policy_stat: policy_stat.barrier)
+    put = [((policy_stat.policy,), policy_stat.put) for policy_stat in policies]
     yield _counters("put_records", "Records taken", ("policy",), put)
-    yield split(_counters, "refused_records", "Records refused", "reason", lambda shelf: shelf.refused)
-    yield split(_counters, "evicted_records", "Records evicted", "reason", lambda shelf: shelf.evicted)
+    yield split(_counters, "refused_records", "Records refused", "reason", lambda policy_stat: policy_stat.refused)
+    yield split(_counters, "evicted_records", "Records evicted", "reason", lambda policy_stat: policy_stat.evicted)
 
 
 def _of_pairs(flows: list[PairFlow]) -> Iterator[Metric]:
@@ -150,4 +164,4 @@ def _filled(family: GaugeMetricFamily | CounterMetricFamily, rows: Rows) -> Metr
 
 
 _Make = Callable[[str, str, Labels, Rows], Metric]
-_Split = Callable[[PolicyShelf], Mapping[str, int]]
+_Split = Callable[[PolicyStat], Mapping[str, int]]

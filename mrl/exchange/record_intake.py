@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
 from mrl.exchange.limits import Limits
-from mrl.exchange.shelf import Entry, Shelf
+from mrl.exchange.record_index import Entry, RecordIndex
 from mrl.exchange.transaction import Judged, Removal, Transaction
 from mrl.exchange.versions import VersionBook
 from mrl.records.exchange_messages import Announce, Put
@@ -23,14 +23,14 @@ BUSY = "busy"
 class RecordIntake:
     """Judges Puts, and gathers transactions: one under way, and the next."""
 
-    def __init__(self, limits: Limits, shelf: Shelf, versions: VersionBook) -> None:
+    def __init__(self, limits: Limits, index: RecordIndex, versions: VersionBook) -> None:
         self.storage = ""
         """Why nothing is stored at the moment; "" when all is well."""
         self.num_later = 0
         """Puts that were answered with Later."""
         self.last_number = 0
         """Of all records that were ever taken."""
-        self._limits, self._shelf, self._versions = limits, shelf, versions
+        self._limits, self._index, self._versions = limits, index, versions
         self._next = Transaction()
         self._under_way: Transaction | None = None
         self._puts: set[tuple[bytes, int]] = set()
@@ -135,6 +135,6 @@ class RecordIntake:
         if tags.source != policy:
             return "foreign"
         record_id = tags.record_id
-        if record_id in self._ids or record_id in self._shelf or record_id in self._remembered:
+        if record_id in self._ids or record_id in self._index or record_id in self._remembered:
             return "duplicate"
         return self.fault_of_age(tags) or ("" if self._limits.fits(num_bytes) else "too_large")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mrl.exchange.limits import Limits
-from mrl.exchange.shelf import Entry
+from mrl.exchange.record_index import Entry
 
 FORGET_AFTER_S = 60.0
 CLAIM_S = 3.0

@@ -24,7 +24,7 @@ from mrl.config.locks import is_still, lock_folder, unlock
 from mrl.errors import DiskBroken, RunFolderError
 from mrl.exchange.contents import Contents
 from mrl.exchange.limits import Durability, Limits
-from mrl.exchange.shelf import Entry
+from mrl.exchange.record_index import Entry
 from mrl.exchange.transaction import Transaction
 from mrl.records.exchange_messages import Announce
 from mrl.records.tags import mean_reward_of, tags_of

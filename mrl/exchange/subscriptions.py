@@ -32,7 +32,7 @@ class _Request:
 
 
 class Subscriptions:
-    """Who serves which requests, in turn. Holds ids only; what leaves the shelf is dropped here too."""
+    """Who serves which requests, in turn. Holds ids only; what leaves the index is dropped here too."""
 
     def __init__(self) -> None:
         self._turns: dict[Address, dict[bytes, float]] = {}

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mrl.exchange.shelf import Entry
+from mrl.exchange.record_index import Entry
 from mrl.records.exchange_messages import Announce
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from mrl.exchange.limits import WATCH_OVERHEAD_BYTES, Limits
-from mrl.exchange.shelf import Entry, Shelf
+from mrl.exchange.record_index import Entry, RecordIndex
 from mrl.exchange.versions import VersionBook
 from mrl.records.exchange_messages import Fetch, PairFlow
 from mrl.records.experience import RecordKind
@@ -90,11 +90,11 @@ class Watch:
 class Watches:
     """Finds records for those who ask, now and later, and counts what goes over."""
 
-    def __init__(self, limits: Limits, shelf: Shelf, versions: VersionBook) -> None:
+    def __init__(self, limits: Limits, index: RecordIndex, versions: VersionBook) -> None:
         self.flows = Flows()
         self.num_dropped = 0
         """Watches dropped or refused because there were too many."""
-        self._limits, self._shelf, self._versions = limits, shelf, versions
+        self._limits, self._index, self._versions = limits, index, versions
         self._of_client: dict[bytes, dict[str, Watch]] = {}
         self._of_prompt: dict[str, dict[bytes, Watch]] = {}
         self._num_bytes = 0
@@ -172,7 +172,7 @@ class Watches:
         """Youngest first, over all other policies."""
         dated = [
             (self._versions.age(entry.tags), entry)
-            for entry in self._shelf.on_prompt(prompt_id, message.kinds, of_others_than=receiver)
+            for entry in self._index.on_prompt(prompt_id, message.kinds, of_others_than=receiver)
             if entry.tags.is_for(receiver)
         ]
         fresh = [item for item in dated if is_within(item[0], message.max_age_versions)]

@@ -10,7 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from mrl.inspection.encoded_values import shown_text
-from mrl.records.exchange_messages import ClientState, PairFlow, PolicyShelf, Stat
+from mrl.records.exchange_messages import ClientState, PairFlow, PolicyStat, Stat
 
 LOOK: dict[str, Any] = {"title_justify": "left", "box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "title_style": "bold"}
 SILENT_S = 3.0
@@ -52,11 +52,15 @@ def _delivered(stat: Stat) -> dict[Pair, int]:
 
 
 def _put(stat: Stat) -> dict[str, int]:
-    return {shelf.policy: shelf.put for shelf in stat.shelves}
+    return {policy_stat.policy: policy_stat.put for policy_stat in stat.policies}
 
 
 def _refused(stat: Stat) -> dict[Pair, int]:
-    return {(shelf.policy, reason): number for shelf in stat.shelves for reason, number in shelf.refused.items()}
+    return {
+        (policy_stat.policy, reason): number
+        for policy_stat in stat.policies
+        for reason, number in policy_stat.refused.items()
+    }
 
 
 def tables(stat: Stat, rates: Rates) -> Group:
@@ -66,7 +70,7 @@ def tables(stat: Stat, rates: Rates) -> Group:
         flows.append(refusal_table(stat, rates))
     waits = [client_table(stat.sessions)] if stat.sessions else []
     parts = (Columns(items, padding=(0, 4)) for items in (flows, waits) if items)
-    return Group(*_summary(stat), Text(), shelf_table(stat.shelves, rates), *parts)
+    return Group(*_summary(stat), Text(), policy_table(stat.policies, rates), *parts)
 
 
 def _summary(stat: Stat) -> list[Text]:
@@ -86,20 +90,27 @@ def _summary(stat: Stat) -> list[Text]:
     return [title, storage, *(Text(shown_text(line)) for line in lines)]
 
 
-def shelf_table(shelves: list[PolicyShelf], rates: Rates) -> Table:
+def policy_table(policies: list[PolicyStat], rates: Rates) -> Table:
     """What is held of every policy; `oldest` is its age in versions."""
     table = Table(Column("policy", no_wrap=True), Column("version", no_wrap=True), title="what is held", **LOOK)
     for name in ("oldest", "prompts", "records", "MiB", "put", "put/s", "refused", "watched", "barrier"):
         table.add_column(name, justify="right")
     for name in ("by type", "evicted"):
         table.add_column(name, overflow="fold")
-    for shelf in shelves:
-        barrier = "-" if shelf.barrier is None else shelf.barrier
-        rate = f"{rates.put[shelf.policy]:.1f}"
-        sizes = (shelf.oldest_age_versions, shelf.prompts, shelf.records, mib(shelf.bytes))
-        numbers = (*sizes, shelf.put, rate, sum(shelf.refused.values()), shelf.watched_prompts, barrier)
-        counts = (shelf.kinds, shelf.evicted)
-        _add(table, shelf.policy, shelf.newest or "-", *numbers, *map(listed, counts))
+    for policy_stat in policies:
+        barrier = "-" if policy_stat.barrier is None else policy_stat.barrier
+        rate = f"{rates.put[policy_stat.policy]:.1f}"
+        sizes = (policy_stat.oldest_age_versions, policy_stat.prompts, policy_stat.records, mib(policy_stat.bytes))
+        numbers = (
+            *sizes,
+            policy_stat.put,
+            rate,
+            sum(policy_stat.refused.values()),
+            policy_stat.watched_prompts,
+            barrier,
+        )
+        counts = (policy_stat.kinds, policy_stat.evicted)
+        _add(table, policy_stat.policy, policy_stat.newest or "-", *numbers, *map(listed, counts))
     return table
 
 

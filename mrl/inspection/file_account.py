@@ -10,7 +10,7 @@ from mrl.exchange.archive import open_file
 from mrl.exchange.store import FILE
 from mrl.inspection.encoded_values import shown_text, value_lines
 from mrl.records.codec import decode
-from mrl.records.exchange_messages import PolicyShelf, Stat
+from mrl.records.exchange_messages import PolicyStat, Stat
 from mrl.records.experience import experience_decoder
 from mrl.records.version import Version
 
@@ -29,7 +29,7 @@ def stat_of(folder: Path) -> Stat:
     """The account of a daemon that is no more, as far as its file tells. Raises RunFolderError where there is none."""
     connection = open_file(folder)
     try:
-        shelves = _shelves(connection)
+        policies = _policies(connection)
     finally:
         connection.close()
     files = (folder / FILE, folder / f"{FILE}-wal")
@@ -37,10 +37,10 @@ def stat_of(folder: Path) -> Stat:
         incarnation="none",
         uptime_s=0.0,
         budget_bytes=0,
-        used_bytes=sum(shelf.bytes for shelf in shelves),
+        used_bytes=sum(policy_stat.bytes for policy_stat in policies),
         clients=[],
         malformed={},
-        shelves=shelves,
+        policies=policies,
         flows=[],
         file_bytes=sum(path.stat().st_size for path in files if path.exists()),
     )
@@ -68,7 +68,7 @@ def record_lines(body: bytes, *, found: str) -> Iterator[str]:
     yield from value_lines(body)
 
 
-def _shelves(connection: sqlite3.Connection) -> list[PolicyShelf]:
+def _policies(connection: sqlite3.Connection) -> list[PolicyStat]:
     counts: dict[str, dict[str, dict[str, int]]] = {}
     for policy, what, reason, number in connection.execute("SELECT policy, what, reason, records FROM counts"):
         counts.setdefault(policy, {}).setdefault(what, {})[reason] = number
@@ -78,17 +78,17 @@ def _shelves(connection: sqlite3.Connection) -> list[PolicyShelf]:
     prompts = dict(connection.execute("SELECT source, count(DISTINCT prompt_id) FROM records GROUP BY source"))
     newest = {policy: Version(epoch, step) for policy, epoch, step in connection.execute(NEWEST)}
     return [
-        _shelf(policy, rows.get(policy, []), prompts.get(policy, 0), newest.get(policy), counts.get(policy, {}))
+        _policy_stat(policy, rows.get(policy, []), prompts.get(policy, 0), newest.get(policy), counts.get(policy, {}))
         for policy in sorted({*counts, *rows, *newest})
     ]
 
 
-def _shelf(
+def _policy_stat(
     policy: str, rows: list[Any], prompts: int, newest: Version | None, counts: dict[str, dict[str, int]]
-) -> PolicyShelf:
+) -> PolicyStat:
     oldest_step = min((row[4] for row in rows), default=0)
     removed = counts.get("removed", {})
-    return PolicyShelf(
+    return PolicyStat(
         policy=policy,
         newest=newest,
         prompts=prompts,

@@ -4,19 +4,18 @@
 - `intake`    the socket thread around the ledger
 - `held_out_ledger` which evaluations are under way, and who answers their prompts; pure
 - `evaluations` when a version is evaluated, and what is told of it
-- `gather`    how the groups of a step come together, each policy at its own pace; what that needs of the exchange
-- `lockstep`  the same where all policies step together
+- `asynchronous_batching`  how the groups of a step come together, each policy at its own pace
+- `synchronous_batching`  the same where all policies step together
 - `batches`   groups and what peers say become the `step_order` that all ranks train on
 - `packing`   training examples -> packed tensors, the only bridge from records to tensors
 - `world`     the process group of one policy: shares, sums, broadcasts
-- `stall`     who is awaited when the ranks go on no longer
+- `watchdog`  who is awaited when the ranks go on no longer
 - `sharding`  where parameters live: whole on every rank, or shared out over the ranks
 - `forward`   log-probs and entropies of a packed batch's answer tokens
 - `loss`      the components' terms on them, divided by what is known before
 - `step`      one optimizer update over packed batches
 - `trainer`   all updates of a step, and what they say (`token_diagnostics`, `peer_logprobs`, `step_timing`)
 - `references` the scores of its own that go with a version, and those of the version before
-- `pass_memory` what a pass needs in memory, found without data
 - `kept_rows` samples of every step, and the rows of updates that were left out, to be looked at
 - `training_loop`  the learner's life
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mrl.config.schema import RunTable
-from mrl.learner.gather import Gathering, PeerSource, Stopping
+from mrl.learner.asynchronous_batching import Gathering, PeerSource, Stopping
 from mrl.learner.intake import Intake
 from mrl.learner.step_order import StepOrder
 from mrl.records.rollouts import ScoredGroup

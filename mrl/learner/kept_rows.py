@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy.typing as npt
@@ -10,6 +11,8 @@ from mrl.files import replace_file
 from mrl.learner.batches import PreparedStep
 from mrl.learner.step_order import StepOrder
 from mrl.metrics.telemetry import Telemetry
+from mrl.records.rollouts import Answer
+from mrl.sharing.regime import Rescue
 from mrl.tasks.pool import TaskPool
 
 KEPT = 3
@@ -57,32 +60,15 @@ def _step_of(path: Path) -> int:
 def sample_writer(pool: TaskPool, telemetry: Telemetry) -> Callable[[int, PreparedStep], None]:
     """What a learner calls behind every step, to write samples of it."""
 
+    def tell(step: int, shown: Answer | Rescue, prompt_id: str, **rest: Any) -> None:
+        prompt, text = pool.prompt(prompt_id), shown.completion.decode("utf-8", errors="replace")
+        telemetry.sample(step, task=prompt.task, prompt=prompt.text, completion=text, reward=shown.reward, **rest)
+
     def write(step: int, prepared: PreparedStep) -> None:
         group = prepared.groups[step % len(prepared.groups)]
         answer = group.answers[0]
-        text = answer.completion.decode("utf-8", errors="replace")
-        prompt = pool.prompt(group.prompt_id)
-        telemetry.sample(
-            step,
-            kind="rollout",
-            task=prompt.task,
-            prompt=prompt.text,
-            completion=text,
-            reward=answer.reward,
-            rewards=answer.rewards,
-            failure=answer.failure,
-        )
+        tell(step, answer, group.prompt_id, kind="rollout", rewards=answer.rewards, failure=answer.failure)
         for rescue in prepared.rescued[:1]:
-            prompt = pool.prompt(rescue.prompt_id)
-            text = rescue.completion.decode("utf-8", errors="replace")
-            telemetry.sample(
-                step,
-                kind="rescue",
-                task=prompt.task,
-                prompt=prompt.text,
-                completion=text,
-                reward=rescue.reward,
-                source=rescue.source,
-            )
+            tell(step, rescue, rescue.prompt_id, kind="rescue", source=rescue.source)
 
     return write

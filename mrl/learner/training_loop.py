@@ -18,9 +18,9 @@ import structlog
 from torch import nn
 
 from mrl.errors import RoleFailed
+from mrl.learner.asynchronous_batching import PeerSource
 from mrl.learner.batches import BatchMaker, PreparedStep
 from mrl.learner.evaluations import Evaluations
-from mrl.learner.gather import PeerSource
 from mrl.learner.intake import Intake
 from mrl.learner.kept_rows import keep_batch
 from mrl.learner.references import CanaryReferences

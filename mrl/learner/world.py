@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mrl.config.run_folder import local_folder
-from mrl.learner.stall import ProgressBoard, StallWatch
+from mrl.learner.watchdog import ProgressBoard, StallWatch
 
 
 class World:

@@ -33,13 +33,12 @@ class MetricsWriter:
     """Appends to `metrics.jsonl`.
 
     Metrics make lines {"time_unix_s", "role", "policy", "step", "values"}. Heartbeats make lines
-    {"time_unix_s", "role", "policy", "heartbeat"}, at most one per role in `heartbeat_every_s`; a new pid of a role is
+    {"time_unix_s", "role", "policy", "heartbeat"}, at most one per role in `HEARTBEAT_EVERY_S`; a new pid of a role is
     written at once.
     """
 
-    def __init__(self, path: Path, *, heartbeat_every_s: float = HEARTBEAT_EVERY_S) -> None:
+    def __init__(self, path: Path) -> None:
         self._file = _open_for_append(path)
-        self._heartbeat_every_s = heartbeat_every_s
         self._last_beat: dict[tuple[str, str], HeartbeatRecord] = {}
 
     def write(self, record: MetricsRecord | HeartbeatRecord) -> None:
@@ -64,7 +63,7 @@ class MetricsWriter:
 
     def _is_due(self, beat: HeartbeatRecord) -> bool:
         last = self._last_beat.get((beat.role, beat.policy))
-        if last and last.pid == beat.pid and 0 <= beat.time_unix_s - last.time_unix_s < self._heartbeat_every_s:
+        if last and last.pid == beat.pid and 0 <= beat.time_unix_s - last.time_unix_s < HEARTBEAT_EVERY_S:
             return False
         self._last_beat[beat.role, beat.policy] = beat
         return True

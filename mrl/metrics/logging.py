@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import structlog
 
 
-def configure_logging(role: str, policy: str = "", *, stream: TextIO | None = None, level: str = "INFO") -> None:
+def configure_logging(role: str, policy: str = "", *, stream: TextIO | None = None) -> None:
     """Set up structlog and the standard library for this process; called once, by the entry point of a role.
 
     Every event carries `role` and, if given, `policy`, in every thread; more is bound with
@@ -35,7 +35,7 @@ def configure_logging(role: str, policy: str = "", *, stream: TextIO | None = No
     )
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(level)
+    root.setLevel("INFO")
     logging.captureWarnings(True)
     structlog.configure(
         processors=[

@@ -56,7 +56,7 @@ class MemoryFile:
         return views
 
     def claim(self) -> bool:
-        """Whether nobody holds it (`mrl.weights.hold`); then nobody can until it is released."""
+        """Whether nobody holds it (`mrl.weights.read_lock`); then nobody can until it is released."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

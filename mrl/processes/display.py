@@ -13,7 +13,7 @@ HEARTBEAT_LINE_S = 10.0
 
 
 class LiveBoard(Protocol):
-    """The part of `mrl.report.board.Board` that a display needs."""
+    """The part of `mrl.report.run_display.RunDisplay` that a display needs."""
 
     def apply(self, record: TelemetryRecord, now_s: float) -> None:
         """Take in one record."""

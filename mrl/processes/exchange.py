@@ -111,7 +111,7 @@ def _open(config: RunConfig, folder: RunFolder) -> ExchangeDaemon:
     log.info(
         "exchange opened its file",
         path=str(daemon.store.path),
-        records=len(daemon.core.shelf),
+        records=len(daemon.core.index),
         unreadable=daemon.store.num_unreadable,
     )
     return daemon
@@ -204,7 +204,9 @@ def limit_memory(num_bytes: int) -> None:
 
 
 def _report(stat: Stat, telemetry: Telemetry) -> None:
-    newest_step = max((shelf.newest.step for shelf in stat.shelves if shelf.newest is not None), default=0)
+    newest_step = max(
+        (policy_stat.newest.step for policy_stat in stat.policies if policy_stat.newest is not None), default=0
+    )
     values = list(metrics_of(stat).items())
     for start in range(0, len(values), MAX_VALUES):  # pairs grow with the square of the policies
         telemetry.metrics(newest_step, dict(values[start : start + MAX_VALUES]))
@@ -213,10 +215,10 @@ def _report(stat: Stat, telemetry: Telemetry) -> None:
 def metrics_of(stat: Stat) -> dict[str, float]:
     """The daemon's account as metrics."""
     values: dict[str, float] = {
-        "exchange/records": sum(shelf.records for shelf in stat.shelves),
+        "exchange/records": sum(policy_stat.records for policy_stat in stat.policies),
         "exchange/used_bytes": stat.used_bytes,
-        "exchange/refused": sum(sum(shelf.refused.values()) for shelf in stat.shelves),
-        "exchange/evicted": sum(sum(shelf.evicted.values()) for shelf in stat.shelves),
+        "exchange/refused": sum(sum(policy_stat.refused.values()) for policy_stat in stat.policies),
+        "exchange/evicted": sum(sum(policy_stat.evicted.values()) for policy_stat in stat.policies),
         "exchange/unserved_requests": stat.unserved,
         "exchange/file_bytes": stat.file_bytes,
         "exchange/unstored_puts": stat.unstored,

@@ -23,8 +23,8 @@ from mrl.config.schema import RunConfig
 from mrl.errors import PeerLost, RecordError
 from mrl.metrics.telemetry import Telemetry
 from mrl.processes import wiring
-from mrl.processes.footprint import footprint_of
 from mrl.processes.host_processes import HostProcesses
+from mrl.processes.memory_use import footprint_of
 from mrl.processes.planning.devices import visible_gpus
 from mrl.processes.planning.hosts import host_environment, parse_hosts
 from mrl.processes.planning.lifecycle import Lifecycle

@@ -21,24 +21,24 @@ import structlog
 
 from mrl.alignment.receiver import load_receiver
 from mrl.allocation.learner_reports import ReportSender
-from mrl.config.lives import Lives
 from mrl.config.memory_savings import all_cures
 from mrl.config.policy_tables import LearnerTable, PolicyTable
+from mrl.config.run_epochs import Lives
 from mrl.config.run_folder import RunFolder, local_folder, socket_file
 from mrl.config.schema import NO_EVALUATION, RunConfig
 from mrl.engines.bounds import bounds_of, load_bound_s
 from mrl.exchange.client import ExchangeClient
+from mrl.learner.asynchronous_batching import FreeGathering, Gathering
 from mrl.learner.batches import BatchMaker
 from mrl.learner.evaluations import EvaluationPlan, Evaluations
-from mrl.learner.gather import FreeGathering, Gathering
 from mrl.learner.held_out_ledger import HeldOutLedger
 from mrl.learner.intake import Courier, Intake
 from mrl.learner.kept_rows import sample_writer
 from mrl.learner.ledger import Pace, WorkLedger
-from mrl.learner.lockstep import LockstepGathering
 from mrl.learner.loss import needs_reference
 from mrl.learner.references import CanaryReferences
 from mrl.learner.sharding import read_policy
+from mrl.learner.synchronous_batching import LockstepGathering
 from mrl.learner.trainer import Trainer
 from mrl.learner.training_loop import FirstRank, Learner, Milestones
 from mrl.learner.worker_news import WaitBounds

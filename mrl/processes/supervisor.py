@@ -22,8 +22,8 @@ from mrl.config.stop_request import StopRequest, clear_requests, is_ended, note_
 from mrl.errors import RecordError
 from mrl.metrics.waits import WaitWatch
 from mrl.processes.display import Display
-from mrl.processes.footprint import footprint_of
 from mrl.processes.host_processes import HostProcesses
+from mrl.processes.memory_use import footprint_of
 from mrl.processes.other_hosts import OtherHosts
 from mrl.processes.planning.lifecycle import Lifecycle
 from mrl.processes.planning.plan import Plan, ProcessSpec

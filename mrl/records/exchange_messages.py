@@ -200,7 +200,7 @@ class PairFlow(msgspec.Struct, frozen=True, kw_only=True):
     """Ages of all these records together; with `records` the mean age over any stretch of time."""
 
 
-class PolicyShelf(msgspec.Struct, frozen=True, kw_only=True):
+class PolicyStat(msgspec.Struct, frozen=True, kw_only=True):
     """What the daemon holds of one policy."""
 
     policy: Name
@@ -241,7 +241,7 @@ class Stat(_FromDaemon, frozen=True, kw_only=True, tag="stat"):
     used_bytes: Count
     clients: list[Name]
     malformed: dict[str, int]
-    shelves: list[PolicyShelf]
+    policies: list[PolicyStat]
     flows: list[PairFlow]
     unacknowledged: Count = 0
     """Records delivered and not yet acknowledged."""

@@ -10,7 +10,7 @@ from typing import Literal
 
 from mrl.metrics.names import IDLE_SHARE
 from mrl.records.telemetry_messages import MetricsRecord
-from mrl.report.readable import count, percent, seconds
+from mrl.report.number_format import count, percent, seconds
 
 BEGUN, ENDED = "allocation/begun_leases", "allocation/ended_leases/"
 HELD_TYPE = "allocation/held_units/"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from mrl.alignment.exact_tries import Floor, NotMeasurable
 from mrl.alignment.pair_card import Coverage, CutExample, Direction, PairCard
 from mrl.alignment.residual import KINDS
-from mrl.report.readable import fixed
+from mrl.report.number_format import fixed
 from mrl.report.svg import svg, text
 
 WIDTH, MARGIN = 1080, 28

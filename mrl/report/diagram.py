@@ -3,7 +3,7 @@
 import math
 
 from mrl.report.charts import Figure
-from mrl.report.readable import count, fixed, percent
+from mrl.report.number_format import count, fixed, percent
 from mrl.report.run_data import RunData
 from mrl.report.svg import svg, text
 

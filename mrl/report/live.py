@@ -13,10 +13,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from mrl.report.lines import doing, state
+from mrl.report.console_lines import doing, state
+from mrl.report.number_format import count, elapsed, fixed, is_missing, percent, seconds, signed, size, sparkline
 from mrl.report.palette import colour_of
 from mrl.report.progress import PolicyProgress, Progress, RoleSign, kind_of
-from mrl.report.readable import count, elapsed, fixed, is_missing, percent, seconds, signed, size, sparkline
 
 WIDE = 118
 MEDIUM = 96

@@ -14,8 +14,8 @@ from mrl.errors import RunFolderError
 from mrl.files import replace_file
 from mrl.report import charts
 from mrl.report.diagram import flow_diagram
+from mrl.report.number_format import count, elapsed, fixed, percent, signed
 from mrl.report.page_style import style_sheet
-from mrl.report.readable import count, elapsed, fixed, percent, signed
 from mrl.report.run_data import RunData, read_run
 from mrl.report.sharing_cost import cost_table, gap_chart
 from mrl.report.strange_answers import StrangeAnswers, strange_answers, strange_table

@@ -8,7 +8,7 @@ from html import escape
 
 from mrl.alignment.residual import excess_std_nats
 from mrl.report.charts import STEP, Figure
-from mrl.report.readable import MISSING, count, fixed, percent, signed
+from mrl.report.number_format import MISSING, count, fixed, percent, signed
 from mrl.report.run_data import RunData
 from mrl.report.svg import Axes, Line, line_chart, moving_mean
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mrl.metrics.residuals import every_steps, residual_files, standing_lines
-from mrl.report.readable import count, fixed, percent, signed
+from mrl.report.number_format import count, fixed, percent, signed
 
 ROWS_PER_PAIR = 3
 NOTE = (

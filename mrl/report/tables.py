@@ -9,8 +9,8 @@ from typing import Any
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig, TaskTable
 from mrl.config.table import Table
+from mrl.report.number_format import count, fixed, labelled, percent, signed, size
 from mrl.report.progress import ALL_TASKS
-from mrl.report.readable import count, fixed, labelled, percent, signed, size
 from mrl.report.run_data import RunData
 
 SAMPLES_PER_POLICY = 12

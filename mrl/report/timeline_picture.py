@@ -6,8 +6,8 @@ from html import escape
 from typing import NamedTuple
 
 from mrl.metrics.time_spans import EndedSpan
+from mrl.report.number_format import elapsed, percent
 from mrl.report.palette import KINDS, OTHER_KIND
-from mrl.report.readable import elapsed, percent
 from mrl.report.svg import svg, text
 from mrl.report.timeline_data import Extent, Share, Timeline
 

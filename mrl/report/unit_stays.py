@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from mrl.metrics.jsonl import parse_line
 from mrl.metrics.names import idle_metric
-from mrl.report.readable import MISSING, elapsed, percent
+from mrl.report.number_format import MISSING, elapsed, percent
 from mrl.report.svg import svg, text
 from mrl.report.timeline_data import Extent
 from mrl.report.timeline_picture import LEFT, WIDTH, Scale, time_axis

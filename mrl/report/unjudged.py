@@ -2,7 +2,7 @@
 
 from html import escape
 
-from mrl.report.readable import percent
+from mrl.report.number_format import percent
 from mrl.report.run_data import RunData
 
 MAX_TEXT_CHARS = 300

@@ -3,13 +3,13 @@
 - `link`      the worker's side of the conversation with its learner
 - `worker_loop`  a worker's life
 - `sampling`  prompts become requests, finished answers become scored groups
-- `flights`   groups in the engine, and groups whose weights are still to be proved
+- `groups_in_flight`  groups in the engine, and groups whose weights are still to be proved
 - `updates`   new weights into an engine, proved by canary and digests
 - `verifying` verification beside sampling
 - `peer_scoring`  what this policy gives to answers of its peers
 - `frozen`    the life of a worker whose policy does not learn
-- `totals`    what a worker counts
-- `rest`      who tells a worker to sleep
+- `worker_counters`  what a worker counts
+- `sleep_requests`  that a worker's engine sleep and wake
 - `held_out_answers`  the share of a worker's places that held-out prompts have
 - `frozen_evaluation` the evaluation of a policy that does not learn
 """

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mrl.records.rollouts import ScoredGroup
 from mrl.rollout.peer_scoring import Scorer
-from mrl.rollout.rest import Rest
+from mrl.rollout.sleep_requests import SleepRequests
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Duties:
     """Part of the places that held-out prompts may have while there are groups to sample; None where none come."""
     scorer: Scorer | None = None
     """Answers what peers ask of the engine, between all else."""
-    rest: Rest | None = None
+    rest: SleepRequests | None = None
     """Whether the worker is to sleep, where it may."""
     has_lost_lease: Callable[[], bool] = lambda: False
     """Whether the lease of what is in flight ran out while this process stood still: others may have its places."""

@@ -11,7 +11,7 @@ from mrl.metrics.evaluation_results import tell_evaluation
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import HeldOutAnswer
 from mrl.records.version import Version
-from mrl.rollout.flights import Flights
+from mrl.rollout.groups_in_flight import Flights
 from mrl.rollout.held_out_answers import HeldOutShare, InFlight
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.verifying import Verifying

@@ -24,8 +24,8 @@ from mrl.records.rollouts import WeightsNotice
 from mrl.records.version import Version
 from mrl.rollout.link import WorkerLink
 from mrl.weights.canary import CanaryGap, gap_nats
-from mrl.weights.hold import hold
 from mrl.weights.manifest import Manifest, differing, read_manifest
+from mrl.weights.read_lock import read_lock
 
 ROUTE_S = 60.0
 """Until the learner says where to meet: it may be sending to others, each bucket with a bound of its own."""
@@ -109,7 +109,7 @@ def install(
         if route is not Route.BROADCAST:
             is_here = route is not Route.FILES_INSTEAD
             folder = manifest_path.parent if is_here else _in_files(version, link, is_wanted)
-            closing.enter_context(hold(folder))  # until it is proved: some engines compare with what lies there
+            closing.enter_context(read_lock(folder))  # until it is proved: some engines compare with what lies there
             load = engine.load_adapters if route is Route.ADAPTERS else engine.load
             load(folder, version, manifest.tensors)
         proof = prove(engine, manifest)

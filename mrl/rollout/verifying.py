@@ -13,7 +13,7 @@ from mrl.engines.engine import Generation
 from mrl.errors import RoleFailed
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import HeldOutAnswer, HeldOutItem, ScoredGroup
-from mrl.rollout.flights import Flight
+from mrl.rollout.groups_in_flight import Flight
 from mrl.rollout.sampling import Sampler
 from mrl.tasks.rewards import UNREADABLE
 from mrl.tasks.verify import Verdict

@@ -17,14 +17,14 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import HeldOutAnswer, ScoredGroup, WorkItem
 from mrl.records.version import Version
 from mrl.rollout.duties import Duties
-from mrl.rollout.flights import Custody, Flight, Flights, Item
+from mrl.rollout.groups_in_flight import Custody, Flight, Flights, Item
 from mrl.rollout.held_out_answers import HeldOutRoom, HeldOutShare, InFlight
 from mrl.rollout.link import ASLEEP, WorkerLink, WorkerProgress
-from mrl.rollout.rest import Rest
 from mrl.rollout.sampling import Sampler
-from mrl.rollout.totals import WorkerTotals
+from mrl.rollout.sleep_requests import SleepRequests
 from mrl.rollout.updates import Installed, Missed, Refused, Updates
 from mrl.rollout.verifying import Verifying
+from mrl.rollout.worker_counters import WorkerTotals
 
 IDLE_SLICE_S = 0.5
 """How long a worker without work waits before it asks again."""
@@ -111,7 +111,7 @@ class RolloutLoop:
         self._deliver(self._verifying.done(to_the_last=self._duties.in_step))
         self._account(began_with)
 
-    def _sleep(self, rest: Rest) -> None:
+    def _sleep(self, rest: SleepRequests) -> None:
         """Deliver what is complete, give up the rest, and sleep. Woken up, begin like a worker that was just started.
 
         Groups in flight are given up and not kept: the learner counts them as on their way, and would wait for them.
@@ -137,7 +137,7 @@ class RolloutLoop:
         if rest.sleep():
             self._wake(rest)
 
-    def _wake(self, rest: Rest) -> None:
+    def _wake(self, rest: SleepRequests) -> None:
         try:
             self._engine.wake()
         except (EngineError, EngineLost) as error:

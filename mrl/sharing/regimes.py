@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from mrl.config.explain import wanted_by
 from mrl.config.nearest_key import nearest
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.table import Table
+from mrl.config.validation_errors import wanted_by
 from mrl.errors import ConfigError
 from mrl.sharing.context import SharingContext
 from mrl.sharing.graft import GraftParameters, GraftRegime

@@ -5,9 +5,9 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from mrl.config.explain import wanted_by
 from mrl.config.nearest_key import nearest
 from mrl.config.table import Table
+from mrl.config.validation_errors import wanted_by
 from mrl.errors import TaskError
 
 Options = TypeVar("Options", bound=Table)

@@ -23,10 +23,10 @@ from mrl.models.tensor_broadcast import BroadcastGroup, file_store, gpu_id, numb
 from mrl.records.rollouts import Meeting, WeightsNotice, WeightsRequest, WeightsRoute
 from mrl.records.version import Version
 from mrl.transport.endpoints import reachable_host
-from mrl.weights.held import Held, HeldWeights
+from mrl.weights.broadcast_requests import BroadcastRequests, WaitingWorker, backend_of
 from mrl.weights.manifest import Canary, Manifest
-from mrl.weights.meetings import Meetings, WaitingWorker, backend_of
 from mrl.weights.publish import Publisher, WhenWhole
+from mrl.weights.weight_buffers import VersionBuffer, WeightBuffers
 
 KEPT = 3
 """Manifests that remain."""
@@ -53,7 +53,7 @@ class BroadcastPublisher:
         self._meets_in = meets_in
         self._met: Path | None = None
         """Where the last meeting was."""
-        self._held, self._meetings = HeldWeights(), Meetings()
+        self._held, self._requests = WeightBuffers(), BroadcastRequests()
         self._number = 0
         self._last: tuple[BroadcastGroup, dist.Store] | None = None
         self._failure: Exception | None = None
@@ -137,7 +137,7 @@ class BroadcastPublisher:
         if not self._thread.is_alive():
             self._forget_meeting()
 
-    def _copied(self, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> Held:
+    def _copied(self, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> VersionBuffer:
         return self._held.take(((name, self._rounded(tensor)) for name, tensor in weights), version, canary)
 
     def _rounded(self, tensor: Tensor) -> Tensor:
@@ -147,13 +147,13 @@ class BroadcastPublisher:
 
     def ask(self, client: bytes, request: WeightsRequest) -> None:
         """A worker wants a version; `answers` has the answer when there is one."""
-        self._meetings.ask(client, request, time.monotonic())
+        self._requests.ask(client, request, time.monotonic())
 
     def answers(self, notice: WeightsNotice, *, num_workers: int) -> list[tuple[bytes, WeightsRoute]]:
         """Answers to those who asked, which are due now; never waits. `num_workers` are known."""
         newest, is_idle = self._held.newest(), not self._num_jobs
         written = self._folder_of(newest)
-        due = self._meetings.due(
+        due = self._requests.due(
             newest.version if newest else None,
             time.monotonic(),
             num_workers=num_workers,
@@ -165,7 +165,7 @@ class BroadcastPublisher:
         found += [_route(one, notice, meeting=meeting) for one, meeting in due.invited]
         found += self._call_together(due.party, notice) if due.party else []
         # Behind the party: its members are on their way to a meeting, which has a bound.
-        if newest and not written and is_idle and self._meetings.wants_files(newest.version):
+        if newest and not written and is_idle and self._requests.wants_files(newest.version):
             self._begin(lambda: self._write_if_newest(newest.version))
         return found
 
@@ -195,7 +195,7 @@ class BroadcastPublisher:
         answers, rank = [], 1
         for one in party:
             own = msgspec.structs.replace(meeting, first_rank=rank)
-            self._meetings.invite(one, own)
+            self._requests.invite(one, own)
             answers.append(_route(one, notice, meeting=own))
             rank += one.request.num_ranks
         return answers
@@ -219,7 +219,7 @@ class BroadcastPublisher:
             with self._counting:
                 self._num_jobs -= 1
 
-    def _send(self, held: Held, store: dist.Store, meeting: Meeting) -> None:
+    def _send(self, held: VersionBuffer, store: dist.Store, meeting: Meeting) -> None:
         try:
             group = BroadcastGroup(store, meeting, 0, device=self._device)
             for _, flat in held.buckets:
@@ -244,7 +244,7 @@ class BroadcastPublisher:
         finally:
             self._held.release(held)
 
-    def _write_last(self, held: Held, written: threading.Event, when_whole: WhenWhole | None) -> None:
+    def _write_last(self, held: VersionBuffer, written: threading.Event, when_whole: WhenWhole | None) -> None:
         """Raises RoleFailed: nobody will offer this version again."""
         try:
             path = self._write(held)
@@ -254,14 +254,14 @@ class BroadcastPublisher:
             when_whole(path)
         written.set()
 
-    def _write(self, held: Held) -> Path:
+    def _write(self, held: VersionBuffer) -> Path:
         with self._writing:
             if self._written is None or self._written[0] != held.version:
                 path = self._files.publish_weights(held.named(), held.version, held.canary)
                 self._written = held.version, path
             return self._written[1]
 
-    def _folder_of(self, held: Held | None) -> str:
+    def _folder_of(self, held: VersionBuffer | None) -> str:
         written = self._written
         return str(written[1]) if written and held and written[0] == held.version else ""
 

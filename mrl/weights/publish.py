@@ -24,8 +24,8 @@ from mrl.models.tensor_file import write_tensors
 from mrl.records.version import Version
 from mrl.weights.adapters import AdapterFormat
 from mrl.weights.canary import make_canary
-from mrl.weights.hold import FILES, is_held
 from mrl.weights.manifest import MANIFEST, Canary, Manifest
+from mrl.weights.read_lock import FILES, is_read_locked
 from mrl.weights.staging import Staged, Staging
 
 SHARD_BYTES = 2 * 1024**3
@@ -264,7 +264,7 @@ class Publisher:
         """
         manifests = sorted(self.folder.glob(f"[0-9]*/{MANIFEST}"), key=_version_of)
         for manifest in manifests[: len(manifests) - self._keep + 1]:
-            if not is_held(manifest.parent):
+            if not is_read_locked(manifest.parent):
                 remove(manifest)
 
 

@@ -402,11 +402,10 @@ def test_a_released_policy_is_granted_nothing_before_the_next_decision() -> None
     assert sorted(world.owners().values()) == ["b"]
 
 
-def test_what_the_run_does_not_have_is_counted_and_not_answered() -> None:
+def test_what_the_run_does_not_have_is_not_answered() -> None:
     world = World(Wanted(a=1, b=1))
     report = LearnerReport(policy="z", trained_tokens=1, busy_s=1.0, data_wait_s=0.0)
     assert world.core.handle(report, 0.0) == []
-    assert world.core.num_unknown == 1
     known = LearnerReport(policy="a", trained_tokens=1, busy_s=1.0, data_wait_s=0.0)
     assert world.core.handle(known, 0.0) == [ReportAck(policy="a")]
 

@@ -15,8 +15,8 @@ from mrl.cli.train import conclude
 from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder
 from mrl.config.schema import RunConfig
-from mrl.report.board import Board
 from mrl.report.page import is_small
+from mrl.report.run_display import RunDisplay
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> RunFolder:
 def told(folder: RunFolder, code: int, reason: str = "") -> tuple[int, str]:
     """Exit code, and the final table as printed."""
     output = io.StringIO()
-    board = Board(config_in(folder.path.parent))
+    board = RunDisplay(config_in(folder.path.parent))
     return conclude(folder, Ended(folder, reason), board, Console(file=output), code), output.getvalue()
 
 

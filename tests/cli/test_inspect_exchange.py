@@ -135,8 +135,8 @@ def test_without_a_daemon_the_file_is_shown(exchange, capsys):
     code, out, _ = inspect(capsys, exchange.path)
     assert (code, "no daemon answers" in out, "outcome 2" in out) == (0, True, True)
     _, out, _ = inspect(capsys, exchange.path, "--json")
-    [shelf] = json.loads(out)["shelves"]
-    assert (shelf["policy"], shelf["records"], shelf["put"]) == ("qwen", 2, 2)
+    [policy_stat] = json.loads(out)["policies"]
+    assert (policy_stat["policy"], policy_stat["records"], policy_stat["put"]) == ("qwen", 2, 2)
 
 
 def test_json_has_the_rates(exchange, capsys):
@@ -145,7 +145,7 @@ def test_json_has_the_rates(exchange, capsys):
     worker.publish([outcome("r1"), outcome("r1")])
     assert worker.flush(10.0)
     _, out, _ = inspect(capsys, exchange.path, "--json")
-    [shelf] = json.loads(out)["shelves"]
-    assert (shelf["put"], shelf["refused"]) == (1, {"duplicate": 1})
-    assert shelf["put_per_s"] > 0
-    assert shelf["refused_per_s"]["duplicate"] > 0
+    [policy_stat] = json.loads(out)["policies"]
+    assert (policy_stat["put"], policy_stat["refused"]) == (1, {"duplicate": 1})
+    assert policy_stat["put_per_s"] > 0
+    assert policy_stat["refused_per_s"]["duplicate"] > 0

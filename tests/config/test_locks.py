@@ -43,7 +43,7 @@ from mrl.config.load import validate
 from mrl.config.run_folder import create_run_folder
 create_run_folder(validate({tables!r}, where="test"))
 """
-HOLD = "from pathlib import Path; from mrl.weights.hold import hold; hold(Path({folder!r})).__enter__()"
+HOLD = "from pathlib import Path; from mrl.weights.read_lock import read_lock; read_lock(Path({folder!r})).__enter__()"
 
 
 def tables_in(folder: Path) -> dict[str, Any]:

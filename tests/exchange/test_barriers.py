@@ -82,7 +82,11 @@ def test_a_resumed_policy_has_come_to_nothing_yet():
     core.handle(b"qwen", Announce(client="q", policy="qwen", version=Version(1, 2), resumed=True), 0.0)
     assert arrive(core, "llama", 4) == {"llama": (4, ["qwen"])}
     [(_, stat)] = core.handle(b"x", StatRequest(client="x"), 0.0)
-    assert {shelf.policy: shelf.barrier for shelf in stat.shelves} == {"gemma": 7, "llama": 7, "qwen": None}
+    assert {policy_stat.policy: policy_stat.barrier for policy_stat in stat.policies} == {
+        "gemma": 7,
+        "llama": 7,
+        "qwen": None,
+    }
     assert arrive(core, "qwen", 4) == {"llama": (4, []), "qwen": (4, [])}
 
 

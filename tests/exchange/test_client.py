@@ -324,7 +324,7 @@ def test_without_a_daemon_memory_is_bounded_and_nothing_blocks(network, pair, ou
     network.core.incarnation = "two"
     network.pass_time(4 * SILENCE_S)
     assert worker.counts["stored"] == kept
-    assert "r299" in network.core.shelf
+    assert "r299" in network.core.index
 
 
 def test_a_refusal_is_counted_by_its_reason_and_not_repeated(network, pair, outcome):
@@ -466,7 +466,7 @@ def test_fetch_now_returns_with_everything_that_is_there(network, pair, rollout)
     """In questions of bounded size; a prompt without a record is answered too."""
     worker, learner = pair
     network.restart("two")
-    network.core.shelf._limits = Limits(budget_bytes=10**9)
+    network.core.index._limits = Limits(budget_bytes=10**9)
     network.pass_time(1)
     worker.publish([rollout(f"g{n:02}", prompt_id=f"p{n:02}", group=4, tokens=2000) for n in range(50)])
     network.pass_time(2)
@@ -481,7 +481,7 @@ def test_fetch_now_survives_a_lost_question_or_answer(network, pair, rollout, lo
     """Whichever message of the daemon is lost, it comes back with all records, each once."""
     worker, learner = pair
     network.restart("two")
-    network.core.shelf._limits = Limits(budget_bytes=10**9)
+    network.core.index._limits = Limits(budget_bytes=10**9)
     network.pass_time(1)
     worker.publish([rollout(f"g{n}", prompt_id=f"p{n}", group=20, tokens=1000) for n in range(12)])
     network.pass_time(2)
@@ -609,7 +609,7 @@ def test_a_subscriber_gets_requests_and_acknowledges_them(network, pair, request
     worker.publish([asked])
     network.run()
     assert [item.record for item in engine.take()] == [asked]
-    assert "q1" not in network.core.shelf
+    assert "q1" not in network.core.index
     engine.publish([score_of(asked)])
     network.run()
     assert ids(student.take()) == ["s1"]

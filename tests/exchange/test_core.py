@@ -92,9 +92,9 @@ def told(out):
     return [(client, type(message), message.seq) for client, message in out]
 
 
-def shelf_of(core, policy):
+def policy_stat(core, policy):
     """The account of one policy."""
-    return next(shelf for shelf in stat(core).shelves if shelf.policy == policy)
+    return next(one for one in stat(core).policies if one.policy == policy)
 
 
 def test_a_success_is_fetched_by_another_policy_only(outcome):
@@ -113,7 +113,7 @@ def test_only_the_newest_are_kept_and_newest_come_first(outcome):
     put(core, *(outcome(f"r{step}", step=step) for step in (3, 5, 1, 4, 2)))
     announce(core, 5)
     assert fetch(core, "p1") == [("r5", 0), ("r4", 1)]
-    assert shelf_of(core, "qwen").evicted == {"surpassed": 3}
+    assert policy_stat(core, "qwen").evicted == {"surpassed": 3}
 
 
 def test_limit_and_age_are_respected_over_all_sources(outcome):
@@ -178,7 +178,7 @@ def test_watches_are_bounded_per_client_and_in_total(outcome):
     fetch(core, "p1", "p2", client=b"gemma", watch=True)
     assert stat(core).dropped_watches == 2
     assert [len(put(core, outcome(f"r-{prompt}", prompt_id=prompt))[1]) for prompt in ("p1", "p2", "p3")] == [1, 1, 1]
-    assert shelf_of(core, "llama").watched_prompts == 2
+    assert policy_stat(core, "llama").watched_prompts == 2
 
 
 def test_only_the_asked_types_come(outcome, rollout, value):
@@ -213,8 +213,8 @@ def test_groups_leave_successes_alone_and_only_the_newest_stays(outcome, rollout
     """Four successes, one group per prompt and policy; the account counts each type."""
     core = make_core()
     put(core, *(outcome(f"r{n}", step=n) for n in range(6)), *(rollout(f"g{n}", step=n) for n in range(3)))
-    shelf = shelf_of(core, "qwen")
-    assert (shelf.kinds, shelf.records, shelf.evicted) == ({"outcome": 4, "rollout": 1}, 5, {"surpassed": 4})
+    held = policy_stat(core, "qwen")
+    assert (held.kinds, held.records, held.evicted) == ({"outcome": 4, "rollout": 1}, 5, {"surpassed": 4})
     assert fetch(core, "p1", kinds=["rollout"]) == [("g2", 0)]
 
 
@@ -241,8 +241,8 @@ def test_stale_records_are_evicted_and_refused(outcome):
     announce(core, 10)
     assert fetch(core, "p1") == [("r2", 5)]
     assert put(core, outcome("r3", step=4))[0].refused == {"stale": 1}
-    shelf = shelf_of(core, "qwen")
-    assert (shelf.evicted, shelf.refused) == ({"stale": 1}, {"stale": 1})
+    held = policy_stat(core, "qwen")
+    assert (held.evicted, held.refused) == ({"stale": 1}, {"stale": 1})
 
 
 def test_a_resume_voids_the_later_steps_of_the_old_epoch(outcome):
@@ -254,7 +254,7 @@ def test_a_resume_voids_the_later_steps_of_the_old_epoch(outcome):
     assert fetch(core, "p1") == [("kept", 0)]
     announce(core, 50, epoch=2, resumed=True)
     assert put(core, outcome("late", step=11))[0].refused == {"void": 1}
-    assert shelf_of(core, "qwen").evicted == {"void": 1}
+    assert policy_stat(core, "qwen").evicted == {"void": 1}
 
 
 def test_versions_never_go_back_inside_an_epoch(outcome):
@@ -272,9 +272,9 @@ def test_the_budget_holds_and_the_oldest_arrival_goes_first(outcome):
     for number in range(50):
         put(core, outcome(f"r{number}", prompt_id=f"p{number}"))
         assert stat(core).used_bytes <= stat(core).budget_bytes
-    shelf = shelf_of(core, "qwen")
-    assert shelf.records + shelf.evicted["full"] == shelf.put == 50
-    assert [bool(fetch(core, f"p{number}")) for number in (0, 50 - shelf.records - 1, 50 - shelf.records, 49)] == [
+    held = policy_stat(core, "qwen")
+    assert held.records + held.evicted["full"] == held.put == 50
+    assert [bool(fetch(core, f"p{number}")) for number in (0, 50 - held.records - 1, 50 - held.records, 49)] == [
         False, False, True, True,
     ]  # fmt: skip
 
@@ -331,8 +331,8 @@ def test_a_client_speaks_for_the_policy_of_its_key_only(outcome):
     version = Version(0, 9)
     core.handle(WORKER, Announce(client="w", policy="llama", version=version), 0.0, policy="qwen")
     core.handle(WORKER, Barrier(client="w", policy="llama", number=3, members=["llama"]), 0.0, policy="qwen")
-    shelf = shelf_of(core, "llama")
-    assert (shelf.newest, shelf.barrier) == (None, None)
+    held = policy_stat(core, "llama")
+    assert (held.newest, held.barrier) == (None, None)
     grants = [Grant("worker", "qwen"), Grant("learner", "qwen"), Grant("admin")]
     looks = [ExchangeCore.handle(core, b"x", StatRequest(client="x"), grant, 0.0) for grant in grants]
     assert [len(out) for out in looks] == [0, 0, 1]
@@ -345,7 +345,7 @@ def test_a_full_disk_acknowledges_and_delivers_nothing(outcome):
     fetch(core, "p1", watch=True)
     assert told(core.handle(WORKER, put_message(outcome(), seq=1), 0.0)) == [(WORKER, Later, 1)]
     [(_, pong)] = core.handle(WORKER, Ping(client="w"), 0.0)
-    assert (pong.storage, pong.window_bytes, stat(core).storage, len(core.shelf)) == ("disk_full", 0, "disk_full", 0)
+    assert (pong.storage, pong.window_bytes, stat(core).storage, len(core.index)) == ("disk_full", 0, "disk_full", 0)
     assert told(core.handle(WORKER, put_message(outcome(), seq=1), RETRY_S / 2)) == [(WORKER, Later, 1)]
     ack, others = put(core, outcome(), seq=1, now_s=RETRY_S)
     assert (ack.stored, len(others), stat(core).storage, stat(core).later) == (1, 1, "", 2)
@@ -358,7 +358,7 @@ def test_what_goes_while_the_disk_is_full_is_deleted_once_it_can_be(outcome):
     put(core, outcome("r1"))
     failures[0] = "disk_full"
     announce(core, 9)
-    assert (len(core.shelf), [entry.record_id for entry in core.contents().entries]) == (0, ["r1"])
+    assert (len(core.index), [entry.record_id for entry in core.contents().entries]) == (0, ["r1"])
     failures[0] = ""
     core.tick(2 * RETRY_S)
     core.commit_all(2 * RETRY_S)
@@ -386,10 +386,10 @@ def test_what_ages_on_its_way_to_the_file_is_evicted(outcome):
     core.handle(WORKER, put_message(outcome()), 0.0)
     announce(core, 4)
     [(_, ack)] = core.finish()
-    assert (ack.stored, len(core.shelf)) == (1, 0)
+    assert (ack.stored, len(core.index)) == (1, 0)
     core.commit_all(0.0)
     core.finish()
-    assert shelf_of(core, "qwen").evicted == {"stale": 1}
+    assert policy_stat(core, "qwen").evicted == {"stale": 1}
 
 
 def test_clients_share_what_may_be_unacknowledged(outcome):
@@ -424,7 +424,7 @@ def test_puts_under_way_are_bounded_in_bytes(outcome):
     core.commit_all(0.0)
     core.handle(WORKER, put_message(large(199), seq=200), 0.0)
     core.finish()
-    assert len(core.shelf) == taken + 1
+    assert len(core.index) == taken + 1
 
 
 def test_a_file_rebuilds_the_memory(outcome):
@@ -439,11 +439,11 @@ def test_a_file_rebuilds_the_memory(outcome):
         again.handle(client, Hello(client="c", policy=policy), 0.0)
     prompts = ("p0", "p1", "p2")
     assert [fetch(again, prompt) for prompt in prompts] == [fetch(core, prompt) for prompt in prompts]
-    assert shelf_of(again, "qwen") == shelf_of(core, "qwen")
+    assert policy_stat(again, "qwen") == policy_stat(core, "qwen")
     assert put(again, outcome("late", step=8))[0].refused == {"void": 1}
     assert put(again, outcome("r0", prompt_id="p0", step=7, epoch=1))[0].refused == {"duplicate": 1}
     assert put(again, outcome("new", step=7, epoch=1))[0].stored == 1
-    assert [entry.number for entry in again.shelf.entries()] == sorted(entry.number for entry in again.shelf.entries())
+    assert [entry.number for entry in again.index.entries()] == sorted(entry.number for entry in again.index.entries())
 
 
 def test_what_a_daemon_had_no_time_to_delete_goes_when_the_next_one_starts(outcome):
@@ -456,7 +456,7 @@ def test_what_a_daemon_had_no_time_to_delete_goes_when_the_next_one_starts(outco
     again = StoredCore(successes_per_prompt=1, max_age_versions=5)
     again.restore(contents)
     again.commit_all(0.0)
-    assert (shelf_of(again, "qwen").evicted, len(again.shelf)) == ({"surpassed": 1}, 1)
+    assert (policy_stat(again, "qwen").evicted, len(again.index)) == ({"surpassed": 1}, 1)
 
 
 def test_flows_count_a_prompt_once_per_asking(outcome):
@@ -640,7 +640,7 @@ def test_a_stranger_is_asked_to_introduce_himself_before_he_puts(outcome):
     """Whose records they are is known from Hello."""
     core = make_core()
     [(_, answer)] = core.handle(b"stranger", put_message(outcome()), 0.0)
-    assert (answer.known, len(core.shelf)) == (False, 0)
+    assert (answer.known, len(core.index)) == (False, 0)
 
 
 @settings(deadline=None)
@@ -653,7 +653,7 @@ def test_random_bytes_are_counted_and_dropped(body):
     assert core.malformed["record"] <= 1
 
 
-class ReferenceShelf:
+class ReferenceIndex:
     """The success memory in ten slow lines: a list of all records that were ever taken."""
 
     def __init__(self, per_prompt, max_age):
@@ -685,11 +685,11 @@ ACTIONS = st.lists(
 @settings(deadline=None)
 @given(actions=ACTIONS)
 @pytest.mark.parametrize("per_prompt", [1, 2])
-def test_the_core_agrees_with_the_reference_shelf(outcome, per_prompt, actions):
+def test_the_core_agrees_with_the_reference_index(outcome, per_prompt, actions):
     """For any order of puts, announcements and fetches both give the same records in the same order."""
     core, reference = (
         make_core(successes_per_prompt=per_prompt, max_age_versions=6),
-        ReferenceShelf(per_prompt, 6),
+        ReferenceIndex(per_prompt, 6),
     )
     for policy in ("a", "b", "c"):
         core.handle(policy.encode(), Hello(client=policy, policy=policy), 0.0)
@@ -706,7 +706,7 @@ def test_the_core_agrees_with_the_reference_shelf(outcome, per_prompt, actions):
             got = fetch(core, prompt_id, client=policy.encode(), limit=value, seq=number + 1)
             assert [record_id for record_id, _ in got] == reference.fetch(prompt_id, policy, value)
         account = stat(core)
-        held = list(core.shelf.entries())
+        held = list(core.index.entries())
         assert account.used_bytes == sum(held_bytes_of(len(entry.body)) for entry in held)
 
 

@@ -39,7 +39,7 @@ DAEMON = textwrap.dedent("""
         run / "exchange", run / "endpoints", load_keys(run / "keys"), host="127.0.0.1", port=0,
         limits=Limits(budget_bytes=64_000_000), clock=time.monotonic,
     )
-    print(len(daemon.core.shelf), flush=True)
+    print(len(daemon.core.index), flush=True)
     is_over = []
     signal.signal(signal.SIGTERM, lambda *_: is_over.append(1))
     while not is_over:

@@ -118,7 +118,7 @@ def test_deep_nesting_is_refused(stage, opener, depth, wrap):
     stage.say(*CLIENTS[0], wrap(opener * depth + b"\xc0"))
     stage.say(*CLIENTS[2], ASK)
 
-    assert len(stage.core.shelf) == 0
+    assert len(stage.core.index) == 0
     assert len(stage.say(*CLIENTS[0], packed(type="ping", client="w"))) == 1
 
 
@@ -161,7 +161,7 @@ def test_small_things_in_great_number_cost_little(stage, name):
 
     assert seconds < MAX_S
     assert num_bytes < MAX_BYTES
-    assert stage.core.shelf.used_bytes <= BUDGET_BYTES
+    assert stage.core.index.used_bytes <= BUDGET_BYTES
 
 
 def test_a_message_that_is_too_long_is_not_even_read(stage):
@@ -176,10 +176,10 @@ def test_a_message_that_is_too_long_is_not_even_read(stage):
 
 
 def test_the_stage_sees_what_it_is_for(monkeypatch, stage):
-    """An answer to somebody who is no client, and a shelf that holds too much."""
+    """An answer to somebody who is no client, and an index that holds too much."""
     with pytest.raises(AssertionError, match="an answer to"):
         stage.say(b"nobody", CLIENTS[0][1], packed(type="ping", client="w"))
-    monkeypatch.setattr(stage.core.shelf, "used_bytes", BUDGET_BYTES + 1)
+    monkeypatch.setattr(stage.core.index, "used_bytes", BUDGET_BYTES + 1)
     with pytest.raises(AssertionError, match="are held"):
         stage.say(*CLIENTS[0], b"")
 

@@ -53,7 +53,7 @@ def test_the_age_of_the_oldest_record_follows_the_announcements(core, outcome):
     """In versions; a policy that holds nothing has none."""
     core.handle(b"qwen", put_message(outcome("r1", step=3), outcome("r2", prompt_id="p2", step=5)), 0.0)
     core.handle(b"qwen", Announce(client="w", policy="qwen", version=Version(0, 10)), 0.0)
-    ages = {shelf.policy: shelf.oldest_age_versions for shelf in core.stat(0.0).shelves}
+    ages = {policy_stat.policy: policy_stat.oldest_age_versions for policy_stat in core.stat(0.0).policies}
     assert ages == {"qwen": 7, "llama": 0}
 
 

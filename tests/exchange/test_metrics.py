@@ -131,8 +131,8 @@ def test_no_series_is_shown_twice_and_every_name_is_of_the_exchange(stat, clock)
 def test_names_that_clients_choose_cannot_forge_a_line(stat, clock):
     """A reason comes from this program, a policy's name from a configuration; both are escaped."""
     name = 'a"} 1\nmrl_exchange_healthy 0\n\\'
-    shelf = msgspec.structs.replace(stat.shelves[0], policy=name, prompts=5)
-    shown = samples(ExchangeCollector(msgspec.structs.replace(stat, shelves=[shelf]), clock))
+    policy_stat = msgspec.structs.replace(stat.policies[0], policy=name, prompts=5)
+    shown = samples(ExchangeCollector(msgspec.structs.replace(stat, policies=[policy_stat]), clock))
     assert shown["mrl_exchange_prompts", name] == 5
     assert shown["mrl_exchange_healthy",] == 1
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mrl.errors import DiskBroken, RunFolderError
 from mrl.exchange import store as store_module
 from mrl.exchange.limits import Limits
-from mrl.exchange.shelf import Entry
+from mrl.exchange.record_index import Entry
 from mrl.exchange.store import CHECKPOINT_BYTES, DISK_FULL, FILE, LOCKED, MAX_WAL_BYTES, ROWS_AT_ONCE, Store
 from mrl.exchange.transaction import Judged, Removal, Transaction
 from mrl.records.codec import encode
@@ -405,7 +405,7 @@ def test_core_and_file_agree_after_any_history(tmp_path, outcome):
     again = StoredCore(successes_per_prompt=2, budget_bytes=20_000)
     again.restore(store.contents())
     again.commit_all(0.0)
-    assert [one.record_id for one in again.shelf.entries()] == [one.record_id for one in core.shelf.entries()]
+    assert [one.record_id for one in again.index.entries()] == [one.record_id for one in core.index.entries()]
     mine, its = core.stat(0.0), again.stat(0.0)
-    assert (mine.shelves, mine.used_bytes) == (its.shelves, its.used_bytes)
+    assert (mine.policies, mine.used_bytes) == (its.policies, its.used_bytes)
     store.close()

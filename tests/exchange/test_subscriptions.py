@@ -93,10 +93,10 @@ def test_done_by_the_asked_policy_ends_it(request_for):
     subscribe(core, ENGINES[0])
     put(core, request_for("llama"))
     done(core, STUDENT, "q1")
-    assert "q1" in core.shelf
+    assert "q1" in core.index
     done(core, ENGINES[0], "q1")
-    assert "q1" not in core.shelf
-    assert next(shelf for shelf in stat(core).shelves if shelf.policy == "qwen").evicted == {}
+    assert "q1" not in core.index
+    assert next(one for one in stat(core).policies if one.policy == "qwen").evicted == {}
     assert delivered(core.tick(10 * CLAIM_S)) == []
 
 
@@ -150,7 +150,7 @@ def test_a_late_done_of_the_former_holder_counts(request_for):
     put(core, request_for("llama"))
     subscribe(core, ENGINES[1], CLAIM_S)
     done(core, ENGINES[0], "q1", now_s=CLAIM_S)
-    assert "q1" not in core.shelf
+    assert "q1" not in core.index
     assert stat(core).unacknowledged == 0
 
 
@@ -165,7 +165,7 @@ def test_an_engine_has_a_bounded_number_at_once(request_for):
 
 
 def test_a_request_that_grew_stale_is_asked_no_more(request_for):
-    """What leaves the shelf leaves the queue."""
+    """What leaves the index leaves the queue."""
     core = make_core()
     put(core, request_for("llama", step=0))
     core.handle(STUDENT, Announce(client="w", policy="qwen", version=Version(0, 11)), 0.0)
@@ -182,9 +182,9 @@ def test_a_score_removes_its_request_and_reaches_only_who_asked(request_for, sco
         fetch(core, client, "score", watch=True)
     put(core, asked)
     assert put(core, score_of(asked, "s0", "gemma"), client=b"gemma") == [(STUDENT, "s0")]
-    assert "q1" in core.shelf
+    assert "q1" in core.index
     assert put(core, score_of(asked), client=ENGINES[0]) == [(STUDENT, "s1")]
-    assert "q1" not in core.shelf
+    assert "q1" not in core.index
     assert subscribe(core, ENGINES[1]) == []
     assert sorted(fetch(core, STUDENT, "score")) == ["s0", "s1"]
     assert fetch(core, b"gemma", "score") == []
@@ -195,7 +195,7 @@ def test_a_score_cannot_remove_another_record(outcome, request_for, score_of):
     core = make_core()
     put(core, outcome("q1"))
     put(core, score_of(request_for("llama", "q1")), client=ENGINES[0])
-    assert "q1" in core.shelf
+    assert "q1" in core.index
 
 
 def test_a_restarted_daemon_asks_what_is_still_open_and_nothing_else(request_for, score_of):

@@ -7,21 +7,21 @@ import pytest
 from rich.console import Console
 
 from mrl.inspection.exchange_tables import rates_per_s, tables
-from mrl.records.exchange_messages import ClientState, PairFlow, PolicyShelf
+from mrl.records.exchange_messages import ClientState, PairFlow, PolicyStat
 from mrl.records.version import Version
 from tests.support.stored_core import StoredCore
 
 
 def account(*, incarnation="one", uptime_s=10.0, records=20, put=30, refused=5, **changes):
     """A daemon's, of two policies."""
-    shelf = PolicyShelf(
+    policy_stat = PolicyStat(
         policy="qwen", newest=Version(0, 9), prompts=3, records=4, bytes=2**20, put=put, refused={"stale": refused},
         evicted={"full": 2}, watched_prompts=6, kinds={"outcome": 4}, barrier=8, oldest_age_versions=5,
     )  # fmt: skip
     flow = PairFlow(
         source="qwen", receiver="llama", asked=10, hits=4, records=records, bytes=2**21, mean_age_versions=1.5
     )
-    fields = {"shelves": [shelf], "flows": [flow], "incarnation": incarnation, "uptime_s": uptime_s}
+    fields = {"policies": [policy_stat], "flows": [flow], "incarnation": incarnation, "uptime_s": uptime_s}
     return msgspec.structs.replace(StoredCore().stat(0.0), **fields | changes)
 
 

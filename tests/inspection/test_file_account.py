@@ -49,10 +49,10 @@ def folder(core, tmp_path):
 
 def test_the_file_tells_what_its_daemon_told(core, folder):
     """Everything but what was only in memory: who watched, and who had come to which barrier."""
-    [shelf], [told] = stat_of(folder).shelves, core.stat(0.0).shelves
+    [policy_stat], [told] = stat_of(folder).policies, core.stat(0.0).policies
     fields = ("policy", "newest", "prompts", "records", "put", "refused", "evicted", "kinds", "oldest_age_versions")
-    assert {name: getattr(shelf, name) for name in fields} == {name: getattr(told, name) for name in fields}
-    assert stat_of(folder).file_bytes > shelf.bytes > 0
+    assert {name: getattr(policy_stat, name) for name in fields} == {name: getattr(told, name) for name in fields}
+    assert stat_of(folder).file_bytes > policy_stat.bytes > 0
 
 
 def test_a_record_is_found_or_what_became_of_it(folder):

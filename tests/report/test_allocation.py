@@ -9,7 +9,7 @@ from rich.console import Console
 
 from mrl.records.telemetry_messages import MetricsRecord
 from mrl.report.allocation import Allocation
-from mrl.report.board import Board
+from mrl.report.run_display import RunDisplay
 
 T0 = 1_760_000_000.0
 NEEDED, GONE = "another_policy_needs_it_more", "its_engine_is_gone"
@@ -137,7 +137,7 @@ def test_live_view_and_headless_line_show_it(
     make_config: Callable[..., Any], make_stream: Callable[..., Any], width: int
 ) -> None:
     """In one line, however narrow the terminal; the move in whole from 120 columns on."""
-    board = Board(make_config(2))
+    board = RunDisplay(make_config(2))
     for now_s, one in make_stream(2, until=30):
         board.apply(one, now_s)
     console = Console(width=width, height=30, file=io.StringIO(), record=True, force_terminal=True)

@@ -20,8 +20,8 @@ from mrl.records.codec import decode, encode
 from mrl.records.rollouts import WeightsNotice, WeightsRoute, worker_message_decoder
 from mrl.records.version import Version
 from mrl.rollout.link import WorkerLink
-from mrl.rollout.totals import WorkerTotals
 from mrl.rollout.updates import Installed, Missed, Refused, Updates, install
+from mrl.rollout.worker_counters import WorkerTotals
 from mrl.weights.canary import canary_sequences
 from mrl.weights.manifest import read_manifest
 from mrl.weights.publish import Publisher

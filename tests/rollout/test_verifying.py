@@ -18,7 +18,7 @@ from mrl.records.finish import FinishReason
 from mrl.records.rollouts import HeldOutItem, ScoredGroup, WorkItem
 from mrl.records.telemetry_messages import SampleRecord, SpansRecord
 from mrl.records.version import Version, VersionSpan
-from mrl.rollout.flights import Flight
+from mrl.rollout.groups_in_flight import Flight
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.verifying import Verifying
 from mrl.tasks.pool import build_pool

@@ -14,7 +14,7 @@ import msgspec
 
 from mrl.errors import MRLError
 from mrl.exchange.limits import Limits
-from mrl.exchange.shelf import Entry
+from mrl.exchange.record_index import Entry
 from mrl.exchange.store import Store
 from mrl.exchange.transaction import Judged, Transaction
 from mrl.records.codec import encode

@@ -4,8 +4,6 @@ import check_fencing
 import pytest
 from fencing_model.designs import MRL, WITHOUT
 from fencing_model.search import search
-from fencing_model.waiting import MRL as MRL_HABITS
-from fencing_model.waiting import Habits, explore
 from fencing_model.world import Bounds, Design
 
 QUICK = {"no verify", "no evict", "no evict, no verify", "no expiry", "no kill",
@@ -50,29 +48,3 @@ def test_every_rule_is_missed(design: Design, bounds: Bounds) -> None:
     assert not found.is_safe
     assert found.path[0] != found.path[-1]
     assert (found.num_lost > 0) == (design.name in {"no expiry", "no kill", "epochs reused"})
-
-
-@pytest.mark.parametrize(
-    ("habits", "num_states", "num_deadlocks"),
-    [
-        (Habits("block", "until own step"), 7, 2),
-        (Habits("block", "timed", publish="step"), 27, 1),
-        (Habits("block", "timed", pool="shared"), 128, 0),
-        (Habits("block", "timed", crash=True), 904, 4),
-        (Habits("never", "until own step", crash=True), 642, 10),
-    ],
-)
-def test_habits_that_mrl_does_not_have_end_in_a_wait_for_ever(
-    habits: Habits, num_states: int, num_deadlocks: int
-) -> None:
-    """Blocking on peers, leases that last until a step, a shared pool: each alone is enough."""
-    found = explore(habits)
-
-    assert (found.num_states, found.num_deadlocks) == (num_states, num_deadlocks)
-    assert not found.is_live
-
-
-def test_nobody_waits_for_ever_as_built() -> None:
-    """Timed leases, peers never awaited, rings that drop: whoever lives can always step again, also beside a death."""
-    assert explore(MRL_HABITS).is_live
-    assert explore(MRL_HABITS).num_states == 1406

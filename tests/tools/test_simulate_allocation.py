@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import simulate_allocation
 from allocation_simulation import learner
-from allocation_simulation.baselines import Fixed, best_fixed, by_parameters, equal
+from allocation_simulation.baselines import Fixed, best_fixed, equal
 from allocation_simulation.bound import bound
 from allocation_simulation.engine import Group, Replica, Request
-from allocation_simulation.fluid import TWO_TYPES, two_types
 from allocation_simulation.large import LargePolicy, LargeWorld, large_instance
 from allocation_simulation.outcomes import CONTROLLER, rules, try_rule
 from allocation_simulation.rules import Controller, PoolMeters
@@ -52,10 +51,9 @@ def test_bounds_are_those_of_the_specification(name, least, myopic, mean):
 
 
 def test_fixed_splits_are_those_of_the_specification():
-    """Equal, by parameters, and the best in hindsight with and without growing answers."""
+    """Equal, and the best in hindsight with and without growing answers."""
     worlds = scenarios()
     assert tuple(equal(worlds["S0"]).values()) == (4, 3, 3, 1)
-    assert tuple(by_parameters(worlds["S0"]).values()) == (1, 1, 2, 4)
     assert tuple(best_fixed(worlds["S0"]).values()) == (2, 3, 3, 2)
     assert tuple(best_fixed(worlds["S1"]).values()) == (1, 2, 5, 2)
 
@@ -233,13 +231,6 @@ def test_no_rule_beats_the_bound(rule):
     assert try_rule(scenario, rule, 78, least_bound=bound(scenario).least_progress).ratio <= 1.02
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("rates", TWO_TYPES)
-def test_two_types_of_units_come_near_their_optimum(rates):
-    """Whatever the second type is worth to whom."""
-    assert two_types(rates).ratio >= 0.95
-
-
 def test_random_instances_are_drawn_as_specified():
     """Three to six policies, at most forty units, one growing at odd seeds; the same for the same seed."""
     drawn = [random_instance(seed) for seed in range(1000, 1024)]
@@ -334,11 +325,8 @@ def test_a_large_pool_comes_near_its_optimum():
 
 def test_a_missed_bound_is_said(monkeypatch, capsys):
     """Exit code 1, and which one."""
-    words = ["simulate_allocation.py", "--scenarios", "--random", "0"]
+    words = ["simulate_allocation.py", "--scenarios", "--random", "0", "--large", "2", "16", "--hours", "1.5"]
     monkeypatch.setattr(sys, "argv", words)
-    monkeypatch.setattr(simulate_allocation, "LARGEST", (4, 16))
-    monkeypatch.setattr(simulate_allocation.fluid, "TWO_TYPES", ())
-    monkeypatch.setattr(simulate_allocation.fluid, "HOURS", 0.5)
     monkeypatch.setattr(simulate_allocation, "MAX_DECIDE_MS", 1e-6)
     assert simulate_allocation.main() == 1
-    assert "MISSED: 4 policies, 16 units: one decision is" in capsys.readouterr().out
+    assert "MISSED: 2 policies, 16 units, answer by answer: one decision is" in capsys.readouterr().out

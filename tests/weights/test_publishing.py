@@ -24,9 +24,9 @@ from mrl.models.tensor_file import digest, read_folder
 from mrl.records.version import Version
 from mrl.weights import publish
 from mrl.weights.canary import canary_sequences, make_canary
-from mrl.weights.hold import hold
 from mrl.weights.manifest import Canary, read_manifest
 from mrl.weights.publish import INDEX, PARTS, Publisher
+from mrl.weights.read_lock import read_lock
 
 NO_CANARY = Canary([], [], [])
 
@@ -241,7 +241,7 @@ def test_memory_is_used_again_unless_somebody_reads_it(tmp_path):
     assert len(set(files)) == 2
 
     path, own = published(6)
-    with hold(path.parent):
+    with read_lock(path.parent):
         others = {published(step)[1] for step in range(7, 11)}
         assert own not in others
         assert read_folder(path.parent) == read_manifest(path).tensors
@@ -267,7 +267,7 @@ one.publish_weights(tensors, Version(0, 2), Canary([], [], []))
     ended = subprocess.run([sys.executable, "-c", script], check=False)
     assert ended.returncode == -signal.SIGKILL
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{PARTS}0.2", "0.1"]
-    with pytest.raises(WeightsError, match="a process that has ended"), hold(tmp_path / "0.1"):
+    with pytest.raises(WeightsError, match="a process that has ended"), read_lock(tmp_path / "0.1"):
         pass
 
     publisher = Publisher(tmp_path, "a")

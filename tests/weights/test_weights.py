@@ -14,9 +14,9 @@ from mrl.models.scoring import score_tokens
 from mrl.models.tensor_file import digest, read_folder
 from mrl.records.version import Version
 from mrl.weights.canary import canary_sequences, gap_nats, make_canary
-from mrl.weights.hold import hold
 from mrl.weights.manifest import differing, read_manifest
 from mrl.weights.publish import Publisher
+from mrl.weights.read_lock import read_lock
 
 CANARY = canary_sequences(64, num_sequences=2, num_tokens=8)
 
@@ -155,7 +155,7 @@ def test_a_version_that_is_held_is_not_pruned_before_it_is_let_go(tiny_model, tm
     """An engine is being proved against it, and some read it again for that."""
     model, publisher = tiny_model(), Publisher(tmp_path, "a", keep=1)
     first = publisher.publish(model, Version(0, 1), CANARY)
-    with hold(first.parent):
+    with read_lock(first.parent):
         publisher.publish(model, Version(0, 2), CANARY)
         verify(first)
     publisher.publish(model, Version(0, 3), CANARY)

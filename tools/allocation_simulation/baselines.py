@@ -53,12 +53,6 @@ def equal(scenario: Scenario) -> dict[str, int]:
     return in_proportion({spec.name: 1.0 for spec in scenario.policies}, _sizes(scenario), scenario.num_units)
 
 
-def by_parameters(scenario: Scenario) -> dict[str, int]:
-    """Larger models get more."""
-    weights = {spec.name: spec.parameters_b for spec in scenario.policies}
-    return in_proportion(weights, _sizes(scenario), scenario.num_units)
-
-
 def best_fixed(scenario: Scenario) -> dict[str, int]:
     """The best in hindsight: of all splits the one with the highest least progress, then the highest sum, as fluids."""
     specs, units = scenario.policies, scenario.num_units
@@ -213,7 +207,6 @@ def rules() -> dict[str, Callable[[], AllocationRule]]:
     """Every baseline by name, made anew for each trial."""
     return {
         "static equal": lambda: Fixed(equal),
-        "static by parameters": lambda: Fixed(by_parameters),
         "static best in hindsight": lambda: Fixed(best_fixed),
         "greedy throughput": GreedyThroughput,
         "buffer threshold": BufferThreshold,

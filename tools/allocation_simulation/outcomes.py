@@ -8,7 +8,7 @@ from statistics import fmean
 from allocation_simulation import baselines
 from allocation_simulation.bound import bound
 from allocation_simulation.rules import Controller
-from allocation_simulation.settings import MAX_STALENESS_VERSIONS, Scenario
+from allocation_simulation.settings import Scenario
 from allocation_simulation.world import AllocationRule, World, moves_per_unit_hour
 
 CONTROLLER = "controller"
@@ -19,8 +19,6 @@ def rules() -> dict[str, Callable[[], AllocationRule]]:
     return {
         CONTROLLER: Controller,
         "controller, told the truth": lambda: Controller(is_told=True),
-        "controller without deficits": lambda: Controller(window_s=1.0),
-        "controller without hysteresis": lambda: Controller(min_gain=0.0, dwell_s=0.0, free_switches=True),
         **baselines.rules(),
     }
 
@@ -98,8 +96,3 @@ def try_all(
                 f"worst {min(one.ratio for one in trials):.3f}  {fmean(one.took_s for one in trials):.1f} s per trial"
             )
     return found
-
-
-def keeps_lag(trials: Iterable[Trial]) -> bool:
-    """Whether nothing was trained on that was more stale than allowed."""
-    return all(trial.max_lag <= MAX_STALENESS_VERSIONS for trial in trials)

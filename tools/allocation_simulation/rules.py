@@ -79,8 +79,8 @@ class Controller:
 
     is_static = False
 
-    def __init__(self, *, is_told: bool = False, free_switches: bool = False, **changes: float) -> None:
-        self._is_told, self._free_switches, self._changes = is_told, free_switches, changes
+    def __init__(self, *, is_told: bool = False, **changes: float) -> None:
+        self._is_told, self._changes = is_told, changes
         self.period_s = UNITS.period_s
         self.meters = PoolMeters()
         self._state = ControllerState(decided_s=0.0)
@@ -120,7 +120,7 @@ class Controller:
             supply_progress=meter.supply_progress,
             units_per_replica=spec.gang_units,
             silent=meter.is_silent(world.now_s),
-            switch_s=0.0 if self._free_switches else spec.wake_s + GRANT_OVERHEAD_S,
+            switch_s=spec.wake_s + GRANT_OVERHEAD_S,
             learner_tokens_per_s=meter.learner.value(0.0) or 0.0,
         )
 

@@ -19,8 +19,6 @@ class PolicySpec:
     """One policy: its engine, its answers, its learner."""
 
     name: str
-    parameters_b: float
-    """Parameters, in billions."""
     gang_units: int
     """Units of one replica."""
     token_s: float
@@ -111,10 +109,10 @@ class Scenario:
         return sorted(set(times))
 
 
-A = PolicySpec("A", 1.5, 1, 0.008, 0.00010, 64, 400e3, 800, 6, 140, 1, 6, 2, 45)
-B = PolicySpec("B", 7, 1, 0.016, 0.00025, 64, 300e3, 2000, 10, 120, 2, 12, 3, 80)
-C = PolicySpec("C", 8, 1, 0.016, 0.00025, 64, 300e3, 6000, 12, 105, 2, 12, 3, 80)
-D = PolicySpec("D", 32, 2, 0.030, 0.00050, 64, 300e3, 1500, 15, 240, 4, 25, 6, 150)
+A = PolicySpec("A", 1, 0.008, 0.00010, 64, 400e3, 800, 6, 140, 1, 6, 2, 45)
+B = PolicySpec("B", 1, 0.016, 0.00025, 64, 300e3, 2000, 10, 120, 2, 12, 3, 80)
+C = PolicySpec("C", 1, 0.016, 0.00025, 64, 300e3, 6000, 12, 105, 2, 12, 3, 80)
+D = PolicySpec("D", 2, 0.030, 0.00050, 64, 300e3, 1500, 15, 240, 4, 25, 6, 150)
 
 GROWTH = {"C": (1.5 * HOUR_S, 2.0 * HOUR_S, 4.0)}
 
@@ -160,7 +158,6 @@ def random_policy(name: str, rng: random.Random) -> PolicySpec:
     gang = 1 if size < 10 else 2 if size < 25 else 4
     return PolicySpec(
         name=name,
-        parameters_b=size,
         gang_units=gang,
         token_s=0.006 + 0.010 * math.sqrt(size / 7 / gang),
         token_s_per_request=0.00008 + 0.00016 * size / (7 * gang),

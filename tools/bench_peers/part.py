@@ -1,7 +1,7 @@
 """What the module of a system has to offer to the processes of the benchmark."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from bench_peers.loads import Checklist
@@ -62,7 +62,3 @@ class Consumer(Protocol):
 
 PART_RECORDS = {"rollout": 16, "outcome": 512, "both": 32}
 """How many records a flooding producer hands over in one call."""
-
-Serve = Callable[[Settings], Iterator[Settings]]
-"""The function `serve` of a system whose broker is a process of the benchmark: starts to listen, yields what clients
-have to know, serves when it is asked on, for ever."""

@@ -167,8 +167,8 @@ class Rig:
         outcome.failures += [f"the daemon {death}" for death in self.deaths]
         trained = Counter(self.trained_ids())
         gone = self._not_held(sorted(acknowledged - trained.keys()))
-        shelves = stat_of(self.run).shelves
-        evicted = sum(sum(shelf.evicted.values()) for shelf in shelves if shelf.policy == SOURCE)
+        policies = stat_of(self.run).policies
+        evicted = sum(sum(policy_stat.evicted.values()) for policy_stat in policies if policy_stat.policy == SOURCE)
         add_up(outcome, acknowledged, trained, num_gone=len(gone), num_evicted=evicted)
 
     def _not_held(self, ids: list[str]) -> list[str]:

@@ -33,7 +33,7 @@ def main() -> None:
         limits=Limits(**settings),
         clock=time.monotonic,
     )
-    print(f"drill: serving {len(daemon.core.shelf)}", flush=True)
+    print(f"drill: serving {len(daemon.core.index)}", flush=True)
     while True:
         daemon.round(ROUND_S)
 

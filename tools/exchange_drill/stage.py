@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from mrl.exchange.contents import Contents
 from mrl.exchange.core import ExchangeCore, Outgoing
 from mrl.exchange.limits import Limits
-from mrl.exchange.shelf import Entry
+from mrl.exchange.record_index import Entry
 from mrl.records.codec import MAX_MESSAGE_BYTES, decode, encode
 from mrl.records.exchange_messages import Announce, Hello, daemon_message_decoder
 from mrl.transport.grants import Grant
@@ -46,7 +46,7 @@ class Stage:
         """One message, and all that follows from it. Returns the answers; raises AssertionError when one is wrong."""
         self._now_s += STEP_S
         out = self.core.receive(client, body, grant, self._now_s) + self._commit()
-        assert self.core.shelf.used_bytes <= BUDGET_BYTES, f"{self.core.shelf.used_bytes} bytes are held"
+        assert self.core.index.used_bytes <= BUDGET_BYTES, f"{self.core.index.used_bytes} bytes are held"
         return checked(out)
 
     def rest(self) -> None:
@@ -55,11 +55,11 @@ class Stage:
             self._now_s += wait_s
             checked(self.core.tick(self._now_s) + self._commit())
         checked([(b"admin", self.core.stat(self._now_s))])
-        held = {entry.number for entry in self.core.shelf.entries()}
+        held = {entry.number for entry in self.core.index.entries()}
         assert held <= self._entries.keys(), f"records {held - self._entries.keys()} are held and not in the file"
         again = ExchangeCore(LIMITS, incarnation="again", started_s=0.0)
         again.restore(Contents(list(self._entries.values()), self._announced, [], {}, max(self._entries, default=0)))
-        found = {entry.number for entry in again.shelf.entries()}
+        found = {entry.number for entry in again.index.entries()}
         assert held <= found, f"records {held - found} are not held after a restart"
 
     def _commit(self) -> Outgoing:

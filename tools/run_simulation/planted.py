@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from mrl.allocation.node_guard import NodeGuard
 from mrl.allocation.unit_core import UnitCore
-from mrl.config.lives import Lives
+from mrl.config.run_epochs import Lives
 from mrl.exchange.client import ExchangeClient
 from mrl.exchange.core import ExchangeCore
 from mrl.exchange.publisher import RecordPublisher

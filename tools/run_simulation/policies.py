@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mrl.allocation.learner_reports import ReportSender
 from mrl.allocation.lease import LeaseHolder, Used
 from mrl.exchange.client import ExchangeClient, ExchangeLink
-from mrl.exchange.shelf import Shelf
+from mrl.exchange.record_index import RecordIndex
 from mrl.learner.intake import Intake
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.learner.worker_news import WaitBounds
@@ -127,12 +127,12 @@ class LearnerProcess:
         if not self._is_busy:
             self._step(now_s)
 
-    def lacks(self, shelf: Shelf, patience_s: float) -> list[str]:
+    def lacks(self, index: RecordIndex, patience_s: float) -> list[str]:
         """What the exchange holds on a prompt that was asked for long ago, and never came."""
         now_s = self._process.now_s()
         old = {prompt_id for prompt_id, asked_s in self._asked_s.items() if now_s - asked_s > patience_s}
         held = (entry for prompt_id in sorted(old & set(self._table.prompt_ids)) for entry in
-                shelf.on_prompt(prompt_id, ("outcome",), of_others_than=self.policy))  # fmt: skip
+                index.on_prompt(prompt_id, ("outcome",), of_others_than=self.policy))  # fmt: skip
         return [entry.record_id for entry in held if entry.record_id not in self._received
                 and self._run.witness.age_s(entry.record_id) > patience_s]  # fmt: skip
 

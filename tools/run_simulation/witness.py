@@ -190,7 +190,7 @@ class Witness:
         assert exchange is not None
         for learner in learners:
             self._require(not learner.peers.lost_s(), f"{learner.policy} has lost the exchange")
-            lacking = learner.lacks(exchange.core.shelf, PATIENCE_S)
+            lacking = learner.lacks(exchange.core.index, PATIENCE_S)
             self._require(not lacking, f"{learner.policy} watches in vain: {lacking[:3]}")
 
     def no_put_waits(self, name: str, client: "ExchangeClient") -> None:

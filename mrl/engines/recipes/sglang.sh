@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Recipe of SGLang's environment: installs it for the python of a new environment, and proves it by an import.
-#   bash tools/engines/sglang.sh PYTHON cpu|gpu CONSTRAINTS
+#   bash mrl/engines/recipes/sglang.sh PYTHON cpu|gpu CONSTRAINTS
 # Lists are complete, so nothing else is resolved.
 # cpu: for tests without a GPU; what SGLang declares would bring torch and kernels for CUDA. Its kernel package has a
 #      stand-in (sglang_cpu/), and torchvision, which it imports and does not use here, is kept from registering

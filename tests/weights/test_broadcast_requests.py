@@ -4,7 +4,7 @@ from typing import Any
 
 from mrl.records.rollouts import Meeting, WeightsRequest
 from mrl.records.version import Version
-from mrl.weights.meetings import WINDOW_S, DueAnswers, Meetings, WaitingWorker, backend_of
+from mrl.weights.broadcast_requests import WINDOW_S, BroadcastRequests, DueAnswers, WaitingWorker, backend_of
 
 V1, V2 = Version(0, 1), Version(0, 2)
 MEETING = Meeting(host="h", port=1, name="m", backend="gloo", first_rank=1, world_size=2)
@@ -16,9 +16,9 @@ def request(
     return WeightsRequest(worker=worker, version=version, attempt=attempt, num_ranks=num_ranks, gpu=gpu)
 
 
-def due(meetings: Meetings, now_s: float, **options: Any) -> DueAnswers:
+def due(requests: BroadcastRequests, now_s: float, **options: Any) -> DueAnswers:
     chosen: dict[str, Any] = {"newest": V1, "num_workers": 2, "can_send": True, "has_files": False, **options}
-    return meetings.due(chosen.pop("newest"), now_s, **chosen)
+    return requests.due(chosen.pop("newest"), now_s, **chosen)
 
 
 def workers(asking: list[WaitingWorker]) -> list[str]:
@@ -27,84 +27,84 @@ def workers(asking: list[WaitingWorker]) -> list[str]:
 
 def test_a_broadcast_begins_when_all_have_asked_and_no_later_than_its_window():
     """Two of two: at once. One of two: after the window. Each is answered once."""
-    meetings = Meetings()
-    meetings.ask(b"a", request("a"), 0.0)
-    assert due(meetings, 0.5 * WINDOW_S).party == []
-    meetings.ask(b"b", request("b"), 0.5 * WINDOW_S)
+    requests = BroadcastRequests()
+    requests.ask(b"a", request("a"), 0.0)
+    assert due(requests, 0.5 * WINDOW_S).party == []
+    requests.ask(b"b", request("b"), 0.5 * WINDOW_S)
 
-    assert workers(due(meetings, 0.5 * WINDOW_S).party) == ["a", "b"]
-    assert due(meetings, 9.0) == DueAnswers([], [], [], [])
-    meetings.ask(b"a", request("a", attempt=2), 10.0)
-    assert due(meetings, 10.0 + 0.9 * WINDOW_S).party == []
-    assert workers(due(meetings, 10.0 + 1.1 * WINDOW_S).party) == ["a"]
+    assert workers(due(requests, 0.5 * WINDOW_S).party) == ["a", "b"]
+    assert due(requests, 9.0) == DueAnswers([], [], [], [])
+    requests.ask(b"a", request("a", attempt=2), 10.0)
+    assert due(requests, 10.0 + 0.9 * WINDOW_S).party == []
+    assert workers(due(requests, 10.0 + 1.1 * WINDOW_S).party) == ["a"]
 
 
 def test_who_asks_while_another_broadcast_goes_on_joins_the_next_one():
     """Nobody is answered while the sender is at work; then all at once."""
-    meetings = Meetings()
+    requests = BroadcastRequests()
     for index in range(3):
-        meetings.ask(b"", request(f"w{index}"), float(index))
+        requests.ask(b"", request(f"w{index}"), float(index))
 
-    assert due(meetings, 5.0, can_send=False, num_workers=5).party == []
-    assert workers(due(meetings, 5.0, num_workers=5).party) == ["w0", "w1", "w2"]
+    assert due(requests, 5.0, can_send=False, num_workers=5).party == []
+    assert workers(due(requests, 5.0, num_workers=5).party) == ["w0", "w1", "w2"]
 
 
 def test_repetitions_change_nothing():
     """A repeated request keeps its place; a new attempt is a new request."""
-    meetings = Meetings()
-    meetings.ask(b"a", request("a"), 0.0)
-    meetings.ask(b"a", request("a"), 0.09)
-    assert workers(due(meetings, WINDOW_S).party) == ["a"]
+    requests = BroadcastRequests()
+    requests.ask(b"a", request("a"), 0.0)
+    requests.ask(b"a", request("a"), 0.09)
+    assert workers(due(requests, WINDOW_S).party) == ["a"]
 
-    meetings.ask(b"a", request("a", attempt=2), 10.0)
-    assert due(meetings, 10.0 + 0.9 * WINDOW_S).party == []
-    assert workers(due(meetings, 11.0).party) == ["a"]
+    requests.ask(b"a", request("a", attempt=2), 10.0)
+    assert due(requests, 10.0 + 0.9 * WINDOW_S).party == []
+    assert workers(due(requests, 11.0).party) == ["a"]
 
 
 def test_who_asks_again_although_it_was_invited_is_told_the_same_place():
     """Whether the answer was lost or only crossed the question: it begins no other broadcast. Also between versions."""
-    meetings = Meetings()
-    meetings.ask(b"a", request("a"), 0.0)
-    (asking,) = due(meetings, 1.0).party
-    meetings.invite(asking, MEETING)
-    assert due(meetings, 2.0) == DueAnswers([], [], [], [])
+    requests = BroadcastRequests()
+    requests.ask(b"a", request("a"), 0.0)
+    (asking,) = due(requests, 1.0).party
+    requests.invite(asking, MEETING)
+    assert due(requests, 2.0) == DueAnswers([], [], [], [])
 
     for newest, later in ((V1, b"b"), (None, b"c")):
-        meetings.ask(later, request("a"), 3.0)
-        found = due(meetings, 9.0, newest=newest)
+        requests.ask(later, request("a"), 3.0)
+        found = due(requests, 9.0, newest=newest)
         assert [(one.client, meeting) for one, meeting in found.invited] == [(later, MEETING)]
         assert found.party == []
-        assert due(meetings, 9.0) == DueAnswers([], [], [], [])
+        assert due(requests, 9.0) == DueAnswers([], [], [], [])
 
-    meetings.ask(b"a", request("a", attempt=2), 10.0)
-    found = due(meetings, 11.0)
+    requests.ask(b"a", request("a", attempt=2), 10.0)
+    found = due(requests, 11.0)
     assert (workers(found.party), found.invited) == (["a"], [])
 
 
 def test_who_asks_for_an_older_version_is_told_and_nobody_is_answered_while_one_is_written():
     """Without a newest version requests wait; with another one they are outdated."""
-    meetings = Meetings()
-    meetings.ask(b"a", request("a"), 0.0)
-    meetings.ask(b"b", request("b", version=V2), 0.0)
+    requests = BroadcastRequests()
+    requests.ask(b"a", request("a"), 0.0)
+    requests.ask(b"b", request("b", version=V2), 0.0)
 
-    assert due(meetings, 9.0, newest=None) == DueAnswers([], [], [], [])
-    found = due(meetings, 9.0, newest=V2)
+    assert due(requests, 9.0, newest=None) == DueAnswers([], [], [], [])
+    found = due(requests, 9.0, newest=V2)
 
     assert (workers(found.outdated), workers(found.party)) == (["a"], ["b"])
 
 
 def test_readers_wait_for_the_files_and_for_nothing_else():
     """They are no members of a broadcast, and are answered while one goes on, once the files are there."""
-    meetings = Meetings()
-    meetings.ask(b"a", request("a", num_ranks=0), 0.0)
-    meetings.ask(b"b", request("b", num_ranks=2), 0.0)
+    requests = BroadcastRequests()
+    requests.ask(b"a", request("a", num_ranks=0), 0.0)
+    requests.ask(b"b", request("b", num_ranks=2), 0.0)
 
-    assert meetings.wants_files(V1)
-    assert not meetings.wants_files(V2)
-    assert due(meetings, 9.0, can_send=False) == DueAnswers([], [], [], [])
-    assert workers(due(meetings, 9.0, can_send=False, has_files=True).readers) == ["a"]
-    assert workers(due(meetings, 9.0).party) == ["b"]
-    assert not meetings.wants_files(V1)
+    assert requests.wants_files(V1)
+    assert not requests.wants_files(V2)
+    assert due(requests, 9.0, can_send=False) == DueAnswers([], [], [], [])
+    assert workers(due(requests, 9.0, can_send=False, has_files=True).readers) == ["a"]
+    assert workers(due(requests, 9.0).party) == ["b"]
+    assert not requests.wants_files(V1)
 
 
 def test_nccl_needs_a_gpu_for_every_member():

@@ -1,8 +1,8 @@
 """The run in plain lines, for logs and for terminals that are none."""
 
 from mrl.records.telemetry_messages import MetricsRecord
+from mrl.report.number_format import count, elapsed, fixed, percent, seconds
 from mrl.report.progress import STALE_AFTER_S, Progress, RoleSign, is_step, kind_of
-from mrl.report.readable import count, elapsed, fixed, percent, seconds
 
 SLOW_VERDICT_S = 5.0
 """A verifier that is waited for longer than this is named beside the learners."""

@@ -3,7 +3,7 @@
 import pytest
 
 from mrl.rollout.held_out_answers import InFlight
-from mrl.rollout.totals import WorkerTotals
+from mrl.rollout.worker_counters import WorkerTotals
 
 
 def test_sampled_tokens_go_on_over_a_restart_of_the_engine() -> None:

@@ -1,4 +1,4 @@
-"""Whoever reads a published version holds it: nothing is written over it then, and its publisher does not prune it.
+"""The read lock of a published version: while it is held, nothing is written over the version, nor is it pruned.
 
 The kernel lets go when the reader dies.
 """
@@ -15,7 +15,7 @@ CURE = 'where processes may not read each other\'s memory: rollout.weights_in = 
 
 
 @contextmanager
-def hold(folder: Path) -> Iterator[None]:
+def read_lock(folder: Path) -> Iterator[None]:
     """While a published version is read: keep its files as they are, and where they are unless it is pruned already.
 
     Raises WeightsError when it is no longer there, or lies in the memory of a process that lets nobody see it.
@@ -37,7 +37,7 @@ def hold(folder: Path) -> Iterator[None]:
         yield
 
 
-def is_held(folder: Path) -> bool:
+def is_read_locked(folder: Path) -> bool:
     """Whether somebody holds a published version."""
     for path in folder.glob(FILES):
         with suppress(OSError), path.open("r+b") as file:  # NFS locks for one alone who may write

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from mrl.errors import PeerLost
-from mrl.learner.lockstep import LockstepGathering, in_fixed_order
+from mrl.learner.synchronous_batching import LockstepGathering, in_fixed_order
 from mrl.learner.worker_news import WaitBounds
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.experience import Received

@@ -9,7 +9,7 @@ from mrl.engines.engine import Finished, Generation, GenerationRequest
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import StaleGroup, WorkItem
 from mrl.records.version import Version, VersionSpan
-from mrl.rollout.flights import Custody, Flights
+from mrl.rollout.groups_in_flight import Custody, Flights
 
 OLD, NEW = Version(0, 1), Version(0, 2)
 

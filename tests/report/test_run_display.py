@@ -10,7 +10,7 @@ from rich.console import Console
 
 from mrl.metrics.names import is_known
 from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, SampleRecord
-from mrl.report.board import Board
+from mrl.report.run_display import RunDisplay
 
 
 def beat(role: str, policy: str, **fields: Any) -> HeartbeatRecord:
@@ -41,19 +41,19 @@ def show(renderable: Any, width: int, height: int = 30) -> list[str]:
 
 def test_step_line_is_exact(make_config: Callable[..., Any]) -> None:
     """One learner step makes this line, character by character."""
-    line = Board(make_config()).step_line(metrics("learner/qwen", "qwen", 12, STEP))
+    line = RunDisplay(make_config()).step_line(metrics("learner/qwen", "qwen", 12, STEP))
     assert line == "qwen step 12/320 reward 0.41 loss -0.013 stale 1.2/2 rescues 7 tok/s 5.1k wait 0.05s"
 
 
 def test_step_line_shows_dashes_for_what_is_missing(make_config: Callable[..., Any]) -> None:
     """A step without sharing or timing keeps the form of the line."""
-    line = Board(make_config()).step_line(metrics("learner/qwen", "qwen", 1, {"reward/mean": float("nan")}))
+    line = RunDisplay(make_config()).step_line(metrics("learner/qwen", "qwen", 1, {"reward/mean": float("nan")}))
     assert line == "qwen step 1/320 reward - loss - stale -/- rescues - tok/s - wait -"
 
 
 def test_other_records_make_no_step_line(make_config: Callable[..., Any]) -> None:
     """Workers, heartbeats and samples are silent in the log."""
-    board = Board(make_config())
+    board = RunDisplay(make_config())
     sample = SampleRecord(policy="qwen", step=1, kind="rollout", task="t", prompt="p", completion="c", reward=1.0)
     for record in (metrics("worker/qwen/0", "qwen", 1, STEP), beat("learner/qwen", "qwen"), sample):
         assert board.step_line(record) is None
@@ -62,13 +62,13 @@ def test_other_records_make_no_step_line(make_config: Callable[..., Any]) -> Non
 def test_evaluation_line_is_exact(make_config: Callable[..., Any]) -> None:
     """An evaluation makes one line with the accuracy of every task."""
     values = {"eval/accuracy": 0.381, "eval/accuracy/spell": 0.15, "eval/accuracy/chain_sum": 0.61, "eval/time_s": 9.0}
-    line = Board(make_config()).step_line(metrics("learner/qwen", "qwen", 40, values))
+    line = RunDisplay(make_config()).step_line(metrics("learner/qwen", "qwen", 40, values))
     assert line == "qwen step 40 held-out 0.38 chain_sum 0.61 spell 0.15"
 
 
 def test_heartbeat_line_is_exact(make_config: Callable[..., Any]) -> None:
     """What each learner does or awaits, from whom and how long, then the exchange."""
-    board = Board(make_config())
+    board = RunDisplay(make_config())
     board.apply(metrics("learner/qwen", "qwen", 12, STEP), 100.0)
     board.apply(metrics("learner/llama", "llama", 11, STEP), 141.0)
     board.apply(beat("learner/qwen", "qwen"), 142.0)
@@ -84,7 +84,7 @@ def test_heartbeat_line_is_exact(make_config: Callable[..., Any]) -> None:
 
 def test_heartbeat_line_names_silence_and_restarts(make_config: Callable[..., Any]) -> None:
     """A role that should speak and does not is named; one never heard of and one that finished are told apart."""
-    board = Board(make_config())
+    board = RunDisplay(make_config())
     board.apply(metrics("learner/llama", "llama", 320, STEP), 0.0)
     board.apply(beat("learner/llama", "llama"), 0.0)
     board.apply(beat("worker/llama/0", "llama", doing="sampling"), 0.0)
@@ -105,7 +105,7 @@ def test_live_view_fits_and_keeps_what_matters(
     make_config: Callable[..., Any], make_stream: Callable[..., Any], width: int, height: int, policies: int
 ) -> None:
     """No line is wider than the terminal, and every policy, its accuracies and what is awaited stay in sight."""
-    board = Board(make_config(policies))
+    board = RunDisplay(make_config(policies))
     for now_s, record in make_stream(policies, until=213):
         board.apply(record, now_s)
     lines = show(board.render(now_s + 1), width, height)
@@ -126,14 +126,14 @@ def test_live_view_fits_and_keeps_what_matters(
 
 def test_live_view_of_a_run_that_has_not_begun(make_config: Callable[..., Any]) -> None:
     """Before the first record there is a view too."""
-    text = "\n".join(show(Board(make_config()).render(0.0), 100))
+    text = "\n".join(show(RunDisplay(make_config()).render(0.0), 100))
     assert "0/320" in text
     assert "nothing yet" in text
 
 
 def test_live_view_marks_silent_roles_first(make_config: Callable[..., Any]) -> None:
     """A role with a stale heartbeat stands on top of the roles, in red."""
-    board = Board(make_config())
+    board = RunDisplay(make_config())
     board.apply(beat("worker/qwen/0", "qwen"), 0.0)
     board.apply(beat("learner/qwen", "qwen"), 29.0)
     console = Console(
@@ -152,7 +152,7 @@ def test_live_view_marks_silent_roles_first(make_config: Callable[..., Any]) -> 
 
 def test_markup_in_foreign_text_is_shown_and_not_obeyed(make_config: Callable[..., Any]) -> None:
     """Square brackets in what a role says are text."""
-    board = Board(make_config())
+    board = RunDisplay(make_config())
     board.apply(beat("learner/qwen", "qwen", doing="[red]x[/blue]"), 0.0)
     board.note("[bold]failed[/nothing]", 0.0)
     text = "\n".join(show(board.render(1.0), 100))
@@ -162,7 +162,7 @@ def test_markup_in_foreign_text_is_shown_and_not_obeyed(make_config: Callable[..
 
 def test_final_table_shows_start_end_and_gain_per_policy_and_task(make_config: Callable[..., Any]) -> None:
     """One row for all tasks and one per task, in the order of the configuration; dashes where nothing was evaluated."""
-    board = Board(make_config())
+    board = RunDisplay(make_config())
     board.apply(metrics("learner/qwen", "qwen", 0, {"eval/accuracy": 0.24, "eval/accuracy/reverse": 0.05}), 1.0)
     board.apply(metrics("learner/qwen", "qwen", 320, {"eval/accuracy": 0.61, "eval/accuracy/reverse": 0.04}), 2.0)
     rows = [line.split() for line in show(board.final_table(), 80)]
@@ -174,7 +174,7 @@ def test_final_table_shows_start_end_and_gain_per_policy_and_task(make_config: C
 
 def test_the_final_table_says_when_the_end_is_not_the_last_step(make_config: Callable[..., Any]) -> None:
     """A run that was interrupted shows its newest evaluation with the step of it."""
-    board = Board(make_config())
+    board = RunDisplay(make_config())
     board.apply(metrics("learner/qwen", "qwen", 0, {"eval/accuracy": 0.24, "eval/accuracy/reverse": 0.05}), 1.0)
     board.apply(metrics("learner/qwen", "qwen", 240, {"eval/accuracy": 0.61, "eval/accuracy/reverse": 0.04}), 2.0)
     rows = [line.split() for line in show(board.final_table(), 80)]
@@ -184,7 +184,7 @@ def test_the_final_table_says_when_the_end_is_not_the_last_step(make_config: Cal
 
 def test_replay_restores_the_board_of_an_earlier_attempt(make_config: Callable[..., Any]) -> None:
     """After a resume the start accuracy is that of the first attempt; heartbeats and unknown names are passed over."""
-    board = Board(make_config())
+    board = RunDisplay(make_config())
     line = {
         "time_unix_s": 1.0,
         "role": "learner/qwen",

@@ -1,10 +1,10 @@
-"""Who tells a worker to sleep, where engines on GPU units may."""
+"""Requests that a worker's engine sleep and wake, where engines on GPU units may."""
 
 from typing import Protocol
 
 
-class Rest(Protocol):
-    """Who tells a worker to sleep, and wakes it up."""
+class SleepRequests(Protocol):
+    """The requests, and what the worker answers."""
 
     def is_due(self) -> bool:
         """Whether the worker is to sleep."""

@@ -43,7 +43,7 @@ class PolicyRecords:
     held_bytes: int = 0
 
 
-class Shelf:
+class RecordIndex:
     """The newest records of every type, policy and prompt; beyond the budget the oldest arrivals go."""
 
     def __init__(self, limits: Limits, on_removal: Callable[[Entry, str], None]) -> None:

@@ -14,14 +14,14 @@ class Footprint(NamedTuple):
     pss_mib: float
 
 
-def footprint_of(pid: int, *, proc: str = "/proc") -> Footprint:
+def footprint_of(pid: int) -> Footprint:
     """The footprint of `pid` and all its descendants; processes that end meanwhile are left out."""
     try:
         root = psutil.Process(pid)
         pids = [pid, *(child.pid for child in root.children(recursive=True))]
     except psutil.Error:
         return Footprint(0, 0.0)
-    sizes = [_pss_bytes(f"{proc}/{one}/smaps_rollup") for one in pids]
+    sizes = [_pss_bytes(f"/proc/{one}/smaps_rollup") for one in pids]
     return Footprint(len(pids), sum(sizes) / MIB)
 
 

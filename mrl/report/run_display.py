@@ -11,14 +11,14 @@ from rich.text import Text
 from mrl.config.schema import RunConfig
 from mrl.metrics.names import is_known
 from mrl.records.telemetry_messages import MetricsRecord, TelemetryRecord
-from mrl.report.lines import accuracy_line, heartbeat_line, step_line
+from mrl.report.console_lines import accuracy_line, heartbeat_line, step_line
 from mrl.report.live import LiveView, Title
+from mrl.report.number_format import fixed, labelled, signed
 from mrl.report.palette import colour_of
 from mrl.report.progress import ALL_TASKS, Progress
-from mrl.report.readable import fixed, labelled, signed
 
 
-class Board:
+class RunDisplay:
     """Takes in telemetry and shows it. `now_s` is any clock that does not jump, the same one in every call."""
 
     def __init__(self, config: RunConfig) -> None:

@@ -37,7 +37,7 @@ class DueAnswers:
     """They ask once more although they were sent to a meeting: that answer may be lost."""
 
 
-class Meetings:
+class BroadcastRequests:
     """Requests that are not answered yet, one of each worker."""
 
     def __init__(self) -> None:

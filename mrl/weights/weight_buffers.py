@@ -17,7 +17,7 @@ from mrl.weights.manifest import Canary
 
 
 @dataclass
-class Held:
+class VersionBuffer:
     """The tensors of one version; nobody writes to them while they are in use."""
 
     version: Version
@@ -38,15 +38,15 @@ class Held:
             yield from ((tensor.name, view) for tensor, view in views(bucket, flat))
 
 
-class HeldWeights:
+class WeightBuffers:
     """Written by the thread that trains, read by the one that sends; `take` never waits for a reader."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sets: list[Held] = []
-        self._newest: Held | None = None
+        self._sets: list[VersionBuffer] = []
+        self._newest: VersionBuffer | None = None
 
-    def take(self, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> Held:
+    def take(self, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> VersionBuffer:
         """Copy a version as its tensors come, a bucket of them in memory beside the copy; it is the newest then.
 
         Until then there is no newest version.
@@ -55,19 +55,19 @@ class HeldWeights:
             self._newest = None
             free = next((held for held in self._sets if not held.users), None)
             self._sets = [held for held in self._sets if held is not free]
-        fresh = Held(version, canary)
+        fresh = VersionBuffer(version, canary)
         self._fill(fresh, weights, [flat for _, flat in free.buckets] if free else [])
         with self._lock:
             self._sets.append(fresh)
             self._newest = fresh
         return fresh
 
-    def newest(self) -> Held | None:
+    def newest(self) -> VersionBuffer | None:
         """The newest version, None while it is written. It may be written over unless it is in use."""
         with self._lock:
             return self._newest
 
-    def use(self, version: Version) -> Held | None:
+    def use(self, version: Version) -> VersionBuffer | None:
         """The tensors of the newest version if it is this one, kept as they are until `release`."""
         with self._lock:
             if self._newest is None or self._newest.version != version:
@@ -75,17 +75,17 @@ class HeldWeights:
             self._newest.users += 1
             return self._newest
 
-    def release(self, held: Held) -> None:
+    def release(self, held: VersionBuffer) -> None:
         """The end of one use."""
         with self._lock:
             held.users -= 1
 
-    def _fill(self, held: Held, weights: Iterable[tuple[str, Tensor]], spare: list[Tensor]) -> None:
+    def _fill(self, held: VersionBuffer, weights: Iterable[tuple[str, Tensor]], spare: list[Tensor]) -> None:
         named = ((shape_of(name, tensor), tensor.detach().cpu().contiguous()) for name, tensor in weights)
         for gathered in in_buckets(named, lambda one: one[0]):
             self._keep(held, gathered, spare)
 
-    def _keep(self, held: Held, gathered: list[tuple[TensorShape, Tensor]], spare: list[Tensor]) -> None:
+    def _keep(self, held: VersionBuffer, gathered: list[tuple[TensorShape, Tensor]], spare: list[Tensor]) -> None:
         bucket = [shape for shape, _ in gathered]
         number = len(held.buckets)
         flat = spare[number] if number < len(spare) else torch.empty(0, dtype=torch.uint8)

@@ -46,7 +46,7 @@ def set_plane(axes: Axes, variance: tuple[float, float], support: tuple[float, f
     axes.set(xscale="log", yscale="log", xlim=variance, ylim=support)
 
 
-def guides(axes: Axes, levels: Sequence[float], *, named: bool = True) -> None:
+def guides(axes: Axes, levels: Sequence[float]) -> None:
     """Lines of equal S / sqrt(V): a learning rate moves a method along one, and cannot move it to another."""
     low, high = axes.get_xlim()
     bottom, top = axes.get_ylim()
@@ -55,7 +55,7 @@ def guides(axes: Axes, levels: Sequence[float], *, named: bool = True) -> None:
         axes.plot(ends, level * np.sqrt(ends), color=GHOST, lw=0.9, ls=(0, (4, 3)), zorder=1)
         # The name stands just inside the frame, where the line leaves it to the right or at the top.
         x = min(high, (top / level) ** 2) * 0.93
-        if named and bottom < level * np.sqrt(x) < top:
+        if bottom < level * np.sqrt(x) < top:
             axes.annotate(f"S/√V = {level:g}", (x, level * np.sqrt(x)), (-2, -11), textcoords="offset points",
                           ha="right", fontsize=8, color=SOFT)  # fmt: skip
 

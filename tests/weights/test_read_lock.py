@@ -11,7 +11,7 @@ import torch
 from mrl.errors import WeightsError
 from mrl.models.memory_file import MemoryFile
 from mrl.models.tensor_file import shape_of
-from mrl.weights.hold import hold, is_held
+from mrl.weights.read_lock import is_read_locked, read_lock
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -33,25 +33,25 @@ def version(request, tmp_path):
 
 def test_who_holds_a_version_is_seen(version):
     """Until it is let go."""
-    assert not is_held(version)
-    with hold(version), hold(version):
-        assert is_held(version)
-    assert not is_held(version)
+    assert not is_read_locked(version)
+    with read_lock(version), read_lock(version):
+        assert is_read_locked(version)
+    assert not is_read_locked(version)
 
 
 def test_a_dead_reader_holds_nothing(version):
     """The kernel lets go of what it held; until then another process is seen to hold it."""
     script = (
-        "import os, sys; from pathlib import Path; from mrl.weights.hold import hold\n"
-        f"reading = hold(Path({str(version)!r})); reading.__enter__(); print('held', flush=True); sys.stdin.read()"
+        "import os, sys; from pathlib import Path; from mrl.weights.read_lock import read_lock\n"
+        f"reading = read_lock(Path({str(version)!r})); reading.__enter__(); print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
         assert reader.stdout is not None
         assert reader.stdout.readline() == b"held\n"
-        assert is_held(version)
+        assert is_read_locked(version)
         os.kill(reader.pid, 9)
 
-    assert not is_held(version)
+    assert not is_read_locked(version)
 
 
 def test_what_was_pruned_cannot_be_held(version):
@@ -61,14 +61,14 @@ def test_what_was_pruned_cannot_be_held(version):
     path.unlink()
     path.symlink_to(file.path)
     assert file.claim()
-    with pytest.raises(WeightsError, match="pruned"), hold(version):
+    with pytest.raises(WeightsError, match="pruned"), read_lock(version):
         pass
     file.release()
-    with hold(version):
+    with read_lock(version):
         assert not file.claim()
     file.close()
     for _ in range(2):
-        with pytest.raises(WeightsError, match="pruned"), hold(version):
+        with pytest.raises(WeightsError, match="pruned"), read_lock(version):
             pass
         path.unlink(missing_ok=True)
         if version.exists():
@@ -78,7 +78,10 @@ def test_what_was_pruned_cannot_be_held(version):
 def test_memory_that_is_not_to_be_seen_is_told_from_what_was_pruned(tmp_path):
     """As in a container with processes of its own: the folder is there, and what it links to is not; with the key."""
     (tmp_path / "model.safetensors").symlink_to("/proc/1/fd/1000000")
-    with pytest.raises(WeightsError, match=r'not to be seen from here; .*rollout\.weights_in = "disk"'), hold(tmp_path):
+    with (
+        pytest.raises(WeightsError, match=r'not to be seen from here; .*rollout\.weights_in = "disk"'),
+        read_lock(tmp_path),
+    ):
         pass
 
 
@@ -86,6 +89,6 @@ def test_a_link_to_what_is_no_file_any_more_ends_nobody(tmp_path):
     """Of a former life, whose process id is another process by now: a socket has no bytes to read or to lock."""
     with socket.socket() as other:
         (tmp_path / "model.safetensors").symlink_to(f"/proc/{os.getpid()}/fd/{other.fileno()}")
-        assert not is_held(tmp_path)
-        with pytest.raises(WeightsError, match="not to be read"), hold(tmp_path):
+        assert not is_read_locked(tmp_path)
+        with pytest.raises(WeightsError, match="not to be read"), read_lock(tmp_path):
             pass

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 
 from mrl.errors import PeerLost
-from mrl.learner.gather import Gathered, LockstepPeers, Stopping, await_groups
+from mrl.learner.asynchronous_batching import Gathered, LockstepPeers, Stopping, await_groups
 from mrl.learner.intake import Intake
 from mrl.learner.worker_news import WaitBounds
 from mrl.metrics.telemetry import Telemetry
