@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "tools" / "engines" / "sglang_cpu"
+from mrl.engines.environment import RECIPES
+
+FOLDER = RECIPES / "sglang_cpu"
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:

@@ -1,11 +1,11 @@
 """Whether a machine can run the pinned wheels for GPUs."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from mrl.engines import wheel_limits
+from mrl.engines.environment import RECIPES
 from mrl.engines.wheel_limits import Machine, lacks, this_machine
 
 FINE = Machine(580, (2, 34), True)
@@ -53,7 +53,6 @@ def test_the_driver_is_read_from_the_kernel(tmp_path, monkeypatch, text, driver)
 
 def test_limits_are_those_of_the_lists():
     """Their heads say the driver, and SGLang's the C library."""
-    recipes = Path(__file__).parents[2] / "tools" / "engines"
     for engine in wheel_limits.GLIBC:
-        assert f"driver {wheel_limits.DRIVER} or newer" in (recipes / f"{engine}-gpu.txt").read_text()
-    assert "glibc 2.34" in (recipes / "sglang-gpu.txt").read_text()
+        assert f"driver {wheel_limits.DRIVER} or newer" in (RECIPES / f"{engine}-gpu.txt").read_text()
+    assert "glibc 2.34" in (RECIPES / "sglang-gpu.txt").read_text()
