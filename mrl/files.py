@@ -1,7 +1,8 @@
-"""Replacing a file so that readers see the old content or the new one, never half of either."""
+"""Replacing a file so that readers see the old content or the new one, never half of either; room for one."""
 
 import os
 import secrets
+import tempfile
 from pathlib import Path
 
 
@@ -23,3 +24,13 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o666, sync: bool = Tru
     except BaseException:
         name.unlink(missing_ok=True)
         raise
+
+
+def has_room(folder: Path, num_bytes: int) -> bool:
+    """Whether a file of this length, at least one byte, can lie in the folder; no data are written to find out."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+    except OSError:
+        return False
+    return True

@@ -35,7 +35,7 @@ from mrl.processes.preparation.model_bytes import parameters
 from mrl.processes.preparation.preflight import preflight
 from mrl.sharing.regimes import check_sharing
 from mrl.tasks.sealed.sealing import described_seal
-from mrl.tasks.verifier_trial import Trial, tells_nothing
+from mrl.tasks.verifier_trial import Trial, evaluates_nothing, tells_nothing
 
 SHOWN_SHARE = 0.05
 """Parts of a process's memory smaller than this are left out of the table."""
@@ -74,6 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(_tried(config, of_task))
         if tells_nothing(of_task):
             print("one reward for everything: as far as this goes, there is nothing to learn from it")
+        if evaluates_nothing(of_task):
+            evaluator = config.tasks[of_task[0].task].evaluator
+            print(f"the evaluator {evaluator} made no text of any reference: look whether it can read an answer at all")
     console.print(_policies(config))
     console.print(_learning(config, chosen))
     if chosen:
@@ -165,10 +168,13 @@ def _tried(config: RunConfig, trials: Sequence[Trial]) -> Table:
     for heading in ("prompt", "answer", "reward"):
         table.add_column(heading, overflow="fold")
     for trial in trials:
-        for which, verdict in (("reference", trial.of_reference), ("wrong", trial.of_wrong)):
+        told = [("reference", trial.of_reference), ("wrong", trial.of_wrong)]
+        told += [("reference, evaluated", trial.evaluated)] if trial.evaluated else []
+        for which, verdict in told:
             parts = ", ".join(f"{name} {reward:g}" for name, reward in verdict.rewards.items())
             answer = Text(f"{which}: {verdict.extracted[:SHOWN_CHARS]}")
             reward = f"{verdict.reward:g}" + f" ({parts})" * bool(parts)
+            reward += f" ({verdict.failure}: {verdict.words})" * bool(verdict.failure)
             table.add_row(Text(trial.prompt[:SHOWN_CHARS]), answer, reward)
     return table
 

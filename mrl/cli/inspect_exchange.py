@@ -11,7 +11,7 @@ waits. Rates are means since the daemon started; with --watch, since the previou
 import argparse
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import msgspec
 from rich.console import Console
 
 from mrl.config.run_folder import RunFolder
-from mrl.errors import PeerLost, RunFolderError
+from mrl.errors import PeerLost, RunFolderError, UserError
 from mrl.exchange.store import FILE
 from mrl.inspection.asked_daemon import AskedDaemon
 from mrl.inspection.exchange_tables import Rates, policy_table, rates_per_s, tables
@@ -28,6 +28,7 @@ from mrl.inspection.file_account import find, record_lines, stat_of
 from mrl.records.exchange_messages import Stat
 
 PLAIN_WIDTH = 120
+MIN_PERIOD_S, MAX_PERIOD_S = 0.05, 86_400.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,12 +36,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="folder of the run; the newest in runs/")
     parser.add_argument("--json", action="store_true", help="one JSON object per look")
     actions = parser.add_mutually_exclusive_group()
-    actions.add_argument("--watch", nargs="?", type=float, const=2.0, metavar="SECONDS", help="look every (2) seconds")
+    actions.add_argument(
+        "--watch", nargs="?", type=_period, const=2.0, metavar="SECONDS", help="look every (2) seconds"
+    )
     actions.add_argument("--dump", metavar="ID", help="show one record")
 
 
+def _period(text: str) -> float:
+    """Seconds between two looks. Raises ArgumentTypeError."""
+    with suppress(ValueError):
+        if MIN_PERIOD_S <= float(text) <= MAX_PERIOD_S:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"got {text!r}; wanted seconds, {MIN_PERIOD_S:g} to {MAX_PERIOD_S:g}")
+
+
 def run(arguments: argparse.Namespace) -> int:
-    """Look, until an interrupt with --watch. Raises RunFolderError where there is neither a daemon nor a file."""
+    """Look, until an interrupt with --watch.
+
+    Raises UserError where --json and --dump are both given, RunFolderError where there is neither a daemon nor a file.
+    """
+    if arguments.json and arguments.dump is not None:
+        raise UserError("--json and --dump exclude each other", where="mrl inspect", cure="leave one of them out")
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     folder = RunFolder(arguments.run or newest_run(Path("runs")))

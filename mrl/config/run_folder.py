@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from mrl.config.file_modes import check_writers, folder_mode
 from mrl.config.locks import lock_folder, try_lock, unlock
 from mrl.config.resume import check_from_start, check_same_meaning, check_steps_left
@@ -24,6 +26,8 @@ from mrl.config.run_epochs import Lives
 from mrl.config.schema import RunConfig
 from mrl.errors import RunFolderError
 from mrl.files import replace_file
+
+log = structlog.get_logger()
 
 MIB = 1024 * 1024
 LOCAL_FOLDER = "MRL_LOCAL_FOLDER"
@@ -263,13 +267,9 @@ def supervisor_of(path: Path) -> str | None:
     except OSError:
         return None
     try:
-        return None if try_lock(file, path) else _holder(file)
+        return None if try_lock(file, path) else os.pread(file, 32, 0).decode(errors="replace").strip()
     finally:
         os.close(file)
-
-
-def _holder(lock: int) -> str:
-    return os.pread(lock, 32, 0).decode(errors="replace").strip()
 
 
 def dump_config(config: RunConfig) -> dict[str, Any]:
@@ -385,8 +385,9 @@ def _make(path: Path, config: dict[str, Any], own: ExitStack, *, replace: bool, 
                 if os.path.isdir(parent) and not any(parent.iterdir()):
                     parent.rmdir()
             raise
-        if doomed.exists():
-            shutil.rmtree(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+        if doomed.exists():  # the new run is there all the same
+            log.warning("the earlier run could not be deleted whole; delete it by hand", left=str(doomed))
 
 
 def _put_in_place(building: Path, path: Path) -> None:

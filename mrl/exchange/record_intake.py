@@ -15,7 +15,7 @@ from mrl.records.exchange_messages import Announce, Put
 from mrl.records.tags import Tags, tags_of
 
 RETRY_S = 1.0
-"""After a failure the disk is tried again, with whatever is put then."""
+"""After a failure the disk is tried again, with whatever was put by then, be it nothing."""
 BUSY = "busy"
 """Why nothing more is taken while too much is under way."""
 
@@ -72,10 +72,11 @@ class RecordIntake:
     def begin(self, now_s: float, *, is_awaited: bool) -> Transaction | None:
         """The next transaction; None while one is under way, when there is nothing to do, or too early to try again.
 
-        With `is_awaited` also None when nobody waits for it.
+        With `is_awaited` also None when nobody waits for it. After a failure it may be empty: whether the file can be
+        written again has to be found out when nothing is put, too.
         """
         is_early = bool(self.storage) and now_s < self._retry_s
-        if self._under_way is not None or self._next.is_empty or is_early:
+        if self._under_way is not None or is_early or (self._next.is_empty and not self.storage):
             return None
         if is_awaited and not self._next.is_awaited:
             return None

@@ -26,6 +26,7 @@ from mrl.exchange.contents import Contents
 from mrl.exchange.limits import Durability, Limits
 from mrl.exchange.record_index import Entry
 from mrl.exchange.transaction import Transaction
+from mrl.files import has_room
 from mrl.records.exchange_messages import Announce
 from mrl.records.tags import mean_reward_of, tags_of
 from mrl.records.version import Version
@@ -54,7 +55,6 @@ _NOT_ALONE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 CHECK_S = 20.0
 """How long the check of the file at its opening may take; what it did not come to is found when it is read."""
 HELD = "SELECT sum(CASE what WHEN 'stored' THEN records WHEN 'removed' THEN -records ELSE 0 END) FROM counts"
-DAMAGED_CURE = "move the file aside, or restore it; the run goes on without what it held"
 
 SCHEMA = """
 CREATE TABLE records (
@@ -120,6 +120,7 @@ class Store:
         self._durability = limits.durability
         self._remembered_ids = limits.remembered_ids
         self._wal_bytes = MAX_WAL_BYTES  # nobody knows what an earlier daemon left
+        self._failed_bytes = PAGE_BYTES
         self._file = -1
         self._lock = _locked(folder)
         try:
@@ -171,9 +172,13 @@ class Store:
     def commit(self, transaction: Transaction) -> str:
         """Do a transaction. Returns why it was not done, and then nothing of it was; "" when it was.
 
-        Raises DiskBroken when nobody knows any more what is in the file.
+        An empty one fails where that which failed last would. Raises DiskBroken when nobody knows any more what is in
+        the file.
         """
+        if transaction.is_empty and not has_room(self.path.parent, self._failed_bytes):
+            return DISK_FULL
         connection = self._connection
+        num_pages = len(TABLES) + sum(len(entry.body) // PAGE_BYTES + 1 for entry in transaction.inserts)
         try:
             connection.execute("BEGIN IMMEDIATE")
             self._insert("records", RECORD_COLUMNS, map(_row, transaction.inserts))
@@ -185,9 +190,9 @@ class Store:
             connection.executemany(COUNT, [(*key, number) for key, number in sorted(transaction.counts().items())])
             connection.execute("COMMIT")
             self._last_place += len(transaction.removals)
-            num_pages = sum(len(entry.body) // PAGE_BYTES + 1 for entry in transaction.inserts)
-            self._wal_bytes += (num_pages + len(TABLES)) * PAGE_BYTES
+            self._wal_bytes += num_pages * PAGE_BYTES
         except sqlite3.Error as error:
+            self._failed_bytes = num_pages * PAGE_BYTES
             return self._failure(error)
         self._check_there()
         return ""
@@ -208,7 +213,7 @@ class Store:
             self._let_go()
 
     def _open(self) -> None:
-        self._connection = _connected(self.path)
+        self._connection = sqlite3.connect(self.path, timeout=LOCKED_S, isolation_level=None, check_same_thread=False)
         _prepare(self._connection, self.path, self._durability)
         self._last_place = self._number("SELECT max(place) FROM removed")
         self._file = os.open(self.path, os.O_PATH | os.O_CLOEXEC)
@@ -292,10 +297,6 @@ class Store:
     def _number(self, query: str) -> int:
         [(number,)] = self._rows(query)
         return int(number or 0)
-
-
-def _connected(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(path, timeout=LOCKED_S, isolation_level=None, check_same_thread=False)
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, durability: Durability) -> None:
@@ -386,8 +387,9 @@ def _row(entry: Entry) -> tuple[Any, ...]:
 
 def damaged(path: Path, error: sqlite3.Error) -> RunFolderError:
     """Says which file cannot be used, why, and what to do."""
-    is_damaged = not isinstance(error, sqlite3.OperationalError)
-    cure = DAMAGED_CURE if is_damaged else "free the disk, and see who may read and write there"
+    cure = "free the disk, and see who may read and write there"
+    if not isinstance(error, sqlite3.OperationalError):
+        cure = "move the file aside, or restore it; the run goes on without what it held"
     return RunFolderError(f"the exchange's file cannot be used ({error})", where=str(path), cure=cure)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from mrl.errors import TaskError
 from mrl.records.rollouts import ScoredGroup
-from mrl.tasks.rewards import UNREADABLE
+from mrl.tasks.rewards import OF_THE_ANSWER
 
 
 @dataclass(slots=True)
@@ -20,11 +20,11 @@ class VerifierFailures:
     """What the first one of each task was."""
 
     def note(self, groups: Sequence[ScoredGroup]) -> None:
-        """New groups. An answer that the data set's own scorer cannot read is wrong, and no failure."""
+        """New groups. One that is an answer's own fault makes it wrong, and is none of the verifier's."""
         for group in groups:
             self.answers += len(group.answers)
             for answer in group.answers:
-                if answer.failure and not answer.failure.startswith(UNREADABLE):
+                if answer.failure and not answer.failure.startswith(OF_THE_ANSWER):
                     self.failed[group.task] += 1
                     self.first.setdefault(group.task, answer.failure)
 

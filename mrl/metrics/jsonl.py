@@ -9,15 +9,17 @@ every line valid JSON, and read back as NaN.
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from mrl.errors import RecordError
-from mrl.files import replace_file
 from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, SampleRecord
 
 HEARTBEAT_EVERY_S = 30.0
+BLOCK_BYTES = 64 * 1024
+"""Read at once from the end of a file, which may be longer than memory."""
 DAMAGED = ".damaged"
 """Ends the name of the file beside that holds what was set aside."""
 
@@ -120,20 +122,40 @@ def set_damage_aside(path: Path) -> str:
     """
     if not path.exists():
         return ""
-    *rows, torn = path.read_bytes().split(b"\n")
-    bad = [row for row in rows if parse_line(row) is None]
+    with path.open("rb") as file:
+        num_bad, torn = 0, b""
+        for row in file:
+            torn = b"" if row.endswith(b"\n") else row
+            num_bad += not torn and parse_line(row) is None
+        whole_bytes = file.tell() - len(torn)
     told = []
-    if bad:
+    if num_bad:
         aside = path.with_name(path.name + DAMAGED)
-        with aside.open("ab") as file:
-            file.write(b"".join(row + b"\n" for row in bad))
-        told.append(f"{len(bad)} damaged line{'s' * (len(bad) > 1)} set aside in {aside.name}")
+        _part(path, aside, whole_bytes)
+        told.append(f"{num_bad} damaged line{'s' * (num_bad > 1)} set aside in {aside.name}")
+    elif torn:
+        os.truncate(path, whole_bytes)
     if torn:
         what = "of zeros" if not torn.strip(b"\0") else "of a torn line"
         told.append(f"{len(torn)} bytes {what} cut off its end")
-    if told:
-        replace_file(path, b"".join(row + b"\n" for row in rows if parse_line(row) is not None))
     return f"{path}: {', '.join(told)}" if told else ""
+
+
+def _part(path: Path, aside: Path, whole_bytes: int) -> None:
+    """Leave the sound ones of the lines in the first `whole_bytes`, and append the others to the file `aside`."""
+    sound = path.with_name(f".{path.name}.sound")
+    try:
+        with path.open("rb") as file, sound.open("wb") as kept, aside.open("ab") as damaged:
+            shutil.copymode(path, sound)
+            while file.tell() < whole_bytes:
+                row = file.readline()
+                (damaged if parse_line(row) is None else kept).write(row)
+            for written in (damaged, kept):
+                written.flush()
+                os.fsync(written.fileno())
+        sound.replace(path)
+    finally:
+        sound.unlink(missing_ok=True)
 
 
 def file_of(folder: Path, policy: str) -> Path:
@@ -173,8 +195,19 @@ def _open_for_append(path: Path) -> int:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     end = os.lseek(file, 0, os.SEEK_END)
     if end and os.pread(file, 1, end - 1) != b"\n":
-        os.ftruncate(file, path.read_bytes().rfind(b"\n") + 1)
+        os.ftruncate(file, _whole_bytes(file, end))
     return file
+
+
+def _whole_bytes(file: int, end: int) -> int:
+    """Where the last whole line before `end` ends; only as much is read as follows it."""
+    while end:
+        start = max(0, end - BLOCK_BYTES)
+        found = os.pread(file, end - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
 
 
 def _append(file: int, *lines: dict[str, Any]) -> None:

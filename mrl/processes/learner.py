@@ -186,8 +186,9 @@ def _start(
     told = None
     if world.is_first:
         store.discard_unfinished()
-        lives, candidates = folder.lives(policy), _candidates(config, folder, store)
-        lives.check_not_lost(candidates)
+        lives = folder.lives(policy)
+        lives.check_not_lost(store.steps())
+        candidates = _candidates(config, folder, store, lives)
         told = json.dumps([lives.begin(), candidates]).encode()
     epoch, candidates = json.loads(world.broadcast_bytes(told))
     for step in candidates:
@@ -209,11 +210,13 @@ def _is_sound(store: CheckpointStore, step: int, world: World) -> bool:
     return not world.any(problem is not None)
 
 
-def _candidates(config: RunConfig, folder: RunFolder, store: CheckpointStore) -> list[int]:
+def _candidates(config: RunConfig, folder: RunFolder, store: CheckpointStore, lives: Lives) -> list[int]:
     """Steps to go on from, the best first; where all step together, the newest step that all have."""
     if not config.run.sync:
         return store.steps()[::-1]
     step = newest_common_step({name: _store(config, folder, name) for name in config.learning})
+    if lives.saved_step > (step or 0):
+        lives.saved(step or 0)  # what is discarded now is not lost
     store.discard_after(step or 0)
     return [] if step is None else [step]
 

@@ -43,7 +43,7 @@ def score(reference: str, answer: str) -> float:
         return 1.0
     if _depth(answer) > MAX_DEPTH or _says_more(reference, answer):
         return 0.0
-    gold, given = prepare(reference), _parse(answer)
+    gold, given = mrl_prepare_reference(reference), _parse(answer)
     if not gold or not verify(gold, given, timeout_seconds=None):
         return 0.0
     if any(isinstance(one, Eq | And) for one in gold):
@@ -53,7 +53,7 @@ def score(reference: str, answer: str) -> float:
 
 
 @lru_cache(maxsize=256)
-def prepare(reference: str) -> list[Any]:
+def mrl_prepare_reference(reference: str) -> list[Any]:
     """The reference as mathematics; kept, because the answers of a group share it."""
     return _parse(reference)
 

@@ -4,6 +4,10 @@ Some of them evaluate an answer as Python. Here they may do that to answers of a
 (`answer_grammars`), and to no others: while an answer is scored, Python's own audit events refuse to compile anything
 else. That comes before the first instruction of an answer could run, so no answer can undo it. It is a scorer that
 somebody overlooked, or a next version's, for which the process is also sealed.
+
+The nine data sets of `GRAMMARS` evaluate what their grammar lets through in the process that scores it, since only
+their own scorer knows what is right. There the seal protects the host and the other answers, not the reward of that
+very answer: code that got past the grammar could give itself any. The grammar alone stands in front of that.
 """
 
 import json
@@ -14,10 +18,8 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-import reasoning_gym
-
 from mrl.tasks.answer_grammars import GRAMMARS
-from mrl.tasks.reasoning_gym_source import SIZE
+from mrl.tasks.reasoning_gym_source import COMPOSITE, created
 
 _own_texts: frozenset[str] | None = None
 """While an answer is scored that is not to be evaluated: texts of its entry, which a scorer may evaluate."""
@@ -28,25 +30,26 @@ def score(reference: str, answer: str) -> float:
 
     `reference` is the entry's `ReasoningGymSource.verifier_reference`.
     """
-    name, dataset, entry, texts = prepare(reference)
+    name, dataset, entry, texts = mrl_prepare_reference(reference)
     grammar = GRAMMARS.get(name)
     with _evaluating(None if grammar is not None and grammar(answer) else texts):
         return float(dataset.score_answer(answer, entry))
 
 
 @lru_cache(maxsize=256)
-def prepare(reference: str) -> tuple[str, Any, Any, frozenset[str]]:
-    """Name of the data set, data set, entry and its texts; kept, because the answers of a group share them."""
+def mrl_prepare_reference(reference: str) -> tuple[str, Any, Any, frozenset[str]]:
+    """Name of the entry's own data set, data set, entry and its texts; kept: the answers of a group share them."""
     name, options, seed, number = json.loads(reference)
     dataset = _opened(name, json.dumps(options), seed)
     entry = dataset[number]
     dataset.score_answer(entry["answer"], entry)  # which loads what the scorer needs
-    return name, dataset, entry, frozenset(_texts_in(entry))
+    of_part = entry["metadata"]["source_dataset"] if name == COMPOSITE else name
+    return of_part, dataset, entry, frozenset(_texts_in(entry))
 
 
 @lru_cache(maxsize=16)
 def _opened(name: str, options: str, seed: int) -> Any:
-    return reasoning_gym.create_dataset(name, **{**SIZE, **json.loads(options), "seed": seed})
+    return created(name, json.loads(options), seed=seed)
 
 
 def _texts_in(part: object) -> Iterator[str]:

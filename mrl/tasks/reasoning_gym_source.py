@@ -9,6 +9,7 @@ A data set is created once and indexed; entry `i` depends on the seed and `i` al
 import difflib
 import importlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,6 +23,8 @@ VERIFIER = "mrl.tasks.reasoning_gym_answers:score"
 SIZE = {"size": 1_000_000}
 """Entries that there may be, unless the options say otherwise; some data sets refuse so many."""
 LOOKED_AT_ENTRIES = 8
+COMPOSITE = "composite"
+"""A data set made of others, with `datasets` among its options: a list of tables of name, weight and config."""
 COMPARE_TEXTS = {"spell_backward"}
 """Data sets with a scorer of their own that is quick and harmless; without one, texts are compared anyway."""
 
@@ -39,7 +42,6 @@ class ReasoningGymSource:
 
     def __init__(self, dataset: str, options: Mapping[str, Any], *, seed: int, where: str, get: str = "") -> None:
         """Raises MissingError without the package, TaskError for an unknown data set or options that it refuses."""
-        gym = _import("reasoning_gym", where)
         known = sorted(_import("reasoning_gym.factory", where).DATASETS)
         if dataset not in known:
             near = difflib.get_close_matches(dataset, known, n=3)
@@ -50,9 +52,10 @@ class ReasoningGymSource:
 print(*f.DATASETS)' lists them"
             )
             raise TaskError("reasoning-gym has no such data set", where=where, got=dataset, cure=cure)
+        parts = _parts(options, seed=seed, where=f"{where}.options.datasets") if dataset == COMPOSITE else []
         try:
-            self._dataset, again = (gym.create_dataset(dataset, **{**SIZE, **options, "seed": seed}) for _ in range(2))
-        except (TypeError, ValueError, AssertionError) as error:
+            self._dataset, again = (created(dataset, options, seed=seed) for _ in range(2))
+        except (TypeError, ValueError, AssertionError, AttributeError, LookupError) as error:
             reason = (str(error).splitlines() or ["assertion"])[0]
             what = f"data set {dataset!r} refuses its options ({reason})"
             raise TaskError(what, where=where, got=dict(options), cure="see the data set's config class") from error
@@ -61,7 +64,7 @@ print(*f.DATASETS)' lists them"
         self._asked = dataset, dict(options), seed
         compares = dataset in COMPARE_TEXTS or not _has_own_scorer(self._dataset)
         self.verifier = "" if compares else VERIFIER
-        self.evaluates = dataset in GRAMMARS
+        self.evaluates = dataset in GRAMMARS or any(part.evaluates for part in parts)
 
     def items(self, limit: int) -> Iterator[Item]:
         """The first `limit` entries."""
@@ -82,6 +85,40 @@ print(*f.DATASETS)' lists them"
     def score(self, item: Item, answer: str) -> float:
         """The data set's own score of an extracted answer, between 0 and 1; without limits: pools use `verifier`."""
         return float(self._dataset.score_answer(answer, self._dataset[item.number]))
+
+
+def created(dataset: str, options: Mapping[str, Any], *, seed: int) -> Any:
+    """A data set of the package. Raises TypeError, ValueError, AssertionError for options that it refuses."""
+    from reasoning_gym import create_dataset
+    from reasoning_gym.composite import DatasetSpec
+
+    given = {**SIZE, **options, "seed": seed}
+    if dataset == COMPOSITE and "datasets" in options:
+        given["datasets"] = [DatasetSpec(**{"weight": 1.0, "config": {}, **part}) for part in options["datasets"]]
+    return create_dataset(dataset, **given)
+
+
+def _parts(options: Mapping[str, Any], *, seed: int, where: str) -> list[ReasoningGymSource]:
+    """Each part of a composite data set by itself. Raises TaskError for one with a mistake, which is named."""
+    found, tables = [], options.get("datasets")
+    if not isinstance(tables, list) or not tables:
+        raise TaskError(
+            "a composite data set has no parts",
+            where=where,
+            wanted='a list such as [{ name = "chain_sum", weight = 1 }]',
+        )
+    for number, part in enumerate(tables):
+        name, at = part.get("name") if isinstance(part, Mapping) else None, f"{where}[{number}]"
+        if not isinstance(name, str) or not name or set(part) - {"name", "weight", "config"}:
+            raise TaskError("no part of a data set", where=at, got=part, wanted="a table of name, weight and config")
+        weight, config = part.get("weight", 1.0), part.get("config", {})
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+            raise TaskError("no weight", where=f"{at}.weight", got=weight, wanted="a number above 0")
+        if name == COMPOSITE or not isinstance(config, Mapping):
+            what = "a composite data set within another" if name == COMPOSITE else "no options of a data set"
+            raise TaskError(what, where=at, got=part, wanted="name of a data set, and config as a table of its options")
+        found.append(ReasoningGymSource(name, config, seed=seed, where=at))
+    return found
 
 
 def _check_repeatable(dataset: Any, again: Any, where: str) -> None:

@@ -25,6 +25,7 @@ TIMEOUT = "timeout"
 EXITED = "exited"
 TOO_LONG = "too_long"
 UNREADABLE = "unreadable"
+UNEVALUATED = "unevaluated"
 FAILURES = {
     RAISED: "the verifier raised an exception",
     NO_NUMBER: "it returned neither a number nor numbers by name",
@@ -36,8 +37,11 @@ FAILURES = {
     EXITED: "its process ended",
     TOO_LONG: "what it would have been given is too long; it was not called",
     UNREADABLE: "the data set's own scorer raised at the answer, which it cannot read",
+    UNEVALUATED: "the evaluator made no text of the answer",
 }
 """Kind of failure -> what it means."""
+OF_THE_ANSWER = (UNREADABLE, UNEVALUATED)
+"""Kinds that are an answer's own fault: it is wrong, and no verifier has failed."""
 
 UNNAMED = ""
 """The name of a reward that came without one."""

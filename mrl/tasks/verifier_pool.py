@@ -62,7 +62,7 @@ class VerifierCounts:
     """Of these, by kind."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Group:
     """Answers that were handed in together."""
 
@@ -124,6 +124,8 @@ class VerifierPool:
         self._children: list[_Child] = []
         self._waiting: list[_Job] = []
         """A heap."""
+        self._groups: set[_Group] = set()
+        """Taken in, and not judged as a whole: whatever goes wrong with an answer, somebody awaits these."""
         self.counts = VerifierCounts()
 
     def submit(self, calls: Sequence[VerifierCall], *, rank: int = 0) -> "Future[list[Outcome]]":
@@ -178,8 +180,8 @@ class VerifierPool:
                     self._attend(child, has_spoken)
             except Exception as error:  # noqa: BLE001 - the thread's outer edge: whoever awaits the verdicts raises it
                 self._fail(error)
-        for job in self._unsettled():
-            job.group.future.cancel()
+        for group in self._unsettled():
+            group.future.cancel()
         for child in list(self._children):
             self._end(child)
 
@@ -188,6 +190,7 @@ class VerifierPool:
             fresh, self._handed_in = self._handed_in, []
         for job in fresh:
             heapq.heappush(self._waiting, job)
+            self._groups.add(job.group)
 
     def _hand_out(self) -> None:
         self._take_in()
@@ -277,20 +280,23 @@ class VerifierPool:
         if outcome.failure:
             self.counts.failures[outcome.failure] += 1
         job.group.settle(job.place, outcome)
+        if job.group.future.done():
+            self._groups.discard(job.group)
 
     def _fail(self, error: Exception) -> None:
         """No process starts: nothing that was handed in so far is judged any more."""
         unsettled = self._unsettled()
         self._waiting = []
+        self._groups.clear()
         for child in list(self._children):
             self._end(child)
-        for job in unsettled:
-            if not job.group.future.done():
-                job.group.future.set_exception(error)
+        for group in unsettled:
+            if not group.future.done():
+                group.future.set_exception(error)
 
-    def _unsettled(self) -> list[_Job]:
+    def _unsettled(self) -> list[_Group]:
         self._take_in()
-        return [child.job for child in self._children if child.job is not None] + self._waiting
+        return list(self._groups)
 
     def _end(self, child: "_Child") -> int:
         """Kill the process and forget it; returns its exit code."""

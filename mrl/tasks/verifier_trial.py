@@ -2,17 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from mrl.config.schema import TaskTable
 from mrl.errors import TaskError
-from mrl.tasks.rewards import FAILURES
-from mrl.tasks.source import Item
+from mrl.tasks.rewards import FAILURES, UNEVALUATED
+from mrl.tasks.source import Item, Source
 from mrl.tasks.sources import open_source
 from mrl.tasks.split import distinct_items
 from mrl.tasks.verify import Judge, Verdict, check_verifier
 
 PROMPTS = 3
 WRONG = "no such answer"
+AS_IT_IS = "builtins:str"
+"""An evaluator that gives what it is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,37 +28,53 @@ class Trial:
     of_reference: Verdict
     of_wrong: Verdict
     """For an answer that is another prompt's reference, or nonsense."""
+    evaluated: Verdict | None = None
+    """For the reference, given to the evaluator as if a policy had answered with it; None without an evaluator."""
 
 
 def try_verifier(task: str, table: TaskTable, *, seed: int) -> list[Trial]:
-    """Call the task's own verifier on its first prompts; behind an evaluator, where no reference is an answer, none.
+    """Call the task's own verifier on its first prompts.
 
-    Raises TaskError, with the line that failed, when it does not start or fails on any; MissingError when the data are
-    not there.
+    Behind an evaluator it is given the references as what an evaluator might have made; the evaluator itself is tried
+    on them too, though they need not be what it reads. Raises TaskError, with the line that failed, when one does not
+    start or the verifier fails on any; MissingError when the data are not there.
     """
     check_verifier(task, table)
-    if table.evaluator:
-        return []
     source = open_source(task, table, seed=seed)
     items = [item for item, _ in zip(distinct_items(source, table, PROMPTS * 10), range(PROMPTS), strict=False)]
     asked = [(item, answer) for item in items for answer in (item.reference or WRONG, _wrong(item, items))]
-    judge = Judge({task: table})
-    try:
-        verdicts = judge.submit_answers(task, source, asked).result()
-    finally:
-        judge.close()
-    for (item, answer), verdict in zip(asked, verdicts, strict=True):
-        if verdict.failure:
-            raise _refused(task, table, item, answer, verdict)
+    verdicts, evaluated = _verdicts(task, table, source, asked, evaluator=table.evaluator and AS_IT_IS), ()
+    if table.evaluator:
+        evaluated = _verdicts(task, table, source, asked[::2], evaluator=table.evaluator)
     return [
-        Trial(task, item.text, item.reference, right, wrong)
-        for item, right, wrong in zip(items, verdicts[::2], verdicts[1::2], strict=True)
+        Trial(task, item.text, item.reference, right, wrong, after)
+        for item, right, wrong, after in zip_longest(items, verdicts[::2], verdicts[1::2], evaluated)
     ]
 
 
 def tells_nothing(trials: Sequence[Trial]) -> bool:
     """Whether one task's verifier gave one reward for everything: there is nothing to learn from that."""
     return len({verdict.reward for one in trials for verdict in (one.of_reference, one.of_wrong)}) == 1
+
+
+def evaluates_nothing(trials: Sequence[Trial]) -> bool:
+    """Whether one task's evaluator made no text of anything that it was given."""
+    return all(one.evaluated is not None and one.evaluated.failure for one in trials)
+
+
+def _verdicts(
+    task: str, table: TaskTable, source: Source, asked: Sequence[tuple[Item, str]], *, evaluator: str
+) -> list[Verdict]:
+    """What these answers get behind this evaluator. Raises TaskError where the verifier fails."""
+    judge = Judge({task: table.model_copy(update={"evaluator": evaluator})})
+    try:
+        verdicts = judge.submit_answers(task, source, asked).result()
+    finally:
+        judge.close()
+    for (item, answer), verdict in zip(asked, verdicts, strict=True):
+        if verdict.failure and verdict.failure != UNEVALUATED:
+            raise _refused(task, table, item, answer, verdict)
+    return verdicts
 
 
 def _wrong(item: Item, items: Sequence[Item]) -> str:

@@ -221,10 +221,11 @@ def _then(future: "Future[Before]", convert: Callable[[Before], After]) -> "Futu
     def settle(done: "Future[Before]") -> None:
         if done.cancelled():
             converted.cancel()
-        elif (error := done.exception()) is not None:
-            converted.set_exception(error)
-        else:
+            return
+        try:
             converted.set_result(convert(done.result()))
+        except BaseException as error:  # noqa: BLE001 - whoever awaits the verdicts raises it; nobody else hears of it
+            converted.set_exception(error)
 
     future.add_done_callback(settle)
     return converted

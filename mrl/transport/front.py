@@ -97,6 +97,8 @@ class TcpFront:
         self.port: int = self._listener.getsockname()[1]
         self._strangers: dict[_Connection, None] = {}
         self._known: set[_Connection] = set()
+        self.failure: Exception | None = None
+        """Why nobody listens any more, though it was not closed."""
         self._resume_s = 0.0
         """When the port is looked at again; 0 while it is."""
         self._selector = selectors.DefaultSelector()
@@ -115,6 +117,8 @@ class TcpFront:
         try:
             while self._round():
                 pass
+        except Exception as error:  # noqa: BLE001 - the thread's outer edge: the server's own thread raises it
+            self.failure = error
         finally:
             for connection in (*self._strangers, *self._known):
                 self._end(connection)

@@ -17,7 +17,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
-from mrl.errors import AddressError, RunFolderError
+from mrl.errors import AddressError, RoleFailed, RunFolderError
 from mrl.records.codec import MAX_MESSAGE_BYTES
 from mrl.transport.allow_list import AllowList, fingerprint
 from mrl.transport.endpoints import WILDCARDS, reachable_host
@@ -120,8 +120,10 @@ class ServerSocket:
     def receive(self, timeout_s: float) -> list[Incoming]:
         """Wait at most `timeout_s` or half a second, then take what is there: at most 512 messages or 4 MiB.
 
-        What is longer than that comes alone or last.
+        What is longer than that comes alone or last. Raises RoleFailed where its TCP port takes no connection any more.
         """
+        if self._front is not None and self._front.failure is not None:
+            raise RoleFailed(f"nobody listens at {self.address} any more") from self._front.failure
         ready = dict(self._poller.poll(max(0, round(min(timeout_s, WATCH_S) * 1000))))
         if time.monotonic() >= self._watch_s:
             self._watch_s = time.monotonic() + WATCH_S

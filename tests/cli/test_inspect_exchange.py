@@ -149,3 +149,17 @@ def test_json_has_the_rates(exchange, capsys):
     assert (policy_stat["put"], policy_stat["refused"]) == (1, {"duplicate": 1})
     assert policy_stat["put_per_s"] > 0
     assert policy_stat["refused_per_s"]["duplicate"] > 0
+
+
+@pytest.mark.parametrize("words", [["--watch", "-1"], ["--watch", "nan"], ["--watch", "0"], ["--watch", "1e9"],
+                                   ["--watch", "soon"], ["--json", "--dump", "r1"]])  # fmt: skip
+def test_what_cannot_be_meant_is_one_line(words, tmp_path, capsys):
+    """No traceback, and nothing is asked or read."""
+    code = 0
+    try:
+        code = main(["inspect", str(tmp_path), *words])
+    except SystemExit as ended:
+        code = ended.code
+    captured = capsys.readouterr()
+    wanted = "exclude each other" if words[0] == "--json" else "wanted seconds"
+    assert (code, captured.out, captured.err.count("\n"), wanted in captured.err) == (2, "", 1, True)

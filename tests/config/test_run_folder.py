@@ -3,11 +3,13 @@
 import json
 import multiprocessing
 import os
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from mrl.config.load import validate
 from mrl.config.run_folder import (
@@ -296,6 +298,25 @@ def test_a_failed_clean_keeps_the_earlier_run(tmp_path: Path) -> None:
     assert "cannot be written" in refusal(config_in(tmp_path), clean=True)
     assert folder.metrics_jsonl.exists()
     assert sorted(tmp_path.iterdir()) == [blocker, folder.path]
+
+
+def test_a_clean_that_cannot_delete_everything_has_begun_a_run_all_the_same(tmp_path: Path, monkeypatch: Any) -> None:
+    """The new folder is in place and its owner's; what stays of the earlier run is named."""
+    create_run_folder(config_in(tmp_path))
+    delete, left = shutil.rmtree, tmp_path / f".r.old-{os.getpid()}"
+
+    def refuse(path: Path, *, ignore_errors: bool = False) -> None:
+        if path != left:
+            delete(path, ignore_errors=ignore_errors)
+        elif not ignore_errors:
+            raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with ExitStack() as closing, structlog.testing.capture_logs() as logs:
+        folder = create_run_folder(config_in(tmp_path, steps=9), clean=True, closing=closing)
+        assert read_run_config(folder.path).run.steps == 9
+        assert "going on" in refusal(config_in(tmp_path), clean=True)
+    assert ([line["left"] for line in logs], left.is_dir()) == ([str(left)], True)
 
 
 def test_attempts_are_numbered_and_latest_points_at_the_newest(tmp_path: Path) -> None:

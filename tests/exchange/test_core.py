@@ -366,6 +366,20 @@ def test_what_goes_while_the_disk_is_full_is_deleted_once_it_can_be(outcome):
     assert [message.version for message in core.contents().announcements] == [Version(0, 9)]
 
 
+def test_a_disk_that_has_room_again_is_found_when_nobody_puts_anything(outcome):
+    """Every client hears of it with the next Welcome, and need not send its Put in vain."""
+    failures = ["disk_full"]
+    core = make_core(failure=lambda: failures[0])
+    assert told(core.handle(WORKER, put_message(outcome(), seq=1), 0.0)) == [(WORKER, Later, 1)]
+    assert core.begin(RETRY_S, is_awaited=True) is None
+    core.commit_all(RETRY_S)
+    assert stat(core).storage == "disk_full"
+    failures[0] = ""
+    core.commit_all(2 * RETRY_S)
+    [(_, pong)] = core.handle(WORKER, Ping(client="w"), 2 * RETRY_S)
+    assert (pong.storage, pong.window_bytes > 0, core.begin(9.0, is_awaited=False)) == ("", True, None)
+
+
 def test_puts_of_a_transaction_that_fails_fail_together(outcome):
     """A duplicate of a record that is not in the file yet is not taken for stored when it never gets there."""
     core = make_core(is_slow=True)

@@ -52,7 +52,7 @@ def test_more_than_the_share_ends_the_run_with_the_first_failure():
 def test_what_a_data_set_s_own_scorer_cannot_read_is_wrong_and_no_failure():
     """Whatever an untrained policy writes ends no run."""
     failures = VerifierFailures()
-    failures.note([group(answer(failure="unreadable: ValueError: x"), answer(failure="unreadable: ValueError: y"))])
+    failures.note([group(answer(failure="unreadable: ValueError: x"), answer(failure="unevaluated: ValueError: y"))])
     failures.check(0.0, step=1)
     assert failures.share == 0.0
 

@@ -4,6 +4,7 @@ import json
 import math
 import resource
 import signal
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,24 @@ def test_a_tail_that_a_power_cut_left_is_cut_and_counted(tmp_path: Path, tail: b
     assert set_damage_aside(path) == f"{path}: {len(tail)} bytes {what} cut off its end"
     assert path.read_bytes() == b'{"step":1}\n'
     assert not (tmp_path / "metrics.jsonl.damaged").exists()
+
+
+def test_a_long_file_is_mended_without_being_read_into_memory(tmp_path: Path) -> None:
+    """Neither to cut its end off nor to set a line aside; modes stay."""
+    path = tmp_path / "metrics.jsonl"
+    whole = b'{"step":1,"text":"' + b"x" * 100_000 + b'"}\n'
+    for torn, middle in ((b'{"torn"', b""), (b"", b"{broken\n"), (bytes(200_000), b"{broken\n")):
+        path.write_bytes(whole * 200 + middle + whole + torn)
+        path.chmod(0o640)
+        tracemalloc.start()
+        if middle:
+            assert "1 damaged line set aside" in set_damage_aside(path)
+        MetricsWriter(path).close()
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert (path.stat().st_size, path.stat().st_mode & 0o777) == (201 * len(whole), 0o640)
+        assert most < 2_000_000
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["metrics.jsonl", "metrics.jsonl.damaged"]
 
 
 def test_lines_behind_zeros_are_read_and_the_next_attempt_writes_on(tmp_path: Path) -> None:

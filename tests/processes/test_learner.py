@@ -101,3 +101,26 @@ def test_a_learner_that_never_evaluates_has_neither_books_nor_a_plan(
 def test_a_learner_with_memory_enough_ends_as_it_would(config: RunConfig, tmp_path: Path) -> None:
     """Without planted faults the same learner starts, gets no order, and says that it was stopped early."""
     assert learn(config, tmp_path) == learner_role.STOPPED_EARLY
+
+
+def test_policies_that_step_together_begin_again_where_only_one_has_a_checkpoint(tmp_path: Path) -> None:
+    """What is rolled back is not taken for lost, also by the life after that."""
+    policy = {"model": "nowhere", "learner": {"processes": 1}}
+    config = validate(
+        {
+            "run": {"name": "r", "steps": 20, "sync": True, "folder": str(tmp_path)},
+            "tasks": {"trim": {"source": "words", "dataset": "trim"}},
+            "policies": {"a": policy, "b": policy},
+        },
+        where="test",
+    )
+    folder, world = RunFolder(tmp_path / "r"), SimpleNamespace(is_first=True, broadcast_bytes=lambda told: told)
+    (tmp_path / "r" / "lives").mkdir(parents=True)
+    for name in "ab":
+        folder.lives(name).begin()
+    (folder.checkpoints("a") / "step_10").mkdir()
+    folder.lives("a").saved(10)
+    for epoch in (1, 2):
+        store = learner_role._store(config, folder, "a")
+        assert learner_role._start(config, folder, world, store, "a") == (Version(epoch, 0), None)
+        assert store.steps() == []

@@ -39,6 +39,18 @@ def countdown() -> ReasoningGymSource:
     return ReasoningGymSource("countdown", {}, seed=1, where="tasks.t")
 
 
+def test_a_composite_is_held_to_the_grammar_of_the_part():
+    """A list that `n_queens` evaluates is evaluated, and nothing that its grammar does not have."""
+    parts = [{"name": "n_queens", "config": {"n": 4, "min_remove": 1, "max_remove": 2}}, {"name": "chain_sum"}]
+    source = ReasoningGymSource("composite", {"datasets": parts}, seed=1, where="")
+    items = {source._dataset[item.number]["metadata"]["source_dataset"]: item for item in source.items(20)}
+    [text, *_] = source._dataset[items["n_queens"].number]["metadata"]["valid_answers"]
+    board = [row.split() for row in text.splitlines()]
+    reference = source.verifier_reference(items["n_queens"])
+    assert [score(reference, answer) for answer in (text, str(board), f"{board}[:]")] == [1.0, 0.5, 0.0]
+    assert score(source.verifier_reference(items["chain_sum"]), items["chain_sum"].reference) == 1.0
+
+
 @pytest.mark.parametrize(
     "answer",
     ["9**9**9", "2**(10**12)", pytest.param("__import__('time').sleep(1000)", marks=pytest.mark.thorough)],

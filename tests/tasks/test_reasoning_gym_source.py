@@ -26,6 +26,42 @@ def test_refused_options_are_a_task_error(options):
         ReasoningGymSource("spell_backward", options, seed=1, where="tasks.t")
 
 
+PART = {"name": "n_queens", "weight": 2, "config": {"n": 4, "min_remove": 1, "max_remove": 2}}
+CHAIN = {"name": "chain_sum"}
+
+
+@pytest.mark.parametrize(
+    ("parts", "line"),
+    [
+        ([], r"tasks\.t\.options\.datasets: a composite data set has no parts; wanted a list such as"),
+        (
+            [CHAIN, {"name": "n_queen"}],
+            r"tasks\.t\.options\.datasets\[1\]: .*no such data set; got 'n_queen'; cure: did you mean n_queens",
+        ),
+        ([PART | {"config": {"n": 99}}], r"tasks\.t\.options\.datasets\[0\]: data set 'n_queens' refuses its options"),
+        ([CHAIN, {"nam": "n_queens"}], r"tasks\.t\.options\.datasets\[1\]: no part of a data set; got \{'nam'"),
+        (
+            [CHAIN | {"weight": 0}],
+            r"tasks\.t\.options\.datasets\[0\]\.weight: no weight; got 0; wanted a number above 0",
+        ),
+        ([CHAIN | {"config": 3}], r"tasks\.t\.options\.datasets\[0\]: no options of a data set; got"),
+        ([CHAIN, CHAIN], r"tasks\.t: data set 'composite' refuses its options \(Duplicate dataset names"),
+    ],
+)
+def test_a_mistake_in_a_part_of_a_composite_names_the_part(parts, line):
+    """One line, with the key."""
+    with pytest.raises(TaskError, match=f"^{line}"):
+        ReasoningGymSource("composite", {"datasets": parts}, seed=1, where="tasks.t")
+
+
+def test_a_composite_is_sealed_where_a_part_is():
+    """Its entries are those of its parts."""
+    mixed, sums = (ReasoningGymSource("composite", {"datasets": parts}, seed=1, where="")
+                   for parts in ([PART, CHAIN], [CHAIN]))  # fmt: skip
+    assert (mixed.evaluates, sums.evaluates) == (True, False)
+    assert {mixed._dataset[number]["metadata"]["source_dataset"] for number in range(20)} == {"n_queens", "chain_sum"}
+
+
 def test_missing_package_names_the_pip_command(monkeypatch):
     """Without reasoning-gym the cure is the command that installs it."""
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from mrl.errors import RoleFailed
+from mrl.tasks import verifier_pool
 from mrl.tasks.rewards import Outcome
 from mrl.tasks.verifier_pool import MAX_REQUEST_BYTES, VerifierPool
 from mrl.tasks.verifier_process import VerifierCall
@@ -192,3 +193,19 @@ def test_after_a_failed_start_the_next_answer_tries_again(capfd):
         for future in [*first, pool.submit([VerifierCall("1", "1")])]:
             with pytest.raises(RoleFailed, match="does not start"):
                 future.result(30)
+
+
+def test_an_answer_that_cannot_be_given_is_not_forgotten(monkeypatch):
+    """It is neither in the queue nor with a process then; whoever awaits it hears of it, and the pool goes on."""
+    encoded, errors = verifier_pool._encoded, iter([MemoryError("no room for the request")])
+
+    def encode(call, extras):
+        for error in errors:
+            raise error
+        return encoded(call, extras)
+
+    monkeypatch.setattr(verifier_pool, "_encoded", encode)
+    with closing(make_pool()) as pool:
+        with pytest.raises(MemoryError, match="no room for the request"):
+            pool.submit([VerifierCall("right", "right")]).result(30)
+        assert pool.submit([VerifierCall("right", "right")]).result(30) == [RIGHT]

@@ -6,7 +6,7 @@ import pytest
 
 from mrl.config.schema import TaskTable
 from mrl.errors import TaskError
-from mrl.tasks.verifier_trial import tells_nothing, try_verifier
+from mrl.tasks.verifier_trial import evaluates_nothing, tells_nothing, try_verifier
 
 VERIFIERS = """
 def exact(reference, answer, prompt):
@@ -14,6 +14,23 @@ def exact(reference, answer, prompt):
 
 def blind(reference, answer):
     return 0.5
+
+def shouted(answer):
+    return answer.upper()
+
+def unread(answer):
+    return int("none")
+
+def prepare(reference):
+    raise RuntimeError("nobody asked for this")
+
+def mrl_prepare_reference(reference):
+    KEPT.append(reference)
+
+KEPT = []
+
+def kept(reference, answer):
+    return float(KEPT[-1] == reference == answer)
 
 def strict(reference, answer):
     return None if answer != reference else 1.0
@@ -46,6 +63,39 @@ def test_references_and_wrong_answers_are_judged(own):
 def test_one_reward_for_everything_is_noticed(own):
     """It is no mistake that can be proved."""
     assert tells_nothing(try_verifier("t", table("blind"), seed=1))
+
+
+def test_behind_an_evaluator_both_are_tried(own):
+    """The verifier on references as what an evaluator might make; the evaluator on them as if a policy gave them."""
+    behind = table("exact").model_copy(update={"evaluator": "own:shouted"})
+    trials = try_verifier("t", behind, seed=1)
+    assert [one.of_reference.reward for one in trials] == [0.5] * 3
+    assert [one.evaluated.rewards["right"] for one in trials] == [
+        float(one.reference == one.reference.upper()) for one in trials
+    ]
+    assert not evaluates_nothing(trials)
+
+
+def test_an_evaluator_that_reads_nothing_is_noticed(own):
+    """No reference has to be what it reads, so that it is not refused."""
+    behind = table("exact").model_copy(update={"evaluator": "own:unread"})
+    trials = try_verifier("t", behind, seed=1)
+    assert {one.evaluated.failure for one in trials} == {"unevaluated"}
+    assert "ValueError: invalid literal" in trials[0].evaluated.words
+    assert evaluates_nothing(trials)
+
+
+def test_a_verifier_behind_an_evaluator_that_fails_is_refused(own):
+    """As one without."""
+    behind = table("strict").model_copy(update={"evaluator": "own:shouted"})
+    with pytest.raises(TaskError, match=r"^tasks\.t\.verifier: the verifier own:strict failed on the answer"):
+        try_verifier("t", behind, seed=1)
+
+
+def test_nothing_but_what_is_named_for_it_prepares_the_reference(own):
+    """A function `prepare` of the same module means something else."""
+    trials = try_verifier("t", table("kept").model_copy(update={"evaluator": "own:shouted"}), seed=1)
+    assert [one.of_reference.reward for one in trials] == [1.0] * 3
 
 
 def test_a_verifier_that_fails_is_refused(own):

@@ -1,10 +1,11 @@
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import pytest
 
 from mrl.config.schema import TaskTable
 from mrl.tasks.source import Item
-from mrl.tasks.verify import Judge, Verdict, VerificationRequest, judge
+from mrl.tasks.verify import Judge, Verdict, VerificationRequest, _then, judge
 from mrl.tasks.words import WordSource
 
 
@@ -71,6 +72,22 @@ def test_verdicts_keep_the_order_of_mixed_tasks(verifiers):
         }
     finally:
         judges.close()
+
+
+@pytest.mark.parametrize("error", [KeyError("convert"), None])
+def test_what_becomes_of_an_answer_is_always_heard(error):
+    """A mistake in what is made of the outcomes is raised by whoever awaits the verdicts."""
+
+    def convert(found):
+        if error:
+            raise error
+        return found + 1
+
+    before: Future[int] = Future()
+    after = _then(before, convert)
+    before.set_result(1)
+    assert after.exception(0) is error
+    assert error or after.result(0) == 2
 
 
 def test_quick_tasks_start_no_process():

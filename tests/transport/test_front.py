@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from mrl.errors import RoleFailed
 from mrl.transport.endpoints import port_of, read_endpoint
 from mrl.transport.front import DESCRIPTORS_EACH, TcpFront, most_connections
 from mrl.transport.grants import Grant
@@ -133,6 +134,21 @@ def test_a_connection_without_a_descriptor_for_it_costs_itself_alone(make_server
         assert raw.recv(1) == b""
     assert failed
     assert exchange(server, make_client(server.address), until) == b"olleh"
+
+
+def test_a_port_that_nobody_listens_at_any_more_is_noticed(make_server, until, monkeypatch):
+    """The server's own thread hears of it, with the cause, and does not wait for clients that cannot come."""
+    server = make_server(host="127.0.0.1")
+
+    def fail(self):
+        raise KeyError("a mistake in the thread")
+
+    monkeypatch.setattr(TcpFront, "_take", fail)
+    with socket.create_connection(("127.0.0.1", server._front.port)):
+        until(lambda: server._front.failure is not None)
+    with pytest.raises(RoleFailed, match=r"nobody listens at tcp://127\.0\.0\.1:\d+ any more") as failed:
+        server.receive(0.0)
+    assert isinstance(failed.value.__cause__, KeyError)
 
 
 def test_half_of_the_descriptors_are_left_to_the_files():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mrl.config.nearest_key import nearest
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
-from mrl.errors import AddressError, ConfigError, EngineError, MissingError
+from mrl.errors import AddressError, ConfigError, EngineError, MissingError, TaskError
 from mrl.processes.planning.placement import server_gpus
 from mrl.processes.planning.unit_workers import check_cores, units_of
 from mrl.processes.preparation.learning_values import check_learning
@@ -84,7 +84,13 @@ def preflight(
     check_adapters(config, on_missing)
     if not first_host:  # the engines of a run on several hosts start on others too
         check_engines(config, on_missing)
-    prompts = check_tasks(config, on_missing, on_trial)
+    try:
+        prompts = check_tasks(config, on_missing, on_trial)
+    except TaskError as error:
+        if not error.where.startswith("tasks."):  # it names a file of data
+            raise
+        where = f"{where}: {error.where}"
+        raise TaskError(error.what, where=where, got=error.got, wanted=error.wanted, cure=error.cure) from error
     for name, policy in config.policies.items():
         if policy.model and prompts and Path(policy.model).exists():
             check_prompts(config, name, prompts, on_note)

@@ -29,8 +29,8 @@ from mrl.tasks.rewards import (
     MEMORY,
     RAISED,
     TIMEOUT,
+    UNEVALUATED,
     UNNAMED,
-    UNREADABLE,
     Outcome,
     failed,
     outcome_of,
@@ -49,6 +49,9 @@ from mrl.tasks.verifier_process import (
     read_request,
 )
 
+PREPARE = "mrl_prepare_reference"
+"""Name of the function in a verifier's module that is called with the reference, outside the seal, before each answer:
+what it keeps need not be worked out in every sealed process. No other name is called."""
 SEALED, TRUSTED = "sealed", "trusted"
 SOONER = 0.9
 """The keeper ends what is late so much before the pool would end the keeper."""
@@ -74,7 +77,7 @@ def main(words: list[str]) -> int:
     evaluating = _EvaluatingSide(evaluator, seal, limits) if evaluator else None
     replies = os.dup(1)
     os.dup2(2, 1)  # what a module prints while it is imported must not stand between replies
-    verifier, prepare = named_function(name), getattr(importlib.import_module(name.partition(":")[0]), "prepare", None)
+    verifier, prepare = named_function(name), getattr(importlib.import_module(name.partition(":")[0]), PREPARE, None)
     extras = extras_of(verifier, name)
     gc.freeze()
     os.write(replies, msgspec.msgpack.encode(VerifierReady(extras)))
@@ -98,7 +101,7 @@ def _judged_apart(
     seal: Seal,
     limits: ChildLimits,
 ) -> Outcome:
-    """What a verifier says in a sealed process, which inherits what its module's `prepare` kept of the reference."""
+    """What a verifier says in a sealed process, which inherits what PREPARE of its module kept of the reference."""
     if prepare is not None:
         signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
         try:
@@ -154,11 +157,11 @@ class _EvaluatingSide:
             raise EOFError("the evaluating side is gone")
         ended = Ended(status[0], text)
         if ended.status != DONE:
-            return failed(UNREADABLE, f"evaluating the answer: {_said(ended)}"), call
+            return failed(UNEVALUATED, f"evaluating the answer: {_said(ended)}"), call
         try:
             return None, call._replace(answer=text.decode())
         except UnicodeDecodeError:
-            return failed(UNREADABLE, "evaluating the answer: what it gives is no text"), call
+            return failed(UNEVALUATED, "evaluating the answer: what it gives is no text"), call
 
 
 def _evaluate(keeper_side: socket.socket, evaluator: str, seal: Seal, limits: ChildLimits, *, keeper: int) -> NoReturn:
