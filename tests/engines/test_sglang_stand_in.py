@@ -17,7 +17,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": str(FOLDER)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
 
 

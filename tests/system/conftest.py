@@ -83,7 +83,7 @@ max_new_tokens = 16
 prompts_per_step = 8
 lr = 5e-4
 checkpoint_every = 4
-data_timeout_s = 60
+data_timeout_s = 240
 processes = {processes}
 """
 
@@ -91,6 +91,13 @@ SGT = """
 [sharing]
 regime = "sgt"
 """
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole runs wait for much in turn, and the machine may be busy: the guard against hangs is a wider one."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(900))
 
 
 class Run:
@@ -149,7 +156,7 @@ class Run:
         """Processes that were seen in the run and are still alive."""
         return [pid for pid in self._seen if psutil.pid_exists(pid) and _is_live(psutil.Process(pid))]
 
-    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 90.0) -> Any:
+    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 240.0) -> Any:
         """Poll until the condition holds; fails with the run's log when it does not in time or the run ends first."""
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
@@ -162,7 +169,7 @@ class Run:
             time.sleep(0.1)
         pytest.fail(f"{what}: did not happen; log of the run:\n{self.tail()}")
 
-    def finish(self, timeout_s: float = 120.0) -> int:
+    def finish(self, timeout_s: float = 240.0) -> int:
         """Wait for the end; returns the exit code."""
         assert self.process is not None
         try:
@@ -183,7 +190,7 @@ class Run:
             self.children()
             if self.process.poll() is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
-                self.process.wait(10)
+                self.process.wait(120)
         shutil.rmtree(self.temporary, ignore_errors=True)
 
 

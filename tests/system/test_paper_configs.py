@@ -48,7 +48,7 @@ HEARD = {
 """Regime -> what counts that a peer was heard."""
 ENVIRONMENT = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.system
 
 
 class Pair(NamedTuple):

@@ -134,7 +134,7 @@ def test_no_process_is_left_when_the_parent_is_killed(answer, tmp_path, monkeypa
         assert children
         assert hanging.read_text() == "now"
         parent.kill()
-    assert not psutil.wait_procs(children, timeout=20)[1]
+    assert not psutil.wait_procs(children, timeout=120)[1]
 
 
 def test_a_group_waits_for_its_own_answers_only():
@@ -142,7 +142,7 @@ def test_a_group_waits_for_its_own_answers_only():
     pool = make_pool(processes=2, timeout_s=1000.0)
     hanging = pool.submit([VerifierCall("right", "right"), VerifierCall("right", "sleep")])
     for answer, outcome in (("right", RIGHT), ("wrong", WRONG)):
-        assert pool.submit([VerifierCall("right", answer)]).result(30) == [outcome]
+        assert pool.submit([VerifierCall("right", answer)]).result(120) == [outcome]
     assert not hanging.done()
     processes = [child.process for child in pool.children()]
     assert len(processes) == 2
@@ -158,7 +158,7 @@ def test_no_process_idles_while_answers_wait():
     with closing(make_pool(processes=3, timeout_s=1000.0)) as pool:
         for _ in range(4):
             pool.submit([VerifierCall("right", "sleep")])
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 120
         while sum(child.job is not None for child in pool.children()) < 3:
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
@@ -180,8 +180,8 @@ def test_the_lowest_rank_is_judged_first(tmp_path, monkeypatch):
         }
         for name, future in futures.items():
             future.add_done_callback(lambda _, name=name: order.append(name))
-        assert is_failure(*first.result(30), "timeout")
-        assert [future.result(30) for future in futures.values()] == [[RIGHT]] * 3
+        assert is_failure(*first.result(120), "timeout")
+        assert [future.result(120) for future in futures.values()] == [[RIGHT]] * 3
     assert order == ["a", "b", "c"]
 
 
@@ -191,4 +191,4 @@ def test_after_a_failed_start_the_next_answer_tries_again(capfd):
         first = [pool.submit([VerifierCall("1", "1")]) for _ in range(3)]
         for future in [*first, pool.submit([VerifierCall("1", "1")])]:
             with pytest.raises(RoleFailed, match="does not start"):
-                future.result(30)
+                future.result(120)
