@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "tools" / "engines" / "sglang_cpu"
+FOLDER = Path(__file__).parents[2] / "mrl" / "engines" / "recipes" / "sglang_cpu"
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:

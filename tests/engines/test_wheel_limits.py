@@ -53,7 +53,7 @@ def test_the_driver_is_read_from_the_kernel(tmp_path, monkeypatch, text, driver)
 
 def test_limits_are_those_of_the_lists():
     """Their heads say the driver, and SGLang's the C library."""
-    recipes = Path(__file__).parents[2] / "tools" / "engines"
+    recipes = Path(__file__).parents[2] / "mrl" / "engines" / "recipes"
     for engine in wheel_limits.GLIBC:
         assert f"driver {wheel_limits.DRIVER} or newer" in (recipes / f"{engine}-gpu.txt").read_text()
     assert "glibc 2.34" in (recipes / "sglang-gpu.txt").read_text()
