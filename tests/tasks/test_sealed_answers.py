@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 def make_pool(**settings) -> VerifierPool:
     """One process, that judges by an evaluator without any scruple."""
-    settings = {"processes": 1, "timeout_s": 30.0, "memory_bytes": 512 * 1024**2} | settings
+    settings = {"processes": 1, "timeout_s": 30.0, "memory_bytes": 256 * 1024**2} | settings
     sealing = Sealing("tests.support.evaluating:run")
     return VerifierPool("tests.support.evaluating:same", sealing=sealing, **settings)
 

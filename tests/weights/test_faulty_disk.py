@@ -20,7 +20,7 @@ from mrl.weights.checkpoint_store import CheckpointStore
 from tests.support.faulty_writers import record
 
 SOURCE = Path(__file__).parents[1] / "support" / "faulty_disk.c"
-SEEDS = [(0, 30), pytest.param((1000, 100), marks=pytest.mark.thorough)]
+SEEDS = [(0, 30), pytest.param((1000, 200), marks=pytest.mark.thorough)]
 
 
 @pytest.fixture(scope="module")
