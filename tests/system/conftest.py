@@ -4,6 +4,7 @@ Counting letters is easy (the answer is mostly 1). The warm start of qwen names 
 so that a few dozen steps raise qwen's reward, and its first failures find successes of llama.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -207,12 +208,40 @@ def make_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
     def make(*, steps: int, processes: int = 1, name: str = "system", more: str = SGT) -> Run:
-        policies = "".join(POLICY.format(name=policy, processes=processes) for policy in ("qwen", "llama"))
-        config = tmp_path / f"{name}.toml"
-        config.write_text(CONFIG.format(folder=tmp_path / "runs", name=name, steps=steps, policies=policies + more))
-        runs.append(Run(config, tmp_path / "runs" / name, tmp_path / f"{name}.log"))
+        runs.append(_run_in(tmp_path, steps=steps, processes=processes, name=name, more=more))
         return runs[-1]
 
     yield make
     for run in runs:
         run.kill()
+
+
+def _run_in(folder: Path, *, steps: int, processes: int = 1, name: str = "system", more: str = SGT) -> Run:
+    policies = "".join(POLICY.format(name=policy, processes=processes) for policy in ("qwen", "llama"))
+    config = folder / f"{name}.toml"
+    config.write_text(CONFIG.format(folder=folder / "runs", name=name, steps=steps, policies=policies + more))
+    return Run(config, folder / "runs" / name, folder / f"{name}.log")
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, list[str]]]:
+    """A run of forty steps to which nothing happened, and what its processes listened at while it trained."""
+    run = _run_in(tmp_path_factory.mktemp("finished"), steps=40)
+    try:
+        run.start()
+        run.until(lambda: min(run.step("qwen"), run.step("llama")) >= 2, "both train")
+        found = list(_listening(run))
+        assert run.finish() == 0, run.tail()
+        yield run, found
+    finally:
+        run.kill()
+
+
+def _listening(run: Run) -> Iterator[str]:
+    """Title and address of what a process of the run listens at, datagram sockets included."""
+    assert run.process is not None
+    for process in (psutil.Process(run.process.pid), *run.children()):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for one in process.net_connections("inet"):
+                if one.laddr and not one.raddr:
+                    yield f"{' '.join(process.cmdline()[:2])} {one.laddr}"

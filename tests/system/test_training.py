@@ -11,12 +11,9 @@ pytestmark = pytest.mark.system
 POLICIES = ("qwen", "llama")
 
 
-def test_reward_rises_and_peers_are_heard(make_run):
+def test_reward_rises_and_peers_are_heard(finished):
     """Two policies train to the end: rewards rise, the weaker one is rescued, the report and all results exist."""
-    run = make_run(steps=40)
-    run.start()
-
-    assert run.finish() == 0, run.tail()
+    run, _ = finished
     for policy in POLICIES:
         records = run.metrics(f"learner/{policy}")
         rewards = [record["values"]["reward/mean"] for record in records]
