@@ -1,6 +1,8 @@
 """Small real models and values that tests of several rooms share."""
 
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -8,6 +10,30 @@ from hypothesis import settings
 # A busy machine is slow for longer than any time limit on one example.
 settings.register_profile("mrl", deadline=None)
 settings.load_profile("mrl")
+
+LATER = ("thorough", "system", "engines")
+"""What tools/test.sh runs by its mark alone; a file with such tests says `mark.thorough`, or another, in full."""
+
+
+@cache
+def _marks_in(path: Path) -> frozenset[str]:
+    text = path.read_text()
+    return frozenset(name for name in LATER if f"mark.{name}" in text)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file without a test of the wanted mark is not imported: to import all takes longer than to run many."""
+    wanted, _, rest = config.option.markexpr.partition(" and ")
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if rest and wanted in LATER and is_test and wanted not in _marks_in(collection_path) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Wherever all are collected, no test has a mark of which its file does not tell."""
+    for item in items:
+        for name in LATER:
+            if item.get_closest_marker(name) and name not in _marks_in(item.path):
+                raise pytest.UsageError(f"{item.nodeid}: the file has to say mark.{name} in full")
 
 
 @pytest.fixture(scope="session")

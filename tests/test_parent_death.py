@@ -13,7 +13,7 @@ CORE = min(os.sched_getaffinity(0))
 def run(cores: str, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Become `argv` on these cores."""
     environ = os.environ | {CORES: cores}
-    return subprocess.run(command(os.getpid(), tuple(argv)), env=environ, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command(os.getpid(), tuple(argv)), env=environ, capture_output=True, text=True, timeout=120)
 
 
 def test_a_process_is_bound_to_its_cores() -> None:

@@ -14,7 +14,7 @@ HEAVY = ("torch", "transformers", "msgspec", "pydantic", "zmq", "msgpack", "rich
 def loaded_by(code: str) -> list[str]:
     """Which of the heavy libraries a fresh process has loaded after the code."""
     code += f"\nimport sys\nprint(*sorted(set({HEAVY!r}) & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     return done.stdout.split()
 
 

@@ -94,7 +94,7 @@ def heavy_modules_after_importing(root: Path, modules: list[str]) -> list[str]:
     code = f"import importlib, sys\nfor name in {modules!r}: importlib.import_module(name)\n"
     code += "print(*sorted({'torch', 'transformers', 'vllm', 'sglang'} & set(sys.modules)))"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()

@@ -287,7 +287,7 @@ def test_sampling_goes_on_while_new_weights_are_proved(make, monkeypatch):
 
     def score_while_sampling(model, rows):
         with ThreadPoolExecutor(1) as loop:
-            sampled.append(loop.submit(engine.collect, 60.0).result(timeout=20.0))
+            sampled.append(loop.submit(engine.collect, 60.0).result(timeout=120.0))
         return own_score(model, rows)
 
     monkeypatch.setattr("mrl.engines.embedded.score_tokens", score_while_sampling)

@@ -85,7 +85,7 @@ def test_an_update_in_mid_answer_gives_spans_that_are_right(learner, engine, tmp
     with ThreadPoolExecutor(1) as thread:
         update = thread.submit(install, engine, second.manifest, second.version)
         finished += rig.collect(8 - len(finished))
-        update.result(30)
+        update.result(120)
     mixed = [one for one in finished if len(one.generation.versions) == 2]
     assert mixed, "the update landed in no answer"
     for one in finished:

@@ -16,7 +16,7 @@ from mrl.records.version import Version, VersionSpan
 from tests.support.pausing_vllm import PausingVLLM
 
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=4, eos_ids=(0,))
-BOUNDS = Bounds(start_s=30.0, silence_s=20.0, stall_s=60.0, load_s=20.0)
+BOUNDS = Bounds(start_s=120.0, silence_s=60.0, stall_s=120.0, load_s=120.0)
 NUM_UPDATES, NUM_REQUESTS = 20, 16
 QUEUE_FULL = {"message": "The engine is currently busy", "type": "Service Unavailable", "param": None, "code": 503}
 DEAD = {"message": "EngineCore encountered an issue.", "type": "InternalServerError", "param": None, "code": 500}
@@ -80,7 +80,7 @@ def test_a_score_that_an_update_meets_is_asked_for_once_more(server, engine):
         scores = beside.submit(engine.score_answers, request)
         server.await_under_way(3)
         engine.load(Path("w"), Version(0, 1))
-        scored = scores.result(20)
+        scored = scores.result(120)
 
     assert [row.tolist() for row in scored] == [[-6.0]] * 3
     assert server.num_asked - before == 6

@@ -18,7 +18,7 @@ from mrl.records.version import Version, VersionSpan
 
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=6, eos_ids=(9,))
 OLD, NEW = Version(0, 1), Version(0, 2)
-WITHIN_S = 20.0
+WITHIN_S = 120.0
 
 
 class Counting:

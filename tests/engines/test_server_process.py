@@ -10,7 +10,7 @@ import pytest
 
 from mrl.engines.server_process import ServerProcess
 
-WITHIN_S = 5.0
+WITHIN_S = 120.0
 DEAF = "trap '' TERM; echo $$ >> {pids}; exec sleep 60"
 """A process that does not hear SIGTERM."""
 

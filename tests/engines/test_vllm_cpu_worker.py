@@ -63,7 +63,7 @@ def drawn(seed: int) -> dict[str, torch.Tensor]:
 def held(worker) -> dict[str, str]:
     """What it computes with, by its own word."""
     worker.mrl_look()
-    worker.mrl_looking.result(20.0)
+    worker.mrl_looking.result(120.0)
     return worker.mrl_checksums()
 
 
@@ -222,4 +222,4 @@ def test_a_broadcast_is_received_in_a_thread_of_its_own(worker):
     one.mrl_join(json.dumps(seat))
 
     with pytest.raises(RuntimeError, match="memory"):
-        one.mrl_arriving.result(20.0)
+        one.mrl_arriving.result(120.0)

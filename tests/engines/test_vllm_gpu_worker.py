@@ -83,7 +83,7 @@ def taken(worker, folder: Path, tensors: dict[str, torch.Tensor]) -> dict[str, s
 
 def held(worker) -> dict[str, str]:
     worker.mrl_look()
-    worker.mrl_looking.result(20.0)
+    worker.mrl_looking.result(120.0)
     return worker.mrl_checksums()
 
 

@@ -177,5 +177,5 @@ def test_what_was_stopped_in_its_sleep_has_not_been_silent(make, monkeypatch, ca
     stood_still_s[0] = 10 * LONG_S
     engine._loop.call_soon_threadsafe(lambda: None)
 
-    assert all(server.looks.acquire(timeout=10.0) for _ in range(2)), "the watchdog looks on"
+    assert all(server.looks.acquire(timeout=120.0) for _ in range(2)), "the watchdog looks on"
     engine.wake()

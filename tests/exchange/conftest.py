@@ -132,9 +132,9 @@ def score_of() -> Callable[..., ScoreRecord]:
 
 @pytest.fixture(scope="session")
 def until() -> Callable[..., object]:
-    """Calls until something true comes back, at most ten seconds."""
+    """Calls until something true comes back, at most two minutes."""
 
-    def wait(what: Callable[[], object], *, within_s: float = 10.0) -> object:
+    def wait(what: Callable[[], object], *, within_s: float = 120.0) -> object:
         end_s = time.monotonic() + within_s
         while time.monotonic() < end_s:
             if found := what():

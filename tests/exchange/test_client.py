@@ -396,7 +396,7 @@ def exactly(num_bytes, record):
     return msgspec.structs.replace(record, answers=answers)
 
 
-WAIT_S = 10.0
+WAIT_S = 120.0
 SHORT_S = 0.05
 
 

@@ -117,7 +117,7 @@ def test_acknowledged_records_survive_kill_9(start, connect, outcome, until):
     acknowledged = worker.counts["stored"]
     _, found = start()
     assert acknowledged <= found <= 2000
-    until(lambda: worker.counts["stored"] + worker.counts.get("refused/duplicate", 0) >= 2000, within_s=20)
+    until(lambda: worker.counts["stored"] + worker.counts.get("refused/duplicate", 0) >= 2000)
     learner = connect("learner/llama", "llama")
     learner.fetch(
         [f"p{number}" for number in range(2000)], kinds=["outcome"], limit=1, max_age_versions=None, watch=False
@@ -144,7 +144,7 @@ def test_clients_find_a_restarted_daemon_and_their_watches_work(start, connect, 
         assert port_of(read_endpoint(run / "endpoints", "exchange")) != old_port
         learner.fetch(["p2"], kinds=["outcome"], limit=4, max_age_versions=None, watch=True)
         worker.publish([outcome("after", prompt_id="p2", step=3)])
-        until(lambda: "after" in taken(learner, received), within_s=20)
+        until(lambda: "after" in taken(learner, received))
     finally:
         squatter.close()
     assert learner.lost_s() == 0.0
@@ -171,7 +171,7 @@ def test_a_full_disk_is_said_and_survived(start, connect, outcome, until):
     assert 0 < worker.counts["stored"] < 20
     assert not worker.flush(0.5)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert worker.flush(20.0)
+    assert worker.flush(120.0)
     assert (worker.counts["stored"], worker.storage, process.poll()) == (20, "", None)
     kill(process)
     assert start()[1] == 20
@@ -182,11 +182,11 @@ def test_a_batch_of_groups_is_published_flushed_and_fetched(start, connect, roll
     start()
     worker, learner = connect("worker/qwen/0", "qwen"), connect("learner/llama", "llama")
     records = [rollout(f"g{n}", prompt_id=f"p{n}", group=8, tokens=2000) for n in range(80)]
-    worker.publish(records, room_within_s=20.0)
-    assert worker.flush(20.0)
+    worker.publish(records, room_within_s=120.0)
+    assert worker.flush(120.0)
     assert worker.counts["stored"] == 80
     prompt_ids = [f"p{n}" for n in range(81)]
-    assert learner.fetch_now(prompt_ids, kinds=["rollout"], limit=4, max_age_versions=None, timeout_s=20.0)
+    assert learner.fetch_now(prompt_ids, kinds=["rollout"], limit=4, max_age_versions=None, timeout_s=120.0)
     assert sorted((item.record for item in learner.take()), key=lambda record: int(record.record_id[1:])) == records
 
 
@@ -243,7 +243,7 @@ def inspect(*arguments):
     """Run the inspection tool; returns (exit code, stdout, stderr)."""
     done = subprocess.run(
         [sys.executable, "-m", "mrl", "inspect", *map(str, arguments)],
-        capture_output=True, text=True, timeout=30, env=os.environ | {"PYTHONPATH": ".", "COLUMNS": "160"},
+        capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": ".", "COLUMNS": "160"},
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
 
@@ -282,7 +282,7 @@ def test_a_finished_daemon_leaves_one_file(start, connect, outcome, until, run):
     worker.publish([outcome("r1")])
     until(lambda: worker.counts.get("stored"))
     process.terminate()
-    assert process.wait(10) == 0
+    assert process.wait(120) == 0
     assert sorted(path.name for path in (run / "exchange").iterdir()) == [FILE, "lock"]
     with sqlite3.connect(run / "exchange" / FILE) as connection:
         assert connection.execute("SELECT record_id, source, reward FROM records").fetchall() == [("r1", "qwen", 1.0)]

@@ -32,7 +32,7 @@ class Rank:
         if self.is_first:
             self._channel.put(data or b"")
             return data or b""
-        self.heard.append(self._channel.get(timeout=20.0))
+        self.heard.append(self._channel.get(timeout=120.0))
         return self.heard[-1]
 
 
@@ -68,7 +68,7 @@ def test_the_other_ranks_are_told_that_the_batch_is_still_awaited(tiny_model, mo
     other = threading.Thread(target=learners[1]._step, args=(lambda: False,))
     other.start()
     assert not learners[0]._step(lambda: False)
-    other.join(20.0)
+    other.join(120.0)
 
     assert ranks[1].heard == [STILL_WAITING] * 3 + [b""]
     assert ranks[0].at == ranks[1].at == ["forming a batch", "order"] * 4

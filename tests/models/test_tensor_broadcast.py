@@ -86,7 +86,7 @@ def test_every_member_gets_the_bytes_of_the_first():
         group = BroadcastGroup(store, meeting, 0)
         for bucket in buckets_of(shapes):
             group.send(torch.cat([TENSORS[shape.name].reshape(-1).view(torch.uint8) for shape in bucket]))
-        received = [one.result(30) for one in taking]
+        received = [one.result(120) for one in taking]
 
     for held in received:
         assert all(torch.equal(held[name], tensor) for name, tensor in TENSORS.items())
@@ -101,7 +101,7 @@ def test_other_bytes_than_were_published_are_refused():
         taking = threads.submit(receive_tensors, incoming, nowhere)
         BroadcastGroup(store, incoming.meeting, 0).send(torch.zeros(24, dtype=torch.uint8))
         with pytest.raises(WeightsError, match="checksum of a differs"):
-            taking.result(30)
+            taking.result(120)
 
 
 def test_a_member_that_leaves_or_falls_silent_is_a_lost_peer(monkeypatch):
@@ -118,7 +118,7 @@ def test_a_member_that_leaves_or_falls_silent_is_a_lost_peer(monkeypatch):
     with ThreadPoolExecutor(1) as threads:
         joining = threads.submit(join, meeting, 1)
         first = BroadcastGroup(second, meeting, 0)
-        member = joining.result(30)
+        member = joining.result(120)
         with pytest.raises(PeerLost, match=r"a-0\.1-2"):
             member.receive(torch.zeros(8, dtype=torch.uint8))
     assert first is not None
@@ -130,7 +130,7 @@ def test_members_meet_on_loopback_alone():
     meeting = meeting_at(store)
     with ThreadPoolExecutor(1) as threads:
         joining = threads.submit(join, meeting, 1)
-        groups = [BroadcastGroup(store, meeting, 0), joining.result(30)]
+        groups = [BroadcastGroup(store, meeting, 0), joining.result(120)]
         listening = [one.laddr.ip for one in psutil.Process().net_connections("tcp") if one.status == "LISTEN"]
 
     assert groups

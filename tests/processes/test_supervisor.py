@@ -26,6 +26,7 @@ from mrl.config.schema import RunConfig
 from mrl.config.stop_request import file_stop_request
 from mrl.metrics.jsonl import read_metrics
 from mrl.metrics.timeline import read_timeline
+from mrl.processes import host_processes
 from mrl.processes.children import Child
 from mrl.processes.display import Display
 from mrl.processes.host_processes import STACKS_S
@@ -250,7 +251,8 @@ def test_a_silent_role_is_killed_and_started_again(tmp_path: Path) -> None:
     hang = f"open({str(mark)!r}, 'a').write('x')\n{FOREVER}"
     wait = f"import os, time\nopen({str(mark)!r}, 'a')\nwhile os.path.getsize({str(mark)!r}) < 2: time.sleep(0.01)"
     specs = (learner(wait), python("worker/a/0", hang))
-    run = Run(tmp_path / "runs", *specs, each_turn=lambda: [beat("learner/a", time.monotonic())], start_s=0.5)
+    speak: Callable[[], list[TelemetryRecord]] = lambda: [beat("learner/a", time.monotonic())]  # noqa: E731
+    run = Run(tmp_path / "runs", *specs, each_turn=speak, start_s=0.5, max_restarts=100)
     assert run() == 0
     assert any(note.startswith("worker/a/0 is silent for more than 0.5 s") for note in run.board.notes)
 
@@ -273,7 +275,9 @@ hangs_in_here()
             done.touch()
         return [beat("learner/a", time.monotonic())]
 
-    run = Run(tmp_path / "runs", learner(wait), python("worker/a/0", hang), each_turn=each_turn, start_s=1.5)
+    run = Run(
+        tmp_path / "runs", learner(wait), python("worker/a/0", hang), each_turn=each_turn, start_s=1.5, max_restarts=100
+    )
     assert run() == 0, run.board.notes
     assert any("silent" in note for note in run.board.notes)
 
@@ -293,7 +297,9 @@ open({str(lives)!r}, "a").write("x")
         alive = ["learner/a", "worker/a/0"] if lives.stat().st_size > 1 else ["learner/a"]
         return [beat(name, time.monotonic()) for name in alive]
 
-    run = Run(tmp_path / "runs", learner(wait), python("worker/a/0", role), each_turn=each_turn, start_s=0.5)
+    run = Run(
+        tmp_path / "runs", learner(wait), python("worker/a/0", role), each_turn=each_turn, start_s=0.5, max_restarts=100
+    )
     assert run() == 0, run.board.notes
     assert lives.read_text() == "xx"
 
@@ -466,9 +472,11 @@ def test_a_role_on_a_full_disk_ends_the_run_with_its_line(tmp_path: Path) -> Non
     assert silent.supervisor.reason == "exchange: it said nothing"
 
 
-def test_a_full_disk_under_the_supervisor_ends_the_run_and_leaves_nothing(tmp_path: Path) -> None:
-    """Whatever fails in every turn, signals are sent and processes reaped, well before the last resort."""
-
+def test_a_full_disk_under_the_supervisor_ends_the_run_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever fails in every turn, signals are sent and processes reaped: the last resort is not needed."""
+    monkeypatch.setattr(host_processes, "LAST_RESORT_S", 3600.0)
     turns = iter(range(10**9))
 
     def fail() -> list[TelemetryRecord]:
@@ -477,9 +485,7 @@ def test_a_full_disk_under_the_supervisor_ends_the_run_and_leaves_nothing(tmp_pa
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "metrics.jsonl")
 
     run = Run(tmp_path, learner(FOREVER), python("worker/a/0", FOREVER), each_turn=fail)
-    started_s = time.monotonic()
     assert run() == 2
-    assert time.monotonic() - started_s < 4
     assert (
         run.supervisor.reason == "No space left on device: metrics.jsonl; free some room there, then --resume goes on"
     )
@@ -578,7 +584,7 @@ def test_the_last_metrics_of_a_role_outlive_a_supervisor_that_stands_still(tmp_p
         supervisor.send_signal(signal.SIGCONT)
         if not left.exists():
             supervisor.kill()
-    assert supervisor.wait(timeout=20.0) == 0
+    assert supervisor.wait(timeout=120.0) == 0
     rows = read_metrics(tmp_path / "r" / "metrics.jsonl")
     assert [row["step"] for row in rows if row["role"] == "learner/a" and "values" in row] == [1, 2, 3]
     assert not any(left.iterdir())
@@ -615,14 +621,14 @@ def is_running(process: psutil.Process) -> bool:
 
 
 def wait_for(look: Callable[[], T | None]) -> T:
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 120
     while time.monotonic() < deadline_s:
         with contextlib.suppress(psutil.NoSuchProcess):
             found = look()
             if found is not None:
                 return found
         time.sleep(0.02)
-    raise AssertionError("waited 20 s in vain")
+    raise AssertionError("waited 120 s in vain")
 
 
 def beat(role: str, monotonic_s: float, time_unix_s: float = 0.0) -> HeartbeatRecord:

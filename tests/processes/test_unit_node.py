@@ -134,7 +134,7 @@ class Node:
         """What the driver tells of the GPU's memory."""
         (self.folder / "used_mib").write_text(str(mib))
 
-    def until(self, condition: Callable[[UnitReport], object], timeout_s: float = 10.0) -> UnitReport:
+    def until(self, condition: Callable[[UnitReport], object], timeout_s: float = 120.0) -> UnitReport:
         """Turn, and answer every report with the orders, until a report says so."""
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:

@@ -46,7 +46,7 @@ def test_a_role_links_to_a_server_with_its_own_key(is_near: bool) -> None:
         assert client.post(b"hello")
         assert receive_one(server) == Incoming(b"worker/qwen/0", b"hello", QWEN)
         assert server.send(b"worker/qwen/0", b"welcome")
-        assert answers.get(timeout=10) == b"welcome"
+        assert answers.get(timeout=60) == b"welcome"
         address = client._client._socket.last_endpoint
         assert address.startswith(b"ipc://" if is_near else b"tcp://")
 
@@ -112,8 +112,8 @@ def test_what_a_role_says_at_its_end_is_written_once_though_nobody_listens() -> 
         assert not any(folder.unheard.iterdir())
 
 
-def records(server: ServerSocket, for_s: float = 10.0) -> Iterator[TelemetryRecord]:
-    """What comes, for ten seconds."""
+def records(server: ServerSocket, for_s: float = 60.0) -> Iterator[TelemetryRecord]:
+    """What comes, for a minute."""
     end_s = time.monotonic() + for_s
     while time.monotonic() < end_s:
         yield from (decode(incoming.body, telemetry_decoder) for incoming in server.receive(0.1))
@@ -125,9 +125,9 @@ def spans_of(heard: Iterator[TelemetryRecord]) -> Iterator[str]:
 
 
 def receive_one(server: ServerSocket) -> Incoming:
-    """The first message, within ten seconds."""
-    end_s = time.monotonic() + 10.0
+    """The first message, within a minute."""
+    end_s = time.monotonic() + 60.0
     while time.monotonic() < end_s:
         if received := server.receive(0.1):
             return received[0]
-    raise AssertionError("nothing came within 10 s")
+    raise AssertionError("nothing came within 60 s")

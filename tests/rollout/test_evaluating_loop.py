@@ -218,7 +218,7 @@ def test_an_evaluation_waits_for_the_proof_of_its_version(site, monkeypatch):
     release, score = threading.Event(), EmbeddedEngine.score
 
     def slow(engine, token_ids):
-        assert engine.version == Version(0, 0) or release.wait(30.0)
+        assert engine.version == Version(0, 0) or release.wait(120.0)
         return score(engine, token_ids)
 
     monkeypatch.setattr(EmbeddedEngine, "score", slow)

@@ -226,7 +226,7 @@ def test_an_idle_worker_goes_round_while_weights_are_loaded(make_loop, learner, 
     release, load, turns = threading.Event(), EmbeddedEngine.load, []
 
     def slow(engine, folder, version, digests=None):
-        assert version == Version(0, 0) or release.wait(30.0)
+        assert version == Version(0, 0) or release.wait(120.0)
         load(engine, folder, version, digests)
 
     monkeypatch.setattr(EmbeddedEngine, "load", slow)
@@ -465,7 +465,7 @@ def test_nothing_is_delivered_before_its_version_is_proved(make_loop, learner, m
     release, score = threading.Event(), EmbeddedEngine.score
 
     def slow(engine, token_ids):
-        assert engine.version == Version(0, 0) or release.wait(30.0)
+        assert engine.version == Version(0, 0) or release.wait(120.0)
         return score(engine, token_ids)
 
     monkeypatch.setattr(EmbeddedEngine, "score", slow)

@@ -71,7 +71,7 @@ def flight(sampler: Sampler, number: int, *texts: str) -> Flight:
     return Flight(number, item, np.arange(2, dtype=np.int32), dict(enumerate(answers)))
 
 
-def until_done(verifying: Verifying, within_s: float = 20.0) -> list[ScoredGroup]:
+def until_done(verifying: Verifying, within_s: float = 120.0) -> list[ScoredGroup]:
     deadline_s = time.monotonic() + within_s
     while not (groups := verifying.done()) and time.monotonic() < deadline_s:
         time.sleep(0.01)

@@ -75,8 +75,11 @@ def write_checkpoints(folder: Path, acknowledge: Callable[[int], object]) -> Non
 def main(what: str, folder: Path, first: int, count: int) -> None:
     """One process after the other."""
     writer = {"store": write_store, "checkpoints": write_checkpoints}[what]
-    if what == "checkpoints":
+    if what == "checkpoints":  # once, before any process is forked
         import torch
+
+        import mrl.weights.checkpoint_store
+        import mrl.weights.tensor_pieces  # noqa: F401
 
         torch.set_num_threads(1)
     told = folder.with_name(f"told-{folder.name}")

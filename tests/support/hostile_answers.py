@@ -101,8 +101,8 @@ ATTACKS: dict[str, str] = {
             lambda: os.symlink("/", {made!r}), lambda: os.mkfifo({made!r}), lambda: os.rename({key!r}, {made!r}),
             lambda: os.unlink({key!r}), lambda: os.chmod({key!r}, 0o777), lambda: os.truncate({key!r}, 0),
             lambda: os.open({key!r}, os.O_WRONLY), lambda: tempfile.TemporaryFile(), lambda: os.memfd_create("x"),
-            lambda: os.open("/dev/shm/mrl-hostile", os.O_CREAT | os.O_RDWR), lambda: os.utime({key!r}),
-            lambda: shared_memory.SharedMemory("mrl-hostile", create=True, size=4096), lambda: os.pipe(),
+            lambda: os.open("/dev/shm/mrl-hostile-{tester}", os.O_CREAT | os.O_RDWR), lambda: os.utime({key!r}),
+            lambda: shared_memory.SharedMemory("mrl-hostile-{tester}", create=True, size=4096), lambda: os.pipe(),
             lambda: os.posix_fallocate(1, 0, 2**30), lambda: os.setxattr({key!r}, "user.x", b"1"),
         ]
         for way in ways:

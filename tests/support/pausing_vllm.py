@@ -36,7 +36,7 @@ class PausingVLLM:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
         self._thread.start()
-        assert self._serving.wait(10)
+        assert self._serving.wait(120)
 
     def close(self) -> None:
         """End it."""

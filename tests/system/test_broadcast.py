@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.system
 POLICIES = ("qwen", "llama")
 BROADCAST = [word for policy in POLICIES for word in (f"--policies.{policy}.rollout.weights", "broadcast")]
 TWO_WORKERS = ["--policies.qwen.rollout.workers", "2"]
@@ -42,7 +42,7 @@ def test_a_worker_that_dies_a_worker_that_hangs_and_a_learner_that_dies_are_outl
     """Each time the others go on; who comes back follows by broadcast again; Ctrl-C leaves nothing."""
     run = make_run(steps=100_000)
     run.start(*BROADCAST, *TWO_WORKERS)
-    run.until(lambda: all(run.step(policy) >= 3 for policy in POLICIES), "three steps of both", 200)
+    run.until(lambda: all(run.step(policy) >= 3 for policy in POLICIES), "three steps of both")
 
     worker = run.pid("worker/qwen/0")
     os.kill(worker, signal.SIGKILL)
@@ -53,15 +53,15 @@ def test_a_worker_that_dies_a_worker_that_hangs_and_a_learner_that_dies_are_outl
 
     hanging, step = run.pid("worker/qwen/1"), run.step("qwen")
     os.kill(hanging, signal.SIGSTOP)
-    run.until(lambda: run.step("qwen") >= step + 4, "steps without the second worker", 120)
+    run.until(lambda: run.step("qwen") >= step + 4, "steps without the second worker")
     os.kill(hanging, signal.SIGCONT)
 
     learner, step = run.pid("learner/llama"), run.step("llama")
     os.kill(learner, signal.SIGKILL)
     run.until(lambda: run.pid("learner/llama") not in (0, learner), "a new learner")
-    run.until(lambda: run.step("llama") >= step + 3, "steps of the new learner", 120)
+    run.until(lambda: run.step("llama") >= step + 3, "steps of the new learner")
     run.children()
 
     run.process.send_signal(signal.SIGINT)
-    assert run.finish(15) == 130
+    assert run.finish() == 130
     assert not run.left_over()

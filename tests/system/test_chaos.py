@@ -15,7 +15,7 @@ def chaos(run, *arguments):
     """Runs the drill on a configuration; returns its exit code, the values of its rows by name, and what it said."""
     done = subprocess.run(
         [sys.executable, "tools/chaos.py", str(run.config), "--runs", str(run.folder.parent), *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=230, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     said = done.stdout + done.stderr
     rows = json.loads(done.stdout.splitlines()[-1])["rows"] if done.stdout else []

@@ -28,7 +28,7 @@ import torch
 from mrl.learner.world import join_world
 
 folder = Path(sys.argv[1])
-world = join_world("cpu", timeout_s=30)
+world = join_world("cpu", timeout_s=120)
 total = world.sum_values(torch.ones(1))
 (folder / f"joined-{world.rank}").write_text(str(float(total)))
 while not (folder / "end").exists():
@@ -58,7 +58,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[int, str], subprocess.Popen[byte
         with contextlib.suppress(psutil.NoSuchProcess):
             for member in (*psutil.Process(process.pid).children(recursive=True), process):
                 member.kill()
-        process.wait(10)
+        process.wait(120)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -76,7 +76,7 @@ def test_no_process_of_a_learner_listens_beyond_loopback(
     second = start(processes, "attempt_1-2")
     await_ranks(tmp_path, second, processes)
     (tmp_path / "end").touch()
-    assert second.wait(30) == 0
+    assert second.wait(120) == 0
 
 
 def listening(process: subprocess.Popen[bytes]) -> list[str]:
@@ -88,7 +88,7 @@ def listening(process: subprocess.Popen[bytes]) -> list[str]:
 
 def await_ranks(folder: Path, process: subprocess.Popen[bytes], processes: int) -> None:
     """Wait until every rank has spoken with the others."""
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 120
     while not all(_said(folder / f"joined-{rank}") == str(float(processes)) for rank in range(processes)):
         assert process.poll() is None
         assert time.monotonic() < deadline_s
@@ -103,4 +103,4 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
     """SIGKILL of the agent and its ranks."""
     for member in (*psutil.Process(process.pid).children(recursive=True), process):
         member.kill()
-    process.wait(10)
+    process.wait(120)

@@ -11,9 +11,9 @@ import torch
 
 from mrl.sharing.regimes import REGIMES
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.system
 POLICIES = ("qwen", "llama")
-SYNC = ["--run.sync=true", "--run.sync_timeout_s=60"]
+SYNC = ["--run.sync=true", "--run.sync_timeout_s=240"]
 TIMED = ("time/", "rate/", "memory/", "exchange/lost_s", "groups/repeated", "groups/granted_again")
 """Names of what a clock, or a message that was sent twice, decides."""
 
@@ -67,7 +67,7 @@ def test_equal_seeds_give_equal_bits_under_every_regime(make_run, regime):
     for run in runs:
         run.start(*SYNC, *TINY)
     for run in runs:
-        assert run.finish(200) == 0, run.tail()
+        assert run.finish() == 0, run.tail()
     for policy in POLICIES if HEARD[regime] else ():
         assert sum(values[HEARD[regime]] for values in step_values(runs[0], policy).values()) > 0
     assert_equal_runs(*runs, STEPS)
@@ -81,7 +81,7 @@ def test_a_policy_that_is_only_slow_ends_no_run(make_run):
     run, bound_s = make_run(steps=2, name="slow"), 8.0
     held_out = ["--evaluation.every=0", "--pool.held_out_prompts=1600"]
     run.start("--run.sync=true", f"--run.sync_timeout_s={bound_s}", *held_out)
-    run.until(lambda: has_answered_held_out(run, "llama"), "llama's first held-out answer", 200)
+    run.until(lambda: has_answered_held_out(run, "llama"), "llama's first held-out answer")
     worker, is_over_s = run.pid("worker/llama/0"), 0.0
     assert worker, "the worker of llama is there"
 
@@ -93,7 +93,7 @@ def test_a_policy_that_is_only_slow_ends_no_run(make_run):
         if not is_over_s and (run.folder / "evaluation" / "qwen-0.json").exists():
             is_over_s = time.monotonic()
 
-    assert run.finish(200) == 0, run.tail()
+    assert run.finish() == 0, run.tail()
     assert max(record["values"]["time/wait_for_peers_s"] for record in run.metrics("learner/qwen")) > bound_s + 2.0
     assert {run.result(policy, step)["missing"] for policy in POLICIES for step in (0, 2)} == {0}
 
@@ -107,20 +107,20 @@ def test_equal_seeds_give_equal_bits_also_across_the_loss_of_a_learner(make_run)
     """A learner dies by SIGKILL, which ends its run by name; resumed, the run equals one that nothing happened to."""
     broken = make_run(steps=100_000, name="broken")
     broken.start(*SYNC, *TINY)
-    broken.until(lambda: min(broken.step(policy) for policy in POLICIES) >= 5, "five steps of both policies", 200)
+    broken.until(lambda: min(broken.step(policy) for policy in POLICIES) >= 5, "five steps of both policies")
     learner = broken.pid("learner/llama")
     assert learner, "the learner of llama is there"
     os.kill(learner, signal.SIGKILL)
-    assert broken.finish(60) == 1, broken.tail()
+    assert broken.finish() == 1, broken.tail()
     assert "learner/llama was killed by signal 9" in broken.tail()
     assert ", and a synchronous run goes on from a common step" in broken.tail()
     steps = max(broken.step(policy) for policy in POLICIES) + 2
     broken.start(*SYNC, *TINY, f"--run.steps={steps}", "--resume")
-    assert broken.finish(200) == 0, broken.tail()
+    assert broken.finish() == 0, broken.tail()
 
     whole = make_run(steps=steps, name="whole")
     whole.start(*SYNC, *TINY)
-    assert whole.finish(200) == 0, whole.tail()
+    assert whole.finish() == 0, whole.tail()
 
     records = whole.metrics("learner/")
     assert {record["values"]["staleness/max_versions"] for record in records} == {0.0}

@@ -48,7 +48,7 @@ HEARD = {
 """Regime -> what counts that a peer was heard."""
 ENVIRONMENT = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.system
 
 
 class Pair(NamedTuple):
@@ -112,7 +112,7 @@ def tiny(config: RunConfig, models: list[Path], problems: Path, folder: Path) ->
             "rollout.answers_at_once": 9,
         }
         if not policy.frozen:
-            here |= {"learner.prompts_per_step": 4, "learner.lr": 1e-3, "learner.data_timeout_s": 120}
+            here |= {"learner.prompts_per_step": 4, "learner.lr": 1e-3, "learner.data_timeout_s": 400}
             here |= {"learner.microbatch_tokens": 512, "rollout.group_size": 4}
         keys |= {f"policies.{name}.{key}": value for key, value in here.items()}
     return [f"--{key}={value}" for key, value in keys.items()]
@@ -184,11 +184,11 @@ def test_grpo_against_rlad_is_one_command_that_goes_on_after_a_kill(models, prob
 
 
 def run(argv: list[str], log: Path) -> int:
-    """Exit code of the command; it is killed, and all it started with it, when it takes longer than five minutes."""
+    """Exit code of the command; it is killed, and all it started with it, when it takes longer than ten minutes."""
     with log.open("wb") as out:
         process = subprocess.Popen(argv, env=ENVIRONMENT, stdout=out, stderr=out, start_new_session=True)
     try:
-        return process.wait(300)
+        return process.wait(600)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         return process.wait()

@@ -23,7 +23,7 @@ def test_the_three_commands_check_train_and_export(tmp_path, tiny_model):
         name, *words = shlex.split(line, comments=True)
         assert name == "mrl"
         argv = [sys.executable, "-m", "mrl", *words, *(FEW if words[0] == "train" else [])]
-        done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
         said.append(done.stdout)
     _, trained, exported = said

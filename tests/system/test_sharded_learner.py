@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.system
 POLICIES = ("qwen", "llama")
 TINY = ["--evaluation.every=0", "--pool.held_out_prompts=8"]
 SHARDED = [f"--policies.{policy}.learner.sharding=shard" for policy in POLICIES]
@@ -14,7 +14,7 @@ def test_a_run_in_shards_goes_on_with_another_number_of_ranks(make_run):
     """Engines serve what two ranks gather, canary included; one rank takes over what two have saved."""
     run = make_run(steps=4, processes=2)
     run.start(*TINY, *SHARDED, "--policies.llama.learner.precision=bfloat16")
-    assert run.finish(180) == 0, run.tail()
+    assert run.finish() == 0, run.tail()
     assert [run.step(policy) for policy in POLICIES] == [4, 4]
     saved = run.folder / "checkpoints" / "qwen" / "step_4"
     assert [path.name for path in sorted(saved.glob("rank_*"))] == ["rank_00000.safetensors", "rank_00001.safetensors"]
@@ -23,7 +23,7 @@ def test_a_run_in_shards_goes_on_with_another_number_of_ranks(make_run):
 
     alone = [f"--policies.{policy}.learner.processes=1" for policy in POLICIES]
     run.start(*TINY, *alone, "--run.steps=6", "--resume")
-    assert run.finish(180) == 0, run.tail()
+    assert run.finish() == 0, run.tail()
 
     assert [run.step(policy) for policy in POLICIES] == [6, 6]
     for record in run.metrics("learner/"):

@@ -11,7 +11,7 @@ import pytest
 
 from mrl.parent_death import command
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.system
 SLOW_ENGINE = """
 import importlib.abc, importlib.util, sys, time
 
@@ -39,7 +39,7 @@ if "worker" in sys.orig_argv:
     sys.meta_path.insert(0, SlowForwards())
 """
 FORWARD_S, TTL_S, DATA_TIMEOUT_S = 6.0, 4.0, 15.0
-"""A batch has eight forwards at least, which is longer than a learner waits for a worker that does not get on."""
+"""A batch has four forwards at least, which is longer than a learner waits for a worker that does not get on."""
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_run_on_a_slow_machine_gets_on(make_run, busy, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "slow"), str(Path(__file__).parents[2])]))
     run = make_run(steps=1)
     patience = [f"--policies.{name}.learner.data_timeout_s={DATA_TIMEOUT_S}" for name in ("qwen", "llama")]
-    short = [f"--policies.{name}.rollout.max_new_tokens=8" for name in ("qwen", "llama")]
+    short = [f"--policies.{name}.rollout.max_new_tokens=4" for name in ("qwen", "llama")]
     run.start(*patience, *short, f"--allocation.ttl_s={TTL_S}", "--pool.held_out_prompts=8")
 
     assert run.finish(timeout_s=800.0) == 0, run.tail()
@@ -73,5 +73,5 @@ def test_a_run_on_a_slow_machine_gets_on(make_run, busy, tmp_path, monkeypatch):
     assert "starts again" not in run.log.read_text()
     assert "the lease ran out while this process stood still" not in events(run.folder)
     waits = [record["values"]["time/wait_for_groups_s"] for record in run.metrics("learner/") if record["step"] == 1]
-    assert all(wait_s > 2 * DATA_TIMEOUT_S for wait_s in waits), waits
+    assert all(wait_s > DATA_TIMEOUT_S for wait_s in waits), waits
     assert len(waits) == 2

@@ -83,10 +83,10 @@ def assert_every_group_was_trained_once(run, policy: str) -> None:
 def test_sampling_goes_on_while_answers_are_verified(start):
     """200 ms an answer: groups pile up at the verifiers, and the engine samples meanwhile."""
     run = start("slow")
-    run.until(lambda: run.children() and all(run.step(policy) >= 2 for policy in POLICIES), "two steps", 120)
+    run.until(lambda: run.children() and all(run.step(policy) >= 2 for policy in POLICIES), "two steps")
     run.children()
 
-    assert run.finish(120) == 0, run.tail()
+    assert run.finish() == 0, run.tail()
     for policy in POLICIES:
         spans = [span for span in read_timeline(run.folder / "timeline.jsonl") if span.role == f"worker/{policy}/0"]
         assert seconds_sampling(spans, while_verifying=True) > 0.25 * seconds_sampling(spans)
@@ -100,10 +100,10 @@ def test_sampling_goes_on_while_answers_are_verified(start):
 def test_answers_whose_verifier_hangs_are_counted_and_cost_nothing_else(start):
     """Some hang in Python, some asleep: they end at their limits, and every group comes through once."""
     run = start("hanging", verifier_timeout_s=0.1)
-    run.until(lambda: run.children() and all(run.step(policy) >= 2 for policy in POLICIES), "two steps", 120)
+    run.until(lambda: run.children() and all(run.step(policy) >= 2 for policy in POLICIES), "two steps")
     run.children()
 
-    assert run.finish(120) == 0, run.tail()
+    assert run.finish() == 0, run.tail()
     for policy in POLICIES:
         totals = worker_totals(run, policy)
         failures = {name: count for name, count in totals.items() if name.startswith("verify/failures/")}

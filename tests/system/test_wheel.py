@@ -73,7 +73,7 @@ def mrl(environment, tmp_path_factory):
 
     def call(*words: str, code: int = 0) -> str:
         done = subprocess.run(
-            ["mrl", *words], cwd=home / "work", env=variables, capture_output=True, text=True, timeout=280, check=False
+            ["mrl", *words], cwd=home / "work", env=variables, capture_output=True, text=True, timeout=600, check=False
         )
         assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout + done.stderr

@@ -63,7 +63,7 @@ def test_an_answer_that_does_not_end_costs_itself_only(answer):
     table = TaskTable(source="reasoning_gym", dataset="countdown", verifier_processes=1, verifier_timeout_s=1.0)
     with closing(Judge({"t": table})) as judge:
         asked = [VerificationRequest("t", source, item, f"<answer>{text}</answer>") for text in (answer, right)]
-        late, good = judge.submit(asked).result(60)
+        late, good = judge.submit(asked).result(120)
     assert late.reward == 0.0
     assert (good.reward, good.failure) == (1.0, "")
 
@@ -158,7 +158,7 @@ def test_a_verifier_of_ones_own_gets_what_the_data_set_states():
     with closing(Judge({"t": table})) as judge:
         (verdict,) = judge.submit(
             [VerificationRequest("t", source, item, f"<answer>{item.reference}</answer>")]
-        ).result(60)
+        ).result(120)
     assert verdict.reward == 1.0
 
 

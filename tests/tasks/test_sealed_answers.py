@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 def make_pool(**settings) -> VerifierPool:
     """One process, that judges by an evaluator without any scruple."""
-    settings = {"processes": 1, "timeout_s": 30.0, "memory_bytes": 512 * 1024**2} | settings
+    settings = {"processes": 1, "timeout_s": 30.0, "memory_bytes": 256 * 1024**2} | settings
     sealing = Sealing("tests.support.evaluating:run")
     return VerifierPool("tests.support.evaluating:same", sealing=sealing, **settings)
 
@@ -86,7 +86,7 @@ def test_an_attack_gets_no_reward_and_leaves_no_trace(name, pool, tmp_path, capf
         with pytest.raises(BlockingIOError):
             listening.accept()
     assert (key.read_text(), key.stat().st_mode & 0o777, sorted(tmp_path.iterdir())) == ("k3y", 0o600, [key])
-    assert not list(Path("/dev/shm").glob("*mrl-hostile*"))
+    assert not list(Path("/dev/shm").glob(f"*mrl-hostile-{os.getpid()}"))
     assert len(descendants()) <= 3
     assert "FORGED" not in "".join(capfd.readouterr())
 
@@ -120,4 +120,4 @@ def test_without_the_seal_they_get_what_they_are_after(name, tmp_path):
         """
         argv = [sys.executable, "-c", textwrap.dedent(code)]
         assert subprocess.run(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True).stdout.strip() == RIGHT
-    Path("/dev/shm/mrl-hostile").unlink(missing_ok=True)
+    Path(f"/dev/shm/mrl-hostile-{os.getpid()}").unlink(missing_ok=True)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 PYTHON = """#!/usr/bin/env bash
 case "$1 $2" in
     "-m venv") mkdir -p "$4/bin"; cp "$0" "$4/bin/python"; echo >"$4/bin/mrl"; chmod +x "$4/bin/mrl" ;;

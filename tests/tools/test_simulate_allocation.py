@@ -246,7 +246,7 @@ def test_the_tool_prints_a_table_and_ends_with_json(tmp_path):
     picture = tmp_path / "a.png"
     done = subprocess.run(
         [sys.executable, simulate_allocation.__file__, "--quick", "--scenarios", "S0", "--out", str(picture)],
-        capture_output=True, text=True, timeout=55, check=False,
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stderr
     told = json.loads(done.stdout.splitlines()[-1])

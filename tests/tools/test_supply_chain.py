@@ -80,7 +80,7 @@ def test_an_audit_that_did_not_happen_is_no_clean_one(
     auditor.chmod(0o755)
 
     done = subprocess.run(
-        ["bash", script, "audit", "pins.txt"], capture_output=True, text=True, timeout=30, check=False
+        ["bash", script, "audit", "pins.txt"], capture_output=True, text=True, timeout=120, check=False
     )
 
     assert done.returncode == code

@@ -52,7 +52,7 @@ def make_client(keys, opened) -> Callable[..., ClientSocket]:
     return make
 
 
-def until(what: Callable[[], object], *, within_s: float = 10.0) -> object:
+def until(what: Callable[[], object], *, within_s: float = 120.0) -> object:
     """Call `what` until it returns something true, and return that; fail when the time is up."""
     end_s = time.monotonic() + within_s
     while time.monotonic() < end_s:

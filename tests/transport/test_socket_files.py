@@ -62,7 +62,7 @@ def test_keys_count_on_the_file_too(make_server, make_client, until, path, keys,
     client = make_client(f"ipc://{path}")
     greet(server, client, until)
     revoke_client_key(keys.folder, "worker/qwen")
-    end_s = time.monotonic() + 2.0
+    end_s = time.monotonic() + 120.0
     while client.send(b"still here"):
         assert time.monotonic() < end_s
         server.receive(0.02)

@@ -227,7 +227,7 @@ class SlowStore(CheckpointStore):
         self.go_on = threading.Event()
 
     def write_pieces(self, *arguments, **options) -> None:
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(120)
         super().write_pieces(*arguments, **options)
 
 

@@ -1,5 +1,6 @@
 """A partition: the daemon lives in a network namespace of its own, and packets between it and clients are dropped."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -25,9 +26,12 @@ DROPS: Mapping[str, str] = {
 class Namespace:
     """One network namespace, joined to this one by a pair of virtual links. Needs root."""
 
+    _numbers = itertools.count()  # the kernel frees the names of links some time after their namespace is deleted
+
     def __init__(self) -> None:
-        self.name = f"drill{os.getpid()}"
-        self.outer_link, self._inner_link = f"dro{os.getpid()}", f"dri{os.getpid()}"
+        tag = f"{os.getpid() % 1_000_000}n{next(self._numbers) % 1000}"
+        self.name = f"drill{tag}"
+        self.outer_link, self._inner_link = f"dro{tag}", f"dri{tag}"
         subnet = f"10.213.{os.getpid() % 254}"
         self.address = f"{subnet}.2"
         run("ip", "netns", "add", self.name)

@@ -57,7 +57,7 @@ class LocalExchange:
     def close(self) -> None:
         """Carry what is posted, then end."""
         self._posted.put(None)
-        self._thread.join(5.0)
+        self._thread.join(120.0)
 
     def _carry(self) -> None:
         while (item := self._posted.get()) is not None:

@@ -18,8 +18,8 @@ from mrl.records.version import Version
 from mrl.weights.manifest import Canary
 from mrl.weights.publish import Publisher
 
-NUM_PIECES, PIECE_S = 12, 0.15
-BOUNDS = WaitBounds(data_timeout_s=0.6, first_word_s=0.6, loading_s=0.6)
+NUM_PIECES, PIECE_S = 20, 0.12
+BOUNDS = WaitBounds(data_timeout_s=1.2, first_word_s=1.2, loading_s=1.2)
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def publishes(tmp_path, monkeypatch):
                 for _ in range(NUM_PIECES):
                     file.write(bytes(1000))
                     time.sleep(PIECE_S)
-                assert ends or release.wait(30.0)
+                assert ends or release.wait(120.0)
 
         monkeypatch.setattr("mrl.weights.publish.shutil.copyfile", copy)
         publisher = Publisher(tmp_path / "weights", "a")
@@ -56,7 +56,7 @@ def publishes(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_learner_waits_as_long_as_its_version_gets_on(make_books, publishes, telemetry, ends):
-    """Three times as long as workers may do nothing; once no more bytes come, or all have, no longer than that."""
+    """Twice as long as workers may do nothing; once no more bytes come, or all have, no longer than that."""
     intake = make_books().intake
     publisher = publishes(intake, ends=ends)
     first = SimpleNamespace(allocator=SimpleNamespace(beat=lambda: None), evaluations=None, intake=intake)
@@ -66,9 +66,9 @@ def test_a_learner_waits_as_long_as_its_version_gets_on(make_books, publishes, t
         intake._answer(WorkRequest(worker="w", max_groups=0, holding=[]))
 
     began_s = time.monotonic()
-    with pytest.raises(PeerLost, match=r"nothing was sampled, judged, published or loaded for 0\.6 s"):
+    with pytest.raises(PeerLost, match=r"nothing was sampled, judged, published or loaded for 1\.2 s"):
         await_groups(intake, 0, stopping, a_worker_asks, telemetry, bounds=BOUNDS)
 
-    assert time.monotonic() - began_s > NUM_PIECES * PIECE_S + 0.5
+    assert time.monotonic() - began_s > NUM_PIECES * PIECE_S + 1.1
     assert (intake._notice is not None) == ends
     assert (publisher.progress > 0) != ends

@@ -25,7 +25,7 @@ def voice(policy: str) -> Telemetry:
 
 
 def lockstep(
-    books, regime, peers, policy="a", *, members=("a", "b"), sync_timeout_s=30.0, first_word_s=0.0
+    books, regime, peers, policy="a", *, members=("a", "b"), sync_timeout_s=240.0, first_word_s=0.0
 ) -> LockstepGathering:
     return LockstepGathering(
         books.intake,
@@ -33,7 +33,7 @@ def lockstep(
         peers,
         voice(policy),
         members=members,
-        bounds=WaitBounds(30.0, first_word_s, 30.0),
+        bounds=WaitBounds(240.0, first_word_s, 240.0),
         sync_timeout_s=sync_timeout_s,
     )
 
@@ -53,7 +53,7 @@ def test_both_hear_what_the_other_gave_whoever_was_late(make_books, make_regime,
                 time.sleep(0.1)
             prompts = [f"p{2 * step + index}" for index in range(2)]
             worker.publish([outcome(f"{policy}:{step}.{p}", policy, p, step) for p in prompts])
-            assert worker.flush(10.0)
+            assert worker.flush(120.0)
             books[policy].intake.unsettled(step)
             books[policy].sample(2, step=step, backwards=policy == late)
             gathered = gathering.gather(step, never)
@@ -64,7 +64,7 @@ def test_both_hear_what_the_other_gave_whoever_was_late(make_books, make_regime,
 
     with ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(learn, policy) for policy in "ab"]:
-            done.result(30.0)
+            done.result(240.0)
 
     for policy, other in (("a", "b"), ("b", "a")):
         assert heard[policy] == [[f"{other}:{s}.p{2 * s}", f"{other}:{s}.p{2 * s + 1}"] for s in range(3)]
@@ -100,23 +100,23 @@ def pinging(exchange, policy, progress):
         yield
     finally:
         ended.set()
-        thread.join(5.0)
+        thread.join(120.0)
 
 
 def test_a_peer_that_gets_on_is_waited_for_until_it_stands_still(make_books, make_regime, exchange):
     """As one whose workers evaluate for longer than the bound: to its forty-first second. Then it is named."""
     books = make_books()
     books.sample(2)
-    gathering = lockstep(books, make_regime(), exchange.connect("a"), sync_timeout_s=0.6)
+    gathering = lockstep(books, make_regime(), exchange.connect("a"), sync_timeout_s=1.5)
     began_s = time.monotonic()
 
     with (
         pinging(exchange, "b", lambda now_s: min(1 + int(now_s), 41)),
-        pytest.raises(PeerLost, match=r"^b did not come to step 0, and stood still for 0\.6 s$"),
+        pytest.raises(PeerLost, match=r"^b did not come to step 0, and stood still for 1\.5 s$"),
     ):
         gathering.gather(0, never)
 
-    assert time.monotonic() - began_s > 40 * 0.05 + 0.6
+    assert time.monotonic() - began_s > 40 * 0.05 + 1.5
 
 
 def test_a_peer_that_was_not_heard_yet_may_be_starting(make_books, make_regime, exchange):
@@ -134,7 +134,7 @@ def test_a_peer_that_stands_still_is_named_though_another_gets_on(make_books, ma
     """It is alive, and says the same all the time."""
     books = make_books()
     books.sample(2)
-    gathering = lockstep(books, make_regime(), exchange.connect("a"), members=("a", "b", "c"), sync_timeout_s=0.6)
+    gathering = lockstep(books, make_regime(), exchange.connect("a"), members=("a", "b", "c"), sync_timeout_s=1.5)
 
     with (
         pinging(exchange, "b", lambda now_s: 1 + int(now_s)),
@@ -182,7 +182,7 @@ def test_without_sharing_nobody_is_met(make_books, make_regime):
     books = make_books()
     books.sample(2)
 
-    assert lockstep(books, make_regime(), None).gather(0, never).values["time/wait_for_peers_s"] < 1.0
+    assert lockstep(books, make_regime(), None).gather(0, never).values["time/wait_for_peers_s"] < 60.0
 
 
 @pytest.mark.parametrize("scorer", ["", "c"])
@@ -207,10 +207,10 @@ def test_a_scorer_that_is_slow_is_waited_for(make_books, make_regime, exchange, 
     books, regime = make_books(), make_regime(scorer="c")
     books.sample(2)
     peer = exchange.connect("c")
-    for index, delay_s in enumerate((0.5, 1.0)):
+    for index, delay_s in enumerate((1.0, 2.0)):
         threading.Timer(delay_s, peer.publish, args=([outcome(f"c:p{index}", "c", f"p{index}")],)).start()
 
-    lockstep(books, regime, exchange.connect("a"), members=("a",), sync_timeout_s=0.8).gather(0, never)
+    lockstep(books, regime, exchange.connect("a"), members=("a",), sync_timeout_s=1.8).gather(0, never)
 
     assert sorted(set(regime.heard_ids)) == ["c:p0", "c:p1"]
 

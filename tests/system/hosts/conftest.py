@@ -43,7 +43,7 @@ SlurmdSpoolDir={folder}/spool-%n
 PartitionName=all Nodes={names} Default=YES MaxTime=INFINITE State=UP
 """
 NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=2000 State=UNKNOWN"
-START_S = 30.0
+START_S = 120.0
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 
 
@@ -110,7 +110,7 @@ class Cluster:
 
     def run(self, *argv: str) -> str:
         """Run a program of SLURM; returns what it says. Fails the test with its errors."""
-        done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr}"
         return done.stdout
 
@@ -122,7 +122,7 @@ class Cluster:
     def close(self) -> None:
         """End what the pid files name, the controller first."""
         if (self.folder / "controller.pid").exists():
-            subprocess.run(["scancel", "--user=root"], env=self.environment, timeout=30, check=False)
+            subprocess.run(["scancel", "--user=root"], env=self.environment, timeout=120, check=False)
         files = ["controller.pid", *(f"node-{name}.pid" for name in NODES), "munge.pid"]
         for path in (self.folder / name for name in files):
             if path.exists():
@@ -165,7 +165,7 @@ class Submitted:
             cwd=run.config.parent,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -179,7 +179,7 @@ class Submitted:
         """What all its jobs have printed."""
         return "\n".join(path.read_text() for path in sorted(self.run.config.parent.glob("slurm-*.out")))
 
-    def until(self, condition: Callable[[], object], what: str, timeout_s: float = 150.0) -> None:
+    def until(self, condition: Callable[[], object], what: str, timeout_s: float = 240.0) -> None:
         """Poll; fails with the output of the jobs and the logs of the roles."""
         try:
             wait_for(condition, what, timeout_s)
@@ -205,7 +205,7 @@ def submit(slurm: Cluster, make_run: Callable[..., Any]) -> Iterator[Callable[..
 
     yield make
     slurm.run("scancel", "--quiet", *jobs)
-    wait_for(lambda: not slurm.run("squeue", "-h").strip(), "an empty queue", 60.0)
+    wait_for(lambda: not slurm.run("squeue", "-h").strip(), "an empty queue", 120.0)
 
 
 class Namespaces:
@@ -237,12 +237,12 @@ class Namespaces:
     def close(self) -> None:
         """Take away what was made."""
         for words in (*(("netns", "del", host) for host in self.hosts), ("link", "del", self._tag)):
-            subprocess.run(["ip", *words], capture_output=True, timeout=20, check=False)
+            subprocess.run(["ip", *words], capture_output=True, timeout=120, check=False)
 
 
 def ip(*words: str) -> None:
     """Run iproute2's `ip`."""
-    subprocess.run(["ip", *words], capture_output=True, text=True, timeout=20, check=True)
+    subprocess.run(["ip", *words], capture_output=True, text=True, timeout=120, check=True)
 
 
 @pytest.fixture

@@ -31,20 +31,20 @@ def test_a_run_across_two_hosts(make_run, namespaces):
     words = ["--hosts", hosts, "--launch.remote", REMOTE, "--exchange.host", "0.0.0.0"]
     first, second = namespaces.hosts
     run.start(argv=inside(first, "launch", str(run.config), *words))
-    run.until(lambda: run.step("llama") >= 1, "a step on the second host", 120)
+    run.until(lambda: run.step("llama") >= 1, "a step on the second host")
     addresses = [address_of(run, name) for name in ("exchange", "allocator", "learner-qwen", "learner-llama")]
     assert addresses == [namespaces.addresses[0]] * 3 + [namespaces.addresses[1]]
 
     psutil.Process(run.pid(f"supervisor/{second}")).kill()
     run.until(lambda: f"host {second} is back" in run.log.read_text(), "the second host again")
     told = len(run.metrics("learner/llama"))
-    run.until(lambda: len(run.metrics("learner/llama")) > told, "a step after the loss", 120)
+    run.until(lambda: len(run.metrics("learner/llama")) > told, "a step after the loss")
     done = subprocess.run(
-        inside(second, "stop", str(run.folder), "--policy", "llama", "--wait"), timeout=90, check=False
+        inside(second, "stop", str(run.folder), "--policy", "llama", "--wait"), timeout=300, check=False
     )
     assert done.returncode == 0
 
-    assert run.finish(180) == 0, run.tail()
+    assert run.finish() == 0, run.tail()
     assert "llama is stopped by " in run.log.read_text()
     assert run.step("qwen") == 16
     assert sum(record["values"]["sharing/asked_prompts"] for record in run.metrics("learner/")) > 0
@@ -58,7 +58,7 @@ def keep_qwen(config: Path, weights: str) -> None:
     recipe, sampling = (config.read_text().partition(f"[policies.llama.{table}]") for table in ("make", "rollout"))
     own = sampling[0][sampling[0].index("[policies.qwen.rollout]") :]
     own = own.replace("max_new_tokens", f'weights = "{weights}"\nmax_new_tokens')
-    config.write_text(recipe[0] + own.replace("data_timeout_s = 60", "data_timeout_s = 240"))
+    config.write_text(recipe[0] + own)
 
 
 def lose_worker_and_host(run, host: str) -> None:
@@ -66,12 +66,11 @@ def lose_worker_and_host(run, host: str) -> None:
     psutil.Process(run.pid("worker/qwen/0")).kill()
     run.until(lambda: "worker/qwen/0 was killed by signal 9" in run.log.read_text(), "word of the worker's death")
     told = run.step("qwen")
-    run.until(lambda: run.step("qwen") > told, "a step after the loss of the worker", 120)
+    run.until(lambda: run.step("qwen") > told, "a step after the loss of the worker")
     psutil.Process(run.pid(f"supervisor/{host}")).kill()
     run.until(lambda: f"host {host} is back" in run.log.read_text(), "the second host again")
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("weights", ["files", "broadcast"])
 def test_a_policy_whose_worker_lives_on_another_host(make_run, namespaces, weights):
     """Learner here, engine there, where it may be lost.
@@ -84,7 +83,7 @@ def test_a_policy_whose_worker_lives_on_another_host(make_run, namespaces, weigh
     words = ["--hosts", hosts, "--launch.remote", REMOTE, "--exchange.host", "0.0.0.0"]
     first, second = namespaces.hosts
     run.start(argv=inside(first, "launch", str(run.config), *words))
-    run.until(lambda: run.step("qwen") >= 1, "a step", 150)
+    run.until(lambda: run.step("qwen") >= 1, "a step")
     there = psutil.Process(run.pid(f"supervisor/{second}"))
     assert run.pid("worker/qwen/0") in [child.pid for child in there.children(recursive=True)]
     shared = [path for path in run.folder.rglob("*") if path.is_socket() or path.suffix in (".ranks", ".progress")]
