@@ -102,7 +102,10 @@ class LiveView:
         if width >= MEDIUM:
             yield Text(count(get("rate/trained_tokens_s")))
         yield Text(f"{fixed(get('staleness/mean_versions'), 1)}/{count(get('staleness/max_versions'))}")
-        yield Text(count(sum(policy.rescues.values())) if policy.rescues else "-")
+        rescues = Text(count(sum(policy.rescues.values())) if policy.rescues else "-")
+        if withheld := sum(policy.withheld.values()):
+            rescues.append(f" {count(withheld)} withheld", "bold red")
+        yield rescues
 
     def _accuracy(self, policy: PolicyProgress, width: int) -> Text:
         start, end = policy.start_and_end()
