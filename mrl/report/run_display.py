@@ -54,6 +54,10 @@ class RunDisplay:
             self.progress.see(now_s)
         return LiveView(self.progress, self._title, self.progress.now_s)
 
+    def render_ended(self) -> RenderableType:
+        """The live view without what has no meaning any more once all processes have ended."""
+        return LiveView(self.progress, self._title, self.progress.now_s, has_ended=True)
+
     def step_line(self, record: TelemetryRecord) -> str | None:
         """The headless line of one learner step or one evaluation; None for every other record."""
         if not isinstance(record, MetricsRecord):

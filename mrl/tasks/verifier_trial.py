@@ -1,4 +1,4 @@
-"""A verifier tried before a run: on a few prompts, with the reference as the answer and with a wrong one."""
+"""A verifier tried before a run: on a few prompts, with the reference as the answer, a wrong one, and garbage."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +13,8 @@ from mrl.tasks.verify import Judge, Verdict, check_verifier
 
 PROMPTS = 3
 WRONG = "no such answer"
+GARBAGE = {"blank": " \n", "garbage": "}{ \\frac{1,2.3e-- \ufffd [[\"'' <tool"}
+"""What policies write before they have learned better; an answer without any character never reaches a verifier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class Trial:
     of_reference: Verdict
     of_wrong: Verdict
     """For an answer that is another prompt's reference, or nonsense."""
+    of_garbage: tuple[Verdict, ...] = ()
+    """For the values of `GARBAGE`, of the first prompt alone."""
 
 
 def try_verifier(task: str, table: TaskTable, *, seed: int) -> list[Trial]:
@@ -39,6 +43,8 @@ def try_verifier(task: str, table: TaskTable, *, seed: int) -> list[Trial]:
     source = open_source(task, table, seed=seed)
     items = [item for item, _ in zip(distinct_items(source, table, PROMPTS * 10), range(PROMPTS), strict=False)]
     asked = [(item, answer) for item in items for answer in (item.reference or WRONG, _wrong(item, items))]
+    num_sound = len(asked)
+    asked += [(item, answer) for item in items[:1] for answer in GARBAGE.values()]
     judge = Judge({task: table})
     try:
         verdicts = judge.submit_answers(task, source, asked).result()
@@ -47,9 +53,10 @@ def try_verifier(task: str, table: TaskTable, *, seed: int) -> list[Trial]:
     for (item, answer), verdict in zip(asked, verdicts, strict=True):
         if verdict.failure:
             raise _refused(task, table, item, answer, verdict)
+    sound, of_garbage = verdicts[:num_sound], tuple(verdicts[num_sound:])
     return [
-        Trial(task, item.text, item.reference, right, wrong)
-        for item, right, wrong in zip(items, verdicts[::2], verdicts[1::2], strict=True)
+        Trial(task, item.text, item.reference, right, wrong, of_garbage if item is items[0] else ())
+        for item, right, wrong in zip(items, sound[::2], sound[1::2], strict=True)
     ]
 
 
