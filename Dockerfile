@@ -15,10 +15,12 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY configs ./configs
 COPY mrl ./mrl
 
-# torch's build for CPUs spares gigabytes; only its own index has it.
+# torch's build for CPUs spares gigabytes; only PyTorch's own index has it. That index is asked for torch alone: as a
+# second index beside PyPI it could supply any package.
 FROM source AS installed-cpu
-RUN /opt/mrl/bin/pip install --no-cache-dir --no-input -c constraints.txt \
-    --extra-index-url https://download.pytorch.org/whl/cpu ".[tasks,lora,plots]"
+RUN /opt/mrl/bin/pip install --no-cache-dir --no-input -c constraints.txt --no-deps \
+    --index-url https://download.pytorch.org/whl/cpu torch
+RUN /opt/mrl/bin/pip install --no-cache-dir --no-input -c constraints.txt ".[tasks,lora,plots]"
 
 # PyPI's build of torch for Linux brings CUDA's libraries; the driver comes from the host (580 or newer for CUDA 13).
 FROM source AS installed-cuda

@@ -35,6 +35,9 @@ class UserError(MRLError, ValueError):
     The message is one line: what is wrong, where, what was found, what was wanted, how to cure it.
     """
 
+    more: "tuple[UserError, ...]" = ()
+    """Further mistakes that were found with this one; each is a line of its own."""
+
     def __init__(self, what: str, *, where: str = "", got: object = "", wanted: str = "", cure: str = "") -> None:
         self.what, self.where, self.got, self.wanted, self.cure = what, where, got, wanted, cure
         super().__init__(what, where, got, wanted, cure)

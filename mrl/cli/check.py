@@ -29,13 +29,13 @@ from mrl.processes.planning.placement import least_gpus, most_gpus, server_gpus
 from mrl.processes.planning.plan import ProcessSpec, build_plan, planned, shared_gpus
 from mrl.processes.planning.unit_workers import UNIT
 from mrl.processes.preparation.completion import complete
-from mrl.processes.preparation.learning_values import learning_rows, warnings
+from mrl.processes.preparation.learning_values import UNKNOWN, learning_rows, warnings
 from mrl.processes.preparation.made_policies import cached_folder, is_made, recipe_of
-from mrl.processes.preparation.model_bytes import parameters
+from mrl.processes.preparation.model_bytes import parameters, size_notes
 from mrl.processes.preparation.preflight import preflight
 from mrl.sharing.regimes import check_sharing
 from mrl.tasks.sealed.sealing import described_seal
-from mrl.tasks.verifier_trial import Trial, evaluates_nothing, tells_nothing
+from mrl.tasks.verifier_trial import GARBAGE, Trial, evaluates_nothing, tells_nothing
 
 SHOWN_SHARE = 0.05
 """Parts of a process's memory smaller than this are left out of the table."""
@@ -59,16 +59,20 @@ def run(arguments: argparse.Namespace) -> int:
     missing: list[MissingError] = []
     trials: list[Sequence[Trial]] = []
     notes: list[str] = []
-    preflight(
+    num_prompts = preflight(
         config,
         where=str(arguments.config),
         on_missing=missing.append,
         on_trial=trials.append,
         on_note=notes.append,
     )
-    notes += warnings(config, parameters(config))
+    known = parameters(config)
+    unknown = [name for name in config.policies if name not in known]
+    notes += [*size_notes(config), *warnings(config, known)]
     for line in _summary(config, folder, str(arguments.config)):
         print(line)
+    if any(num_prompts):
+        print("prompts     {} to train on, {} held out".format(*num_prompts))
     console = Console(width=None if sys.stdout.isatty() else 120)
     for of_task in trials:
         console.print(_tried(config, of_task))
@@ -78,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
             evaluator = config.tasks[of_task[0].task].evaluator
             print(f"the evaluator {evaluator} made no text of any reference: look whether it can read an answer at all")
     console.print(_policies(config))
-    console.print(_learning(config, chosen))
+    console.print(_learning(config, chosen, unknown))
     if chosen:
         console.print(_chosen(chosen))
     for note in notes:
@@ -86,7 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
     for line in _slow(config):
         print(line)
     needs = memory_plan(config, plan)
-    console.print(_processes(config, needs))
+    console.print(_processes(config, needs, unknown))
+    needs = [need for need in needs if need.spec.policy not in unknown]
     memory = by_device(needs)
     if memory:
         parts = (f"cuda {device} {mib / 1024:.0f} GiB" for device, mib in memory.items())
@@ -151,17 +156,18 @@ def _policies(config: RunConfig) -> Table:
     for heading in ("policy", "model", "learns"):
         table.add_column(heading, overflow="fold")
     for name, policy in config.policies.items():
-        model = policy.model + ("" if Path(policy.model).exists() else f" (to be fetched: {policy.source})")
+        there = "" if Path(policy.model).exists() else f" (to be fetched{': ' * bool(policy.source)}{policy.source})"
+        model = policy.model + there
         if policy.make is not None:
             folder = cached_folder(recipe_of(config, name))
             state = "cached" if is_made(folder) else "to be made"
             model = f"{policy.make.architecture}, {policy.make.tokenizer} tokenizer ({state}): {folder}"
-        table.add_row(name, model, "no (frozen)" if policy.frozen else f"lr {policy.learner.lr:g}")
+        table.add_row(name, model, "no (frozen)" if policy.frozen else "yes")
     return table
 
 
 def _tried(config: RunConfig, trials: Sequence[Trial]) -> Table:
-    """What a verifier gave for references and for wrong answers."""
+    """What a verifier gave for references, for wrong answers and for garbage."""
     task = trials[0].task
     title = f"tasks.{task}: what {config.tasks[task].verifier} gave"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", show_edge=False)
@@ -169,23 +175,24 @@ def _tried(config: RunConfig, trials: Sequence[Trial]) -> Table:
         table.add_column(heading, overflow="fold")
     for trial in trials:
         told = [("reference", trial.of_reference), ("wrong", trial.of_wrong)]
+        told += zip(GARBAGE, trial.of_garbage, strict=False)
         told += [("reference, evaluated", trial.evaluated)] if trial.evaluated else []
         for which, verdict in told:
             parts = ", ".join(f"{name} {reward:g}" for name, reward in verdict.rewards.items())
-            answer = Text(f"{which}: {verdict.extracted[:SHOWN_CHARS]}")
+            answer = Text(f"{which}: {verdict.extracted[:SHOWN_CHARS].strip()}")
             reward = f"{verdict.reward:g}" + f" ({parts})" * bool(parts)
             reward += f" ({verdict.failure}: {verdict.words})" * bool(verdict.failure)
             table.add_row(Text(trial.prompt[:SHOWN_CHARS]), answer, reward)
     return table
 
 
-def _learning(config: RunConfig, chosen: Iterable[Choice]) -> Table:
+def _learning(config: RunConfig, chosen: Iterable[Choice], unknown: Sequence[str]) -> Table:
     """What decides how policies learn, each value marked that nobody gave."""
     title = "what is learned by (* left out: a default)"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", show_edge=False)
     for heading in ("key of a policy", *config.learning):
         table.add_column(heading, overflow="fold")
-    for key, cells in learning_rows(config, {choice.key for choice in chosen}):
+    for key, cells in learning_rows(config, {choice.key for choice in chosen}, unknown):
         table.add_row(key, *(f"{value} *" if is_default else value for value, is_default in cells))
     return table
 
@@ -212,19 +219,21 @@ def _slow(config: RunConfig) -> Iterator[str]:
             )
 
 
-def _processes(config: RunConfig, needs: Sequence[ProcessNeed]) -> Table:
+def _processes(config: RunConfig, needs: Sequence[ProcessNeed], unknown: Sequence[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title="processes", title_justify="left", show_edge=False, show_footer=True)
     threads = [int(need.spec.env["OMP_NUM_THREADS"]) * need.count for need in needs]
     table.add_column("process", f"{sum(bool(need.host.parts) for need in needs)} processes")
     table.add_column("device")
     table.add_column("threads", str(sum(_at_once(needs, threads))), justify="right")
-    table.add_column("memory", f"{sum(need.host_mib for need in needs):.0f} MiB", justify="right")
+    known_mib = sum(need.host_mib for need in needs if need.spec.policy not in unknown)
+    table.add_column("memory", f"{known_mib:.0f} MiB" + " and more" * bool(unknown), justify="right")
     table.add_column("peak, of which MiB")
     for need, count in zip(needs, threads, strict=True):
         told = [_parts(need.host)] + ([f"cuda: {_parts(need.device)}"] if need.device else [])
-        table.add_row(
-            need.spec.name, _device(config, need.spec), str(count), f"{need.host_mib:.0f} MiB", "; ".join(told)
-        )
+        memory, parts = f"{need.host_mib:.0f} MiB", "; ".join(told)
+        if need.spec.policy in unknown:
+            memory, parts = UNKNOWN, "the model is not there yet"
+        table.add_row(need.spec.name, _device(config, need.spec), str(count), memory, parts)
     return table
 
 

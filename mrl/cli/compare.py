@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to compare, on how many seeds, where."""
     parser.add_argument("config", type=config_file, metavar="CONFIG", help="TOML file, or `quickstart`")
     parser.add_argument("--regimes", default="independent,sgt", help="names, the first one is the baseline")
-    parser.add_argument("--seeds", default="3", help="how many (1, 2, ...), or the seeds themselves: 11,12,13")
+    parser.add_argument(
+        "--seeds", default="3", help="how many (1, 2, ...), or the seeds themselves: 11,12,13 (11, is one)"
+    )
     parser.add_argument("--folder", type=Path, default=None, help="where the runs go; default runs/compare-NAME")
     parser.add_argument("--jobs", type=int, default=0, help="runs at once; default: what cores, memory and GPUs allow")
     parser.add_argument("--async", dest="is_async", action="store_true", help="policies go at their own pace")

@@ -165,5 +165,6 @@ def _drop_output() -> None:
 
 
 def _tell(error: MRLError, code: int) -> int:
-    sys.stderr.write(f"mrl: error: {' '.join(str(error).split())}\n")
+    for one in (error, *(error.more if isinstance(error, UserError) else ())):
+        sys.stderr.write(f"mrl: error: {' '.join(str(one).split())}\n")
     return code

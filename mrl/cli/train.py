@@ -161,6 +161,8 @@ def conclude(folder: RunFolder, ended: EndedRun, board: "RunDisplay", console: C
     except (MRLError, OSError) as error:  # the folder is gone, or the disk is full
         told, fault = "no report", f"no report: {' '.join(str(error).split())}"
     console.print(board.final_table())
+    for note in board.final_notes():
+        print(f"note: {note}")
     print(f"peak memory {ended.peak_pss_mib:.0f} MiB")
     print(told, flush=True)
     if fault:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mrl.config.defaults import Resolved, by_device
+from mrl.config.nearest_key import nearest
 from mrl.config.overrides import apply_overrides, parse_overrides
 from mrl.config.rules import check_rules
 from mrl.config.schema import RunConfig
@@ -89,6 +90,12 @@ def _split_line(message: str) -> tuple[str, str]:
 
 
 def _nearby(path: Path) -> str:
-    folder = path.parent
-    files = sorted(str(file) for file in folder.glob("*.toml")) if folder.is_dir() else []
-    return f"there is {', '.join(files[:5])}" if files else "give the path of a TOML file"
+    """The configuration that was most likely meant, beside it or in `configs/`; else how to see what there is."""
+    folders = dict.fromkeys((path.parent, Path("configs")))
+    known = {file.stem: file for folder in folders for file in sorted(folder.glob("*.toml"))}
+    near = nearest(path.stem, known)
+    if near:
+        return f"did you mean {known[near]}?"
+    places = " ".join(dict.fromkeys(str(file.parent / "*.toml") for file in known.values()))
+    listed = f"`ls {places}` lists those that there are" if places else "give the path of a TOML file"
+    return f"{listed}; `mrl quickstart --show` prints one to begin with"

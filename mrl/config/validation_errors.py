@@ -52,15 +52,24 @@ def wanted_by(mistake: ErrorDetails) -> str:
 def explain(
     error: ValidationError, tables: Mapping[str, Any], *, where: str, overridden: set[tuple[str, ...]]
 ) -> ConfigError:
-    """The first mistake as a ConfigError; unknown keys go first, because they often cause the others."""
+    """The first mistake as a ConfigError that holds the others; unknown keys go first, as they often cause them.
+
+    A key that is missing because it is misspelt is told once.
+    """
     mistakes = sorted(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
-    first = mistakes[0]
-    path = tuple(str(part) for part in first["loc"] if part != "[key]")
-    spot = "command line" if path in overridden else where
-    told = _unknown(path) if first["type"] == "extra_forbidden" else _wrong(first, path)
-    more = f" (and {len(mistakes) - 1} more mistakes)" if len(mistakes) > 1 else ""
-    what, got, wanted, cure = told
-    return ConfigError(f"{'.'.join(path)}: {what}{more}", where=spot, got=got, wanted=wanted, cure=cure)
+    told: list[ConfigError] = []
+    meant: set[str] = set()
+    for mistake in mistakes:
+        path = tuple(str(part) for part in mistake["loc"] if part != "[key]")
+        dotted, spot = ".".join(path), "command line" if path in overridden else where
+        if mistake["type"] == "missing" and dotted in meant:
+            continue
+        is_unknown = mistake["type"] == "extra_forbidden"
+        what, got, wanted, cure = _unknown(path) if is_unknown else _wrong(mistake, path)
+        meant.add(nearest_key(path) if is_unknown else "")
+        told.append(ConfigError(f"{dotted}: {what}", where=spot, got=got, wanted=wanted, cure=cure))
+    told[0].more = tuple(told[1:])
+    return told[0]
 
 
 def _unknown(path: tuple[str, ...]) -> tuple[str, object, str, str]:

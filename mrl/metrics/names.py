@@ -63,6 +63,9 @@ METRICS: dict[str, Metric] = {
     "sharing/rescues": Metric("rescues", "peer successes trained on in this step", True),
     "sharing/rescue_tokens": Metric("tokens", "answer tokens of the rescues of this step"),
     "sharing/rescue_age_versions": Metric("versions", "mean age of the rescues of this step"),
+    "sharing/withheld_answers": Metric(
+        "answers", "own successes of this step kept from peers because they were cut at the token limit"
+    ),
     "sharing/peer_rows": Metric("answers", "peers' answers that can be trained on in this step"),
     "sharing/peer_tokens": Metric("tokens", "own tokens of these answers"),
     "sharing/grafted_prompts": Metric("prompts", "own groups replaced by a peer's group in this step"),

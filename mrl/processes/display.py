@@ -24,6 +24,9 @@ class LiveBoard(Protocol):
     def render(self, now_s: float | None = None) -> RenderableType:
         """The live view."""
 
+    def render_ended(self) -> RenderableType:
+        """What stays on the terminal of the live view when the run has ended."""
+
     def step_line(self, record: TelemetryRecord) -> str | None:
         """The line of one step, if the record is one."""
 
@@ -51,6 +54,7 @@ class Display:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live:
+            self._live.update(self.board.render_ended(), refresh=True)
             self._live.stop()
 
     def record(self, record: TelemetryRecord, now_s: float) -> None:

@@ -12,7 +12,7 @@ from mrl.config.schema import SupervisionTable
 from mrl.processes import sleep_line
 from mrl.processes.children import Child
 from mrl.processes.planning.lifecycle import Lifecycle
-from mrl.processes.planning.log_lines import ERROR_PREFIX, loud_line
+from mrl.processes.planning.log_lines import ERROR_PREFIX, loud_line, without_launcher
 from mrl.processes.planning.plan import HOST_ROLE, ProcessSpec
 from mrl.processes.planning.restarts import (
     EndRun,
@@ -225,7 +225,7 @@ class HostProcesses:
                 child.write_crash(self._crash, code, reason, time.time())
 
     def _show_tail(self, child: Child) -> None:
-        for line in list(child.tail)[-10:]:
+        for line in without_launcher(list(child.tail))[-10:]:
             self._told.line(f"[{child.spec.name}] | {line}")
 
     def _kill_silent(self, now_s: float) -> None:

@@ -23,7 +23,18 @@ def step_line(record: MetricsRecord, steps: int) -> str | None:
         f" stale {fixed(get('staleness/mean_versions'), 1)}/{count(get('staleness/max_versions'))}"
         f" rescues {count(get('sharing/rescues'))} tok/s {count(get('rate/trained_tokens_s'))}"
         f" wait {seconds(get('time/wait_for_groups_s'))}"
+        + (f" withheld {count(withheld)}" if (withheld := get("sharing/withheld_answers", 0.0)) else "")
         + (f" unjudged {percent(unjudged)}" if (unjudged := get("verify/failed_share", 0.0)) else "")
+    )
+
+
+def withheld_note(policy: str, answers: float) -> str:
+    """What a run says of own successes that peers never saw; empty where there are none."""
+    if not answers:
+        return ""
+    return (
+        f"{policy} kept {count(answers)} right answers from its peers because they were cut at the token limit"
+        " (sharing.sgt.finished_only): a larger rollout.max_new_tokens, or finished_only = false"
     )
 
 

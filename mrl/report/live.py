@@ -32,21 +32,25 @@ class Title(NamedTuple):
 
 
 class LiveView:
-    """Renders a `Progress` as it is at `now_s`."""
+    """Renders a `Progress` as it is at `now_s`; of a run that has ended without roles and what they await."""
 
-    def __init__(self, progress: Progress, title: Title, now_s: float) -> None:
-        self._progress, self._title, self._now_s = progress, title, now_s
+    def __init__(self, progress: Progress, title: Title, now_s: float, *, has_ended: bool = False) -> None:
+        self._progress, self._title, self._now_s, self._has_ended = progress, title, now_s, has_ended
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
         room = (options.height or console.size.height) - 8 - len(self._progress.policies)
         yield self._header()
         yield Padding(self._policies(width), (1, 0, 0, 0))
-        if allocation := self._progress.allocation.line(self._now_s):
+        if not self._has_ended and (allocation := self._progress.allocation.line(self._now_s)):
             room -= 2
             yield Text(f"\n {allocation}", "dim", overflow="ellipsis", no_wrap=True)
         flows = self._flows(max(3, room // 3))
         beside = console.measure(flows, options=options).maximum + 4 if width >= WIDE else 0
+        if self._has_ended:
+            yield Padding(flows, (1, 0, 0, 0))
+            yield from self._events(4)
+            return
         roles = self._roles(max(4, room // 2), width - beside)
         if width >= WIDE:
             pair = Table.grid(padding=(0, 4, 0, 0))
@@ -67,7 +71,7 @@ class LiveView:
         if memory := progress.process.get("pss_mib"):
             right.append(f"{memory / 1024:.1f} GiB  ", "dim")
         started_s = self._now_s if progress.started_s is None else progress.started_s
-        right.append(elapsed(self._now_s - started_s), "bold")
+        right.append("ended after " * self._has_ended + elapsed(self._now_s - started_s), "bold")
         header = Table.grid(expand=True)
         header.add_column(no_wrap=True)
         header.add_column(justify="right", no_wrap=True)
@@ -79,10 +83,11 @@ class LiveView:
         table.add_column("\npolicy", no_wrap=True)
         for heading in _headings(width):
             table.add_column(heading, justify="right", no_wrap=True)
-        if width >= WIDE:
+        with_now = width >= WIDE and not self._has_ended
+        if with_now:
             table.add_column("\nnow", overflow="fold")
         for index, (name, policy) in enumerate(self._progress.policies.items()):
-            now = [self._now(self._progress.learner_of(name))] if width >= WIDE else []
+            now = [self._now(self._progress.learner_of(name))] if with_now else []
             table.add_row(Text(name, f"bold {colour_of(index).dark}"), *self._cells(policy, index, width), *now)
         return table
 
@@ -102,7 +107,10 @@ class LiveView:
         if width >= MEDIUM:
             yield Text(count(get("rate/trained_tokens_s")))
         yield Text(f"{fixed(get('staleness/mean_versions'), 1)}/{count(get('staleness/max_versions'))}")
-        yield Text(count(sum(policy.rescues.values())) if policy.rescues else "-")
+        rescues = Text(count(sum(policy.rescues.values())) if policy.rescues else "-")
+        if withheld := sum(policy.withheld.values()):
+            rescues.append(f" {count(withheld)} withheld", "bold red")
+        yield rescues
 
     def _accuracy(self, policy: PolicyProgress, width: int) -> Text:
         start, end = policy.start_and_end()

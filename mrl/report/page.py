@@ -13,6 +13,7 @@ from mrl.config.run_folder import RunFolder
 from mrl.errors import RunFolderError
 from mrl.files import replace_file
 from mrl.report import charts
+from mrl.report.console_lines import withheld_note
 from mrl.report.diagram import flow_diagram
 from mrl.report.number_format import count, elapsed, fixed, percent, signed
 from mrl.report.page_style import style_sheet
@@ -126,8 +127,15 @@ def _sharing(data: RunData, strange: StrangeAnswers) -> str:
     figures = [charts.rescues(data), charts.rescued_share(data)]
     costs = cost_table(data) + strange_table(strange)
     figures += [gap_chart(data)] if costs else []
-    parts = (charts.figure_html(flow_diagram(data)), flow_table(data), costs, _grid(figures))
+    parts = (charts.figure_html(flow_diagram(data)), flow_table(data), _withheld(data), costs, _grid(figures))
     return _section("Learning from each other", "".join(parts))
+
+
+def _withheld(data: RunData) -> str:
+    name = "sharing/withheld_answers"
+    totals = {one: sum(steps.get(name, 0.0) for steps in data.steps.get(one, {}).values()) for one in data.policies}
+    notes = (withheld_note(policy, total) for policy, total in totals.items())
+    return "".join(f'<p class="note">{escape(note)}.</p>' for note in notes if note)
 
 
 def _machine(data: RunData) -> str:

@@ -28,6 +28,8 @@ class PolicyProgress:
     """Newest value of every metric that carries this policy's name, worker rates excepted."""
     rewards: dict[int, float] = field(default_factory=dict)
     rescues: dict[int, float] = field(default_factory=dict)
+    withheld: dict[int, float] = field(default_factory=dict)
+    """Step -> own successes that peers were not given."""
     accuracy: dict[str, dict[int, float]] = field(default_factory=dict)
     """Task -> step -> held-out accuracy; `ALL_TASKS` holds the accuracy over all of them."""
     worker_rates: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -53,7 +55,7 @@ class PolicyProgress:
 
     def forget_above(self, step: int) -> None:
         """Drop what a resume at `step` voided."""
-        for series in (self.rewards, self.rescues, *self.accuracy.values()):
+        for series in (self.rewards, self.rescues, self.withheld, *self.accuracy.values()):
             for voided in [known for known in series if known > step]:
                 del series[voided]
 
@@ -150,6 +152,7 @@ class Progress:
         policy.step = record.step
         policy.rewards[record.step] = record.values.get("reward/mean", math.nan)
         policy.rescues[record.step] = record.values.get("sharing/rescues", 0.0)
+        policy.withheld[record.step] = record.values.get("sharing/withheld_answers", 0.0)
 
     def _of_the_run(self, record: MetricsRecord) -> None:
         for name, value in record.values.items():

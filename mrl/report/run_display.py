@@ -11,7 +11,7 @@ from rich.text import Text
 from mrl.config.schema import RunConfig
 from mrl.metrics.names import is_known
 from mrl.records.telemetry_messages import MetricsRecord, TelemetryRecord
-from mrl.report.console_lines import accuracy_line, heartbeat_line, step_line
+from mrl.report.console_lines import accuracy_line, heartbeat_line, step_line, withheld_note
 from mrl.report.live import LiveView, Title
 from mrl.report.number_format import fixed, labelled, signed
 from mrl.report.palette import colour_of
@@ -54,6 +54,10 @@ class RunDisplay:
             self.progress.see(now_s)
         return LiveView(self.progress, self._title, self.progress.now_s)
 
+    def render_ended(self) -> RenderableType:
+        """The live view without what has no meaning any more once all processes have ended."""
+        return LiveView(self.progress, self._title, self.progress.now_s, has_ended=True)
+
     def step_line(self, record: TelemetryRecord) -> str | None:
         """The headless line of one learner step or one evaluation; None for every other record."""
         if not isinstance(record, MetricsRecord):
@@ -63,6 +67,11 @@ class RunDisplay:
     def heartbeat_line(self, now_s: float) -> str:
         """The headless line about the whole pipeline."""
         return heartbeat_line(self.progress, now_s)
+
+    def final_notes(self) -> list[str]:
+        """What was silently lost to learning, and how to keep it."""
+        notes = (withheld_note(name, sum(one.withheld.values())) for name, one in self.progress.policies.items())
+        return [note for note in notes if note]
 
     def final_table(self) -> RenderableType:
         """Held-out accuracy at start and end, and the gain, per policy and task."""

@@ -27,6 +27,7 @@ from pydantic import ConfigDict, Field
 from mrl.config.table import Table
 from mrl.objectives.specs import Imitation
 from mrl.records.experience import MAX_COMPLETION_BYTES, ExperienceRecord, OutcomeRecord, Received
+from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.context import SharingContext
 from mrl.sharing.own_examples import own_examples, prompt_of
@@ -161,6 +162,7 @@ class SgtRegime:
         num_prompts = len(groups) + self._take_dropped(groups)
         divisors = {"prompts": num_prompts, "rescues": num_rescued_prompts, "tokens": num_tokens}
         counts.update({"sharing/rescues": len(rescues), "sharing/rescue_tokens": num_tokens})
+        counts["sharing/withheld_answers"] = sum(self._is_withheld(one) for group in groups for one in group.answers)
         values = self._pending.take_counts() | {name: float(count) for name, count in counts.items()}
         if used:
             values["sharing/rescue_age_versions"] = sum(one.age_versions for one in used) / len(used)
@@ -207,8 +209,15 @@ class SgtRegime:
 
     def _is_publishable(self, answer: Answer) -> bool:
         is_usable = answer.finished or not self.parameters.finished_only
-        is_success = answer.reward >= self.context.success_reward
-        return is_usable and is_success and 0 < len(answer.completion) <= MAX_COMPLETION_BYTES
+        return is_usable and self._is_success(answer) and 0 < len(answer.completion) <= MAX_COMPLETION_BYTES
+
+    def _is_withheld(self, answer: Answer) -> bool:
+        """Whether an own success is kept from peers because it was cut at the token limit."""
+        is_cut = answer.finish_reason == FinishReason.LENGTH
+        return self.parameters.finished_only and is_cut and self._is_success(answer)
+
+    def _is_success(self, answer: Answer) -> bool:
+        return answer.reward >= self.context.success_reward
 
     def _outcome(self, group: ScoredGroup, answer: Answer, author: Author) -> OutcomeRecord:
         versions = [span.version for span in answer.versions]

@@ -17,7 +17,7 @@ from mrl.config.schema import PoolTable, TaskTable
 from mrl.errors import TaskError
 from mrl.tasks.source import Item, Source, Turn
 from mrl.tasks.sources import open_source
-from mrl.tasks.split import distinct_items, part_of
+from mrl.tasks.split import HELD_OUT_PERCENT, distinct_items, part_of
 from mrl.tasks.verify import Judge, Verdict, VerificationRequest
 
 MIN_ENTRIES = 2_000
@@ -187,12 +187,17 @@ def _choose(
 def _too_few(
     task: str, table: TaskTable, chosen: Mapping[str, Sequence[object]], wanted: Mapping[str, int]
 ) -> TaskError:
+    is_file = table.source in ("jsonl", "math")
+    cure = "lower pool.train_prompts and pool.held_out_prompts"
+    cure += " (0 takes all of a file)" if is_file else ", or give the data set wider options"
+    if is_file and set(wanted.values()) == {ALL}:
+        cure = f"more rows: the hash of each decides, and holds {HELD_OUT_PERCENT} % of many out"
+        cure += f"; or a file of its own for these: tasks.{task}.options.held_out" * (table.source == "jsonl")
     train, held_out = ("at least 1" if wanted[part] == ALL else str(wanted[part]) for part in ("train", "held_out"))
     return TaskError(
         f"data set {table.dataset!r} has too few distinct prompts",
         where=f"tasks.{task}",
         got=f"{len(chosen['train'])} for training and {len(chosen['held_out'])} held out",
         wanted=f"{train} and {held_out}",
-        cure="lower pool.train_prompts and pool.held_out_prompts"
-        + (" (0 takes all of a file)" if table.source in ("jsonl", "math") else ", or give the data set wider options"),
+        cure=cure,
     )

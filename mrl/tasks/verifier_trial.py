@@ -1,4 +1,4 @@
-"""A verifier tried before a run: on a few prompts, with the reference as the answer and with a wrong one."""
+"""A verifier tried before a run: on a few prompts, with the reference as the answer, a wrong one, and garbage."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ PROMPTS = 3
 WRONG = "no such answer"
 AS_IT_IS = "builtins:str"
 """An evaluator that gives what it is given."""
+GARBAGE = {"blank": " \n", "garbage": "}{ \\frac{1,2.3e-- \ufffd [[\"'' <tool"}
+"""What policies write before they have learned better; an answer without any character never reaches a verifier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class Trial:
     """For an answer that is another prompt's reference, or nonsense."""
     evaluated: Verdict | None = None
     """For the reference, given to the evaluator as if a policy had answered with it; None without an evaluator."""
+    of_garbage: tuple[Verdict, ...] = ()
+    """For the values of `GARBAGE`, of the first prompt alone."""
 
 
 def try_verifier(task: str, table: TaskTable, *, seed: int) -> list[Trial]:
@@ -43,12 +47,15 @@ def try_verifier(task: str, table: TaskTable, *, seed: int) -> list[Trial]:
     source = open_source(task, table, seed=seed)
     items = [item for item, _ in zip(distinct_items(source, table, PROMPTS * 10), range(PROMPTS), strict=False)]
     asked = [(item, answer) for item in items for answer in (item.reference or WRONG, _wrong(item, items))]
+    num_sound = len(asked)
+    asked += [(item, answer) for item in items[:1] for answer in GARBAGE.values()]
     verdicts, evaluated = _verdicts(task, table, source, asked, evaluator=table.evaluator and AS_IT_IS), ()
     if table.evaluator:
-        evaluated = _verdicts(task, table, source, asked[::2], evaluator=table.evaluator)
+        evaluated = _verdicts(task, table, source, asked[:num_sound:2], evaluator=table.evaluator)
+    sound, of_garbage = verdicts[:num_sound], tuple(verdicts[num_sound:])
     return [
-        Trial(task, item.text, item.reference, right, wrong, after)
-        for item, right, wrong, after in zip_longest(items, verdicts[::2], verdicts[1::2], evaluated)
+        Trial(task, item.text, item.reference, right, wrong, after, of_garbage if item is items[0] else ())
+        for item, right, wrong, after in zip_longest(items, sound[::2], sound[1::2], evaluated)
     ]
 
 

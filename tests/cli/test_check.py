@@ -202,29 +202,59 @@ def test_nothing_is_listed_once_it_is_there(
 def test_train_refuses_with_the_one_command_that_helps(
     config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """First the GPUs, then the models, then the data; nothing is written."""
+    """First the GPUs, then all models and data, a line each; nothing is written."""
 
-    def refusal() -> str:
+    def refusal(lines: int = 1) -> str:
         assert main(["train", str(config)]) == 2
-        line = capsys.readouterr().err
-        assert line.count("\n") == 1
+        told = capsys.readouterr().err
+        assert told.count("\n") == lines
         assert not (tmp_path / "runs").exists()
-        return line
+        return told
 
     assert "policies.one.device: this host shows no GPU" in refusal()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     command = f"hf download maker/One-2B --local-dir {tmp_path / 'one'}"
-    assert f"the model maker/One-2B is not there; cure: {command}" in refusal()
+    told = refusal(lines=3)
+    assert f"the model maker/One-2B is not there; cure: {command}" in told
+    assert "the model maker/Two-1B is not there; cure: " in told
     fetch(tmp_path)
     (tmp_path / "sums.jsonl").unlink()
     assert "sums.jsonl' is not there; " in (line := refusal())
     assert "cure: fetch the sums" in line
 
 
-def test_a_missing_folder_without_a_source_stays_a_mistake(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody could say what to fetch."""
-    assert main(["check", str(config), "--policies.one.source="]) == 2
-    assert "policies.one.model" in capsys.readouterr().err
+def test_folders_without_a_source_are_listed_together(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody can say what to fetch, and how to say it is told, of all policies."""
+    assert main(["check", str(config), "--policies.one.source=", "--policies.two.source="]) == 0
+    out = capsys.readouterr().out
+    for name in ("one", "two"):
+        assert f"{name}': no such folder\n" in out
+        assert f'policies.{name}.source = "NAME"' in out
+
+
+def test_what_follows_from_a_size_that_nobody_knows_is_not_guessed(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither a learning rate nor a length nor memory; a size that stands in a name is believed, and that is said."""
+    given = ["--policies.one.source", "maker/Wise-v3", "--policies.two.source", "maker/Small-135M-Instruct"]
+    assert main(["check", str(config), *given]) == 0
+    out = capsys.readouterr().out
+    assert "note: policies.one: the model is not there yet, and its name does not say how large it is" in out
+    assert "policies.two: the model is not there yet; until then its name is believed, which says 0.135B" in out
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if line.split()}
+    assert rows["learner.lr"] == ["learner.lr", "not", "known", "yet", "*", "1e-06", "*"]
+    assert rows["rollout.max_new_tokens"][1:] == ["not", "known", "yet", "*", "1024", "*"]
+    (learner,) = [line for line in out.splitlines() if line.strip().startswith("learner/one")]
+    assert "not known yet" in learner
+    assert "MiB and more" in out
+    assert "policies.one.learner.lr = " not in out, "no rate is called unusual for a model that nobody knows"
+
+
+def test_a_given_value_is_shown_whatever_the_size(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only what would follow from the size is unknown."""
+    given = ["--policies.one.source", "maker/Wise-v3", "--policies.one.learner.lr", "2e-6"]
+    assert main(["check", str(config), *given]) == 0
+    assert " 2e-06 " in next(line for line in capsys.readouterr().out.splitlines() if "learner.lr " in line)
 
 
 @pytest.mark.thorough

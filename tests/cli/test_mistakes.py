@@ -146,7 +146,11 @@ TYPING = [
     Mistake("a policy stands twice", "check small.toml", r"small\.toml:\d+: \[policies\.qwen\] stands twice",
             edit("[policies.llama]", "[policies.qwen]")),
     Mistake("no TOML", "check small.toml", r"small\.toml:2: not valid TOML", edit('name = "small"', "name = ")),
-    Mistake("no such configuration", "train smal.toml", r"smal\.toml: no such file; cure: there is .*small\.toml"),
+    Mistake("no such configuration", "train smal.toml", r"smal\.toml: no such file; cure: did you mean small\.toml\?"),
+    Mistake("no configuration of such a name", "check nothere.toml",
+            r"nothere\.toml: no such file; cure: `ls \*\.toml` lists those that there are; `mrl quickstart --show`"),
+    Mistake("a required key is misspelt", "check small.toml", r"run\.stpes: unknown key.*did you mean run\.steps\?",
+            edit("steps = 4", "stpes = 4")),
     Mistake("the configuration is a folder", "check models", r"models: not a file; wanted a TOML file"),
     Mistake("unknown regime", "check small.toml --sharing.regime sgd", r"no such regime; got 'sgd'.*did you mean sgt\?"),
     Mistake("a regime's parameter out of range", "check small.toml --sharing.sgt.lambda -1",
@@ -189,6 +193,9 @@ FILES = [
             data(rows(60) + rows(1, prompt="x" * 2_000_000))),
     Mistake("more prompts asked for than there are", "train small.toml --pool.train_prompts 100",
             r"too few distinct prompts; got '\d+ for training and .*wanted 100 and .*0 takes all"),
+    Mistake("a single row", "train small.toml", r"too few distinct prompts; got '\d for training and \d held out'; wanted at least 1 and at least 1; "
+            r"cure: more rows: the hash of each decides, and holds 15 % of many out; or a file of its own for these: tasks\.sums\.options\.held_out",
+            data(rows(1))),
     Mistake("a misspelt option of a task", "check small.toml --tasks.sums.options.promt_key question",
             r"options\.promt_key: unknown option; .*did you mean options\.prompt_key\?"),
     Mistake("a verifier without a colon", "train small.toml --tasks.sums.verifier mine",
@@ -199,8 +206,15 @@ FILES = [
 MODELS = [
     Mistake("a name of the hub as the model", "train small.toml --policies.qwen.model Qwen/Qwen3-0.6B",
             r"no such folder \(relative to /.*, the folder that mrl was started in\).*cure: hf download"),
-    Mistake("no tokenizer", "train small.toml", r"policies\.qwen\.model = 'models/qwen': tokenizer\.json is missing.*cure: hf download",
+    Mistake("a folder's name is misspelt", "train small.toml --policies.qwen.model models/qven",
+            r"no such folder .*cure: did you mean models/qwen\?"),
+    Mistake("no tokenizer", "train small.toml --policies.qwen.source maker/Own-1B",
+            r"policies\.qwen\.model = 'models/qwen': tokenizer\.json is missing.*cure: hf download maker/Own-1B", model("tokenizer.json", None)),
+    Mistake("no tokenizer in a model of one's own", "train small.toml",
+            r"tokenizer\.json is missing.*cure: python -c \"from transformers .*'THE MODEL THAT IT WAS TRAINED FROM'\)\.save_pretrained\('models/qwen'\)",
             model("tokenizer.json", None)),
+    Mistake("a tokenizer of the older form", "train small.toml", r"cure: python -c .*\.from_pretrained\('models/qwen'\)\.save_pretrained\('models/qwen'\)",
+            both(model("tokenizer.json", None), model("vocab.json", "{}"))),
     Mistake("no weights", "train small.toml", r"no weights; .*wanted model\.safetensors", model("model.safetensors", None)),
     Mistake("weights of torch", "train small.toml", r"no weights; got 'pytorch_model\.bin'.*cure: save the model as safetensors",
             both(model("model.safetensors", None), model("pytorch_model.bin", b"PK"))),
@@ -250,6 +264,9 @@ LEARNING = [
             data(rows(60) + "".join(rows(1, prompt=f"{n}" * 1700) for n in (1, 2, 3)))),
     Mistake("a group of one", "train small.toml --sharing.regime independent --policies.qwen.rollout.group_size 1",
             r"group_size: one answer is always as good as its group, and trains nothing; .*cure: --policies\.qwen\.rollout\.group_size 8"),
+    Mistake("a made policy for prompts of one's own", "train small.toml",
+            r"small\.toml: policies\.qwen\.make: no task names its operation.*cure: for prompts of your own .*`mrl policies make quickstart`",
+            edit('[policies.qwen]\nmodel = "models/qwen"', '[policies.qwen.make]\narchitecture = "qwen3"\ntokenizer = "byte_level"')),
     Mistake("nobody to share with", "train small.toml", r"there is nobody to share with, qwen is the only policy; .*regime independent",
             edit('[policies.llama]\nmodel = "models/llama"\n', "")),
 ]  # fmt: skip
@@ -271,6 +288,10 @@ RUNS = [
 VERIFIERS = [
     Mistake("a verifier that raises", TRAIN_OWN, r"own_verifier:judge failed on the answer '\d+' to .*got 'raised: ValueError: no unit \(own_verifier\.py:2 in judge\)'", judged("raise ValueError('no unit')")),
     Mistake("a verifier that takes the answer alone", TRAIN_OWN, r"own_verifier:judge\(answer\) cannot be called with \(reference, answer\)", judged("return 1.0", takes="answer")),
+    Mistake("a verifier that raises at garbage alone", TRAIN_OWN, r"failed on the answer '\}\{ .*got 'raised: ValueError: invalid literal for int\(\)",
+            judged("return float(answer.strip() != '' and int(answer) == int(reference))")),
+    Mistake("a verifier that raises at a blank answer alone", TRAIN_OWN, r"failed on the answer ' .n' .*got 'raised: IndexError: ",
+            judged("return float(answer.split()[-1] == reference)")),
     Mistake("a verifier that returns nothing", TRAIN_OWN, r"no_number: returned None, which is no number \(own_verifier\.py:1 in judge\)", judged("pass")),
     Mistake("a verifier that returns text", TRAIN_OWN, r"no_number: returned 'right', which is no number", judged("return 'right'")),
     Mistake("a verifier that returns no number", TRAIN_OWN, r"not_finite: returned nan .*cure: it returned NaN or an infinity", judged("return float('nan')")),
@@ -290,6 +311,13 @@ NOTES = [
             r"note: policies\.qwen\.rollout\.group_size = 1: an own answer is compared with nothing but what sgt takes from peers"),
     Mistake("no chat template", "check small.toml", r"note: policies\.qwen\.model = 'models/qwen': no chat template; every prompt is "
             r"asked as plain text with a line break behind it"),
+    Mistake("no such folder, in a check", "check small.toml --policies.qwen.model far/Own",
+            r"qwen far/Own \(to be fetched\).*note: policies\.qwen: the model is not there yet, and its name does not say how large it is"
+            r".*still needed.*policies\.qwen\.model = 'far/Own': no such folder"),
+    Mistake("how many prompts there are", "check small.toml --pool.train_prompts 0 --pool.held_out_prompts 0",
+            r"prompts \d+ to train on, \d+ held out"),
+    Mistake("a fall of the learning rate that is none", "check small.toml",
+            r"lr_schedule constant \(linear to lr_final_share 1\)"),
     Mistake("a byte order mark", "check small.toml", r"small\.toml is valid", data(codecs.BOM_UTF8 + rows(60).encode())),
     Mistake("whole numbers as references", "check small.toml", r"small\.toml is valid", data(rows(60, reference=3))),
     Mistake("fewer prompts than the pool would take", "check small.toml", r"pool\.train_prompts +0 +takes all \d+ of the files"),
@@ -353,7 +381,21 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     assert files_in(place) == before
 
 
-@pytest.mark.parametrize("mistake", [*FILES[1:], *MODELS[:-2], *LEARNING], ids=lambda one: one.name)
+def test_all_mistakes_of_a_file_are_told_at_once(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line each: an unknown key, which goes first, hides none of the others."""
+    edit("steps = 4", 'steps = "ten"\nlearning_rate = 1e-4')(place)
+    edit('model = "models/llama"', 'model = "models/llama"\nlearner = {lr = -1}')(place)
+    assert main(["check", "small.toml", "--run.seed", "one"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.removeprefix("mrl: error: ").split("; ")[0] for line in lines] == [
+        "small.toml: run.learning_rate: unknown key",
+        "command line: run.seed: not valid",
+        "small.toml: run.steps: not valid",
+        "small.toml: policies.llama.learner.lr: not valid",
+    ]
+
+
+@pytest.mark.parametrize("mistake", [*FILES[1:], *MODELS[2:-2], *LEARNING], ids=lambda one: one.name)
 def test_the_check_says_the_same(mistake: Mistake, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whoever checks before training learns of all that."""
     mistake.prepare(place)

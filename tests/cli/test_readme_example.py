@@ -36,4 +36,6 @@ def test_the_example_is_short_and_its_verifier_accepts_its_reference() -> None:
     exec(compile(shown["my_verifier.py"], "my_verifier.py", "exec"), names)
     reference = json.loads(shown["problems.jsonl"])["reference"]
     assert names["score"](reference, f"20 + 31 = {reference}.") == 1.0
-    assert names["score"](reference, "It is 50.") == 0.0
+    of_it = ("1{}", "3.{}", "-{}", "1,0{}", "{} or 52")
+    for wrong in ("It is 50.", *(text.format(reference) for text in of_it), "", "???"):
+        assert names["score"](reference, wrong) == 0.0, wrong

@@ -66,6 +66,9 @@ class StillBoard:
     def render(self, now_s: float | None = None) -> str:
         return "board"
 
+    def render_ended(self) -> str:
+        return "what stays"
+
     def step_line(self, record: TelemetryRecord) -> str | None:
         return f"step {record.step}" if isinstance(record, MetricsRecord) and record.role == "learner/a" else None
 
@@ -645,3 +648,11 @@ def beat(role: str, monotonic_s: float, time_unix_s: float = 0.0) -> HeartbeatRe
         bound_s=0.0,
         monotonic_s=monotonic_s,
     )
+
+
+def test_a_terminal_is_left_with_the_picture_of_the_end() -> None:
+    """Not with one in which roles still wait."""
+    output = io.StringIO()
+    with Display(StillBoard(), Console(file=output, force_terminal=True, width=80)) as display:
+        display.refresh(1.0)
+    assert output.getvalue().rindex("what stays") > output.getvalue().rindex("board")

@@ -269,3 +269,15 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"config\.json"):
         write_report(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_answers_kept_from_peers_are_told(make_run: Callable[..., Path]) -> None:
+    """The sum over all steps, with what would share them; a run that kept none says nothing of it."""
+    folder = make_run(steps=40)
+    assert "finished_only)" not in write_report(folder).read_text()
+    writer = MetricsWriter(RunFolder(folder).metrics_jsonl)
+    for step in (41, 42):
+        values = {"reward/mean": 1.0, "sharing/withheld_answers": 6.0}
+        writer.write(MetricsRecord(role="learner/qwen", policy="qwen", step=step, time_unix_s=9e9, values=values))
+    writer.close()
+    assert "qwen kept 12 right answers from its peers" in write_report(folder).read_text()

@@ -45,6 +45,35 @@ def test_step_line_is_exact(make_config: Callable[..., Any]) -> None:
     assert line == "qwen step 12/320 reward 0.41 loss -0.013 stale 1.2/2 rescues 7 tok/s 5.1k wait 0.05s"
 
 
+def test_answers_kept_from_peers_are_told_at_once_and_at_the_end(make_config: Callable[..., Any]) -> None:
+    """In the step's line, in the live view, and with a cure when the run has ended; a run without any says nothing."""
+    board = RunDisplay(make_config())
+    assert board.final_notes() == []
+    for step in (12, 13):
+        record = metrics("learner/qwen", "qwen", step, STEP | {"sharing/withheld_answers": 5.0})
+        board.apply(record, float(step))
+    assert (board.step_line(record) or "").endswith(" wait 0.05s withheld 5")
+    assert "10 withheld" in " ".join(show(board.render(), 120))
+    (note,) = board.final_notes()
+    assert note.startswith("qwen kept 10 right answers from its peers because they were cut at the token limit")
+    assert "rollout.max_new_tokens" in note
+
+
+def test_the_last_picture_says_that_the_run_has_ended(
+    make_config: Callable[..., Any], make_stream: Callable[..., Any]
+) -> None:
+    """Nothing in it waits, samples or counts on."""
+    board = RunDisplay(make_config())
+    for now_s, record in make_stream(2, until=213):
+        board.apply(record, now_s)
+    for width in (80, 140):
+        before, after = (" ".join(show(one, width)) for one in (board.render(), board.render_ended()))
+        assert re.search(r"roles.* heard", before)
+        assert re.search(r"ended after \d\d:\d\d", after)
+        assert not re.search(r"roles|heard|awaiting|training|sampling| ago", after)
+        assert re.search(r"qwen.* hit rate", after)
+
+
 def test_step_line_shows_dashes_for_what_is_missing(make_config: Callable[..., Any]) -> None:
     """A step without sharing or timing keeps the form of the line."""
     line = RunDisplay(make_config()).step_line(metrics("learner/qwen", "qwen", 1, {"reward/mean": float("nan")}))

@@ -340,3 +340,13 @@ def test_gate_may_open_for_groups_that_mostly_fail(make_sgt, make_group):
     regime = make_sgt(gate_success_share=0.25)
     assert regime.asks(make_group([1, 0, 0, 0])) == ["p"]
     assert regime.asks(make_group([1, 1, 0, 0])) == []
+
+
+@pytest.mark.parametrize(("finished_only", "withheld"), [(True, 1), (False, 0)])
+def test_successes_that_were_cut_are_counted_where_peers_do_not_get_them(make_sgt, make_group, finished_only, withheld):
+    """A success that ended by itself and a failure that was cut are none of them."""
+    regime, group = make_sgt(finished_only=finished_only), make_group([1, 0, 1])
+    cut = [structs.replace(one, finish_reason=FinishReason.LENGTH) for one in group.answers[:2]]
+    group = structs.replace(group, answers=(*cut, *group.answers[2:]))
+    regime.asks(group)
+    assert absorb(regime, [group], [], step=0, rng=rng()).counts["sharing/withheld_answers"] == withheld

@@ -39,7 +39,11 @@ def test_no_index_stands_beside_another() -> None:
     """A name that two indexes know is a way in; the one other index is asked for torch alone."""
     setup = (ROOT / "tools/setup.sh").read_text()
 
-    assert "extra-index-url" not in setup
+    dockerfile = (ROOT / "Dockerfile").read_text()
+
+    assert "extra-index-url" not in setup + dockerfile
+    assert re.findall(r"--index-url (.*)", dockerfile) == ["https://download.pytorch.org/whl/cpu torch"]
+    assert re.findall(r"pip install (.*) \\\n +--index-url", dockerfile)[0].endswith("--no-deps")
     assert re.findall(r"install .*--index-url.*", setup) == [
         'install --no-deps --index-url "$index" torch  # alone: no other package may come from this index'
     ]

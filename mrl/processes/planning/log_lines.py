@@ -7,6 +7,9 @@ from collections.abc import Sequence
 ERROR_PREFIX = "mrl: error: "
 _LOUD = {"warning", "error", "critical"}
 _EXCEPTION = re.compile(r"^(?:[\w]+\.)*\w*(?:Error|Exception|Lost|Failed|Interrupt|Exit)\b.*")
+_LAUNCHER = re.compile(r"[EWI]\d{4} .*torch/distributed/elastic/")
+"""A line that torchrun logs itself."""
+_TRACEBACK = "Traceback (most recent call last):"
 _RANK_CODE = re.compile(r"exitcode\s*:\s*(-?\d+)")
 
 
@@ -32,6 +35,16 @@ def reason_in(lines: Sequence[str]) -> str:
     exceptions = [line for line in lines if _EXCEPTION.match(line) and "ChildFailedError" not in line]
     spoken = [line.strip() for line in lines if line.strip(" =-")]
     return exceptions[-1] if exceptions else spoken[-1] if spoken else "it said nothing"
+
+
+def without_launcher(lines: Sequence[str]) -> list[str]:
+    """The lines without what torchrun adds when a rank has failed: its own traceback, and where the rank ran."""
+    kept = [line for line in lines if not _LAUNCHER.match(line)]
+    for place, line in enumerate(kept):
+        if "ChildFailedError" in line:
+            starts = [start for start in range(place) if kept[start].startswith(_TRACEBACK)]
+            return kept[: starts[-1] if starts else place] or list(lines)
+    return kept or list(lines)
 
 
 def rank_code(code: int, lines: Sequence[str]) -> int:

@@ -105,11 +105,11 @@ def _plan_one(arguments: argparse.Namespace, folder: Path, regime: str, seed: in
 
 def _seeds(text: str) -> list[int]:
     try:
-        numbers = [int(part) for part in text.split(",")]
+        numbers = [int(part) for part in text.removesuffix(",").split(",")]
     except ValueError:
         numbers = [-1]
     if min(numbers) < 0 or numbers == [0]:
-        raise ConfigError("not a number of seeds", where="--seeds", got=text, wanted="3, or a list as 11,12,13")
+        raise ConfigError("not a number of seeds", where="--seeds", got=text, wanted="3, or a list as 11,12,13 or 11,")
     return list(dict.fromkeys(numbers)) if "," in text else list(range(1, numbers[0] + 1))
 
 

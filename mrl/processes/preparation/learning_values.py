@@ -14,6 +14,9 @@ SANE_FACTOR = 20.0
 SMALL_MODEL_LR = 3e-4
 SHORT_ANSWER_TOKENS = 64
 """Released models seldom answer in fewer."""
+BY_SIZE = ("learner.lr", "rollout.max_new_tokens")
+"""Keys whose defaults follow from the size of a model."""
+UNKNOWN = "not known yet"
 SHOWN = (
     "learner.lr", "learner.lr_schedule", "learner.lr_final_share", "learner.warmup_steps", "learner.weight_decay",
     "learner.max_grad_norm", "learner.prompts_per_step", "learner.minibatches", "learner.max_staleness_versions",
@@ -25,11 +28,19 @@ SHOWN = (
 
 
 def check_learning(config: RunConfig, *, where: str) -> None:
-    """Raises ConfigError for a run in which somebody cannot learn what it is meant to.
+    """Raises ConfigError for a run in which somebody cannot learn what it is meant to, or cannot be made for it.
 
     One policy has nobody to learn from; a group of one answer has no other to be better than, where nothing else is
     trained on.
     """
+    made = [name for name, policy in config.policies.items() if policy.make is not None]
+    if made and not any(table.operation for table in config.tasks.values()):
+        raise ConfigError(
+            f"policies.{made[0]}.make: no task names its operation, and a made policy learns these before the run",
+            where=where,
+            wanted='a task with an operation, such as operation = "reverse"',
+            cure="for prompts of your own give model = FOLDER; `mrl policies make quickstart` prints two small ones",
+        )
     regime = str(config.sharing.get("regime"))
     if len(config.policies) == 1 and regime != "independent":
         (name,) = config.policies
@@ -52,7 +63,7 @@ def check_learning(config: RunConfig, *, where: str) -> None:
 
 
 def warnings(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
-    """What is allowed and seldom meant. `parameters`: those of each policy, 0 where nobody knows."""
+    """What is allowed and seldom meant. `parameters`: those of each policy whose size is known, 0 of made ones."""
     regime = str(config.sharing.get("regime"))
     for name in config.learning:
         policy = config.policies[name]
@@ -63,7 +74,7 @@ def warnings(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
             usual = LR_OF_ADAPTERS if has_adapters else LR_OF_ALL
             whose = f"{'adapters' if has_adapters else 'all weights'} of {parameters[name] / 1e9:.1f}B parameters"
         lr = policy.learner.lr
-        if not usual / SANE_FACTOR <= lr <= usual * SANE_FACTOR:
+        if name in parameters and not usual / SANE_FACTOR <= lr <= usual * SANE_FACTOR:
             size = "large, and may ruin the model within a few steps" if lr > usual else "small, and may teach nothing"
             yield f"policies.{name}.learner.lr = {lr:g} is {size}: {usual:g} is usual for {whose}"
         if is_released and policy.rollout.max_new_tokens < SHORT_ANSWER_TOKENS:
@@ -78,13 +89,20 @@ def warnings(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
             )
 
 
-def learning_rows(config: RunConfig, chosen: Collection[str]) -> Iterator[tuple[str, list[tuple[str, bool]]]]:
+def learning_rows(
+    config: RunConfig, chosen: Collection[str], unknown: Collection[str] = ()
+) -> Iterator[tuple[str, list[tuple[str, bool]]]]:
     """(key below a learning policy, (value, whether it was left out) of each). `chosen`: keys that mrl filled in.
 
-    What a method of the objective fills in is shown as it will be used.
+    What a method of the objective fills in is shown as it will be used. `unknown`: policies whose size nobody knows.
     """
     for key in SHOWN:
         cells = [_cell(config.policies[name], f"policies.{name}.{key}" in chosen, key) for name in config.learning]
+        if key in BY_SIZE:
+            unsaid = [
+                is_default and name in unknown for name, (_, is_default) in zip(config.learning, cells, strict=True)
+            ]
+            cells = [(UNKNOWN, True) if hidden else cell for hidden, cell in zip(unsaid, cells, strict=True)]
         yield key, cells
 
 
@@ -100,4 +118,6 @@ def _cell(policy: PolicyTable, is_chosen: bool, key: str) -> tuple[str, bool]:
     if value is None:
         value = METHODS[policy.objective.method].get(last, "off")
     text = f"{value:g}" if isinstance(value, float) else str(value)
+    if last == "lr_schedule" and policy.learner.lr_final_share == 1.0:
+        text = f"constant ({text} to lr_final_share 1)"
     return text, is_chosen or last not in table.model_fields_set

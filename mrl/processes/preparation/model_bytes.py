@@ -1,6 +1,7 @@
 """How large the models of a configuration are, for limits that follow from it; one that is not there yet is guessed."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from mrl.config.policy_tables import PolicyTable
@@ -14,14 +15,31 @@ BYTES_PER_PARAMETER = 2
 
 
 def named_parameters(policy: PolicyTable) -> int:
-    """The number in the name of a policy's source ("8B"), or 0."""
-    found = re.search(r"(\d+(?:\.\d+)?)B\b", policy.source)
-    return int(float(found[1]) * 1e9) if found else 0
+    """The number in the name of a policy's model ("8B", "135M"), or 0."""
+    name = policy.source or Path(policy.model).name
+    found = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)([BM])\b", name, re.IGNORECASE)
+    return int(float(found[1]) * (1e9 if found[2] in "Bb" else 1e6)) if found else 0
 
 
 def parameters(config: RunConfig) -> dict[str, int]:
-    """Policy -> parameters by the headers of its folder's weights, or by the name of its source; of made ones none."""
-    return {name: _parameters(policy) for name, policy in config.policies.items()}
+    """Policy -> parameters by the headers of its folder's weights, or by its name; of made ones 0.
+
+    One that is not there and whose name says nothing is left out.
+    """
+    found = {name: _parameters(policy) for name, policy in config.policies.items()}
+    return {name: size for name, size in found.items() if size or not config.policies[name].model}
+
+
+def size_notes(config: RunConfig) -> Iterator[str]:
+    """What is known of the sizes of models that are not there yet."""
+    known = parameters(config)
+    for name, policy in config.policies.items():
+        if name not in known:
+            what = "its learning rate, length of answers, time limits and memory follow from it: check again then"
+            yield f"policies.{name}: the model is not there yet, and its name does not say how large it is; {what}"
+        elif policy.model and not Path(policy.model).exists():
+            size = f"{known[name] / 1e9:g}B parameters"
+            yield f"policies.{name}: the model is not there yet; until then its name is believed, which says {size}"
 
 
 def _parameters(policy: PolicyTable) -> int:

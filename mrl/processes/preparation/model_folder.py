@@ -35,23 +35,35 @@ def check_model_folder(folder: Path, *, key: str, source: str = "") -> None:
     from mrl.alignment.receiver import load_receiver
 
     where = f"{key} = {str(folder)!r}"
-    anew = f"hf download {source or 'NAME'} --local-dir {folder}"
+    save = f"model.save_pretrained({str(folder)!r}), and the same of its tokenizer, in transformers"
+    anew = f"hf download {source} --local-dir {folder}" if source else save
     if not folder.is_dir():
         raise ModelFolderError(
             ("no such folder" if not folder.exists() else "not a folder") + relative_to(folder),
             where=where,
             wanted="a Hugging Face model folder",
-            cure=f"{anew}, or give the policy a [{key.rsplit('.', 1)[0]}.make] table instead",
+            cure=anew,
         )
     _check_pointers(folder, where, anew)
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
-            raise ModelFolderError(f"{name} is missing", where=where, wanted="a Hugging Face model folder", cure=anew)
+            cure = anew if source or name != "tokenizer.json" else _save_tokenizer(folder)
+            raise ModelFolderError(f"{name} is missing", where=where, wanted="a Hugging Face model folder", cure=cure)
     described = read_described(folder, where)
     _check_architecture(described, where)
     for file in weight_files(folder, where, anew):
         _check_whole(file, where, anew)
     load_receiver(folder, use_tiktoken=False)
+
+
+def _save_tokenizer(folder: Path) -> str:
+    """The command that writes a tokenizer.json, of older files that are there or of the model it was trained from."""
+    older = any((folder / name).is_file() for name in ("vocab.json", "tokenizer.model", "spiece.model", "vocab.txt"))
+    origin = str(folder) if older else "THE MODEL THAT IT WAS TRAINED FROM"
+    return (
+        f'python -c "from transformers import AutoTokenizer as T; '
+        f"T.from_pretrained('{origin}').save_pretrained('{folder}')\""
+    )
 
 
 def read_described(folder: Path, where: str) -> Mapping[str, Any]:

@@ -18,6 +18,7 @@ from mrl.processes.planning.unit_workers import check_cores, units_of
 from mrl.processes.preparation.learning_values import check_learning
 from mrl.processes.preparation.model_folder import check_model_folder
 from mrl.processes.preparation.prompt_fit import check_prompts
+from mrl.tasks.jsonl_rows import relative_to
 
 if TYPE_CHECKING:
     from mrl.tasks.pool import Prompt
@@ -26,16 +27,11 @@ if TYPE_CHECKING:
     from mrl.tasks.verifier_trial import Trial
 
 
-def refuse(missing: MissingError) -> None:
-    """What is not there ends the command."""
-    raise missing
-
-
 def ignore(trials: "Sequence[Trial]") -> None:
     """What verifiers gave is looked at for failures alone."""
 
 
-def unheard(_: str) -> None:
+def unheard(_: object) -> None:
     """Nobody is told."""
 
 
@@ -44,15 +40,16 @@ def preflight(
     *,
     where: str,
     first_host: str = "",
-    on_missing: Callable[[MissingError], None] = refuse,
+    on_missing: Callable[[MissingError], None] | None = None,
     on_trial: "Callable[[Sequence[Trial]], None]" = ignore,
     on_note: Callable[[str], None] = unheard,
-) -> None:
+) -> tuple[int, int]:
     """Check sharing parameters, addresses, model folders and tasks. Raises UserError for the first that is wrong.
 
-    `on_missing` is told of every model, data file and package that the configuration says how to get and that is not
-    there yet, `on_trial` of what each verifier of the user's own gave, `on_note` of what is done otherwise than one
-    might think. `first_host`: the name of this host in a run on several; the others look at their own cores.
+    `on_missing` is told of every model, data file and package that is not there yet; without it MissingError is raised
+    at the end, with all of them. `on_trial` is told of what each verifier of the user's own gave, `on_note` of what is
+    done otherwise than one might think. `first_host`: the name of this host in a run on several; the others look at
+    their own cores. Returns how many prompts there are to train on, and how many are held out.
     """
     from mrl.allocation.floors import check_floors
     from mrl.processes.planning.local_folder import parent_of
@@ -73,19 +70,21 @@ def preflight(
     except AddressError as error:
         raise AddressError(error.what, where=f"{where}: [exchange] {error.where}", cure=error.cure) from None
     parent_of(config, os.environ)
+    not_there: list[MissingError] = []
+    tell = on_missing or not_there.append
     check_cores(units_of(config, first_host, is_first=True), where=where)
     for name, policy in config.policies.items():
         missing = missing_model(name, policy)
         if missing is not None:
-            on_missing(missing)
+            tell(missing)
         elif policy.model:
             check_model_folder(Path(policy.model), key=f"policies.{name}.model", source=policy.source)
             check_sharing_out(config, name)
-    check_adapters(config, on_missing)
+    check_adapters(config, tell)
     if not first_host:  # the engines of a run on several hosts start on others too
-        check_engines(config, on_missing)
+        check_engines(config, tell)
     try:
-        prompts = check_tasks(config, on_missing, on_trial)
+        prompts, num_held_out = check_tasks(config, tell, on_trial)
     except TaskError as error:
         if not error.where.startswith("tasks."):  # it names a file of data
             raise
@@ -94,13 +93,19 @@ def preflight(
     for name, policy in config.policies.items():
         if policy.model and prompts and Path(policy.model).exists():
             check_prompts(config, name, prompts, on_note)
+    if not_there:
+        not_there[0].more = tuple(not_there[1:])
+        raise not_there[0]
+    return len(prompts) - num_held_out, num_held_out
 
 
 def check_made(config: RunConfig) -> None:
     """Raises ConfigError where a made policy, which is there by now, cannot read the prompts."""
     names = [name for name, policy in config.policies.items() if policy.make is not None]
     if names:
-        prompts = check_tasks(config, on_trial=None)  # verifiers have been tried
+        prompts, _ = check_tasks(
+            config, on_missing=unheard, on_trial=None
+        )  # all is there, and verifiers have been tried
         for name in names:
             check_prompts(config, name, prompts, unheard)
 
@@ -117,7 +122,7 @@ def check_sharing_out(config: RunConfig, name: str) -> None:
         check_parts(config.policies[name].rollout.engine, str(path), text, gpus)
 
 
-def check_adapters(config: RunConfig, on_missing: Callable[[MissingError], None] = refuse) -> None:
+def check_adapters(config: RunConfig, on_missing: Callable[[MissingError], None]) -> None:
     """`on_missing` is told when a policy trains adapters and the package for them is not there."""
     learners = (name for name in config.learning if config.policies[name].learner.lora is not None)
     if importlib.util.find_spec("peft") is None:
@@ -126,7 +131,7 @@ def check_adapters(config: RunConfig, on_missing: Callable[[MissingError], None]
             on_missing(MissingError("the package peft is not there", where=where, cure="pip install 'mrl[lora]'"))
 
 
-def check_engines(config: RunConfig, on_missing: Callable[[MissingError], None] = refuse) -> None:
+def check_engines(config: RunConfig, on_missing: Callable[[MissingError], None]) -> None:
     """`on_missing` is told of the environment of every engine that runs here as a server and is not installed."""
     from mrl.engines.environment import engine_python
 
@@ -146,10 +151,12 @@ def check_engines(config: RunConfig, on_missing: Callable[[MissingError], None] 
 
 def check_tasks(
     config: RunConfig,
-    on_missing: Callable[[MissingError], None] = refuse,
+    on_missing: Callable[[MissingError], None],
     on_trial: "Callable[[Sequence[Trial]], None] | None" = ignore,
-) -> "Sequence[Prompt]":
-    """Build the prompt pool and, unless `on_trial` is None, try verifiers of the user's own; returns its prompts.
+) -> "tuple[Sequence[Prompt], int]":
+    """Build the prompt pool and, unless `on_trial` is None, try verifiers of the user's own.
+
+    Returns its prompts, and how many of them are held out.
 
     Raises TaskError for data, or a verifier, that cannot be used. When something is missing, `on_missing` is told for
     every task.
@@ -159,9 +166,10 @@ def check_tasks(
     from mrl.tasks.verifier_trial import try_verifier
 
     prompts: Sequence[Prompt] = ()
+    num_held_out = 0
     try:
         pool = build_pool(config.tasks, config.pool)
-        prompts = pool.prompts
+        prompts, num_held_out = pool.prompts, len(pool.held_out)
         pool.close()
     except MissingError:
         for task, table in config.tasks.items():
@@ -173,16 +181,27 @@ def check_tasks(
         if table.verifier and on_trial is not None:
             with suppress(MissingError):  # which was told above
                 on_trial(try_verifier(task, table, seed=config.pool.seed))
-    return prompts
+    return prompts, num_held_out
 
 
 def missing_model(name: str, policy: PolicyTable) -> MissingError | None:
-    """What to fetch when the policy's folder does not exist and the configuration says where the model comes from."""
-    if not policy.model or not policy.source or Path(policy.model).exists():
+    """What to fetch when the policy's folder does not exist, as far as the configuration says where it comes from."""
+    folder = Path(policy.model)
+    if not policy.model or folder.exists():
         return None
-    command = f"hf download {policy.source} --local-dir {policy.model}"
+    where = f"policies.{name}.model = {policy.model!r}"
+    if policy.source:
+        command = f"hf download {policy.source} --local-dir {policy.model}"
+        return MissingError(f"the model {policy.source} is not there", where=where, cure=command)
+    near = nearest(folder.name, [one.name for one in folder.parent.glob("*/")])
     return MissingError(
-        f"the model {policy.source} is not there", where=f"policies.{name}.model = {policy.model!r}", cure=command
+        "no such folder" + relative_to(folder),
+        where=where,
+        wanted="a Hugging Face model folder",
+        cure=f"did you mean {folder.parent / near}?"
+        if near
+        else f"hf download NAME --local-dir {policy.model}, where NAME is the model's on the hub (with"
+        f' policies.{name}.source = "NAME" this is written out); or a [policies.{name}.make] table instead',
     )
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mrl.processes.planning.log_lines import loud_line, rank_code, reason_in
+from mrl.processes.planning.log_lines import loud_line, rank_code, reason_in, without_launcher
 
 TORCHRUN = """Traceback (most recent call last):
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
@@ -60,3 +60,12 @@ def test_torchrun_hides_the_code_of_its_rank() -> None:
     assert rank_code(1, TORCHRUN.splitlines()) == 2
     assert rank_code(-15, TORCHRUN.splitlines()) == -15
     assert rank_code(1, ["nothing"]) == 1
+
+
+def test_what_is_shown_of_a_failed_rank_ends_with_its_own_words() -> None:
+    """torchrun's account of where the rank ran would bury the reason; without a rank's words it stays."""
+    said = ["step 3", "Traceback (most recent call last):", "RuntimeError: rank died"]
+    launcher = "E1124 19:00:00.1 77 torch/distributed/elastic/multiprocessing/api.py:984] failed (exitcode: 1)"
+    assert without_launcher([*said, launcher, *TORCHRUN.splitlines()]) == said
+    assert without_launcher(said) == said
+    assert without_launcher(TORCHRUN.splitlines()) == TORCHRUN.splitlines()
