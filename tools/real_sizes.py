@@ -10,8 +10,9 @@ Weights are random, as wide in their logits as those of trained models; tokenize
 like those of a hub: sharded safetensors in bfloat16, a chat template, several EOS ids, a head that is the embedding.
 `--busy` runs so many processes beside it that do nothing but compute. The run is `configs/real_sizes.toml`.
 
-Prints the peak memory of every process beside what `mrl check` says; the last line is JSON; exit code 1 when a step of
-the way failed, or a prediction is off by more than 15 %. Takes 14 minutes on 2 cores, 17 GiB of memory, 8 GB of disk.
+Prints the peak memory of every process, over the run and its resume, beside what `mrl check` says; the last line is
+JSON; exit code 1 when a step of the way failed, a process took more than was said, or needed less than two thirds of
+it. Takes 14 minutes on 2 cores, 17 GiB of memory, 8 GB of disk.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qw
 
 sys.path.insert(0, str(Path(__file__).parent))
 import real_vocabularies
-from check_memory_plan import BOUND, high_water_marks, predicted
+from check_memory_plan import high_water_marks, predicted
 
 from mrl.config.load import load_config
 from mrl.metrics.jsonl import read_metrics
@@ -44,6 +45,8 @@ STEPS, RESUMED_STEPS = 3, 4
 RUN_BOUND_S = 3600.0
 """Against a run that hangs: a slow one takes a quarter of it."""
 LOGIT_STD = 2.5
+MOST_PLANNED = 1.5
+"""Times what was measured: how much a plan may set aside in vain."""
 SHARD = "300MB"
 
 CHATML = (
@@ -96,7 +99,7 @@ def main() -> int:
             return 0
         with busy(arguments.busy):
             rows = go_through(folder, words)
-    print("| process or step | predicted MiB | measured | unit |\n|---|--:|--:|---|")
+    print("| process or step | `mrl check` | measured | unit |\n|---|--:|--:|---|")
     for row in rows:
         print(f"| {row['name']} | {row.get('predicted_mib', 0):.0f} | {row['value']:.0f} | {row['unit']} |")
     print(json.dumps({"bench": "real_sizes", "rows": rows}))
@@ -141,14 +144,14 @@ def go_through(folder: Path, words: list[str]) -> list[dict[str, Any]]:
     told = predicted(load_config(CONFIG, words))
     started_s = time.monotonic()
     measured = watch(folder / "train.log", "train", str(CONFIG), "--clean", *words, "--run.steps", str(STEPS))
-    rows = [_memory_row(name, told[name][0], measured[name]) for name in told]
-    rows.append(_row("train", time.monotonic() - started_s, "s", ok=True))
+    rows = [_row("train", time.monotonic() - started_s, "s", ok=True)]
     run = folder / "runs" / load_config(CONFIG, words).run.name
     rows += [_row(f"evaluations of {name}", found, "", ok=found >= 2) for name, found in evaluations(run).items()]
     for name in MODELS:
         exported = Path(mrl("export", str(run), "--policy", name, "--to", str(folder / f"exported-{name}")).strip())
         rows.append(_row(f"export of {name}", loads(exported), "parameters", ok=True))
-    watch(folder / "resume.log", "train", str(CONFIG), "--resume", *words, "--run.steps", str(RESUMED_STEPS))
+    again = watch(folder / "resume.log", "train", str(CONFIG), "--resume", *words, "--run.steps", str(RESUMED_STEPS))
+    rows += [_memory_row(name, told[name][0], max(measured[name], again[name])) for name in told]
     steps = {name: last_step(run, name) for name in MODELS}
     return rows + [_row(f"resume of {name}", step, "steps", ok=step == RESUMED_STEPS) for name, step in steps.items()]
 
@@ -210,9 +213,10 @@ def busy(how_many: int) -> Iterator[None]:
 
 
 def _memory_row(name: str, predicted_mib: float, measured_mib: float) -> dict[str, Any]:
-    ratio = max(predicted_mib / measured_mib, measured_mib / predicted_mib)
-    row = _row(name, measured_mib, "MiB", ok=ratio <= BOUND)
-    return row | {"against": "mrl check", "ratio": ratio, "required": BOUND, "predicted_mib": predicted_mib}
+    share = measured_mib / predicted_mib
+    row = _row(name, measured_mib, "MiB", ok=1 / MOST_PLANNED <= share <= 1)
+    required = f"{1 / MOST_PLANNED:.2f} to 1"
+    return row | {"against": "mrl check", "ratio": share, "required": required, "predicted_mib": predicted_mib}
 
 
 def _row(name: str, value: float, unit: str, *, ok: bool) -> dict[str, Any]:

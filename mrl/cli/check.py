@@ -22,6 +22,7 @@ from mrl.config.schema import RunConfig
 from mrl.config.shipped_configs import config_file
 from mrl.errors import ConfigError, MissingError
 from mrl.host_memory import host_memory_bytes
+from mrl.memory_plan.fitting import by_memory
 from mrl.memory_plan.needs import MIB, Need
 from mrl.memory_plan.run_memory import ProcessNeed, by_device, memory_plan, too_little
 from mrl.processes.planning.devices import sizes_mib, visible_gpus
@@ -52,10 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Validate and print the resolved plan."""
     of_device = load_resolved(arguments.config, arguments.overrides)
     completed = complete(of_device.config)
-    config, chosen = completed.config, (*of_device.choices, *completed.choices)
+    plan, host_mib = planned(completed.config), host_memory_bytes() / MIB
+    fitting = by_memory(completed.config, plan, host_mib)
+    config, chosen = fitting.config, (*of_device.choices, *completed.choices, *fitting.choices)
     here = visible_gpus(os.environ)
     folder = run_folder_of(config)
-    plan = planned(config)
     missing: list[MissingError] = []
     trials: list[Sequence[Trial]] = []
     notes: list[str] = []
@@ -96,7 +98,6 @@ def run(arguments: argparse.Namespace) -> int:
     if memory:
         parts = (f"cuda {device} {mib / 1024:.0f} GiB" for device, mib in memory.items())
         print(f"GPU memory (estimate, without the caches of servers): {', '.join(parts)}")
-    host_mib = host_memory_bytes() / MIB
     print(f"this host: {len(os.sched_getaffinity(0))} cores, {len(here)} GPUs, {host_mib / 1024:.0f} GiB of memory")
     if any(table.evaluator or table.trusted_answers for table in config.tasks.values()):
         print(f"answers that are evaluated as code: {described_seal()}")

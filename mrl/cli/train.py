@@ -71,6 +71,7 @@ def train(
     hosts: "Sequence[Host]" = (),
 ) -> int:
     """Check everything, make missing policies, then supervise the run to its end; returns the exit code."""
+    from mrl.memory_plan.fitting import by_memory
     from mrl.memory_plan.needs import MIB
     from mrl.memory_plan.run_memory import check_sleepers
     from mrl.processes.planning.devices import visible_gpus
@@ -89,6 +90,7 @@ def train(
     config = counting_gpus(config, hosts, len(gpus))
     config = complete(config).config
     plan = build_plan(config, run_folder_of(config).path, gpus=gpus, hosts=hosts, remote=remote)
+    config = by_memory(config, plan, host_memory_bytes() / MIB).config
     check_run_folder(config, clean=clean, resume=resume, from_start=from_start)
     print(f"checking {where}", flush=True)
     notes: list[str] = []

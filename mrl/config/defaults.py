@@ -1,8 +1,8 @@
 """Keys that the user left out, and whose best value follows from the device, from the models, or from the data.
 
 `by_device` is asked when a configuration is read; `by_size`, `by_model` and `by_data` before it is used, of what is
-there by then. `config.json` holds what was chosen. A key that the user gave is never touched. On CPUs, and with small
-models, everything is as the tables say.
+there by then, and last the memory of this host (`mrl.memory_plan.fitting`). `config.json` holds what was chosen. A key
+that the user gave is never touched. On CPUs, and with small models, everything is as the tables say.
 """
 
 from collections.abc import Iterator, Mapping
@@ -68,7 +68,7 @@ def by_device(config: RunConfig) -> Resolved:
         if policy.device == "cuda"
         for key, value, why in _on_gpu(policy)
     ]
-    return _with(config, found)
+    return with_choices(config, found)
 
 
 def by_size(config: RunConfig, weights_bytes: Mapping[str, int]) -> Resolved:
@@ -86,7 +86,7 @@ def by_size(config: RunConfig, weights_bytes: Mapping[str, int]) -> Resolved:
         if more_s and not _is_given(config, key):
             why = f"{usual_s:g} s, and {per_gb:g} s for each of {size_gb:.1f} GB"
             found.append(Choice(".".join(key), usual_s + more_s, why))
-    return _with(config, found)
+    return with_choices(config, found)
 
 
 def by_model(config: RunConfig, parameters: Mapping[str, int], context_tokens: Mapping[str, int]) -> Resolved:
@@ -110,7 +110,7 @@ def by_model(config: RunConfig, parameters: Mapping[str, int], context_tokens: M
             tokens = min([LONG_ANSWER_TOKENS, *(room // 2 for room in rooms if room)])
             why = f"a model of {size} answers at length" + ", within half of what fits" * (tokens < LONG_ANSWER_TOKENS)
             found.append(Choice(f"policies.{name}.rollout.max_new_tokens", tokens, why))
-    return _with(config, found)
+    return with_choices(config, found)
 
 
 def by_data(config: RunConfig, held: Mapping[str, int]) -> Resolved:
@@ -120,7 +120,7 @@ def by_data(config: RunConfig, held: Mapping[str, int]) -> Resolved:
         usual = type(config.pool).model_fields[key].default
         if _left_out(config.pool, key):
             found.append(Choice(f"pool.{key}", 0, f"takes all {number} of the files, which hold too few for {usual}"))
-    return _with(config, found)
+    return with_choices(config, found)
 
 
 def _on_gpu(policy: PolicyTable) -> Iterator[tuple[str, Any, str]]:
@@ -160,7 +160,8 @@ def _default(config: RunConfig, key: tuple[str, ...]) -> float:
     return float(type(_table_of(config, key)).model_fields[key[-1]].default)
 
 
-def _with(config: RunConfig, choices: list[Choice]) -> Resolved:
+def with_choices(config: RunConfig, choices: list[Choice]) -> Resolved:
+    """`config` with the values of these choices."""
     for choice in choices:
         config = _replaced(config, choice.key.split("."), choice.value)
     return Resolved(config, tuple(choices))

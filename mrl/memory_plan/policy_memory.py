@@ -1,0 +1,253 @@
+"""What the processes of one policy need in memory: ranks of its learner, workers, and what of these rests on units."""
+
+import math
+from copy import copy
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mrl.config.policy_tables import LearnerTable
+from mrl.config.schema import RunConfig
+from mrl.engines.sglang_launch import context_of
+from mrl.engines.vllm_launch import cpu_cache_gib
+from mrl.errors import MissingError, ModelFolderError
+from mrl.memory_plan.needs import (
+    MIB,
+    NEW_WEIGHTS,
+    SERVER_MIB,
+    TORCH_MIB,
+    Need,
+    element_bytes,
+    engine_need,
+    largest_microbatch,
+    process_parts,
+    rank_needs,
+    server_need,
+    staged_bytes,
+)
+from mrl.models.size import ModelSize, PassPeaks
+from mrl.processes.planning.hosts import is_in_memory
+from mrl.processes.preparation.made_policies import cached_folder, is_made, recipe_of
+from mrl.processes.preparation.model_bytes import named_parameters
+from mrl.tasks.pool import Prompt
+from mrl.weights.canary_texts import largest_canary
+
+UNKNOWN_PROMPT_TOKENS = 128
+LOOKED_AT_PROMPTS = 64
+BYTES_PER_TOKEN = 3
+"""Of prompts whose tokenizer is not there yet."""
+
+
+class PolicyMemory:
+    """One policy of a configuration, of which the models are looked at once."""
+
+    def __init__(self, config: RunConfig, name: str) -> None:
+        self.name, self.table, self._config = name, config.policies[name], config
+        self._scored: dict[tuple[str, bool], float] = {}
+        """Number format, and whether it is the learner's -> bytes of a canary's pass."""
+        self._passes: dict[tuple[Any, ...], PassPeaks] = {}
+
+    def under(self, config: RunConfig) -> "PolicyMemory":
+        """The same under a configuration that differs in its microbatches and its answers at once; nothing is traced
+        again."""
+        other = copy(self)
+        other.table, other._config = config.policies[self.name], config
+        return other
+
+    def with_answers(self, answers: int) -> "PolicyMemory":
+        """The same with so many answers at once."""
+        rollout = self.table.rollout.model_copy(update={"answers_at_once": answers})
+        table = self.table.model_copy(update={"rollout": rollout})
+        return self.under(self._config.model_copy(update={"policies": self._config.policies | {self.name: table}}))
+
+    def fewer_answers(self) -> list[int]:
+        """Numbers of answers at once that need a smaller cache, the largest first; a group is the least.
+
+        vLLM's cache on cores does not depend on them, nor does that of a server of others.
+        """
+        rollout, group_size = self.table.rollout, self.table.rollout.group_size
+        if rollout.engine == "vllm" or rollout.server.url:
+            return []
+        doublings = math.ceil(math.log2(max(1.0, self._answers / group_size)))
+        return [group_size * 2**power for power in reversed(range(doublings))]
+
+    def ranks(self, table: LearnerTable) -> list[tuple[Need, Need]]:
+        """The first rank of its learner under a table, and another one: on the host, and on the device."""
+        from mrl.memory_plan.pass_memory import pass_peaks
+        from mrl.models.skeleton import model_size
+
+        policy = self.table.model_copy(update={"learner": table})
+        on_gpu = policy.device == "cuda"
+        batch, num_passes = largest_microbatch(policy, self._prompt_tokens)
+        traced = (table.precision, batch, table.activation_checkpointing, table.chunk_logits)
+        if traced not in self._passes:
+            self._passes[traced] = pass_peaks(
+                self._model_config,
+                precision=table.precision,
+                batch=batch,
+                with_entropy=policy.objective.entropy_coefficient > 0,
+                checkpointing=table.activation_checkpointing,
+                lora=table.lora,
+                chunk_logits=table.chunk_logits,
+            )
+        peaks = self._passes[traced]
+        size = model_size(self._model_config, table.lora)
+        return [
+            rank_needs(
+                size,
+                peaks,
+                table,
+                num_passes=num_passes,
+                holds_reference=bool(policy.objective.kl_coefficient) and table.lora is None,
+                saves_beside_training=0 < table.checkpoint_every < self._config.run.steps,
+                on_gpu=on_gpu,
+                is_first=is_first,
+                scoring=self._scoring(table.precision, is_learner=True),
+                staged=staged_bytes(size, policy, is_first=is_first, in_memory=is_in_memory(self._config, self.name)),
+            )
+            for is_first in (True, False)
+        ]
+
+    def engine(self, gpus: int = 1) -> Need:
+        """That of one worker; of a server on several GPUs on each of them."""
+        return self._engine(self._answers) if self.table.rollout.engine == "embedded" else self._server(gpus)
+
+    @property
+    def _answers(self) -> int:
+        """That one worker has at once."""
+        rollout, learner, allocation = self.table.rollout, self.table.learner, self._config.allocation
+        if rollout.engine != "embedded":
+            from mrl.processes.engines import answers_at_once
+
+            return answers_at_once(self._config, self.name)
+        wanted = learner.prompts_per_step * rollout.group_size
+        if not self._config.run.sync:
+            share = allocation.slots - allocation.floor_slots * (len(self._config.policies) - 1)
+            share = allocation.slots // len(allocation.units) if allocation.units else share
+            wanted = min(wanted * (1 + learner.max_staleness_versions), max(share, rollout.group_size))
+        return min(wanted, rollout.answers_at_once or wanted)
+
+    def _server(self, gpus: int) -> Need:
+        """That of a server that the run starts."""
+        server = self.table.rollout.server
+        if server.url:
+            return Need("sampling", {})
+        cached_tokens = self._answers * context_of(self._model_config, server.context_tokens)
+        return server_need(
+            self._size, self.table, cached_tokens=cached_tokens, vllm_cache_gib=cpu_cache_gib(), gpus=gpus
+        )
+
+    def server_processes(self, gpus: int = 1) -> dict[str, float]:
+        """What they hold on the host, wherever weights and cache lie, with a process more for each further GPU.
+
+        They stay while a server sleeps.
+        """
+        rollout = self.table.rollout
+        if rollout.engine == "embedded" or rollout.server.url:
+            return {}
+        parts = {"server's processes": float((SERVER_MIB[rollout.engine] + (gpus - 1) * TORCH_MIB) * MIB)}
+        if rollout.engine == "vllm" and self.table.device == "cuda" and rollout.weights != "adapters":
+            parts[NEW_WEIGHTS] = float(element_bytes(self.table) * self._size.parameters)
+        return parts
+
+    def resting(self, *, is_asleep: bool) -> Need:
+        """What is left of that on the host while another policy has its unit: the memory of the GPU is given back.
+
+        An engine that sleeps keeps its processes; transformers also keep the weights that were served.
+        """
+        if not is_asleep:
+            return Need("ended", {})
+        is_server, process = self.table.rollout.engine != "embedded", self.process()
+        if is_server:
+            return Need("asleep", process | self.server_processes())
+        return Need("asleep", process | {"weights": float(element_bytes(self.table) * self._size.parameters)})
+
+    def process(self) -> dict[str, float]:
+        """One of its workers without an engine."""
+        return process_parts(self._size)
+
+    def _engine(self, answers: int) -> Need:
+        scoring = self._scoring(self.table.rollout.engine_dtype, is_learner=False)
+        prompt_tokens = self._prompt_tokens
+        return engine_need(
+            self._size, self.table, answers_at_once=answers, prompt_tokens=prompt_tokens, scoring=scoring
+        )
+
+    def _scoring(self, dtype: str, *, is_learner: bool) -> float:
+        """Bytes of a pass over the largest canary, where the model computes in `dtype`."""
+        from mrl.memory_plan.pass_memory import scoring_peak
+        from mrl.models.number_formats import coarser
+
+        if (dtype, is_learner) not in self._scored:
+            rollout, learner = self.table.rollout, self.table.learner
+            num_rows = learner.prompts_per_step * rollout.group_size
+            rows, tokens = largest_canary(num_rows, self._prompt_tokens, rollout.max_new_tokens)
+            number_format: Any = coarser(dtype, rollout.engine_dtype) if is_learner else None  # type: ignore[arg-type]
+            if number_format == "float32" and self.table.device == "cuda":
+                number_format = "tf32"
+            self._scored[dtype, is_learner] = float(
+                scoring_peak(self._model_config, dtype=dtype, rows=rows, tokens=tokens, number_format=number_format)
+            )
+        return self._scored[dtype, is_learner]
+
+    @cached_property
+    def _folder(self) -> Path | None:
+        folder = Path(self.table.model)
+        if self.table.make is not None:
+            folder = cached_folder(recipe_of(self._config, self.name))
+            return folder if is_made(folder) else None
+        return folder if (folder / "config.json").is_file() else None
+
+    @cached_property
+    def _model_config(self) -> Any:
+        """What is known of the model: its folder's word, its recipe, or the number in the name of its source."""
+        from mrl.models.skeleton import config_of_folder, config_of_number, config_of_recipe
+
+        if self._folder is not None:
+            try:
+                return config_of_folder(self._folder)
+            except ModelFolderError:  # one that preflight let pass, and that loading will refuse
+                weights = self._folder.glob("*.safetensors")
+                return config_of_number(sum(file.stat().st_size for file in weights) // 2)
+        return config_of_recipe(self.table.make) if self.table.make else config_of_number(named_parameters(self.table))
+
+    @cached_property
+    def _size(self) -> ModelSize:
+        from mrl.models.skeleton import model_size
+
+        return model_size(self._model_config)
+
+    @cached_property
+    def longest_row_tokens(self) -> int:
+        """Of the prompt of most bytes, with an answer that takes all it may."""
+        return self._prompts[1] + self.table.rollout.max_new_tokens
+
+    @property
+    def _prompt_tokens(self) -> int:
+        return self._prompts[0]
+
+    @cached_property
+    def _prompts(self) -> tuple[int, int]:
+        """Tokens of some prompts, their mean, and of the longest.
+
+        By the policy's tokenizer, or by their bytes where there is none yet.
+        """
+        from mrl.models.prompting import PromptEncoder
+        from mrl.tasks.pool import build_pool
+
+        try:
+            pool = build_pool(self._config.tasks, self._config.pool)
+        except MissingError:
+            return UNKNOWN_PROMPT_TOKENS, UNKNOWN_PROMPT_TOKENS
+        prompts = [pool.prompt_at(place) for place in range(min(LOOKED_AT_PROMPTS, len(pool)))]
+        longest = pool.longest(LOOKED_AT_PROMPTS // 2)
+        pool.close()
+        try:
+            encode = None if self._folder is None else PromptEncoder(self._folder).token_ids
+        except ModelFolderError:  # as above
+            encode = None
+
+        def tokens(prompt: Prompt) -> float:
+            return encode(prompt.content).size if encode else len(prompt.text.encode()) / BYTES_PER_TOKEN
+
+        return math.ceil(sum(map(tokens, prompts)) / len(prompts)), math.ceil(max(map(tokens, longest)))
