@@ -8,7 +8,6 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -29,6 +28,7 @@ from mrl.processes.planning.placement import least_gpus, most_gpus, server_gpus
 from mrl.processes.planning.plan import ProcessSpec, build_plan, planned, shared_gpus
 from mrl.processes.planning.unit_workers import UNIT
 from mrl.processes.preparation.completion import complete
+from mrl.processes.preparation.hub_models import missing_model, named, pinned
 from mrl.processes.preparation.learning_values import learning_rows, warnings
 from mrl.processes.preparation.made_policies import cached_folder, is_made, recipe_of
 from mrl.processes.preparation.model_bytes import parameters
@@ -51,18 +51,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Validate and print the resolved plan."""
     of_device = load_resolved(arguments.config, arguments.overrides)
-    completed = complete(of_device.config)
+    notes: list[str] = []
+    completed = complete(pinned(of_device.config, where=str(arguments.config), on_note=notes.append))
     config, chosen = completed.config, (*of_device.choices, *completed.choices)
     here = visible_gpus(os.environ)
     folder = run_folder_of(config)
     plan = planned(config)
     missing: list[MissingError] = []
     trials: list[Sequence[Trial]] = []
-    notes: list[str] = []
     preflight(
         config,
         where=str(arguments.config),
         on_missing=missing.append,
+        on_missing_model=missing.append,
         on_trial=trials.append,
         on_note=notes.append,
     )
@@ -148,7 +149,11 @@ def _policies(config: RunConfig) -> Table:
     for heading in ("policy", "model", "learns"):
         table.add_column(heading, overflow="fold")
     for name, policy in config.policies.items():
-        model = policy.model + ("" if Path(policy.model).exists() else f" (to be fetched: {policy.source})")
+        model = policy.model
+        if of_hub := named(policy):
+            state = "to be fetched" if missing_model(name, policy, "") else "fetched"
+            asked = f", {policy.model_revision} now" * (policy.model_revision not in ("", of_hub.commit))
+            model = f"{of_hub}{asked} ({state})" + f": {policy.model}" * bool(of_hub.commit)
         if policy.make is not None:
             folder = cached_folder(recipe_of(config, name))
             state = "cached" if is_made(folder) else "to be made"

@@ -14,8 +14,8 @@ BYTES_PER_PARAMETER = 2
 
 
 def named_parameters(policy: PolicyTable) -> int:
-    """The number in the name of a policy's source ("8B"), or 0."""
-    found = re.search(r"(\d+(?:\.\d+)?)B\b", policy.source)
+    """The number in the name of a policy's source ("8B"), or of its model, or 0."""
+    found = re.search(r"(\d+(?:\.\d+)?)B\b", policy.source or policy.model)
     return int(float(found[1]) * 1e9) if found else 0
 
 

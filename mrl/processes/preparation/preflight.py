@@ -10,11 +10,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from mrl.config.nearest_key import nearest
-from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.errors import AddressError, ConfigError, EngineError, MissingError
 from mrl.processes.planning.placement import server_gpus
 from mrl.processes.planning.unit_workers import check_cores, units_of
+from mrl.processes.preparation.hub_models import missing_model, named
 from mrl.processes.preparation.learning_values import check_learning
 from mrl.processes.preparation.model_folder import check_model_folder
 from mrl.processes.preparation.prompt_fit import check_prompts
@@ -45,14 +45,15 @@ def preflight(
     where: str,
     first_host: str = "",
     on_missing: Callable[[MissingError], None] = refuse,
+    on_missing_model: Callable[[MissingError], None] = refuse,
     on_trial: "Callable[[Sequence[Trial]], None]" = ignore,
     on_note: Callable[[str], None] = unheard,
 ) -> None:
     """Check sharing parameters, addresses, model folders and tasks. Raises UserError for the first that is wrong.
 
-    `on_missing` is told of every model, data file and package that the configuration says how to get and that is not
-    there yet, `on_trial` of what each verifier of the user's own gave, `on_note` of what is done otherwise than one
-    might think. `first_host`: the name of this host in a run on several; the others look at their own cores.
+    `on_missing` is told of every data file and package that the configuration says how to get and that is not there
+    yet, `on_missing_model` of every such model, `on_trial` of what each verifier of the user's own gave, `on_note` of
+    what is done otherwise than one might think. `first_host`: the name of this host in a run on several; the others look at their own cores.
     """
     from mrl.allocation.floors import check_floors
     from mrl.processes.planning.local_folder import parent_of
@@ -75,18 +76,19 @@ def preflight(
     parent_of(config, os.environ)
     check_cores(units_of(config, first_host, is_first=True), where=where)
     for name, policy in config.policies.items():
-        missing = missing_model(name, policy)
+        missing = missing_model(name, policy, where)
         if missing is not None:
-            on_missing(missing)
+            on_missing_model(missing)
         elif policy.model:
-            check_model_folder(Path(policy.model), key=f"policies.{name}.model", source=policy.source)
+            anew = f"mrl fetch {where}" * (named(policy) is not None)
+            check_model_folder(Path(policy.model), key=f"policies.{name}.model", source=policy.source, anew=anew)
             check_sharing_out(config, name)
     check_adapters(config, on_missing)
     if not first_host:  # the engines of a run on several hosts start on others too
         check_engines(config, on_missing)
     prompts = check_tasks(config, on_missing, on_trial)
     for name, policy in config.policies.items():
-        if policy.model and prompts and Path(policy.model).exists():
+        if policy.model and prompts and missing_model(name, policy, where) is None:
             check_prompts(config, name, prompts, on_note)
 
 
@@ -168,16 +170,6 @@ def check_tasks(
             with suppress(MissingError):  # which was told above
                 on_trial(try_verifier(task, table, seed=config.pool.seed))
     return prompts
-
-
-def missing_model(name: str, policy: PolicyTable) -> MissingError | None:
-    """What to fetch when the policy's folder does not exist and the configuration says where the model comes from."""
-    if not policy.model or not policy.source or Path(policy.model).exists():
-        return None
-    command = f"hf download {policy.source} --local-dir {policy.model}"
-    return MissingError(
-        f"the model {policy.source} is not there", where=f"policies.{name}.model = {policy.model!r}", cure=command
-    )
 
 
 def check_teacher(config: RunConfig, *, where: str) -> None:
