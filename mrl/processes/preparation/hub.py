@@ -384,4 +384,7 @@ def _drop(file: Path) -> None:
 
 
 def _size(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:.1f} MB"
+    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
+        if size_bytes >= factor / 10:
+            return f"{size_bytes / factor:.1f} {unit}"
+    return f"{size_bytes / 1e3:.1f} kB"

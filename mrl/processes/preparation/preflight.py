@@ -53,7 +53,8 @@ def preflight(
 
     `on_missing` is told of every data file and package that the configuration says how to get and that is not there
     yet, `on_missing_model` of every such model, `on_trial` of what each verifier of the user's own gave, `on_note` of
-    what is done otherwise than one might think. `first_host`: the name of this host in a run on several; the others look at their own cores.
+    what is done otherwise than one might think. `first_host`: the name of this host in a run on several; the others
+    look at their own cores.
     """
     from mrl.allocation.floors import check_floors
     from mrl.processes.planning.local_folder import parent_of
