@@ -1,5 +1,6 @@
 """Small real models and values that tests of several rooms share."""
 
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks a hub but one of its own
 # A busy machine is slow for longer than any time limit on one example.
 settings.register_profile("mrl", deadline=None)
 settings.load_profile("mrl")

@@ -8,7 +8,6 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -30,6 +29,7 @@ from mrl.processes.planning.placement import least_gpus, most_gpus, server_gpus
 from mrl.processes.planning.plan import ProcessSpec, build_plan, planned, shared_gpus
 from mrl.processes.planning.unit_workers import UNIT
 from mrl.processes.preparation.completion import complete
+from mrl.processes.preparation.hub_models import missing_model, named, pinned
 from mrl.processes.preparation.learning_values import UNKNOWN, learning_rows, warnings
 from mrl.processes.preparation.made_policies import cached_folder, is_made, recipe_of
 from mrl.processes.preparation.model_bytes import parameters, size_notes
@@ -52,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Validate and print the resolved plan."""
     of_device = load_resolved(arguments.config, arguments.overrides)
-    completed = complete(of_device.config)
+    notes: list[str] = []
+    completed = complete(pinned(of_device.config, where=str(arguments.config), on_note=notes.append))
     plan, host_mib = planned(completed.config), host_memory_bytes() / MIB
     fitting = by_memory(completed.config, plan, host_mib)
     config, chosen = fitting.config, (*of_device.choices, *completed.choices, *fitting.choices)
@@ -60,7 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
     folder = run_folder_of(config)
     missing: list[MissingError] = []
     trials: list[Sequence[Trial]] = []
-    notes: list[str] = []
     num_prompts = preflight(
         config,
         where=str(arguments.config),
@@ -157,8 +157,13 @@ def _policies(config: RunConfig) -> Table:
     for heading in ("policy", "model", "learns"):
         table.add_column(heading, overflow="fold")
     for name, policy in config.policies.items():
-        there = "" if Path(policy.model).exists() else f" (to be fetched{': ' * bool(policy.source)}{policy.source})"
-        model = policy.model + there
+        model = policy.model
+        if of_hub := named(policy):
+            state = "to be fetched" if missing_model(name, policy, "") else "fetched"
+            asked = f", {policy.model_revision} now" * (policy.model_revision not in ("", of_hub.commit))
+            model = f"{of_hub}{asked} ({state})" + f": {policy.model}" * bool(of_hub.commit)
+        elif missing_model(name, policy, ""):
+            model += " (no such folder)"
         if policy.make is not None:
             folder = cached_folder(recipe_of(config, name))
             state = "cached" if is_made(folder) else "to be made"

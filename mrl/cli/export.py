@@ -16,6 +16,7 @@ from mrl.config.policy_tables import PolicyTable
 from mrl.config.run_folder import RunFolder, read_run_config
 from mrl.config.schema import RunConfig
 from mrl.errors import CheckpointError, ConfigError, RunFolderError
+from mrl.processes.preparation.hub_models import check_here, located
 
 if TYPE_CHECKING:
     from mrl.weights.checkpoint_store import Checkpoint
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the folder and print its path."""
-    config, folder = read_run_config(arguments.run), RunFolder(arguments.run.resolve())
+    config, folder = located(read_run_config(arguments.run)), RunFolder(arguments.run.resolve())
     if arguments.policy not in config.learning:
         raise ConfigError(
             "no such policy that learns",
@@ -43,6 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
             got=arguments.policy,
             wanted=" or ".join(config.learning),
         )
+    check_here(config, [arguments.policy], arguments.run)
     print(export(config, folder, arguments.policy, arguments.step, arguments.to))
     return 0
 

@@ -60,9 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
     from mrl.processes.planning.devices import visible_gpus
     from mrl.processes.planning.dry_run import describe
     from mrl.processes.preparation.completion import complete
+    from mrl.processes.preparation.hub_models import pinned
     from mrl.processes.preparation.preflight import preflight
 
-    config = complete(config).config
+    config = complete(pinned(config, where=where, on_note=lambda _: None)).config
     check_hosts(config, [host.name for host in hosts], where=where)
     remote = remote_words(config, hosts, os.environ, where=where)
     folder = run_folder_of(config).path

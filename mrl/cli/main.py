@@ -32,6 +32,7 @@ COMMANDS: dict[str, Command] = {
     "join": Command("mrl.cli.join_run", "run what a run on several hosts puts on this one"),
     "stop": Command("mrl.cli.stop", "end a run, or one policy of it, from any host"),
     "check": Command("mrl.cli.check", "validate CONFIG and print the resolved plan", takes_overrides=True),
+    "fetch": Command("mrl.cli.fetch", "get the models of CONFIG from the hub beforehand", takes_overrides=True),
     "policies": Command("mrl.cli.policies", "make the small local policies of CONFIG", takes_overrides=True),
     "report": Command("mrl.cli.write_report", "write report.html of a run and print its path"),
     "inspect": Command("mrl.cli.inspect_exchange", "what the exchange of a run holds, passes on, and who waits"),
@@ -60,7 +61,7 @@ MEANT: dict[str, str] = {
     "save": "export", "convert": "export", "kill": "stop", "end": "stop", "cancel": "stop",
     "slurm": "launch --slurm", "sbatch": "launch --slurm", "submit": "launch --slurm --submit",
     "keys": "exchange keys", "engine": "engine-env", "engines": "engine-env", "setup": "engine-env",
-    "vllm": "engine-env vllm", "sglang": "engine-env sglang", "info": "doctor", "env": "doctor",
+    "vllm": "engine-env vllm", "sglang": "engine-env sglang", "info": "doctor", "env": "doctor", "download": "fetch",
     "help": "--help", "ablate": "compare", "benchmark": "compare", "tokenizers": "align", "models": "policies make",
 }  # fmt: skip
 """Words that people try -> the command that does it."""

@@ -4,8 +4,9 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,10 +14,10 @@ from rich.console import Console
 
 from mrl.config.file_modes import limit_modes
 from mrl.config.load import load_config
-from mrl.config.run_folder import RunFolder, check_run_folder, create_run_folder, run_folder_of
+from mrl.config.run_folder import RunFolder, check_run_folder, create_run_folder, read_run_config, run_folder_of
 from mrl.config.schema import RunConfig
 from mrl.config.shipped_configs import config_file
-from mrl.errors import MRLError
+from mrl.errors import MissingError, MRLError
 from mrl.host_memory import host_memory_bytes
 
 if TYPE_CHECKING:
@@ -70,33 +71,23 @@ def train(
     where: str,
     hosts: "Sequence[Host]" = (),
 ) -> int:
-    """Check everything, make missing policies, then supervise the run to its end; returns the exit code."""
-    from mrl.memory_plan.fitting import by_memory
+    """Check everything, fetch and make missing policies, then supervise the run to its end; returns the exit code."""
     from mrl.memory_plan.needs import MIB
     from mrl.memory_plan.run_memory import check_sleepers
     from mrl.processes.planning.devices import visible_gpus
     from mrl.processes.planning.hosts import check_hosts, counting_gpus, host_environment, remote_words
     from mrl.processes.planning.local_folder import local_folder_of
     from mrl.processes.planning.plan import build_plan, shared_gpus
-    from mrl.processes.preparation.completion import complete
-    from mrl.processes.preparation.learning_values import warnings
     from mrl.processes.preparation.made_policies import resolve_policies
-    from mrl.processes.preparation.model_bytes import parameters
-    from mrl.processes.preparation.preflight import check_made, preflight
+    from mrl.processes.preparation.preflight import check_made
 
     check_hosts(config, [host.name for host in hosts], where=where)
     remote = remote_words(config, hosts, os.environ, where=where)
     gpus = visible_gpus(os.environ)
     config = counting_gpus(config, hosts, len(gpus))
-    config = complete(config).config
-    plan = build_plan(config, run_folder_of(config).path, gpus=gpus, hosts=hosts, remote=remote)
-    config = by_memory(config, plan, host_memory_bytes() / MIB).config
-    check_run_folder(config, clean=clean, resume=resume, from_start=from_start)
-    print(f"checking {where}", flush=True)
-    notes: list[str] = []
-    preflight(config, where=where, first_host=plan.first_host, on_note=notes.append)
-    for note in (*notes, *warnings(config, parameters(config))):
-        print(f"note: {note}", flush=True)
+    planned = partial(build_plan, gpus=gpus, hosts=hosts, remote=remote)
+    config = _checked(config, planned, {"clean": clean, "resume": resume, "from_start": from_start}, where)
+    plan = planned(config, run_folder_of(config).path)
     check_sleepers(config, plan, host_mib=host_memory_bytes() / MIB, where=where)
     console = Console(width=None if sys.stdout.isatty() else 120)
     config = resolve_policies(config, console=console)
@@ -105,10 +96,42 @@ def train(
         closing.callback(os.umask, limit_modes(config))
         folder = create_run_folder(config, clean=clean, resume=resume, from_start=from_start, closing=closing)
         os.environ.update(host_environment(hosts[0]) if hosts else {})
-        plan = build_plan(config, folder.path, gpus=gpus, hosts=hosts, remote=remote)
+        plan = planned(config, folder.path)
         print("\n".join(shared_gpus(plan)), end="\n" * any(shared_gpus(plan)))
         with local_folder_of(config):
             return _supervise(config, folder, plan, console)
+
+
+def _checked(config: RunConfig, planned: "Callable[..., Plan]", how: dict[str, Any], where: str) -> RunConfig:
+    """`config` completed, with its models here. All else is found right before anything is fetched."""
+    from mrl.memory_plan.fitting import by_memory
+    from mrl.memory_plan.needs import MIB
+    from mrl.processes.preparation.completion import complete
+    from mrl.processes.preparation.hub_models import fetched, pinned, unfetched
+    from mrl.processes.preparation.learning_values import warnings
+    from mrl.processes.preparation.model_bytes import parameters
+    from mrl.processes.preparation.preflight import preflight
+
+    folder, notes = run_folder_of(config), list[str]()
+
+    def check(config: RunConfig, on_unfetched: "Callable[[MissingError], None] | None" = None) -> RunConfig:
+        config = complete(config).config
+        plan = planned(config, folder.path)
+        config = by_memory(config, plan, host_memory_bytes() / MIB).config
+        check_run_folder(config, **how)
+        preflight(config, where=where, first_host=plan.first_host, on_unfetched=on_unfetched, on_note=notes.append)
+        return config
+
+    print(f"checking {where}", flush=True)
+    earlier = read_run_config(folder.path) if how["resume"] and folder.config_json.is_file() else None
+    config = pinned(config, where=where, earlier=earlier, on_note=notes.append)
+    if unfetched(config):
+        check(config, lambda _: None)
+        config = fetched(config, where=where, tell=partial(print, flush=True))
+    config = check(config)
+    for note in dict.fromkeys((*notes, *warnings(config, parameters(config)))):
+        print(f"note: {note}", flush=True)
+    return config
 
 
 def _supervise(config: RunConfig, folder: RunFolder, plan: "Plan", console: Console) -> int:

@@ -30,6 +30,7 @@ OTHER_NAMES = {
     "entropy_coef": "entropy_coefficient",
     "model_path": "model",
     "model_name_or_path": "model",
+    "revision": "model_revision",
 }
 """What other libraries call a key -> its name here."""
 

@@ -244,9 +244,14 @@ class PolicyTable(Table):
     """One policy: its model, how it samples, how it learns."""
 
     model: str = ""
-    """Hugging Face folder of the policy; empty when `make` builds it."""
+    """Hugging Face folder of the policy, or where there is none the id of a model on the hub ("Qwen/Qwen3-0.6B"), which
+    is fetched before the run; empty when `make` builds it."""
+    model_revision: str = ""
+    """Branch, tag or commit of a model on the hub; empty: its main branch. The run is pinned to the commit that this is
+    at its start."""
     source: str = ""
-    """Where that folder comes from, for people: a name on the Hugging Face hub. mrl never downloads it."""
+    """Id on the hub of what the folder `model` holds: it is taken from there where that folder is missing. A run's
+    `config.json` has it as ID@COMMIT."""
     make: MakeTable | None = None
     """Recipe of a small local policy."""
     frozen: bool = False

@@ -29,6 +29,7 @@ from mrl.exchange.daemon import ENDPOINT
 from mrl.metrics.logging import configure_logging
 from mrl.metrics.telemetry import Telemetry
 from mrl.metrics.unheard import SUFFIX, UnheardMetrics
+from mrl.processes.preparation.hub_models import located
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client_socket import ClientSocket
 from mrl.transport.endpoints import nearest_endpoint
@@ -47,8 +48,8 @@ log = structlog.get_logger()
 
 
 def load(run_folder: Path) -> tuple[RunConfig, RunFolder]:
-    """The resolved configuration and the layout of a run."""
-    return read_run_config(run_folder), RunFolder(run_folder)
+    """The resolved configuration, with models where this host has them, and the layout of a run."""
+    return located(read_run_config(run_folder)), RunFolder(run_folder)
 
 
 def stop_event() -> threading.Event:

@@ -49,7 +49,8 @@ def try_verifier(task: str, table: TaskTable, *, seed: int) -> list[Trial]:
     asked = [(item, answer) for item in items for answer in (item.reference or WRONG, _wrong(item, items))]
     num_sound = len(asked)
     asked += [(item, answer) for item in items[:1] for answer in GARBAGE.values()]
-    verdicts, evaluated = _verdicts(task, table, source, asked, evaluator=table.evaluator and AS_IT_IS), ()
+    verdicts = _verdicts(task, table, source, asked, evaluator=table.evaluator and AS_IT_IS)
+    evaluated: Sequence[Verdict] = ()
     if table.evaluator:
         evaluated = _verdicts(task, table, source, asked[:num_sound:2], evaluator=table.evaluator)
     sound, of_garbage = verdicts[:num_sound], tuple(verdicts[num_sound:])

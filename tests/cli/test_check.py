@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,8 +70,9 @@ def test_check_lists_what_is_still_to_be_fetched(
     """Models, data and GPUs, each with what gets it; the plan is shown as if they were there."""
     assert main(["check", str(config)]) == 0
     out = capsys.readouterr().out
-    assert f"hf download maker/One-2B --local-dir {tmp_path / 'one'}" in out
-    assert f"hf download maker/Two-1B --local-dir {tmp_path / 'two'}" in out
+    assert out.count(f"    mrl fetch {config}\n") == 2
+    assert f"policies.one.model = '{tmp_path / 'one'}': the model maker/One-2B is not there" in out
+    assert f"policies.two.model = '{tmp_path / 'two'}': the model maker/Two-1B is not there" in out
     assert f"tasks.sums: data file '{tmp_path / 'sums.jsonl'}' is not there" in out
     assert "fetch the sums" in out
     assert "GPUs: at least 2, at best 6; this host shows 0" in out
@@ -202,7 +204,7 @@ def test_nothing_is_listed_once_it_is_there(
 def test_train_refuses_with_the_one_command_that_helps(
     config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """First the GPUs, then all models and data, a line each; nothing is written."""
+    """First the GPUs, then the data, then the models, which would be fetched; nothing is written."""
 
     def refusal(lines: int = 1) -> str:
         assert main(["train", str(config)]) == 2
@@ -213,14 +215,12 @@ def test_train_refuses_with_the_one_command_that_helps(
 
     assert "policies.one.device: this host shows no GPU" in refusal()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    command = f"hf download maker/One-2B --local-dir {tmp_path / 'one'}"
-    told = refusal(lines=3)
-    assert f"the model maker/One-2B is not there; cure: {command}" in told
-    assert "the model maker/Two-1B is not there; cure: " in told
-    fetch(tmp_path)
-    (tmp_path / "sums.jsonl").unlink()
     assert "sums.jsonl' is not there; " in (line := refusal())
     assert "cure: fetch the sums" in line
+    fetch(tmp_path)
+    shutil.rmtree(tmp_path / "one")
+    line = "the model maker/One-2B is not on this machine, and HF_HUB_OFFLINE is set; cure: mrl fetch"
+    assert f"{line} {config}, where there is a network" in refusal()
 
 
 def test_folders_without_a_source_are_listed_together(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,7 +229,7 @@ def test_folders_without_a_source_are_listed_together(config: Path, capsys: pyte
     out = capsys.readouterr().out
     for name in ("one", "two"):
         assert f"{name}': no such folder\n" in out
-        assert f'policies.{name}.source = "NAME"' in out
+        assert f'policies.{name}.source = "ORG/NAME"' in out
 
 
 def test_what_follows_from_a_size_that_nobody_knows_is_not_guessed(
@@ -269,11 +269,12 @@ def test_configurations_of_papers_pass(
     assert f"{path} is valid" in out
     config = load_config(path)
     for policy in config.policies.values():
-        assert f"hf download {policy.source} --local-dir {policy.model}" in out
+        assert f"the model {policy.source} is not there" in out
+    assert f"    mrl fetch {path}\n" in out
     assert most_gpus(config) >= least_gpus(config) == 1
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
     assert main(["train", str(path), *FEW]) == 2
-    assert "is not there; cure: hf download" in capsys.readouterr().err
+    assert "is not there; " in capsys.readouterr().err
 
 
 CONFIGURATIONS = sorted((ROOT / "configs").rglob("*.toml"))
@@ -323,7 +324,7 @@ def test_every_pair_that_a_configuration_names_is_one_command(
     for key in ("model", "source"):
         assert [word for word in words if word.endswith(f".{key}")]
     for source in sources_of(words):
-        assert f"hf download {source} --local-dir models/{source.partition('/')[2]}" in out
+        assert f"the model {source} is not there" in out
 
 
 def sources_of(words: list[str]) -> set[str]:

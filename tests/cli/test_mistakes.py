@@ -205,6 +205,8 @@ FILES = [
 
 MODELS = [
     Mistake("a name of the hub as the model", "train small.toml --policies.qwen.model Qwen/Qwen3-0.6B",
+            r"policies\.qwen\.model = 'Qwen/Qwen3-0\.6B': the model Qwen/Qwen3-0\.6B is not on this machine, and HF_HUB_OFFLINE is set; cure: mrl fetch small\.toml, where"),
+    Mistake("no such folder", "train small.toml --policies.qwen.model ./nowhere",
             r"no such folder \(relative to /.*, the folder that mrl was started in\).*cure: hf download"),
     Mistake("a folder's name is misspelt", "train small.toml --policies.qwen.model models/qven",
             r"no such folder .*cure: did you mean models/qwen\?"),

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from mrl.config.load import load_config
-from mrl.config.run_folder import read_run_config
+from mrl.config.run_folder import RunFolder, read_run_config
 from mrl.config.schema import NO_EVALUATION, RunConfig
 from mrl.errors import ConfigError, RunFolderError
 
@@ -71,7 +71,12 @@ def plan_runs(arguments: argparse.Namespace) -> list[Run]:
     regimes, seeds = arguments.regimes.split(","), _seeds(arguments.seeds)
     name = load_config(arguments.config, [*arguments.overrides, "--sharing.regime", regimes[0]]).run.name
     folder = arguments.folder or Path("runs") / f"compare-{name}"
-    return [_plan_one(arguments, folder, regime, seed) for seed in seeds for regime in dict.fromkeys(regimes)]
+    runs: list[Run] = []
+    for seed in seeds:
+        for regime in dict.fromkeys(regimes):
+            earlier = runs[0].config if runs else _earlier(folder, regimes, seeds)
+            runs.append(_plan_one(arguments, folder, regime, seed, earlier))
+    return runs
 
 
 def check_earlier(runs: Sequence[Run]) -> None:
@@ -83,14 +88,26 @@ def check_earlier(runs: Sequence[Run]) -> None:
         )
 
 
-def _plan_one(arguments: argparse.Namespace, folder: Path, regime: str, seed: int) -> Run:
+def _earlier(folder: Path, regimes: Sequence[str], seeds: Sequence[int]) -> RunConfig | None:
+    """A run of this comparison that was begun before: the others are held to the same commits of their models."""
+    for regime in regimes:
+        for seed in seeds:
+            if RunFolder(folder / f"{regime}-{seed}").config_json.is_file():
+                return read_run_config(folder / f"{regime}-{seed}")
+    return None
+
+
+def _plan_one(arguments: argparse.Namespace, folder: Path, regime: str, seed: int, earlier: RunConfig | None) -> Run:
     from mrl.processes.preparation.completion import complete
+    from mrl.processes.preparation.hub_models import pinned
     from mrl.processes.preparation.preflight import unasked
 
     name = f"{regime}-{seed}"
     chosen = ["--run.folder", str(folder), "--run.name", name, "--run.seed", str(seed), "--sharing.regime", regime]
     chosen += ["--run.sync", "false" if arguments.is_async else "true"]
-    config = complete(load_config(arguments.config, [*arguments.overrides, *chosen])).config
+    config = load_config(arguments.config, [*arguments.overrides, *chosen])
+    config = pinned(config, where=str(arguments.config), earlier=earlier, on_note=lambda _: None)
+    config = complete(config).config
     if config.evaluation.every == NO_EVALUATION:
         raise ConfigError(
             "evaluation.every: runs that evaluate nothing cannot be compared",

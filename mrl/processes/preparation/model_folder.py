@@ -26,17 +26,17 @@ WRITES_TEXT = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForIma
 """Ends of the names of architectures that do."""
 
 
-def check_model_folder(folder: Path, *, key: str, source: str = "") -> None:
+def check_model_folder(folder: Path, *, key: str, source: str = "", anew: str = "") -> None:
     """Raises ModelFolderError unless `folder` holds a whole causal language model in Hugging Face form.
 
     Its tokenizer is read as every process of the policy reads it, which refuses what cannot be used (TokenizerRefused)
-    and what declares no EOS. `key` is the key of the configuration that names the folder.
+    and what declares no EOS. `key` is the key of the configuration that names the folder, `anew` what fetches it anew.
     """
     from mrl.alignment.receiver import load_receiver
 
     where = f"{key} = {str(folder)!r}"
     save = f"model.save_pretrained({str(folder)!r}), and the same of its tokenizer, in transformers"
-    anew = f"hf download {source} --local-dir {folder}" if source else save
+    anew = anew or (f"hf download {source} --local-dir {folder}" if source else save)
     if not folder.is_dir():
         raise ModelFolderError(
             ("no such folder" if not folder.exists() else "not a folder") + relative_to(folder),

@@ -10,15 +10,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from mrl.config.nearest_key import nearest
-from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.errors import AddressError, ConfigError, EngineError, MissingError, TaskError
 from mrl.processes.planning.placement import server_gpus
 from mrl.processes.planning.unit_workers import check_cores, units_of
+from mrl.processes.preparation.hub_models import missing_model, named
 from mrl.processes.preparation.learning_values import check_learning
 from mrl.processes.preparation.model_folder import check_model_folder
 from mrl.processes.preparation.prompt_fit import check_prompts
-from mrl.tasks.jsonl_rows import relative_to
 
 if TYPE_CHECKING:
     from mrl.tasks.pool import Prompt
@@ -41,15 +40,17 @@ def preflight(
     where: str,
     first_host: str = "",
     on_missing: Callable[[MissingError], None] | None = None,
+    on_unfetched: Callable[[MissingError], None] | None = None,
     on_trial: "Callable[[Sequence[Trial]], None]" = ignore,
     on_note: Callable[[str], None] = unheard,
 ) -> tuple[int, int]:
     """Check sharing parameters, addresses, model folders and tasks. Raises UserError for the first that is wrong.
 
     `on_missing` is told of every model, data file and package that is not there yet; without it MissingError is raised
-    at the end, with all of them. `on_trial` is told of what each verifier of the user's own gave, `on_note` of what is
-    done otherwise than one might think. `first_host`: the name of this host in a run on several; the others look at
-    their own cores. Returns how many prompts there are to train on, and how many are held out.
+    at the end, with all of them. `on_unfetched`, where it is given, is told instead of models that `mrl fetch` gets.
+    `on_trial` is told of what each verifier of the user's own gave, `on_note` of what is done otherwise than one might
+    think. `first_host`: the name of this host in a run on several; the others look at their own cores. Returns how many
+    prompts there are to train on, and how many are held out.
     """
     from mrl.allocation.floors import check_floors
     from mrl.processes.planning.local_folder import parent_of
@@ -74,11 +75,12 @@ def preflight(
     tell = on_missing or not_there.append
     check_cores(units_of(config, first_host, is_first=True), where=where)
     for name, policy in config.policies.items():
-        missing = missing_model(name, policy)
+        missing = missing_model(name, policy, where)
         if missing is not None:
-            tell(missing)
+            (tell if on_unfetched is None or named(policy) is None else on_unfetched)(missing)
         elif policy.model:
-            check_model_folder(Path(policy.model), key=f"policies.{name}.model", source=policy.source)
+            anew = f"mrl fetch {where}" * (named(policy) is not None)
+            check_model_folder(Path(policy.model), key=f"policies.{name}.model", source=policy.source, anew=anew)
             check_sharing_out(config, name)
     check_adapters(config, tell)
     if not first_host:  # the engines of a run on several hosts start on others too
@@ -91,7 +93,7 @@ def preflight(
         where = f"{where}: {error.where}"
         raise TaskError(error.what, where=where, got=error.got, wanted=error.wanted, cure=error.cure) from error
     for name, policy in config.policies.items():
-        if policy.model and prompts and Path(policy.model).exists():
+        if policy.model and prompts and missing_model(name, policy, where) is None:
             check_prompts(config, name, prompts, on_note)
     if not_there:
         not_there[0].more = tuple(not_there[1:])
@@ -182,27 +184,6 @@ def check_tasks(
             with suppress(MissingError):  # which was told above
                 on_trial(try_verifier(task, table, seed=config.pool.seed))
     return prompts, num_held_out
-
-
-def missing_model(name: str, policy: PolicyTable) -> MissingError | None:
-    """What to fetch when the policy's folder does not exist, as far as the configuration says where it comes from."""
-    folder = Path(policy.model)
-    if not policy.model or folder.exists():
-        return None
-    where = f"policies.{name}.model = {policy.model!r}"
-    if policy.source:
-        command = f"hf download {policy.source} --local-dir {policy.model}"
-        return MissingError(f"the model {policy.source} is not there", where=where, cure=command)
-    near = nearest(folder.name, [one.name for one in folder.parent.glob("*/")])
-    return MissingError(
-        "no such folder" + relative_to(folder),
-        where=where,
-        wanted="a Hugging Face model folder",
-        cure=f"did you mean {folder.parent / near}?"
-        if near
-        else f"hf download NAME --local-dir {policy.model}, where NAME is the model's on the hub (with"
-        f' policies.{name}.source = "NAME" this is written out); or a [policies.{name}.make] table instead',
-    )
 
 
 def check_teacher(config: RunConfig, *, where: str) -> None:

@@ -67,7 +67,7 @@ def _check_plain(
 ) -> None:
     """Without a chat template."""
     where = f"policies.{name}.model = {policy.model!r}"
-    if sign := chat_sign(folder, policy.source):
+    if sign := chat_sign(folder, policy.source.partition("@")[0]):
         raise ModelFolderError(
             "the model was trained to chat, and its folder has no chat template",
             where=where,

@@ -1,0 +1,45 @@
+"""`mrl fetch CONFIG [--key.path VALUE ...]`: all models of a configuration come from the Hugging Face hub beforehand.
+
+For hosts without a network, whose cache (HF_HOME) this host sees. CONFIG may be a run's folder too: then exactly its
+commits are fetched. What is there already is not fetched again, and what was broken off goes on with the next file.
+"""
+
+import argparse
+from pathlib import Path
+
+from mrl.config.load import load_config
+from mrl.config.run_folder import read_run_config
+from mrl.config.schema import RunConfig
+from mrl.config.shipped_configs import config_file
+from mrl.errors import ConfigError
+from mrl.processes.preparation.hub_models import fetched, located, named, pinned
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The configuration."""
+    parser.add_argument("config", type=config_file, metavar="CONFIG", help="TOML file, `quickstart`, or a run's folder")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Fetch, and print the commit and the folder of every policy's model."""
+    where = str(arguments.config)
+    config = pinned(_read(arguments), where=where, on_note=_tell)
+    config = fetched(config, where=where, tell=_tell)
+    for name, policy in config.policies.items():
+        if policy.make is not None:
+            print(f"{name}: made on this machine (`mrl policies make {where}` makes it beforehand)")
+        else:
+            print(f"{name}: {named(policy) or 'a folder of this machine'}: {Path(policy.model).absolute()}")
+    return 0
+
+
+def _read(arguments: argparse.Namespace) -> RunConfig:
+    if not arguments.config.is_dir():
+        return load_config(arguments.config, arguments.overrides)
+    if arguments.overrides:
+        raise ConfigError("a run's folder takes no keys", where="mrl fetch", got=" ".join(arguments.overrides))
+    return located(read_run_config(arguments.config))
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)

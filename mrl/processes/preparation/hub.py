@@ -1,0 +1,392 @@
+"""Models by name: an id of the Hugging Face hub, at a commit, is a folder in the hub's cache on this machine.
+
+`huggingface_hub` does the talking, so that cache, token and endpoint are those that people know (HF_HOME, HF_HUB_CACHE,
+HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). Fetched is what a policy needs and nothing else: settings, tokenizer, chat
+template, weights in safetensors; never code. What came is held against the hub's own digests, one file after another;
+whole files are kept when something goes wrong, so that the next attempt goes on from there.
+"""
+
+import errno
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mrl.errors import MissingError, ModelFolderError, UserError
+
+ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+MAIN = "main"
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+SMALL_FILES = frozenset(
+    (*(CONFIG, "generation_config.json", "chat_template.jinja", "chat_template.json", "tokenizer.json"),
+     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+     *("tokenizer.model", "tiktoken.model", "tekken.json", "preprocessor_config.json", "processor_config.json"))
+)  # fmt: skip
+"""Everything but the weights; `*.tiktoken` is taken too."""
+ANSWER_S = 30.0
+"""Bound of one question to the hub."""
+SPARE_BYTES = 64 * 1024 * 1024
+BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A model on the hub: its id, and the branch, tag or commit that was asked for ("" is the main branch)."""
+
+    id: str
+    revision: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.id}@{self.revision}" if self.revision else self.id
+
+    @property
+    def commit(self) -> str:
+        """The commit that it is pinned to, or ""."""
+        return self.revision if COMMIT.fullmatch(self.revision) else ""
+
+    def at(self, commit: str) -> "Name":
+        """The same model at this commit."""
+        return Name(self.id, commit)
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file as the hub lists it: bytes, and the digest that it has there (SHA-256, or that of a Git blob)."""
+
+    size_bytes: int
+    sha256: str
+    blob_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a revision is: its commit, and its files."""
+
+    commit: str
+    files: Mapping[str, HubFile]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who asks for a model: the key of the configuration that names it, and the command that gets it."""
+
+    key: str
+    fetch: str
+
+
+def parse_name(text: str, revision: str = "") -> Name | None:
+    """The model that `ID` or `ID@REVISION` names; None for what has no form of an id, such as a path."""
+    found, at, own = text.partition("@")
+    return Name(found, own if at else revision) if ID.fullmatch(found) else None
+
+
+def snapshot(name: Name) -> Path:
+    """The folder in the hub's cache that holds, or will hold, a model at its commit."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    held = repo_folder_name(repo_id=name.id, repo_type="model")
+    return Path(constants.HF_HUB_CACHE).expanduser().absolute() / held / "snapshots" / name.commit
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a folder of the cache has all weights, which are fetched last, a tokenizer and a description."""
+    try:
+        if not (folder / CONFIG).is_file() or not (folder / "tokenizer.json").is_file():
+            return False
+        if (folder / INDEX).is_file():
+            shards = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
+            return all((folder / str(shard)).is_file() for shard in set(shards))
+        return (folder / WEIGHTS).is_file()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def commit_of(name: Name, asked: Asked) -> str:
+    """The commit that a name stands for now, by the hub. Raises UserError; MissingError where it cannot be asked."""
+    return name.commit or _listing(name, asked).commit
+
+
+def known_commit(name: Name) -> str:
+    """The commit that it stood for when it was last fetched to this machine; "" when it never was."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if name.commit:
+        return name.commit
+    found = try_to_load_from_cache(name.id, CONFIG, revision=name.revision or MAIN)
+    return Path(found).parent.name if isinstance(found, str) else ""
+
+
+def fetch(name: Name, asked: Asked, *, revision: str, tell: Callable[[str], None]) -> Path:
+    """The folder of a model, in which everything that was missing or cut off has been fetched and held to its digest.
+
+    The cache notes the commit as that of `revision`, if the hub says so still, for times without a network. Raises
+    UserError in one line for whatever prevents it; `tell` hears what is fetched.
+    """
+    listing = _listing(name, asked)
+    pinned = name.at(listing.commit)
+    folder = snapshot(pinned)
+    files = _wanted(listing, name, asked)
+    if INDEX in listing.files and INDEX in files:
+        lacking = {INDEX: listing.files[INDEX]}
+        _get_all(name, listing.commit, lacking, folder, asked, lambda _: None)
+        files |= _shards(folder / INDEX, listing, name, asked)
+    lacking = {file: entry for file, entry in files.items() if not _is_here(folder / file, entry)}
+    if lacking:
+        size_bytes = sum(entry.size_bytes for entry in lacking.values())
+        _check_room(folder, size_bytes, asked)
+        tell(f"fetching {pinned}: {len(lacking)} of {len(files)} files, {_size(size_bytes)}, into {folder}")
+        _get_all(name, listing.commit, lacking, folder, asked, tell)
+    if not COMMIT.fullmatch(revision) and _listing(Name(name.id, revision), asked).commit == listing.commit:
+        with _told(name, asked):
+            _download(name.id, CONFIG, revision or MAIN, anew=False)
+    return folder
+
+
+def _wanted(listing: Listing, name: Name, asked: Asked) -> dict[str, HubFile]:
+    """The files of a policy, weights last. Raises ModelFolderError where the weights are no safetensors."""
+    files = {file: entry for file, entry in listing.files.items() if file in SMALL_FILES or file.endswith(".tiktoken")}
+    if CONFIG not in files:
+        raise ModelFolderError(
+            f"the repository {name} holds no {CONFIG}",
+            where=asked.key,
+            got=", ".join(sorted(listing.files)[:4]) or "no file",
+            wanted="a causal language model in Hugging Face form",
+        )
+    for weights in (INDEX, WEIGHTS):
+        if weights in listing.files:
+            return files | {weights: listing.files[weights]}
+    others = [file for file in sorted(listing.files) if file.endswith((".safetensors", ".bin", ".pt", ".gguf", ".pth"))]
+    raise ModelFolderError(
+        f"the repository {name} holds no safetensors weights",
+        where=asked.key,
+        got=", ".join(others[:4]) or "no weights",
+        wanted=f"{WEIGHTS}, or {INDEX} and its files",
+        cure="choose a repository or a revision that has them, or convert it to a folder (model.save_pretrained)",
+    )
+
+
+def _shards(index: Path, listing: Listing, name: Name, asked: Asked) -> dict[str, HubFile]:
+    """The files that an index names, all of them in the listing."""
+    try:
+        named = sorted({str(file) for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+        return {file: listing.files[file] for file in named}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelFolderError(
+            f"{INDEX} of {name} names files that the repository does not hold, or cannot be read",
+            where=asked.key,
+            got=f"{type(error).__name__}: {error}",
+            cure="choose another revision",
+        ) from None
+
+
+def _get_all(
+    name: Name, commit: str, files: Mapping[str, HubFile], folder: Path, asked: Asked, tell: Callable[[str], None]
+) -> None:
+    for number, (file, entry) in enumerate(files.items(), start=1):
+        here = folder / file
+        if _is_here(here, entry):
+            continue
+        tell(f"  {number}/{len(files)} {file} ({_size(entry.size_bytes)})")
+        with _told(name, asked):
+            _download(name.id, file, commit, anew=here.exists())
+        if not _is_same(here, entry):
+            _drop(here)
+            raise ModelFolderError(
+                f"{file} of {name} did not come as the hub has it: its checksum differs",
+                where=asked.key,
+                wanted=entry.sha256 or entry.blob_id,
+                cure=f"{asked.fetch} fetches it again; behind a proxy or a mirror (HF_ENDPOINT), look at that first",
+            )
+
+
+def _download(model_id: str, file: str, revision: str, *, anew: bool) -> None:
+    from huggingface_hub import hf_hub_download
+
+    hf_hub_download(model_id, file, revision=revision, force_download=anew)
+
+
+def _listing(name: Name, asked: Asked) -> Listing:
+    from huggingface_hub import HfApi
+
+    with _told(name, asked):
+        info = HfApi().model_info(name.id, revision=name.revision or MAIN, files_metadata=True, timeout=ANSWER_S)
+        files = {
+            sibling.rfilename: HubFile(
+                sibling.size or 0, sibling.lfs.sha256 if sibling.lfs else "", sibling.blob_id or ""
+            )
+            for sibling in info.siblings or ()
+        }
+    if not info.sha or not COMMIT.fullmatch(info.sha):
+        raise _no_hub(name, asked, f"no commit of {name}")
+    return Listing(info.sha, files)
+
+
+@contextmanager
+def _told(name: Name, asked: Asked) -> Iterator[None]:
+    """What the hub, the network or the disk says, in one line."""
+    from huggingface_hub import errors
+
+    of_client: type[Exception] = errors.HfHubHTTPError.__bases__[0]  # the HTTP client is another in other versions
+    try:
+        yield
+    except errors.GatedRepoError:
+        raise ModelFolderError(
+            f"the model {name.id} is gated: its owner lets in whom they know",
+            where=asked.key,
+            cure=f"ask for access on {_endpoint()}/{name.id}, then `hf auth login`, or set HF_TOKEN",
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise ModelFolderError(
+            f"no such folder here, and no model {name.id} on the hub that this user may see",
+            where=asked.key,
+            wanted="a folder, or an id such as Qwen/Qwen3-0.6B",
+            cure="check the name; for a private model `hf auth login`, or set HF_TOKEN",
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise ModelFolderError(
+            f"the model {name.id} has no such revision",
+            where=asked.key,
+            got=name.revision or MAIN,
+            wanted="a branch, a tag or a commit",
+            cure=f"see {_endpoint()}/{name.id}/tree/main",
+        ) from None
+    except errors.HfHubHTTPError as error:
+        raise _refused(error.response.status_code, name, asked) from None
+    except errors.HFValidationError as error:
+        raise ModelFolderError("not an id of the hub", where=asked.key, got=f"{name.id}: {error}") from None
+    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
+        raise _not_here(name, asked, _why(error)) from None
+    except of_client as error:
+        raise _not_here(name, asked, _why(error)) from None
+    except OSError as error:
+        raise _of_disk(error, name, asked) from None
+    except RuntimeError as error:  # of hf_xet, which fetches large files in parallel
+        raise _not_whole(error, name, asked) from None
+    except (ValueError, KeyError, TypeError, AssertionError) as error:  # what answers speaks no language of a hub
+        raise _no_hub(name, asked, f"{type(error).__name__}: {error}") from None
+
+
+def _why(error: BaseException) -> str:
+    from huggingface_hub import constants, errors
+
+    if constants.is_offline_mode() or isinstance(error, errors.OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE is set"
+    cause = error.__cause__ or error
+    return f"{_endpoint()} cannot be reached ({type(cause).__name__})"
+
+
+def _endpoint() -> str:
+    from huggingface_hub import constants
+
+    return str(constants.ENDPOINT)
+
+
+def _not_here(name: Name, asked: Asked, why: str) -> MissingError:
+    return MissingError(
+        f"the model {name} is not on this machine, and {why}",
+        where=asked.key,
+        cure=f"{asked.fetch}, where there is a network and the same HF_HOME",
+    )
+
+
+def _refused(status: int, name: Name, asked: Asked) -> UserError:
+    if status in (401, 403):
+        return ModelFolderError(
+            f"the hub refuses the model {name.id}",
+            where=asked.key,
+            got=f"HTTP {status}",
+            cure="`hf auth login`, or set HF_TOKEN, with a token that may read it",
+        )
+    return MissingError(
+        f"the hub does not give the model {name}",
+        where=asked.key,
+        got=f"HTTP {status} from {_endpoint()}",
+        cure=f"{asked.fetch}, later; it goes on from here",
+    )
+
+
+def _no_hub(name: Name, asked: Asked, got: str) -> MissingError:
+    return MissingError(
+        f"what answers for the model {name} is no Hugging Face hub",
+        where=asked.key,
+        got=" ".join(f"{got} ({_endpoint()})".split())[:200],
+        cure="check HF_ENDPOINT and the proxy",
+    )
+
+
+def _of_disk(error: OSError, name: Name, asked: Asked) -> UserError:
+    from huggingface_hub import constants
+
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return _no_room(Path(constants.HF_HUB_CACHE), str(error.strerror), "", asked)
+    if error.errno is not None:
+        return ModelFolderError(
+            f"the model {name} cannot be kept ({error.strerror})",
+            where=asked.key,
+            got=str(error.filename or constants.HF_HUB_CACHE),
+            wanted="a cache that may be written",
+            cure="set HF_HOME to a folder of your own",
+        )
+    return _not_whole(error, name, asked)
+
+
+def _not_whole(error: Exception, name: Name, asked: Asked) -> MissingError:
+    return MissingError(
+        f"the model {name} did not come whole",
+        where=asked.key,
+        got=" ".join(str(error).split())[:200],
+        cure=f"{asked.fetch}; it goes on from here",
+    )
+
+
+def _check_room(folder: Path, size_bytes: int, asked: Asked) -> None:
+    """Raises ModelFolderError before anything is fetched that the disk of the cache cannot hold."""
+    parent = next(above for above in folder.parents if above.exists())
+    free_bytes = shutil.disk_usage(parent).free
+    if free_bytes < size_bytes + SPARE_BYTES:
+        raise _no_room(parent, f"{_size(free_bytes)} free", _size(size_bytes), asked)
+
+
+def _no_room(where: Path, got: str, wanted: str, asked: Asked) -> ModelFolderError:
+    return ModelFolderError(
+        f"too little free disk for the model in {where}",
+        where=asked.key,
+        got=got,
+        wanted=wanted,
+        cure=f"free some, or set HF_HOME to a folder on another disk; {asked.fetch} goes on from here",
+    )
+
+
+def _is_here(file: Path, entry: HubFile) -> bool:
+    return file.is_file() and file.stat().st_size == entry.size_bytes
+
+
+def _is_same(file: Path, entry: HubFile) -> bool:
+    """Whether a file that has just come has the hub's digest; one without any is held to its size."""
+    if not _is_here(file, entry):
+        return False
+    git = hashlib.sha1(f"blob {entry.size_bytes}\0".encode(), usedforsecurity=False)
+    digest = hashlib.sha256() if entry.sha256 else git
+    with file.open("rb") as stream:
+        while block := stream.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest() == (entry.sha256 or entry.blob_id or digest.hexdigest())
+
+
+def _drop(file: Path) -> None:
+    """Take a file out of the cache, with the bytes that it stands for."""
+    file.resolve().unlink(missing_ok=True)
+    file.unlink(missing_ok=True)
+
+
+def _size(size_bytes: int) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
+        if size_bytes >= factor / 10:
+            return f"{size_bytes / factor:.1f} {unit}"
+    return f"{size_bytes / 1e3:.1f} kB"

@@ -1,0 +1,162 @@
+"""The models of a configuration that have names on the hub: pinned to commits, fetched, found on this machine.
+
+A policy's `model` is a folder where there is one. Elsewhere its `source`, or `model` itself, is an id on the hub with
+`model_revision`. Pinned, `model` is the folder of the hub's cache that holds the commit, `source` is ID@COMMIT, and
+`model_revision` is what was asked for: so it stands in `config.json`, for resumption and for other hosts.
+"""
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from mrl.config.nearest_key import nearest
+from mrl.config.policy_tables import PolicyTable
+from mrl.config.schema import RunConfig
+from mrl.errors import ConfigError, MissingError
+from mrl.processes.preparation.hub import (
+    Asked,
+    Name,
+    commit_of,
+    fetch,
+    is_whole,
+    known_commit,
+    parse_name,
+    snapshot,
+)
+from mrl.tasks.jsonl_rows import relative_to
+
+
+def named(policy: PolicyTable) -> Name | None:
+    """The model of the hub that a policy takes; None for a made one, and for a folder of this machine."""
+    if policy.make is not None or not policy.model:
+        return None
+    source = parse_name(policy.source)
+    if source is not None and source.commit and Path(policy.model) == snapshot(source):
+        return source
+    if Path(policy.model).exists():
+        return None
+    return parse_name(policy.source or policy.model, policy.model_revision)
+
+
+def pinned(
+    config: RunConfig, *, where: str, earlier: RunConfig | None = None, on_note: Callable[[str], None]
+) -> RunConfig:
+    """`config` with the commit of every model of the hub, as far as it is known here; nothing is fetched or written.
+
+    A policy that `earlier` had by the same id and revision keeps its commit. Others are asked for on the hub; where it
+    cannot be reached, which `on_note` is told, the commit is that of the last fetch. Raises UserError for a model that
+    the hub does not have or does not give, and for a revision of a folder.
+    """
+    policies, is_reached = dict(config.policies), True
+    for name, policy in config.policies.items():
+        model = named(policy)
+        if model is None:
+            _check_revision(name, policy)
+            continue
+        commit = model.commit or _earlier_commit(earlier, name, model)
+        if not commit and is_reached:
+            try:
+                commit = commit_of(model, asked_by(name, policy, where))
+            except MissingError as error:
+                is_reached = False
+                on_note(f"{error.where}: {error.what}" + f" ({error.got})" * bool(error.got) + "; the cache is asked")
+        commit = commit or known_commit(model)
+        if commit:
+            policies[name] = _at(policy, model, commit)
+    return config.model_copy(update={"policies": policies})
+
+
+def fetched(config: RunConfig, *, where: str, tell: Callable[[str], None]) -> RunConfig:
+    """`config`, pinned, with all its models of the hub in the cache. Raises UserError for the first that cannot be."""
+    policies = dict(config.policies)
+    for name, policy in config.policies.items():
+        model = named(policy)
+        if model is not None:
+            revision = policy.model_revision or ("" if model.commit else model.revision)
+            folder = fetch(model, asked_by(name, policy, where), revision=revision, tell=tell)
+            policies[name] = _at(policy, model, folder.name)
+    return config.model_copy(update={"policies": policies})
+
+
+def unfetched(config: RunConfig) -> list[str]:
+    """Policies whose model of the hub is not whole on this machine."""
+    return [name for name, policy in config.policies.items() if _is_missing(policy)]
+
+
+def missing_model(name: str, policy: PolicyTable, where: str) -> MissingError | None:
+    """What is to be done about a policy's model that is not here; None where it is here, or made."""
+    model = named(policy)
+    if model is None:
+        return _missing_folder(name, policy)
+    if not _is_missing(policy):
+        return None
+    asked = asked_by(name, policy, where)
+    return MissingError(f"the model {model} is not there", where=asked.key, cure=asked.fetch)
+
+
+def _missing_folder(name: str, policy: PolicyTable) -> MissingError | None:
+    folder = Path(policy.model)
+    if not policy.model or folder.exists():
+        return None
+    near = nearest(folder.name, [one.name for one in folder.parent.glob("*/")])
+    return MissingError(
+        "no such folder" + relative_to(folder),
+        where=f"policies.{name}.model = {policy.model!r}",
+        wanted="a Hugging Face model folder, or an id such as Qwen/Qwen3-0.6B",
+        cure=f"did you mean {folder.parent / near}?"
+        if near
+        else f'with policies.{name}.source = "ORG/NAME" it is fetched from the hub; '
+        f"or give the policy a [policies.{name}.make] table instead",
+    )
+
+
+def located(config: RunConfig) -> RunConfig:
+    """The configuration of a run, with the folders of its pinned models on this host, whose cache may lie elsewhere."""
+    policies = dict(config.policies)
+    for name, policy in config.policies.items():
+        model = parse_name(policy.source)
+        if model is not None and model.commit == Path(policy.model).name and not Path(policy.model).exists():
+            policies[name] = policy.model_copy(update={"model": str(snapshot(model))})
+    return config.model_copy(update={"policies": policies})
+
+
+def check_here(config: RunConfig, names: Collection[str], run: Path) -> None:
+    """Raises MissingError for the first of these policies of a run whose model is not on this host."""
+    for name in names:
+        if missing := missing_model(name, config.policies[name], str(run)):
+            raise MissingError(missing.what, where=missing.where, cure=f"{missing.cure} on this host")
+
+
+def asked_by(name: str, policy: PolicyTable, where: str) -> Asked:
+    """The key of a policy that names its model, as messages say it, and what gets the model."""
+    return Asked(f"policies.{name}.model = {policy.model!r}", f"mrl fetch {where}")
+
+
+def _is_missing(policy: PolicyTable) -> bool:
+    model = named(policy)
+    return model is not None and not (model.commit and is_whole(snapshot(model)))
+
+
+def _at(policy: PolicyTable, model: Name, commit: str) -> PolicyTable:
+    folder = snapshot(model.at(commit))
+    if Path(policy.model) == folder:
+        return policy
+    found = {"model": str(folder), "source": str(model.at(commit)), "model_revision": model.revision}
+    return policy.model_copy(update=found)
+
+
+def _earlier_commit(earlier: RunConfig | None, name: str, model: Name) -> str:
+    """The commit that a run has for a model, if that was asked for by the same words."""
+    policy = earlier.policies.get(name) if earlier is not None else None
+    had = parse_name(policy.source) if policy is not None else None
+    if policy is None or had is None or had.id != model.id or policy.model_revision != model.revision:
+        return ""
+    return had.commit
+
+
+def _check_revision(name: str, policy: PolicyTable) -> None:
+    if policy.model_revision and parse_name(policy.source) is None:
+        raise ConfigError(
+            f"policies.{name}.model_revision: only a model of the hub has revisions",
+            got=f"{policy.model_revision!r}, and model = {policy.model!r}",
+            wanted="the id of a model on the hub, or no revision",
+        )

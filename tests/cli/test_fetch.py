@@ -1,0 +1,318 @@
+"""Models by name: from a hub of our own on loopback, by huggingface_hub's real client, into the hub's own cache."""
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from mrl.config.policy_tables import MakeTable
+from mrl.models.make import make_policy
+from tests.support.hub_server import TOKEN, Hub, Mood, serving
+from tests.support.pages import ROOT, blocks
+
+ID = "maker/One-2B"
+CONFIGURATION = """
+run = { name = "named", steps = 1, folder = "runs", min_free_mib = 1 }
+sharing = { regime = "independent" }
+pool = { train_prompts = 8, held_out_prompts = 2 }
+allocation = { slots = 8, floor_slots = 4 }
+exchange = { budget_mib = 8 }
+
+[tasks.capital]
+source = "words"
+dataset = "capital"
+
+[policies.one]
+model = "maker/One-2B"
+rollout.group_size = 4
+rollout.max_new_tokens = 8
+learner.prompts_per_step = 2
+learner.lr = 1e-3
+"""
+ONE = {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+"""What there is to fetch of a policy that the project makes."""
+
+
+class Pair(NamedTuple):
+    """An example."""
+
+    prompt: str
+    completion: str
+
+
+class Capitals:
+    """Examples of nothing much."""
+
+    def draw(self, rng: random.Random, *, practice: bool) -> Pair:
+        """One of them."""
+        word = "".join(rng.choices("abcde", k=4))
+        return Pair(f"Write {word} in capitals.", word.upper())
+
+
+class Said(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Desk:
+    """A folder with a configuration, a cache of its own, and the hub."""
+
+    def __init__(self, folder: Path, hub: Hub) -> None:
+        self.folder, self.hub, self.cache = folder, hub, folder / "home" / "hub"
+        self.config = folder / "named.toml"
+        self.config.write_text(CONFIGURATION)
+
+    def mrl(self, *words: str, **more: str) -> Said:
+        """Run a command of mrl there, as a user whose hub is ours."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        given = {"HF_HOME": str(self.folder / "home"), "HF_ENDPOINT": self.hub.address, "MRL_CACHE": str(self.folder)}
+        done = subprocess.run(
+            [sys.executable, "-m", "mrl", *words],
+            cwd=self.folder,
+            env=kept | given | more,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        return Said(done.returncode, done.stdout, done.stderr)
+
+    def snapshot(self, commit: str) -> Path:
+        """Where the hub's own tools keep a commit."""
+        return self.cache / "models--maker--One-2B" / "snapshots" / commit
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small real policy, made as the project makes them."""
+    recipe = MakeTable(
+        architecture="qwen3", tokenizer="byte_level", vocab_size=300, hidden_size=16, num_layers=1, num_heads=2,
+        warm_start_steps=1, warm_start_batch=2,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("models") / "one"
+    make_policy(recipe, Capitals(), folder, on_step=lambda step, loss: None)
+    return folder
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serving() as hub:
+        yield hub
+
+
+@pytest.fixture
+def desk(tmp_path: Path, hub: Hub, model: Path) -> Desk:
+    """The hub has the model, and beside it what no policy needs."""
+    unwanted = {"pytorch_model.bin": b"PK", "one.gguf": b"GGUF", "modeling_one.py": b"print()", "README.md": b"# One"}
+    hub.add(ID, model, more=unwanted)
+    return Desk(tmp_path, hub)
+
+
+def test_only_what_a_policy_needs_is_fetched_and_only_once(desk: Desk, hub: Hub) -> None:
+    """Code, other formats and pictures stay where they are; the second call asks and fetches nothing."""
+    said = desk.mrl("fetch", "named.toml")
+    commit = hub.repositories[ID].refs["main"]
+    assert said.code == 0, said.err
+    assert f"one: {ID}@{commit}: {desk.snapshot(commit)}" in said.out
+    assert re.search(rf"fetching {ID}@{commit}: (\d) of \1 files, [\d.]+ [kM]B, into", said.out)
+    assert set(hub.fetched) >= ONE
+    assert not {name for name in hub.fetched if name.endswith((".bin", ".gguf", ".py", ".md"))}
+    assert len(set(hub.fetched)) == len(hub.fetched) == len(list(desk.snapshot(commit).iterdir()))
+    hub.asked.clear()
+    assert desk.mrl("fetch", "named.toml").code == 0
+    assert hub.fetched == []
+
+
+def test_the_example_of_the_page_is_what_happens(desk: Desk, hub: Hub, model: Path) -> None:
+    """Its policy is fetched from the hub, and its lines are those that are shown."""
+    page = (ROOT / "docs" / "models-by-name.md").read_text()
+    (policy,), (command, shown) = blocks(page, "toml"), blocks(page, "")
+    head = CONFIGURATION.partition("[policies.one]")[0]
+    (desk.folder / "mine.toml").write_text(head + policy + "\nrollout.group_size = 4\n")
+    hub.add("Qwen/Qwen3-0.6B", model)
+    said = desk.mrl(*command.split()[1:])
+    assert said.code == 0, said.err
+    commit = hub.repositories["Qwen/Qwen3-0.6B"].refs["main"]
+    first, file, _, last = shown.splitlines()
+    told = said.out.replace(commit, "COMMIT").replace(str(desk.cache), "/home/me/.cache/huggingface/hub").splitlines()
+    assert sizeless(told[0]) == sizeless(first)
+    assert sizeless(file) in map(sizeless, told)
+    assert told[-1] == last
+
+
+def sizeless(line: str) -> str:
+    """Without numbers of files and bytes."""
+    return re.sub(r"\b[\d.]+(?= of| files|/| [kMG]B)|[kMG]B|(?<=/)\d+(?= )", "N", line)
+
+
+def test_check_shows_id_commit_and_folder_and_writes_nothing(desk: Desk, hub: Hub) -> None:
+    """Before it is there with the command that gets it, then with the folder; never by writing into the cache."""
+    commit = hub.repositories[ID].refs["main"]
+    before = desk.mrl("check", "named.toml")
+    assert before.code == 0, before.err
+    flat = "".join(before.out.split())
+    assert f"{ID}@{commit}(tobefetched):{desk.snapshot(commit)}" in flat
+    assert "    mrl fetch named.toml" in before.out
+    assert not desk.cache.exists()
+    assert hub.fetched == []
+    desk.mrl("fetch", "named.toml")
+    after = desk.mrl("check", "named.toml", "--policies.one.model_revision", "main")
+    assert f"{ID}@{commit},mainnow(fetched):{desk.snapshot(commit)}" in "".join(after.out.split())
+    assert "still needed" not in after.out
+
+
+def test_a_revision_is_a_branch_a_tag_or_a_commit(desk: Desk, hub: Hub, model: Path) -> None:
+    """Each gets its own commit, which the cache keeps beside the others."""
+    files = {file.name: file.read_bytes() for file in model.iterdir()}
+    first = hub.repositories[ID].refs["main"]
+    second = hub.repositories[ID].commit(files | {"generation_config.json": b"{}"}, "main", "v2")
+    for revision, commit in (("v2", second), (first, first), ("", second)):
+        said = desk.mrl("fetch", "named.toml", f"--policies.one.model_revision={revision}")
+        assert f"one: {ID}@{commit}: " in said.out, said.err
+    said = desk.mrl("fetch", "named.toml", f"--policies.one.model={ID}@{first}")
+    assert f"one: {ID}@{first}: " in said.out
+
+
+def test_without_a_network_the_last_fetch_counts(desk: Desk, hub: Hub) -> None:
+    """By a branch as by a commit; and what was never fetched is one line with the command."""
+    cold = desk.mrl("train", "named.toml", HF_HUB_OFFLINE="1")
+    assert cold.code == 2
+    assert cold.err.splitlines() == [
+        f"mrl: error: policies.one.model = '{ID}': the model {ID} is not on this machine, and HF_HUB_OFFLINE is set;"
+        " cure: mrl fetch named.toml, where there is a network and the same HF_HOME"
+    ]
+    assert not (desk.folder / "runs").exists()
+    desk.mrl("fetch", "named.toml")
+    hub.asked.clear()
+    commit = hub.repositories[ID].refs["main"]
+    warm = desk.mrl("check", "named.toml", HF_HUB_OFFLINE="1")
+    assert f"{ID}@{commit}(fetched)" in "".join(warm.out.split())
+    assert "HF_HUB_OFFLINE is set; the cache is asked" in warm.out
+    assert hub.asked == []
+
+
+def test_a_hub_that_nobody_reaches_is_named(desk: Desk) -> None:
+    """The network may be away without anybody having said so."""
+    with serving() as gone:
+        address = gone.address
+    said = desk.mrl("fetch", "named.toml", HF_ENDPOINT=address)
+    assert said.code == 2
+    assert f"is not on this machine, and {address} cannot be reached (ConnectError); cure: mrl fetch" in said.err
+
+
+MOODS: list[tuple[Mood, str]] = [
+    ("gated", r"the model maker/One-2B is gated.*cure: ask for access on http://127.*`hf auth login`, or set HF_TOKEN"),
+    ("private", r"no such folder here, and no model maker/One-2B on the hub.*cure: check the name; for a private"),
+    ("damaged", r"(model\.safetensors|tokenizer\.json) of .* its checksum differs; wanted '?[0-9a-f]{64}"),
+    ("short", r"the model maker/One-2B.* did not come whole; got .*cure: mrl fetch named\.toml; it goes on from here"),
+    ("busy", r"the hub does not give the model .*; got 'HTTP 503 from http.*cure: mrl fetch named\.toml, later"),
+]
+
+
+@pytest.mark.parametrize(("mood", "line"), MOODS, ids=[mood for mood, _ in MOODS])
+def test_what_the_hub_refuses_is_one_line(desk: Desk, hub: Hub, mood: Mood, line: str) -> None:
+    """Nothing is half-written, and when the hub gives in, the fetch goes on to its end."""
+    hub.repositories[ID].mood = mood
+    for command in ("train", "fetch"):
+        said = desk.mrl(command, "named.toml")
+        assert (said.code, said.err.count("\n")) == (2, 1), said.err
+        assert re.search(rf"mrl: error: policies\.one\.model = .*{line}", said.err), said.err
+        assert not (desk.folder / "runs").exists()
+    token = {"HF_TOKEN": TOKEN} if mood in ("gated", "private") else {}
+    hub.repositories[ID].mood = mood if token else "open"
+    assert desk.mrl("fetch", "named.toml", **token).code == 0
+
+
+def test_a_repository_without_safetensors_is_refused_before_anything_is_fetched(desk: Desk, hub: Hub) -> None:
+    """Weights of torch are code that would be run."""
+    repository = hub.repositories[ID]
+    files = dict(repository.commits[repository.refs["main"]])
+    del files["model.safetensors"]
+    repository.commit(files)
+    said = desk.mrl("fetch", "named.toml")
+    assert said.code == 2
+    assert "holds no safetensors weights; got 'one.gguf, pytorch_model.bin'; wanted model.safetensors" in said.err
+    assert hub.fetched == []
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--policies.one.model=maker/Two"], "no such folder here, and no model maker/Two on the hub"),
+        (["--policies.one.model_revision=v9"], f"the model {ID} has no such revision; got 'v9'; wanted a branch"),
+        (["--policies.one.model=.", "--policies.one.model_revision=v2"], "only a model of the hub has revisions"),
+        (["--policies.one.revision=v2"], "model_revision"),
+    ],
+)
+def test_mistaken_names_are_one_line(desk: Desk, words: list[str], line: str) -> None:
+    said = desk.mrl("fetch", "named.toml", *words)
+    assert (said.code, said.err.count("\n")) == (2, 1), said.err
+    assert line in said.err
+    assert not desk.cache.exists()
+
+
+def test_shards_are_those_of_the_index(desk: Desk, hub: Hub) -> None:
+    """A second copy of the weights beside them, as some repositories have it, is left where it is."""
+    repository = hub.repositories[ID]
+    files = dict(repository.commits[repository.refs["main"]])
+    weights = files.pop("model.safetensors")
+    index = b'{"weight_map": {"a": "model-1-of-1.safetensors"}}'
+    repository.commit(
+        files
+        | {"model-1-of-1.safetensors": weights, "model.safetensors.index.json": index, "consolidated.safetensors": b"x"}
+    )
+    assert desk.mrl("fetch", "named.toml").code == 0
+    assert "model-1-of-1.safetensors" in hub.fetched
+    assert "consolidated.safetensors" not in hub.fetched
+    repository.commit(files | {"model.safetensors.index.json": index.replace(b"model-1", b"../../../evil")})
+    said = desk.mrl("fetch", "named.toml")
+    assert said.code == 2
+    assert "names files that the repository does not hold" in said.err
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_fetched(desk: Desk, hub: Hub) -> None:
+    """By what the hub says of the files; a full disk on the way is told likewise."""
+    code = "import sys, shutil, mrl.processes.preparation.hub as hub; from mrl.cli.main import main\n"
+    code += "hub.shutil.disk_usage = lambda where: shutil._ntuple_diskusage(9, 9, 1000)\n"
+    code += "sys.exit(main(['fetch', 'named.toml']))"
+    environ = os.environ | {"HF_HOME": str(desk.folder / "home"), "HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=desk.folder, env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "too little free disk for the model in " in done.stderr
+    assert "got '1.0 kB free'" in done.stderr
+    assert hub.fetched == []
+
+
+@pytest.mark.system
+def test_a_run_is_pinned_to_the_commit_and_goes_on_with_it(desk: Desk, hub: Hub, model: Path) -> None:
+    """Fetched before any process starts, kept in config.json, and kept by a resumption after the branch moved on."""
+    first = hub.repositories[ID].refs["main"]
+    said = desk.mrl("train", "named.toml")
+    assert said.code == 0, said.out + said.err
+    assert said.out.index(f"fetching {ID}@{first}") < said.out.index("run folder ")
+    table = json.loads((desk.folder / "runs" / "named" / "config.json").read_text())["policies"]["one"]
+    assert (table["model"], table["source"]) == (str(desk.snapshot(first)), f"{ID}@{first}")
+    files = {file.name: file.read_bytes() for file in model.iterdir()}
+    second = hub.repositories[ID].commit(files | {"generation_config.json": b"{}"})
+    said = desk.mrl("train", "named.toml", "--resume", "--run.steps=2")
+    assert said.code == 0, said.out + said.err
+    assert second not in said.out
+    assert not desk.snapshot(second).exists()
+    said = desk.mrl("train", "named.toml", "--resume", "--run.steps=3", f"--policies.one.model_revision={second}")
+    assert said.code == 2
+    assert f"policies.one.model: not what the run has; got '{ID}@{second}'; wanted '{ID}@{first}'" in said.err
+    exported = desk.mrl("export", "runs/named", "--policy", "one", HF_HUB_OFFLINE="1")
+    assert exported.code == 0, exported.err
+    assert f"- trained from: {ID}@{first}" in (Path(exported.out.strip()) / "README.md").read_text()
