@@ -85,8 +85,8 @@ def missing_model(name: str, policy: PolicyTable, where: str) -> MissingError | 
     model = named(policy)
     if model is None or not _is_missing(policy):
         return None
-    asked = asked_by(name, policy, where)
-    return MissingError(f"the model {model} is not there", where=asked.key, cure=asked.fetch)
+    key = asked_by(name, policy, where).key
+    return MissingError(f"the model {model} is not there", where=key, cure=f"mrl fetch {where}")
 
 
 def located(config: RunConfig) -> RunConfig:
