@@ -143,6 +143,11 @@ def _summary(config: RunConfig, folder: RunFolder, where: str) -> Iterator[str]:
     for name in config.policies:
         if (gpus := server_gpus(config, name)) > 1:
             yield f"weights     the canary alone proves those of {name}: parts on {gpus} GPUs have no digests"
+    for name, policy in config.policies.items():
+        if (model := named(policy)) is not None:
+            state = "to be fetched" if missing_model(name, policy, "") else "fetched"
+            asked = f", {policy.model_revision} now" * (policy.model_revision not in ("", model.commit))
+            yield f"model       {name}: {model}{asked} ({state})" + f" in {policy.model}" * bool(model.commit)
     yield "tasks       " + ", ".join(f"{name} ({task.source}/{task.dataset})" for name, task in config.tasks.items())
 
 
@@ -157,12 +162,9 @@ def _policies(config: RunConfig) -> Table:
     for heading in ("policy", "model", "learns"):
         table.add_column(heading, overflow="fold")
     for name, policy in config.policies.items():
-        model = policy.model
-        if of_hub := named(policy):
-            state = "to be fetched" if missing_model(name, policy, "") else "fetched"
-            asked = f", {policy.model_revision} now" * (policy.model_revision not in ("", of_hub.commit))
-            model = f"{of_hub}{asked} ({state})" + f": {policy.model}" * bool(of_hub.commit)
-        elif missing_model(name, policy, ""):
+        of_hub = named(policy)
+        model = f"{of_hub.id} (see above)" if of_hub else policy.model
+        if not of_hub and missing_model(name, policy, ""):
             model += " (no such folder)"
         if policy.make is not None:
             folder = cached_folder(recipe_of(config, name))

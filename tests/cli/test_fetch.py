@@ -6,7 +6,7 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +35,16 @@ rollout.group_size = 4
 rollout.max_new_tokens = 8
 learner.prompts_per_step = 2
 learner.lr = 1e-3
+"""
+MARK = "=== ended"
+EACH = f"""
+import json, sys
+from mrl.cli.main import main
+# before
+for words in json.loads(sys.argv[1]):
+    code = main(words)
+    for stream in (sys.stdout, sys.stderr):
+        print("{MARK}", code, file=stream, flush=True)
 """
 ONE = {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
 """What there is to fetch of a policy that the project makes."""
@@ -74,10 +84,14 @@ class Desk:
 
     def mrl(self, *words: str, **more: str) -> Said:
         """Run a command of mrl there, as a user whose hub is ours."""
+        return self.each([words], **more)[0]
+
+    def each(self, calls: Sequence[Sequence[str]], *, before: str = "", **more: str) -> list[Said]:
+        """Run commands one after another, in one process, for importing takes longer than they do."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
         given = {"HF_HOME": str(self.folder / "home"), "HF_ENDPOINT": self.hub.address, "MRL_CACHE": str(self.folder)}
         done = subprocess.run(
-            [sys.executable, "-m", "mrl", *words],
+            [sys.executable, "-c", EACH.replace("# before", before), json.dumps(calls)],
             cwd=self.folder,
             env=kept | given | more,
             capture_output=True,
@@ -85,7 +99,10 @@ class Desk:
             timeout=300,
             check=False,
         )
-        return Said(done.returncode, done.stdout, done.stderr)
+        codes = [int(code) for code in re.findall(rf"^{MARK} (\d+)$", done.stdout, re.MULTILINE)]
+        outs, errs = (re.split(rf"^{MARK}.*\n", text, flags=re.MULTILINE)[:-1] for text in (done.stdout, done.stderr))
+        assert len(codes) == len(calls), done.stderr
+        return [Said(*said) for said in zip(codes, outs, errs, strict=True)]
 
     def snapshot(self, commit: str) -> Path:
         """Where the hub's own tools keep a commit."""
@@ -160,14 +177,13 @@ def test_check_shows_id_commit_and_folder_and_writes_nothing(desk: Desk, hub: Hu
     commit = hub.repositories[ID].refs["main"]
     before = desk.mrl("check", "named.toml")
     assert before.code == 0, before.err
-    flat = "".join(before.out.split())
-    assert f"{ID}@{commit}(tobefetched):{desk.snapshot(commit)}" in flat
+    assert f"\nmodel       one: {ID}@{commit} (to be fetched) in {desk.snapshot(commit)}\n" in before.out
     assert "    mrl fetch named.toml" in before.out
     assert not desk.cache.exists()
     assert hub.fetched == []
     desk.mrl("fetch", "named.toml")
     after = desk.mrl("check", "named.toml", "--policies.one.model_revision", "main")
-    assert f"{ID}@{commit},mainnow(fetched):{desk.snapshot(commit)}" in "".join(after.out.split())
+    assert f"\nmodel       one: {ID}@{commit}, main now (fetched) in {desk.snapshot(commit)}\n" in after.out
     assert "still needed" not in after.out
 
 
@@ -176,11 +192,11 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(desk: Desk, hub: Hub, model: P
     files = {file.name: file.read_bytes() for file in model.iterdir()}
     first = hub.repositories[ID].refs["main"]
     second = hub.repositories[ID].commit(files | {"generation_config.json": b"{}"}, "main", "v2")
-    for revision, commit in (("v2", second), (first, first), ("", second)):
-        said = desk.mrl("fetch", "named.toml", f"--policies.one.model_revision={revision}")
+    asked = {"model_revision=v2": second, f"model_revision={first}": first, "model_revision=": second}
+    asked |= {f"model={ID}@{first}": first}
+    calls = [["fetch", "named.toml", f"--policies.one.{key}"] for key in asked]
+    for commit, said in zip(asked.values(), desk.each(calls), strict=True):
         assert f"one: {ID}@{commit}: " in said.out, said.err
-    said = desk.mrl("fetch", "named.toml", f"--policies.one.model={ID}@{first}")
-    assert f"one: {ID}@{first}: " in said.out
 
 
 def test_without_a_network_the_last_fetch_counts(desk: Desk, hub: Hub) -> None:
@@ -196,7 +212,7 @@ def test_without_a_network_the_last_fetch_counts(desk: Desk, hub: Hub) -> None:
     hub.asked.clear()
     commit = hub.repositories[ID].refs["main"]
     warm = desk.mrl("check", "named.toml", HF_HUB_OFFLINE="1")
-    assert f"{ID}@{commit}(fetched)" in "".join(warm.out.split())
+    assert f"{ID}@{commit} (fetched) in " in warm.out
     assert "HF_HUB_OFFLINE is set; the cache is asked" in warm.out
     assert hub.asked == []
 
@@ -210,27 +226,26 @@ def test_a_hub_that_nobody_reaches_is_named(desk: Desk) -> None:
     assert f"is not on this machine, and {address} cannot be reached (ConnectError); cure: mrl fetch" in said.err
 
 
-MOODS: list[tuple[Mood, str]] = [
-    ("gated", r"the model maker/One-2B is gated.*cure: ask for access on http://127.*`hf auth login`, or set HF_TOKEN"),
-    ("private", r"no such folder here, and no model maker/One-2B on the hub.*cure: check the name; for a private"),
-    ("damaged", r"(model\.safetensors|tokenizer\.json) of .* its checksum differs; wanted '?[0-9a-f]{64}"),
-    ("short", r"the model maker/One-2B.* did not come whole; got .*cure: mrl fetch named\.toml; it goes on from here"),
-    ("busy", r"the hub does not give the model .*; got 'HTTP 503 from http.*cure: mrl fetch named\.toml, later"),
-]
+REFUSED: dict[Mood, str] = {
+    "gated": r"the model maker/gated is gated.*cure: ask for access on http://127.*`hf auth login`, or set HF_TOKEN",
+    "private": r"no such folder here, and no model maker/private on the hub.*cure: check the name; for a private",
+    "damaged": r"(model\.safetensors|tokenizer\.json) of .* its checksum differs; wanted '?[0-9a-f]{64}",
+    "short": r"the model maker/short.* did not come whole; got .*cure: mrl fetch named\.toml; it goes on from here",
+    "busy": r"the hub does not give the model .*; got 'HTTP 503 from http.*cure: mrl fetch named\.toml, later",
+}
 
 
-@pytest.mark.parametrize(("mood", "line"), MOODS, ids=[mood for mood, _ in MOODS])
-def test_what_the_hub_refuses_is_one_line(desk: Desk, hub: Hub, mood: Mood, line: str) -> None:
-    """Nothing is half-written, and when the hub gives in, the fetch goes on to its end."""
-    hub.repositories[ID].mood = mood
-    for command in ("train", "fetch"):
-        said = desk.mrl(command, "named.toml")
-        assert (said.code, said.err.count("\n")) == (2, 1), said.err
-        assert re.search(rf"mrl: error: policies\.one\.model = .*{line}", said.err), said.err
-        assert not (desk.folder / "runs").exists()
-    token = {"HF_TOKEN": TOKEN} if mood in ("gated", "private") else {}
-    hub.repositories[ID].mood = mood if token else "open"
-    assert desk.mrl("fetch", "named.toml", **token).code == 0
+def test_what_the_hub_refuses_is_one_line(desk: Desk, hub: Hub, model: Path) -> None:
+    """Of each the reason and the cure; and when the hub gives in, the fetch goes on to its end."""
+    for mood in REFUSED:
+        hub.add(f"maker/{mood}", model).mood = mood
+    calls = [["fetch", "named.toml", f"--policies.one.model=maker/{mood}"] for mood in REFUSED]
+    for (mood, line), said in zip(REFUSED.items(), desk.each(calls), strict=True):
+        assert (said.code, said.err.count("\n")) == (2, 1), (mood, said.err)
+        assert re.search(rf"mrl: error: policies\.one\.model = 'maker/{mood}': .*{line}", said.err), said.err
+    for mood in REFUSED:
+        hub.repositories[f"maker/{mood}"].mood = mood if mood in ("gated", "private") else "open"
+    assert [said.code for said in desk.each(calls, HF_TOKEN=TOKEN)] == [0] * len(calls)
 
 
 def test_a_repository_without_safetensors_is_refused_before_anything_is_fetched(desk: Desk, hub: Hub) -> None:
@@ -245,19 +260,20 @@ def test_a_repository_without_safetensors_is_refused_before_anything_is_fetched(
     assert hub.fetched == []
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["--policies.one.model=maker/Two"], "no such folder here, and no model maker/Two on the hub"),
-        (["--policies.one.model_revision=v9"], f"the model {ID} has no such revision; got 'v9'; wanted a branch"),
-        (["--policies.one.model=.", "--policies.one.model_revision=v2"], "only a model of the hub has revisions"),
-        (["--policies.one.revision=v2"], "model_revision"),
-    ],
-)
-def test_mistaken_names_are_one_line(desk: Desk, words: list[str], line: str) -> None:
-    said = desk.mrl("fetch", "named.toml", *words)
-    assert (said.code, said.err.count("\n")) == (2, 1), said.err
-    assert line in said.err
+MISTAKEN = {
+    "--policies.one.model=maker/Two": "no such folder here, and no model maker/Two on the hub",
+    "--policies.one.model_revision=v9": f"the model {ID} has no such revision; got 'v9'; wanted a branch",
+    "--policies.one.model=. --policies.one.model_revision=v2": "only a model of the hub has revisions",
+    "--policies.one.revision=v2": "did you mean policies.one.model_revision?",
+}
+
+
+def test_mistaken_names_are_one_line(desk: Desk) -> None:
+    """A model, a revision and a key that there are not, and a revision where it means nothing."""
+    calls = [["fetch", "named.toml", *words.split()] for words in MISTAKEN]
+    for line, said in zip(MISTAKEN.values(), desk.each(calls), strict=True):
+        assert (said.code, said.err.count("\n")) == (2, 1), said.err
+        assert line in said.err
     assert not desk.cache.exists()
 
 
@@ -282,16 +298,11 @@ def test_shards_are_those_of_the_index(desk: Desk, hub: Hub) -> None:
 
 def test_a_disk_without_room_is_refused_before_anything_is_fetched(desk: Desk, hub: Hub) -> None:
     """By what the hub says of the files; a full disk on the way is told likewise."""
-    code = "import sys, shutil, mrl.processes.preparation.hub as hub; from mrl.cli.main import main\n"
-    code += "hub.shutil.disk_usage = lambda where: shutil._ntuple_diskusage(9, 9, 1000)\n"
-    code += "sys.exit(main(['fetch', 'named.toml']))"
-    environ = os.environ | {"HF_HOME": str(desk.folder / "home"), "HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=desk.folder, env=environ, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "too little free disk for the model in " in done.stderr
-    assert "got '1.0 kB free'" in done.stderr
+    before = "import shutil; shutil.disk_usage = lambda where: shutil._ntuple_diskusage(9, 9, 1000)"
+    (said,) = desk.each([["fetch", "named.toml"]], before=before)
+    assert said.code == 2
+    assert "too little free disk for the model in " in said.err
+    assert "got '1.0 kB free'" in said.err
     assert hub.fetched == []
 
 

@@ -105,6 +105,8 @@ class _Handler(BaseHTTPRequestHandler):
         words = path.strip("/").split("/")
         if words[:2] == ["api", "models"]:
             words = words[2:]
+        if len(words) < 4:  # other things that the client asks a hub
+            return self._refuse(404, "")
         model_id, verb, revision, name = "/".join(words[:2]), words[2], words[3], "/".join(words[4:])
         repository = self.hub.repositories.get(model_id)
         if repository is None:

@@ -89,8 +89,8 @@ def missing_model(name: str, policy: PolicyTable, where: str) -> MissingError | 
         return _missing_folder(name, policy)
     if not _is_missing(policy):
         return None
-    asked = asked_by(name, policy, where)
-    return MissingError(f"the model {model} is not there", where=asked.key, cure=asked.fetch)
+    key = asked_by(name, policy, where).key
+    return MissingError(f"the model {model} is not there", where=key, cure=f"mrl fetch {where}")
 
 
 def _missing_folder(name: str, policy: PolicyTable) -> MissingError | None:
