@@ -43,9 +43,9 @@ def try_verifier(task: str, table: TaskTable, *, seed: int) -> list[Trial]:
     source = open_source(task, table, seed=seed)
     items = [item for item, _ in zip(distinct_items(source, table, PROMPTS * 10), range(PROMPTS), strict=False)]
     asked = [(item, answer) for item in items for answer in (item.reference or WRONG, _wrong(item, items))]
-    verdicts, evaluated = _verdicts(task, table, source, asked, evaluator=table.evaluator and AS_IT_IS), ()
-    if table.evaluator:
-        evaluated = _verdicts(task, table, source, asked[::2], evaluator=table.evaluator)
+    verdicts = _verdicts(task, table, source, asked, evaluator=table.evaluator and AS_IT_IS)
+    references = asked[::2] if table.evaluator else []
+    evaluated = _verdicts(task, table, source, references, evaluator=table.evaluator)
     return [
         Trial(task, item.text, item.reference, right, wrong, after)
         for item, right, wrong, after in zip_longest(items, verdicts[::2], verdicts[1::2], evaluated)
