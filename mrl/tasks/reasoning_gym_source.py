@@ -64,7 +64,7 @@ print(*f.DATASETS)' lists them"
         self._asked = dataset, dict(options), seed
         compares = dataset in COMPARE_TEXTS or not _has_own_scorer(self._dataset)
         self.verifier = "" if compares else VERIFIER
-        self.evaluates = dataset in GRAMMARS or any(part.evaluates for part in parts)
+        self.evaluates: bool = dataset in GRAMMARS or any(part.evaluates for part in parts)
 
     def items(self, limit: int) -> Iterator[Item]:
         """The first `limit` entries."""
