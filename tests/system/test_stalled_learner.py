@@ -18,7 +18,7 @@ def test_a_stopped_rank_is_named_and_the_learner_goes_on_without_a_person(make_r
     run = make_run(steps=100_000, processes=2)
     run.start(*TINY, f"--policies.qwen.learner.collective_timeout_s={BOUND_S}", "--run.max_minutes=10")
     run.until(lambda: run.step("qwen") >= 2, "two steps of qwen")
-    pids = {process.cmdline()[0].removeprefix("mrl::"): process.pid for process in run.children()}
+    pids = run.titles()
     waiting, stopped = pids["learner/qwen"], pids["learner/qwen/rank1"]
     os.kill(stopped, signal.SIGSTOP)
     log = run.folder / "logs" / "latest" / "learner-qwen.log"
