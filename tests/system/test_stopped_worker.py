@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 pytestmark = pytest.mark.system
-SHORT_LEASES = ["--evaluation.every=0", "--pool.held_out_prompts=8", "--allocation.ttl_s=4", "--run.max_minutes=10"]
+SHORT_LEASES = ["--allocation.ttl_s=4", "--run.max_minutes=10"]
 SHORT_LEASES += ["--allocation.objective=static"]  # else a learner that is fast enough already would not get more
 LOST = "the lease ran out while this process stood still"
 
