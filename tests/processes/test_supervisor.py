@@ -146,8 +146,9 @@ class Run:
 @pytest.fixture(autouse=True)
 def _no_process_left() -> Iterator[None]:
     """Whatever a test does, none of its processes may outlive it."""
+    before = psutil.Process().children(recursive=True)
     yield
-    left = psutil.Process().children(recursive=True)
+    left = [process for process in psutil.Process().children(recursive=True) if process not in before]
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
