@@ -220,8 +220,8 @@ class LearnerTable(Table):
     """Groups in flight and in stock: as many as that bound allows, or fewer where the learner never waits for more.
     Adaptive keeps what is trained on fresher; it leaves a sharing regime less stock in which groups wait for peers."""
     microbatch_tokens: int = Field(default=8192, ge=32)
-    """Tokens of one forward and backward pass, prompts counted with every answer. Left out on "cpu": fewer, where a large
-    model would not fit into main memory else."""
+    """Tokens of one forward and backward pass, prompts counted with every answer. Left out on "cpu": fewer, where a
+    large model would not fit into main memory else."""
     mismatch_alarm_nats: float = Field(default=0.2, gt=0)
     """A step whose sampled tokens diverge by more than this (k3, learner against engine) is warned of and counted."""
     data_timeout_s: float = Field(default=300.0, gt=0)
