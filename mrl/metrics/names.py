@@ -16,6 +16,7 @@ class Metric(NamedTuple):
 
 
 IDLE_SHARE = "allocation/idle_share/"
+LOST_POINTS = "tracker/lost_points/"
 
 METRICS: dict[str, Metric] = {
     # learner, once a step

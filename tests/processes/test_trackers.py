@@ -1,12 +1,16 @@
 """Trackers: the real packages, offline, read back by their own readers; and processes that hang, fail or die."""
 
+import contextlib
 import importlib.util
+import io
 import json
 import os
+import re
 import sqlite3
 import struct
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +27,10 @@ from mrl.metrics.trackers.tracker import Points, TrackedRun, points_of
 from mrl.processes import trackers
 from mrl.processes.trackers import TrackerFeed, Trackers
 from mrl.records.telemetry_messages import MetricsRecord
+from mrl.report.page import write_report
+from mrl.report.run_data import read_run
 
+PAGE = Path(__file__).parents[2] / "docs/trackers.md"
 BOUND_S = 60.0
 SECRET = "a-key-of-the-user-0123456789"
 STARTS = 'say(\'{"started": {"run_id": "x", "where": "here"}}\'); '
@@ -320,3 +327,37 @@ def test_a_run_id_is_kept_for_its_project_alone(tmp_path: Path) -> None:
     file.write_text("torn")
     assert trackers._earlier_id(file, same) == ""
     assert os.path.exists(file)
+
+
+def test_the_example_of_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tables, and its way to read numbers back."""
+    needed("tensorboard")
+    needed("trackio")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    toml, python = re.findall(r"```(?:toml|python)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    config = config_in(tmp_path / "runs", *tomllib.loads(toml)["trackers"])
+    config = config.model_copy(update={"run": config.run.model_copy(update={"name": "mine"})})
+    fed = Trackers(config, create_run_folder(config), tmp_path)
+    fed.offer(record("qwen", 3, reward__mean=0.5))
+    fed.close(BOUND_S)
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(python, {})
+    assert printed.getvalue() == "0.5\n"
+    assert [row[1:] for row in trackio_rows(tmp_path / "trackio/mutual.db")] == [("mine", 3, {"qwen/reward/mean": 0.5})]
+
+
+def test_the_report_says_what_a_tracker_lost(tmp_path: Path) -> None:
+    """The newest count."""
+    folder = create_run_folder(config_in(tmp_path))
+    writer = MetricsWriter(folder.metrics_jsonl)
+    for lost in (0.0, 40.0):
+        values = {"tracker/lost_points/wandb-2": lost, "tracker/lost_points/trackio": 0.0}
+        writer.write(MetricsRecord(role="supervisor", policy="", step=1, time_unix_s=1.0 + lost, values=values))
+    writer.close()
+
+    told = "tracker wandb-2 lost 40 points; `mrl report RUN --to wandb` gives it all of them"
+    assert read_run(folder.path).problems == [told]
+    assert told in write_report(folder.path).read_text(encoding="utf-8")
