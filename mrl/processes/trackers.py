@@ -129,7 +129,7 @@ class TrackerFeed:
     def _serve(self) -> None:
         try:
             failure = self._feed()
-        except (OSError, ValueError) as error:  # the process has ended, or its pipes were closed
+        except (OSError, ValueError, msgspec.MsgspecError) as error:  # the process has ended, or its pipes were closed
             failure = f"its process ended ({type(error).__name__})"
         self._give_up(failure)
 

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import signal
 import sqlite3
 import struct
 import sys
@@ -308,6 +309,19 @@ def test_a_finished_run_is_replayed_as_often_as_asked(tmp_path: Path, capsys: py
     for name in ("-replay", "-replay-2"):
         found = tensorboard_scalars(folder.path / f"trackers/tensorboard{name}/r{name}")
         assert found["a/reward/mean"] == [(step, 1e9 + step, step / 8) for step in (1, 2, 3)]
+
+
+def test_a_signal_to_the_whole_job_leaves_a_tracker_its_time(tmp_path: Path) -> None:
+    """It goes on until the supervisor ends it."""
+    needed("tensorboard")
+    config = config_in(tmp_path, {"kind": "tensorboard"})
+    fed = Trackers(config, create_run_folder(config), tmp_path)
+    while not fed.take_lines():  # it has started
+        assert not fed._feeds[0].has_ended(0.01)
+    os.killpg(fed._feeds[0]._process.pid, signal.SIGTERM)
+    fed.offer(record("a", 1, reward__mean=0.5))
+    fed.close(BOUND_S)
+    assert fed.values() == {"tracker/points/tensorboard": 1.0, "tracker/lost_points/tensorboard": 0.0}
 
 
 def test_two_of_one_kind_have_names_of_their_own(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ class TensorboardTracker:
     options: ClassVar[Mapping[str, type]] = {}
 
     @staticmethod
-    def missing_login(_environment: Mapping[str, str], _options: Mapping[str, Any]) -> str:
+    def missing_login(environment: Mapping[str, str], options: Mapping[str, Any]) -> str:
         """It knows no login."""
         return ""
 

@@ -5,6 +5,7 @@ end of the run. What a tracker's package prints goes to stderr. Whatever the pac
 """
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import BinaryIO
@@ -54,6 +55,8 @@ def _told(error: Exception) -> str:
 
 
 def _main() -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a batch system sends them to all; the supervisor says when to end
+        signal.signal(number, signal.SIG_IGN)
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # packages print to stdout
     serve(sys.stdin.buffer, lambda reply: replies.write(msgspec.json.encode(reply) + b"\n") and None)
