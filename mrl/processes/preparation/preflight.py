@@ -18,6 +18,7 @@ from mrl.processes.planning.unit_workers import check_cores, units_of
 from mrl.processes.preparation.learning_values import check_learning
 from mrl.processes.preparation.model_folder import check_model_folder
 from mrl.processes.preparation.prompt_fit import check_prompts
+from mrl.processes.preparation.tracker_checks import check_trackers
 from mrl.tasks.jsonl_rows import relative_to
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def preflight(
     check_objectives(config.sharing, config.policies, where)
     check_learning(config, where=where)
     check_floors(config, where=where)
+    check_trackers(config, on_missing, where=where)
     try:
         if config.exchange.host:
             check_address(config.exchange.host, config.exchange.port)
