@@ -5,6 +5,7 @@ from pathlib import Path
 
 from mrl.config.run_folder import RunFolder, read_run_config
 from mrl.config.schema import RunConfig, TrackerTable
+from mrl.errors import MissingError
 from mrl.metrics.trackers.kinds import TRACKERS
 
 
@@ -27,13 +28,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _give(config: RunConfig, path: Path, kind: str) -> int:
     """By the run's own table of this kind, if it has one."""
-    from mrl.processes.preparation.preflight import refuse
     from mrl.processes.preparation.tracker_checks import check_tracker
     from mrl.processes.trackers import replay
 
     tables = [table for table in config.trackers if table.kind == kind]
     table = tables[0] if tables else TrackerTable.model_validate({"kind": kind})
-    check_tracker(table, refuse, where=str(path), key="--to")
+    missing: list[MissingError] = []
+    check_tracker(table, missing.append, where=str(path), key="--to")
+    for error in missing:
+        raise error
     for line in replay(config, RunFolder(path.resolve()), table):
         print(line, flush=True)
     return 0

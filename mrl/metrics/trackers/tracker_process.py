@@ -59,7 +59,11 @@ def _main() -> None:
         signal.signal(number, signal.SIG_IGN)
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # packages print to stdout
-    serve(sys.stdin.buffer, lambda reply: replies.write(msgspec.json.encode(reply) + b"\n") and None)
+
+    def say(reply: Reply) -> None:
+        replies.write(msgspec.json.encode(reply) + b"\n")
+
+    serve(sys.stdin.buffer, say)
     sys.stderr.flush()
     os._exit(0)  # what a package wants to do at exit may hang
 

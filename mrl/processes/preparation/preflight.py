@@ -63,7 +63,6 @@ def preflight(
     check_objectives(config.sharing, config.policies, where)
     check_learning(config, where=where)
     check_floors(config, where=where)
-    check_trackers(config, on_missing, where=where)
     try:
         if config.exchange.host:
             check_address(config.exchange.host, config.exchange.port)
@@ -74,6 +73,7 @@ def preflight(
     parent_of(config, os.environ)
     not_there: list[MissingError] = []
     tell = on_missing or not_there.append
+    check_trackers(config, tell, where=where)
     check_cores(units_of(config, first_host, is_first=True), where=where)
     for name, policy in config.policies.items():
         missing = missing_model(name, policy)
