@@ -115,7 +115,8 @@ def tables_of(kind: type[BaseModel], name: str) -> Iterator[tuple[str, type[Base
         inner = table_in(field.annotation)
         if inner is not None:
             is_named = "dict" in str(field.annotation)
-            yield from tables_of(inner, ".".join(part for part in (name, key, "NAME" if is_named else "") if part))
+            listed = f"[{key}]" if "list" in str(field.annotation) else key  # a list of tables, in TOML [[key]]
+            yield from tables_of(inner, ".".join(part for part in (name, listed, "NAME" if is_named else "") if part))
 
 
 def key_rows(name: str, kind: type[BaseModel]) -> list[tuple[str, ...]]:

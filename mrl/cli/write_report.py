@@ -3,18 +3,40 @@
 import argparse
 from pathlib import Path
 
-from mrl.config.run_folder import read_run_config
+from mrl.config.run_folder import RunFolder, read_run_config
+from mrl.config.schema import RunConfig, TrackerTable
+from mrl.errors import MissingError
+from mrl.metrics.trackers.kinds import TRACKERS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which run."""
+    """Which run, and where its metrics go."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run, runs/<name>")
+    parser.add_argument("--to", choices=TRACKERS, metavar="KIND", help=f"give all metrics to {', '.join(TRACKERS)}")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write report.html of a run that is over or going on, and print its path."""
+    """Write report.html of a run that is over or going on, and print its path; or give its metrics to a tracker."""
     from mrl.report.page import write_report
 
-    read_run_config(arguments.run)
+    config = read_run_config(arguments.run)
+    if arguments.to:
+        return _give(config, arguments.run, arguments.to)
     print(write_report(arguments.run))
+    return 0
+
+
+def _give(config: RunConfig, path: Path, kind: str) -> int:
+    """By the run's own table of this kind, if it has one."""
+    from mrl.processes.preparation.tracker_checks import check_tracker
+    from mrl.processes.trackers import replay
+
+    tables = [table for table in config.trackers if table.kind == kind]
+    table = tables[0] if tables else TrackerTable.model_validate({"kind": kind})
+    missing: list[MissingError] = []
+    check_tracker(table, missing.append, where=str(path), key="--to")
+    for error in missing:
+        raise error
+    for line in replay(config, RunFolder(path.resolve()), table):
+        print(line, flush=True)
     return 0

@@ -52,6 +52,8 @@ def annotation_at(path: tuple[str, ...]) -> Any:
             kind = None if field is None else field.annotation
         elif _is_dict(kind):
             kind = get_args(kind)[1]
+        elif get_origin(kind) is list:
+            kind = get_args(kind)[0]
         else:
             return None
     return kind
@@ -100,12 +102,14 @@ def _walk(kind: Any, prefix: str) -> Iterator[str]:
             yield from _walk(field.annotation, f"{prefix}.{key}".lstrip("."))
     elif _is_dict(kind) and _table_of(get_args(kind)[1]) is not None:
         yield from _walk(get_args(kind)[1], f"{prefix}.{ANY_NAME}")
+    elif get_origin(kind) is list and _table_of(get_args(kind)[0]) is not None:
+        yield from _walk(get_args(kind)[0], f"{prefix}.{ANY_NAME}")
     else:
         yield prefix
 
 
 def _table_of(kind: Any) -> type[BaseModel] | None:
-    for candidate in (kind, *get_args(kind)) if not _is_dict(kind) else ():
+    for candidate in (kind, *get_args(kind)) if get_origin(kind) not in (dict, list) else ():
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
     return None

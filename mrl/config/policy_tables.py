@@ -92,7 +92,8 @@ class RolloutTable(Table):
     """CPU threads of the engine."""
     answers_at_once: int = Field(default=0, ge=0)
     """Answers that the engine samples side by side, at least a group; 0 takes all that the worker may have in flight.
-    Bounds the key-value cache; apart from rounding, what is sampled does not depend on it."""
+    Bounds the key-value cache; apart from rounding, what is sampled does not depend on it. Left out on "cpu": as many
+    groups as main memory has room for, where the model is a large one."""
     unit_types: list[str] = Field(default=[])
     """Types of `allocation.unit_types` on whose units the engine fits, for its memory say; empty: all of its kind."""
 
@@ -181,7 +182,8 @@ class LearnerTable(Table):
     lora: LoraTable | None = None
     """Train adapters and leave the weights as they are; the reference policy is then the model without them."""
     activation_checkpointing: bool = False
-    """Blocks keep their inputs alone and run again in the backward pass: less memory, a third more compute."""
+    """Blocks keep their inputs alone and run again in the backward pass: less memory, a third more compute. Left out on
+    "cpu": true, where a large model would not fit into main memory else."""
     compile: bool = False
     """Blocks go through torch.compile: faster passes, after a minute of compiling (a compiler of C++ is needed)."""
     attention_kernel: Literal["rows", "varlen", "auto"] = "rows"
@@ -218,7 +220,8 @@ class LearnerTable(Table):
     """Groups in flight and in stock: as many as that bound allows, or fewer where the learner never waits for more.
     Adaptive keeps what is trained on fresher; it leaves a sharing regime less stock in which groups wait for peers."""
     microbatch_tokens: int = Field(default=8192, ge=32)
-    """Tokens of one forward and backward pass, prompts counted with every answer."""
+    """Tokens of one forward and backward pass, prompts counted with every answer. Left out on "cpu": fewer, where a
+    large model would not fit into main memory else."""
     mismatch_alarm_nats: float = Field(default=0.2, gt=0)
     """A step whose sampled tokens diverge by more than this (k3, learner against engine) is warned of and counted."""
     data_timeout_s: float = Field(default=300.0, gt=0)

@@ -246,6 +246,21 @@ class LaunchTable(Table):
     """The supervisor of another host ends its processes when the first host has been silent for this long."""
 
 
+class TrackerTable(Table):
+    """A tracker that gets the run's metrics, besides `metrics.jsonl`. There may be several."""
+
+    kind: Literal["tensorboard", "trackio", "wandb"]
+    """Which one; its package comes with the extra of this name, `pip install 'mrl[trackio]'`."""
+    project: Annotated[str, Field(pattern=RUN_NAME)] = "mrl"
+    """Project that the run belongs to there."""
+    name: str = ""
+    """Name of the run there. Empty: `run.name`."""
+    folder: str = ""
+    """Folder for its files. Empty: one in the run's folder, of trackio the place where its dashboard looks."""
+    options: dict[str, Any] = Field(default={})
+    """Options of this kind of tracker. Keys and passwords are none: they belong into the environment."""
+
+
 class RunConfig(Table):
     """A whole run."""
 
@@ -260,6 +275,7 @@ class RunConfig(Table):
     evaluation: EvaluationTable = EvaluationTable()
     supervision: SupervisionTable = SupervisionTable()
     launch: LaunchTable = LaunchTable()
+    trackers: list[TrackerTable] = Field(default=[], max_length=8)
 
     @property
     def learning(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ class Metric(NamedTuple):
 
 
 IDLE_SHARE = "allocation/idle_share/"
+LOST_POINTS = "tracker/lost_points/"
 
 METRICS: dict[str, Metric] = {
     # learner, once a step
@@ -214,6 +215,8 @@ METRICS: dict[str, Metric] = {
     "process/restarts": Metric("restarts", "processes started again since the start", True),
     "process/pss_mib": Metric("MiB", "proportional memory of the whole process tree"),
     "process/count": Metric("processes", "processes of the run that are alive"),
+    "tracker/points/{tracker}": Metric("points", "values of metrics that the tracker took in this attempt"),
+    "tracker/lost_points/{tracker}": Metric("points", "values that it did not take, having failed or hung"),
 }
 """The table. Names are grouped by the role that emits them."""
 

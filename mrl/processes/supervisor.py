@@ -28,6 +28,7 @@ from mrl.processes.other_hosts import OtherHosts
 from mrl.processes.planning.lifecycle import Lifecycle
 from mrl.processes.planning.plan import Plan, ProcessSpec
 from mrl.processes.run_files import RunFiles
+from mrl.processes.trackers import FINISH_S, Trackers
 from mrl.processes.unit_node import lease_units
 from mrl.records.codec import decode, encode
 from mrl.records.host_messages import HostReport, InboxRecord, inbox_decoder
@@ -40,6 +41,8 @@ from mrl.transport.server import Incoming, ServerSocket
 TURN_S = 0.1
 MEMORY_EVERY_S = 5.0
 REQUESTS_EVERY_S = 0.5
+SIGNALLED = 128
+"""A run that a signal ended exits with this and the signal's number."""
 STOPPED = 3
 """Exit code of a run that `mrl stop` ended."""
 
@@ -125,6 +128,7 @@ class Supervisor:
             plan, config.launch, self._lifecycle, display, attempt=self._attempt.name, now_s=time.monotonic()
         )
         self._files = RunFiles(folder)
+        self._trackers = Trackers(config, folder, self._attempt)
         self._waits = WaitWatch()
         self._signals: list[int] = []
         self._measure_s = self._look_s = 0.0
@@ -152,20 +156,30 @@ class Supervisor:
         finally:
             self._processes.kill_all()
             self._closing.close()
-            restore()
-            self._close_files()
+            try:
+                self._close_files()
+            finally:
+                restore()
         return self._lifecycle.exit_code
 
     def _close_files(self) -> None:
         try:
             self._take_left(time.monotonic())
+            self._close_trackers()
             self._files.close()
         except OSError as error:  # what could not be written before may be told only now
             if not self._lifecycle.exit_code:
                 self._lifecycle.exit_code, self._lifecycle.reason = 2, self._disk_reason(error)
 
+    def _close_trackers(self) -> None:
+        is_hurried = self._lifecycle.exit_code > SIGNALLED
+        self._trackers.close(FINISH_S, is_hurried=lambda: is_hurried or bool(self._signals))
+        for line in self._trackers.take_lines():
+            self._display.line(line)
+        self._files.write(self._measured(self._trackers.values()))
+
     def _turn(self, now_s: float) -> None:
-        look = (self._take_telemetry, self._note_signals, self._note_requests)
+        look = (self._take_telemetry, self._note_signals, self._note_requests, self._note_trackers)
         for part in (*look, *self._processes.parts(), self._hosts.tick, self._lifecycle.tick, self._measure):
             try:
                 part(time.monotonic())
@@ -211,6 +225,11 @@ class Supervisor:
                     self._display.event(circle, now_s)
             case MetricsRecord():
                 self._newest_step = max(self._newest_step, record.step)
+                self._trackers.offer(record)
+
+    def _note_trackers(self, now_s: float) -> None:
+        for line in self._trackers.take_lines():
+            self._display.event(line, now_s)
 
     def _note_signals(self, now_s: float) -> None:
         while self._signals:
@@ -246,10 +265,12 @@ class Supervisor:
             "process/count": float(footprint.num_processes),
             "process/restarts": float(self._processes.num_restarts),
         }
-        record = MetricsRecord(
+        self._take(self._measured(values | self._trackers.values()), now_s)
+
+    def _measured(self, values: dict[str, float]) -> MetricsRecord:
+        return MetricsRecord(
             role="supervisor", policy="", step=self._newest_step, time_unix_s=time.time(), values=values
         )
-        self._take(record, now_s)
 
 
 def catch_signals(into: list[int]) -> Callable[[], None]:

@@ -5,6 +5,7 @@ from matplotlib.figure import Figure
 
 from mrl.plots import SOFT, png, quiet_style
 from mrl.report.comparison import AVERAGE, Comparison
+from mrl.report.comparison_table import seeds_told
 from mrl.report.palette import colour_of
 
 MARKS = "osD^vP<>"
@@ -57,12 +58,13 @@ def _draw(axes: Axes, comparison: Comparison, name: str) -> None:
             for outcome in outcomes:
                 of_seed = outcome.curves[name]
                 axes.plot(list(of_seed), list(of_seed.values()), dashes, lw=0.6, color=colour, alpha=0.45)
-    seeds = len(comparison.of(comparison.regimes[0]))
+    numbers = {len(comparison.of(regime)) for regime in comparison.regimes}
     axes.set_title("average of the policies" if name == AVERAGE else name)
     axes.set_xlabel("step")
     if name == AVERAGE:
-        spread = "band: 95 % interval" if seeds >= MIN_BAND_SEEDS else "thin lines: single seeds"
-        note = f"mean of {seeds} seeds, {spread}" if seeds > 1 else "one seed"
+        spread = "band: 95 % interval" if max(numbers) >= MIN_BAND_SEEDS else "thin lines: single seeds"
+        whose = f"{max(numbers)} seeds" if len(numbers) == 1 else f"seeds ({seeds_told(comparison)})"
+        note = f"mean of {whose}, {spread}" if max(numbers) > 1 else "one seed"
         axes.text(0.98, 0.03, note, transform=axes.transAxes, ha="right", color=SOFT, fontsize=8.5)
 
 

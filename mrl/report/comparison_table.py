@@ -80,7 +80,7 @@ def _averages(comparison: Comparison) -> Grid:
         for regime in comparison.regimes
     ]
     return Grid(
-        f"Held-out accuracy, mean over policies and seeds ({_num_seeds(comparison)}), 95 % interval", head, rows
+        f"Held-out accuracy, mean over policies and seeds ({seeds_told(comparison)}), 95 % interval", head, rows
     )
 
 
@@ -127,7 +127,7 @@ def _spent(comparison: Comparison, regime: str) -> list[str]:
     ]
 
 
-def _num_seeds(comparison: Comparison) -> str:
+def seeds_told(comparison: Comparison) -> str:
     """How many seeds every row has: one number where all have as many."""
     numbers = {regime: len(comparison.of(regime)) for regime in comparison.regimes}
     if len(set(numbers.values())) == 1:

@@ -104,7 +104,7 @@ def _problems(data: RunData) -> str:
     if not data.problems:
         return ""
     items = "".join(f"<li>{escape(problem)}</li>" for problem in data.problems)
-    return f'<section class="problems"><h2>Not everything could be read</h2><ul>{items}</ul></section>'
+    return f'<section class="problems"><h2>Not everything is whole</h2><ul>{items}</ul></section>'
 
 
 def _accuracy(data: RunData) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from mrl.config.run_folder import RunFolder
 from mrl.errors import RunFolderError
 from mrl.metrics.jsonl import read_metrics, read_samples
-from mrl.metrics.names import IDLE_SHARE
+from mrl.metrics.names import IDLE_SHARE, LOST_POINTS
 from mrl.report.progress import ALL_TASKS, kind_of
 
 Points = list[tuple[float, float]]
@@ -49,6 +49,8 @@ class RunData:
     floors: dict[tuple[str, str], float | None] = field(default_factory=dict)
     """(source, receiver) -> span std in nats that their tokenizers make of equal policies; None: not measurable."""
     restarts: float = 0.0
+    lost_points: dict[str, float] = field(default_factory=dict)
+    """Of each tracker, in the newest attempt."""
     wall_s: float = 0.0
     started_unix_s: float | None = None
     problems: list[str] = field(default_factory=list)
@@ -75,11 +77,17 @@ def read_run(path: Path) -> RunData:
     _take_time(data, lines)
     for line in lines:
         _take_line(data, line)
+    data.problems += [_lost(label, count) for label, count in data.lost_points.items() if count > 0]
     _take_evaluations(data, run)
     data.samples += read_samples(run.rollouts, told)
     data.samples = _without_repeats(data.samples)
     _take_floors(data, run)
     return data
+
+
+def _lost(label: str, count: float) -> str:
+    kind = label.partition("-")[0]
+    return f"tracker {label} lost {count:,.0f} points; `mrl report RUN --to {kind}` gives it all of them"
 
 
 def _without_repeats(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -126,6 +134,8 @@ def _take_line(data: RunData, line: dict[str, Any]) -> None:
             data.gains.append((value, values.get("allocation/measured_gain", math.nan)))
         elif name == "process/restarts":
             data.restarts = max(data.restarts, value)
+        elif name.startswith(LOST_POINTS):
+            data.lost_points[name.removeprefix(LOST_POINTS)] = value
         elif room == "exchange" and rest.startswith("flow_") and rest.count("/") == 2:
             what, source, receiver = rest.removeprefix("flow_").split("/")
             data.flows.setdefault((source, receiver), {})[what] = value

@@ -50,9 +50,8 @@ def try_verifier(task: str, table: TaskTable, *, seed: int) -> list[Trial]:
     num_sound = len(asked)
     asked += [(item, answer) for item in items[:1] for answer in GARBAGE.values()]
     verdicts = _verdicts(task, table, source, asked, evaluator=table.evaluator and AS_IT_IS)
-    evaluated: Sequence[Verdict] = ()
-    if table.evaluator:
-        evaluated = _verdicts(task, table, source, asked[:num_sound:2], evaluator=table.evaluator)
+    references = asked[:num_sound:2] if table.evaluator else []
+    evaluated = _verdicts(task, table, source, references, evaluator=table.evaluator)
     sound, of_garbage = verdicts[:num_sound], tuple(verdicts[num_sound:])
     return [
         Trial(task, item.text, item.reference, right, wrong, after, of_garbage if item is items[0] else ())

@@ -9,7 +9,7 @@ from mrl.cli.main import main
 
 CONFIG = """
 run = { name = "r", folder = "FOLDER", steps = 3, min_free_mib = 0 }
-tasks.copy = { source = "words", dataset = "trim" }
+tasks.copy = { source = "words", dataset = "trim", operation = "trim" }
 policies.a.make = { architecture = "qwen3", tokenizer = "byte_level" }
 policies.b.make = { architecture = "llama", tokenizer = "metaspace" }
 exchange.host = "0.0.0.0"

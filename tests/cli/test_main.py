@@ -20,6 +20,7 @@ steps = 4
 [tasks.backward]
 source = "words"
 dataset = "{dataset}"
+operation = "reverse"
 [policies.qwen]
 model = "{model}"
 [policies.llama]

@@ -416,9 +416,10 @@ def test_a_server_that_is_killed_later_is_told_with_the_likely_cause(make):
 
 def test_a_server_that_never_gets_ready_is_given_up(make):
     """Within the bound for its start."""
+    before = set(members())
     with pytest.raises(EngineError, match=r"took requests within 0\.5 s"):
         make(argv=[sys.executable, "-c", "import time; time.sleep(60)"], bounds=Bounds(start_s=0.5, silence_s=5.0))
-    assert members() == []
+    assert set(members()) <= before
 
 
 def test_a_port_that_was_taken_meanwhile_costs_another_start(tmp_path, monkeypatch):

@@ -199,7 +199,7 @@ def test_policies_in_step_outlive_the_daemon(start, connect):
 
     def walk(policy, until_number):
         for number in range(passed[policy] + 1, until_number):
-            if came[policy].barrier(number, members, 20.0):
+            if came[policy].barrier(number, members, 120.0):
                 return
             assert min(passed.values()) >= number - 1
             passed[policy] = number

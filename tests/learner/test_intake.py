@@ -187,8 +187,8 @@ def test_held_out_prompts_come_first_and_take_the_places_of_groups(tmp_path):
         intake.evaluate(V0, HELD_OUT)
         intake.announce(NOTICE)
 
-        first = link.take_work(3, 10.0, V0, HeldOutRoom(3, 6))
-        second = link.take_work(2, 10.0, V0)
+        first = link.take_work(3, 120.0, V0, HeldOutRoom(3, 6))
+        second = link.take_work(2, 120.0, V0)
 
         assert (kinds(first), kinds(second)) == ("hhhg", "gg")
         assert link.held_out_waiting == V0
@@ -200,14 +200,14 @@ def test_a_worker_that_has_no_weights_yet_keeps_all_its_places_for_groups(tmp_pa
         intake.evaluate(V0, HELD_OUT)
         intake.announce(NOTICE)
 
-        assert kinds(link.take_work(3, 10.0, None, HeldOutRoom(3, 6))) == "ggg"
+        assert kinds(link.take_work(3, 120.0, None, HeldOutRoom(3, 6))) == "ggg"
 
 
 def test_a_learner_that_never_evaluates_has_no_books_of_it(tmp_path, make_group):
     """Its workers are told of no prompts; what an earlier life that evaluated had asked for is taken and dropped."""
     with connected(tmp_path, evaluates=False) as (intake, link, _):
         intake.announce(NOTICE)
-        items = link.take_work(3, 10.0, V0, HeldOutRoom(3, 6))
+        items = link.take_work(3, 120.0, V0, HeldOutRoom(3, 6))
         link.deliver([HeldOutAnswer(ticket="0.0.held-out.1", versions=[VersionSpan(1, V0)], reward=1.0)])
         with link._changed:
             assert link._changed.wait_for(lambda: not link._undelivered, 120.0), "it is not acknowledged"
@@ -220,10 +220,10 @@ def test_a_worker_without_other_work_answers_with_all_its_places(tmp_path, make_
     with connected(tmp_path) as (intake, link, _):
         intake.announce(NOTICE)
         intake.evaluate(V0, HELD_OUT)
-        groups = link.take_work(4, 10.0, V0, HeldOutRoom(0, 8))
+        groups = link.take_work(4, 120.0, V0, HeldOutRoom(0, 8))
         assert kinds(groups) == "gggg"
 
-        assert kinds(link.take_work(4, 10.0, V0, HeldOutRoom(1, 8))) == "hhhhh"
+        assert kinds(link.take_work(4, 120.0, V0, HeldOutRoom(1, 8))) == "hhhhh"
 
 
 def test_where_policies_step_together_an_evaluation_has_the_workers_for_itself(tmp_path, make_group):
@@ -232,16 +232,16 @@ def test_where_policies_step_together_an_evaluation_has_the_workers_for_itself(t
         intake.evaluate(V0, HELD_OUT)
         intake.announce(NOTICE)
         assert link.take_work(2, 0.5) == [], "no weights yet"
-        alone = link.take_work(2, 10.0, V0, HeldOutRoom(2, 4))
+        alone = link.take_work(2, 120.0, V0, HeldOutRoom(2, 4))
         link.deliver(answers(alone[:3]))
         link.give_up(alone[3:])
-        rest = link.take_work(2, 10.0, V0, HeldOutRoom(2, 4))
+        rest = link.take_work(2, 120.0, V0, HeldOutRoom(2, 4))
         while len(rest) < 2:
-            rest += link.take_work(2, 10.0, V0, HeldOutRoom(2, 4))
+            rest += link.take_work(2, 120.0, V0, HeldOutRoom(2, 4))
         link.deliver(answers(rest))
         groups: list[WorkItem | HeldOutItem] = []
         while not groups:
-            groups = link.take_work(2, 10.0, V0, HeldOutRoom(2, 4))
+            groups = link.take_work(2, 120.0, V0, HeldOutRoom(2, 4))
 
         assert (kinds(alone), kinds(rest), kinds(groups)) == ("hhhh", "hh", "gg")
         (one,) = intake.evaluated()
@@ -254,7 +254,7 @@ def test_held_out_answers_are_no_groups(tmp_path):
     with connected(tmp_path) as (intake, link, _):
         intake.evaluate(V0, HELD_OUT)
         intake.announce(NOTICE)
-        items = link.take_work(3, 10.0, V0, HeldOutRoom(5, 6))
+        items = link.take_work(3, 120.0, V0, HeldOutRoom(5, 6))
         link.deliver(answers(items))
         evaluated = intake.evaluated(10.0)
         while not evaluated:
@@ -275,10 +275,10 @@ def test_what_a_worker_gave_up_is_granted_again(tmp_path):
     with connected(tmp_path) as (intake, link, _):
         intake.evaluate(V0, HELD_OUT[:2])
         intake.announce(NOTICE)
-        items = link.take_work(1, 10.0, V0, HeldOutRoom(2, 2))
+        items = link.take_work(1, 120.0, V0, HeldOutRoom(2, 2))
         link.give_up(items)
 
-        assert link.take_work(1, 10.0, V0, HeldOutRoom(2, 2)) == items
+        assert link.take_work(1, 120.0, V0, HeldOutRoom(2, 2)) == items
 
 
 def test_a_worker_that_loads_its_first_weights_keeps_what_it_was_granted(tmp_path):

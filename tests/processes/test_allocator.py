@@ -47,7 +47,7 @@ def test_every_decision_becomes_metrics_of_its_policy() -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run folder with the least that the role reads: two policies, 100 slots, a ttl of two seconds."""
+    """A run folder with the least that the role reads: two policies, 100 slots, a ttl of four seconds."""
     config = {
         "run": {"name": "r", "steps": 1},
         "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
@@ -55,7 +55,7 @@ def run(tmp_path: Path) -> Path:
             name: {"model": "/nowhere", "rollout": {"group_size": 2}, "learner": {"prompts_per_step": 4}}
             for name in ("qwen", "llama")
         },
-        "allocation": {"slots": 100, "floor_slots": 10, "ttl_s": 2.0, "period_s": 0.2},
+        "allocation": {"slots": 100, "floor_slots": 10, "ttl_s": 4.0, "period_s": 0.2},
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     return tmp_path
@@ -196,7 +196,7 @@ def hold_interpreter(seconds: float) -> None:
 def test_a_lease_is_renewed_beside_a_long_forward_and_lost_by_what_lets_no_thread_run(
     start: Start, connect: Callable[[str], LeaseHolder]
 ) -> None:
-    """Three times the ttl of two seconds. Without the interpreter nobody renews it, and others get the slots."""
+    """Longer than the ttl. Without the interpreter nobody renews it, and others get the slots."""
     start()
     qwen, llama = connect("worker/qwen/0"), connect("worker/llama/0")
     await_slots(qwen, 50)

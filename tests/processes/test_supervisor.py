@@ -22,7 +22,7 @@ from rich.console import Console
 
 from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder
-from mrl.config.schema import RunConfig
+from mrl.config.schema import RunConfig, TrackerTable
 from mrl.config.stop_request import file_stop_request
 from mrl.metrics.jsonl import read_metrics
 from mrl.metrics.timeline import read_timeline
@@ -33,6 +33,7 @@ from mrl.processes.host_processes import STACKS_S
 from mrl.processes.planning import restarts
 from mrl.processes.planning.plan import Plan, ProcessSpec
 from mrl.processes.supervisor import STOPPED, Supervisor, open_inbox
+from mrl.processes.trackers import Trackers
 from mrl.records.codec import encode
 from mrl.records.telemetry_messages import (
     HeartbeatRecord,
@@ -146,8 +147,9 @@ class Run:
 @pytest.fixture(autouse=True)
 def _no_process_left() -> Iterator[None]:
     """Whatever a test does, none of its processes may outlive it."""
+    before = psutil.Process().children(recursive=True)
     yield
-    left = psutil.Process().children(recursive=True)
+    left = [process for process in psutil.Process().children(recursive=True) if process not in before]
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
@@ -656,3 +658,20 @@ def test_a_terminal_is_left_with_the_picture_of_the_end() -> None:
     with Display(StillBoard(), Console(file=output, force_terminal=True, width=80)) as display:
         display.refresh(1.0)
     assert output.getvalue().rindex("what stays") > output.getvalue().rindex("board")
+
+
+def test_a_tracker_gets_what_metrics_jsonl_gets_and_its_failure_ends_nothing(tmp_path: Path) -> None:
+    """One that cannot start, in a folder that is a file: told in one line, counted in the last row of the metrics."""
+    (tmp_path / "file").write_text("")
+    once = [[MetricsRecord(role="learner/a", policy="a", step=2, time_unix_s=1.0, values={"reward/mean": 0.5})]]
+    run = Run(tmp_path, learner("pass"), each_turn=lambda: once.pop() if once else [])
+    table = TrackerTable(kind="tensorboard", folder=str(tmp_path / "file"))
+    config = config_in(tmp_path).model_copy(update={"trackers": [table]})
+    run.supervisor._trackers = Trackers(config, run.folder, run.supervisor.attempt)
+
+    assert run() == 0
+    last = read_metrics(run.folder.metrics_jsonl)[-1]["values"]
+    rows = [line for line in read_metrics(run.folder.metrics_jsonl) if "values" in line][:-1]
+    assert last["tracker/points/tensorboard"] == 0
+    assert last["tracker/lost_points/tensorboard"] == sum(len(line["values"]) for line in rows)
+    assert "tracker tensorboard: points are lost: " in run.output.getvalue()

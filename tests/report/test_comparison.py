@@ -219,3 +219,12 @@ def test_figure_shows_seeds_as_lines_and_from_five_on_a_band(num_seeds):
     lines = [len(axes.lines) for axes in figure.axes]
     bands = [len(axes.collections) for axes in figure.axes]
     assert (set(lines), set(bands)) == ({2 + 2 * num_seeds * (1 < num_seeds < 5)}, {2 * (num_seeds >= 5)})
+
+
+def test_a_figure_says_how_many_seeds_each_line_stands_on():
+    """Where they differ; one number would claim of all what holds for one."""
+    curves = {"p0": {0: 0.1, 1: 0.2}, AVERAGE: {0: 0.1, 1: 0.2}}
+    seeds = {"independent": 5, "sgt": 1}
+    found = {name: {n: RunOutcome(curves, 1, 1, 1, 1, 1, 1) for n in range(count)} for name, count in seeds.items()}
+    (note,) = [text.get_text() for text in drawn(Comparison(found, "independent")).axes[0].texts]
+    assert note == "mean of seeds (independent 5, sgt 1), band: 95 % interval"

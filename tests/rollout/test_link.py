@@ -99,7 +99,7 @@ def test_other_weights_end_the_wait_and_the_request_says_what_would_sample():
     wire.grant()
     timer = threading.Timer(0.05, lambda: (wire.grant(), wire.grant("a")))
     timer.start()
-    assert [item.ticket for item in wire.link.take_work(2, 5.0, Version(0, 4))] == ["a"]
+    assert [item.ticket for item in wire.link.take_work(2, 120.0, Version(0, 4))] == ["a"]
 
     newer = msgspec.structs.replace(NOTICE, version=Version(0, 5))
     timer = threading.Timer(0.05, lambda: wire.link.on_message(encode(WorkGrant(items=[], weights=newer))))
@@ -114,7 +114,7 @@ def test_an_unanswered_request_is_repeated_and_a_late_double_grant_counts_once()
     """After a second the worker asks again; the same ticket granted twice is one piece of work."""
     wire = Wire()
     taken = []
-    waiter = threading.Thread(target=lambda: taken.extend(wire.link.take_work(3, 30.0)))
+    waiter = threading.Thread(target=lambda: taken.extend(wire.link.take_work(3, 120.0)))
     waiter.start()
     while not wire.sent:
         pass
@@ -289,7 +289,7 @@ def test_a_worker_that_goes_to_sleep_holds_nothing_and_awaits_a_word_that_it_was
     wire.link.take_work(1, 0.0)
     learner = threading.Timer(0.05, wire.grant)
     learner.start()
-    wire.link.rest(10.0)
+    wire.link.rest(120.0)
     learner.join()
     newest = wire.sent[-1]
     assert isinstance(newest, WorkRequest)

@@ -1,7 +1,8 @@
 """Real runs of small policies: a configuration, the command, and what its processes and files say.
 
 Counting letters is easy (the answer is mostly 1). The warm start of qwen names counting rarely and that of llama often,
-so that a few dozen steps raise qwen's reward, and its first failures find successes of llama.
+so that a few dozen steps raise qwen's reward, and its first failures find successes of llama. More than a few held-out
+prompts would cost more than the steps.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ steps = {steps}
 
 [pool]
 train_prompts = 256
-held_out_prompts = 64
+held_out_prompts = 8
 
 [tasks.trim]
 source = "words"
@@ -140,7 +141,12 @@ class Run:
 
     def pid(self, title: str) -> int:
         """The process that carries this title, or 0."""
-        return next((p.pid for p in self.children() if f"mrl::{title}" in " ".join(p.cmdline() or [])), 0)
+        return next((p.pid for p in self.children() if f"mrl::{title}" in " ".join(_words_of(p))), 0)
+
+    def titles(self) -> dict[str, int]:
+        """The pid of every process of a role, by its title."""
+        first = {process.pid: [*_words_of(process), ""][0].strip() for process in self.children()}
+        return {word.removeprefix("mrl::"): pid for pid, word in first.items() if word.startswith("mrl::")}
 
     def children(self) -> list[psutil.Process]:
         """All live processes of the run below the supervisor; remembers every pid it saw."""
@@ -155,7 +161,7 @@ class Run:
 
     def left_over(self) -> list[int]:
         """Processes that were seen in the run and are still alive."""
-        return [pid for pid in self._seen if psutil.pid_exists(pid) and _is_live(psutil.Process(pid))]
+        return [process.pid for process in psutil.process_iter() if process.pid in self._seen and _is_live(process)]
 
     def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 240.0) -> Any:
         """Poll until the condition holds; fails with the run's log when it does not in time or the run ends first."""
@@ -167,7 +173,7 @@ class Run:
             assert self.process is not None
             if self.process.poll() is not None and not condition():
                 break
-            time.sleep(0.1)
+            time.sleep(0.2)
         pytest.fail(f"{what}: did not happen; log of the run:\n{self.tail()}")
 
     def finish(self, timeout_s: float = 240.0) -> int:
@@ -202,6 +208,14 @@ def _is_live(process: psutil.Process) -> bool:
         return False
 
 
+def _words_of(process: psutil.Process) -> list[str]:
+    """Its command line; nothing of one that has just ended."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
 @pytest.fixture
 def make_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """A factory of runs; whatever is still alive is killed at the end."""
@@ -228,7 +242,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, li
     """A run of forty steps to which nothing happened, and what its processes listened at while it trained."""
     run = _run_in(tmp_path_factory.mktemp("finished"), steps=40)
     try:
-        run.start()
+        run.start("--pool.held_out_prompts=64")
         run.until(lambda: min(run.step("qwen"), run.step("llama")) >= 2, "both train")
         found = list(_listening(run))
         assert run.finish() == 0, run.tail()
@@ -244,4 +258,4 @@ def _listening(run: Run) -> Iterator[str]:
         with contextlib.suppress(psutil.NoSuchProcess):
             for one in process.net_connections("inet"):
                 if one.laddr and not one.raddr:
-                    yield f"{' '.join(process.cmdline()[:2])} {one.laddr}"
+                    yield f"{' '.join(_words_of(process)[:2])} {one.laddr}"

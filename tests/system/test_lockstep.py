@@ -53,8 +53,6 @@ HEARD = {
     "rlad": "sharing/scored_rows",
 }
 """Regime -> what counts that a peer was heard, or, in the first steps of sgt, asked."""
-TINY = ["--evaluation.every=0", "--pool.held_out_prompts=8"]
-"""Held-out prompts cost more than the steps."""
 STEPS = 3
 
 
@@ -65,7 +63,7 @@ def test_equal_seeds_give_equal_bits_under_every_regime(make_run, regime):
     sharing = f'[sharing]\nregime = "{regime}"\n'
     runs = [make_run(steps=STEPS, name=name, more=sharing) for name in ("first", "second")]
     for run in runs:
-        run.start(*SYNC, *TINY)
+        run.start(*SYNC)
     for run in runs:
         assert run.finish() == 0, run.tail()
     for policy in POLICIES if HEARD[regime] else ():
@@ -79,8 +77,7 @@ def test_a_policy_that_is_only_slow_ends_no_run(make_run):
     Its worker runs a tenth of the time from its first held-out answer on, and never stands still as long as the bound.
     """
     run, bound_s = make_run(steps=2, name="slow"), 8.0
-    held_out = ["--evaluation.every=0", "--pool.held_out_prompts=1600"]
-    run.start("--run.sync=true", f"--run.sync_timeout_s={bound_s}", *held_out)
+    run.start("--run.sync=true", f"--run.sync_timeout_s={bound_s}", "--pool.held_out_prompts=1600")
     run.until(lambda: has_answered_held_out(run, "llama"), "llama's first held-out answer")
     worker, is_over_s = run.pid("worker/llama/0"), 0.0
     assert worker, "the worker of llama is there"
@@ -106,7 +103,7 @@ def has_answered_held_out(run, policy: str) -> bool:
 def test_equal_seeds_give_equal_bits_also_across_the_loss_of_a_learner(make_run):
     """A learner dies by SIGKILL, which ends its run by name; resumed, the run equals one that nothing happened to."""
     broken = make_run(steps=100_000, name="broken")
-    broken.start(*SYNC, *TINY)
+    broken.start(*SYNC)
     broken.until(lambda: min(broken.step(policy) for policy in POLICIES) >= 5, "five steps of both policies")
     learner = broken.pid("learner/llama")
     assert learner, "the learner of llama is there"
@@ -115,11 +112,11 @@ def test_equal_seeds_give_equal_bits_also_across_the_loss_of_a_learner(make_run)
     assert "learner/llama was killed by signal 9" in broken.tail()
     assert ", and a synchronous run goes on from a common step" in broken.tail()
     steps = max(broken.step(policy) for policy in POLICIES) + 2
-    broken.start(*SYNC, *TINY, f"--run.steps={steps}", "--resume")
+    broken.start(*SYNC, f"--run.steps={steps}", "--resume")
     assert broken.finish() == 0, broken.tail()
 
     whole = make_run(steps=steps, name="whole")
-    whole.start(*SYNC, *TINY)
+    whole.start(*SYNC)
     assert whole.finish() == 0, whole.tail()
 
     records = whole.metrics("learner/")

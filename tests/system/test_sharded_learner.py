@@ -6,14 +6,13 @@ import pytest
 
 pytestmark = pytest.mark.system
 POLICIES = ("qwen", "llama")
-TINY = ["--evaluation.every=0", "--pool.held_out_prompts=8"]
 SHARDED = [f"--policies.{policy}.learner.sharding=shard" for policy in POLICIES]
 
 
 def test_a_run_in_shards_goes_on_with_another_number_of_ranks(make_run):
     """Engines serve what two ranks gather, canary included; one rank takes over what two have saved."""
     run = make_run(steps=4, processes=2)
-    run.start(*TINY, *SHARDED, "--policies.llama.learner.precision=bfloat16")
+    run.start(*SHARDED, "--policies.llama.learner.precision=bfloat16")
     assert run.finish() == 0, run.tail()
     assert [run.step(policy) for policy in POLICIES] == [4, 4]
     saved = run.folder / "checkpoints" / "qwen" / "step_4"
@@ -22,7 +21,7 @@ def test_a_run_in_shards_goes_on_with_another_number_of_ranks(make_run):
     assert sum(piece["held_shape"][0] for piece in pieces) == pieces[0]["shape"][0]
 
     alone = [f"--policies.{policy}.learner.processes=1" for policy in POLICIES]
-    run.start(*TINY, *alone, "--run.steps=6", "--resume")
+    run.start(*alone, "--run.steps=6", "--resume")
     assert run.finish() == 0, run.tail()
 
     assert [run.step(policy) for policy in POLICIES] == [6, 6]

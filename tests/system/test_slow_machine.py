@@ -66,7 +66,7 @@ def test_a_run_on_a_slow_machine_gets_on(make_run, busy, tmp_path, monkeypatch):
     run = make_run(steps=1)
     patience = [f"--policies.{name}.learner.data_timeout_s={DATA_TIMEOUT_S}" for name in ("qwen", "llama")]
     short = [f"--policies.{name}.rollout.max_new_tokens=4" for name in ("qwen", "llama")]
-    run.start(*patience, *short, f"--allocation.ttl_s={TTL_S}", "--pool.held_out_prompts=8")
+    run.start(*patience, *short, f"--allocation.ttl_s={TTL_S}")
 
     assert run.finish(timeout_s=800.0) == 0, run.tail()
 

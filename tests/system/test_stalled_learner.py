@@ -6,7 +6,6 @@ import signal
 import pytest
 
 pytestmark = pytest.mark.system
-TINY = ["--evaluation.every=0", "--pool.held_out_prompts=8", "--policies.llama.learner.processes=1"]
 BOUND_S = 6.0
 
 
@@ -16,9 +15,13 @@ def test_a_stopped_rank_is_named_and_the_learner_goes_on_without_a_person(make_r
     torchrun ends the stopped one, and the learner starts again from its checkpoint.
     """
     run = make_run(steps=100_000, processes=2)
-    run.start(*TINY, f"--policies.qwen.learner.collective_timeout_s={BOUND_S}", "--run.max_minutes=10")
+    run.start(
+        "--policies.llama.learner.processes=1",
+        f"--policies.qwen.learner.collective_timeout_s={BOUND_S}",
+        "--run.max_minutes=10",
+    )
     run.until(lambda: run.step("qwen") >= 2, "two steps of qwen")
-    pids = {process.cmdline()[0].removeprefix("mrl::"): process.pid for process in run.children()}
+    pids = run.titles()
     waiting, stopped = pids["learner/qwen"], pids["learner/qwen/rank1"]
     os.kill(stopped, signal.SIGSTOP)
     log = run.folder / "logs" / "latest" / "learner-qwen.log"

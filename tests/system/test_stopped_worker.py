@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 pytestmark = pytest.mark.system
-SHORT_LEASES = ["--evaluation.every=0", "--pool.held_out_prompts=8", "--allocation.ttl_s=4", "--run.max_minutes=10"]
+SHORT_LEASES = ["--allocation.ttl_s=4", "--run.max_minutes=10"]
 SHORT_LEASES += ["--allocation.objective=static"]  # else a learner that is fast enough already would not get more
 LOST = "the lease ran out while this process stood still"
 
@@ -51,7 +51,7 @@ def test_a_worker_that_lost_its_slots_ends_what_runs_before_it_gets_others(make_
     run = make_run(steps=100_000)
     run.start(*SHORT_LEASES)
     run.until(lambda: min(run.step("llama"), run.step("qwen")) >= 2, "two steps of both")
-    [pid] = [process.pid for process in run.children() if process.cmdline()[0] == "mrl::worker/llama/0"]
+    pid = run.titles()["worker/llama/0"]
     llama, qwen = (run.folder / "logs" / "latest" / f"worker-{name}-0.log" for name in ("llama", "qwen"))
     os.kill(pid, signal.SIGSTOP)
     run.until(lambda: slots_in(qwen)[-1].leased == 128, "all slots for qwen")

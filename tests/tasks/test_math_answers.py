@@ -52,7 +52,7 @@ def test_an_answer_says_one_thing(reference, right, wrong):
 def test_hard_answers_fail_within_the_limit():
     """Huge powers and deep nesting are wrong or out of time; the answer behind each is judged as ever."""
     calls = [VerifierCall("5", answer) for hard in HARD for answer in (hard, "5.0")]
-    with closing(VerifierPool("mrl.tasks.math_answers:score", processes=1, timeout_s=0.3)) as pool:
+    with closing(VerifierPool("mrl.tasks.math_answers:score", processes=1, timeout_s=0.3, wall_factor=100.0)) as pool:
         outcomes = pool.verify(calls)
     assert [sum(one.rewards.values()) for one in outcomes[::2]] == [0.0] * len(HARD)
     assert [outcome.failure for outcome in outcomes[::2]] == ["timeout"] * 2 + [""] * 2

@@ -78,9 +78,10 @@ def test_a_verifier_of_ones_own_is_sealed_when_an_evaluator_stands_before_it():
 
 @pytest.mark.usefixtures("verifiers")
 def test_an_evaluator_is_tried_before_a_run():
-    """One that starts is accepted, without a call; of one that does not, the reason is told."""
+    """Of one that starts it is told what it makes of references; of one that does not, the reason."""
     made = {"source": "words", "dataset": "trim", "verifier": "tests.support.evaluating:same"}
-    assert try_verifier("t", TaskTable(**made, evaluator="tests.support.evaluating:run"), seed=1) == []
+    trials = try_verifier("t", TaskTable(**made, evaluator="tests.support.evaluating:run"), seed=1)
+    assert [(one.of_reference.reward, one.evaluated.failure) for one in trials] == 3 * [(1.0, "unevaluated")]
     with pytest.raises(
         TaskError, match=r"the evaluator no_such:run does not start: ModuleNotFoundError: No module named"
     ):
@@ -91,3 +92,9 @@ def test_secrets_of_the_environment_stay_outside():
     """What finds Python and its modules goes in."""
     outside = {"PATH": "/bin", "PYTHONHASHSEED": "1", "AWS_SECRET_ACCESS_KEY": "x", "HF_TOKEN": "x", "MRL_KEY": "x"}
     assert {name for name in sealed_environment(outside) if name in outside} == {"PATH", "PYTHONHASHSEED"}
+
+
+def test_large_pages_are_asked_for_where_nobody_chose_otherwise():
+    """A person who debugs memory keeps the allocator that was asked for."""
+    assert sealed_environment({})["PYTHONMALLOC"] == "malloc"
+    assert sealed_environment({"PYTHONMALLOC": "debug"})["PYTHONMALLOC"] == "debug"

@@ -136,8 +136,8 @@ def test_every_bound_socket_has_curve(make_server, host):
     assert (socket.get(zmq.MECHANISM), socket.get(zmq.CURVE_SERVER)) == (zmq.CURVE, 1)
 
 
-def test_sockets_leave_no_descriptor_behind(keys):
-    """Opening and closing servers and clients repeatedly does not leak."""
+def test_sockets_leave_no_descriptor_behind(keys, until):
+    """Forty rounds of opening and closing leave fewer than one each; some are closed a little later, by a thread."""
     client_keys = load_client_keys(keys.folder, Grant("worker", "qwen"))
 
     def open_and_close():
@@ -145,7 +145,9 @@ def test_sockets_leave_no_descriptor_behind(keys):
         client = ClientSocket(client_keys, lambda: server.address, identity="worker/qwen/0")
         client.close()
         server.close()
-        return len(os.listdir("/proc/self/fd"))
 
     open_and_close()
-    assert open_and_close() <= open_and_close()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(40):
+        open_and_close()
+    until(lambda: len(os.listdir("/proc/self/fd")) < before + 20)

@@ -1,7 +1,7 @@
 """What is done before a run starts, or beside it: checked, made, measured, compared.
 
 - `preflight`            everything that can be found wrong before a process is started or a file is written
-  (`model_folder`, `prompt_fit`, `learning_values`), and `completion` the values of keys that were left out
+  (`model_folder`, `prompt_fit`, `learning_values`, `tracker_checks`), and `completion` the values of keys left out
 - `hub_models`           models by name: pinned, fetched, found; `hub` asks and fetches, one model at a time
 - `made_policies`        small local policies, made once and cached; `model_bytes` how large others are
 - `pair_cards`           what the tokenizers of a run's policies make of a log-ratio, measured beside the run

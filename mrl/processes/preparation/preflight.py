@@ -18,6 +18,7 @@ from mrl.processes.preparation.hub_models import missing_model, named
 from mrl.processes.preparation.learning_values import check_learning
 from mrl.processes.preparation.model_folder import check_model_folder
 from mrl.processes.preparation.prompt_fit import check_prompts
+from mrl.processes.preparation.tracker_checks import check_trackers
 
 if TYPE_CHECKING:
     from mrl.tasks.pool import Prompt
@@ -73,6 +74,7 @@ def preflight(
     parent_of(config, os.environ)
     not_there: list[MissingError] = []
     tell = on_missing or not_there.append
+    check_trackers(config, tell, where=where)
     check_cores(units_of(config, first_host, is_first=True), where=where)
     for name, policy in config.policies.items():
         missing = missing_model(name, policy, where)

@@ -46,7 +46,7 @@ def test_a_batch_is_held_until_the_peers_have_answered(make_books, make_regime, 
     gathered = free(books, regime, peers, telemetry).gather(0, never)
 
     assert sorted(regime.heard_ids) == ["b:p0", "b:p1"]
-    assert 0.2 < gathered.values["time/wait_for_peers_s"] < 20.0
+    assert 0.0 < gathered.values["time/wait_for_peers_s"] < 20.0
     assert gathered.values["time/wait_for_groups_s"] < 20.0
 
 

@@ -8,7 +8,7 @@ import pytest
 from mrl.config.load import validate
 from mrl.config.policy_tables import ObjectiveTable, RolloutTable
 from mrl.config.schema import RunConfig
-from mrl.errors import AddressError, ConfigError, MissingError, ModelFolderError, TaskError
+from mrl.errors import AddressError, ConfigError, MissingError, TaskError
 from mrl.processes.preparation.preflight import (
     check_adapters,
     check_frozen,
@@ -100,7 +100,7 @@ def test_a_busy_port_of_the_exchange_s_pages_is_refused_unless_they_are_off() ->
         ):
             preflight(changed(metrics_port=port, metrics_host="127.0.0.1"), where="test")
         for fine in (changed(metrics_port=port, metrics_host=""), changed()):
-            with pytest.raises(ModelFolderError):  # what comes next: the policies' folders are not there
+            with pytest.raises(MissingError):  # what comes next: the policies' folders are not there
                 preflight(fine, where="test")
 
 
@@ -110,7 +110,7 @@ def test_an_own_verifier_is_started_once_before_anything_else() -> None:
     tables = {"run": {"name": "r", "steps": 3}, "tasks": {"trim": task}, "sharing": {"regime": "independent"}}
     config = validate(tables | {"policies": {"a": {"model": "m"}}}, where="test")
     with pytest.raises(TaskError, match=r"tasks\.trim\.verifier: .* .*No module named 'no_such_module'"):
-        check_tasks(config)
+        check_tasks(config, [].append)
 
 
 def test_adapters_need_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,8 @@ def test_adapters_need_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
     (told,) = missing
     assert str(told) == "policies.a.learner.lora: the package peft is not there; cure: pip install 'mrl[lora]'"
     monkeypatch.undo()
-    check_adapters(config)
+    check_adapters(config, missing.append)
+    assert missing == [told]
 
 
 def test_the_first_host_looks_at_the_cores_of_its_own_units() -> None:
@@ -135,7 +136,7 @@ def test_the_first_host_looks_at_the_cores_of_its_own_units() -> None:
         table = plain.allocation.model_copy(update={"units": list(units), "floor_units": 0})
         without_teacher = {name: plain.policies[name] for name in "ab"}
         config = plain.model_copy(update={"allocation": table, "policies": without_teacher})
-        with pytest.raises((ConfigError, ModelFolderError)) as caught:
+        with pytest.raises((ConfigError, MissingError)) as caught:
             preflight(config, where="test", first_host="n1")
         return str(caught.value)
 

@@ -1,0 +1,62 @@
+"""TensorBoard: event files in a folder, written with TensorBoard's own package; torch is not needed for it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+
+from mrl.metrics.trackers.tracker import Points, StartedRun, TrackedRun
+
+
+class TensorboardTracker:
+    """One folder of event files; every attempt of a run adds a file to it."""
+
+    package: ClassVar[str] = "tensorboard"
+    options: ClassVar[Mapping[str, type]] = {}
+
+    @staticmethod
+    def missing_login(environment: Mapping[str, str], options: Mapping[str, Any]) -> str:
+        """It knows no login."""
+        return ""
+
+    def start(self, run: TrackedRun) -> StartedRun:
+        """Open a new event file and write the configuration into it, as a text."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = Event, Summary
+        run_id = run.run_id or run.name
+        folder = Path(run.folder) / run_id
+        self._writer = EventFileWriter(str(folder))
+        if not run.run_id:
+            self._write_config(run.config)
+        return StartedRun(run_id, f"tensorboard --logdir {run.folder}")
+
+    def log(self, points: Points) -> None:
+        """One event with a scalar for each series, dated by when it was measured."""
+        values = [self._summary.Value(tag=series, simple_value=value) for series, value in points.finite.items()]
+        event = self._event(step=points.step, wall_time=points.time_unix_s, summary=self._summary(value=values))
+        self._writer.add_event(event)
+
+    def finish(self) -> None:
+        """Write what is buffered."""
+        self._writer.close()
+
+    def _write_config(self, config: Mapping[str, Any]) -> None:
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+        from tensorboard.compat.proto.types_pb2 import DT_STRING
+        from tensorboard.plugins.text.metadata import create_summary_metadata
+
+        text = msgspec.json.format(msgspec.json.encode(config), indent=2).decode()
+        shown = "\n".join(f"    {line}" for line in text.splitlines())  # code, in TensorBoard's Markdown
+        tensor = TensorProto(
+            dtype=DT_STRING,
+            string_val=[shown.encode()],
+            tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)]),
+        )
+        metadata = create_summary_metadata(display_name="config", description="")
+        value = self._summary.Value(tag="config", metadata=metadata, tensor=tensor)
+        self._writer.add_event(self._event(step=0, summary=self._summary(value=[value])))

@@ -1,0 +1,72 @@
+"""The process of one tracker: `python -m mrl.metrics.trackers.tracker_process`.
+
+It reads JSON lines, the run first and then lists of points, and says one `Reply` for each; the end of its input is the
+end of the run. What a tracker's package prints goes to stderr. Whatever the package does wrong is told in a reply.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import BinaryIO
+
+import msgspec
+
+from mrl.metrics.trackers.kinds import TRACKERS
+from mrl.metrics.trackers.own_secrets import hidden
+from mrl.metrics.trackers.tracker import Points, Reply, TrackedRun
+
+MAX_FAILURE_CHARS = 300
+
+_run = msgspec.json.Decoder(TrackedRun)
+_points = msgspec.json.Decoder(list[Points])
+
+
+def serve(lines: BinaryIO, say: Callable[[Reply], None]) -> None:
+    """Run one tracker until the lines end."""
+    run = _run.decode(lines.readline())
+    tracker = TRACKERS[run.kind]()
+    try:
+        started = tracker.start(run)
+    except Exception as error:  # noqa: BLE001 - the outer edge of a process that is there to fail alone
+        return say(Reply(failure=_told(error)))
+    say(Reply(started=started))
+    for line in lines:
+        taken = failed = 0
+        failure = ""
+        for points in _points.decode(line):
+            try:
+                tracker.log(points)
+                taken += len(points.values)
+            except Exception as error:  # noqa: BLE001 - as above
+                failed, failure = failed + len(points.values), _told(error)
+        say(Reply(num_taken=taken, num_failed=failed, failure=failure))
+    try:
+        tracker.finish()
+    except Exception as error:  # noqa: BLE001 - as above
+        return say(Reply(failure=_told(error), is_finished=True))
+    say(Reply(is_finished=True))
+
+
+def _told(error: Exception) -> str:
+    """One line, without the user's keys."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return hidden(text, os.environ)[:MAX_FAILURE_CHARS]
+
+
+def _main() -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a batch system sends them to all; the supervisor says when to end
+        signal.signal(number, signal.SIG_IGN)
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # packages print to stdout
+
+    def say(reply: Reply) -> None:
+        replies.write(msgspec.json.encode(reply) + b"\n")
+
+    serve(sys.stdin.buffer, say)
+    sys.stderr.flush()
+    os._exit(0)  # what a package wants to do at exit may hang
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,50 @@
+"""trackio: a local SQLite database with a dashboard (`trackio show`), or a Space of Hugging Face."""
+
+import os
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from mrl.metrics.trackers.tracker import Points, StartedRun, TrackedRun
+
+
+class TrackioTracker:
+    """One run of a project; trackio finds it again by its name."""
+
+    package: ClassVar[str] = "trackio"
+    options: ClassVar[Mapping[str, type]] = {"space_id": str, "private": bool, "group": str}
+
+    @staticmethod
+    def missing_login(environment: Mapping[str, str], options: Mapping[str, Any]) -> str:
+        """A Space needs a token of Hugging Face; the local database needs none."""
+        if not (options.get("space_id") or environment.get("TRACKIO_SPACE_ID")):
+            return ""
+        from huggingface_hub import get_token
+
+        return "" if get_token() else "hf auth login, or leave options.space_id out: the local database needs no login"
+
+    def start(self, run: TrackedRun) -> StartedRun:
+        """Make a run of this name, or go on with the newest one of it."""
+        if run.folder:
+            os.environ["TRACKIO_DIR"] = run.folder  # read when trackio is imported
+        import trackio
+
+        self._run = trackio.init(
+            project=run.project,
+            name=run.run_id or run.name,
+            config=run.config,
+            resume="allow" if run.run_id else "never",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+            **run.options,
+        )
+        where = f"trackio show --project {run.project}"
+        return StartedRun(str(self._run.name), f"TRACKIO_DIR={run.folder} {where}" if run.folder else where)
+
+    def log(self, points: Points) -> None:
+        """One row, dated by when it comes here."""
+        self._run.log(points.finite, step=points.step)
+
+    def finish(self) -> None:
+        """Wait until the rows are in the database, or sent."""
+        self._run.finish()

@@ -1,0 +1,57 @@
+"""What is wrong with the trackers of a configuration, before anything is started."""
+
+import importlib.util
+import os
+import re
+from collections.abc import Callable
+
+from mrl.config.nearest_key import nearest
+from mrl.config.schema import RunConfig, TrackerTable
+from mrl.errors import ConfigError, MissingError
+from mrl.metrics.trackers.kinds import TRACKERS
+from mrl.processes.trackers import labelled
+
+WORDS = {str: "a text in quotes", bool: "true or false", list: "a list of texts"}
+_KEY = re.compile(r"key|token|secret|passw", re.IGNORECASE)
+
+
+def check_trackers(config: RunConfig, on_missing: Callable[[MissingError], None], *, where: str) -> None:
+    """Raises ConfigError for an option that its tracker does not have.
+
+    `on_missing` is told of a package that is not there, and of a login that is needed.
+    """
+    for place, (_, table) in enumerate(labelled(config.trackers)):
+        check_tracker(table, on_missing, where=where, key=f"trackers.{place}")
+
+
+def check_tracker(table: TrackerTable, on_missing: Callable[[MissingError], None], *, where: str, key: str) -> None:
+    """The same for one table, which stands at `key`."""
+    kind = TRACKERS[table.kind]
+    for option, value in table.options.items():
+        _check_option(table.kind, option, value, where=where, key=f"{key}.options")
+    spec = importlib.util.find_spec(kind.package)
+    if spec is None or spec.origin is None:  # without an origin it is a folder of this name, as wandb makes one
+        cure = f"pip install 'mrl[{table.kind}]'"
+        on_missing(MissingError(f"the package {kind.package} is not there", where=f"{key}.kind", cure=cure))
+    elif cure := kind.missing_login(os.environ, table.options):
+        on_missing(MissingError(f"nobody is logged in to {table.kind}", where=f"{key}.kind", cure=cure))
+
+
+def _check_option(kind: str, option: str, value: object, *, where: str, key: str) -> None:
+    options = TRACKERS[kind].options
+    if option not in options:
+        near = nearest(option, options)
+        cure = f"did you mean {near}?" if near else ""
+        if _KEY.search(option):
+            cure = "leave it out: keys belong into the environment, or where the tracker's own login keeps them"
+        raise ConfigError(
+            f"{key}: {kind} has no such option here",
+            where=where,
+            got=option,
+            wanted="one of " + ", ".join(options) if options else "no options",
+            cure=cure,
+        )
+    if not isinstance(value, options[option]) or (
+        isinstance(value, list) and not all(isinstance(v, str) for v in value)
+    ):
+        raise ConfigError(f"{key}.{option}: not valid", where=where, got=value, wanted=WORDS[options[option]])

@@ -1,0 +1,332 @@
+"""Trackers of a run: each in a process of its own, fed from a bounded queue by a thread of its own.
+
+Nothing here makes the supervisor wait: what does not fit into a queue is a lost point, which is counted and said once.
+A tracker that ends or cannot start loses all that follows; nothing restarts it before the next attempt of the run.
+`metrics.jsonl` has every point, and `replay` gives them to a tracker again.
+"""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from mrl.config.run_folder import RunFolder, dump_config, write_json
+from mrl.config.schema import RunConfig, TrackerTable
+from mrl.errors import RunFolderError
+from mrl.metrics.jsonl import read_metrics
+from mrl.metrics.trackers.own_secrets import hidden, without_secrets
+from mrl.metrics.trackers.tracker import Points, Reply, StartedRun, TrackedRun, points_of
+from mrl.parent_death import command
+from mrl.records.telemetry_messages import MetricsRecord
+
+MAX_QUEUED = 2_000
+"""Records that wait for one tracker."""
+MAX_BATCH = 200
+"""Records of one message to a tracker's process."""
+MAX_LOG_BYTES = 4 * 1024 * 1024
+"""Of what a tracker's package prints; what follows is left out."""
+FINISH_S = 30.0
+"""How long trackers have at the end of a run to send what is left."""
+LOOK_S = 0.1
+HURRIED_S = 2.0
+"""The same after a signal, when the prompt has to be back within seconds."""
+PATIENCE_S = 120.0
+"""How long a replay waits for a tracker that takes nothing."""
+KEEPS_ITS_OWN_PLACE = ("trackio",)
+"""Kinds that keep local runs of all projects in one place of their own, where their dashboard looks."""
+ARGV = (sys.executable, "-m", "mrl.metrics.trackers.tracker_process")
+
+_reply = msgspec.json.Decoder(Reply)
+
+
+class TrackerFeed:
+    """Feeds one tracker. Made and closed by the supervisor's main thread: the process dies with the one that made it.
+
+    Raises OSError when no process can be made.
+    """
+
+    def __init__(
+        self, run: TrackedRun, *, label: str, id_file: Path | None, log: Path, argv: Sequence[str] = ARGV
+    ) -> None:
+        self.label, self._run, self._id_file = label, run, id_file
+        self.num_taken = self.num_lost = 0
+        """Points."""
+        self._changed = threading.Condition()
+        self._queue: deque[Points] = deque()
+        self._in_flight: list[Points] = []
+        self._lines: deque[str] = deque()
+        self._has_told_loss = self._is_over = self._is_closing = False
+        self._process = subprocess.Popen(
+            command(os.getpid(), tuple(argv)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"tracker-{label}", daemon=True),
+            threading.Thread(target=self._keep_log, args=(log,), name=f"tracker-log-{label}", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def offer(self, points: Points, *, wait_s: float = 0.0) -> None:
+        """Hand in points; those that find no room within `wait_s` are lost."""
+        with self._changed:
+            if wait_s:
+                self._changed.wait_for(lambda: self._is_over or len(self._queue) < MAX_QUEUED, wait_s)
+            if self._is_over or len(self._queue) >= MAX_QUEUED:
+                self._lose(len(points.values), "it takes points more slowly than they come, or hangs")
+                return
+            self._queue.append(points)
+            self._changed.notify_all()
+
+    def take_lines(self) -> list[str]:
+        """What is to be told to people, each line once."""
+        with self._changed:
+            lines = list(self._lines)
+            self._lines.clear()
+        return lines
+
+    def end(self) -> None:
+        """No more points come: the tracker may finish, and is not waited for."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+
+    def has_ended(self, timeout_s: float) -> bool:
+        """Whether its tracker has finished or failed; waits at most this long for it."""
+        self._threads[0].join(timeout_s)
+        return not self._threads[0].is_alive()
+
+    def close(self) -> None:
+        """Kill the process, and all that it has started, if the tracker has not ended by itself."""
+        self.end()
+        if not self.has_ended(0):
+            self._give_up("it did not finish in time")
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for thread in self._threads:
+            thread.join(HURRIED_S)
+        if self.num_lost:
+            total = self.num_lost + self.num_taken
+            cure = f"`mrl report RUN --to {self._run.kind}` sends them all again"
+            self._lines.append(f"tracker {self.label}: {self.num_lost:,} of {total:,} points are lost; {cure}")
+
+    # What follows runs in the threads.
+
+    def _serve(self) -> None:
+        try:
+            failure = self._feed()
+        except (OSError, ValueError, msgspec.MsgspecError) as error:  # the process has ended, or its pipes were closed
+            failure = f"its process ended ({type(error).__name__})"
+        self._give_up(failure)
+
+    def _give_up(self, why: str) -> None:
+        """What waits is lost, and so is all that comes."""
+        with self._changed:
+            self._is_over = True
+            self._lose(_num_points((*self._in_flight, *self._queue)), why)
+            self._queue.clear()
+            self._in_flight = []
+            self._changed.notify_all()
+
+    def _feed(self) -> str:
+        """Feed the process until the end of the run; returns why it ended before, "" when it did not."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        with stdout:
+            with stdin:
+                reply = _asked(stdin, stdout, self._run)
+                if reply is None or reply.started is None:
+                    return reply.failure if reply else f"its process ended, exit code {self._process.wait()}"
+                self._note_start(reply.started)
+                while batch := self._next_batch():
+                    reply = _asked(stdin, stdout, batch)
+                    if reply is None:
+                        return f"its process ended, exit code {self._process.wait()}"
+                    self._note(reply)
+            reply = _read(stdout)
+        return "it did not finish" if reply is None else reply.failure
+
+    def _next_batch(self) -> list[Points]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._is_closing)
+            self._in_flight = [self._queue.popleft() for _ in range(min(MAX_BATCH, len(self._queue)))]
+            self._changed.notify_all()
+            return self._in_flight
+
+    def _note_start(self, started: StartedRun) -> None:
+        if self._id_file is not None:
+            what = {"kind": self._run.kind, "project": self._run.project, "run_id": started.run_id}
+            self._id_file.parent.mkdir(exist_ok=True)
+            write_json(self._id_file, what)
+        with self._changed:
+            self._lines.append(f"tracker {self.label}: {hidden(started.where, os.environ)}")
+
+    def _note(self, reply: Reply) -> None:
+        with self._changed:
+            self._in_flight = []
+            self.num_taken += reply.num_taken
+            self._lose(reply.num_failed, reply.failure)
+
+    def _lose(self, num_points: int, why: str) -> None:
+        """Count lost points and tell the first reason; one without lost points is told all the same."""
+        self.num_lost += num_points
+        if why and not self._has_told_loss:
+            self._has_told_loss = True
+            self._lines.append(f"tracker {self.label}: {'points are lost' if num_points else 'it failed'}: {why}")
+
+    def _keep_log(self, log: Path) -> None:
+        """What the tracker's package prints, without the user's keys."""
+        stderr = self._process.stderr
+        assert stderr is not None
+        room = MAX_LOG_BYTES
+        with stderr, suppress(OSError, ValueError), log.open("ab", buffering=0) as file:
+            for line in stderr:
+                said = hidden(line.decode(errors="replace"), os.environ).encode()[:room]
+                room -= file.write(said)
+
+
+class Trackers:
+    """The trackers of a run that its supervisor feeds."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, attempt: Path) -> None:
+        """Starts them. One that cannot be started is told like one that fails."""
+        self._feeds: list[TrackerFeed] = []
+        self._lines: list[str] = []
+        for label, table in labelled(config.trackers):
+            try:
+                self._feeds.append(start_feed(config, folder, table, label=label, log=attempt / f"tracker_{label}.log"))
+            except OSError as error:
+                self._lines.append(f"tracker {label}: points are lost: {error.strerror}")
+
+    def offer(self, record: MetricsRecord) -> None:
+        """Hand a record to every tracker; never waits."""
+        if self._feeds:
+            points = points_of(record)
+            for feed in self._feeds:
+                feed.offer(points)
+
+    def take_lines(self) -> list[str]:
+        """What is to be told to people, each line once."""
+        lines, self._lines = self._lines, []
+        return lines + [line for feed in self._feeds for line in feed.take_lines()]
+
+    def values(self) -> dict[str, float]:
+        """Metrics: points that each took and lost so far."""
+        counts = {"tracker/points": "num_taken", "tracker/lost_points": "num_lost"}
+        return {
+            f"{name}/{feed.label}": float(getattr(feed, count))
+            for name, count in counts.items()
+            for feed in self._feeds
+        }
+
+    def close(self, timeout_s: float, *, is_hurried: Callable[[], bool] = lambda: False) -> None:
+        """Let all finish side by side, `timeout_s` at most together, or `HURRIED_S` once the run is in a hurry."""
+        began_s = time.monotonic()
+        for feed in self._feeds:
+            feed.end()
+        for feed in self._feeds:
+            while not feed.has_ended(LOOK_S):
+                if time.monotonic() - began_s > (min(HURRIED_S, timeout_s) if is_hurried() else timeout_s):
+                    break
+            feed.close()
+
+
+def labelled(tables: Sequence[TrackerTable]) -> list[tuple[str, TrackerTable]]:
+    """Each table with a name of its own: its kind, and from the second of a kind on its number."""
+    kinds = [table.kind for table in tables]
+    counts = [kinds[:place].count(kind) + 1 for place, kind in enumerate(kinds)]
+    return [(f"{table.kind}-{n}" if n > 1 else table.kind, table) for table, n in zip(tables, counts, strict=True)]
+
+
+def start_feed(
+    config: RunConfig, folder: RunFolder, table: TrackerTable, *, label: str, log: Path, name: str = ""
+) -> TrackerFeed:
+    """Start a tracker for a run, or let it go on with what it did of it. Raises OSError."""
+    id_file = folder.path / "trackers" / f"{label}.json"
+    own_place = "" if table.kind in KEEPS_ITS_OWN_PLACE else str(folder.path / "trackers" / label)
+    run = TrackedRun(
+        kind=table.kind,
+        project=table.project,
+        name=name or table.name or config.run.name,
+        run_id=_earlier_id(id_file, table),
+        folder=str(Path(table.folder).absolute()) if table.folder else own_place,
+        options=table.options,
+        config=without_secrets(dump_config(config), os.environ),
+    )
+    return TrackerFeed(run, label=label, id_file=id_file, log=log)
+
+
+def _earlier_id(id_file: Path, table: TrackerTable) -> str:
+    """What this tracker called the run before; empty where it did not, or kept it in another project."""
+    try:
+        noted: Any = msgspec.json.decode(id_file.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return ""
+    is_same = isinstance(noted, dict) and (noted.get("kind"), noted.get("project")) == (table.kind, table.project)
+    return str(noted.get("run_id", "")) if is_same else ""
+
+
+def _num_points(queue: Sequence[Points]) -> int:
+    return sum(len(points.values) for points in queue)
+
+
+def _asked(stdin: IO[bytes], stdout: IO[bytes], what: object) -> Reply | None:
+    stdin.write(msgspec.json.encode(what) + b"\n")
+    stdin.flush()
+    return _read(stdout)
+
+
+def _read(stdout: IO[bytes]) -> Reply | None:
+    """The next reply; None when the process has ended."""
+    line = stdout.readline()
+    return _reply.decode(line) if line else None
+
+
+def replay(config: RunConfig, folder: RunFolder, table: TrackerTable) -> Iterator[str]:
+    """Give a tracker all of `metrics.jsonl`, as a run of its own beside one that it was fed while the run went on.
+
+    Yields lines to tell. Raises RunFolderError when points were lost, OSError when no process can be made.
+    """
+    label, name = _free_label(folder, table, config.run.name)
+    folder.path.joinpath("trackers").mkdir(exist_ok=True)
+    feed = start_feed(config, folder, table, label=label, log=folder.path / "trackers" / f"{label}.log", name=name)
+    for line in read_metrics(folder.metrics_jsonl):
+        if line.keys() >= set(MetricsRecord.__struct_fields__):
+            record = MetricsRecord(**{part: line[part] for part in MetricsRecord.__struct_fields__})
+            feed.offer(points_of(record), wait_s=0.0 if feed.num_lost else PATIENCE_S)
+    feed.end()
+    feed.has_ended(PATIENCE_S)
+    feed.close()
+    yield from feed.take_lines()
+    yield f"{feed.num_taken:,} points given to {table.kind} as {name}"
+    if feed.num_lost:
+        raise RunFolderError(
+            f"{feed.num_lost:,} points were not taken by {table.kind}",
+            where=str(folder.path),
+            cure=f"see {folder.path}/trackers/{label}.log, then the same command again",
+        )
+
+
+def _free_label(folder: RunFolder, table: TrackerTable, run_name: str) -> tuple[str, str]:
+    """(label, name) of a replay; each is new, for steps that a tracker has are not to be there twice."""
+    name = table.name or run_name
+    for number in itertools.count(1):
+        suffix = "-replay" + f"-{number}" * (number > 1)
+        if not list((folder.path / "trackers").glob(f"{table.kind}{suffix}.*")):
+            return f"{table.kind}{suffix}", f"{name}{suffix}"
+    raise AssertionError

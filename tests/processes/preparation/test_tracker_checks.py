@@ -1,0 +1,104 @@
+"""Mistakes with trackers: one line each, before anything is started."""
+
+import importlib.machinery
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrl.config.load import validate
+from mrl.config.schema import TrackerTable
+from mrl.errors import ConfigError, MissingError
+from mrl.metrics.trackers.kinds import TRACKERS
+from mrl.processes.preparation.tracker_checks import check_tracker
+
+
+def table(kind: str, **options: Any) -> TrackerTable:
+    return TrackerTable(kind=kind, options=options)  # type: ignore[arg-type]
+
+
+def missing(one: TrackerTable) -> list[str]:
+    """What is told to be missing."""
+    found: list[MissingError] = []
+    check_tracker(one, found.append, where="c.toml", key="trackers.0")
+    return [str(error) for error in found]
+
+
+@pytest.mark.parametrize(
+    ("one", "told"),
+    [
+        (
+            table("wandb", entiti="me"),
+            "c.toml: trackers.0.options: wandb has no such option here; got 'entiti';"
+            " wanted one of entity, group, job_type, tags, notes, mode; cure: did you mean entity?",
+        ),
+        (table("wandb", api_key="x"), "cure: leave it out: keys belong into the environment"),
+        (table("tensorboard", flush=3), "got 'flush'; wanted no options"),
+        (table("trackio", private="yes"), "trackers.0.options.private: not valid; got 'yes'; wanted true or false"),
+        (table("wandb", tags=["a", 1]), "trackers.0.options.tags: not valid; got ['a', 1]; wanted a list of texts"),
+    ],
+)
+def test_a_wrong_option_is_refused(one: TrackerTable, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        missing(one)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", TRACKERS)
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_missing_package_is_told_with_its_command(
+    kind: str, is_folder: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of its name in the current one, as wandb makes it, is not the package."""
+    spec = importlib.machinery.ModuleSpec(kind, None, is_package=True) if is_folder else None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    assert missing(table(kind)) == [
+        f"trackers.0.kind: the package {kind} is not there; cure: pip install 'mrl[{kind}]'"
+    ]
+
+
+def there(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """All packages are there, and nobody is logged in."""
+    spec = importlib.machinery.ModuleSpec("any", None, origin="any.py")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL", "TRACKIO_SPACE_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(home / "netrc"))
+
+
+def test_wandb_online_needs_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A key in the environment or in the user's netrc, for the host in use; offline none."""
+    there(monkeypatch, tmp_path)
+    cure = 'nobody is logged in to wandb; cure: wandb login, or WANDB_MODE=offline, or options.mode = "offline"'
+    assert missing(table("wandb")) == [f"trackers.0.kind: {cure}"]
+    assert missing(table("wandb", mode="offline")) == []
+
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password 0123\n")
+    assert missing(table("wandb")) == []
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.com")
+    assert len(missing(table("wandb"))) == 1
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert missing(table("wandb")) == []
+
+
+@pytest.mark.parametrize(
+    ("trackers", "told"),
+    [
+        ([{"kind": "wanbd"}], "trackers.0.kind: not valid; got 'wanbd'; wanted 'tensorboard', 'trackio' or 'wandb'"),
+        ([{"kind": "wandb", "projekt": "x"}], "trackers.0.projekt: unknown key; got 'projekt'; cure: did you mean"),
+        ({"kind": "wandb"}, "trackers: not valid"),
+        ([{}], "trackers.0.kind: missing"),
+    ],
+)
+def test_a_wrong_table_is_told_by_its_place(trackers: Any, told: str) -> None:
+    tables = {
+        "run": {"name": "r", "steps": 3},
+        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
+        "policies": {"a": {"model": "m"}},
+        "trackers": trackers,
+    }
+    with pytest.raises(ConfigError) as caught:
+        validate(tables, where="c.toml")
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,377 @@
+"""Trackers: the real packages, offline, read back by their own readers; and processes that hang, fail or die."""
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import re
+import signal
+import sqlite3
+import struct
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mrl.cli.main import main
+from mrl.config.load import validate
+from mrl.config.run_folder import RunFolder, create_run_folder
+from mrl.config.schema import RunConfig
+from mrl.metrics.jsonl import MetricsWriter
+from mrl.metrics.trackers.tracker import Points, TrackedRun, points_of
+from mrl.processes import trackers
+from mrl.processes.trackers import TrackerFeed, Trackers
+from mrl.records.telemetry_messages import MetricsRecord
+from mrl.report.page import write_report
+from mrl.report.run_data import read_run
+
+PAGE = Path(__file__).parents[2] / "docs/trackers.md"
+BOUND_S = 60.0
+SECRET = "a-key-of-the-user-0123456789"
+STARTS = 'say(\'{"started": {"run_id": "x", "where": "here"}}\'); '
+FAKE = """\
+import sys, time
+def say(text):
+    sys.stdout.write(text + "\\n"); sys.stdout.flush()
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left() -> Iterator[None]:
+    """Whatever a test does, none of its processes may outlive it."""
+    yield
+    assert psutil.Process().children(recursive=True) == []
+
+
+def needed(package: str) -> None:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        pytest.skip(f"pip install 'mrl[{package}]'")
+
+
+def config_in(folder: Path, *tables: dict[str, Any]) -> RunConfig:
+    config = {
+        "run": {"name": "r", "steps": 3, "folder": str(folder), "min_free_mib": 0},
+        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
+        "policies": {"a": {"model": "m"}, "b": {"model": "m", "source": SECRET}},
+        "trackers": list(tables),
+    }
+    return validate(config, where="test")
+
+
+def record(policy: str, step: int, *, role: str = "", **values: float) -> MetricsRecord:
+    named = {name.replace("__", "/"): value for name, value in values.items()}
+    return MetricsRecord(
+        role=role or f"learner/{policy}", policy=policy, step=step, time_unix_s=1e9 + step, values=named
+    )
+
+
+def records(first: int) -> list[MetricsRecord]:
+    """Three steps of two policies, the second twice as fast, and what a worker and the supervisor say."""
+    steps = [record("a", step, reward__mean=step / 8, loss__total=float("nan")) for step in range(first, first + 3)]
+    steps += [record("b", 2 * step, reward__mean=step / 4) for step in range(first, first + 3)]
+    others = [
+        record("a", first, role="worker/a/0", rollout__groups=7.0),
+        record("", first, role="supervisor", process__count=5.0),
+    ]
+    return steps + others
+
+
+def tracked(folder: Path, table: dict[str, Any], first: int = 1) -> tuple[Trackers, list[str]]:
+    """A run of one attempt, its trackers closed; another attempt where the folder has it already."""
+    config = config_in(folder, table)
+    run = create_run_folder(config, resume=(folder / "r").exists())
+    fed = Trackers(config, run, run.logs)
+    for one in records(first):
+        fed.offer(one)
+    fed.close(BOUND_S)
+    return fed, fed.take_lines()
+
+
+def tensorboard_scalars(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
+    """Series -> (step, seconds, value) of each point, by TensorBoard's own reader."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
+    events.Reload()
+    assert "config" in events.Tags()["tensors"]
+    return {
+        tag: [(one.step, one.wall_time, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_reads_what_two_attempts_wrote(tmp_path: Path) -> None:
+    """One folder of event files: every finite value at its policy's step, when it was measured."""
+    needed("tensorboard")
+    _, lines = tracked(tmp_path, {"kind": "tensorboard"})
+    fed, _ = tracked(tmp_path, {"kind": "tensorboard"}, first=4)
+
+    found = tensorboard_scalars(tmp_path / "r/trackers/tensorboard/r")
+    assert found["a/reward/mean"] == [(step, 1e9 + step, step / 8) for step in range(1, 7)]
+    assert [point[0] for point in found["b/reward/mean"]] == [2, 4, 6, 8, 10, 12]
+    assert found["a/worker_0/rollout/groups"] == [(1, 1e9 + 1, 7.0), (4, 1e9 + 4, 7.0)]
+    assert set(found) == {"a/reward/mean", "b/reward/mean", "a/worker_0/rollout/groups", "run/process/count"}
+    assert lines == [f"tracker tensorboard: tensorboard --logdir {tmp_path}/r/trackers/tensorboard"]
+    assert fed.values() == {"tracker/points/tensorboard": 11.0, "tracker/lost_points/tensorboard": 0.0}
+
+
+def trackio_rows(database: Path) -> list[tuple[str, str, int, dict[str, float]]]:
+    """(id of the run, its name, step, values) in the order of writing."""
+    with sqlite3.connect(database) as opened:
+        rows = opened.execute("SELECT run_id, run_name, step, metrics FROM metrics ORDER BY id").fetchall()
+    opened.close()
+    return [(run_id, name, step, json.loads(values)) for run_id, name, step, values in rows]
+
+
+def test_trackio_has_both_attempts_as_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its database; with the configuration, but no key of the user."""
+    needed("trackio")
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    table = {"kind": "trackio", "folder": str(tmp_path / "kept"), "project": "games"}
+    tracked(tmp_path, table)
+    fed, lines = tracked(tmp_path, table, first=4)
+
+    rows = trackio_rows(tmp_path / "kept/games.db")
+    assert len({run_id for run_id, *_ in rows}) == 1
+    assert [(step, values) for _, _, step, values in rows if "a/reward/mean" in values] == [
+        (step, {"a/reward/mean": step / 8}) for step in range(1, 7)
+    ]
+    assert [step for _, _, step, values in rows if "b/reward/mean" in values] == [2, 4, 6, 8, 10, 12]
+    with sqlite3.connect(tmp_path / "kept/games.db") as opened:
+        ((config,),) = opened.execute("SELECT config FROM configs").fetchall()
+    opened.close()
+    assert json.loads(config)["run"]["steps"] == 3
+    assert json.loads(config)["policies"]["b"]["source"] == "***"
+    assert lines == [f"tracker trackio: TRACKIO_DIR={tmp_path}/kept trackio show --project games"]
+    assert fed.values()["tracker/lost_points/trackio"] == 0.0
+
+
+def wandb_records(file: Path) -> list[Any]:
+    """Records of an offline run, by wandb's own messages.
+
+    Its package has no reader in Python: the file is LevelDB's log, parts of records in blocks of 32 KiB, each with a
+    header of checksum, length and place (1 whole, 2 first, 3 middle, 4 last), behind 7 bytes of wandb's own.
+    """
+    from wandb.proto import wandb_internal_pb2
+
+    data, place, whole, found = file.read_bytes(), 7, b"", []
+    assert data[:4] == b":W&B"
+    while place + 7 <= len(data):
+        left = 32768 - place % 32768
+        length, kind = struct.unpack_from("<HB", data, place + 4)
+        if left < 7 or kind == 0:
+            place += left
+            continue
+        whole += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            found.append(wandb_internal_pb2.Record.FromString(whole))
+            whole = b""
+    return found
+
+
+def test_wandb_offline_has_both_attempts_under_one_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each series is drawn over the step of its own policy; the key of the user is in no file."""
+    needed("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_API_KEY", SECRET + "0" * 20)
+    for first in (1, 4):
+        fed, lines = tracked(tmp_path, {"kind": "wandb", "options": {"tags": ["small"]}}, first=first)
+        assert fed.values() == {"tracker/points/wandb": 11.0, "tracker/lost_points/wandb": 0.0}, lines
+
+    files = sorted((tmp_path / "r/trackers/wandb").rglob("*.wandb"))
+    found = [one for file in files for one in wandb_records(file)]
+    assert len(files) == 2
+    assert len({one.run.run_id for one in found if one.WhichOneof("record_type") == "run"}) == 1
+    history = [
+        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in one.history.item}
+        for one in found
+        if one.WhichOneof("record_type") == "history"
+    ]
+    assert [(row["a/step"], row["a/reward/mean"]) for row in history if "a/reward/mean" in row] == [
+        (step, step / 8) for step in range(1, 7)
+    ]
+    over = {one.metric.glob_name: one.metric.step_metric for one in found if one.WhichOneof("record_type") == "metric"}
+    assert (over["a/*"], over["b/*"], over["run/*"]) == ("a/step", "b/step", "run/step")
+    written = [file for folder in ("trackers", "logs") for file in (tmp_path / "r" / folder).rglob("*")]
+    assert len(written) > 5
+    assert [file for file in written if file.is_file() and SECRET.encode() in file.read_bytes()] == []
+
+
+def feed(tmp_path: Path, code: str) -> TrackerFeed:
+    """A feed whose tracker's process is this code, after the run was read."""
+    run = TrackedRun(kind="wandb", project="p", name="r")
+    argv = (sys.executable, "-c", FAKE + code)
+    return TrackerFeed(run, label="wandb", id_file=None, log=tmp_path / "tracker.log", argv=argv)
+
+
+def points(num: int = 1) -> Points:
+    return points_of(record("a", 1, **{f"loss__{n}": 0.0 for n in range(num)}))
+
+
+def test_a_tracker_that_hangs_loses_points_and_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What finds no room in its queue is counted; one line says so, and one at the end how many."""
+    monkeypatch.setattr(trackers, "MAX_QUEUED", 5)
+    hung = feed(tmp_path, STARTS + "sys.stdin.readline(); time.sleep(1000)")
+    while not hung.take_lines():  # it has started
+        assert not hung.has_ended(0.01)
+    hung.offer(points())
+    began_s = time.monotonic()
+    while hung._queue:  # the first is with the process, which never answers
+        assert time.monotonic() - began_s < BOUND_S
+    for _ in range(12):
+        hung.offer(points(3))
+    assert hung.take_lines() == ["tracker wandb: points are lost: it takes points more slowly than they come, or hangs"]
+    assert hung.num_lost == 7 * 3
+
+    hung.close()
+
+    assert (hung.num_taken, hung.num_lost) == (0, 12 * 3 + 1)
+    assert hung.take_lines() == [
+        "tracker wandb: 37 of 37 points are lost; `mrl report RUN --to wandb` sends them all again"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ('say(\'{"failure": "UsageError: no login"}\')', "UsageError: no login"),
+        ("sys.exit(4)", "its process ended, exit code 4"),
+        (STARTS + "sys.stdin.readline(); sys.exit(5)", "its process ended, exit code 5"),
+        ("say('rubbish')", "its process ended"),
+        (STARTS + 'say(\'{"num_failed": 1, "failure": "ValueError: no"}\'); sys.stdin.read()', "ValueError: no"),
+    ],
+)
+def test_a_tracker_that_fails_loses_what_it_has_not_taken(tmp_path: Path, code: str, told: str) -> None:
+    """With its reason in one line."""
+    failing = feed(tmp_path, code)
+    failing.offer(points())
+    failing.end()
+    assert failing.has_ended(BOUND_S)
+    failing.close()
+
+    lines = [line for line in failing.take_lines() if "here" not in line]
+    assert failing.num_lost == 1
+    assert told in lines[0]
+    assert lines[0].startswith("tracker wandb: points are lost: ")
+    assert len(lines) == 2
+
+
+def test_one_that_hangs_when_it_should_finish_is_killed_with_its_children(tmp_path: Path) -> None:
+    """In a hurry after `HURRIED_S`; the grandchild would outlive it."""
+    code = STARTS + "import subprocess; subprocess.Popen(['sleep', '1000']); time.sleep(1000)"
+    config = config_in(tmp_path)
+    fed = Trackers(config, create_run_folder(config), tmp_path)
+    fed._feeds.append(feed(tmp_path, code))
+    began_s = time.monotonic()
+    fed.close(1000.0, is_hurried=lambda: True)
+
+    assert time.monotonic() - began_s < BOUND_S
+    assert fed.take_lines()[-1] == "tracker wandb: it failed: it did not finish in time"
+
+
+def test_keys_do_not_reach_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the environment, nor in addresses; other words do, up to a bound."""
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    monkeypatch.setattr(trackers, "MAX_LOG_BYTES", 60)
+    say = "sys.stderr.write('key {} at http://me:pw@host/\\n' * 9); sys.stderr.flush()"
+    talking = feed(tmp_path, STARTS + say.format(SECRET) + "; sys.stdin.read(); say('{\"is_finished\": true}')")
+    talking.end()
+    assert talking.has_ended(BOUND_S)
+    talking.close()
+
+    assert talking.take_lines() == ["tracker wandb: here"]
+    assert (tmp_path / "tracker.log").read_text() == ("key *** at http://***@host/\n" * 9)[:60]
+
+
+def test_a_finished_run_is_replayed_as_often_as_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`mrl report RUN --to tensorboard`: all of metrics.jsonl, each time as a run of its own."""
+    needed("tensorboard")
+    folder = create_run_folder(config_in(tmp_path))
+    writer = MetricsWriter(folder.metrics_jsonl)
+    for one in records(1):
+        writer.write(one)
+    writer.close()
+
+    for _ in range(2):
+        assert main(["report", str(folder.path), "--to", "tensorboard"]) == 0
+    said = capsys.readouterr().out
+    assert "11 points given to tensorboard as r-replay\n" in said
+    assert "11 points given to tensorboard as r-replay-2\n" in said
+    for name in ("-replay", "-replay-2"):
+        found = tensorboard_scalars(folder.path / f"trackers/tensorboard{name}/r{name}")
+        assert found["a/reward/mean"] == [(step, 1e9 + step, step / 8) for step in (1, 2, 3)]
+
+
+def test_a_signal_to_the_whole_job_leaves_a_tracker_its_time(tmp_path: Path) -> None:
+    """It goes on until the supervisor ends it."""
+    needed("tensorboard")
+    config = config_in(tmp_path, {"kind": "tensorboard"})
+    fed = Trackers(config, create_run_folder(config), tmp_path)
+    while not fed.take_lines():  # it has started
+        assert not fed._feeds[0].has_ended(0.01)
+    os.killpg(fed._feeds[0]._process.pid, signal.SIGTERM)
+    fed.offer(record("a", 1, reward__mean=0.5))
+    fed.close(BOUND_S)
+    assert fed.values() == {"tracker/points/tensorboard": 1.0, "tracker/lost_points/tensorboard": 0.0}
+
+
+def test_two_of_one_kind_have_names_of_their_own(tmp_path: Path) -> None:
+    """So that neither goes on with the other's run."""
+    config = config_in(tmp_path, *({"kind": kind} for kind in ("wandb", "trackio", "wandb")))
+    assert [label for label, _ in trackers.labelled(config.trackers)] == ["wandb", "trackio", "wandb-2"]
+
+
+def test_a_run_id_is_kept_for_its_project_alone(tmp_path: Path) -> None:
+    """Another project begins a new run there."""
+    file = RunFolder(tmp_path).path / "wandb.json"
+    file.write_text(json.dumps({"kind": "wandb", "project": "mrl", "run_id": "x1"}))
+    same, other = (config_in(tmp_path, {"kind": "wandb", "project": name}).trackers[0] for name in ("mrl", "new"))
+
+    assert trackers._earlier_id(file, same) == "x1"
+    assert trackers._earlier_id(file, other) == ""
+    file.write_text("torn")
+    assert trackers._earlier_id(file, same) == ""
+    assert os.path.exists(file)
+
+
+def test_the_example_of_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tables, and its way to read numbers back."""
+    needed("tensorboard")
+    needed("trackio")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    toml, python = re.findall(r"```(?:toml|python)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    config = config_in(tmp_path / "runs", *tomllib.loads(toml)["trackers"])
+    config = config.model_copy(update={"run": config.run.model_copy(update={"name": "mine"})})
+    fed = Trackers(config, create_run_folder(config), tmp_path)
+    fed.offer(record("qwen", 3, reward__mean=0.5))
+    fed.close(BOUND_S)
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(python, {})
+    assert printed.getvalue() == "0.5\n"
+    assert [row[1:] for row in trackio_rows(tmp_path / "trackio/mutual.db")] == [("mine", 3, {"qwen/reward/mean": 0.5})]
+
+
+def test_the_report_says_what_a_tracker_lost(tmp_path: Path) -> None:
+    """The newest count."""
+    folder = create_run_folder(config_in(tmp_path))
+    writer = MetricsWriter(folder.metrics_jsonl)
+    for lost in (0.0, 40.0):
+        values = {"tracker/lost_points/wandb-2": lost, "tracker/lost_points/trackio": 0.0}
+        writer.write(MetricsRecord(role="supervisor", policy="", step=1, time_unix_s=1.0 + lost, values=values))
+    writer.close()
+
+    told = "tracker wandb-2 lost 40 points; `mrl report RUN --to wandb` gives it all of them"
+    assert read_run(folder.path).problems == [told]
+    assert told in write_report(folder.path).read_text(encoding="utf-8")

@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""What one answer costs that is judged in a verifier process: median, 95th percentile and CPU time, one after another.
+
+    .venv/bin/python tools/bench_verifiers.py [DATASET ...] [--answers N]
+
+Data sets of reasoning-gym, by default one whose scorer only compares, in a kept process, and all that evaluate answers,
+in a fresh sealed process each. Eight answers in a row are to one entry, as those of a group are: its own, with more and
+more spaces behind it. A line of JSON per data set.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import closing
+
+from mrl.config.schema import TaskTable
+from mrl.tasks.answer_grammars import GRAMMARS
+from mrl.tasks.source import Item, Source
+from mrl.tasks.sources import open_source
+from mrl.tasks.verify import Judge
+
+GROUP = 8
+COMPARES = "sudoku"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("datasets", nargs="*", default=[COMPARES, *GRAMMARS], metavar="DATASET")
+    parser.add_argument("--answers", type=int, default=400)
+    args = parser.parse_args()
+    for dataset in args.datasets:
+        print(json.dumps(cost(dataset, args.answers)), flush=True)
+    return 0
+
+
+def cost(dataset: str, num_answers: int) -> dict[str, object]:
+    """Milliseconds per answer, from its handing in to its verdict."""
+    table = TaskTable(source="reasoning_gym", dataset=dataset, verifier_processes=1)
+    source = open_source("t", table, seed=1)
+    asked = [
+        (item, (item.reference or "1") + " " * place)
+        for item in source.items(1 + num_answers // GROUP)
+        for place in range(GROUP)
+    ]
+    _, start_cpu_s = judged(table, source, asked[:1])
+    took_ms, cpu_s = judged(table, source, asked[: num_answers + 1])
+    cuts = statistics.quantiles(took_ms, n=20)
+    figures = {"median_ms": statistics.median(took_ms), "p95_ms": cuts[18], "least_ms": min(took_ms)}
+    figures["cpu_ms"] = 1000 * (cpu_s - start_cpu_s) / len(took_ms)
+    rounded = {name: round(value, 2) for name, value in figures.items()}
+    return {"dataset": dataset, "sealed": source.evaluates, "answers": len(took_ms), **rounded}
+
+
+def judged(table: TaskTable, source: Source, asked: Sequence[tuple[Item, str]]) -> tuple[list[float], float]:
+    """Milliseconds of each answer but the first, and CPU time of the processes that judge, start included."""
+    begin_cpu_s, took_ms = children_cpu_s(), list[float]()
+    with closing(Judge({"t": table})) as judge:
+        for one in asked:
+            begin_s = time.perf_counter()
+            judge.submit_answers("t", source, [one]).result()
+            took_ms.append(1000 * (time.perf_counter() - begin_s))
+    return took_ms[1:], children_cpu_s() - begin_cpu_s
+
+
+def children_cpu_s() -> float:
+    """CPU time of all processes that ended below this one."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
