@@ -116,8 +116,10 @@ def known_commit(name: Name) -> str:
     """The commit that it stood for when it was last fetched to this machine; "" when it never was."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = name.commit or try_to_load_from_cache(name.id, CONFIG, revision=name.revision or MAIN)
-    return found if name.commit else Path(found).parent.name if isinstance(found, str) else ""
+    if name.commit:
+        return name.commit
+    found = try_to_load_from_cache(name.id, CONFIG, revision=name.revision or MAIN)
+    return Path(found).parent.name if isinstance(found, str) else ""
 
 
 def fetch(name: Name, asked: Asked, *, revision: str, tell: Callable[[str], None]) -> Path:
