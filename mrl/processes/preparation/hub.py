@@ -72,7 +72,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedBy:
     """Who asks for a model: the key of the configuration that names it, and the command that gets it."""
 
     key: str
@@ -107,7 +107,7 @@ def is_whole(folder: Path) -> bool:
         return False
 
 
-def commit_of(name: Name, asked: Asked) -> str:
+def commit_of(name: Name, asked: AskedBy) -> str:
     """The commit that a name stands for now, by the hub. Raises UserError; MissingError where it cannot be asked."""
     return name.commit or _listing(name, asked).commit
 
@@ -122,7 +122,7 @@ def known_commit(name: Name) -> str:
     return Path(found).parent.name if isinstance(found, str) else ""
 
 
-def fetch(name: Name, asked: Asked, *, revision: str, tell: Callable[[str], None]) -> Path:
+def fetch(name: Name, asked: AskedBy, *, revision: str, tell: Callable[[str], None]) -> Path:
     """The folder of a model, in which everything that was missing or cut off has been fetched and held to its digest.
 
     The cache notes the commit as that of `revision`, if the hub says so still, for times without a network. Raises
@@ -148,7 +148,7 @@ def fetch(name: Name, asked: Asked, *, revision: str, tell: Callable[[str], None
     return folder
 
 
-def _wanted(listing: Listing, name: Name, asked: Asked) -> dict[str, HubFile]:
+def _wanted(listing: Listing, name: Name, asked: AskedBy) -> dict[str, HubFile]:
     """The files of a policy, weights last. Raises ModelFolderError where the weights are no safetensors."""
     files = {file: entry for file, entry in listing.files.items() if file in SMALL_FILES or file.endswith(".tiktoken")}
     if CONFIG not in files:
@@ -171,7 +171,7 @@ def _wanted(listing: Listing, name: Name, asked: Asked) -> dict[str, HubFile]:
     )
 
 
-def _shards(index: Path, listing: Listing, name: Name, asked: Asked) -> dict[str, HubFile]:
+def _shards(index: Path, listing: Listing, name: Name, asked: AskedBy) -> dict[str, HubFile]:
     """The files that an index names, all of them in the listing."""
     try:
         named = sorted({str(file) for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
@@ -186,7 +186,7 @@ def _shards(index: Path, listing: Listing, name: Name, asked: Asked) -> dict[str
 
 
 def _get_all(
-    name: Name, commit: str, files: Mapping[str, HubFile], folder: Path, asked: Asked, tell: Callable[[str], None]
+    name: Name, commit: str, files: Mapping[str, HubFile], folder: Path, asked: AskedBy, tell: Callable[[str], None]
 ) -> None:
     for number, (file, entry) in enumerate(files.items(), start=1):
         here = folder / file
@@ -211,7 +211,7 @@ def _download(model_id: str, file: str, revision: str, *, anew: bool) -> None:
     hf_hub_download(model_id, file, revision=revision, force_download=anew)
 
 
-def _listing(name: Name, asked: Asked) -> Listing:
+def _listing(name: Name, asked: AskedBy) -> Listing:
     from huggingface_hub import HfApi
 
     with _told(name, asked):
@@ -228,7 +228,7 @@ def _listing(name: Name, asked: Asked) -> Listing:
 
 
 @contextmanager
-def _told(name: Name, asked: Asked) -> Iterator[None]:
+def _told(name: Name, asked: AskedBy) -> Iterator[None]:
     """What the hub, the network or the disk says, in one line."""
     from huggingface_hub import errors
 
@@ -287,7 +287,7 @@ def _endpoint() -> str:
     return str(constants.ENDPOINT)
 
 
-def _not_here(name: Name, asked: Asked, why: str) -> MissingError:
+def _not_here(name: Name, asked: AskedBy, why: str) -> MissingError:
     return MissingError(
         f"the model {name} is not on this machine, and {why}",
         where=asked.key,
@@ -295,7 +295,7 @@ def _not_here(name: Name, asked: Asked, why: str) -> MissingError:
     )
 
 
-def _refused(status: int, name: Name, asked: Asked) -> UserError:
+def _refused(status: int, name: Name, asked: AskedBy) -> UserError:
     if status in (401, 403):
         return ModelFolderError(
             f"the hub refuses the model {name.id}",
@@ -311,7 +311,7 @@ def _refused(status: int, name: Name, asked: Asked) -> UserError:
     )
 
 
-def _no_hub(name: Name, asked: Asked, got: str) -> MissingError:
+def _no_hub(name: Name, asked: AskedBy, got: str) -> MissingError:
     return MissingError(
         f"what answers for the model {name} is no Hugging Face hub",
         where=asked.key,
@@ -320,7 +320,7 @@ def _no_hub(name: Name, asked: Asked, got: str) -> MissingError:
     )
 
 
-def _of_disk(error: OSError, name: Name, asked: Asked) -> UserError:
+def _of_disk(error: OSError, name: Name, asked: AskedBy) -> UserError:
     from huggingface_hub import constants
 
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -336,7 +336,7 @@ def _of_disk(error: OSError, name: Name, asked: Asked) -> UserError:
     return _not_whole(error, name, asked)
 
 
-def _not_whole(error: Exception, name: Name, asked: Asked) -> MissingError:
+def _not_whole(error: Exception, name: Name, asked: AskedBy) -> MissingError:
     return MissingError(
         f"the model {name} did not come whole",
         where=asked.key,
@@ -345,7 +345,7 @@ def _not_whole(error: Exception, name: Name, asked: Asked) -> MissingError:
     )
 
 
-def _check_room(folder: Path, size_bytes: int, asked: Asked) -> None:
+def _check_room(folder: Path, size_bytes: int, asked: AskedBy) -> None:
     """Raises ModelFolderError before anything is fetched that the disk of the cache cannot hold."""
     parent = next(above for above in folder.parents if above.exists())
     free_bytes = shutil.disk_usage(parent).free
@@ -353,7 +353,7 @@ def _check_room(folder: Path, size_bytes: int, asked: Asked) -> None:
         raise _no_room(parent, f"{_size(free_bytes)} free", _size(size_bytes), asked)
 
 
-def _no_room(where: Path, got: str, wanted: str, asked: Asked) -> ModelFolderError:
+def _no_room(where: Path, got: str, wanted: str, asked: AskedBy) -> ModelFolderError:
     return ModelFolderError(
         f"too little free disk for the model in {where}",
         where=asked.key,

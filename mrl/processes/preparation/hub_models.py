@@ -13,7 +13,7 @@ from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError, MissingError
 from mrl.processes.preparation.hub import (
-    Asked,
+    AskedBy,
     Name,
     commit_of,
     fetch,
@@ -126,9 +126,9 @@ def check_here(config: RunConfig, names: Collection[str], run: Path) -> None:
             raise MissingError(missing.what, where=missing.where, cure=f"{missing.cure} on this host")
 
 
-def asked_by(name: str, policy: PolicyTable, where: str) -> Asked:
+def asked_by(name: str, policy: PolicyTable, where: str) -> AskedBy:
     """The key of a policy that names its model, as messages say it, and what gets the model."""
-    return Asked(f"policies.{name}.model = {policy.model!r}", f"mrl fetch {where}")
+    return AskedBy(f"policies.{name}.model = {policy.model!r}", f"mrl fetch {where}")
 
 
 def _is_missing(policy: PolicyTable) -> bool:
