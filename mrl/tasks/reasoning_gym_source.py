@@ -42,6 +42,7 @@ class ReasoningGymSource:
 
     def __init__(self, dataset: str, options: Mapping[str, Any], *, seed: int, where: str, get: str = "") -> None:
         """Raises MissingError without the package, TaskError for an unknown data set or options that it refuses."""
+        _import("reasoning_gym", where)
         known = sorted(_import("reasoning_gym.factory", where).DATASETS)
         if dataset not in known:
             near = difflib.get_close_matches(dataset, known, n=3)
