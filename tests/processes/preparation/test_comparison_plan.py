@@ -57,6 +57,7 @@ def test_an_unknown_regime_is_refused_by_the_name_of_the_file(tmp_path):
 def test_seeds_may_be_listed_and_pace_be_free(tmp_path):
     """`11,13` are two seeds, `--async` is asynchronous."""
     runs = plan_runs(arguments(tmp_path, "--regimes", "sgt", "--seeds", "13,11", "--async"))
+    assert [one.seed for one in plan_runs(arguments(tmp_path, "--regimes", "sgt", "--seeds", "11,"))] == [11]
     assert [run.seed for run in runs] == [13, 11]
     assert not any(run.config.run.sync for run in runs)
     asked = arguments(tmp_path, "--regimes", "sgt", "--seeds", "1", "--async")
