@@ -31,10 +31,10 @@ def check_tracker(table: TrackerTable, on_missing: Callable[[MissingError], None
         _check_option(table.kind, option, value, where=where, key=f"{key}.options")
     spec = importlib.util.find_spec(kind.package)
     if spec is None or spec.origin is None:  # without an origin it is a folder of this name, as wandb makes one
-        cure = f"pip install 'mrl[{table.kind}]'"
-        on_missing(MissingError(f"the package {kind.package} is not there", where=f"{key}.kind", cure=cure))
-    elif cure := kind.missing_login(os.environ, table.options):
-        on_missing(MissingError(f"nobody is logged in to {table.kind}", where=f"{key}.kind", cure=cure))
+        what = f"the package {kind.package} is not there"
+        on_missing(MissingError(what, where=f"{key}.kind", cure=f"pip install 'mrl[{table.kind}]'"))
+    elif login := kind.missing_login(os.environ, table.options):
+        on_missing(MissingError(f"nobody is logged in to {table.kind}", where=f"{key}.kind", cure=login))
 
 
 def _check_option(kind: str, option: str, value: object, *, where: str, key: str) -> None:
