@@ -128,7 +128,9 @@ def check_here(config: RunConfig, names: Collection[str], run: Path) -> None:
 
 def asked_by(name: str, policy: PolicyTable, where: str) -> AskedBy:
     """The key of a policy that names its model, as messages say it, and what gets the model."""
-    return AskedBy(f"policies.{name}.model = {policy.model!r}", f"mrl fetch {where}")
+    model = named(policy)
+    shown = policy.model if model is None else model.id  # not the folder that it is pinned to
+    return AskedBy(f"policies.{name}.model = {shown!r}", f"mrl fetch {where}")
 
 
 def _is_missing(policy: PolicyTable) -> bool:
