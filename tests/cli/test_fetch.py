@@ -227,25 +227,24 @@ def test_a_hub_that_nobody_reaches_is_named(desk: Desk) -> None:
 
 
 REFUSED: dict[Mood, str] = {
-    "gated": r"the model maker/gated is gated.*cure: ask for access on http://127.*`hf auth login`, or set HF_TOKEN",
-    "private": r"no such folder here, and no model maker/private on the hub.*cure: check the name; for a private",
+    "gated": r"the model maker/One-2B is gated.*cure: ask for access on http://127.*`hf auth login`, or set HF_TOKEN",
+    "private": r"no such folder here, and no model maker/One-2B on the hub.*cure: check the name; for a private",
     "damaged": r"(model\.safetensors|tokenizer\.json) of .* its checksum differs; wanted '?[0-9a-f]{64}",
-    "short": r"the model maker/short.* did not come whole; got .*cure: mrl fetch named\.toml; it goes on from here",
+    "short": r"the model maker/One-2B.* did not come whole; got .*cure: mrl fetch named\.toml; it goes on from here",
     "busy": r"the hub does not give the model .*; got 'HTTP 503 from http.*cure: mrl fetch named\.toml, later",
 }
 
 
-def test_what_the_hub_refuses_is_one_line(desk: Desk, hub: Hub, model: Path) -> None:
+@pytest.mark.parametrize(("mood", "line"), REFUSED.items(), ids=list(REFUSED))
+def test_what_the_hub_refuses_is_one_line(desk: Desk, hub: Hub, mood: Mood, line: str) -> None:
     """Of each the reason and the cure; and when the hub gives in, the fetch goes on to its end."""
-    for mood in REFUSED:
-        hub.add(f"maker/{mood}", model).mood = mood
-    calls = [["fetch", "named.toml", f"--policies.one.model=maker/{mood}"] for mood in REFUSED]
-    for (mood, line), said in zip(REFUSED.items(), desk.each(calls), strict=True):
-        assert (said.code, said.err.count("\n")) == (2, 1), (mood, said.err)
-        assert re.search(rf"mrl: error: policies\.one\.model = 'maker/{mood}': .*{line}", said.err), said.err
-    for mood in REFUSED:
-        hub.repositories[f"maker/{mood}"].mood = mood if mood in ("gated", "private") else "open"
-    assert [said.code for said in desk.each(calls, HF_TOKEN=TOKEN)] == [0] * len(calls)
+    hub.repositories[ID].mood = mood
+    said = desk.mrl("fetch", "named.toml")
+    assert (said.code, said.err.count("\n")) == (2, 1), said.err
+    assert re.search(rf"mrl: error: policies\.one\.model = '{ID}': .*{line}", said.err), said.err
+    token = {"HF_TOKEN": TOKEN} if mood in ("gated", "private") else {}
+    hub.repositories[ID].mood = mood if token else "open"
+    assert desk.mrl("fetch", "named.toml", **token).code == 0
 
 
 def test_a_repository_without_safetensors_is_refused_before_anything_is_fetched(desk: Desk, hub: Hub) -> None:
