@@ -18,6 +18,8 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
+import reasoning_gym  # noqa: F401 - here, and not on the time of the first answer
+
 from mrl.tasks.answer_grammars import GRAMMARS
 from mrl.tasks.reasoning_gym_source import COMPOSITE, created
 
