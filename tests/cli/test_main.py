@@ -124,7 +124,7 @@ def test_check_prints_the_plan_and_writes_nothing(
     [
         (["--sharing.regime=sgtt"], "did you mean sgt?"),
         (["--sharing.regime=sgt", "--sharing.lamda=0.3"], "sharing.lamda"),
-        (["--policies.qwen.model=/nowhere"], "policies.qwen.model = '/nowhere': no such folder"),
+        (["--policies.qwen.model=/dev/null"], "policies.qwen.model = '/dev/null': not a folder"),
         (["--tasks.backward.dataset=spel_backward"], "spel_backward"),
         (["--run.stpes=3"], "did you mean run.steps?"),
         (["--exchange.host=192.0.2.1"], "[exchange] 192.0.2.1:0: cannot listen: Cannot assign requested address"),
