@@ -26,37 +26,40 @@ def by_memory(config: RunConfig, plan: Plan, host_mib: float) -> Resolved:
     if not any(table.device == "cpu" and sizes[name] >= RELEASED_PARAMETERS for name, table in config.policies.items()):
         return Resolved(config, ())
     policies = {name: PolicyMemory(config, name) for name in config.policies}
+    needs = _on_first_host(config, plan, policies)
     chosen: dict[str, Choice] = {}
     useless: set[str] = set()
-    while True:
-        needs = [need for need in memory_plan(config, plan, policies) if need.spec.host == plan.first_host]
-        wanted_mib = sum(need.host_mib for need in needs)
-        if wanted_mib <= FILLED * host_mib:
-            break
-        choice = _smaller(needs, policies, without=useless, given=_given(config) - chosen.keys())
+    while _mib(needs) > FILLED * host_mib:
+        choice = _smaller(needs, policies, without=useless | (_given(config) - chosen.keys()))
         if choice is None:
             break
         tried = with_choices(config, [choice]).config
         others = {name: policy.under(tried) for name, policy in policies.items()}
-        fewer_mib = sum(need.host_mib for need in memory_plan(tried, plan, others) if need.spec.host == plan.first_host)
-        if fewer_mib >= wanted_mib:
+        fewer = _on_first_host(tried, plan, others)
+        if _mib(fewer) < _mib(needs):
+            config, policies, needs, chosen[choice.key] = tried, others, fewer, choice
+        else:
             useless.add(choice.key)
-            continue
-        config, policies, chosen[choice.key] = tried, others, choice
     return Resolved(config, tuple(chosen.values()))
 
 
-def _smaller(
-    needs: list[ProcessNeed], policies: Mapping[str, PolicyMemory], *, without: set[str], given: set[str]
-) -> Choice | None:
-    """The next value of a key of the largest process that has one."""
+def _on_first_host(config: RunConfig, plan: Plan, policies: Mapping[str, PolicyMemory]) -> list[ProcessNeed]:
+    return [need for need in memory_plan(config, plan, policies) if need.spec.host == plan.first_host]
+
+
+def _mib(needs: list[ProcessNeed]) -> float:
+    return sum(need.host_mib for need in needs)
+
+
+def _smaller(needs: list[ProcessNeed], policies: Mapping[str, PolicyMemory], *, without: set[str]) -> Choice | None:
+    """The next value of a key of the largest process that has one, `without` some keys."""
     for need in sorted(needs, key=lambda one: one.host_mib, reverse=True):
         policy = policies.get(need.spec.policy)
         if policy is None or policy.table.device != "cpu":
             continue
         for key, value in _of_learner(policy) if need.spec.role == "learner" else _of_worker(policy):
             full = f"policies.{policy.name}.{key}"
-            if full not in without | given:
+            if full not in without:
                 return Choice(full, value, "else the run would not fit into this host's memory")
     return None
 
